@@ -130,10 +130,10 @@ class App:
             stays=stays,
             sized=SizedWorkdirs(powers, state.file("sized-check"), lambda message: _say("warn", message)),
         )
-        host.completions.give_up(promises.read())
+        host.answers.give_up(promises.read())
         for orphan in state.orphans():
             left = PromiseFile(orphan.file(PROMISES))
-            host.completions.give_up(left.read())  # from here on they stand in our file
+            host.answers.give_up(left.read())  # from here on they stand in our file
             left.write([])
             stays.take_over(orphan.file(STAYS))
             orphan.release()

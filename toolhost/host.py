@@ -1,7 +1,7 @@
 """The tool host's decisions about calls, put into effect: frames in, calls placed and timed, results out.
 
 It holds no socket of the bus: `send` is how results leave, `on_frame` how calls arrive, so that it runs the same with
-a link, in a test, and in front of a fake. What a callId means is calls/taken.py's affair, jails are
+a link, in a test, and in front of a fake. What a callId means is calls/call_registry.py's affair, jails are
 sessions/sessions.py's, results calls/answers.py's.
 
 Rules.
@@ -25,14 +25,13 @@ from schemas.errors import GoondanError, error_payload
 from schemas.frames import ErrorPayload, Frame, InstanceEnd, InstanceEnded, ToolCallPayload, ToolError
 from schemas.grantable import within
 from schemas.launch import DEFAULT_ERROR_LIMIT, ToolHostSpec, ToolSpec
-from toolhost.calls.answers import Answers
+from toolhost.calls.answers import Announce, Answers, is_polling
 from toolhost.calls.asking import Asking, Speaker
-from toolhost.calls.completions import Announce, is_polling
-from toolhost.calls.exports import Exports, Refused, arguments
+from toolhost.calls.call_registry import Call, StoredResult
+from toolhost.calls.exports import Exports, arguments
 from toolhost.calls.messages import MessageCache
 from toolhost.calls.pending import Promise
 from toolhost.calls.results import error_result, refusal
-from toolhost.calls.taken import Call, Kept
 from toolhost.jails.sized_workdirs import SizedWorkdirs
 from toolhost.jails.stays import Stays
 from toolhost.news import LogLine, WorkerNews
@@ -68,14 +67,13 @@ class Host:
     ) -> None:
         """`facts` None means that no jail can be made, for the reason `unavailable`. Calls wait until `open`.
 
-        `announce` and `remember`: see completions.py. `speaker`: how handlers ask agents, if they can. `stays`: None
+        `announce` and `remember`: see calls/answers.py. `speaker`: how handlers ask agents, if they can. `stays`: None
         keeps no record of them.
         """
         self._loop = asyncio.get_running_loop()
         self._messages = MessageCache()
         self.asking = Asking(self._loop, speaker, on_log)
-        self.answers = Answers(self._loop, send, announce, remember, self.asking.drop)
-        self.completions = self.answers.completions
+        self.answers = Answers(self._loop, send, self.asking, announce, remember)
         self.sessions = Sessions(
             self._loop,
             self.answers,
@@ -92,7 +90,7 @@ class Host:
             stays=stays,
             sized=sized,
         )
-        self._book = self.answers.book
+        self._calls = self.answers.calls
         self._tools: dict[str, ToolSpec] = {}
         self._generations: dict[str, str] = {}
         self._generation = 0
@@ -147,7 +145,7 @@ class Host:
 
     def call_ids(self) -> list[str]:
         """What `hello` names: calls that are open here, and results that nobody has acknowledged."""
-        return self._book.known_ids()
+        return self._calls.known_ids()
 
     def unsent(self, frame: Frame, error: GoondanError) -> None:
         """A result's large payload could not be written: the call ends with the reason instead."""
@@ -169,15 +167,13 @@ class Host:
                 return  # the next incarnation of this host answers, or the broker
             try:
                 self._tool_call(frame)
-            except Refused as refused:
-                self._refuse(frame, refused.error)
             except GoondanError as error:
                 self._refuse(frame, refusal(error.info))
             except Exception as error:  # a bug of ours costs this call, and no other
                 self._refuse(frame, refusal(self._bug(error, f"the call {str(frame.call_id)[:200]!r}")))
         elif kind == "tool.cancel":
             if frame.call_id is not None:
-                call = self._book.get(frame.call_id)
+                call = self._calls.get(frame.call_id)
                 owner = (frame.from_, frame.instance_key)
                 if isinstance(call, Call) and (frame.from_ is None or owner == call.owner):
                     self.sessions.cancel(call)
@@ -188,31 +184,31 @@ class Host:
         elif kind == "clock":
             self._set_clock(frame)
         elif kind == "ack" and frame.stage == "result":
-            self._book.acknowledge(frame.calls or ([frame.call_id] if frame.call_id else []))
+            self._calls.acknowledge(frame.calls or ([frame.call_id] if frame.call_id else []))
 
     def _set_clock(self, frame: Frame) -> None:
         """What a call has asked an agent for waits for a person, or goes on: the call's time does the same."""
-        call = self._book.get(frame.call_id or "")
+        call = self._calls.get(frame.call_id or "")
         if not isinstance(call, Call):
             return
         now = self._loop.time()
         if frame.stage == "held":
-            self._book.hold(call, now)
+            self._calls.hold(call, now)
         else:
-            self._book.go_on(call, now)
+            self._calls.go_on(call, now)
         self._set_deadline_timer()
 
     async def _end_instance(self, frame: Frame) -> None:
         """An instance is deleted: answer when nothing of it runs here any more, or with what does."""
         owner = (frame.to or "", frame.instance_key or "")
-        calls, handles = self._book.open_of(owner), self.completions.handles_of(owner)
+        calls, handles = self._calls.open_of(owner), [work.promise.handle for work in self.answers.pending.of(owner)]
         if not from_raw(frame.payload, InstanceEnd).force and (calls or handles):
             work = [*(call.id for call in calls), *handles][:MAX_NAMED]
             self._send(Frame("reply", in_reply_to=frame.id, payload=to_raw(InstanceEnded(work))))
             return
         for call in calls:
             self.sessions.cancel(call)
-        self.completions.forget(owner)
+        self.answers.forget(owner)
         await self.sessions.end_all_of(owner)
         self._send(Frame("reply", in_reply_to=frame.id, payload=to_raw(InstanceEnded())))
 
@@ -220,7 +216,7 @@ class Host:
         call_id, agent, instance_key = frame.call_id, frame.from_, frame.instance_key
         if not call_id or agent is None or instance_key is None:
             raise GoondanError(error_payload("E_FRAME_INVALID", "a tool.call needs callId, from and instanceKey"))
-        known = self._book.get(call_id)
+        known = self._calls.get(call_id)
         if known is not None:
             self._repeat(known, (agent, instance_key))
             return
@@ -238,17 +234,15 @@ class Host:
         if size > MAX_ARGS_BYTES:
             raise too_large(size, MAX_ARGS_BYTES)
         args = arguments(entry, str(frame.tool), payload.args)
+        if isinstance(args, ToolError):
+            self._refuse(frame, args)
+            return
         tool = entry.tool
         milliseconds = tool.sandbox.limits.wall_seconds * 1000
         if frame.deadline_ms is not None and frame.deadline_ms < milliseconds:
             milliseconds = max(0, frame.deadline_ms)
         now = self._loop.time()
-        if (
-            payload.message is not None
-            and payload.message_id is not None
-            and len(memoryview(payload.message)) <= MAX_ARGS_BYTES
-        ):
-            self._messages.put((agent, instance_key, payload.message_id), bytes(payload.message))
+        self._keep_message((agent, instance_key), payload)
         call = Call(
             id=call_id,
             agent=agent,
@@ -267,15 +261,21 @@ class Host:
             root_event=frame.root_event,
             trace_id=frame.trace_id,
         )
-        self._book.open(call)
+        self._calls.open(call)
         if self._ticker is None:
             self._ticker = self._loop.call_later(TICK_S, self._tick)
         if call.deadline is not None and call.deadline < self._deadline_at:
             self._set_deadline_timer()
         if is_polling(tool):
-            self.completions.poll(call)
+            self.answers.poll(call)
         else:
             self.sessions.place(call)
+
+    def _keep_message(self, owner: tuple[str, str], payload: ToolCallPayload) -> None:
+        """The message that made the call came with it, unless it came before or is too large."""
+        message, message_id = payload.message, payload.message_id
+        if message is not None and message_id is not None and memoryview(message).nbytes <= MAX_ARGS_BYTES:
+            self._messages.put((*owner, message_id), bytes(message))
 
     def _bug(self, error: Exception, where: str) -> ErrorPayload:
         """What to answer for an exception that nobody expected; the log has the rest."""
@@ -283,12 +283,12 @@ class Host:
         self._loop.call_exception_handler(context)
         return error_payload("E_INTERNAL", f"{where} failed: {type(error).__name__}")
 
-    def _repeat(self, known: Call | Kept, owner: tuple[str, str]) -> None:
+    def _repeat(self, known: Call | StoredResult, owner: tuple[str, str]) -> None:
         """A callId that was here before: attach, or the same result again."""
         if known.owner != owner:
             raise GoondanError(error_payload("E_FORBIDDEN", "the callId is in use"))
-        if isinstance(known, Kept):
-            self.answers.send_kept(known)
+        if isinstance(known, StoredResult):
+            self.answers.send_stored(known)
 
     def _refuse(self, frame: Frame, error: ToolError) -> None:
         """Answer a call that was never taken on."""
@@ -300,7 +300,7 @@ class Host:
     # --- now and then
 
     def _set_deadline_timer(self) -> None:
-        when = self._book.next_deadline()
+        when = self._calls.next_deadline()
         if self._deadline_timer is not None:
             self._deadline_timer.cancel()
             self._deadline_timer = None
@@ -311,14 +311,14 @@ class Host:
     def _deadlines(self) -> None:
         self._deadline_timer = None
         # libuv's clock has milliseconds; what is due within the next one is due.
-        for call in self._book.due(self._loop.time() + 0.001):
+        for call in self._calls.due(self._loop.time() + 0.001):
             self.sessions.run_out(call)
         self._set_deadline_timer()
 
     def _tick(self) -> None:
         self.sessions.tick()
-        self._book.expire(self._loop.time())
-        more = self.sessions.jail_count or not self._book.empty or not self.completions.empty
+        self._calls.expire(self._loop.time())
+        more = self.sessions.jail_count or not self._calls.empty or not self.answers.pending.empty
         self._ticker = self._loop.call_later(TICK_S, self._tick) if more else None
 
 

@@ -177,7 +177,7 @@ async def endings(made: Bench, call: Any, work: Path) -> None:
     made.cancel(call_id)
     assert code(await waiter) == "E_CANCELLED"
     assert (await call("work")) == {"status": "pending", "handle": "t/job"}
-    await until(lambda: made.host.completions._book.get(("coder", "k1"), "t/job").done)  # type: ignore[union-attr]
+    await until(lambda: made.host.answers.pending.get(("coder", "k1"), "t/job").done)  # type: ignore[union-attr]
     said = await call("says", message_id="m", message={"id": "m", "data": {"role": "assistant"}})
     assert said["output"] == [{"role": "assistant"}, True, 1 << 20, [12, 256 << 20], ["0", "1", "2", "3", "4", "5"]]
     await until(lambda: {"printed", "stray", "logged"} <= {line.message for line in made.logs})

@@ -207,7 +207,7 @@ async def test_nothing_is_asked_after_the_call(short_tmp: Path, workdir: Path) -
         await host.call("t__keep", workdir=workdir)
         assert (await host.call("t__late", workdir=workdir))["output"] == "E_CALL_ENDED"
         told: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        host.host.completions._announce = lambda event, done: told.set_result(from_raw(event.payload, AgentEvent))
+        host.host.answers._announce = lambda event, done: told.set_result(from_raw(event.payload, AgentEvent))
         assert (await host.call("t__pends", workdir=workdir))["status"] == "pending"
         assert (await told).input["result"]["output"] == "E_CALL_ENDED"
         assert bus.sent == []

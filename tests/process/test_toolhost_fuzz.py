@@ -200,7 +200,7 @@ def fresh_jail(host: Host, tool: Any, usage: JailUsage) -> tuple[Any, list[str]]
     from tests.unit.toolhost.test_calls import call
 
     calls = [call(f"turn/{number}") for number in (1, 2, 3)]
-    pool, book = host.sessions.pool, host.answers.book
+    pool, book = host.sessions.pool, host.answers.calls
     jail: Any = NoJail(usage)
     for number, made in enumerate(calls, 1):
         made.tool = tool
@@ -217,9 +217,9 @@ def fresh_jail(host: Host, tool: Any, usage: JailUsage) -> tuple[Any, list[str]]
     return jail, [made.id for made in calls]
 
 
-def enter(host: Host, slot: Session, jail_id: str, made: Any) -> None:
-    host.sessions.pool.enter(slot, jail_id, made)
-    made.session, made.state, made.jail_id = slot.number, "running", jail_id
+def enter(host: Host, slot: Session, worker_call_id: str, made: Any) -> None:
+    host.sessions.pool.enter(slot, worker_call_id, made)
+    made.session, made.state, made.worker_call_id = slot.number, "running", worker_call_id
 
 
 HOSTILE = """

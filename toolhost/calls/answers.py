@@ -1,22 +1,46 @@
-"""How calls end: each in exactly one result, kept until the agent has stored it.
+"""How calls end: each in exactly one result, kept until the agent has stored it. How pending work ends comes after.
 
-Source: docs/design/delivery.md section 6.
+Work that goes on after its call was answered with `pending` ends once, too. Its end is told to those who poll for it
+with `tool-result__get`, and else to its agent as an event. What was promised and not told yet is kept in a file, so
+that the next tool host can say of each piece of work that its outcome is unknown.
+
+Source: docs/design/delivery.md section 6; docs/design/tools.md section 6; requirements RESULT-03, RESULT-04;
+PROTOCOL.md "Pending results".
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterable
+from typing import Any, Final
 
+import msgspec
 from msgspec import Raw
 
+from schemas.codec import encode_value
 from schemas.errors import tool_error
-from schemas.frames import Frame, ToolError
-from schemas.launch import DEFAULT_ERROR_LIMIT
-from toolhost.calls.completions import Announce, Completions
-from toolhost.calls.pending import Promise, Work
+from schemas.frames import OPERATOR_AGENT, TOOL_COMPLETED, AgentEvent, Completion, Frame, ToolError, ToolResult
+from schemas.launch import DEFAULT_ERROR_LIMIT, ToolSpec
+from schemas.spans import call_span
+from toolhost.calls.asking import Asking
+from toolhost.calls.call_registry import Call, CallRegistry, StoredResult
+from toolhost.calls.pending import MAX_RUNNING, PendingRegistry, Promise, Work, full_handle
 from toolhost.calls.results import error_result
-from toolhost.calls.taken import Call, CallBook, Kept
+from toolhost.news import rfc3339
+
+#: The bundled tool whose calls are answered here and never in a jail.
+POLLING_TOOL: Final = "tool-result"
+#: A poll ends this long before its own deadline (seconds), so that it ends with an answer.
+POLL_MARGIN_S: Final = 0.25
+
+#: Sends an event until it is accepted, or refused for good, and then calls back.
+Announce = Callable[[Frame, Callable[[], None]], None]
+
+
+def is_polling(tool: ToolSpec) -> bool:
+    """Whether calls of this tool are polls."""
+    return tool.bundled and tool.name == POLLING_TOOL
 
 
 class Answers:
@@ -26,21 +50,28 @@ class Answers:
         self,
         loop: asyncio.AbstractEventLoop,
         send: Callable[[Frame], bool],
+        asking: Asking,
         announce: Announce,
         remember: Callable[[list[Promise]], None],
-        on_end: Callable[[Call], None] = lambda call: None,
     ) -> None:
-        """`announce` and `remember`: see completions.py. `on_end` hears of each call that has its result."""
+        """`asking` hears of each call that has its result. `announce` sends the event about work that has ended.
+
+        `remember` keeps the promises that nobody was told of yet, in place of those that it kept before.
+        """
         self._loop = loop
-        self._on_end = on_end
         self._send_frame = send
-        self.book = CallBook()
-        self.completions = Completions(finish=self.finish, announce=announce, remember=remember)
+        self._asking = asking
+        self._announce = announce
+        self._remember = remember
+        self.calls = CallRegistry()
+        self.pending = PendingRegistry()
+
+    # --- calls
 
     def finish(self, call: Call, payload: Raw) -> None:
         """The call's one result; a second one counts for nothing."""
-        if self.book.close(call, payload, self._loop.time()):
-            self._on_end(call)
+        if self.calls.close(call, payload, self._loop.time()):
+            self._asking.drop(call)
             self.send_result(call.id, call.agent, call.instance_key, payload)
 
     def fail(self, call: Call, error: ToolError, receipt: Raw | None = None, work: Work | None = None) -> None:
@@ -52,27 +83,152 @@ class Answers:
         if work is None:
             self.finish(call, payload)
         else:
-            self.completions.end(work, payload)
-
-    def acknowledge(self, call_ids: Iterable[str]) -> None:
-        """Agents have stored these results."""
-        self.book.acknowledge(call_ids)
+            self.end_work(work, payload)
 
     def resend(self) -> None:
         """After a reconnect: results that may have been lost on the way."""
-        for kept in self.book.kept():
-            self.send_kept(kept)
+        for stored in self.calls.kept():
+            self.send_stored(stored)
 
-    def send_kept(self, kept: Kept) -> None:
+    def send_stored(self, stored: StoredResult) -> None:
         """The result of a finished call once more."""
-        payload = kept.payload
+        payload = stored.payload
         if payload is None:
             message = "the call has run, but its result was not kept"
-            payload = error_result(
-                tool_error("E_TOOL_OUTCOME_UNKNOWN", message, name="ToolResultDropped"), DEFAULT_ERROR_LIMIT
-            )
-        self.send_result(kept.id, kept.agent, kept.instance_key, payload)
+            error = tool_error("E_TOOL_OUTCOME_UNKNOWN", message, name="ToolResultDropped")
+            payload = error_result(error, DEFAULT_ERROR_LIMIT)
+        self.send_result(stored.id, *stored.owner, payload)
 
     def send_result(self, call_id: str, agent: str | None, instance_key: str | None, payload: Raw) -> None:
         """A result that is kept nowhere."""
         self._send_frame(Frame("tool.result", call_id=call_id, to=agent, instance_key=instance_key, payload=payload))
+
+    # --- pending work
+
+    def begin_work(self, call: Call, chosen: str) -> Work | ToolError:
+        """A call has been answered with `pending`, by the name that its handler has chosen for the work; or the error
+        that answers it instead.
+        """
+        handle = full_handle(call.tool.name, chosen)
+        if handle is None:
+            return tool_error("E_TOOL_BAD_OUTPUT", "the handle of the pending work is no name", name="PendingError")
+        promise = Promise(
+            agent=call.agent,
+            instance_key=call.instance_key,
+            handle=handle,
+            tool=f"{call.tool.name}__{call.export.name}",
+            call_id=call.id,
+            turn_id=call.turn_id,
+            tool_call_id=call.tool_call_id,
+            root_event=call.root_event,
+            trace_id=call.trace_id,
+        )
+        work = self.pending.begin(promise, self._loop.time())
+        if work == "taken":
+            message, hint = f"the handle {handle[:100]!r} is in use", "Give each piece of work its own handle."
+            return tool_error("E_TOOL", message, name="PendingError", suggestion=hint)
+        if work == "full":
+            return too_much_pending(f"this agent instance, limit {MAX_RUNNING}")
+        if work == "no room":
+            return too_much_pending("all agents, for so long a handle")
+        self._note_promises()
+        return work
+
+    def end_work(self, work: Work, payload: Raw) -> None:
+        """The final result: to those who poll for it, or else to the agent as an event."""
+        pollers = self.pending.end(work, payload, self._loop.time())
+        if pollers is None:
+            return
+        waiting = [call for call in pollers if call.state != "done"]
+        for call in waiting:
+            self.finish(call, payload)
+        if waiting or work.promise.agent == OPERATOR_AGENT:  # a person asks when it suits them
+            self.pending.told(work.promise)
+        else:
+            self._announce(completion_event(work.promise, payload), lambda: self._told(work.promise))
+        self._note_promises()
+
+    def give_up(self, promises: Iterable[Promise]) -> None:
+        """Work of an earlier tool host: its outcome is unknown."""
+        for promise in promises:
+            work = self.pending.begin(promise, self._loop.time(), again=True)
+            if isinstance(work, Work):
+                message = f"the work behind handle {promise.handle[:200]!r} was lost with the tool host that did it"
+                error = tool_error("E_TOOL_OUTCOME_UNKNOWN", message, name="ToolHostLost")
+                self.end_work(work, error_result(error, DEFAULT_ERROR_LIMIT))
+
+    def poll(self, call: Call) -> None:
+        """Answer a call of `tool-result__get`: now, or when the work ends, within the time that it may wait."""
+        asked: dict[str, Any] = msgspec.msgpack.decode(call.args)
+        handle, wait_s = str(asked["handle"]), float(asked.get("waitMs", 0)) / 1000
+        work = self.pending.get(call.owner, handle)
+        if work is None:
+            message = f"no pending result {handle[:200]!r} is known: it is not yours, was fetched long ago, or was lost"
+            hint = "Give the handle as it stands in the pending result: TOOL/NAME."
+            self.fail(call, tool_error("E_TOOL_OUTCOME_UNKNOWN", message, name="PendingError", suggestion=hint))
+            return
+        if call.deadline is not None:
+            wait_s = min(wait_s, call.deadline - self._loop.time() - POLL_MARGIN_S)
+        if work.payload is not None:
+            self.finish(call, work.payload)
+        elif wait_s <= 0:
+            self.finish(call, _still_pending(handle))
+        else:
+            work.pollers.append(call)
+            self._loop.call_later(wait_s, self._waited, work, call)
+
+    def forget(self, owner: tuple[str, str]) -> None:
+        """The instance is deleted: its work ends without a word to anybody, in the next tool host, too."""
+        self.pending.forget(owner)
+        self._note_promises()
+
+    def overdue(self) -> list[Work]:
+        """Work that has run for too long; forget results that nobody asks for any more."""
+        now = self._loop.time()
+        self.pending.expire(now)
+        return self.pending.overdue(now)
+
+    def _told(self, promise: Promise) -> None:
+        self.pending.told(promise)
+        self._note_promises()
+
+    def _note_promises(self) -> None:
+        self._remember(self.pending.promised())
+
+    def _waited(self, work: Work, call: Call) -> None:
+        if call in work.pollers:
+            work.pollers.remove(call)
+            self.finish(call, _still_pending(work.promise.handle))
+
+
+def too_much_pending(whose: str) -> ToolError:
+    """The error of a call whose work may not go on: too much does already. `whose` says where, and how much may."""
+    message = f"too much pending work is running for {whose}"
+    return tool_error("E_OVERLOADED", message, name="PendingError", suggestion="Call again when some of it has ended.")
+
+
+def _still_pending(handle: str) -> Raw:
+    return Raw(encode_value(ToolResult(status="pending", handle=handle)))
+
+
+def completion_event(promise: Promise, payload: Raw) -> Frame:
+    """The event that tells an agent instance what its work came to; its id is made of the call's."""
+    told = Completion(
+        handle=promise.handle,
+        tool_name=promise.tool,
+        tool_call_id=promise.tool_call_id,
+        turn_id=promise.turn_id,
+        result=payload,
+    )
+    event_id = f"{promise.call_id}~completed"
+    event = AgentEvent(id=event_id, type=TOOL_COMPLETED, created_at=rfc3339(time.time()), input=told)
+    return Frame(
+        "event",
+        to=promise.agent,
+        instance_key=promise.instance_key,
+        event_id=event_id,
+        payload=Raw(encode_value(event)),
+        root_event=promise.root_event,
+        trace_id=promise.trace_id,
+        parent_span_id=call_span(promise.call_id),
+    )

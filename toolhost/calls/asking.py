@@ -15,14 +15,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
-from schemas.errors import GoondanError, error_payload
+from schemas.errors import GoondanError, error_payload, fail
 from schemas.frames import Frame
 from schemas.worker_frames import Answer, Ask
-from toolhost.calls.asks import Asker, Refused, ended, refusal, value_of
-from toolhost.calls.taken import Call
+from toolhost.calls.asks import Asker, Reply, ended, refusal, value_of
+from toolhost.calls.call_registry import Call
 from toolhost.news import LogLine, rfc3339
-
-Reply = Callable[[Answer], None]
 
 
 class Speaker(Protocol):
@@ -38,27 +36,6 @@ class Speaker(Protocol):
         """Stop sending a frame."""
 
 
-class _Open:
-    """One open question."""
-
-    __slots__ = ("ask", "frame", "reply")
-
-    def __init__(self, ask: Ask, frame: Frame, reply: Reply) -> None:
-        self.ask = ask
-        self.frame = frame
-        self.reply = reply
-
-
-class _Caller:
-    """One call that has asked something."""
-
-    __slots__ = ("asker", "open")
-
-    def __init__(self) -> None:
-        self.asker = Asker()
-        self.open: dict[int, _Open] = {}
-
-
 class Asking:
     """All questions of one tool host. Without a `speaker` each is refused."""
 
@@ -68,39 +45,27 @@ class Asking:
         self._loop = loop
         self._speaker = speaker
         self._on_log = on_log
-        self._callers: dict[str, _Caller] = {}  # by the call's name in its jail: a call that runs again begins anew
+        self._askers: dict[str, Asker] = {}  # by the worker call id: a call that runs again begins anew
 
     def ask(self, call: Call, ask: Ask, reply: Reply) -> None:
         """A question of a call that runs. `reply` gets its answer, unless the jail is gone. Raises Violation."""
-        caller = self._callers.get(call.jail_id)
-        if caller is None:
-            caller = self._callers[call.jail_id] = _Caller()
+        asker = self._askers.setdefault(call.worker_call_id, Asker())
         try:
             if self._speaker is None:
-                raise Refused("E_KERNEL_NOT_RUNNING", "this tool host has no bus")
-            frame = caller.asker.frame(call, ask, self._loop.time(), rfc3339(time.time()))
+                raise fail("E_KERNEL_NOT_RUNNING", "this tool host has no bus")
+            frame = asker.frame(call, ask, self._loop.time(), rfc3339(time.time()), reply)
             waits = frame.reply_to is not None and not frame.asynchronous
-            send = self._speaker.ask if waits else self._speaker.post
-            try:
-                future = send(frame)
-            except GoondanError:
-                caller.asker.open.discard(ask.ask_id)
-                raise
-        except Refused as refused:
-            reply(refusal(ask, refused.error))
+            answer = self._speaker.ask(frame) if waits else self._speaker.post(frame)
         except GoondanError as error:
+            asker.open.pop(ask.ask_id, None)
             reply(refusal(ask, error.info))
         else:
-            caller.open[ask.ask_id] = _Open(ask, frame, reply)
-            future.add_done_callback(partial(self._answered, call.jail_id, ask.ask_id))
+            answer.add_done_callback(partial(self._answered, call.worker_call_id, ask.ask_id))
 
     def drop(self, call: Call) -> None:
         """The call has ended, or its jail has: nobody waits for its answers."""
-        caller = self._callers.pop(call.jail_id, None)
-        if caller is None:
-            return
-        left = list(caller.open.values())
-        caller.open.clear()
+        asker = self._askers.pop(call.worker_call_id, None)
+        left = [] if asker is None else list(asker.open.values())
         for question in left:
             if self._speaker is not None:
                 self._speaker.forget(question.frame.id)
@@ -115,22 +80,19 @@ class Asking:
     @property
     def open_count(self) -> int:
         """Questions without an answer."""
-        return sum(len(caller.open) for caller in self._callers.values())
+        return sum(len(asker.open) for asker in self._askers.values())
 
-    def _answered(self, jail_id: str, ask_id: int, future: asyncio.Future[Frame]) -> None:
-        caller = self._callers.get(jail_id)
-        question = None if caller is None else caller.open.pop(ask_id, None)
-        if caller is None or question is None or future.cancelled():
+    def _answered(self, worker_call_id: str, ask_id: int, future: asyncio.Future[Frame]) -> None:
+        asker = self._askers.get(worker_call_id)
+        question = None if asker is None else asker.open.pop(ask_id, None)
+        if question is None or future.cancelled():
             return
-        caller.asker.open.discard(ask_id)
         ask = question.ask
         try:
             value = value_of(ask, question.frame, future.result())
-        except Refused as refused:
-            question.reply(refusal(ask, refused.error))
         except GoondanError as error:
             question.reply(refusal(ask, error.info))
         except Exception as error:
             question.reply(refusal(ask, error_payload("E_INTERNAL", f"the answer could not be read: {error!r}"[:500])))
         else:
-            question.reply(Answer(call_id=ask.call_id, ask_id=ask_id, value=value))
+            question.reply(Answer(call_id=ask.call_id, ask_id=ask.ask_id, value=value))

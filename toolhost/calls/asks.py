@@ -17,26 +17,19 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from typing import Final
+from collections.abc import Callable
+from typing import Final, NamedTuple
 
 import msgspec
 from msgspec import Raw
 
 from schemas.address import is_instance_key
 from schemas.codec import encode_value, from_raw, to_raw
-from schemas.errors import error_payload
-from schemas.frames import (
-    OPERATOR_AGENT,
-    AgentEvent,
-    AgentsList,
-    AgentsSpawn,
-    ErrorPayload,
-    Frame,
-    ReplyTo,
-)
+from schemas.errors import GoondanError, error_payload, fail
+from schemas.frames import OPERATOR_AGENT, AgentEvent, AgentsList, AgentsSpawn, ErrorPayload, Frame, ReplyTo
 from schemas.questions import EVENT_TYPES, LOOK_UP_MS, TIMEOUT_MS, answer_error, answered, correlation, is_event_type
 from schemas.worker_frames import Answer, Ask, WorkerError
-from toolhost.calls.taken import Call
+from toolhost.calls.call_registry import Call
 from toolhost.untrusted import Violation, check_json
 
 #: Questions of one call that may be open at once, and that it may ask in all.
@@ -57,45 +50,48 @@ _MAX_CALL_ID: Final = 200
 _NOTHING: Final = Raw(b"\xc0")
 
 
-class Refused(Exception):
-    """A question that does not go to the bus; `error` is its answer."""
+#: Gives the handler its answer, unless its jail is gone.
+Reply = Callable[[Answer], None]
 
-    def __init__(self, code: str, message: str, suggestion: str | None = None) -> None:
-        super().__init__(message)
-        self.error = error_payload(code, message, suggestion=suggestion)
+
+class Question(NamedTuple):
+    """A question that has no answer yet: what was asked, the frame that asks it, and who gets the answer."""
+
+    ask: Ask
+    frame: Frame
+    reply: Reply
 
 
 class Asker:
-    """One call, and what it has asked. `open` are the ids of questions without an answer."""
+    """One call, and what it has asked."""
 
     __slots__ = ("_asked", "_said", "_same", "open")
 
     def __init__(self) -> None:
-        self.open: set[int] = set()
+        #: The questions without an answer, by their ids.
+        self.open: dict[int, Question] = {}
         self._asked = 0
         self._said = 0
         self._same: Counter[bytes] = Counter()
 
-    def frame(self, call: Call, ask: Ask, now: float, created_at: str) -> Frame:
+    def frame(self, call: Call, ask: Ask, now: float, created_at: str, reply: Reply) -> Frame:
         """The frame for the bus; the question is open then. `now` as in `call.deadline`, `created_at` RFC 3339.
 
-        Raises Refused, and Violation for what no honest worker sends.
+        Raises GoondanError for a question that does not go to the bus, and Violation for what no honest worker sends.
         """
         if ask.ask_id in self.open:
             raise Violation("the worker asked twice under one number")
         if len(self.open) >= MAX_OPEN:
-            raise Refused("E_TOOL_LIMIT", f"{MAX_OPEN} questions of this call are open", "Wait for some answers first.")
+            raise _limit(f"{MAX_OPEN} questions of this call are open", "Wait for some answers first.")
         if self._asked >= MAX_ASKED:
-            raise Refused("E_TOOL_LIMIT", f"a call asks at most {MAX_ASKED} questions", "Do the rest in another call.")
+            raise _limit(f"a call asks at most {MAX_ASKED} questions", "Do the rest in another call.")
         self._asked += 1
         self._said += _check(ask)
         if self._said > MAX_SAID:
-            raise Refused(
-                "E_TOOL_LIMIT", f"a call says at most {MAX_SAID} bytes in all", "Do the rest in another call."
-            )
+            raise _limit(f"a call says at most {MAX_SAID} bytes in all", "Do the rest in another call.")
         left_ms = None if call.deadline is None else max(1, int((call.deadline - now) * 1000))
         frame = _frame(call, ask, self._name(call, ask), left_ms, created_at)
-        self.open.add(ask.ask_id)
+        self.open[ask.ask_id] = Question(ask, frame, reply)
         return frame
 
     def _name(self, call: Call, ask: Ask) -> str:
@@ -108,35 +104,42 @@ class Asker:
 
 
 def _check(ask: Ask) -> int:
-    """How many bytes it says. Raises Refused for arguments that are none, Violation for values that are not JSON."""
-    if ask.op in ("request", "send", "spawn") and not ask.target:
-        raise _invalid("target is missing: the name of an agent")
-    if len(ask.target or "") > MAX_NAME:
-        raise _invalid(f"target has at most {MAX_NAME} characters")
-    if ask.instance_key and not is_instance_key(ask.instance_key):
-        raise _invalid(f"instanceKey has at most {MAX_NAME} characters, none of them a control character")
-    if ask.cwd is not None and len(ask.cwd) > MAX_CWD:
-        raise _invalid(f"cwd has at most {MAX_CWD} characters")
-    if ask.event_type is not None and not is_event_type(ask.event_type):
-        raise _invalid("eventType is 1 to 128 letters, digits and .:_- and no type that the kernel uses itself")
-    if ask.asynchronous and ask.op != "request":
-        raise _invalid("only a request can be asynchronous")
-    if ask.timeout_ms is not None and ask.timeout_ms < 1:
-        raise _invalid("timeoutMs is at least 1")
-    size = 0
-    for value in (ask.input, ask.metadata):
-        if value is not None:
-            size += memoryview(value).nbytes
-            if size > MAX_INPUT:
-                raise Refused("E_TOOL_LIMIT", f"input and metadata have at most {MAX_INPUT} bytes together")
-            check_json(bytes(value))
+    """How many bytes it says. Raises GoondanError for bad arguments, Violation for values that are not JSON."""
+    problems = (
+        (ask.op in ("request", "send", "spawn") and not ask.target, "target is missing: the name of an agent"),
+        (len(ask.target or "") > MAX_NAME, f"target has at most {MAX_NAME} characters"),
+        (
+            ask.instance_key and not is_instance_key(ask.instance_key),
+            f"instanceKey has at most {MAX_NAME} characters, none of them a control character",
+        ),
+        (len(ask.cwd or "") > MAX_CWD, f"cwd has at most {MAX_CWD} characters"),
+        (
+            ask.event_type is not None and not is_event_type(ask.event_type),
+            "eventType is 1 to 128 letters, digits and .:_- and no type that the kernel uses itself",
+        ),
+        (ask.asynchronous and ask.op != "request", "only a request can be asynchronous"),
+        (ask.timeout_ms is not None and ask.timeout_ms < 1, "timeoutMs is at least 1"),
+    )
+    for is_problem, message in problems:
+        if is_problem:
+            raise _invalid(message)
+    values = [value for value in (ask.input, ask.metadata) if value is not None]
+    size = sum(memoryview(value).nbytes for value in values)
+    if size > MAX_INPUT:
+        raise _limit(f"input and metadata have at most {MAX_INPUT} bytes together")
+    for value in values:
+        check_json(bytes(value))
     if ask.metadata is not None and not isinstance(msgspec.msgpack.decode(ask.metadata), dict):
         raise _invalid("metadata is an object")
     return size
 
 
-def _invalid(message: str) -> Refused:
-    return Refused("E_TOOL_INVALID_ARGS", f"ctx.runtime: {message}", "Correct the argument.")
+def _invalid(message: str) -> GoondanError:
+    return fail("E_TOOL_INVALID_ARGS", f"ctx.runtime: {message}", suggestion="Correct the argument.")
+
+
+def _limit(message: str, suggestion: str | None = None) -> GoondanError:
+    return fail("E_TOOL_LIMIT", message, suggestion=suggestion)
 
 
 def _frame(call: Call, ask: Ask, name: str, left_ms: int | None, created_at: str) -> Frame:
@@ -173,13 +176,13 @@ def _frame(call: Call, ask: Ask, name: str, left_ms: int | None, created_at: str
 
 
 def _check_asked(call: Call, target: str, key: str, ask: Ask) -> None:
-    """Whether this call may ask that instance. Raises Refused."""
+    """Whether this call may ask that instance. Raises GoondanError."""
     if (target, key) == (call.agent, call.instance_key):
         message = f"agent {target!r} with instance key {key!r} is the one that asks"
-        raise Refused("E_AGENT_CYCLE", message, "Give another instanceKey, or name another agent.")
+        raise fail("E_AGENT_CYCLE", message, suggestion="Give another instanceKey, or name another agent.")
     if ask.asynchronous and call.agent == OPERATOR_AGENT:
         message = "a call from outside has no conversation that an answer could come to later"
-        raise Refused("E_USAGE", message, "Ask without async, or send.")
+        raise fail("E_USAGE", message, suggestion="Ask without async, or send.")
 
 
 def _shorter(milliseconds: int, left_ms: int | None) -> int:
@@ -190,12 +193,10 @@ def _shorter(milliseconds: int, left_ms: int | None) -> int:
 
 
 def value_of(ask: Ask, asked: Frame, answer: Frame) -> Raw:
-    """What the handler gets for the frame that answers `asked`. Raises Refused when that is a failure."""
+    """What the handler gets for the frame that answers `asked`. Raises GoondanError when that is a failure."""
     size = memoryview(answer.payload).nbytes
     if size > MAX_ANSWER:
-        raise Refused(
-            "E_TOOL_LIMIT", f"the answer has {size} bytes, limit {MAX_ANSWER}", "Let the agent write to a file."
-        )
+        raise _limit(f"the answer has {size} bytes, limit {MAX_ANSWER}", "Let the agent write to a file.")
     if ask.op == "send":
         return to_raw({"target": ask.target, "eventId": asked.event_id, "accepted": True})
     if ask.op != "request":
@@ -205,7 +206,7 @@ def value_of(ask: Ask, asked: Frame, answer: Frame) -> Raw:
         return to_raw({**answered(str(ask.target), event_id, correlation(event_id), None), "async": True})
     ended = from_raw(answer.payload, AgentEvent).answer
     if (error := answer_error(str(ask.target), ended)) is not None:
-        raise Refused(error.code, error.message, error.suggestion)
+        raise GoondanError(error)
     response = None if ended is None else ended.response
     return to_raw(answered(str(ask.target), event_id, correlation(event_id), response))
 

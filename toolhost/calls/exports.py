@@ -35,14 +35,6 @@ class Entry(NamedTuple):
     generation: str
 
 
-class Refused(Exception):
-    """A call that is not taken on; `error` is its result."""
-
-    def __init__(self, error: ToolError) -> None:
-        super().__init__(error.message)
-        self.error = error
-
-
 class Exports:
     """The exports of a tool host."""
 
@@ -71,18 +63,18 @@ class Exports:
         return self._everyone.get(name or "")
 
 
-def arguments(entry: Entry, name: str, raw: Raw) -> Raw:
-    """The arguments as the handler gets them. Raises Refused with the structured error otherwise (HANDLER-06)."""
+def arguments(entry: Entry, name: str, raw: Raw) -> Raw | ToolError:
+    """The arguments as the handler gets them, or why they are none (HANDLER-06)."""
     data = bytes(raw)
     try:
         check_json(data)
     except Violation as violation:
         message = str(violation).replace("the output", "args").replace("the worker sent", "there are")
-        raise Refused(tool_error("E_TOOL_INVALID_ARGS", message, name="ToolInputValidationError")) from None
+        return tool_error("E_TOOL_INVALID_ARGS", message, name="ToolInputValidationError")
     given = msgspec.msgpack.decode(data)
     args, issues = entry.checker.apply(given, len(data))
     if issues:
         from schemas.arguments import invalid_arguments
 
-        raise Refused(invalid_arguments(name, issues, entry.export.parameters))
+        return invalid_arguments(name, issues, entry.export.parameters)
     return raw if args is given else Raw(encode_value(args))

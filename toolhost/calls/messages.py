@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from typing import Final
 
-#: Messages in all (bytes): what some hundred agents have in hand at a time; the oldest go first.
+from toolhost.calls.fair_store import FairStore
+
+#: Messages in all (bytes): what some hundred agents have in hand at a time; of whoever has most, the oldest go first.
 CACHE_BYTES: Final = 8 << 20
 #: Messages of one instance: that of its step, and of steps whose calls are sent again.
 INSTANCE_MESSAGES: Final = 4
@@ -27,32 +29,16 @@ class MessageCache:
 
     def __init__(self, max_bytes: int = CACHE_BYTES) -> None:
         self._max_bytes = max_bytes
-        self._bytes = 0
-        self._messages: dict[Name, bytes] = {}
-        #: (agent, instanceKey) -> the names of its messages, oldest first.
-        self._names: dict[tuple[str, str], list[Name]] = {}
+        self._messages: FairStore[Name, bytes] = FairStore()
 
     def put(self, name: Name, message: bytes) -> None:
         """Keep a message, as the agent encoded it."""
-        self._drop(name)
-        self._messages[name] = message
-        self._bytes += len(message) + ENTRY_BYTES
-        names = self._names.setdefault(name[:2], [])
-        names.append(name)
-        if len(names) > INSTANCE_MESSAGES:
-            self._drop(names[0])
-        while self._bytes > self._max_bytes and len(self._messages) > 1:
-            self._drop(next(iter(self._messages)))
-
-    def _drop(self, name: Name) -> None:
-        old = self._messages.pop(name, None)
-        if old is None:
-            return
-        self._bytes -= len(old) + ENTRY_BYTES
-        names = self._names[name[:2]]
-        names.remove(name)
-        if not names:
-            del self._names[name[:2]]
+        messages = self._messages
+        messages.put(name, name[:2], len(message) + ENTRY_BYTES, message)
+        if len(names := messages.names_of(name[:2])) > INSTANCE_MESSAGES:
+            messages.take(names[0])
+        while messages.total > self._max_bytes and len(messages) > 1:
+            messages.take(messages.first_to_go())
 
     def get(self, name: Name) -> bytes | None:
         """The message, if it is still here."""

@@ -23,8 +23,8 @@ from typing import Final, Literal
 import msgspec
 from msgspec import Raw, Struct
 
-from toolhost.calls.shelf import Shelf
-from toolhost.calls.taken import Call
+from toolhost.calls.call_registry import Call
+from toolhost.calls.fair_store import FairStore
 
 #: How long work may go on (seconds).
 PENDING_S: Final = 3600.0
@@ -51,6 +51,10 @@ def full_handle(tool: str, chosen: str) -> str | None:
     return f"{tool}/{chosen}"
 
 
+#: (agent, instanceKey, handle)
+Name = tuple[str, str, str]
+
+
 class Promise(Struct, frozen=True, rename="camel"):
     """What is remembered of running work when the tool host ends: enough to say that its outcome is unknown."""
 
@@ -69,17 +73,22 @@ class Promise(Struct, frozen=True, rename="camel"):
         """Whose work it is."""
         return (self.agent, self.instance_key)
 
+    @property
+    def name(self) -> Name:
+        """What tells running work from all other running work."""
+        return (self.agent, self.instance_key, self.handle)
 
-class Work:
-    """One piece of work. `payload` is its final ToolResult; `pollers` are open calls of `tool-result__get`."""
 
-    __slots__ = ("at", "payload", "pollers", "promise")
+class Work(Struct, eq=False):
+    """One piece of work."""
 
-    def __init__(self, promise: Promise, at: float) -> None:
-        self.promise = promise
-        self.at = at  # when it began; once done, when it ended
-        self.payload: Raw | None = None
-        self.pollers: list[Call] = []
+    promise: Promise
+    #: When it began; once it is done, when it ended (seconds).
+    at: float
+    #: Its final ToolResult, None while it runs.
+    payload: Raw | None = None
+    #: Open calls of `tool-result__get` that wait for it.
+    pollers: list[Call] = []
 
     @property
     def done(self) -> bool:
@@ -90,45 +99,42 @@ class Work:
 Refusal = Literal["taken", "full", "no room"]
 
 
-class PendingBook:
-    """All of them. Times are seconds on any one clock."""
+class PendingRegistry:
+    """All pending work of one tool host. Times are seconds on any one clock."""
 
     def __init__(self, *, kept_bytes: int = KEPT_BYTES) -> None:
         self._max_bytes = kept_bytes
-        self._work: dict[tuple[str, str, str], Work] = {}
-        self._done: dict[tuple[str, str, str], Work] = {}  # oldest first
-        self._shelf: Shelf[tuple[str, str, str]] = Shelf()
+        self._running: dict[Name, Work] = {}
+        self._done: FairStore[Name, Work] = FairStore()
         #: What has to be written down, by callId.
-        self._promised: Shelf[str] = Shelf()
+        self._promised: FairStore[str, Promise] = FairStore()
 
     def begin(self, promise: Promise, now: float, *, again: bool = False) -> Work | Refusal:
         """New work, or why not: the handle is taken, the instance has too much of it running, or there is no room to
         write it down. `again`: it was promised by an earlier tool host.
         """
-        name = (*promise.owner, promise.handle)
-        if name in self._work:
+        if promise.name in self._running:
             return "taken"
-        if sum(1 for key in self._work if key[:2] == promise.owner) >= MAX_RUNNING:
+        if len(self.of(promise.owner)) >= MAX_RUNNING:
             return "full"
         size = len(msgspec.json.encode(promise))
         left = MAX_PROMISED_BYTES - self._promised.total - size
         if not again and (left < 0 or self._promised.held_by(promise.owner) > TIMES_LEFT * left):
             return "no room"
-        self._promised.put(promise.call_id, promise.owner, size)
-        self._drop(name)
-        work = self._work[name] = Work(promise, now)
+        self._promised.put(promise.call_id, promise.owner, size, promise)
+        self._done.take(promise.name)
+        work = self._running[promise.name] = Work(promise, now)
         return work
 
     def end(self, work: Work, payload: Raw, now: float) -> list[Call] | None:
         """Its final result; the calls that wait for it, or None when it had ended before."""
-        name = (*work.promise.owner, work.promise.handle)
-        if work.done or self._work.pop(name, None) is not work:
+        promise = work.promise
+        if work.done or self._running.pop(promise.name, None) is not work:
             return None
         work.payload, work.at = payload, now
-        self._done[name] = work
-        self._shelf.put(name, work.promise.owner, len(bytes(payload)))
-        while self._shelf.total > self._max_bytes and len(self._shelf) > 1:
-            self._drop(self._shelf.first_to_go())
+        self._done.put(promise.name, promise.owner, len(bytes(payload)), work)
+        while self._done.total > self._max_bytes and len(self._done) > 1:
+            self._done.take(self._done.first_to_go())
         pollers, work.pollers = work.pollers, []
         return pollers
 
@@ -139,37 +145,35 @@ class PendingBook:
     def get(self, owner: tuple[str, str], handle: str) -> Work | None:
         """The work of a handle, running or done."""
         name = (*owner, handle)
-        return self._work.get(name) or self._done.get(name)
+        return self._running.get(name) or self._done.get(name)
 
     def overdue(self, now: float) -> list[Work]:
         """Work that has run for too long."""
-        return [work for work in self._work.values() if now - work.at >= PENDING_S]
+        return [work for work in self._running.values() if now - work.at >= PENDING_S]
 
     def expire(self, now: float) -> None:
         """Forget results that were kept for long enough. Call now and then."""
-        for name in [name for name, work in self._done.items() if now - work.at >= KEPT_S]:
-            self._drop(name)
+        for work in [work for work in self._done if now - work.at >= KEPT_S]:
+            self._done.take(work.promise.name)
 
     def of(self, owner: tuple[str, str]) -> list[Work]:
         """The running work of an agent instance."""
-        return [work for work in self._work.values() if work.promise.owner == owner]
+        return [work for work in self._running.values() if work.promise.owner == owner]
 
     def forget(self, owner: tuple[str, str]) -> None:
         """The instance is deleted: nobody is told of its work any more."""
-        for name in [name for name in self._work if name[:2] == owner]:
-            self.told(self._work.pop(name).promise)
-        for name in [name for name in self._done if name[:2] == owner]:
-            self._drop(name)
+        for work in self.of(owner):
+            del self._running[work.promise.name]
+        for work in [work for work in self._done if work.promise.owner == owner]:
+            self._done.take(work.promise.name)
+        for promise in [promise for promise in self._promised if promise.owner == owner]:
+            self.told(promise)
 
-    def running(self) -> list[Promise]:
-        """What would have to be given up if this tool host ended now."""
-        return [work.promise for work in self._work.values()]
+    def promised(self) -> list[Promise]:
+        """What was promised and nobody was told of yet: what the next tool host has to give up."""
+        return list(self._promised)
 
     @property
     def empty(self) -> bool:
         """Whether there is nothing to look after."""
-        return not self._work and not self._done
-
-    def _drop(self, name: tuple[str, str, str]) -> None:
-        self._done.pop(name, None)
-        self._shelf.take(name)
+        return not self._running and not len(self._done)

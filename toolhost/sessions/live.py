@@ -12,9 +12,9 @@ from msgspec import Raw
 from schemas.errors import tool_error
 from schemas.frames import ToolError
 from schemas.worker_frames import WorkerError
+from toolhost.calls.call_registry import Call
 from toolhost.calls.denials import shown, without_network
 from toolhost.calls.messages import SentMessages
-from toolhost.calls.taken import Call
 from toolhost.jails.cells import Cell, Cells
 from toolhost.jails.jail import Jail
 from toolhost.jails.sized_workdirs import Claim

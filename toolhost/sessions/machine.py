@@ -24,8 +24,8 @@ from msgspec import Raw, Struct
 from schemas.errors import tool_error
 from schemas.frames import ToolError
 from schemas.worker_frames import Cancel, Result
+from toolhost.calls.call_registry import Call
 from toolhost.calls.pending import Work
-from toolhost.calls.taken import Call
 from toolhost.sessions.pool import Assign, End, Pool, Start
 from toolhost.sessions.session import Session
 from toolhost.untrusted import Violation
@@ -164,26 +164,26 @@ class Machine:
     # --- a call's way in
 
     def enter(self, session: Session, call: Call, now: float) -> None:
-        """The session's jail is about to get the call, under the name `call.jail_id`."""
+        """The session's jail is about to get the call, under the name `call.worker_call_id`."""
         self._names += 1
-        call.jail_id = str(self._names)
+        call.worker_call_id = str(self._names)
         call.session = session.number
         call.state = "running"
         call.attempts += 1
         call.started = now
-        self.pool.enter(session, call.jail_id, call)
+        self.pool.enter(session, call.worker_call_id, call)
         if session.forks:
-            session.own[call.jail_id] = call
+            session.own[call.worker_call_id] = call
         else:
             session.clean = False
             session.background = session.background or call.export.background
 
     def not_started(self, session: Session, call: Call, why: str, now: float) -> list[Action]:
         """The jail could not get it."""
-        session.own.pop(call.jail_id, None)
+        session.own.pop(call.worker_call_id, None)
         message = f"the call could not be started: {why}"
         error = tool_error("E_SANDBOX_UNAVAILABLE", message, name="SandboxUnavailable")
-        return [Answer(session, call, error), *self.pool.leave(session, call.jail_id, now)]
+        return [Answer(session, call, error), *self.pool.leave(session, call.worker_call_id, now)]
 
     # --- from workers
 
@@ -199,7 +199,7 @@ class Machine:
         if "agents" not in session.permissions:
             raise Violation("the worker asked agents, and its tool has not the permission")
         call = session.calls.get(name)
-        if own is None or name == own.jail_id:
+        if own is None or name == own.worker_call_id:
             if call is not None and call.state == "running":
                 return call
             if call is not None or name in session.abandoned or name in session.ended:
@@ -218,12 +218,12 @@ class Machine:
 
     def check_continues(self, session: Session, call: Call, result: Result) -> None:
         """Raise Violation unless a result that continues is the call's first `pending`."""
-        if result.status != "pending" or call.jail_id in session.works:
+        if result.status != "pending" or call.worker_call_id in session.works:
             raise Violation("the worker sent a result that continues without being the first `pending`")
 
     def goes_on(self, session: Session, call: Call, begun: Work | ToolError, payload: Raw, now: float) -> list[Action]:
         """A call is answered with `pending`; `begun` is the work that goes on, or why nobody will hear of it."""
-        name = call.jail_id
+        name = call.worker_call_id
         if isinstance(begun, ToolError):
             actions: list[Action] = [
                 Answer(session, call, begun),
@@ -242,7 +242,7 @@ class Machine:
         """A call has ended, or the work that went on after it. `spent`: it has met a limit of the jail. Raises
         Violation.
         """
-        name = call.jail_id
+        name = call.worker_call_id
         work = session.works.get(name)
         if work is not None and result.status == "pending":
             raise Violation("the worker said `pending` twice")
@@ -284,19 +284,19 @@ class Machine:
         if session is None:
             self.pool.withdraw(call.key, call)
             return [answer]
-        tell = Tell(session, call, Cancel(call.jail_id))
+        tell = Tell(session, call, Cancel(call.worker_call_id))
         return [answer, tell, *self._abandon(session, call, now), WaitForStop(session, call, CANCEL_GRACE_S)]
 
     def did_not_stop(self, session: Session, call: Call) -> list[Action]:
         """CANCEL_GRACE_S are over."""
-        return self._give_up(session, [call]) if call.jail_id in session.abandoned else []
+        return self._give_up(session, [call]) if call.worker_call_id in session.abandoned else []
 
     def calls_over_limit(self, session: Session, error: ToolError, names: Iterable[str], now: float) -> list[Action]:
         """These calls have reached a limit that each of them has."""
         actions: list[Action] = [] if session.forks else [Note(session, error.message)]
         calls = [session.calls[name] for name in names if name in session.calls]
         for call in calls:
-            work = session.works.pop(call.jail_id, None)
+            work = session.works.pop(call.worker_call_id, None)
             actions.append(Answer(session, call, error, error.message if session.forks else None, work))
             actions += self._abandon(session, call, now)
         return actions + self._give_up(session, calls)
@@ -304,15 +304,15 @@ class Machine:
     def call_failed(self, session: Session, call: Call, error: ToolError, cause: str, now: float) -> list[Action]:
         """The own processes of a call are of no use any more: it ends with `error`, unless it has its result."""
         actions: list[Action] = [EndCall(session, call, cause)]
-        if call.jail_id not in session.calls:
+        if call.worker_call_id not in session.calls:
             return actions
-        work = session.works.pop(call.jail_id, None)
-        return [*actions, Answer(session, call, error, cause, work), *self.pool.leave(session, call.jail_id, now)]
+        actions.append(Answer(session, call, error, cause, session.works.pop(call.worker_call_id, None)))
+        return [*actions, *self.pool.leave(session, call.worker_call_id, now)]
 
     def _abandon(self, session: Session, call: Call, now: float) -> list[Action]:
         """Nobody waits for this call any more, but its handler still runs."""
-        session.abandoned.add(call.jail_id)
-        return [*self.pool.leave(session, call.jail_id, now)]
+        session.abandoned.add(call.worker_call_id)
+        return [*self.pool.leave(session, call.worker_call_id, now)]
 
     def _give_up(self, session: Session, calls: Sequence[Call]) -> list[Action]:
         """Handlers do not end: their own processes must, or else their jail. Others there get a last chance."""
@@ -367,7 +367,7 @@ class Machine:
             again = [call for call in running if session.rerun and call.export.idempotent]
         for call in again:
             call.state = "waiting"
-            del session.calls[call.jail_id]
+            del session.calls[call.worker_call_id]
         failed = self._fail_all(session, session.reason or error)
         freed = self.pool.gone(session)
         return failed if closing else [*failed, *freed, *(Again(call) for call in again)]
@@ -375,4 +375,4 @@ class Machine:
     def _fail_all(self, session: Session, error: ToolError) -> list[Action]:
         calls, works = list(session.calls.values()), session.works
         session.calls, session.pending, session.works = {}, set(), {}
-        return [Answer(session, call, error, None, works.get(call.jail_id)) for call in calls]
+        return [Answer(session, call, error, None, works.get(call.worker_call_id)) for call in calls]

@@ -25,7 +25,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from toolhost.calls.taken import Call
+from toolhost.calls.call_registry import Call
 from toolhost.policy.nested import MAX_CALLS
 from toolhost.sessions.session import MAX_CALLS_PER_JAIL, Key, Session, agent_of
 
@@ -83,18 +83,18 @@ class Pool:
         session = self._by_key.get(key)
         return session if session is not None and session.room > 0 else None
 
-    def enter(self, session: Session, jail_id: str, call: Call) -> None:
+    def enter(self, session: Session, worker_call_id: str, call: Call) -> None:
         """The call is now run by the session's jail."""
-        session.calls[jail_id] = call
+        session.calls[worker_call_id] = call
         if session.idle_since is not None:
             session.idle_since = None
             session.root = _root(call)
             self._idle.pop(session, None)
 
-    def leave(self, session: Session, jail_id: str, now: float) -> list[PoolAction]:
+    def leave(self, session: Session, worker_call_id: str, now: float) -> list[PoolAction]:
         """The session's jail is through with a call (whoever has answered it)."""
-        session.calls.pop(jail_id, None)
-        session.pending.discard(jail_id)
+        session.calls.pop(worker_call_id, None)
+        session.pending.discard(worker_call_id)
         if not session.calls:
             if session.closed:
                 return [End(session)]
@@ -117,9 +117,9 @@ class Pool:
         calls = [] if session.closed else list(self._waiting.pop(session.key, ()))
         return calls, self.gone(session)
 
-    def goes_on(self, session: Session, jail_id: str) -> list[PoolAction]:
+    def goes_on(self, session: Session, worker_call_id: str) -> list[PoolAction]:
         """A call was answered with `pending`, and its work goes on: its place among the calls is free."""
-        session.pending.add(jail_id)
+        session.pending.add(worker_call_id)
         return self._serve() if self._waiting else []
 
     def place(self, key: Key, call: Call) -> list[PoolAction]:

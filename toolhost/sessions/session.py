@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import Final, Literal
 
 from schemas.frames import ToolError
+from toolhost.calls.call_registry import Call
 from toolhost.calls.pending import Work
-from toolhost.calls.taken import Call
 
 #: Calls in one jail at a time; more wait in the host, where they can be cancelled for nothing.
 MAX_CALLS_PER_JAIL: Final = 64
@@ -30,7 +30,7 @@ State = Literal["launching", "loading", "serving", "gone"]
 
 
 class Session:
-    """One jail's. Calls are known by their names in the jail (`Call.jail_id`).
+    """One jail's. Calls are known by their names in the jail (`Call.worker_call_id`).
 
     `number` tells it from every other session, `key` says which calls belong to it, `root` whose work it does, `most`
     how many calls it takes at a time. `calls` are those that it runs, `pending` those of them that were answered and

@@ -40,15 +40,14 @@ from schemas.worker_frames import (
     WorkerFrame,
 )
 from toolhost import offload
-from toolhost.calls.answers import Answers
+from toolhost.calls.answers import Answers, too_much_pending
 from toolhost.calls.asking import Asking
-from toolhost.calls.asks import ended
-from toolhost.calls.completions import too_much_pending
+from toolhost.calls.asks import ended as call_ended
+from toolhost.calls.call_registry import Call
 from toolhost.calls.denials import with_denial
 from toolhost.calls.messages import MessageCache, SentMessages
 from toolhost.calls.pending import PENDING_S, Work
 from toolhost.calls.results import refusal, shape
-from toolhost.calls.taken import Call
 from toolhost.egress.messages import Denied, Failed
 from toolhost.jails.cells import Cell, Cells
 from toolhost.jails.jail import Jail
@@ -128,7 +127,7 @@ class Sessions:
         self._held: list[Call] | None = []  # calls that came before it was known whether jails can be made
         self._launching: set[asyncio.Task[None]] = set()
         self._closing = False
-        self._all_gone: asyncio.Future[None] | None = None
+        self._all_gone = asyncio.Event()  # set once the tool host ends and no jail is left
 
     # --- life
 
@@ -158,16 +157,14 @@ class Sessions:
     async def close(self) -> None:
         """Kill every jail and wait until all of their processes are gone, CLOSE_S at most. Calls are not answered."""
         self._closing = True
-        if self.pool.sessions():
-            self._all_gone = self._loop.create_future()
-            for live in list(self._live.values()):  # what is being launched is killed when it is there
-                live.jail.kill("the tool host was stopped")
+        for live in list(self._live.values()):  # what is being launched is killed when it is there
+            live.jail.kill("the tool host was stopped")
+        self._note_gone()
+        for ended in (self._all_gone.wait, self._sized.settled, offload.settled):
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._all_gone, CLOSE_S)
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._sized.settled(), CLOSE_S)
-        with suppress(TimeoutError):
-            await asyncio.wait_for(offload.settled(), CLOSE_S)
+                # Not wait_for: in Python 3.11 it forgets a cancellation that comes with the end that it waits for.
+                async with asyncio.timeout(CLOSE_S):
+                    await ended()
         self._egress.close()
         self._watch.close()
 
@@ -201,7 +198,7 @@ class Sessions:
         there = list(self._live.values())
         for live in there:
             self._is_blind(live)
-        overdue = self._answers.completions.overdue()
+        overdue = self._answers.overdue()
         for live in there if overdue else ():
             if any(work in overdue for work in live.session.works.values()):
                 message = f"pending work ran for more than {PENDING_S:g} s"
@@ -273,7 +270,7 @@ class Sessions:
         sent = live.messages
         if live.cells is not None:
             try:
-                worker, sent = live.cells.enter(call.jail_id), SentMessages()
+                worker, sent = live.cells.enter(call.worker_call_id), SentMessages()
             except OSError as error:
                 self._perform(self._machine.not_started(session, call, error.strerror or str(error), now))
                 return
@@ -353,7 +350,7 @@ class Sessions:
         live = self._live.get(action.session.number)
         if live is None:
             return
-        cell = None if live.cells is None else live.cells.of(action.call.jail_id)
+        cell = None if live.cells is None else live.cells.of(action.call.worker_call_id)
         if isinstance(action, machine.Tell):
             if live.cells is None:
                 live.jail.send(action.frame)
@@ -539,8 +536,8 @@ class Sessions:
         self._note_gone()
 
     def _note_gone(self) -> None:
-        if self._all_gone is not None and not self._all_gone.done() and self.jail_count == 0:
-            self._all_gone.set_result(None)
+        if self._closing and self.jail_count == 0:
+            self._all_gone.set()
 
     def _news(self, live: LiveSession, frame: WorkerFrame, cell: Cell | None = None) -> None:
         """Anything but a result, from a jail's worker or from that of one call. Raises Violation."""
@@ -607,7 +604,7 @@ class Sessions:
             if session.is_full_of_pending:
                 begun = too_much_pending(f"this tool's jail, limit {MAX_PENDING_PER_JAIL}")
             else:
-                begun = self._answers.completions.begin(call, result.handle or "")
+                begun = self._answers.begin_work(call, result.handle or "")
             self._perform(self._machine.goes_on(session, call, begun, payload, now))
             return
         live.jail.usage.answered = True
@@ -630,7 +627,7 @@ class Sessions:
         own = None if cell is None else live.session.own[cell.name or ""]
         call = self._machine.asker(live.session, ask.call_id, own)
         if call is None:
-            self._answer(live, cell, ended(ask))
+            self._answer(live, cell, call_ended(ask))
         else:
             self._asking.ask(call, ask, partial(self._answer, live, cell))
 

@@ -11,8 +11,8 @@ from schemas.frames import Frame, ToolError, ToolProgress
 from schemas.launch import ToolSpec
 from schemas.worker_frames import WORKER_PROTOCOL, Init, LoadFailed, Log, Progress
 from schemas.worker_frames import Call as WorkerCall
+from toolhost.calls.call_registry import Call
 from toolhost.calls.denials import shown
-from toolhost.calls.taken import Call
 from toolhost.egress.messages import Denied, Failed
 from toolhost.news import LogLine
 from toolhost.sessions.live import LiveSession
@@ -85,7 +85,7 @@ def worker_init(live: LiveSession, tool: ToolSpec, env: dict[str, str], output_l
 def worker_call(live: LiveSession, call: Call, message_id: str | None, now: float) -> WorkerCall:
     """The frame that hands a call to its jail."""
     return WorkerCall(
-        call_id=call.jail_id,
+        call_id=call.worker_call_id,
         export=call.export.name,
         input=call.args,
         agent_name=call.agent,

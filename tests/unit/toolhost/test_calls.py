@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from msgspec import Raw
 
 from schemas.launch import ExportSpec, ToolSpec
-from toolhost.calls.taken import Call, CallBook, Kept
+from toolhost.calls.call_registry import Call, CallRegistry, StoredResult
 
 TOOL = ToolSpec(name="t", entry="/t/h.py", root="/t", exports=[])
 
@@ -31,14 +31,14 @@ def call(name: str, *, deadline: float | None = None, agent: str = "a") -> Call:
 
 
 def test_open_then_kept_then_unknown() -> None:
-    book = CallBook()
+    book = CallRegistry()
     first = call("1")
     book.open(first)
     assert book.get("1") is first
     assert book.close(first, Raw(b"result"), 1.0)
     assert not book.close(first, Raw(b"other"), 2.0)
     kept = book.get("1")
-    assert isinstance(kept, Kept)
+    assert isinstance(kept, StoredResult)
     assert bytes(kept.payload or b"") == b"result"
     assert book.known_ids() == ["1"]
     book.acknowledge(["1", "unknown"])
@@ -47,23 +47,23 @@ def test_open_then_kept_then_unknown() -> None:
 
 
 def test_kept_results_are_bounded_in_bytes_and_stay_known() -> None:
-    book = CallBook(kept_bytes=5000)
+    book = CallRegistry(kept_bytes=5000)
     for number in range(10):
         made = call(str(number))
         book.open(made)
         book.close(made, Raw(b"x" * 1000), float(number))
     assert book.kept_bytes <= 5000
     dropped, here = book.get("0"), book.get("9")
-    assert isinstance(dropped, Kept)
+    assert isinstance(dropped, StoredResult)
     assert dropped.payload is None
-    assert isinstance(here, Kept)
+    assert isinstance(here, StoredResult)
     assert here.payload is not None
     book.acknowledge(["0"])
     assert book.get("0") is None
 
 
 def test_kept_results_expire_and_forgotten_ids_are_bounded() -> None:
-    book = CallBook(kept_s=10.0, forgotten=3)
+    book = CallRegistry(kept_s=10.0, forgotten=3)
     for number in range(6):
         made = call(str(number))
         book.open(made)
@@ -75,7 +75,7 @@ def test_kept_results_expire_and_forgotten_ids_are_bounded() -> None:
 
 
 def test_deadlines_come_in_order_once_and_not_for_finished_calls() -> None:
-    book = CallBook()
+    book = CallRegistry()
     made = {name: call(name, deadline=at) for name, at in (("late", 3.0), ("soon", 1.0), ("done", 0.5), ("mid", 2.0))}
     for one in made.values():
         book.open(one)
@@ -95,7 +95,7 @@ class Book(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.book = CallBook(kept_bytes=4000, kept_s=5.0, forgotten=4)
+        self.book = CallRegistry(kept_bytes=4000, kept_s=5.0, forgotten=4)
         self.now = 0.0
         self.running: dict[str, Call] = {}
         self.answered: dict[str, bytes] = {}
@@ -148,7 +148,7 @@ TestBook.settings = settings(max_examples=60, stateful_step_count=40)
 
 @pytest.mark.parametrize("agent", ["a", "b"])
 def test_a_call_knows_its_owner(agent: str) -> None:
-    book = CallBook()
+    book = CallRegistry()
     made = call("1", agent=agent)
     book.open(made)
     book.close(made, Raw(b""), 0.0)
@@ -158,7 +158,7 @@ def test_a_call_knows_its_owner(agent: str) -> None:
 
 
 def test_deadlines_of_finished_calls_do_not_pile_up() -> None:
-    book = CallBook()
+    book = CallRegistry()
     for number in range(20_000):
         made = call(str(number), deadline=1e9 + number)
         book.open(made)
@@ -171,7 +171,7 @@ def test_deadlines_of_finished_calls_do_not_pile_up() -> None:
 
 
 def test_hello_names_what_fits_open_calls_first() -> None:
-    book = CallBook()
+    book = CallRegistry()
     for number in range(10):
         made = call(f"kept-{number}")
         book.open(made)
@@ -183,7 +183,7 @@ def test_hello_names_what_fits_open_calls_first() -> None:
 
 
 def test_a_call_whose_time_stands_still_is_not_due_until_it_goes_on() -> None:
-    book = CallBook()
+    book = CallRegistry()
     held, other = call("held", deadline=10.0), call("other", deadline=12.0)
     book.open(held)
     book.open(other)

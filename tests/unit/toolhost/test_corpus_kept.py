@@ -11,41 +11,49 @@ from msgspec.structs import replace
 
 from tests.unit.toolhost.test_calls import call
 from tests.unit.toolhost.test_pending import promise
-from toolhost.calls.pending import KEPT_S, MAX_HANDLE, MAX_PROMISED_BYTES, MAX_RUNNING, PendingBook, Work, full_handle
+from toolhost.calls.call_registry import CallRegistry, StoredResult
+from toolhost.calls.fair_store import FairStore
+from toolhost.calls.pending import (
+    KEPT_S,
+    MAX_HANDLE,
+    MAX_PROMISED_BYTES,
+    MAX_RUNNING,
+    PendingRegistry,
+    Work,
+    full_handle,
+)
 from toolhost.calls.promises import _MAX_BYTES, PromiseFile
-from toolhost.calls.shelf import Shelf
-from toolhost.calls.taken import CallBook, Kept
 
 #: As long as a handler may choose it, of characters with four bytes each.
 LONG = "\U00020000" * MAX_HANDLE
 
 
 def test_results_of_one_agent_push_out_no_other_agents() -> None:
-    book = CallBook(kept_bytes=100_000)
+    book = CallRegistry(kept_bytes=100_000)
     for name, agent, size in [("theirs", "victim", 1000), *((f"m{n}", "flood", 9000) for n in range(50))]:
         made = call(name, agent=agent)
         book.open(made)
         book.close(made, Raw(b"x" * size), 1.0)
     assert book.kept_bytes <= 100_000
     theirs = book.get("theirs")
-    assert isinstance(theirs, Kept)
+    assert isinstance(theirs, StoredResult)
     assert theirs.payload is not None, "the one who has most goes first"
 
 
 def test_ids_of_one_agent_push_out_no_other_agents() -> None:
     """A call whose id is forgotten could run a second time."""
-    book = CallBook(kept_s=1.0, forgotten=10)
+    book = CallRegistry(kept_s=1.0, forgotten=10)
     for number, (name, agent) in enumerate([("theirs", "victim"), *((f"m{n}", "flood") for n in range(100))]):
         made = call(name, agent=agent)
         book.open(made)
         book.close(made, Raw(b"x"), float(number))
     book.expire(1000.0)
-    assert isinstance(book.get("theirs"), Kept)
-    assert sum(isinstance(book.get(f"m{n}"), Kept) for n in range(100)) == 9
+    assert isinstance(book.get("theirs"), StoredResult)
+    assert sum(isinstance(book.get(f"m{n}"), StoredResult) for n in range(100)) == 9
 
 
 def test_what_pending_work_came_to_is_kept_for_the_others(tmp_path: Path) -> None:
-    book = PendingBook(kept_bytes=10_000)
+    book = PendingRegistry(kept_bytes=10_000)
     for number in range(60):
         owner = "victim" if number == 0 else "flood"
         work = book.begin(promise(f"h{number}", key=owner, call=f"c{number}"), 0.0)
@@ -55,14 +63,14 @@ def test_what_pending_work_came_to_is_kept_for_the_others(tmp_path: Path) -> Non
     assert book.get(("a", "victim"), "h0") is not None
     book.expire(1.0 + KEPT_S)
     assert book.empty
-    assert (book._shelf.total, len(book._shelf)) == (0, 0)
+    assert (book._done.total, len(book._done)) == (0, 0)
 
 
 def test_promises_of_one_agent_leave_room_for_those_of_the_others(tmp_path: Path) -> None:
     """They are written as a whole, and a file that is too large was read as none: all work would end without a word."""
     handle = full_handle("t", LONG)
     assert handle is not None
-    book, number = PendingBook(), 0
+    book, number = PendingRegistry(), 0
     for instance in range(50):  # as many as ask
         for _ in range(MAX_RUNNING):
             number += 1
@@ -71,17 +79,17 @@ def test_promises_of_one_agent_leave_room_for_those_of_the_others(tmp_path: Path
                 break
     assert isinstance(book.begin(promise("h", key="victim", call="theirs"), 0.0), Work)
     file = PromiseFile(str(tmp_path / "pending.json"))
-    file.write(book.running())
+    file.write(book.promised())
     assert (tmp_path / "pending.json").stat().st_size <= MAX_PROMISED_BYTES + (1 << 20) <= _MAX_BYTES
     assert promise("h", key="victim", call="theirs") in file.read()
-    again = PendingBook()
+    again = PendingRegistry()
     for known in file.read():
         assert isinstance(again.begin(known, 0.0, again=True), Work), "what was promised is told, whatever it holds"
 
 
 def test_a_promise_is_counted_until_somebody_was_told() -> None:
     """Else work that ends at once could be promised without end while the broker is away."""
-    handle, book = full_handle("t", LONG) or "", PendingBook()
+    handle, book = full_handle("t", LONG) or "", PendingRegistry()
     taken: list[Work] = []
     while len(taken) < 5000:
         made = book.begin(promise(f"{handle}{len(taken)}", call=f"c{len(taken)}"), 0.0)
@@ -98,20 +106,21 @@ def test_a_promise_is_counted_until_somebody_was_told() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from(["put", "take"]), st.integers(0, 9), st.integers(0, 3), st.integers(1, 9))))
 def test_a_shelf_is_what_stands_on_it(actions: list[tuple[str, int, int, int]]) -> None:
-    shelf: Shelf[int] = Shelf()
+    shelf: FairStore[int, int] = FairStore()
     model: dict[int, tuple[tuple[str, str], int]] = {}
     for action, name, owner, size in actions:
         if action == "put":
             model.pop(name, None)
             model[name] = (("a", str(owner)), size)
-            shelf.put(name, ("a", str(owner)), size)
+            shelf.put(name, ("a", str(owner)), size, -name)
         else:
-            model.pop(name, None)
-            shelf.take(name)
+            kept = model.pop(name, None)
+            assert shelf.take(name) == (None if kept is None else -name)
         held: dict[tuple[str, str], int] = {}
         for who, much in model.values():
             held[who] = held.get(who, 0) + much
         assert (shelf.total, len(shelf)) == (sum(held.values()), len(model))
+        assert list(shelf) == [-name for name in model]
         assert all(shelf.held_by(who) == much for who, much in held.items())
         if model:
             first = shelf.first_to_go()

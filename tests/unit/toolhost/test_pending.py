@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,11 @@ from msgspec import Raw
 from schemas.frames import Frame
 from schemas.launch import ExportSpec, ToolSpec
 from schemas.spans import call_span
-from toolhost.calls.completions import Completions
-from toolhost.calls.pending import KEPT_S, MAX_RUNNING, PENDING_S, PendingBook, Promise, Work
+from toolhost.calls.answers import Answers
+from toolhost.calls.asking import Asking
+from toolhost.calls.call_registry import Call
+from toolhost.calls.pending import KEPT_S, MAX_RUNNING, PENDING_S, PendingRegistry, Promise, Work
 from toolhost.calls.promises import PromiseFile
-from toolhost.calls.taken import Call
 
 
 def promise(handle: str, *, key: str = "k", call: str = "t1/a") -> Promise:
@@ -27,13 +29,13 @@ def promise(handle: str, *, key: str = "k", call: str = "t1/a") -> Promise:
 
 @pytest.mark.requirement("RESULT-03", "RESULT-04")
 def test_work_is_running_then_done_then_forgotten() -> None:
-    book = PendingBook()
+    book = PendingRegistry()
     work = book.begin(promise("h"), 0.0)
     assert isinstance(work, Work)
-    assert (book.get(("a", "k"), "h"), work.done, book.running()) == (work, False, [promise("h")])
+    assert (book.get(("a", "k"), "h"), work.done, book.of(("a", "k"))) == (work, False, [work])
     assert book.get(("a", "other"), "h") is None, "a handle belongs to one instance"
     assert book.end(work, Raw(b"x"), 10.0) == []
-    assert (work.done, book.running()) == (True, [])
+    assert (work.done, book.of(("a", "k"))) == (True, [])
     assert book.end(work, Raw(b"y"), 11.0) is None, "it ends once"
     book.expire(10.0 + KEPT_S - 1)
     assert book.get(("a", "k"), "h") is work
@@ -42,7 +44,7 @@ def test_work_is_running_then_done_then_forgotten() -> None:
 
 
 def test_a_handle_in_use_is_refused_and_free_again_afterwards() -> None:
-    book = PendingBook()
+    book = PendingRegistry()
     first = book.begin(promise("h"), 0.0)
     assert isinstance(first, Work)
     assert book.begin(promise("h", call="t1/b"), 1.0) == "taken"
@@ -54,7 +56,7 @@ def test_a_handle_in_use_is_refused_and_free_again_afterwards() -> None:
 
 
 def test_an_instance_has_only_so_much_work_and_only_for_so_long() -> None:
-    book = PendingBook()
+    book = PendingRegistry()
     begun = [book.begin(promise(f"h{number}"), float(number)) for number in range(MAX_RUNNING)]
     assert all(isinstance(work, Work) for work in begun)
     assert book.begin(promise("one more"), 0.0) == "full"
@@ -64,7 +66,7 @@ def test_an_instance_has_only_so_much_work_and_only_for_so_long() -> None:
 
 
 def test_kept_results_are_bounded_in_bytes_and_the_oldest_go_first() -> None:
-    book = PendingBook(kept_bytes=100)
+    book = PendingRegistry(kept_bytes=100)
     for number in range(5):
         work = book.begin(promise(f"h{number}"), 0.0)
         assert isinstance(work, Work)
@@ -77,7 +79,7 @@ class Machine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.book = PendingBook(kept_bytes=50)
+        self.book = PendingRegistry(kept_bytes=50)
         self.now = 0.0
         self.running: dict[str, Work] = {}
         self.ended: list[Work] = []
@@ -105,7 +107,7 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def running_work_is_never_forgotten(self) -> None:
-        assert {p.handle for p in self.book.running()} == set(self.running)
+        assert {work.promise.handle for work in self.book.of(("a", "k"))} == set(self.running)
         for handle, work in self.running.items():
             assert self.book.get(("a", "k"), handle) is work
 
@@ -138,10 +140,10 @@ async def test_the_end_of_work_is_told_with_the_root_of_its_call_also_by_the_nex
     sent: list[Frame] = []
     file = PromiseFile(str(tmp_path / "pending.json"))
 
-    def completions() -> Completions:
-        return Completions(
-            finish=lambda call, payload: None, announce=lambda event, told: sent.append(event), remember=file.write
-        )
+    def answers() -> Answers:
+        loop = asyncio.get_running_loop()
+        asking = Asking(loop, None, lambda line: None)
+        return Answers(loop, lambda frame: True, asking, lambda event, told: sent.append(event), file.write)
 
     export = ExportSpec(name="f")
     tool = ToolSpec(name="t", entry="/t.py", root="/t.py", exports=[export])
@@ -149,11 +151,11 @@ async def test_the_end_of_work_is_told_with_the_root_of_its_call_also_by_the_nex
         id="t1/a", agent="coder", instance_key="k", tool=tool, export=export, args=Raw(b"\x80"), turn_id="t1",
         tool_call_id="a", message_id=None, workdir=None, deadline=None, root_event="e-0", trace_id="a" * 32,
     )  # fmt: skip
-    first = completions()
-    work = first.begin(call, "h")
+    first = answers()
+    work = first.begin_work(call, "h")
     assert isinstance(work, Work)
     promises = file.read()
-    first.end(work, Raw(b"\x80"))
-    completions().give_up(promises)
+    first.end_work(work, Raw(b"\x80"))
+    answers().give_up(promises)
     assert [(event.event_id, event.root_event) for event in sent] == [("t1/a~completed", "e-0")] * 2
     assert [(event.trace_id, event.parent_span_id) for event in sent] == [("a" * 32, call_span("t1/a"))] * 2

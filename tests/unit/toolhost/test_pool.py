@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from schemas.launch import SandboxSpec
 from tests.unit.toolhost.test_calls import call
-from toolhost.calls.taken import Call
+from toolhost.calls.call_registry import Call
 from toolhost.policy.nested import MAX_CALLS
 from toolhost.sessions.pool import (
     LEFT_PART,

@@ -17,8 +17,8 @@ from schemas.errors import tool_error
 from schemas.launch import SandboxSpec
 from schemas.worker_frames import Result
 from tests.unit.toolhost.test_calls import call
+from toolhost.calls.call_registry import Call
 from toolhost.calls.pending import Promise, Work
-from toolhost.calls.taken import Call
 from toolhost.sessions import machine
 from toolhost.sessions.machine import CANCEL_GRACE_S, MAX_MADE, SIBLING_GRACE_S, Action, Machine
 from toolhost.sessions.pool import Assign, End, Start
@@ -124,7 +124,7 @@ def running(*calls: Call) -> tuple[Shell, Session]:
 
 
 def result(shell: Shell, session: Session, one: Call, *, spent: bool = False) -> None:
-    said = Result(call_id=one.jail_id, status="ok")
+    said = Result(call_id=one.worker_call_id, status="ok")
     shell.perform(shell.machine.result(session, one, said, PAYLOAD, spent=spent, now=shell.now))
 
 
@@ -169,7 +169,7 @@ def test_a_cancelled_call_is_answered_at_once_and_its_handler_asked_first() -> N
     told = shell.take_told()
     assert kinds(told) == ["Tell", "WaitForStop"]
     assert isinstance(told[1], machine.WaitForStop) and told[1].seconds == CANCEL_GRACE_S
-    shell.perform(shell.machine.late_result(session, one.jail_id))  # it has stopped
+    shell.perform(shell.machine.late_result(session, one.worker_call_id))  # it has stopped
     shell.perform(shell.machine.did_not_stop(session, one))
     assert shell.take_told() == []
     two = made("2")
@@ -195,7 +195,7 @@ def test_a_call_with_processes_of_its_own_ends_alone() -> None:
     shell, session = running(late, sibling)
     shell.perform(shell.machine.run_out(late, 1.0))
     assert kinds(shell.take_told()) == ["EndCall"]
-    assert not session.closed and sibling.jail_id in session.calls
+    assert not session.closed and sibling.worker_call_id in session.calls
     shell.perform(shell.machine.call_failed(session, sibling, ERROR, "crashed", 2.0))
     assert shell.errors == {"1": "E_TOOL_TIMEOUT", "2": "E_TOOL_CRASHED"}
     assert session.number not in shell.dying
@@ -239,25 +239,25 @@ def test_what_a_worker_may_say_of_calls() -> None:
     one, two = made("1"), made("2")
     shell, session = running(one, two)
     decide = shell.machine
-    assert decide.asker(session, one.jail_id, None) is one
-    for name, own in (("99", None), (one.jail_id, two)):
+    assert decide.asker(session, one.worker_call_id, None) is one
+    for name, own in (("99", None), (one.worker_call_id, two)):
         with pytest.raises(Violation, match="in the name of a call"):
             decide.asker(session, name, own)
     result(shell, session, one)
-    assert decide.asker(session, one.jail_id, None) is None, "by mistake, just after its end"
+    assert decide.asker(session, one.worker_call_id, None) is None, "by mistake, just after its end"
     with pytest.raises(Violation, match="does not run"):
-        decide.late_result(session, one.jail_id)
+        decide.late_result(session, one.worker_call_id)
     session.permissions = ()
     with pytest.raises(Violation, match="permission"):
-        decide.asker(session, two.jail_id, None)
+        decide.asker(session, two.worker_call_id, None)
     with pytest.raises(Violation, match="continues"):
-        decide.check_continues(session, two, Result(call_id=two.jail_id, status="ok", continues=True))
+        decide.check_continues(session, two, Result(call_id=two.worker_call_id, status="ok", continues=True))
 
 
 def test_work_goes_on_once() -> None:
     one = made("1")
     shell, session = running(one)
-    pending = Result(call_id=one.jail_id, status="pending", handle="h", continues=True)
+    pending = Result(call_id=one.worker_call_id, status="pending", handle="h", continues=True)
     shell.machine.check_continues(session, one, pending)
     shell.perform(shell.machine.goes_on(session, one, work_of(one), PAYLOAD, 0.0))
     assert shell.done == {"1": 1} and session.room == session.most
@@ -274,7 +274,7 @@ def test_work_that_meets_a_limit_ends_with_it() -> None:
     shell, session = running(one)
     work = work_of(one)
     shell.perform(shell.machine.goes_on(session, one, work, PAYLOAD, 0.0))
-    shell.perform(shell.machine.calls_over_limit(session, ERROR, [one.jail_id, "99"], 1.0))
+    shell.perform(shell.machine.calls_over_limit(session, ERROR, [one.worker_call_id, "99"], 1.0))
     assert (shell.done, shell.ended) == ({"1": 1}, {id(work): 1})
     assert session.number in shell.dying
 
@@ -328,7 +328,7 @@ class AnyHistory(RuleBasedStateMachine):
     def a_worker_answers(self, data: Any, how: str) -> None:
         session = self.pick(data, [session for session in self.at() if session.calls])
         one = self.pick(data, list(session.calls.values()))
-        if how in ("ends", "spent") or one.jail_id in session.works:
+        if how in ("ends", "spent") or one.worker_call_id in session.works:
             result(self.shell, session, one, spent=how == "spent")
             return
         begun = work_of(one) if how == "goes on" else ERROR
@@ -362,14 +362,14 @@ class AnyHistory(RuleBasedStateMachine):
         if how == "broken":
             self.shell.perform(decide.break_off(session, ERROR, "broken"))
         elif how == "limit":
-            names = [one.jail_id for one in some]
+            names = [one.worker_call_id for one in some]
             self.shell.perform(decide.calls_over_limit(session, ERROR, names, self.shell.now))
         elif how == "fails":
             for one in some if session.forks else ():
                 self.shell.perform(decide.call_failed(session, one, ERROR, "ended", self.shell.now))
         elif how == "stop":
             for one in self.calls:
-                if one.jail_id in session.abandoned:
+                if one.worker_call_id in session.abandoned:
                     self.shell.perform(decide.did_not_stop(session, one))
         else:
             self.shell.perform(decide.waited(session, how, "t"))  # type: ignore[arg-type] # the three that there are

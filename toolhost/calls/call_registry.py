@@ -6,8 +6,8 @@ agent has stored the result, or forgotten (finished, its result dropped).
 Rules.
 - A callId runs at most once: a repeat of an open one attaches to it, of a kept one gets the same result again, of a
   forgotten one is told that its outcome is unknown.
-- Kept results are bounded in bytes and in time; the oldest of whoever has most go first (shelf.py). What is dropped
-  stays known by its id alone.
+- Kept results are bounded in bytes and in time; the oldest of whoever has most go first (fair_store.py). A result that
+  is dropped stays known by its id alone.
 - A callId belongs to the agent instance that used it first; from another one it is refused.
 
 Source: docs/design/delivery.md section 6.
@@ -20,10 +20,10 @@ from collections.abc import Iterable
 from itertools import chain, count
 from typing import Final, Literal
 
-from msgspec import Raw
+from msgspec import Raw, Struct
 
 from schemas.launch import ExportSpec, ToolSpec
-from toolhost.calls.shelf import Shelf
+from toolhost.calls.fair_store import FairStore
 
 #: Results that no agent has acknowledged yet, in all (bytes): one of the largest, twenty of the default outputMb.
 KEPT_BYTES: Final = 80 << 20
@@ -43,67 +43,47 @@ _STALE: Final = 256
 State = Literal["waiting", "running", "done"]
 
 
-class Call:
-    """One call. `deadline` is on the loop's clock (seconds), None without one; `allowed_ms` is what it was given.
-    `generation` tells a tool from what the same name stood for in an earlier bundle. `root_event`, `trace_id` and
-    `workdir_base` are the frame's.
+class Call(Struct, eq=False, kw_only=True):
+    """One call, from its `tool.call` to its result."""
 
-    `key` says which jail it belongs to, `session` is the number of the session that runs it, `jail_id` its name there,
-    `started` when its jail got it (on the same clock).
-    """
-
-    __slots__ = (
-        "agent", "allowed_ms", "args", "attempts", "deadline", "denied_before", "export", "generation", "id",
-        "instance_key", "jail_id", "key", "left", "message_id", "progress_at", "root_event", "session", "started",
-        "state", "tool", "tool_call_id", "trace_id", "turn_id", "workdir", "workdir_base",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        *,
-        id: str,
-        agent: str,
-        instance_key: str,
-        tool: ToolSpec,
-        export: ExportSpec,
-        args: Raw,
-        turn_id: str,
-        tool_call_id: str,
-        message_id: str | None,
-        workdir: str | None,
-        workdir_base: str | None = None,
-        deadline: float | None,
-        allowed_ms: int = 0,
-        generation: str = "",
-        root_event: str | None = None,
-        trace_id: str | None = None,
-    ) -> None:
-        self.id = id
-        self.agent = agent
-        self.instance_key = instance_key
-        self.tool = tool
-        self.export = export
-        self.args = args
-        self.turn_id = turn_id
-        self.tool_call_id = tool_call_id
-        self.message_id = message_id
-        self.workdir = workdir
-        self.workdir_base = workdir_base
-        self.deadline = deadline
-        self.allowed_ms = allowed_ms
-        self.generation = generation
-        self.root_event = root_event
-        self.trace_id = trace_id
-        #: What it has left (seconds), while its time stands still.
-        self.left: float | None = None
-        self.state: State = "waiting"
-        self.session = 0  # the number of the session that runs it
-        self.key: tuple[str, ...] = ()
-        self.jail_id = ""
-        self.attempts = 0
-        self.denied_before = 0  # connections of its jail that had been denied when it began
-        self.progress_at = 0.0
-        self.started = 0.0  # when its jail got it
+    #: Its callId.
+    id: str
+    agent: str
+    instance_key: str
+    tool: ToolSpec
+    export: ExportSpec
+    #: The arguments as the handler gets them.
+    args: Raw
+    turn_id: str
+    tool_call_id: str
+    message_id: str | None
+    #: The folder that it works in, and the folder that this one lies in, both as the frame says them.
+    workdir: str | None
+    workdir_base: str | None = None
+    #: When it must have its result (seconds, on the loop's clock). None: without a deadline, or its time stands still.
+    deadline: float | None
+    #: What it was given until then (milliseconds).
+    allowed_ms: int = 0
+    #: What it has left while its time stands still (seconds).
+    left: float | None = None
+    #: Tells its tool from what the same name stood for in an earlier bundle.
+    generation: str = ""
+    root_event: str | None = None
+    trace_id: str | None = None
+    state: State = "waiting"
+    #: Calls with the same key share a jail.
+    key: tuple[str, ...] = ()
+    #: The number of the session that runs it.
+    session: int = 0
+    #: Its name in its jail.
+    worker_call_id: str = ""
+    #: How often a jail got it.
+    attempts: int = 0
+    #: When its jail got it, and when its last progress was passed on (seconds, on the loop's clock).
+    started: float = 0.0
+    progress_at: float = 0.0
+    #: Connections of its jail that had been denied when it began.
+    denied_before: int = 0
 
     @property
     def owner(self) -> tuple[str, str]:
@@ -111,40 +91,33 @@ class Call:
         return (self.agent, self.instance_key)
 
 
-class Kept:
-    """The result of a finished call, for repeats; `payload` is None once it was dropped."""
+class StoredResult(Struct, eq=False):
+    """The result of a finished call, for repeats."""
 
-    __slots__ = ("agent", "at", "id", "instance_key", "payload")
-
-    def __init__(self, call: Call, payload: Raw | None, at: float) -> None:
-        self.id = call.id
-        self.agent = call.agent
-        self.instance_key = call.instance_key
-        self.payload = payload
-        self.at = at
-
-    @property
-    def owner(self) -> tuple[str, str]:
-        """Whose call it was."""
-        return (self.agent, self.instance_key)
+    #: The callId.
+    id: str
+    #: The agent and the instance key whose call it was.
+    owner: tuple[str, str]
+    #: The result, None once it was dropped.
+    payload: Raw | None
+    #: When it came (seconds, on the loop's clock).
+    at: float
 
 
-class CallBook:
-    """All of them."""
+class CallRegistry:
+    """All calls of one tool host, and the results that it still has."""
 
     def __init__(self, *, kept_bytes: int = KEPT_BYTES, kept_s: float = KEPT_S, forgotten: int = FORGOTTEN) -> None:
         self._max_bytes = kept_bytes
         self._max_s = kept_s
         self._max_forgotten = forgotten
         self._open: dict[str, Call] = {}
-        self._kept: dict[str, Kept] = {}  # oldest first
-        self._forgotten: dict[str, Kept] = {}
-        self._kept_shelf: Shelf[str] = Shelf()
-        self._forgotten_shelf: Shelf[str] = Shelf()
+        self._kept: FairStore[str, StoredResult] = FairStore()
+        self._forgotten: FairStore[str, StoredResult] = FairStore()
         self._deadlines: list[tuple[float, int, Call]] = []
         self._order = count()
 
-    def get(self, call_id: str) -> Call | Kept | None:
+    def get(self, call_id: str) -> Call | StoredResult | None:
         """What is known of a callId."""
         return self._open.get(call_id) or self._kept.get(call_id) or self._forgotten.get(call_id)
 
@@ -174,10 +147,10 @@ class CallBook:
             return False
         call.state = "done"
         del self._open[call.id]
-        self._kept[call.id] = Kept(call, payload, now)
-        self._kept_shelf.put(call.id, call.owner, _size(payload))
-        while self._kept_shelf.total > self._max_bytes:
-            self._forget(self._kept_shelf.first_to_go())
+        size = len(bytes(payload)) + _KEPT_OVERHEAD
+        self._kept.put(call.id, call.owner, size, StoredResult(call.id, call.owner, payload, now))
+        while self._kept.total > self._max_bytes:
+            self._forget(self._kept.first_to_go())
         return True
 
     def open_of(self, owner: tuple[str, str]) -> list[Call]:
@@ -187,29 +160,22 @@ class CallBook:
     def acknowledge(self, call_ids: Iterable[str]) -> None:
         """The agents have stored these results."""
         for call_id in call_ids:
-            self._kept.pop(call_id, None)
-            self._kept_shelf.take(call_id)
-            self._forgotten.pop(call_id, None)
-            self._forgotten_shelf.take(call_id)
+            self._kept.take(call_id)
+            self._forgotten.take(call_id)
 
     def expire(self, now: float) -> None:
         """Drop results that have waited too long. Call now and then."""
-        while self._kept:
-            oldest = next(iter(self._kept.values()))
-            if now - oldest.at < self._max_s:
-                return
+        while (oldest := next(iter(self._kept), None)) is not None and now - oldest.at >= self._max_s:
             self._forget(oldest.id)
 
     def _forget(self, call_id: str) -> None:
-        kept = self._kept.pop(call_id)
-        self._kept_shelf.take(call_id)
-        kept.payload = None
-        self._forgotten[call_id] = kept
-        self._forgotten_shelf.put(call_id, kept.owner, 1)
-        if len(self._forgotten) > self._max_forgotten:
-            oldest = self._forgotten_shelf.first_to_go()
-            self._forgotten_shelf.take(oldest)
-            del self._forgotten[oldest]
+        """Drop a result that is kept; its id stays known."""
+        stored = self._kept.take(call_id)
+        if stored is not None:
+            stored.payload = None
+            self._forgotten.put(call_id, stored.owner, 1, stored)
+            if len(self._forgotten) > self._max_forgotten:
+                self._forgotten.take(self._forgotten.first_to_go())
 
     # --- deadlines
 
@@ -238,21 +204,21 @@ class CallBook:
         As many as fit `max_bytes`; hello is one frame.
         """
         found: list[str] = []
-        for call_id in chain(self._open, reversed(self._kept)):
+        for call_id in chain(self._open, (stored.id for stored in reversed(self.kept()))):
             max_bytes -= len(call_id) * 4 + 8  # a character of UTF-8 has four bytes at most
             if max_bytes < 0:
                 break
             found.append(call_id)
         return found
 
-    def kept(self) -> list[Kept]:
+    def kept(self) -> list[StoredResult]:
         """Results that nobody has acknowledged, oldest first: sent again after a reconnect."""
-        return list(self._kept.values())
+        return list(self._kept)
 
     @property
     def empty(self) -> bool:
         """Whether nothing is open or kept."""
-        return not self._open and not self._kept
+        return not self._open and not len(self._kept)
 
     @property
     def open_count(self) -> int:
@@ -262,14 +228,10 @@ class CallBook:
     @property
     def kept_bytes(self) -> int:
         """What the kept results take."""
-        return self._kept_shelf.total
+        return self._kept.total
 
 
 def _is_due_then(item: tuple[float, int, Call]) -> bool:
     """Whether an entry of the queue still counts: the call is open, and its deadline has not moved."""
     moment, _, call = item
     return call.state != "done" and call.deadline == moment
-
-
-def _size(payload: Raw) -> int:
-    return len(bytes(payload)) + _KEPT_OVERHEAD

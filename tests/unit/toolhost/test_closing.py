@@ -1,0 +1,31 @@
+"""The end of a tool host that is cancelled in the very moment in which its last jail has ended.
+
+`asyncio.wait_for` of Python 3.11 returns what it waited for then, and forgets the cancellation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from schemas.launch import ToolHostSpec
+from tests.toolhost_fixture import POWERS
+from tests.unit.toolhost.test_calls import call
+from toolhost.host import Host
+from toolhost.sessions.pool import Start
+
+
+async def test_a_cancellation_that_comes_with_the_end_of_the_last_jail_counts() -> None:
+    host = Host(ToolHostSpec(tools=[], state_dir="/nonexistent", revision="1"), None, POWERS, send=lambda frame: True)
+    (start,) = host.sessions.pool.place(("t",), call("1"))
+    assert isinstance(start, Start)
+    closing = asyncio.ensure_future(host.close())
+    await asyncio.sleep(0)
+    _, actions = host.sessions.pool.failed(start.session)
+    assert actions == []
+    host.sessions._note_gone()
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    await host.close()

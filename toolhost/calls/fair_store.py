@@ -1,0 +1,71 @@
+"""Values that are kept for a while within a bound, and which of them goes first when there are too many. Pure.
+
+If the oldest of all went first, one owner could push out what is kept for everybody else. So the oldest value of the
+owner who has most goes first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from typing import Generic, TypeVar
+
+Name = TypeVar("Name", bound=Hashable)
+Value = TypeVar("Value")
+Owner = tuple[str, str]
+
+
+class FairStore(Generic[Name, Value]):
+    """The values by their names, each with its owner and its size. Iterating gives the values, the oldest first."""
+
+    def __init__(self) -> None:
+        #: The sizes of all values together.
+        self.total = 0
+        self._entries: dict[Name, tuple[Owner, int, Value]] = {}
+        #: owner -> the names of its values, the oldest first.
+        self._names: dict[Owner, dict[Name, None]] = {}
+        self._held: dict[Owner, int] = {}
+
+    def put(self, name: Name, owner: Owner, size: int, value: Value) -> None:
+        """Keep a new value. It replaces one of the same name."""
+        self.take(name)
+        self._entries[name] = (owner, size, value)
+        self._names.setdefault(owner, {})[name] = None
+        self._held[owner] = self._held.get(owner, 0) + size
+        self.total += size
+
+    def take(self, name: Name) -> Value | None:
+        """Keep a value no longer. Return it, or None when it is not there."""
+        entry = self._entries.pop(name, None)
+        if entry is None:
+            return None
+        owner, size, value = entry
+        names = self._names[owner]
+        del names[name]
+        self.total -= size
+        self._held[owner] -= size
+        if not names:
+            del self._names[owner], self._held[owner]
+        return value
+
+    def get(self, name: Name) -> Value | None:
+        """The value, if it is kept."""
+        entry = self._entries.get(name)
+        return None if entry is None else entry[2]
+
+    def held_by(self, owner: Owner) -> int:
+        """The sizes of this owner's values together."""
+        return self._held.get(owner, 0)
+
+    def names_of(self, owner: Owner) -> list[Name]:
+        """The names of this owner's values, the oldest first."""
+        return list(self._names.get(owner, ()))
+
+    def first_to_go(self) -> Name:
+        """The name of the value that goes when there is too much. Something must be kept."""
+        return next(iter(self._names[max(self._held, key=self._held.__getitem__)]))
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[Value]:
+        return (value for _, _, value in self._entries.values())
