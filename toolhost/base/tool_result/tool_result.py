@@ -1,6 +1,6 @@
 """`tool-result__get`: what pending work came to.
 
-The tool host itself answers these calls (toolhost/calls/completions.py), because it is who knows the work of every
+The tool host itself answers these calls (toolhost/calls/answers.py), because it is who knows the work of every
 jail; this module only says so, should it ever be asked.
 """
 
