@@ -64,7 +64,10 @@ GROUPS = {
             "tests/contract/test_parity_refusals.py",
         ],
     ),
-    "mailbox": Group(["kernel/broker/mailbox.py", "kernel/broker/entities.py"], ["tests/unit/kernel/broker"]),
+    "mailbox": Group(
+        ["kernel/broker/mailbox.py", "kernel/broker/entities.py"],
+        [f"tests/unit/kernel/broker/test_{name}.py" for name in ("mailbox", "entities")],
+    ),
     "lifecycle": Group(["kernel/supervisor/lifecycle.py"], ["tests/unit/kernel/supervisor/test_lifecycle.py"]),
     "policy": Group(pure("toolhost.policy."), ["tests/unit/toolhost"]),
     "codec": Group(["schemas/codec.py"], ["tests/unit/schemas/test_codec.py", "tests/contract/test_vectors.py"]),
