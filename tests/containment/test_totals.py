@@ -256,7 +256,12 @@ async def test_what_no_limit_counts_ends_by_time_or_size(place: Path) -> None:
 @both_mechanisms
 async def test_a_neighbour_in_the_jail_is_told_what_happened(place: Path, grouped: bool) -> None:
     """A limit of the whole jail ends all of its calls; a limit of one call leaves the others a moment to finish."""
-    source = SOURCE + "\nhandlers['slow'] = lambda ctx, input: time.sleep(1.2) or 'done'\n"
+    source = SOURCE + (
+        "\ndef slow(ctx, input):\n"
+        "    while not os.path.exists(ctx.workdir + '/go on'): time.sleep(0.01)\n"
+        "    return 'done'\n"
+        "handlers['slow'] = slow\n"
+    )
     tool = make_tool(place, source, *NAMES, "slow", sandbox=SandboxSpec(limits=Limits(cpu_seconds=1, memory_mb=96)))
     async with bench(tool, grouped=grouped) as made:
         assert (await made.call("t__quiet", workdir=place / "w"))["status"] == "ok"
@@ -265,11 +270,13 @@ async def test_a_neighbour_in_the_jail_is_told_what_happened(place: Path, groupe
         for waiter in (slow, bomb):
             result = await asyncio.wait_for(waiter, 15)
             assert "the limit memoryMb was reached" in result["error"]["message"]
-        _, bomb = made.start("t__spin", workdir=place / "w")
-        await asyncio.sleep(0.6)
         _, slow = made.start("t__slow", workdir=place / "w")
-        assert "cpuSeconds" in (await asyncio.wait_for(bomb, 15))["error"]["message"]
+        _, bomb = made.start("t__spin", workdir=place / "w")
+        while made.host.jail_count == 1:  # another one is made as soon as the limit was reached
+            await made.call("t__quiet", workdir=place / "w")
+        (place / "w" / "go on").touch()
         assert (await asyncio.wait_for(slow, 15)) == {"status": "ok", "output": "done"}
+        assert "cpuSeconds" in (await asyncio.wait_for(bomb, 15))["error"]["message"]
 
 
 async def test_groups_go_with_their_jails(place: Path) -> None:

@@ -10,6 +10,7 @@ import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -408,20 +409,26 @@ def test_news_for_a_client_that_does_not_read_cost_nobody_anything(broker: Broke
     assert heard <= stats["live"] < 4_000
 
 
-def test_a_link_that_waits_for_nothing_seldom_looks_and_one_that_waits_is_in_time(broker: Broker) -> None:
-    class Counted(Link):
-        looks = 0
+def test_a_link_that_waits_for_nothing_seldom_looks_and_one_that_waits_is_in_time(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("schemas.link.TICK_S", 0.02)
 
+    class Counted(Link):
         def _tick(self) -> None:
-            self.looks += 1
+            looks.append(asyncio.get_running_loop().time())
             super()._tick()
+
+    looks: list[float] = []
 
     async def live() -> None:
         token = broker.token("agent", agent="coder", instance_key="k")
         link = Counted(broker.endpoint("agent"), token, on_frame=print)
         await link.start()
-        await asyncio.sleep(1.1)
-        assert link.looks <= 3, "after 0.2, then 0.4, then 0.8 s"
+        while len(looks) < 4:
+            await asyncio.sleep(0.005)
+        pauses = [later - before for before, later in pairwise(looks)]
+        assert all(pause >= 0.999 * least for pause, least in zip(pauses, (0.04, 0.08, 0.16), strict=False)), pauses
         os.kill(broker.process.pid, signal.SIGSTOP)  # nobody else says that it is late
         begun = time.monotonic()
         asked = Frame("event", event_id="late", to="reviewer", instance_key="r", reply_to=ReplyTo("coder", "c"))

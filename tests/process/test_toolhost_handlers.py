@@ -374,24 +374,21 @@ async def test_siblings_of_a_call_out_of_time(short_tmp: Path, workdir: Path, mo
 
 async def test_cancelling(short_tmp: Path, workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("toolhost.sessions.machine.CANCEL_GRACE_S", 0.3)
+    other = short_tmp / "other"
+    other.mkdir()
     async with bench(tool(short_tmp)) as made:
-        call_id, waiter = made.start("t__waits", workdir=workdir)
-        await made.call("t__echo", {}, workdir=workdir)
-        made.cancel(call_id)
-        assert error_of(await waiter)["code"] == "E_CANCELLED"
-        await asyncio.sleep(0.5)
-        assert made.host.jail_count == 1  # the handler looked at ctx.cancelled and stopped
-        call_id, waiter = made.start("t__never", workdir=workdir)
-        await made.call("t__later", {}, workdir=workdir)
-        made.cancel(call_id)
-        assert error_of(await waiter)["code"] == "E_CANCELLED"
-        await asyncio.sleep(0.5)
-        assert made.host.jail_count == 1  # a coroutine is cancelled
-        call_id, waiter = made.start("t__forever", workdir=workdir)
-        await made.call("t__echo", {}, workdir=workdir)
-        made.cancel(call_id)
-        assert error_of(await waiter)["code"] == "E_CANCELLED"
-        await until(lambda: made.host.jail_count == 0)  # a handler that does not look is ended with its jail
+        # ctx.cancelled is looked at, a coroutine is cancelled, and the last handler does not look
+        for name, place in (("waits", workdir), ("never", workdir), ("forever", other)):
+            call_id, waiter = made.start(f"t__{name}", workdir=place, instance_key=place.name)
+            await made.call("t__later", {}, workdir=place, instance_key=place.name)
+            made.cancel(call_id)
+            assert error_of(await waiter)["code"] == "E_CANCELLED"
+        kept = made.workers[0].pid
+        assert made.host.jail_count == 2
+        # Who does not look is ended with its jail; the time of the others was over before that.
+        await until(lambda: made.host.jail_count == 1)
+        assert (await made.call("t__echo", {}, workdir=workdir, instance_key=workdir.name))["status"] == "ok"
+        assert [news.pid for news in made.workers if Path(f"/proc/{news.pid}").exists()] == [kept]
         made.cancel("turn-1/unknown")
         assert len(made.results) == len({call for call, _ in made.results})
 
@@ -469,17 +466,18 @@ async def test_a_worker_that_does_not_sweep_is_swept_from_outside(short_tmp: Pat
     async with bench(make_tool(short_tmp, source, "disarm", "processes", "nap")) as made:
         await made.call("t__disarm", workdir=workdir)
         assert len((await made.call("t__processes", workdir=workdir))["output"]) == 3
-        await asyncio.sleep(2.2)  # looked for once a second while idle; its zombie goes with the next sweep
+        assert states_below(made) == ["S"]
+        await until(lambda: states_below(made) in ([], ["Z"]))  # looked for once a second while idle
         await made.call("t__nap", {"s": 0}, workdir=workdir)
         pids = (await made.call("t__processes", workdir=workdir))["output"]
-        assert len(pids) == 2 or await defunct(made, workdir) == len(pids) - 2
+        assert len(pids) == 2 + len(states_below(made)), "a zombie that is not reaped runs nothing"
 
 
-async def defunct(made: Bench, workdir: Path) -> int:
-    """Dead children that the worker has not reaped; they run nothing."""
+def states_below(made: Bench) -> list[str]:
+    """The states of the worker's children."""
     worker = made.workers[0].pid
     children = Path(f"/proc/{worker}/task/{worker}/children").read_text().split()
-    return sum(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z" for pid in children)
+    return [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] for pid in children]
 
 
 async def test_nothing_is_left_of_many_jails(short_tmp: Path, workdir: Path) -> None:

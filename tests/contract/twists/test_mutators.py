@@ -193,9 +193,8 @@ async def test_one_catalog_entry_for_a_tool_that_is_put_in_twice(stage: Stage) -
     """
     actor = await stage.agent(old("a", source))
     answer = await actor.turn()
-    assert answer.error is None or answer.error.code == "E_MIDDLEWARE"
-    if answer.error is None:
-        assert len(actor.shown()) == len(set(actor.shown()))
+    assert answer.error is None
+    assert actor.shown() == ["files__read", "files__wipe", "bash__exec", "bash__script"]
 
 
 async def test_metadata_by_assignment_in_two_extensions(stage: Stage) -> None:
@@ -462,12 +461,11 @@ async def test_step_config_in_place_does_not_last(stage: Stage) -> None:
             api.pipelines.mutate("step.config", config)
     """
     actor = await stage.agent(old("a", source))
-    answer = await actor.turn("x", calls(READ), "done")
-    if answer.error is None:
-        assert NOTES == [("You are main.", 2)]
+    await actor.turn("x", calls(READ), "done")
+    assert NOTES == [("You are main.", 2)]
     again = await actor.turn("y", calls(READ), "done")
     assert actor.asked[-1].system == "You are main."
-    assert again.error is None or again.error.code == "E_MIDDLEWARE"
+    assert again.error is None
 
 
 async def test_going_on_for_ever_is_bounded(stage: Stage) -> None:
@@ -483,7 +481,8 @@ async def test_going_on_for_ever_is_bounded(stage: Stage) -> None:
     actor = await stage.agent(old("a", source), swarm={"maxStepsPerTurn": 3})
     answer = await actor.turn("x", *["again"] * 10)
     assert len(actor.asked) == 3
-    assert answer.error is None or answer.error.code != "E_INTERNAL"
+    assert answer.error is not None
+    assert answer.error.code == "E_MAX_STEPS"
 
 
 async def test_stopping_in_the_middle(stage: Stage) -> None:

@@ -106,11 +106,9 @@ async def test_catalog_items_of_another_shape(stage: Stage, item: str) -> None:
     source = f"def register(api): api.pipelines.mutate('step.tools', lambda ctx: ctx.replace(tool_catalog=[{item}]))"
     actor = await stage.agent(old("shapeless", source))
     answer = await actor.turn()
-    if answer.error is None:
-        assert actor.shown() in ([], ["files__read"])
-    else:
-        assert answer.error.code == "E_MIDDLEWARE"
-        assert "shapeless" in answer.error.message
+    assert answer.error is not None
+    assert answer.error.code == "E_MIDDLEWARE"
+    assert "shapeless" in answer.error.message
 
 
 async def test_registered_again_by_its_owner(stage: Stage) -> None:
@@ -180,19 +178,15 @@ async def test_definitions_that_are_refused(stage: Stage, definition: str) -> No
 
 
 async def test_a_name_with_several_dots(stage: Stage) -> None:
-    """NAME-14 with three dots: the first becomes two underscores, and what models are shown has no dot."""
+    """NAME-14 with three dots: it could not be told which of them parts the name, so it is no name."""
     source = (
         "def register(api): api.tools.register({'name': 'a.b.c', 'description': 'd', 'handler': lambda c, i: 'ran'})"
     )
     actor = await stage.agent(new("dots", source))
     answer = await actor.turn("x", "done")
-    if answer.error is None:
-        (name,) = [one for one in actor.shown() if one.startswith("a__")]
-        assert "." not in name
-        await actor.turn("y", calls(("c1", name, {}), ("c2", "a.b.c", {})), "done")
-        assert [actor.results()[call]["status"] for call in ("c1", "c2")] == ["ok", "ok"]
-    else:
-        assert "a.b.c" in answer.error.message
+    assert answer.error is not None
+    assert answer.error.code == "E_EXTENSION_FAILED"
+    assert "'a.b.c' cannot be a tool's name" in answer.error.message
 
 
 async def test_registered_in_the_middle_of_a_step(stage: Stage) -> None:

@@ -122,7 +122,7 @@ async def test_a_wrap_that_swallows_the_failure_of_the_model(stage: Stage) -> No
     actor = await stage.agent(old("swallows", source))
     answer = await actor.turn("x", fails("down"))
     assert answer.error is not None
-    assert answer.error.code in ("E_MODEL_FAILED", "E_MIDDLEWARE")
+    assert (answer.error.code, "without llm_result" in answer.error.message) == ("E_MIDDLEWARE", True)
     assert (await actor.turn()).error is None
 
 
@@ -191,7 +191,7 @@ async def test_a_wrap_around_a_wrap_that_asks_again(stage: Stage) -> None:
     assert answer.error is None
     assert NOTES[0] == "try"
     assert NOTES.index("outer in") < NOTES.index((1, "E_MODEL_FAILED")) < NOTES.index("outer out")
-    assert NOTES.count("try") in (1, 2)
+    assert NOTES.count("try") == 2
     assert len(actor.asked) == 2
 
 

@@ -168,13 +168,28 @@ def test_runtime_directories_of_other_kernels_are_known_by_their_names(path: str
     assert runtime_place(path) == uncovered(path, []) == folder
 
 
-NAMES = st.sampled_from(["instances", "workspaces", "packages", "workspace", "a", "k", "@s", "logs"])
+NAMES = st.sampled_from(["instances", "workspaces", "packages", "workspace", "private", "a", "k", "@s", "logs"])
+#: Folders of tools in a state root `/s`, and what there is a tool's own; "" where nothing is.
+OWN = {
+    "/s/packages/a/k": "/s/packages/a",
+    "/s/packages/@s/a/k": "/s/packages/@s/a",
+    "/s/packages": "",
+    "/s/instances/a/k/workspace/logs": "/s/instances/a/k/workspace",
+    "/s/instances/a/k": "",
+    "/s/workspaces/a/instances/a/k/workspace/k": "/s/workspaces/a/instances/a/k/workspace",
+    "/s/workspaces/a/private/a/k": "/s/workspaces/a/private/a/k",
+    "/s/workspaces/a/logs": "",
+    "/s/a/k": "/s/a/k",
+    "/s": "",
+    "/elsewhere": "",
+}
 
 
-@given(st.lists(NAMES, max_size=8), st.lists(NAMES, max_size=8))
-def test_only_what_is_the_tools_own_is_ever_excepted(path: list[str], own: list[str]) -> None:
-    asked, mine = "/".join(["/s", *path]), "/".join(["/s", *own])
-    if uncovered(asked, ["/s"], mine) is None:
-        assert path and own and path[0] == own[0]
-        if path[0] in ("workspaces", "instances"):
-            assert workspace_of(asked, "/s") == workspace_of(mine, "/s") is not None
+@given(st.sampled_from([*OWN]), st.lists(NAMES, max_size=8))
+def test_only_what_is_the_tools_own_is_ever_excepted(folder: str, names: list[str]) -> None:
+    own = OWN[folder]
+    asked = "/".join(["/s", *names])
+    mine = own != "" and (asked == own or asked.startswith(f"{own}/"))
+    assert uncovered(asked, ["/s"], folder) == (None if mine else "/s")
+    for its in ("/".join([own, *names]), folder) if own else ():
+        assert uncovered(its, ["/s"], folder) is None

@@ -75,14 +75,30 @@ def test_another_scheme_is_said_and_nothing_more() -> None:
     assert WebAddress("localhost:8080/x").scheme == "localhost"
 
 
+ODD = st.text("htps:/\\@#?.%0123456789abx[]", max_size=40)
+
+
+def assert_one_spelling(address: WebAddress) -> None:
+    again = WebAddress(address.href)
+    assert again.href == address.href
+    assert again.request == address.request
+    assert address.request.isascii()
+    assert not any(c <= " " for c in address.request)
+
+
 @example("http:0%3A")
-@given(st.text(max_size=60) | st.text("htps:/\\@#?.%0123456789abx[]", max_size=40).map("http://".__add__))
+@given(st.text(max_size=60) | ODD.map("http://".__add__))
 def test_any_text_has_one_spelling_or_none(text: str) -> None:
     with suppress(BadAddress):
         address = WebAddress(text)
         if address.scheme in ("http", "https"):
-            again = WebAddress(address.href)
-            assert again.href == address.href
-            assert again.request == address.request
-            assert address.request.isascii()
-            assert not any(c <= " " for c in address.request)
+            assert_one_spelling(address)
+
+
+@given(
+    st.sampled_from(["http://a", "https://B.example:443", "HTTP://1.2.3.4:80", "http:0%31", "http://[::1]", "http:/a"]),
+    st.sampled_from(["/", "?", "#", "/x?", "/../", "\\"]),
+    st.text(max_size=40) | ODD,
+)
+def test_an_address_has_one_spelling_whatever_follows_its_host(host: str, mark: str, rest: str) -> None:
+    assert_one_spelling(WebAddress(host + mark + rest))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -72,8 +74,11 @@ def test_what_is_lost_holds_no_token() -> None:
     assert "rt" not in repr(GRANT)
 
 
-@given(st.floats(0, 1e6), st.floats(0.001, 1e6), st.floats(0, 2e6), st.booleans())
-def test_no_token_is_used_that_has_ended(obtained: float, lifetime: float, now: float, refreshable: bool) -> None:
+@given(st.floats(0, 1e6), st.floats(0.001, 1e6), st.floats(0, 1e6), st.booleans())
+def test_a_token_is_used_from_its_first_moment_on_and_never_when_it_has_ended(
+    obtained: float, lifetime: float, later: float, refreshable: bool
+) -> None:
     grant = replace(GRANT, obtained_at=obtained, lifetime_s=lifetime, refresh_token="rt" if refreshable else None)
-    if isinstance(judge(grant, APP, ["a"], now), Use):
-        assert obtained <= now < obtained + lifetime
+    assert judge(grant, APP, ["a"], obtained) == Use()
+    for now in (obtained + lifetime + later, math.nextafter(obtained, -1) - later):
+        assert isinstance(judge(grant, APP, ["a"], now), Refresh if refreshable else Login)
