@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from kernel.broker.entities import (
@@ -45,9 +47,9 @@ def instance(agent: str = "coder", key: str = "k") -> Instance:
     return Instance(agent, key, Workdir("/w"), 4, 2.0)
 
 
-def event(event_id: str = "e", **options: object) -> Event:
-    given: dict[str, object] = {"sender": "client", "content": Content()}
-    return Event(event_id, instance(), **(given | options))  # type: ignore[arg-type]
+def event(event_id: str = "e", /, **options: Any) -> Event:
+    given: dict[str, Any] = {"sender": "client", "content": Content()}
+    return Event(event_id, instance(), **(given | options))
 
 
 # --- connections
@@ -57,7 +59,7 @@ def test_a_new_connection_knows_who_it_is_and_has_sent_nothing() -> None:
     made = connection(TOOLS, calls=["t/1", "t/2"])
     assert (made.cls, made.ident, made.address, made.claims) == (TOOLS, b"ident", "client", Claims("client"))
     assert (made.incarnation, made.started_ms, made.pid, made.last_seen) == ("i", 5, 7, 3.0)
-    assert (made.calls, made.watched, made.handlers) == ({"t/1", "t/2"}, False, {})
+    assert (made.calls, made.watched, made.handlers) == (frozenset({"t/1", "t/2"}), False, {})
     assert (made.instance, made.allowed, made.allowance, made.refused) == (None, frozenset(), None, {})
     assert Connection(CLIENTS, b"", "client", Claims("client"), Hello("t", "i"), 0.0).started_ms == 0
 
@@ -255,7 +257,7 @@ CLIENT, AGENT = Source("client", "operator"), Source("agent", "boss", "b")
         (Content(reply_to=CORR), {"asynchronous": True}, False),
     ],
 )
-def test_whose_answer_the_journal_keeps(content: Content, options: dict[str, object], kept: bool) -> None:
+def test_whose_answer_the_journal_keeps(content: Content, options: dict[str, Any], kept: bool) -> None:
     assert event(content=content, **options).keeps_answer is kept
 
 
@@ -269,7 +271,7 @@ def test_whose_answer_the_journal_keeps(content: Content, options: dict[str, obj
         ({"source": CLIENT, "asynchronous": True}, None),
     ],
 )
-def test_for_which_instance_something_comes_late(options: dict[str, object], late_for: tuple[str, str] | None) -> None:
+def test_for_which_instance_something_comes_late(options: dict[str, Any], late_for: tuple[str, str] | None) -> None:
     assert event(**options).late_for == late_for
 
 
