@@ -40,7 +40,8 @@ simulate:
 
 chaos:
 	@scripts/setup dev
-	GOONDAN_CHAOS_KILLS=200 scripts/test -q -s tests/chaos/test_chains_under_kills.py tests/chaos/test_changesets_under_kills.py $(ARGS)
+	GOONDAN_CHAOS_KILLS=200 scripts/test -q -s tests/chaos/test_chains_under_kills.py tests/chaos/test_changesets_under_kills.py \
+		tests/chaos/test_fuzz_frames.py tests/process/test_toolhost_fuzz.py $(ARGS)
 	.venv/bin/python -m tests.power.replay
 
 mutations:

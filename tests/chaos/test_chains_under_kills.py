@@ -45,7 +45,7 @@ from tests.chaos.raw_client import RawClient
 from tests.kernel_fixture import PATIENCE_S, Sandbox, sandbox, wait_until
 from toolhost.jails.stranded import stranded
 
-KILLS: Final = int(os.environ.get("GOONDAN_CHAOS_KILLS", "16"))
+KILLS: Final = int(os.environ.get("GOONDAN_CHAOS_KILLS", "8"))
 ENDS: Final = 3 if KILLS >= 200 else 1
 #: How often each role is killed at least while it holds work.
 LEAST: Final = 10 if KILLS >= 200 else 2

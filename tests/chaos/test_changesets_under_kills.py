@@ -30,6 +30,8 @@ from tests.process.scripted_model import scripted_model
 CHAOS: Final = int(os.environ.get("GOONDAN_CHAOS_KILLS", "0"))
 #: Proposals: fifty at once is what must hold.
 PROPOSALS: Final = 50 if CHAOS else 8
+#: Senders at once, each with an instance of its own.
+LANES: Final = 10 if CHAOS else 4
 #: One of each is killed before any is killed again.
 ROLES: Final = ("changesets", "agent", "broker", "forkserver", "toolhost", "supervisor")
 #: Between two kills (seconds): on average 0.7, at which changesets used to fail.
@@ -136,7 +138,7 @@ class Proposer:
         asked = json.dumps({"file": f"p{number}.md", "text": f"proposal {number}"})
         while time.monotonic() < until:
             told = self.changing.kernel.gdn(
-                "send", f"/myExt__propose {asked}", "--instance", f"i{number % 10}", timeout=60
+                "send", f"/myExt__propose {asked}", "--instance", f"i{number % LANES}", timeout=60
             )
             answer = _object(told.out)
             if answer.get("status") == "ok":
@@ -166,7 +168,7 @@ def test_many_proposals_at_once_and_kills_of_everything() -> None:
         kernel.detach()
         proposer, numbers, done = Proposer(changing), itertools.count(), []
         before = len(changing.log)
-        with kills(kernel) as killer, ThreadPoolExecutor(10) as pool:
+        with kills(kernel) as killer, ThreadPoolExecutor(LANES) as pool:
 
             def work() -> None:
                 for number in numbers:
@@ -175,7 +177,7 @@ def test_many_proposals_at_once_and_kills_of_everything() -> None:
                         return
                     done.append((number, proposer.propose(number)))
 
-            for lane in [pool.submit(work) for _ in range(10)]:
+            for lane in [pool.submit(work) for _ in range(LANES)]:
                 lane.result()
         print(f"kills {dict(killer.killed)}; proposals {len(done)}; unsure {dict(proposer.unsure)}")
 

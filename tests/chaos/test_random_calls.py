@@ -1,7 +1,7 @@
 """Random calls of every bundled tool through the whole of it: client, broker, agent, tool host, jail.
 
 No failure without a structure, no process left, memory flat. Tools with a network ask the recorded services on
-loopback, which also misbehave, granted as an operator grants them. A few hundred calls in the test suite; as many as
+loopback, which also misbehave, granted as an operator grants them. Some of them in the test suite; as many as
 wished by hand, with the figures: `GOONDAN_RANDOM_CALLS=10000 make test ARGS="tests/chaos/test_random_calls.py -s"`.
 """
 
@@ -27,9 +27,9 @@ from tests.kernel_fixture import Sandbox
 from tests.service_fixture import MockApi, mock_api
 from toolhost.calls.messages import CACHE_BYTES
 
-CALLS = int(os.environ.get("GOONDAN_RANDOM_CALLS", "300"))
+CALLS = int(os.environ.get("GOONDAN_RANDOM_CALLS", "180"))
 #: Calls between two looks at the memory.
-CHUNK = 100
+CHUNK = min(100, CALLS // 3)
 #: How long an answer may take (seconds): a random command can last until its default timeout of 30 s.
 ANSWER_S = 60.0
 #: Each has an agent of its own, and a jail for every tool; more jails than the tool host keeps would all start cold.

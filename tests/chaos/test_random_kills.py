@@ -16,7 +16,7 @@ from tests.kernel_fixture import Sandbox
 
 ROLES = ("broker", "forkserver", "toolhost", "agent", "worker")
 #: Every role's turn comes this often; a role that has no process at that moment is passed over.
-TURNS = 3
+TURNS = 2
 LINES_A_TURN = 10
 
 

@@ -46,22 +46,18 @@ def test_every_frame_type_is_listed() -> None:
     assert set(schema("frame")["$defs"]["Frame"]["properties"]["type"]["enum"]) == FRAME_TYPES
 
 
-def bundle_documents() -> list[tuple[str, Any]]:
-    quickstart = ROOT / "examples" / "quickstart" / "goondan.yaml"
-    manifests = sorted((ROOT / "toolhost" / "base").glob("*/tool.yaml"))
-    return [
-        (f"{path.parent.name}/{document['kind']}", document)
-        for path in [quickstart, *manifests]
-        for document in yaml.safe_load_all(path.read_text())
-    ]
+OURS = [ROOT / "examples" / "quickstart" / "goondan.yaml", *sorted((ROOT / "toolhost" / "base").glob("*/tool.yaml"))]
 
 
-@pytest.mark.parametrize(("name", "document"), bundle_documents())
-def test_our_own_documents_fit_the_schema(name: str, document: Any) -> None:
-    for exported in document["spec"].get("exports", []):
-        if exported["name"] in BUNDLED_EXPORTS:  # no user's Tool may have such a name (NAME-12)
-            exported["name"] = exported["name"].lower()
-    jsonschema.Draft202012Validator(schema("bundle")).validate(document)
+@pytest.mark.parametrize("path", OURS, ids=lambda path: path.parent.name)
+def test_our_own_documents_fit_the_schema(path: Path) -> None:
+    documents = list(yaml.safe_load_all(path.read_text(encoding="utf-8")))
+    assert documents
+    for document in documents:
+        for exported in document["spec"].get("exports", []):
+            if exported["name"] in BUNDLED_EXPORTS:  # no user's Tool may have such a name (NAME-12)
+                exported["name"] = exported["name"].lower()
+        jsonschema.Draft202012Validator(schema("bundle")).validate(document)
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,7 @@ REFUSED = (1, "E_BUNDLE_UNTRUSTED")
 
 def say(kernel: Sandbox) -> Any:
     """One message to the entry agent, so that its extensions are loaded."""
-    return kernel.gdn("run", "--json", input="/bash__exec command=true\n")
+    return kernel.gdn("run", "--json", input="hello\n")
 
 
 # --- without a terminal

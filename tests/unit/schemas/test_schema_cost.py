@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -183,28 +184,33 @@ def expression(levels: int) -> Any:
     return {"expression": value}
 
 
-HONEST: list[tuple[Any, Any]] = [
-    (chain(10), {}),
-    (chain(8, into="x"), nested(8, {})),
-    (RECURSIVE, expression(25)),
-    (ROWS, {"rows": [dict.fromkeys(ROW, "abcdefg")] * 15_000}),
-    ({"type": "object", "properties": {"text": {"type": "string"}}}, {"text": "x" * 8_000_000}),
-    ({"type": "object", "properties": {"text": {"type": "string", "pattern": "^[a-z]+$"}}}, {"text": "x" * 8_000_000}),
-    ({"type": "object", "properties": {"n": {"type": "array", "items": {"type": "integer"}}}}, {"n": [1] * 1_000_000}),
-    ({"type": "object", "properties": {"n": {"type": "array", "uniqueItems": True}}}, {"n": list(range(100_000))}),
-    ({"type": "object", "properties": {"p": {"pattern": r"^(?=.*\d)(?!.*\s).{8,}$"}}}, {"p": "correct4horse"}),
-    ({"type": "object", "additionalProperties": {"$ref": "#"}}, nested(30, {})),
-    ({"type": "object", "properties": {"s": {"$ref": "https://json-schema.org/draft/2020-12/schema"}}}, {"s": ROWS}),
-    ({"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "type": "object", "$ref": "#/$defs/a"}, {}),
-    ({"type": "object", "$defs": {"a/b c~": {"type": "object"}}, "$ref": "#/$defs/a~1b%20c~0"}, {}),
+#: Values are made by the test that needs them: together they take hundreds of megabytes, in every worker.
+HONEST: list[tuple[Any, Callable[[], Any]]] = [
+    (chain(10), dict),
+    (chain(8, into="x"), lambda: nested(8, {})),
+    (RECURSIVE, lambda: expression(25)),
+    (ROWS, lambda: {"rows": [dict.fromkeys(ROW, "abcdefg")] * 15_000}),
+    ({"type": "object", "properties": {"text": {"type": "string"}}}, lambda: {"text": "x" * 8_000_000}),
+    ({"type": "object", "properties": {"text": {"type": "string", "pattern": "^[a-z]+$"}}},
+     lambda: {"text": "x" * 8_000_000}),
+    ({"type": "object", "properties": {"n": {"type": "array", "items": {"type": "integer"}}}},
+     lambda: {"n": [1] * 1_000_000}),
+    ({"type": "object", "properties": {"n": {"type": "array", "uniqueItems": True}}},
+     lambda: {"n": list(range(100_000))}),
+    ({"type": "object", "properties": {"p": {"pattern": r"^(?=.*\d)(?!.*\s).{8,}$"}}}, lambda: {"p": "correct4horse"}),
+    ({"type": "object", "additionalProperties": {"$ref": "#"}}, lambda: nested(30, {})),
+    ({"type": "object", "properties": {"s": {"$ref": "https://json-schema.org/draft/2020-12/schema"}}},
+     lambda: {"s": ROWS}),
+    ({"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "type": "object", "$ref": "#/$defs/a"}, dict),
+    ({"type": "object", "$defs": {"a/b c~": {"type": "object"}}, "$ref": "#/$defs/a~1b%20c~0"}, dict),
     ({"$schema": "http://json-schema.org/draft-07/schema#", "type": "object", "definitions": {"a": {"$id": "#a"}},
-      "properties": {"x": {"$ref": "#a"}}}, {"x": 1}),
+      "properties": {"x": {"$ref": "#a"}}}, lambda: {"x": 1}),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("schema", "args"), HONEST)
-def test_an_honest_schema_takes_large_and_deep_values(schema: Any, args: Any) -> None:
-    assert apply(schema, args) == []
+def test_an_honest_schema_takes_large_and_deep_values(schema: Any, args: Callable[[], Any]) -> None:
+    assert apply(schema, args()) == []
 
 
 def forked(keyword: str) -> dict[str, Any]:
@@ -219,45 +225,50 @@ def arrays(**items: Any) -> dict[str, Any]:
 
 
 BACKTRACKING = arrays(items={"pattern": r"^(a|a)*\1?$"})
-MANY = list(range(1_000_000))
-DEAR: dict[str, tuple[Any, Any, list[str] | None]] = {
+DEAR: dict[str, tuple[Any, Callable[[], Any], list[str] | None]] = {
     "a fault for each of a million": (
         arrays(items={"type": "string"}),
-        {"a": MANY},
+        lambda: {"a": list(range(1_000_000))},
         ["args.a[0]: expected string but got integer"],
     ),
-    "a fault for each way of 10 levels": (forked("anyOf"), nested(10, 1, k=2), [UNWORDED]),
-    "or of 60": (forked("oneOf"), nested(60, 1, k=2), [UNWORDED]),
-    "no fault at 60": (forked("oneOf"), nested(60, {"k": 2}, k=2), []),
+    "a fault for each way of 10 levels": (forked("anyOf"), lambda: nested(10, 1, k=2), [UNWORDED]),
+    "or of 60": (forked("oneOf"), lambda: nested(60, 1, k=2), [UNWORDED]),
+    "no fault at 60": (forked("oneOf"), lambda: nested(60, {"k": 2}, k=2), []),
     "copies of a large value": (
         {"type": "object", "allOf": [{"required": [f"q{n}"]} for n in range(200)]},
-        {"a": MANY[:100_000]},
+        lambda: {"a": list(range(100_000))},
         ["args.q0: required property is missing"],
     ),
-    "a million unique objects": (arrays(uniqueItems=True), {"a": [{"a": n} for n in range(300_000)]}, [TOO_MUCH]),
-    "a pattern that has to look at everything": (
-        {"type": "object", "properties": {"a": {"pattern": "(?:[01]*1[01]{40}){1,20}x"}}},
-        {"a": "01" * 400_000},
+    "many unique objects": (
+        arrays(uniqueItems=True),
+        lambda: {"a": [{"a": n} for n in range(300_000)]},
         [TOO_MUCH],
     ),
-    "backtracking often": (BACKTRACKING, {"a": ["a" * 30 + "b"] * 100_000}, [TOO_MUCH]),
-    "backtracking sometimes": (BACKTRACKING, {"a": ["a" * 30 + "b"] * 1000}, None),
+    "a pattern that has to look at everything": (
+        {"type": "object", "properties": {"a": {"pattern": "(?:[01]*1[01]{40}){1,20}x"}}},
+        lambda: {"a": "01" * 400_000},
+        [TOO_MUCH],
+    ),
+    "backtracking often": (BACKTRACKING, lambda: {"a": ["a" * 30 + "b"] * 100_000}, [TOO_MUCH]),
+    "backtracking sometimes": (BACKTRACKING, lambda: {"a": ["a" * 30 + "b"] * 1000}, None),
     "empty objects of five hundred fields": (
         arrays(items={"properties": {f"p{n}": {} for n in range(500)}}),
-        {"a": [{} for _ in range(1_000_000)]},
+        lambda: {"a": [{} for _ in range(1_000_000)]},
         [TOO_MUCH],
     ),
     "constants that are compared": (
         arrays(items={"enum": [{"a": n} for n in range(1000)]}),
-        {"a": [{"a": -1}] * 50_000},
+        lambda: {"a": [{"a": -1}] * 50_000},
         [TOO_MUCH],
     ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(("schema", "args", "issues"), DEAR.values(), ids=DEAR.keys())
-def test_what_is_dear_for_large_values_is_bounded(schema: Any, args: Any, issues: list[str] | None) -> None:
-    found = apply(schema, args)
+def test_what_is_dear_for_large_values_is_bounded(
+    schema: Any, args: Callable[[], Any], issues: list[str] | None
+) -> None:
+    found = apply(schema, args())
     assert found == issues if issues is not None else found
 
 
