@@ -14,7 +14,7 @@ from schemas import questions, worker_frames
 from schemas.worker_frames import Result
 from toolhost import untrusted
 from toolhost.calls import asks, messages, pending
-from toolhost.inside import wire, worker
+from toolhost.inside import frames, wire, worker
 from toolhost.jails import channel
 from toolhost.sessions import machine, session, sessions
 
@@ -61,8 +61,8 @@ def test_the_numbers() -> None:
 
 def test_both_ends_agree() -> None:
     assert worker.PROTOCOL == worker_frames.WORKER_PROTOCOL
-    assert worker.FD == worker_frames.WORKER_FD
-    assert worker.MAX_FRAME == worker_frames.MAX_WORKER_FRAME
+    assert frames.FD == worker_frames.WORKER_FD
+    assert frames.MAX_FRAME == worker_frames.MAX_WORKER_FRAME
     assert worker.MAX_MESSAGES == messages.WORKER_MESSAGES
     assert wire.MAX_DEPTH == untrusted.MAX_OUTPUT_DEPTH
     assert worker.LOG_BURST < channel.NEWS_BURST

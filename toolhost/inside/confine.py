@@ -1,10 +1,9 @@
-"""The jail's boot stage: the last walls, which can only be put up from inside, before any tool code is there.
+"""The jail's boot stage: it puts up the last walls, which is possible from inside only. No tool code runs before it.
 
-The plan for it comes on a descriptor, one msgpack map, and is closed again. A wall that cannot be put up ends the
-process: a jail without it is none.
+The plan comes on a descriptor, as one msgpack map. If a wall cannot be put up, the process ends, and with it the jail.
 
-Limits come here and not before bubblewrap, because a limit of processes that is set inside a user namespace counts only
-the processes there.
+Limits are set here and not before bubblewrap. A limit of processes that is set inside a user namespace counts only the
+processes there.
 
 Source: docs/design/sandbox.md sections 3.5 and 3.6; toolhost/policy computes what is in the plan.
 """
@@ -35,15 +34,16 @@ _FOR_FILES = 1 << 0 | 1 << 1 | 1 << 2 | 1 << 14 | 1 << 15
 
 
 def confine() -> dict[str, Any]:
-    """Put up what the plan says, and return the plan. With `calls` in it, some is left to each call. With `drops` this
-    process is still root and becomes somebody else before anything: whom, its first argument says; the others are
-    places of which the launcher made copies.
+    """Put up the walls of the plan, and return the plan.
 
-    Landlock lets nobody mount anything, and mounts are what the fork server gives each call. The limit of open files is
-    the tool's, and the server needs some of its own.
+    With `drops` this process is still root. It becomes the user of its first argument before anything else. The other
+    arguments are places of which the launcher made copies.
 
-    First of all it looks whether the places of the jail are those that it was planned with: who can write to a folder
-    of the host could have exchanged one for a link before it was mounted.
+    With `calls` this is the fork server, and two walls are left to each call. Landlock forbids mounts, which the server
+    makes for each call. The limit of open files is the tool's, and the server needs more.
+
+    The places of the jail must still be those of the plan: somebody who can write to a folder of the host could have
+    put a link in the place of one before it was mounted.
     """
     try:
         plan = _read_plan()
@@ -134,6 +134,6 @@ def landlock(ruleset: dict[str, Any], places: list[tuple[int, int]]) -> None:
 
 
 def fail(reason: str, status: int = FAILED) -> NoReturn:
-    """A wall cannot be put up: say why, where the host hears it, and end."""
+    """Write to standard error, which the host reads, why a wall cannot be put up, and end this process."""
     posix.write(2, f"boot: {reason}\n".encode("utf-8", "replace"))
     posix._exit(status)

@@ -1,8 +1,8 @@
-"""How a jail without a user namespace stops being root: the first thing that its boot stage does.
+"""How a jail without a user namespace stops being root. Its boot stage does this first, before any code of a tool.
 
-bubblewrap was root on the host, and so is this process, with three capabilities and nothing to use them on. It becomes
-the jail's user for good and splits in two: itself, the first process of the namespace, which only waits, and the
-process that goes on. No code of a tool is near yet.
+bubblewrap was root on the host, and so is this process. It has three capabilities and nothing to use them on. It
+becomes the jail's user for good, and forks. The parent is the first process of the namespace and only waits. The
+child goes on.
 
 Source: docs/design/sandbox.md section 3.2; toolhost/policy/enclosure.py.
 """

@@ -1,12 +1,12 @@
-"""The first worker of a jail whose tool says `isolation: call`: it never loads the tool, and forks for every call.
+"""The first worker of a jail whose tool says `isolation: call`. It forks a worker for each call, and loads no tool.
 
-It holds nothing but what stands in this folder, and cannot be looked into. The host sends it, for each call, the
-descriptors of a worker that is to be; the call itself goes over the worker's own socket, past this process. What it
-reads comes from the host alone.
+It holds only the code of this folder, and no other process can look into it. For each call the host sends it the
+descriptors of a new worker. The call itself goes over that worker's own socket, and this process does not see it. All
+that it reads comes from the host.
 
-Why a bare clone: a child must be the first of a process namespace, and only one system call makes both. Python is not
-told, which is fine for a process with one thread whose child forks again, as the interpreter knows it, before anything
-else.
+It makes a child with the system call clone, because the child must be the first process of a new namespace, and only
+one system call does both. The interpreter is not told. That is safe here: this process has one thread, and the child
+forks again, in the way that the interpreter knows, before it does anything else.
 
 Source: docs/design/sandbox.md section 5; schemas/WORKER.md section 9.
 """
@@ -20,15 +20,14 @@ from _socket import CMSG_SPACE, MSG_CMSG_CLOEXEC, socket
 from select import POLLIN, poll
 
 from . import wire, worker
-from .nest import FD, Walls, enter
+from .frames import FD, READ_BYTES, Frames, framed
+from .nest import Walls, enter
 from .system import FAILED, PR_SET_DUMPABLE, call
 
 TYPE_CHECKING = False  # importing typing would cost a cold jail 5 ms
 if TYPE_CHECKING:
     from typing import Any, NoReturn
 
-#: One read of the host's frames, which are some ten bytes (bytes).
-READ_BYTES = 65536
 #: Descriptors of one frame: the worker's socket, and the pipe for what it prints.
 DESCRIPTORS = 2
 #: CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWPID, and SIGCHLD at the end.
@@ -37,13 +36,15 @@ _SIGKILL = 9
 
 
 class Server:
-    """Its children by the descriptors that refer to them: (process id, the host's number of the call)."""
+    """The fork server of one jail."""
 
     def __init__(self, walls: Walls) -> None:
         self._walls = walls
         self._channel = socket(fileno=FD)
-        self._data = b""
+        self._frames = Frames()
+        #: Descriptors that the host has sent, two for each worker, in order.
         self._descriptors: list[int] = []
+        #: The workers by their pidfds: process id, and the host's number of the call.
         self._children: dict[int, tuple[int, int]] = {}
         self._poll = poll()
         self._poll.register(FD, POLLIN)
@@ -59,7 +60,7 @@ class Server:
                     return
 
     def _serve(self) -> bool:
-        """Take what the host has sent; whether this is the worker of a call now."""
+        """Read and handle what the host has sent; True in a process that is the worker of a call now."""
         space = CMSG_SPACE(4 * DESCRIPTORS)
         data, extra, _, _ = self._channel.recvmsg(READ_BYTES, space, MSG_CMSG_CLOEXEC)
         for _, _, content in extra:
@@ -67,18 +68,9 @@ class Server:
             self._descriptors += [int.from_bytes(content[at : at + 4], sys.byteorder) for at in words]
         if not data:
             posix._exit(0)
-        self._data += data
-        while len(self._data) >= 4:
-            end = 4 + int.from_bytes(self._data[:4], "little")
-            if len(self._data) < end:
-                break
-            frame = wire.unpack(self._data[4:end])
-            self._data = self._data[end:]
-            if self._take(frame):
-                return True
-        return False
+        return any(self._handle(wire.unpack(body)) for body in self._frames.feed(data))
 
-    def _take(self, frame: dict[str, Any]) -> bool:
+    def _handle(self, frame: dict[str, Any]) -> bool:
         kind = frame["type"]
         if kind == "fork":
             return self._fork(frame["cell"])
@@ -121,8 +113,7 @@ class Server:
         self._send({"type": "ended", "cell": cell, "status": 128 - code if code < 0 else code})
 
     def _send(self, frame: dict[str, Any]) -> None:
-        body = wire.pack(frame)
-        self._channel.sendall(len(body).to_bytes(4, "little") + body)
+        self._channel.sendall(framed(wire.pack(frame)))
 
 
 def serve(plan: dict[str, Any]) -> NoReturn:
@@ -132,26 +123,26 @@ def serve(plan: dict[str, Any]) -> NoReturn:
     compile("0", "", "exec")  # the first one makes a hundred types, 2 ms that every call would take for its tool
     gc.freeze()  # what is here now stays: a collection in a child would copy all of its memory
     Server(Walls(plan)).run()
-    if not _awaited():
-        _rehearse()
+    if not _has_call():
+        _warm_up()
     worker.main()
     posix._exit(0)
 
 
-def _awaited() -> bool:
-    """Whether there is a call for this worker already: it was not made ahead."""
+def _has_call() -> bool:
+    """Whether a call waits for this worker already. Otherwise it was made ahead of one."""
     channel = poll()
     channel.register(FD, POLLIN)
     return bool(channel.poll(0))
 
 
-def _rehearse() -> None:
-    """Load something as a tool is loaded, while nobody waits for it.
+def _warm_up() -> None:
+    """Load a module as a tool is loaded, while nobody waits for it.
 
-    A forked process copies each page of its parent when it first writes to it, and to look at an object is to write to
-    it. Without this a call would wait for a hundred copies before its tool's first line.
+    A forked process copies a page of its parent when it first writes to it, and reading an object writes its reference
+    count. Without this a call would wait for a hundred copies before the first line of its tool.
     """
-    entry = __file__.rpartition("/")[0] + "/rehearsal.py"
+    entry = __file__.rpartition("/")[0] + "/warmup.py"
     frame = wire.unpack(wire.pack({"type": "init", "protocol": worker.PROTOCOL, "entry": entry, "env": {}}))
     worker.load_handlers(frame["entry"], compiled=False)
-    del sys.modules["rehearsal"]
+    del sys.modules["warmup"]

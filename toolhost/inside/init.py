@@ -1,4 +1,4 @@
-"""Process 1 of a process namespace, where it is ours: it waits, and reaps whatever its namespace leaves behind."""
+"""Process 1 of a process namespace that is ours: it waits, and reaps the dead processes of its namespace."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SIGINT, _SIGCHLD = 2, 17
 
 
 def wait(child: int) -> NoReturn:
-    """Reap until that child has ended, and end like it, in bubblewrap's words. The kernel then ends what is left."""
+    """Reap until that child has ended, and end with its status, as bubblewrap would. Linux then ends what is left."""
     try:
         _not_interrupted()
         call("close_range", 0, _ALL, 0)  # or else the host would not see the worker close its channel
@@ -29,10 +29,10 @@ def wait(child: int) -> NoReturn:
 
 
 def wait_with_host(child: int, host: int) -> NoReturn:
-    """The same, and end as well when nobody reads the pipe `host` any more: only the tool host does.
+    """The same, and end as well when nobody reads the pipe `host` any more. Only the tool host reads it.
 
-    That is what a death signal is for elsewhere. The parent of this process is root without capabilities, whom the
-    kernel does not let signal another user, not even by dying.
+    Elsewhere a death signal does this. The parent of this process is root without capabilities, and Linux lets it send
+    no signal to another user, a death signal neither.
     """
     try:
         from select import POLLIN, poll

@@ -1,10 +1,11 @@
-"""The walls around one call in a jail that calls share: put up by its own first process, before the tool is there.
+"""The walls around one call in a jail that several calls share. The call's first process puts them up, before its tool.
 
-The process finds itself in new process, mount and IPC namespaces, as a copy of the fork server with two capabilities
-and the server's descriptors. It loses all of that here, and then splits in two: itself, the namespace's process 1,
-which only waits, and the worker, which returns from `enter`. What is left when process 1 ends, the kernel ends with it.
+The process begins in new process, mount and IPC namespaces, as a copy of the fork server. It has two capabilities and
+the server's descriptors, and gives all of them up here. Then it forks. The parent is process 1 of the namespace and
+only waits. The child is the worker, and returns from `enter`. When process 1 ends, Linux ends every process of the
+namespace.
 
-A wall that cannot be put up ends the process, and with it the call.
+If a wall cannot be put up, the process ends, and the call with it.
 
 Source: docs/design/sandbox.md section 5; toolhost/policy/nested.py computes the plan.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 import posix
 
 from .confine import RLIMIT_NOFILE, fail, landlock, limit, open_places
+from .frames import FD
 from .init import wait
 from .system import PR_SET_DUMPABLE, Filter, bound_capabilities, call, drop_capabilities
 
@@ -21,8 +23,6 @@ TYPE_CHECKING = False  # importing typing would cost a cold jail 5 ms
 if TYPE_CHECKING:
     from typing import Any
 
-#: Where a worker finds its socket, and whatever else it has open: standard input, output and error below it.
-FD = 3
 _READ_ONLY, _BIND, _RECURSIVE = 1, 4096, 16384
 _O_PATH, _O_NOFOLLOW = 0o10000000, posix.O_NOFOLLOW
 _S_IFMT, _S_IFDIR = 0o170000, 0o040000
@@ -30,7 +30,7 @@ _ALL = 0xFFFFFFFF
 
 
 class Walls:
-    """What every call of this jail gets, prepared once."""
+    """What every call of this jail needs for its walls, prepared once."""
 
     def __init__(self, plan: dict[str, Any]) -> None:
         """`plan` is the jail's boot plan."""
@@ -43,8 +43,8 @@ class Walls:
             (fresh["kind"].encode(), fresh["at"].encode(), fresh["flags"], fresh["options"].encode())
             for fresh in calls["fresh"]
         ]
-        # What no call can change is opened once, before any: later ones could find a link where a place was. What is
-        # fresh must be opened by each. Theirs are the lowest numbers, so that they can be kept in one go.
+        # Places that no call can change are opened once, before any call: later a link could stand there. Each call
+        # opens its fresh places itself. The descriptors of the former are the lowest, so one range keeps them.
         rules = [] if self.landlock is None else self.landlock["rules"]
         self.own = [(path, rights) for path, rights in rules if self._is_fresh(path.encode("utf-8", "surrogateescape"))]
         self.places = open_places([rule for rule in rules if rule not in self.own], plan["seen"])
@@ -59,7 +59,7 @@ class Walls:
 
 
 def enter(walls: Walls, channel: int, output: int) -> None:
-    """Become the worker of one call, with the socket `channel` and `output` for what it prints. Returns there only."""
+    """Become the worker of one call, with the socket `channel`, and print to `output`. Returns in the worker only."""
     try:
         posix.dup2(output, 1)
         posix.dup2(output, 2)

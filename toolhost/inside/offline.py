@@ -1,7 +1,7 @@
-"""Telling an error of the network that was not granted from other errors, by the exception that a handler raised.
+"""Whether a handler failed because its tool was granted no network.
 
 A jail without network may make no sockets: the system says "Operation not permitted", and a library wraps that once or
-twice. Imported when a handler has failed, so it costs nothing before.
+twice. This module is imported when a handler has failed, so it costs nothing before.
 
 Source: docs/design/sandbox.md section 6.
 """
@@ -17,7 +17,7 @@ _UNREACHABLE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EADDRNOTAVAIL, errn
 
 
 def is_offline(error: BaseException) -> bool:
-    """Whether `error`, or one that it was raised from, is a network that is not there."""
+    """Whether `error`, or one that it was raised from, comes from a missing network."""
     seen: BaseException | None = error
     for _ in range(_DEPTH):
         if seen is None:

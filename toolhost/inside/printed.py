@@ -1,4 +1,4 @@
-"""What a tool prints becomes log lines: print is harmless and every line knows its call."""
+"""What a tool prints becomes log lines, each with its call."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""`ctx.runtime`: what a handler may ask of the bus when its tool was granted `permissions: [agents]`.
+"""Questions of handlers to the bus through `ctx.runtime`, for tools that were granted `permissions: [agents]`.
 
-Imported at the first use; a tool without the permission never loads it. Each method asks the host and returns what came
-of it: at once in a plain handler, as something to await wherever an event loop runs. What fails raises AgentError.
+This module is imported at the first question. In a plain handler a question waits for its answer. Where an event loop
+runs, it returns something to await. A question that fails raises AgentError.
 
 Source: requirements CONTEXT-09, AGENTS-12 to AGENTS-30; schemas/WORKER.md "ask".
 """
@@ -42,7 +42,7 @@ class Questions:
         self._waiting: dict[int, Callable[[dict[str, Any]], None]] = {}
 
     def ask(self, call: Running, op: str, fields: dict[str, Any]) -> Any:
-        """Ask, and wait; or return something to await, where an event loop runs in this thread."""
+        """Ask, and wait for the answer; where an event loop runs in this thread, return something to await."""
         worker = self._worker
         if worker.forked:
             raise AgentError("a copy of the tool's process asks nothing", code="E_CALL_ENDED")
@@ -63,24 +63,24 @@ class Questions:
         return self._block(number, body) if loop is None else self._future(number, body, loop)
 
     def answered(self, frame: dict[str, Any]) -> None:
-        """An `answer` frame. Called by whichever thread reads; questions that nobody waits for are none."""
-        tell = self._waiting.pop(frame["askId"], None)
-        if tell is not None:
-            tell(frame)
+        """Handle an `answer` frame, on the thread that reads. An answer that nobody waits for is dropped."""
+        handle = self._waiting.pop(frame["askId"], None)
+        if handle is not None:
+            handle(frame)
 
     def _block(self, number: int, body: bytes) -> Any:
         done = allocate_lock()
         done.acquire()
-        came: list[dict[str, Any]] = []
+        answers: list[dict[str, Any]] = []
 
-        def tell(frame: dict[str, Any]) -> None:
-            came.append(frame)
+        def handle(frame: dict[str, Any]) -> None:
+            answers.append(frame)
             done.release()
 
-        self._waiting[number] = tell
+        self._waiting[number] = handle
         self._worker.send(body)
         done.acquire()
-        return _value(came[0])
+        return _value(answers[0])
 
     def _future(self, number: int, body: bytes, loop: Any) -> Any:
         future = loop.create_future()
@@ -93,13 +93,13 @@ class Questions:
             except AgentError as error:
                 future.set_exception(error)
 
-        def tell(frame: dict[str, Any]) -> None:
+        def handle(frame: dict[str, Any]) -> None:
             try:  # noqa: SIM105 # contextlib is not imported here
                 loop.call_soon_threadsafe(settle, frame)
             except RuntimeError:
                 pass  # the handler has closed its loop
 
-        self._waiting[number] = tell
+        self._waiting[number] = handle
         self._worker.send(body)
         return future
 

@@ -1,14 +1,14 @@
-"""The Python worker: what runs in a jail. It speaks schemas/WORKER.md on descriptor 3 and runs a tool's handlers.
+"""The Python worker: the program in a jail. It speaks schemas/WORKER.md on descriptor 3 and runs a tool's handlers.
 
 Rules.
-- It imports next to nothing (asyncio only when a handler turns out to be a coroutine), for the sake of a cold jail.
-- One thread at a time holds the reading role. It runs a call's handler itself, so that a quick call costs no thread
-  switch. A watcher takes the role away from a reader whose handler lasts longer than TAKEOVER_S, so that a slow
-  handler holds up nothing else. Exports known to be slow are handed to a thread at once.
-- Results of quick handlers are collected while more calls are waiting, and written together.
-- When the last running call ends, every process it left behind is killed before its result is sent.
-- Nothing here is a wall: tool code runs in this process and can change all of it. The walls are around the jail, and
-  the host believes no frame from here.
+- It imports next to nothing, so that a cold jail starts in milliseconds. asyncio is imported for the first coroutine.
+- One thread at a time holds the reading role. It runs a call's handler itself, so a quick call costs no thread switch.
+  A watcher takes the role from a reader whose handler takes longer than TAKEOVER_S, so a slow handler holds up nothing
+  else. A call of an export that is known to be slow goes to another thread at once.
+- While more calls wait, results of quick handlers are collected and written together.
+- When the last running call ends, every process that it left behind is killed before its result is sent.
+- Nothing here is a wall: tool code runs in this process and can change all of it. The walls are around the jail. The
+  host believes no frame from here.
 
 Source: docs/design/sandbox.md section 5; requirements HANDLER-01 to HANDLER-07, CONTEXT-*.
 """
@@ -24,6 +24,7 @@ from time import monotonic, sleep
 from . import wire
 from .api import Pending, ToolContext
 from .failures import MAX_ERROR, describe, error_frame, out_of_means, where
+from .frames import FD, READ_BYTES, Frames, framed
 from .orphans import Orphans
 from .printed import MAX_LINE, Printed
 from .running import Running
@@ -41,11 +42,6 @@ else:
     from _collections import deque  # without the package around it, which takes 4 ms
 
 PROTOCOL = 1
-FD = 3
-#: One read of the channel (bytes); larger buffers would come from mmap each time.
-READ_BYTES = 65536
-#: One frame in either direction (bytes).
-MAX_FRAME = 8 << 20
 #: A handler that runs longer than this on the reader loses the reading role to the watcher (seconds).
 TAKEOVER_S = 0.005
 #: The watcher sleeps for good after this many ticks without a call (one tick is TAKEOVER_S).
@@ -76,31 +72,41 @@ class Worker:
     """The state of this process. `_lock` guards the reading role, `running`, and the budget of log lines."""
 
     def __init__(self) -> None:
+        #: The tool's functions by the names of their exports.
         self.handlers: dict[str, Callable[[ToolContext, Any], Any]] = {}
+        #: Assistant messages by their ids, for later calls.
         self.messages: dict[str, Any] = {}
+        #: The longest output as it travels (bytes).
         self.output_limit = 1 << 20
+        #: The tool was granted no network.
         self.offline = False
+        #: What the tool may do beside its work: `agents`.
         self.permissions: list[str] = []
+        #: The calls that run, by their ids.
         self.running: dict[str, Running] = {}
+        #: This process is a copy that a handler has forked.
+        self.forked = False
         self._lock = allocate_lock()
-        self._current: dict[int, str] = {}  # thread -> call, so that what is printed finds its call
+        #: Which call a thread works for, so that what is printed finds its call.
+        self._current: dict[int, str] = {}
         self._send_lock = allocate_lock()
         self._inbox: deque[bytes] = deque()
-        self._chunks: list[bytes] = []
-        self._have = 0
-        self._want = 4
+        self._frames = Frames()
         self._outbox: list[bytes] = []
         self._outbox_bytes = 0
-        self._seconds: dict[str, float] = {}  # export -> how long it takes
+        #: How long an export takes (seconds).
+        self._seconds: dict[str, float] = {}
+        #: The thread with the reading role.
         self._reader: Slot | None = None
+        #: Since when the reader runs a handler (time.monotonic); 0: it runs none.
         self._inline_since = 0.0
+        #: The watcher sleeps until `_doze` is released.
         self._dozing = False
         self._doze = allocate_lock()
         self._doze.acquire()
         self._threads = Threads()
         self._pending = Lane(self._threads, MAX_PENDING)
         self._slow = Lane(self._threads, MAX_SLOW, self._pending, MAX_TOGETHER)
-        self.forked = False
         self._async: AsyncCalls | None = None
         self._questions: Questions | None = None
         self._orphans = Orphans()
@@ -151,25 +157,10 @@ class Worker:
             data = b""
         if not data:
             leave()
-        self._chunks.append(data)
-        self._have += len(data)
-        if self._have < self._want:
-            return
-        buffer = data if len(self._chunks) == 1 else b"".join(self._chunks)
-        at, end = 0, len(buffer)
-        self._want = 4
-        while end - at >= 4:
-            size = int.from_bytes(buffer[at : at + 4], "little")
-            if size > MAX_FRAME:
-                leave(f"frame of {size} bytes")
-            if end - at - 4 < size:
-                self._want = 4 + size
-                break
-            self._inbox.append(buffer[at + 4 : at + 4 + size])
-            at += 4 + size
-        rest = buffer[at:]
-        self._chunks = [rest] if rest else []
-        self._have = len(rest)
+        try:
+            self._inbox.extend(self._frames.feed(data))
+        except ValueError as error:
+            leave(str(error))
 
     def _watch(self, slot: Slot) -> None:
         """Take the role over from a reader that is busy with a handler; then somebody else watches."""
@@ -208,7 +199,7 @@ class Worker:
 
     def send(self, body: bytes) -> None:
         """Write one frame now. Silent in a forked child."""
-        self._write(len(body).to_bytes(4, "little") + body)
+        self._write(framed(body))
 
     def _write(self, data: bytes) -> None:
         if self.forked:
@@ -316,7 +307,7 @@ class Worker:
             return
         outbox = self._outbox
         if outbox and (
-            seconds is None or seconds > QUICK_S or len(outbox) >= 2 * BURST or self._outbox_bytes > FLUSH_BYTES
+            seconds is None or seconds > QUICK_S or len(outbox) >= BURST or self._outbox_bytes > FLUSH_BYTES
         ):
             self._flush()
         self._inline_since = now
@@ -330,8 +321,7 @@ class Worker:
         if not still_reader:
             self._send_result(result)
         elif result is not None:
-            self._outbox.append(len(result).to_bytes(4, "little"))
-            self._outbox.append(result)
+            self._outbox.append(framed(result))
             self._outbox_bytes += len(result)
 
     def _send_result(self, result: bytes | None) -> None:

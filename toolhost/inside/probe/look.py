@@ -1,4 +1,4 @@
-"""The probe: looks around in its jail and tells what it sees. The host judges (toolhost/probe.py)."""
+"""The handler of the probe: it looks around in its jail and returns what it sees. toolhost/probe.py judges it."""
 
 from __future__ import annotations
 

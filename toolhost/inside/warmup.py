@@ -1,4 +1,4 @@
-"""What the worker of one call loads before there is a call, as it will load its tool: see forkserver.py."""
+"""A module that the worker of one call loads before its call comes, in the way of a tool: see forkserver.py."""
 
 from __future__ import annotations
 
