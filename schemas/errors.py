@@ -50,7 +50,6 @@ CODES: Final[dict[str, str]] = {
     "E_BLOB_UNAVAILABLE": "Run on the kernel's machine, as its user, or send less than 1 MiB at a time.",
     "E_FORBIDDEN": "The token does not allow this; use a principal that may do it.",
     "E_LEASE_LOST": "Another incarnation holds the event now; stop working on it.",
-    "E_DEADLINE": "Send the request with more time.",
     "E_LINK_CLOSED": "Connect again; nothing that was accepted is lost.",
     # agents
     "E_AGENT_NOT_FOUND": "Check the agent's name; `gdn validate` lists the agents of the bundle.",

@@ -178,7 +178,8 @@ class Work:
         self.requests: dict[Event, None] = {}
         #: What its own turn has asked for and has ended, in order.
         self.answered: dict[Event, None] = {}
-        #: Every callId that it has made, with the incarnation of the tool host that had it.
+        #: The calls that it has made and whose results it has not stored, with the incarnation of the tool host that
+        #: had each (bounded, see tool_calls.py).
         self.calls: dict[str, str | None] = {}
         #: How many of its calls are open.
         self.open_calls = 0

@@ -30,6 +30,9 @@ from schemas.frames import Blob, Frame, Source
 
 #: Calls of one event that may be open: its agent's credit, and frames that crossed a change of it.
 _MAX_OPEN: Final = CREDIT + CREDIT_SLACK
+#: Calls of one event that are remembered after their end. Agents say which results they have stored, and those are
+#: forgotten. So this is for agents that do not: the oldest go first.
+MAX_REMEMBERED: Final = 4096
 #: Of cancelled calls that a new broker does not know, so many are kept for hosts that are not back yet.
 MAX_EARLY: Final = 4096
 #: Stands for the host of a call whose outcome is unknown; no incarnation is empty.
@@ -111,6 +114,8 @@ class ToolCalls:
         call = Call(call_id, event, frame.id, frame.tool, frame.deadline_ms, now)
         if frame.blob is not None:
             self._take_large(call, frame.blob)
+        if len(event.work.calls) >= MAX_REMEMBERED + event.work.open_calls:
+            self._forget_oldest(event)
         event.work.calls.setdefault(call_id, None)
         event.moved(frame.position)
         first_sent = frame.first_sent_ms
@@ -120,6 +125,16 @@ class ToolCalls:
         self._calls.open[call_id] = call
         event.work.open_calls += 1
         return call
+
+    def _may_forget(self, event: Event, call_id: str) -> bool:
+        """A call that has ended; not one that a person has approved, which runs once whatever its agent says."""
+        return self._get(call_id) is None and not self._approvals.is_about(event, call_id)
+
+    def _forget_oldest(self, event: Event) -> None:
+        known = event.work.calls
+        oldest = next((call_id for call_id in known if self._may_forget(event, call_id)), None)
+        if oldest is not None:
+            del known[oldest]
 
     def _take_large(self, call: Call, blob: Blob) -> None:
         """Arguments by reference: a tool host reads them into its memory, so all that are under way have a bound."""
@@ -214,8 +229,12 @@ class ToolCalls:
     def stored(self, instance: Instance, frame: Frame) -> None:
         """The agent has stored results: its host need not keep them."""
         event = instance.leased
-        if event is not None and event.budget is not None and frame.calls:
-            self._bus.budgets.stored(event.budget, event.id, frame.calls)
+        if event is not None and frame.calls:
+            if event.budget is not None:
+                self._bus.budgets.stored(event.budget, event.id, frame.calls)
+            for call_id in frame.calls:
+                if self._may_forget(event, call_id):
+                    event.work.calls.pop(call_id, None)
         if instance.host is not None and frame.calls:
             self._bus.send(instance.host, Frame("ack", stage="result", calls=frame.calls))
 

@@ -268,7 +268,8 @@ class Conductor:
         answer = self._answers[name] = asyncio.get_running_loop().create_future()
         try:
             self._kernel.answer(message)
-            await asyncio.wait_for(answer, ANSWER_S)
+            async with asyncio.timeout(ANSWER_S):  # not wait_for, see Ending.run
+                await answer
         except TimeoutError:
             raise fail("E_RESTART_REFUSED", f"the broker did not answer within {ANSWER_S:g} s") from None
         finally:

@@ -85,7 +85,8 @@ class Looks:
         if child is None:
             raise AssertionError(f"the reader, pid {pid}, cannot be watched")
         try:
-            return await asyncio.wait_for(asyncio.shield(ended), LOOK_S)
+            async with asyncio.timeout(LOOK_S):  # not wait_for, see Ending.run
+                return await asyncio.shield(ended)
         except TimeoutError:
             raise fail("E_KERNEL_SLOW", f"the bundle was not read within {LOOK_S:g} s") from None
         finally:

@@ -72,7 +72,9 @@ class Ending:
             if state is None:
                 raise AssertionError("a stop that ends says Finished")
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.changed.wait(), max(0.0, state.until - loop.time()))
+                # Not wait_for: in Python 3.11 it forgets to be cancelled when the change comes that very moment.
+                async with asyncio.timeout_at(state.until):
+                    await self.changed.wait()
 
     def _perform(self, action: StopAction, services: Services, agents: Agents, control: ControlLink | None) -> None:
         match action:

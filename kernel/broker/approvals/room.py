@@ -138,6 +138,11 @@ class Approvals:
         frame.attach = item.restored or event.work.calls.get(call_id) is not None
         return True
 
+    def is_about(self, event: Event, call_id: str) -> bool:
+        """Whether a person was asked about this call."""
+        instance = event.instance
+        return event.standing is not None and approval_subject(instance.agent, instance.key, call_id) in self._items
+
     # --- calls that run in the agent, and questions
 
     def ask(self, connection: Connection, frame: Frame, now: float) -> None:

@@ -1,0 +1,84 @@
+"""Work of the supervisor that is cancelled in the moment in which what it waits for comes is cancelled all the same.
+
+`asyncio.wait_for` of Python 3.11 returns the result then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kernel.restarting.conductor import Conductor
+from kernel.restarting.looks import Looks
+from kernel.supervisor.ending import Ending
+from kernel.supervisor.reaping import Exit
+from schemas.control import BeginAnew
+
+
+async def cancelled(waiting: asyncio.Task[Any]) -> None:
+    waiting.cancel()
+    await asyncio.wait({waiting}, timeout=1)
+    assert waiting.cancelled()
+
+
+async def test_at_the_end_of_the_processes() -> None:
+    class Services:
+        def __getattr__(self, name: str) -> Any:
+            return lambda *_: True  # every process lives
+
+    class Agents:
+        alive = True
+
+        def stop(self, told: bool) -> None: ...
+
+    ending = Ending()
+    ending.for_good = True
+    services: Any = Services()
+    agents: Any = Agents()
+    waiting = asyncio.ensure_future(ending.run(services, agents, None))
+    await asyncio.sleep(0)
+    ending.changed.set()
+    await cancelled(waiting)
+
+
+async def test_of_the_brokers_word() -> None:
+    class Kernel:
+        def answer(self, message: Any) -> None: ...
+
+    conductor: Any = Conductor.__new__(Conductor)
+    conductor._kernel, conductor._answers = Kernel(), {}
+    waiting = asyncio.ensure_future(conductor._told("anew", BeginAnew("coder")))
+    await asyncio.sleep(0)
+    conductor._answers["anew"].set_result(None)
+    await cancelled(waiting)
+    assert conductor._answers == {}
+
+
+async def test_of_a_reader_of_the_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Reaper:
+        killed = 0
+
+        def watch(self, pid: int, on_exit: Any, *, leads_group: bool) -> Any:
+            self.ended = on_exit
+            return self
+
+        def kill(self) -> None:
+            self.killed += 1
+
+    monkeypatch.setattr("kernel.restarting.looks.start_program", lambda *_, **__: 1)
+    reaper: Any = Reaper()
+    options: Any = None
+    looks = Looks(asyncio.get_running_loop(), reaper, options, str(tmp_path / "log"))
+    result = os.memfd_create("result")
+    try:
+        waiting = asyncio.ensure_future(looks._read([], result))
+        await asyncio.sleep(0)
+        reaper.ended(Exit("exit 0", clean=True))
+        await cancelled(waiting)
+        assert reaper.killed == 0, "it had ended by itself"
+    finally:
+        os.close(result)
