@@ -22,13 +22,13 @@ from schemas.system.broker_identity import BrokerIdentity
 from schemas.system.startup import admit_toolhost, close_to_others
 from schemas.system.users import VARIABLE
 from toolhost.launcher.allow_list import AllowList
-from toolhost.launcher.request import Enclosed, Enclosure
+from toolhost.launcher.request import Enclosed
 from toolhost.policy import facts
-from toolhost.policy.conventions import ARGS_FD, FILTER_FD
+from toolhost.policy.conventions import ARGS_FD, FILTER_FD, JAIL_CODE
+from toolhost.policy.enclosure import enclosure_of
 from toolhost.policy.hiding import runtime_folders
-from toolhost.policy.plan import boot_command, enclosure_of, isolation, start_of
+from toolhost.policy.plan import isolation, start_of
 from toolhost.policy.refusals import GUARDED_NAMES, SYSTEM, TOP
-from toolhost.policy.subject import HostFacts
 from toolhost.privileges.accounts import Accounts, account_of
 from toolhost.privileges.capabilities import future_user, give_up
 from toolhost.privileges.launcher_link import spawn
@@ -104,23 +104,22 @@ def _enclosed(powers: Powers) -> list[Enclosed]:
         host = facts.host_facts(facts.find_bwrap(), [], powers, user_namespaces=False)
     except GoondanError:
         return []  # nothing could be started anyway
-    return [way for net_admin in (True, False) for way in _way(msgspec.structs.replace(host, net_admin=net_admin))]
-
-
-def _way(host: HostFacts) -> list[Enclosed]:
-    if (made := enclosure_of(host)) is None:
-        return []
-    filters = (program(host.machine, sockets=sockets, drops=True) for sockets in (False, True))
-    return [
-        {
-            "enclosure": msgspec.convert(msgspec.to_builtins(made), Enclosure),
-            "argv": start_of(host.bwrap, boot_command(host)),
-            "walls": isolation(host),
-            "filters": [hashlib.sha256(code).hexdigest() for code in filters],
-            "options": ARGS_FD,
-            "filter": FILTER_FD,
-        }
-    ]
+    ways: list[Enclosed] = []
+    for net_admin in (True, False):
+        such = msgspec.structs.replace(host, net_admin=net_admin)
+        if (enclosure := enclosure_of(such)) is not None:
+            filters = (program(host.machine, sockets=sockets, drops=True) for sockets in (False, True))
+            ways.append(
+                {
+                    "enclosure": enclosure,
+                    "argv": start_of(host.bwrap, host.boot(JAIL_CODE)),
+                    "walls": isolation(such),
+                    "filters": [hashlib.sha256(code).hexdigest() for code in filters],
+                    "options": ARGS_FD,
+                    "filter": FILTER_FD,
+                }
+            )
+    return ways
 
 
 def _allowed(user: int, endpoint: str, powers: Powers) -> AllowList:

@@ -171,7 +171,7 @@ def _prepare(plan: LaunchPlan, powers: Powers, niceness: int) -> _Parts:
             places[place] = jails(_memory_file(text.encode()))
         if plan.open_workdir is not None:
             places[WORKDIR_FD] = jails(open_place(plan.open_workdir, "dir"))
-        staged = [jails(open_place(stage.source, stage.kind)) for stage in plan.stages]
+        staged = [jails(open_place(source, "dir" if stage["folder"] else "file")) for source, stage in plan.stages]
         if plan.private is not None:
             undo.callback(remove_tree, plan.private)
             _make_private(plan.private, plan.code)
@@ -240,19 +240,10 @@ def _request(parts: _Parts, uid: int | None) -> Launch:
         "folder": plan.workdir if reduced else None,
         "places": [place for place in parts.places if not reduced or place in (0, 1, 2, WORKER_FD, BOOT_FD)],
         "stage": plan.stage,
-        "stages": [
-            {
-                "at": stage.at,
-                "readOnly": stage.read_only,
-                "owned": stage.mapped,
-                "folder": stage.kind == "dir",
-                "unmapped": stage.unmapped,
-            }
-            for stage in plan.stages
-        ],
+        "stages": [stage for _, stage in plan.stages],
         "uid": uid,
         "fallbackOwner": None if plan.fallback_owner is None else instance_uid(plan.fallback_owner, NUMBERS),
-        "enclosure": None if plan.enclosure is None else msgspec.to_builtins(plan.enclosure),
+        "enclosure": plan.enclosure,
         "joins": keeper.joins,
         "niceness": parts.niceness,
         "counted": not keeper.counts_cpu,

@@ -27,6 +27,10 @@ MAX_DESCRIPTORS: Final = 200
 PATIENCE_S: Final = 60
 
 
+#: What becomes of a stage whose owner cannot be shown as the jail's user, see Stage.
+Unmapped = Literal["shown", "copied", "given", "refused"]
+
+
 class Stage(TypedDict):
     """One place that the jail's user must be able to reach: mounted at `at`, under the stage, from a descriptor."""
 
@@ -41,7 +45,7 @@ class Stage(TypedDict):
     #: What becomes of it without `owned`, and where the file system cannot show owners as others. `shown`: as it is, so
     #: that the jail can read what anybody can. `copied`: the same, and copied if it is small and not everybody can read
     #: it. `given`: it is given to the fallback owner, who becomes the jail's user. `refused`: there is no jail.
-    unmapped: Literal["shown", "copied", "given", "refused"]
+    unmapped: Unmapped
 
 
 class Enclosure(TypedDict):

@@ -12,45 +12,39 @@ from __future__ import annotations
 
 from typing import Final
 
-from msgspec import Struct
+from toolhost.launcher.request import Enclosure
+from toolhost.policy.conventions import HOME_BYTES, JAIL_HOME
+from toolhost.policy.subject import HostFacts
 
 #: What the boot stage gives itself up with, by the names that bubblewrap takes. Without them nothing can be dropped.
 CAPABILITIES: Final = ("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP")
 #: Devices that bubblewrap takes from where it stands.
 DEVICES: Final = tuple(f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom", "tty"))
-#: The accounts of a jail; `{uid}` is the number that its user has on this host, there being no other.
-_ACCOUNTS: Final = {
+#: The accounts of a jail; the launcher puts the number for `{uid}` that its user has on this host.
+ACCOUNTS: Final = {
     "passwd": (
         "root:x:0:0:root:/:/usr/sbin/nologin\n"
-        "tool:x:{uid}:{uid}:tool:%s:/bin/sh\n"
+        f"tool:x:{{uid}}:{{uid}}:tool:{JAIL_HOME}:/bin/sh\n"
         "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n"
     ),
     "group": "root:x:0:\ntool:x:{uid}:\nnogroup:x:65534:\n",
 }
 
 
-class Enclosure(Struct, frozen=True, rename="camel"):
-    """The root directory that bubblewrap gets: `shown` read-only at their own paths, `links` (name, target), `texts`
-    (path, content with `{uid}` in it), and at `home` a memory file system of `home_bytes` that is the jail's user's.
-    With `network` it gets a network namespace, too, in which nothing is up.
+def enclosure_of(host: HostFacts) -> Enclosure | None:
+    """The root directory of bubblewrap; None where it needs none.
+
+    A file of ACCOUNTS is taken from `stage`/NAME. Without net_admin bubblewrap gets a network namespace, in which
+    nothing is up.
     """
-
-    shown: list[str]
-    links: list[tuple[str, str]]
-    texts: list[tuple[str, str]]
-    home: str
-    home_bytes: int
-    network: bool = False
-
-
-def enclosure(
-    stage: str, shown: list[str], links: list[tuple[str, str]], home: str, home_bytes: int, *, network: bool = False
-) -> Enclosure:
-    """`shown` are the folders and files of the system that a jail needs, `home` where its home stands inside."""
-    texts = [(account(stage, name), text % home if "%s" in text else text) for name, text in _ACCOUNTS.items()]
-    return Enclosure([*shown, *DEVICES, "/proc"], links, texts, f"{stage}/home", home_bytes, network)
-
-
-def account(stage: str, name: str) -> str:
-    """Where the file of accounts is taken from."""
-    return f"{stage}/{name}"
+    if host.stage is None or host.user_namespaces:
+        return None
+    around = [] if host.bwrap_root is None else [host.bwrap_root]
+    return {
+        "shown": ["/usr", *host.dirs, *host.etc, *around, *DEVICES, "/proc"],
+        "links": host.links,
+        "texts": [(f"{host.stage}/{name}", text) for name, text in ACCOUNTS.items()],
+        "home": f"{host.stage}/home",
+        "homeBytes": HOME_BYTES,
+        "network": not host.net_admin,
+    }

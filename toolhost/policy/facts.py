@@ -27,11 +27,10 @@ from schemas.hidden import workspace_of
 from schemas.launch import SandboxSpec, ToolHostSpec, ToolSpec
 from toolhost.policy.beneath import folder_beneath
 from toolhost.policy.bytecode import compile_sources
-from toolhost.policy.guarding import MADE_NAMES, existing, refuse_links, repositories
+from toolhost.policy.guarding import MADE_NAMES, dotfiles, existing, refuse_links, repositories
 from toolhost.policy.hiding import unknown_place, with_hidden
 from toolhost.policy.refusals import SYSTEM, TOP, guard_candidates, hidden_in_it
-from toolhost.policy.scanning import scan
-from toolhost.policy.subject import HostFacts, Place, Request
+from toolhost.policy.subject import HostFacts, HostPath, Request
 from toolhost.privileges.powers import Powers
 from toolhost.seccomp.numbers import NUMBERS, Machine
 
@@ -157,9 +156,7 @@ def _around(bwrap: str) -> str | None:
             return store
     # The wheel has its libraries beside the package, other builds beside their `bin`.
     levels = 3 if os.path.basename(os.path.dirname(path)) == "_bin" else 2
-    for _ in range(levels):
-        path = os.path.dirname(path)
-    return path
+    return path.rsplit("/", levels)[0] or "/"
 
 
 def landlock_abi() -> int:
@@ -185,16 +182,9 @@ def host_facts(
     compile_for_jails()
     # The interpreter itself, not a virtual environment's link to it: jails know no environment.
     python = os.path.realpath(sys.executable)
-    prefix: str | None = os.path.realpath(sys.base_prefix)
-    links: list[tuple[str, str]] = []
-    folders: list[str] = []
-    for path in BESIDE_USR:
-        if os.path.islink(path):
-            links.append((path, os.readlink(path)))
-        elif os.path.isdir(path):
-            folders.append(path)
+    prefix = os.path.realpath(sys.base_prefix)
     for store in STORES:
-        if prefix is not None and within(prefix, store):
+        if within(prefix, store):
             prefix = store
     facts = HostFacts(
         bwrap=os.path.realpath(bwrap),
@@ -204,9 +194,9 @@ def host_facts(
         landlock=landlock_abi(),
         stage=None if powers.shares_user else next((path for path in STAGES if os.path.isdir(path)), None),
         bwrap_root=_around(bwrap),
-        prefix=None if prefix is None or within(prefix, "/usr") else prefix,
-        links=links,
-        dirs=folders,
+        prefix=None if within(prefix, "/usr") else prefix,
+        links=[(path, os.readlink(path)) for path in BESIDE_USR if os.path.islink(path)],
+        dirs=[path for path in BESIDE_USR if os.path.isdir(path) and not os.path.islink(path)],
         etc=[path for path in ETC if os.path.exists(path)],
         covered=[path for path in COVERED if os.path.exists(path)] if powers.shares_user else [],
         code=code_folders(),
@@ -271,24 +261,20 @@ def look_up(
     real = None if workdir is None or shared else _workdir(workdir, base, spec.state_dir, powers)
     workspace = None if real is None else workspace_of(real, os.path.realpath(spec.state_dir))
     own_workdir = workspace is not None
-    read: list[Place] = []
+    read: list[HostPath] = []
     for path in sandbox.filesystem.read:
         read += _everything(host) if path == "/" else [_grant(path, root, powers, tool)]
     write = [_grant(path, root, powers, tool) for path in sandbox.filesystem.write]
     venv, site = _venv(sandbox, root, powers)
-    for path in [
-        root,
-        *([real] if real else []),
-        *(place.path for place in [*read, *write]),
-        *([venv] if venv else []),
-    ]:
+    writable = [*([real] if real else []), *(place.path for place in write)]
+    for path in [root, *writable, *(place.path for place in read), *([venv] if venv else [])]:
         if (folder := unknown_place(path, host.hidden)) is not None:
             raise hidden_in_it(path, folder)
-    guarded: list[Place] = []
+    guarded: list[HostPath] = []
     made: list[str] = []
     protected = [os.path.realpath(path) for path in spec.protected]
     protected += [place for other in spec.tools if (place := _environment(other)) is not None]
-    for folder in [*([real] if real else []), *(place.path for place in write)]:
+    for folder in writable:
         candidates = guard_candidates(folder, tool, protected, host)
         if not own_workdir or folder != real:
             refuse_links(folder)
@@ -346,14 +332,14 @@ def _holds_documents(folder: str) -> GoondanError:
     return fail("E_SANDBOX_DENIED", message, suggestion="Spawn the agent in the folder above, or in one without them.")
 
 
-def _everything(host: HostFacts) -> list[Place]:
+def _everything(host: HostFacts) -> list[HostPath]:
     """What a grant to read `/` means: the top-level folders that no jail has of its own, and that are not hidden."""
     own = {*BESIDE_USR, *_NOT_EVERYTHING, *host.hidden, *host.absent}
     folders = [f"/{name}" for name in sorted(os.listdir("/")) if f"/{name}" not in own]
-    return [Place(folder, "dir") for folder in folders if os.path.isdir(folder) and not os.path.islink(folder)]
+    return [HostPath(folder, "dir") for folder in folders if os.path.isdir(folder) and not os.path.islink(folder)]
 
 
-def _grant(path: str, root: str, powers: Powers, tool: ToolSpec | None = None) -> Place:
+def _grant(path: str, root: str, powers: Powers, tool: ToolSpec | None = None) -> HostPath:
     """A path that was granted; a relative one is meant from the tool's folder.
 
     A link on the way is refused where a jail or another user could have put it: whoever can write beside a granted
@@ -376,9 +362,9 @@ def _grant(path: str, root: str, powers: Powers, tool: ToolSpec | None = None) -
         if real != os.path.realpath(outer).rstrip("/") + name[len(outer.rstrip("/")) :]:
             raise fail("E_SANDBOX_DENIED", f"{path} leads out of {outer}, which was granted, through a link")
     if os.path.isdir(real):
-        return Place(real, "dir", name)
+        return HostPath(real, "dir", name)
     if os.path.isfile(real):
-        return Place(real, "file", name)
+        return HostPath(real, "file", name)
     raise fail("E_SANDBOX_DENIED", f"the granted path {path} does not exist", suggestion="Create it, or correct it.")
 
 
@@ -431,16 +417,3 @@ def _venv(sandbox: SandboxSpec, root: str, powers: Powers) -> tuple[str | None, 
         message = f"python.venv {sandbox.python.venv} has no {site}"
         raise fail("E_SANDBOX_DENIED", message, suggestion="Make it with the Python that runs the kernel.")
     return place.path, site
-
-
-def dotfiles(root: str, documents: Iterable[str]) -> list[Place]:
-    """What is masked in a tool's folder: names that begin with a dot, and the bundle's documents."""
-    hidden = {os.path.realpath(path) for path in documents}
-    masked: list[Place] = []
-    for entry in scan(root, lambda name: not name.startswith(".")):
-        is_dir = entry.is_dir(follow_symlinks=False)
-        if not is_dir and not entry.is_file(follow_symlinks=False):
-            continue  # a link leads to something that is masked itself, or out of what the jail sees
-        if entry.name.startswith(".") or (not is_dir and entry.path in hidden):
-            masked.append(Place(entry.path, "dir" if is_dir else "file"))
-    return masked

@@ -1,4 +1,4 @@
-"""What stays read-only inside a folder that a jail may write to, as it is on this host: found, or made to be there.
+"""What is read-only in a folder that a jail may write to, and what is hidden in one that it sees, as they are now.
 
 What exists is mounted read-only onto itself. A name that does not exist has nothing to mount onto: in a folder that
 holds the bundle, such names are made as empty folders before the first jail starts there, and removed after the last
@@ -11,31 +11,32 @@ from __future__ import annotations
 
 import os
 import stat
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Final
 
 from schemas.errors import fail
 from toolhost.policy.refusals import GUARDED_NAMES
-from toolhost.policy.scanning import scan
-from toolhost.policy.subject import Place
+from toolhost.policy.subject import HostPath
 from toolhost.privileges.powers import Powers
 
 #: Made where they are missing: what lies in them is run by whoever next works in the folder, git's hooks, say.
 MADE_NAMES: Final = GUARDED_NAMES
+#: Entries that are looked at, some milliseconds of a cold start: a bundled environment can have 100,000.
+MAX_SCANNED: Final = 2048
 #: Folders that are not looked into: they hold thousands of others, or are guarded as a whole.
 _SKIPPED: Final = frozenset({"node_modules", "__pycache__", ".venv", ".git"})
 
 
-def existing(paths: list[str]) -> list[Place]:
+def existing(paths: list[str]) -> list[HostPath]:
     """Those that are real files or folders under their very names; a link cannot be mounted over."""
     places = []
     for path in paths:
-        try:
+        with suppress(OSError):
             mode = os.lstat(path).st_mode
-        except OSError:
-            continue
-        if os.path.realpath(path) == path and (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
-            places.append(Place(path, "dir" if stat.S_ISDIR(mode) else "file"))
+            if os.path.realpath(path) == path and (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
+                places.append(HostPath(path, "dir" if stat.S_ISDIR(mode) else "file"))
     return places
 
 
@@ -59,3 +60,34 @@ def remove_placeholders(paths: list[str], powers: Powers) -> None:
     for path in paths:
         with suppress(OSError):
             powers.remove_placeholder(path)
+
+
+def dotfiles(root: str, documents: Iterable[str]) -> list[HostPath]:
+    """What is masked in a tool's folder: names that begin with a dot, and the bundle's documents."""
+    hidden = {os.path.realpath(path) for path in documents}
+    masked: list[HostPath] = []
+    for entry in scan(root, lambda name: not name.startswith(".")):
+        is_dir = entry.is_dir(follow_symlinks=False)
+        if not is_dir and not entry.is_file(follow_symlinks=False):
+            continue  # a link leads to something that is masked itself, or out of what the jail sees
+        if entry.name.startswith(".") or (not is_dir and entry.path in hidden):
+            masked.append(HostPath(entry.path, "dir" if is_dir else "file"))
+    return masked
+
+
+def scan(root: str, enters: Callable[[str], bool]) -> Iterator[os.DirEntry[str]]:
+    """What lies below a folder, breadth first and by name, at most MAX_SCANNED entries. `enters` says by a folder's
+    name whether it is looked into. Links are not followed; what cannot be read is left out.
+    """
+    todo = deque([root])
+    left = MAX_SCANNED
+    while todo and left > 0:
+        try:
+            entries = sorted(os.scandir(todo.popleft()), key=lambda entry: entry.name)[:left]
+        except OSError:
+            continue
+        left -= len(entries)
+        for entry in entries:
+            yield entry
+            if enters(entry.name) and entry.is_dir(follow_symlinks=False):
+                todo.append(entry.path)

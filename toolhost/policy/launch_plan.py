@@ -12,10 +12,9 @@ from msgspec import Struct
 from schemas.launch import Limits
 from schemas.receipts import Mechanism, Wall
 from toolhost.egress.rules import Layout
+from toolhost.launcher.request import Enclosure, Stage
 from toolhost.limits.plan import GroupPlan, processes_of_a_namespace
-from toolhost.policy.enclosure import Enclosure
 from toolhost.policy.landlock import Ruleset
-from toolhost.policy.mounts import Stage
 from toolhost.policy.nested import CallWalls
 from toolhost.privileges.tree import Tree
 
@@ -35,10 +34,10 @@ class LaunchPlan(Struct, frozen=True, kw_only=True):
     still be at its path, and the boot stage compares places with `seen`.
     """
 
-    #: The bubblewrap to run; unused in the reduced tier.
-    bwrap: str
+    #: The bubblewrap to run; "" in the reduced tier.
+    bwrap: str = ""
     #: Its options. They pass through ARGS_FD, so that no other user reads them.
-    options: list[str]
+    options: list[str] = []
     #: The system call filter (FILTER_FD). bubblewrap puts it on every process of the jail, the first one included.
     filter: bytes
     #: The Landlock ruleset, for the boot stage (BOOT_FD).
@@ -48,7 +47,7 @@ class LaunchPlan(Struct, frozen=True, kw_only=True):
     #: What runs in the jail; in the reduced tier what is run, without bubblewrap.
     command: list[str]
     #: The workdir that we open, which must still be at that path. Without `stage` it is handed over as WORKDIR_FD.
-    open_workdir: str | None
+    open_workdir: str | None = None
     #: The workdir as the jail sees it.
     workdir: str
     #: Folders of modules that the tool may import, the first one first.
@@ -59,8 +58,8 @@ class LaunchPlan(Struct, frozen=True, kw_only=True):
     layout: Layout | None = None
     #: Where places are staged under root; the jail has a user of its own then. None: nothing is staged.
     stage: str | None = None
-    #: What is staged there. We open each source, which must still be at its path.
-    stages: list[Stage] = []
+    #: What is staged there: the path of the host, which we open and which must still be at that path, and how.
+    stages: list[tuple[str, Stage]] = []
     #: The folder whose user (uids.instance_uid) the jail becomes where a file system cannot show the jail's own user as
     #: owner: the instance's workspace that the workdir is or lies in, else the workdir, or the last write grant.
     fallback_owner: str | None = None

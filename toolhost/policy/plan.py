@@ -26,43 +26,28 @@ from schemas.launch import ToolSpec
 from schemas.receipts import Wall
 from toolhost.egress.rules import RESOLVER, Layout, lay_out
 from toolhost.limits.plan import group_plan, mechanisms
+from toolhost.policy import enclosure, mounts, nested
 from toolhost.policy.conventions import (
     ARGS_FD,
     FILES_FD,
     FILTER_FD,
+    HOME_BYTES,
     JAIL_CODE,
     JAIL_GID,
     JAIL_HOME,
     JAIL_HOSTNAME,
-    JAIL_PATH,
     JAIL_UID,
     STATUS_FD,
-)
-from toolhost.policy.enclosure import CAPABILITIES as TO_DROP_WITH
-from toolhost.policy.enclosure import Enclosure, account, enclosure
+)  # fmt: skip
 from toolhost.policy.landlock import ruleset
 from toolhost.policy.launch_plan import LaunchPlan, resource_limits
-from toolhost.policy.mounts import (
-    Sources,
-    emptied_of,
-    hidden_in,
-    mounts_of,
-    named,
-    rights_of,
-    seen_places,
-    shown_of,
-    with_parents,
-    writable_of,
-)
-from toolhost.policy.nested import CAPABILITIES, OWN_PROCESSES, call_walls
 from toolhost.policy.reduced import plan_reduced
-from toolhost.policy.refusals import check_read_grant, check_uncovered, check_workdir, check_write_grant
-from toolhost.policy.subject import HostFacts, Place, Request
+from toolhost.policy.refusals import check_request
+from toolhost.policy.subject import HostFacts, Request
 from toolhost.seccomp.program import program
 
 #: Private memory file systems (bytes): room for a compiler's temporary files, a quarter of a small machine at most.
 TMP_BYTES: Final = 256 << 20
-HOME_BYTES: Final = 64 << 20
 SHM_BYTES: Final = 64 << 20
 #: What is a jail's own and gone with it: place, size in bytes, mode.
 _PRIVATE: Final = (
@@ -76,79 +61,60 @@ def plan(request: Request, host: HostFacts) -> LaunchPlan:
     if host.tier == "reduced":
         return plan_reduced(request, host)
     tool = request.tool
-    if request.workdir_real is not None:
-        check_workdir(request.workdir_real, host)
-    for place in request.write:
-        check_write_grant(place.path, host)
-    for place in [*request.read, *([Place(request.venv, "dir")] if request.venv else [])]:
-        check_read_grant(place.path)
-        check_read_grant(place.shown)
-    for place in shown_of(request):
-        check_uncovered(place, tool.root, host)
+    check_request(request, host)
     layout = _layout(tool)
     if layout is not None and not host.net_admin:
         text = f"the tool {tool.name} was granted a network, and no jail can have one here: root lacks CAP_NET_ADMIN"
         raise fail("E_SANDBOX_UNAVAILABLE", text, suggestion=_NET_ADMIN)
-    files = [] if layout is None else [layout.hosts, RESOLVER]
-    sources = Sources(request, host)
+    sources = mounts.Sources(request, host)
     serves = forks(tool, host)
-    trusted = OWN_PROCESSES if serves else 0
-    mounts = sorted(mounts_of(request, host, sources), key=lambda mount: (mount.path, mount.rank))
-    covered = [] if serves else host.covered  # each call of a fork server has a new /proc, which covers them itself
-    options = [
-        *isolation(host, serves),
-        *_system(host, sources, layout, covered),
-        *_private(host),
-        *_interpreter(host, sources),
-    ]
-    for mount in mounts:
+    trusted = nested.OWN_PROCESSES if serves else 0
+    made = mounts.mounts_of(request, host, sources)
+    options = [*isolation(host, serves), *_system(host, sources, layout)]
+    for path in [] if serves else host.covered:  # each call of a fork server has a new /proc, which covers them itself
+        options += ["--ro-bind", "/dev/null", path]
+    options += [*_private(host), *_interpreter(host, sources)]
+    for mount in made:
         options += mount.options
-    options = with_parents(options)
-    for path in ["/proc", "/dev", *emptied_of(request, host), "/"]:
+    options = mounts.with_parents(options)
+    for path in ["/proc", "/dev", *mounts.emptied_of(request, host), "/"]:
         options += ["--remount-ro", path]  # last, because innermost mounts may still need their mount points made
+    for name, value in host.environment(JAIL_HOME, "/tmp").items():
+        options += ["--setenv", name, value]
     network = tool.sandbox.network != "none"
     cwd = request.workdir or JAIL_HOME
-    path = f"{JAIL_PATH}:{host.prefix}/bin" if host.prefix else JAIL_PATH
-    environment = {"PATH": path, "HOME": JAIL_HOME, "TMPDIR": "/tmp", "LANG": "C.UTF-8"}
-    for name, value in environment.items():
-        options += ["--setenv", name, value]
-    options += ["--chdir", cwd if host.user_namespaces else "/"]
-    folder = tool.entry.rpartition("/")[0]
-    # A folder of which only the entry shows may be the workdir, where any tool puts modules.
-    import_paths = [] if request.entry_only else list(dict.fromkeys([folder, tool.root]))
-    if request.venv_site is not None:
-        import_paths.append(request.venv_site)
+    writable = [place.path for place in request.writable]
     return LaunchPlan(
         bwrap=sources.of(host.bwrap, host.bwrap_root) if host.bwrap_root and host.user_namespaces else host.bwrap,
-        options=options,
+        options=[*options, "--chdir", cwd if host.user_namespaces else "/"],
         filter=program(host.machine, sockets=network, server=serves, drops=not host.user_namespaces),
         limits=resource_limits(tool.sandbox.limits, host.groups, trusted),
-        landlock=ruleset(host.landlock, rights_of(request, host), network=network),
-        command=boot_command(host),
+        landlock=ruleset(host.landlock, mounts.rights_of(request, host), network=network),
+        command=host.boot(JAIL_CODE),
         open_workdir=None if host.stage else request.workdir_real,
         workdir=cwd,
-        import_paths=import_paths,
-        files=files,
+        import_paths=request.import_paths,
+        files=[] if layout is None else [layout.hosts, RESOLVER],
         layout=layout,
         stage=host.stage,
         stages=sources.stages,
-        seen=seen_places(mounts),
-        hiding=hidden_in(request, host),
-        fallback_owner=request.fallback_owner or next((real for real, _ in reversed(writable_of(request))), None),
-        enclosure=enclosure_of(host),
+        seen=mounts.seen_places(made),
+        hiding=mounts.hidden_in(request, host),
+        fallback_owner=request.fallback_owner or (writable[-1] if writable else None),
+        enclosure=enclosure.enclosure_of(host),
         walls=walls(host),
         mechanisms=mechanisms(host.groups, sized=request.sized and not request.write),
         totals=tool.sandbox.limits,
-        writable=[real for real, _ in writable_of(request)],
-        named=named(request),
+        writable=writable,
+        named=request.named,
         guarded=[place.path for place in request.guarded],
         made=request.made,
         group=group_plan(host.groups, tool.sandbox.limits, trusted),
         alone=tool.sandbox.isolation == "call" and not serves,
         trusted=trusted,
-        calls=call_walls(
+        calls=nested.call_walls(
             {place: f"size={size},mode={mode}" for place, size, mode in _PRIVATE},
-            ["/".join(mount.path) for mount in mounts],
+            ["/".join(mount.path) for mount in made],
             cwd,
             program(host.machine, sockets=network),
             host.covered,
@@ -163,11 +129,6 @@ def start_of(bwrap: str, command: list[str]) -> list[str]:
     return [bwrap, "--args", str(ARGS_FD), "--", *command]
 
 
-def boot_command(host: HostFacts) -> list[str]:
-    """What bubblewrap executes."""
-    return [host.python, "-I", "-S", "-B", f"{JAIL_CODE}/boot.py"]
-
-
 def forks(tool: ToolSpec, host: HostFacts) -> bool:
     """Whether the tool's calls are forked in a jail that they share, each behind walls of its own."""
     return tool.sandbox.isolation == "call" and host.nests and host.tier == "full" and host.user_namespaces
@@ -175,14 +136,9 @@ def forks(tool: ToolSpec, host: HostFacts) -> bool:
 
 def walls(host: HostFacts) -> list[Wall]:
     """The walls of every jail that a plan for this host has, in the words of receipts and of `gdn doctor`."""
-    there: list[tuple[Wall, bool]] = [
-        ("namespaces", True),
-        ("seccomp", True),
-        ("landlock", host.landlock > 0),
-        ("uid", host.stage is not None),
-        ("limits", True),
-    ]
-    return [wall for wall, is_there in there if is_there]
+    landlock: list[Wall] = ["landlock"] if host.landlock > 0 else []
+    uid: list[Wall] = [] if host.stage is None else ["uid"]
+    return ["namespaces", "seccomp", *landlock, *uid, "limits"]
 
 
 def _layout(tool: ToolSpec) -> Layout | None:
@@ -195,30 +151,24 @@ def _layout(tool: ToolSpec) -> Layout | None:
 
 def isolation(host: HostFacts, serves: bool = False) -> list[str]:
     """What bubblewrap separates, before any mount: its first options."""
-    options = (
-        ["--unshare-user", "--uid", str(JAIL_UID), "--gid", str(JAIL_GID)] if host.user_namespaces else ["--as-pid-1"]
-    )
-    options += [
-        "--unshare-pid",
+    user, kept, last = ["--as-pid-1"], list(enclosure.CAPABILITIES), list[str]()
+    if host.user_namespaces:
+        user = ["--unshare-user", "--uid", str(JAIL_UID), "--gid", str(JAIL_GID)]
+        kept = list(nested.CAPABILITIES) if serves else []
+        last = ["--disable-userns"] if host.disable_userns else []
+    options = [
+        *user, "--unshare-pid",
         *(["--unshare-net"] if host.net_admin or host.user_namespaces else []),  # brings the loopback interface up
         "--unshare-ipc", "--unshare-uts", "--unshare-cgroup",
         "--hostname", JAIL_HOSTNAME, "--die-with-parent", "--cap-drop", "ALL", "--clearenv",
         "--json-status-fd", str(STATUS_FD), "--seccomp", str(FILTER_FD),
     ]  # fmt: skip
-    for name in TO_DROP_WITH if not host.user_namespaces else CAPABILITIES if serves else ():
+    for name in kept:
         options += ["--cap-add", name]
-    return [*options, "--disable-userns"] if host.disable_userns and host.user_namespaces else options
+    return options + last
 
 
-def enclosure_of(host: HostFacts) -> Enclosure | None:
-    """The root directory of bubblewrap; None where it needs none."""
-    if host.stage is None or host.user_namespaces:
-        return None
-    shown = ["/usr", *host.dirs, *host.etc, *([host.bwrap_root] if host.bwrap_root else [])]
-    return enclosure(host.stage, shown, host.links, JAIL_HOME, HOME_BYTES, network=not host.net_admin)
-
-
-def _system(host: HostFacts, sources: Sources, layout: Layout | None, covered: list[str]) -> list[str]:
+def _system(host: HostFacts, sources: mounts.Sources, layout: Layout | None) -> list[str]:
     options = ["--ro-bind", "/usr", "/usr"]
     for name, target in host.links:
         options += ["--symlink", target, name]
@@ -226,31 +176,28 @@ def _system(host: HostFacts, sources: Sources, layout: Layout | None, covered: l
         options += ["--ro-bind", folder, folder]
     for name in ("passwd", "group", *(() if layout else ("hosts",)), "nsswitch.conf"):
         ours = sources.of(f"{host.inside}/etc/{name}", host.inside)
-        if name in ("passwd", "group") and host.stage and not host.user_namespaces:
-            ours = account(host.stage, name)
+        if name in enclosure.ACCOUNTS and host.stage and not host.user_namespaces:
+            ours = f"{host.stage}/{name}"
         options += ["--ro-bind", ours, f"/etc/{name}"]
     for index, name in enumerate(("hosts", "resolv.conf") if layout else ()):
         options += ["--perms", "0444", "--ro-bind-data", str(FILES_FD + index), f"/etc/{name}"]
     for path in host.etc:
         options += ["--ro-bind", path, path]
     # /proc as a whole becomes read-only at the end: sysctls, sysrq and other processes' memory are files in it.
-    options += ["--proc", "/proc", "--dev", "/dev"]
-    for path in covered:
-        options += ["--ro-bind", "/dev/null", path]
-    return options
+    return [*options, "--proc", "/proc", "--dev", "/dev"]
 
 
 def _private(host: HostFacts) -> list[str]:
     options: list[str] = []
-    made = enclosure_of(host)
+    made = enclosure.enclosure_of(host)
     for place, size, mode in _PRIVATE:
         if place == JAIL_HOME and made is not None:
-            options += ["--bind", made.home, place]  # bubblewrap can give its own to nobody but itself
+            options += ["--bind", made["home"], place]  # bubblewrap can give its own to nobody but itself
         else:
             options += ["--size", str(size), "--perms", mode, "--tmpfs", place]
     return options
 
 
-def _interpreter(host: HostFacts, sources: Sources) -> list[str]:
+def _interpreter(host: HostFacts, sources: mounts.Sources) -> list[str]:
     prefix = ["--ro-bind", sources.of(host.prefix, host.prefix), host.prefix] if host.prefix else []
     return [*prefix, "--ro-bind", sources.of(host.inside, host.inside), JAIL_CODE]

@@ -12,12 +12,11 @@ from typing import Final
 
 from schemas.errors import fail
 from toolhost.limits.plan import group_plan, mechanisms
-from toolhost.policy.conventions import JAIL_PATH
 from toolhost.policy.landlock import DEVICES, READ, RUN, WRITE, for_file, ruleset
 from toolhost.policy.launch_plan import LaunchPlan, resource_limits
-from toolhost.policy.mounts import hidden_in, named, shown_of
-from toolhost.policy.refusals import check_read_grant, check_uncovered, check_workdir, check_write_grant
-from toolhost.policy.subject import HostFacts, Place, Request
+from toolhost.policy.mounts import granted_rights, hidden_in
+from toolhost.policy.refusals import check_request
+from toolhost.policy.subject import HostFacts, HostPath, Request
 from toolhost.seccomp.program import program
 
 #: Landlock's scopes keep signals inside; without them a jail could end every process of the operator.
@@ -44,44 +43,32 @@ def plan_reduced(request: Request, host: HostFacts) -> LaunchPlan:
         raise fail("E_SANDBOX_UNAVAILABLE", text, suggestion=host.fix)
     if request.private is None:
         raise fail("E_INTERNAL", "a reduced jail needs a private folder")
-    if request.workdir_real is not None:
-        check_workdir(request.workdir_real, host)
-    for place in request.write:
-        check_write_grant(place.path, host)
-    for place in request.read:
-        check_read_grant(place.path)
-    _refuse_what_cannot_be_kept(request, host)
+    check_request(request, host)
+    for path in [*(place.path for place in [*request.guarded, *request.masked]), *hidden_in(request, host)]:
+        if path not in host.absent:  # the jail ends should one of those come to be there
+            raise fail("E_SANDBOX_DENIED", f"the reduced sandbox cannot protect {path} from the tool {tool.name}")
     home, temporary = f"{request.private}/home", f"{request.private}/tmp"
-    writable = [home, temporary, *([request.workdir_real] if request.workdir_real else [])]
-    rules = [(folder, RUN) for folder in ("/usr", *host.dirs, *([host.prefix] if host.prefix else []), host.inside)]
-    rules += [(path, READ) for path in host.etc] + [(path, for_file(READ)) for path in _ETC]
-    rules += [(f"/proc/{name}", for_file(READ)) for name in _PROC]
-    rules += [("/proc/self", READ)]
+    # There are no mounts: everything stands at its own path.
+    shown = [HostPath(place.path, place.kind) for place in request.shown]
+    writable = [HostPath(place.path, place.kind) for place in request.writable]
+    own = [HostPath(home, "dir"), HostPath(temporary, "dir")]
+    rules = [(folder, RUN) for folder in (*host.programs, host.inside)]
+    rules += [(path, READ) for path in (*host.etc, "/proc/self")]
+    rules += [(path, for_file(READ)) for path in (*_ETC, *(f"/proc/{name}" for name in _PROC))]
     rules += [(path, for_file(DEVICES) & ~_IOCTL) for path in _DEVICES]
-    rules += [(path, WRITE) for path in writable]
-    root = Place(tool.entry, "file") if request.entry_only else Place(tool.root, "dir")
-    venv = [Place(request.venv, "dir")] if request.venv else []
-    rules += [(p.path, RUN if p.kind == "dir" else for_file(RUN)) for p in [root, *request.read, *venv]]
-    rules += [(p.path, WRITE if p.kind == "dir" else for_file(WRITE)) for p in request.write]
-    named_places = [root, *request.read, *venv, *request.write]
-    seen = [*(p.path for p in named_places), *([request.workdir_real] if request.workdir_real else [])]
-    folder = tool.entry.rpartition("/")[0]
-    paths = [] if request.entry_only else list(dict.fromkeys([folder, tool.root]))
+    rules += granted_rights(shown, RUN) + granted_rights([*own, *writable], WRITE)
     return LaunchPlan(
-        bwrap="",
-        options=[],
         filter=program(host.machine, sockets=False, bare=True),
         landlock=ruleset(host.landlock, rules, network=False),
         limits=resource_limits(tool.sandbox.limits),
         totals=tool.sandbox.limits,
-        writable=[*writable, *(place.path for place in request.write)],
-        named=named(request),
+        writable=[place.path for place in [*own, *writable]],
+        named=request.named,
         group=group_plan(host.groups, tool.sandbox.limits),
-        command=[host.python, "-I", "-S", "-B", f"{request.private}/code/goondan_tool/boot.py"],
-        open_workdir=None,
+        command=host.boot(f"{request.private}/code/goondan_tool"),
         workdir=request.workdir_real or home,
-        import_paths=[*paths, *([request.venv_site] if request.venv_site else [])],
-        seen=[(path, path) for path in dict.fromkeys(seen)],
+        import_paths=request.import_paths,
+        seen=[(path, path) for path in dict.fromkeys(place.path for place in [*shown, *writable])],
         hiding=hidden_in(request, host),
         tier="reduced",
         walls=["seccomp", "landlock", "limits"],
@@ -89,21 +76,5 @@ def plan_reduced(request: Request, host: HostFacts) -> LaunchPlan:
         alone=tool.sandbox.isolation == "call",
         private=request.private,
         code=host.inside,
-        environment={
-            "PATH": f"{JAIL_PATH}:{host.prefix}/bin" if host.prefix else JAIL_PATH,
-            "HOME": home,
-            "TMPDIR": temporary,
-            "LANG": "C.UTF-8",
-        },
+        environment=host.environment(home, temporary),
     )
-
-
-def _refuse_what_cannot_be_kept(request: Request, host: HostFacts) -> None:
-    """Raise E_SANDBOX_DENIED where the full tier would mount something over a place."""
-    tool = request.tool
-    for place in shown_of(request):
-        check_uncovered(place, tool.root, host)
-    for path in [*(place.path for place in [*request.guarded, *request.masked]), *hidden_in(request, host)]:
-        if path in host.absent:
-            continue  # the jail ends should it come to be there
-        raise fail("E_SANDBOX_DENIED", f"the reduced sandbox cannot protect {path} from the tool {tool.name}")

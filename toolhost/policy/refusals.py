@@ -11,7 +11,7 @@ from schemas.errors import GoondanError, fail
 from schemas.grantable import unreadable, unwritable, within
 from schemas.hidden import runtime_place, uncovered, workspace_of
 from schemas.launch import ToolSpec
-from toolhost.policy.subject import HostFacts, Place
+from toolhost.policy.subject import HostFacts, Request
 
 #: Read-only in every workdir: these run code on the host later (hooks and fsmonitor; .pth files; packages and grants).
 GUARDED_NAMES: Final = (".git", ".venv", ".goondan")
@@ -24,9 +24,25 @@ SYSTEM: Final = (
 TOP: Final = ("/", "/run", "/home", "/var", "/tmp", "/var/tmp")
 
 
-def check_workdir(path: str, host: HostFacts) -> None:
+def check_request(request: Request, host: HostFacts) -> None:
+    """Raise E_SANDBOX_DENIED for a place that no jail may have, or not as it is asked for."""
+    if request.workdir_real is not None:
+        _check_workdir(request.workdir_real, host)
+    for place in request.write:
+        _check_write_grant(place.path, host)
+    own, *granted = request.shown
+    for place in granted:
+        _check_read_grant(place.path)
+        _check_read_grant(place.shown)
+    for place in (own, *granted):
+        for path in (place.path, place.shown):
+            if (folder := uncovered(path, host.hidden, request.tool.root)) is not None:
+                raise _hidden(place.shown, folder)
+
+
+def _check_workdir(path: str, host: HostFacts) -> None:
     """Raise E_SANDBOX_DENIED when a person's programs run or trust what lies in `path` (resolved)."""
-    check_writable(path, host)
+    _check_writable(path, host)
     hidden = [folder for folder in host.hidden if within(path, folder)]
     if hidden:
         if all(workspace_of(path, folder) is None for folder in hidden):
@@ -37,43 +53,32 @@ def check_workdir(path: str, host: HostFacts) -> None:
     if host.home not in ("", "/") and within(host.home, path):
         raise fail("E_SANDBOX_DENIED", f"{path} is or holds the home directory, with what your own programs run")
     if host.home not in ("", "/") and within(path, host.home) and path[len(host.home) + 1 :].startswith("."):
-        raise fail(
-            "E_SANDBOX_DENIED", f"{path} lies in a hidden folder of the home directory, which your programs trust"
-        )
+        text = f"{path} lies in a hidden folder of the home directory, which your programs trust"
+        raise fail("E_SANDBOX_DENIED", text)
 
 
-def check_writable(path: str, host: HostFacts) -> None:
+def _check_writable(path: str, host: HostFacts) -> None:
     """Raise E_SANDBOX_DENIED when no jail may write to `path` (resolved): a system folder, an interpreter, our code."""
     if path in TOP or any(within(path, folder) for folder in SYSTEM):
         raise fail("E_SANDBOX_DENIED", f"{path} is a system folder and cannot be writable for a tool")
-    for folder in [*host.code, *([host.prefix] if host.prefix else [])]:
+    for folder in host.trusted:
         if within(path, folder):
             raise fail("E_SANDBOX_DENIED", f"{path} lies in {folder}, which holds code that runs outside of jails")
 
 
-def check_write_grant(path: str, host: HostFacts) -> None:
+def _check_write_grant(path: str, host: HostFacts) -> None:
     """Raise E_SANDBOX_DENIED for a grant to write where, or around where, our state or code is."""
     place = runtime_place(path)
-    reason = unwritable(
-        path, [*host.hidden, *([place] if place else []), *host.code, *([host.prefix] if host.prefix else [])]
-    )
+    reason = unwritable(path, [*host.hidden, *([place] if place else []), *host.trusted])
     if reason is not None:
         raise fail("E_SANDBOX_DENIED", f"{path} cannot be granted for writing: {reason}")
 
 
-def check_read_grant(path: str) -> None:
+def _check_read_grant(path: str) -> None:
     """Raise E_SANDBOX_DENIED for a grant to read that would put the host's /proc, /dev or the like into a jail."""
     reason = "every jail has its own" if path == "/" else unreadable(path)
     if reason is not None:
         raise fail("E_SANDBOX_DENIED", f"{path} cannot be granted: {reason}")
-
-
-def check_uncovered(place: Place, own: str, host: HostFacts) -> None:
-    """Raise E_SANDBOX_DENIED for a place that is, or lies in, a folder that no jail may see. `own` is the tool's."""
-    for path in (place.path, place.shown):
-        folder = uncovered(path, host.hidden, own)
-        if folder is not None:
-            raise _hidden(place.shown, folder)
 
 
 def hidden_in_it(path: str, folder: str) -> GoondanError:
@@ -90,7 +95,7 @@ def _hidden(what: str, folder: str) -> GoondanError:
 def guard_candidates(folder: str, tool: ToolSpec, protected: list[str], host: HostFacts) -> list[str]:
     """Paths inside the writable `folder` that must be read-only if they exist, each once."""
     wanted = [f"{folder}/{name}" for name in GUARDED_NAMES]
-    roots = [*protected, tool.root, *host.code, *([host.prefix] if host.prefix else [])]
+    roots = [*protected, tool.root, *host.trusted]
     wanted += [path for path in roots if within(path, folder) and path != folder]
     if within(tool.entry, folder):
         wanted.append(tool.entry)

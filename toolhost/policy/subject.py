@@ -10,15 +10,20 @@ from typing import Literal
 from msgspec import Struct
 
 from schemas.launch import ToolSpec
+from toolhost.policy.conventions import JAIL_PATH
 from toolhost.privileges.tree import Tree
 from toolhost.seccomp.numbers import Machine
 
+Kind = Literal["dir", "file"]
 
-class Place(Struct, frozen=True):
-    """An existing file or folder of the host: `path` is resolved, `name` is how it was named (default: the same)."""
 
+class HostPath(Struct, frozen=True):
+    """An existing file or folder of the host."""
+
+    #: Its path, without links.
     path: str
-    kind: Literal["dir", "file"]
+    kind: Kind
+    #: How it was named; None: by its path.
     name: str | None = None
 
     @property
@@ -28,74 +33,135 @@ class Place(Struct, frozen=True):
 
 
 class HostFacts(Struct, frozen=True, kw_only=True):
-    """What the policy must know about this machine; facts.py gathers it once.
+    """What the policy must know about this machine; facts.py gathers it once."""
 
-    `links` and `dirs` are the top-level entries beside /usr that programs need (/bin, /lib64, …), as link targets or
-    as folders. `etc` are host paths below /etc to show. `prefix` is the interpreter's installation, None inside /usr.
-    `covered` are files of /proc that tell about an ordinary user's own, such as the names of keys; they show empty.
-    `code` are places of ours that stay read-only, `home` is the operator's home directory. `hide` are folders that
-    never show, as they were named; `hidden` are all places at which those that exist stand, without links, and
-    `absent` those that do not exist (hiding.py). `landlock` is the version of the kernel's interface, 0 without it.
-
-    `stage` is set when this host runs as root: the folder that the launcher may cover, in a namespace of its own, with
-    what a jail is made from. `bwrap_root` is what bubblewrap's program needs around it, None when it is the system's.
-    `groups` is where control groups can be made. On a host of the `tier` reduced `lack` says why it has not the full
-    one, and `fix` what would give it. `nests`: the walls around one call have been shown to hold inside of a jail, so
-    that calls with `isolation: call` share one; else each has its own. Without `user_namespaces`, which only root can
-    do without, a jail begins as root and drops that itself (enclosure.py); nobody can bring up its loopback interface
-    then without `net_admin`, which root mostly has.
-    """
-
+    #: The bubblewrap to run; "" in the tier reduced.
     bwrap: str
+    #: The interpreter that jails run.
     python: str
+    #: The folder of what is ours inside jails.
     inside: str
     machine: Machine
+    #: Set when this host was started as root: the folder that the launcher may cover, in a namespace of its own, with
+    #: what a jail is made from.
     stage: str | None = None
+    #: What bubblewrap's program needs around it; None when it is the system's.
     bwrap_root: str | None = None
+    #: The interpreter's installation; None when it is inside of /usr.
     prefix: str | None = None
+    #: Links beside /usr that programs need, such as /lib64: (path, target).
     links: list[tuple[str, str]] = []
+    #: Folders beside /usr that programs need.
     dirs: list[str] = []
+    #: Paths below /etc that show in jails.
     etc: list[str] = []
+    #: Files of /proc that tell about an ordinary user's own, such as the names of keys. They show empty.
     covered: list[str] = []
+    #: Folders of ours that stay read-only.
     code: list[str] = []
+    #: Folders that never show, as they were named.
     hide: list[str] = []
+    #: All paths, without links, at which those of them stand that exist (hiding.py).
     hidden: list[str] = []
+    #: Those of them that do not exist.
     absent: list[str] = []
+    #: The operator's home directory.
     home: str = ""
+    #: bubblewrap can forbid further user namespaces.
     disable_userns: bool = True
+    #: There are user namespaces. Only root can do without: the jail begins as root then and drops that itself
+    #: (enclosure.py).
     user_namespaces: bool = True
+    #: Root may bring up interfaces. Without this, and without user namespaces, no jail has a loopback interface.
     net_admin: bool = True
+    #: The version of Landlock that the Linux kernel has; 0 without it.
     landlock: int = 0
     tier: Literal["full", "reduced"] = "full"
+    #: In the tier reduced: what would give the full one.
     fix: str | None = None
+    #: In the tier reduced: why it is not the full one.
     lack: str | None = None
+    #: Where control groups can be made; None where none can.
     groups: Tree | None = None
+    #: The walls around one call were shown to hold inside of a jail: calls with `isolation: call` share one.
     nests: bool = False
+
+    @property
+    def programs(self) -> list[str]:
+        """The folders that programs are in, and what they need."""
+        return ["/usr", *self.dirs, *([self.prefix] if self.prefix else [])]
+
+    @property
+    def trusted(self) -> list[str]:
+        """The folders, outside of the system's, whose code runs outside of jails: no jail may write there."""
+        return [*self.code, *([self.prefix] if self.prefix else [])]
+
+    def environment(self, home: str, temporary: str) -> dict[str, str]:
+        """The variables that every jail has, with these folders."""
+        path = f"{JAIL_PATH}:{self.prefix}/bin" if self.prefix else JAIL_PATH
+        return {"PATH": path, "HOME": home, "TMPDIR": temporary, "LANG": "C.UTF-8"}
+
+    def boot(self, folder: str) -> list[str]:
+        """The command that is a jail's first; `folder` is where our code stands in the jail."""
+        return [self.python, "-I", "-S", "-B", f"{folder}/boot.py"]
 
 
 class Request(Struct, frozen=True, kw_only=True):
-    """One jail to be: the tool, and what facts.py found out about the paths that concern it.
-
-    `workdir` is the path as the caller names it, `workdir_real` the same without symbolic links. `guarded` are the
-    existing places inside the workdir or a write grant that stay read-only (candidates: `guard_candidates`), `masked`
-    what is hidden in the tool's folder. `read` and `write` are the granted places. `own_workdir`: we made the workdir
-    for an instance, or it lies in one that we made, whose path is `fallback_owner`; `sized`: and its file system
-    keeps jails to `diskMb`; `made` is what was put into it so that it can be guarded. `entry_only`: the tool's folder
-    is the bundle's, so only its entry file shows. `venv` is the declared environment, `venv_site` its package folder.
-    """
+    """One jail to be: the tool, and what facts.py found out about the paths that concern it."""
 
     tool: ToolSpec
+    #: The workdir as the caller names it; None: there is none.
     workdir: str | None = None
+    #: The workdir without links.
     workdir_real: str | None = None
-    guarded: list[Place] = []
-    masked: list[Place] = []
-    read: list[Place] = []
-    write: list[Place] = []
+    #: What exists in the workdir or a write grant and stays read-only (refusals.guard_candidates).
+    guarded: list[HostPath] = []
+    #: What is hidden in the tool's folder.
+    masked: list[HostPath] = []
+    #: What was granted for reading.
+    read: list[HostPath] = []
+    #: What was granted for writing.
+    write: list[HostPath] = []
+    #: The tool's folder is the bundle's, so only its entry file shows.
     entry_only: bool = False
+    #: The declared environment.
     venv: str | None = None
+    #: The folder of packages in it.
     venv_site: str | None = None
+    #: The tier reduced: a folder to make for the jail.
     private: str | None = None
+    #: We made the workdir for an instance, or it lies in one that we made.
     own_workdir: bool = False
+    #: The workdir that we made, when it is `own_workdir`.
     fallback_owner: str | None = None
+    #: The file system of the workdir keeps jails to `diskMb`.
     sized: bool = False
+    #: What was put into the workdir so that it can be guarded.
     made: list[str] = []
+
+    @property
+    def shown(self) -> list[HostPath]:
+        """What shows read-only: the tool's folder or its entry first, then read grants, the declared environment."""
+        own = HostPath(self.tool.entry, "file") if self.entry_only else HostPath(self.tool.root, "dir")
+        return [own, *self.read, *([HostPath(self.venv, "dir")] if self.venv else [])]
+
+    @property
+    def writable(self) -> list[HostPath]:
+        """What can be written to: write grants, then the workdir."""
+        if self.workdir is None or self.workdir_real is None:
+            return self.write
+        return [*self.write, HostPath(self.workdir_real, "dir", self.workdir)]
+
+    @property
+    def named(self) -> list[str]:
+        """The writable places that are somebody's own."""
+        return [place.path for place in self.writable if not self.own_workdir or place.path != self.workdir_real]
+
+    @property
+    def import_paths(self) -> list[str]:
+        """Folders of modules that the tool may import. One of which only the entry shows may be the workdir, where any
+        tool puts modules.
+        """
+        folder = self.tool.entry.rpartition("/")[0]
+        paths = [] if self.entry_only else list(dict.fromkeys([folder, self.tool.root]))
+        return paths if self.venv_site is None else [*paths, self.venv_site]

@@ -14,9 +14,10 @@ from schemas.launch import Filesystem, SandboxSpec, ToolSpec
 from toolhost.launcher.allow_list import NotAllowed
 from toolhost.launcher.enclosed import check_enclosed, way_of
 from toolhost.launcher.request import Enclosed, Launch
+from toolhost.policy.enclosure import enclosure_of
 from toolhost.policy.launch_plan import LaunchPlan
-from toolhost.policy.plan import boot_command, enclosure_of, isolation, plan, start_of
-from toolhost.policy.subject import HostFacts, Place, Request
+from toolhost.policy.plan import isolation, plan, start_of
+from toolhost.policy.subject import HostFacts, HostPath, Request
 from toolhost.seccomp.program import program
 
 HOST = HostFacts(
@@ -26,7 +27,7 @@ HOST = HostFacts(
 )  # fmt: skip
 ALLOWED: Enclosed = {
     "enclosure": json.loads(msgspec.json.encode(enclosure_of(HOST))),
-    "argv": start_of(HOST.bwrap, boot_command(HOST)),
+    "argv": start_of(HOST.bwrap, HOST.boot("/run/goondan/goondan_tool")),
     "walls": isolation(HOST),
     "filters": [
         hashlib.sha256(program("x86_64", sockets=sockets, drops=True)).hexdigest() for sockets in (False, True)
@@ -40,9 +41,10 @@ def made(**sandbox: Any) -> LaunchPlan:
     tool = ToolSpec(name="t", entry="/w/t/h.py", root="/w/t", exports=[], sandbox=SandboxSpec(**sandbox))
     return plan(
         Request(
-            tool=tool, workdir="/w", workdir_real="/w", guarded=[Place("/w/a/.git", "dir"), Place("/w/t", "dir")],
-            masked=[Place("/w/t/.env", "file"), Place("/w/t/.d", "dir")], read=[Place("/data", "file", "/shown")],
-            write=[Place("/out", "dir")],
+            tool=tool, workdir="/w", workdir_real="/w", guarded=[HostPath("/w/a/.git", "dir"), HostPath("/w/t", "dir")],
+            masked=[HostPath("/w/t/.env", "file"), HostPath("/w/t/.d", "dir")],
+            read=[HostPath("/data", "file", "/shown")],
+            write=[HostPath("/out", "dir")],
         ),
         HOST,
     )  # fmt: skip

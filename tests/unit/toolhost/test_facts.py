@@ -14,7 +14,8 @@ from schemas.errors import GoondanError
 from schemas.launch import Filesystem, PythonSpec, SandboxSpec, ToolHostSpec, ToolSpec
 from schemas.system.own_users import NUMBERS, TOOLHOST_UID
 from tests.toolhost_fixture import POWERS
-from toolhost.policy.facts import dotfiles, find_bwrap, host_facts, look_up, version_problem
+from toolhost.policy.facts import find_bwrap, host_facts, look_up, version_problem
+from toolhost.policy.guarding import dotfiles
 from toolhost.policy.hiding import as_it_is_now, hidden_folders
 from toolhost.policy.subject import HostFacts
 from toolhost.privileges.ordinary import Ordinary

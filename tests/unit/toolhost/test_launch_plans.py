@@ -18,7 +18,7 @@ from toolhost.limits.plan import GroupPlan
 from toolhost.policy.landlock import DEVICES, RUN, for_file
 from toolhost.policy.launch_plan import LaunchPlan
 from toolhost.policy.plan import plan, walls
-from toolhost.policy.subject import HostFacts, Place, Request
+from toolhost.policy.subject import HostFacts, HostPath, Request
 from toolhost.privileges.tree import Tree
 from toolhost.seccomp.program import program
 
@@ -42,7 +42,7 @@ def reduced(host: HostFacts = LOW, **request: Any) -> LaunchPlan:
 
 
 def test_what_the_jail_may_write_to_and_which_of_it_is_not_ours() -> None:
-    out = [Place("/out", "dir")]
+    out = [HostPath("/out", "dir")]
     made = jail(write=out)
     assert (made.writable, made.named, made.fallback_owner) == (["/out", "/w"], ["/out", "/w"], "/w")
     own = jail(write=out, own_workdir=True, fallback_owner="/w0")
@@ -51,30 +51,30 @@ def test_what_the_jail_may_write_to_and_which_of_it_is_not_ours() -> None:
     assert (without.writable, without.named, without.fallback_owner) == ([], [], None)
     low = reduced(write=out)
     private = ["/tmp/gdn-jail-1/home", "/tmp/gdn-jail-1/tmp"]
-    assert (low.writable, low.named) == ([*private, "/w", "/out"], ["/out", "/w"])
+    assert (low.writable, low.named) == ([*private, "/out", "/w"], ["/out", "/w"])
     assert reduced(own_workdir=True).named == []
     alone = reduced(workdir=None, workdir_real=None)
     assert (alone.writable, alone.workdir, alone.seen) == (private, private[0], [("/b/tools/t", "/b/tools/t")])
 
 
 def test_what_is_guarded_in_the_workdir_and_what_of_it_was_put_there() -> None:
-    made = jail(guarded=[Place("/w/.git", "dir"), Place("/w/goondan.yaml", "file")], made=["/w/goondan.yaml"])
+    made = jail(guarded=[HostPath("/w/.git", "dir"), HostPath("/w/goondan.yaml", "file")], made=["/w/goondan.yaml"])
     assert (made.guarded, made.made) == (["/w/.git", "/w/goondan.yaml"], ["/w/goondan.yaml"])
 
 
 def test_hidden_folders_inside_of_what_shows_are_named() -> None:
     host = replace(HOST, hidden=["/data/secret", "/elsewhere"])
-    assert jail(host, read=[Place("/data", "dir")]).hiding == ["/data/secret"]
+    assert jail(host, read=[HostPath("/data", "dir")]).hiding == ["/data/secret"]
     assert jail(host).hiding == []
     low = replace(LOW, absent=["/data/secret"])
-    assert reduced(low, read=[Place("/data", "dir")]).hiding == ["/data/secret"], "the jail ends should it come"
+    assert reduced(low, read=[HostPath("/data", "dir")]).hiding == ["/data/secret"], "the jail ends should it come"
 
 
 def test_a_place_that_is_not_there_yet_hides_none_of_those_behind_it() -> None:
     low = replace(LOW, absent=["/w/gone"])
-    assert reduced(low, guarded=[Place("/w/gone", "dir")]).workdir == "/w"
+    assert reduced(low, guarded=[HostPath("/w/gone", "dir")]).workdir == "/w"
     with pytest.raises(GoondanError) as caught:
-        reduced(low, guarded=[Place("/w/gone", "dir"), Place("/w/.git", "dir")])
+        reduced(low, guarded=[HostPath("/w/gone", "dir"), HostPath("/w/.git", "dir")])
     assert "/w/.git" in caught.value.info.message
 
 
@@ -114,7 +114,7 @@ def test_what_keeps_each_limit_without_groups() -> None:
     }  # fmt: skip
     assert jail().mechanisms == reduced().mechanisms == keeps
     assert jail(sized=True).mechanisms == {**keeps, "diskMb": "sized"}
-    assert jail(sized=True, write=[Place("/out", "dir")]).mechanisms == keeps, "/out has no such bound"
+    assert jail(sized=True, write=[HostPath("/out", "dir")]).mechanisms == keeps, "/out has no such bound"
 
 
 def test_a_fork_servers_own_processes_come_on_top_of_its_tools() -> None:
@@ -214,7 +214,7 @@ def test_what_a_reduced_jail_imports_and_where_it_finds_it() -> None:
     assert environment.landlock is not None
     assert dict(environment.landlock.rules)["/venv"] == RUN
     assert ("/venv", "/venv") in environment.seen
-    file = reduced(read=[Place("/data/one", "file")])
+    file = reduced(read=[HostPath("/data/one", "file")])
     assert file.landlock is not None
     assert dict(file.landlock.rules)["/data/one"] == for_file(RUN)
 
@@ -224,7 +224,7 @@ def test_what_a_reduced_jail_imports_and_where_it_finds_it() -> None:
 
 def test_a_refusal_of_what_would_uncover_a_hidden_folder_names_both() -> None:
     with pytest.raises(GoondanError) as caught:
-        jail(read=[Place("/home/u/.goondan/x", "dir", "/shown")])
+        jail(read=[HostPath("/home/u/.goondan/x", "dir", "/shown")])
     text = caught.value.info.message
     assert "/shown" in text
     assert "/home/u/.goondan" in text

@@ -16,7 +16,7 @@ from toolhost.policy.launch_plan import LaunchPlan
 from toolhost.policy.nested import CallWalls, call_walls
 from toolhost.policy.plan import plan
 from toolhost.policy.refusals import GUARDED_NAMES, guard_candidates
-from toolhost.policy.subject import HostFacts, Place, Request
+from toolhost.policy.subject import HostFacts, HostPath, Request
 from toolhost.seccomp.program import program
 
 HOST = HostFacts(
@@ -107,7 +107,7 @@ def test_no_plan_shares_a_namespace_or_keeps_a_capability() -> None:
 
 
 def test_what_trusted_programs_read_stays_read_only_and_cannot_be_moved_away() -> None:
-    guarded = [Place("/w/.git", "dir"), Place("/w/a/b/tools/x", "dir"), Place("/w/a/goondan.yaml", "file")]
+    guarded = [HostPath("/w/.git", "dir"), HostPath("/w/a/b/tools/x", "dir"), HostPath("/w/a/goondan.yaml", "file")]
     made = plan(Request(tool=TOOL, workdir="/w", workdir_real="/w", guarded=guarded), HOST)
     assert after_system(made)[:-3] == [
         ("--ro-bind", "/b/tools/t"),
@@ -122,13 +122,13 @@ def test_what_trusted_programs_read_stays_read_only_and_cannot_be_moved_away() -
 
 
 def test_nothing_writable_is_mounted_inside_a_guarded_folder() -> None:
-    guarded = [Place("/w/.venv/lib/python", "dir"), Place("/w/.venv", "dir")]
+    guarded = [HostPath("/w/.venv/lib/python", "dir"), HostPath("/w/.venv", "dir")]
     made = plan(Request(tool=TOOL, workdir="/w", workdir_real="/w", guarded=guarded), HOST)
     assert [item for item in after_system(made) if ".venv" in item[1]] == [("--ro-bind", "/w/.venv")]
 
 
 def test_a_workdir_keeps_the_name_that_the_caller_has_for_it() -> None:
-    guarded = [Place("/real/w/d/.git", "dir")]
+    guarded = [HostPath("/real/w/d/.git", "dir")]
     made = plan(Request(tool=TOOL, workdir="/link/w", workdir_real="/real/w", guarded=guarded), HOST)
     assert after_system(made)[1:-3] == [
         ("--bind-fd", "/link/w"), ("--bind", "/link/w/d"), ("--ro-bind", "/link/w/d/.git"),
@@ -143,7 +143,7 @@ def test_the_tools_own_folder_inside_the_workdir_stays_read_only() -> None:
     assert guard_candidates("/w", tool, [], HOST) == [
         *(f"/w/{name}" for name in GUARDED_NAMES), "/w/tools/t", "/w/tools/t/h.py",
     ]  # fmt: skip
-    made = plan(Request(tool=tool, workdir="/w", workdir_real="/w", guarded=[Place("/w/tools/t", "dir")]), HOST)
+    made = plan(Request(tool=tool, workdir="/w", workdir_real="/w", guarded=[HostPath("/w/tools/t", "dir")]), HOST)
     assert after_system(made)[:-3] == [("--bind-fd", "/w"), ("--bind", "/w/tools"), ("--ro-bind", "/w/tools/t")]
 
 
@@ -174,7 +174,7 @@ def test_state_and_sockets_never_show() -> None:
 def test_what_is_hidden_cannot_be_moved_away() -> None:
     """Else another one could be put in its place, which the next kernel would take for the state."""
     host = msgspec.structs.replace(HOST, hidden=["/w/a/b/state", "/w/g/in/state"])
-    made = plan(Request(tool=TOOL, workdir="/w", workdir_real="/w", guarded=[Place("/w/g", "dir")]), host)
+    made = plan(Request(tool=TOOL, workdir="/w", workdir_real="/w", guarded=[HostPath("/w/g", "dir")]), host)
     assert [item for item in after_system(made) if item[1].startswith("/w/")] == [
         ("--bind", "/w/a"), ("--bind", "/w/a/b"), ("--tmpfs", "/w/a/b/state"),
         ("--ro-bind", "/w/g"), ("--tmpfs", "/w/g/in/state"),
@@ -198,7 +198,11 @@ def test_a_workdir_inside_the_state_root_is_mounted_into_the_emptied_one() -> No
 
 
 def test_dotfiles_of_the_tools_folder_are_masked() -> None:
-    masked = [Place("/b/tools/t/.env", "file"), Place("/b/tools/t/.git", "dir"), Place("/b/tools/t/tool.yaml", "file")]
+    masked = [
+        HostPath("/b/tools/t/.env", "file"),
+        HostPath("/b/tools/t/.git", "dir"),
+        HostPath("/b/tools/t/tool.yaml", "file"),
+    ]
     made = plan(Request(tool=TOOL, masked=masked), HOST)
     assert after_system(made) == [
         ("--ro-bind", "/b/tools/t"),
@@ -227,9 +231,9 @@ def test_grants_and_environments() -> None:
             tool=TOOL,
             workdir="/w",
             workdir_real="/w",
-            read=[Place("/data/real", "dir", "/data/link"), Place("/w/own", "dir")],
-            write=[Place("/scratch", "dir")],
-            guarded=[Place("/scratch/.git", "dir")],
+            read=[HostPath("/data/real", "dir", "/data/link"), HostPath("/w/own", "dir")],
+            write=[HostPath("/scratch", "dir")],
+            guarded=[HostPath("/scratch/.git", "dir")],
             venv="/envs/e",
             venv_site="/envs/e/lib/python3.11/site-packages",
         ),
@@ -257,13 +261,13 @@ def test_no_workdir_in_places_of_the_system_or_of_ours(path: str) -> None:
 @pytest.mark.parametrize("path", ["/home/u", "/home/u/.goondan/x", "/root", "/opt/app", "/etc", "/tmp"])
 def test_no_write_grant_around_state_or_code(path: str) -> None:
     with pytest.raises(GoondanError) as caught:
-        plan(Request(tool=TOOL, write=[Place(path, "dir")]), HOST)
+        plan(Request(tool=TOOL, write=[HostPath(path, "dir")]), HOST)
     assert caught.value.info.code == "E_SANDBOX_DENIED"
 
 
 @pytest.mark.parametrize("path", ["/", "/proc", "/proc/1", "/dev", "/sys/kernel", "/run", "/run/goondan", "/tmp"])
 def test_no_grant_to_read_replaces_what_a_jail_has_of_its_own(path: str) -> None:
-    for place in (Place(path, "dir"), Place("/data", "dir", path), Place(path, "dir", "/data")):
+    for place in (HostPath(path, "dir"), HostPath("/data", "dir", path), HostPath(path, "dir", "/data")):
         with pytest.raises(GoondanError) as caught:
             plan(Request(tool=TOOL, read=[place]), HOST)
         assert caught.value.info.code == "E_SANDBOX_DENIED"
@@ -305,18 +309,18 @@ def test_landlock_gives_back_what_the_mounts_give() -> None:
         tool=TOOL,
         workdir="/link/w",
         workdir_real="/w",
-        read=[Place("/data", "dir"), Place("/etc/some.conf", "file", "/some.conf")],
-        write=[Place("/out", "dir"), Place("/log", "file")],
+        read=[HostPath("/data", "dir"), HostPath("/etc/some.conf", "file", "/some.conf")],
+        write=[HostPath("/out", "dir"), HostPath("/log", "file")],
         venv="/venv",
         venv_site="/venv/lib",
     )
     made = plan(request, host).landlock
     assert made is not None
     rights = dict(made.rules)
-    assert list(rights) == [
+    assert sorted(rights) == sorted([
         "/", "/usr", "/etc", "/proc", "/dev", "/run/goondan/goondan_tool", "/lib32", "/root/py", "/dev/shm", "/tmp",
         "/run/goondan/home", "/b/tools/t", "/data", "/some.conf", "/venv", "/out", "/link/w", "/log",
-    ]  # fmt: skip
+    ])  # fmt: skip
     assert rights["/"] == LIST and rights["/proc"] == READ
     assert rights["/data"] == rights["/b/tools/t"] == rights["/usr"] == RUN
     assert rights["/link/w"] == rights["/out"] == rights["/tmp"] == WRITE
@@ -359,22 +363,22 @@ def test_as_root_everything_is_staged_that_a_jails_user_could_not_reach() -> Non
         tool=ToolSpec(name="t", entry="/w/tools/t/h.py", root="/w/tools/t", exports=[]),
         workdir="/link/w",
         workdir_real="/w",
-        guarded=[Place("/w/.git", "dir"), Place("/w/sub/tools/x", "dir"), Place("/w/tools/t", "dir")],
-        read=[Place("/data/file", "file", "/shown"), Place("/usr/share/x", "dir")],
-        write=[Place("/out", "dir"), Place("/log", "file")],
+        guarded=[HostPath("/w/.git", "dir"), HostPath("/w/sub/tools/x", "dir"), HostPath("/w/tools/t", "dir")],
+        read=[HostPath("/data/file", "file", "/shown"), HostPath("/usr/share/x", "dir")],
+        write=[HostPath("/out", "dir"), HostPath("/log", "file")],
     )
     made = plan(request, host)
     assert made.stage == "/run"
     assert made.open_workdir is None
-    assert [(stage.source, stage.at, stage.kind, stage.read_only) for stage in made.stages] == [
-        ("/out", "/run/0", "dir", False),
-        ("/log", "/run/1", "file", False),
-        ("/w", "/run/2", "dir", False),
-        ("/root/py", "/run/3", "dir", True),
-        ("/opt/app/toolhost/inside", "/run/4", "dir", True),
-        ("/opt/venv/site", "/run/5", "dir", True),
-        ("/w/tools/t", "/run/6", "dir", True),
-        ("/data/file", "/run/7", "file", True),
+    assert [(source, stage["at"], stage["folder"], stage["readOnly"]) for source, stage in made.stages] == [
+        ("/out", "/run/0", True, False),
+        ("/log", "/run/1", False, False),
+        ("/w", "/run/2", True, False),
+        ("/root/py", "/run/3", True, True),
+        ("/opt/app/toolhost/inside", "/run/4", True, True),
+        ("/opt/venv/site", "/run/5", True, True),
+        ("/w/tools/t", "/run/6", True, True),
+        ("/data/file", "/run/7", False, True),
     ]
     assert made.bwrap == "/run/5/b/_bin/bwrap"
     binds = bind_sources(made)
@@ -398,10 +402,10 @@ def test_what_every_place_of_a_jail_must_be() -> None:
         tool=msgspec.structs.replace(TOOL, root="/w/t", entry="/w/t/h.py"),
         workdir="/link/w",
         workdir_real="/w",
-        guarded=[Place("/w/a/b/.git", "dir"), Place("/w/t", "dir")],
-        masked=[Place("/w/t/.env", "file")],
-        read=[Place("/data", "dir", "/shown"), Place("/out/in", "dir")],
-        write=[Place("/out", "dir")],
+        guarded=[HostPath("/w/a/b/.git", "dir"), HostPath("/w/t", "dir")],
+        masked=[HostPath("/w/t/.env", "file")],
+        read=[HostPath("/data", "dir", "/shown"), HostPath("/out/in", "dir")],
+        write=[HostPath("/out", "dir")],
         venv="/venv",
         venv_site="/venv/s",
     )
@@ -419,7 +423,7 @@ def test_without_user_namespaces_a_jail_begins_as_root_in_a_root_of_its_own() ->
     host = msgspec.structs.replace(
         HOST, stage="/run", user_namespaces=False, bwrap=f"{site}/b/_bin/bwrap", bwrap_root=site, nests=True
     )
-    guarded = [Place("/data/w/sub/tools/x", "dir")]
+    guarded = [HostPath("/data/w/sub/tools/x", "dir")]
     request = Request(tool=TOOL, workdir="/data/w", workdir_real="/data/w", guarded=guarded, own_workdir=True)
     made = plan(request, host)
     assert made.options[:7] == ["--as-pid-1", *(f"--unshare-{kind}" for kind in ("pid", "net", "ipc", "uts", "cgroup")),
@@ -430,23 +434,29 @@ def test_without_user_namespaces_a_jail_begins_as_root_in_a_root_of_its_own() ->
     assert made.options[-2:] == ["--chdir", "/"]  # its user goes to the workdir
     assert (made.workdir, made.fallback_owner) == ("/data/w", "/data/w")
     assert made.filter == program("x86_64", sockets=False, drops=True) != plan(Request(tool=TOOL), HOST).filter
-    assert {stage.source: (stage.unmapped, stage.mapped) for stage in made.stages} == {
+    assert {source: (stage["unmapped"], stage["owned"]) for source, stage in made.stages} == {
         "/data/w": ("given", True),
         "/root/py": ("shown", False),
         "/opt/app/toolhost/inside": ("copied", False),
         "/b/tools/t": ("copied", True),
     }
     assert made.enclosure is not None
-    assert made.enclosure.shown[:4] == ["/usr", "/lib32", "/etc/alternatives", site]
-    assert made.enclosure.shown[-1] == "/proc"
-    assert made.enclosure.links == host.links
+    assert made.enclosure["shown"][:4] == ["/usr", "/lib32", "/etc/alternatives", site]
+    assert made.enclosure["shown"][-1] == "/proc"
+    assert made.enclosure["links"] == host.links
     assert made.bwrap == f"{site}/b/_bin/bwrap"
     binds = bind_sources(made)
-    assert binds["/etc/passwd"] == made.enclosure.texts[0][0] == "/run/passwd"
-    assert "tool:x:{uid}:{uid}:tool:/run/goondan/home:" in made.enclosure.texts[0][1]
-    assert binds["/run/goondan/home"] == made.enclosure.home
+    assert binds["/etc/passwd"] == made.enclosure["texts"][0][0] == "/run/passwd"
+    assert "tool:x:{uid}:{uid}:tool:/run/goondan/home:" in made.enclosure["texts"][0][1]
+    assert binds["/run/goondan/home"] == made.enclosure["home"]
     # Nothing comes from where bubblewrap could not find it.
-    there = (*made.enclosure.shown, *(stage.at for stage in made.stages), "/run/passwd", "/run/group", "/run/home")
+    there = (
+        *made.enclosure["shown"],
+        *(stage["at"] for _, stage in made.stages),
+        "/run/passwd",
+        "/run/group",
+        "/run/home",
+    )
     assert [source for source in binds.values() if not any(within(source, place) for place in there)] == []
     assert plan(request, msgspec.structs.replace(host, user_namespaces=True)).enclosure is None
 
@@ -455,7 +465,7 @@ def test_without_power_over_networks_no_jail_has_a_granted_one() -> None:
     host = msgspec.structs.replace(HOST, stage="/run", user_namespaces=False, net_admin=False)
     made = plan(Request(tool=TOOL), host)
     assert "--unshare-net" not in made.options
-    assert made.enclosure is not None and made.enclosure.network, "so the launcher leaves the host's"
+    assert made.enclosure is not None and made.enclosure["network"], "so the launcher leaves the host's"
     granted = msgspec.structs.replace(TOOL, sandbox=SandboxSpec(network="public"))
     with pytest.raises(GoondanError, match="CAP_NET_ADMIN") as caught:
         plan(Request(tool=granted), host)
@@ -473,7 +483,7 @@ def test_a_call_has_a_jail_of_its_own_where_jails_can_make_no_namespaces() -> No
 
 def test_a_jails_heir_is_of_its_workdir_or_of_what_it_may_write() -> None:
     assert plan(Request(tool=TOOL), HOST).fallback_owner is None
-    grants = [Place("/out", "dir"), Place("/log", "file")]
+    grants = [HostPath("/out", "dir"), HostPath("/log", "file")]
     assert plan(Request(tool=TOOL, write=grants), HOST).fallback_owner == "/log"
     assert plan(Request(tool=TOOL, write=grants, workdir="/w", workdir_real="/w"), HOST).fallback_owner == "/w"
 
@@ -505,7 +515,7 @@ def test_limits_of_a_tool_become_those_of_its_processes() -> None:
 
 def of_a_call(path: str = "/w", **sandbox: Any) -> tuple[LaunchPlan, CallWalls]:
     tool = msgspec.structs.replace(TOOL, sandbox=SandboxSpec(isolation="call", **sandbox))
-    made = plan(Request(tool=tool, workdir=path, workdir_real=path, guarded=[Place(f"{path}/.git", "dir")]), HOST)
+    made = plan(Request(tool=tool, workdir=path, workdir_real=path, guarded=[HostPath(f"{path}/.git", "dir")]), HOST)
     assert made.calls is not None
     return made, made.calls
 

@@ -10,7 +10,7 @@ from schemas.launch import SandboxSpec
 from tests.unit.toolhost.test_policy import HOST, TOOL
 from toolhost.policy.landlock import READ, RUN, WRITE, for_file
 from toolhost.policy.plan import plan
-from toolhost.policy.subject import Place, Request
+from toolhost.policy.subject import HostPath, Request
 from toolhost.seccomp.program import program
 
 LOW = msgspec.structs.replace(HOST, tier="reduced", landlock=6, fix="Do this.", hidden=["/home/u/.goondan"])
@@ -23,7 +23,9 @@ def changed(**values: object) -> Request:
 
 
 def test_the_plan() -> None:
-    made = plan(changed(read=[Place("/data", "dir")], write=[Place("/out", "dir"), Place("/log", "file")]), LOW)
+    made = plan(
+        changed(read=[HostPath("/data", "dir")], write=[HostPath("/out", "dir"), HostPath("/log", "file")]), LOW
+    )
     assert (made.tier, made.walls, made.options) == ("reduced", ["seccomp", "landlock", "limits"], [])
     assert made.command[-1] == "/tmp/gdn-jail-1/code/goondan_tool/boot.py"
     assert made.workdir == "/w"  # there are no mounts to give it another name
@@ -50,11 +52,11 @@ def test_the_plan() -> None:
             "E_SANDBOX_UNAVAILABLE",
             "a network",
         ),
-        (changed(guarded=[Place("/w/.git", "dir")]), "E_SANDBOX_DENIED", "/w/.git"),
-        (changed(masked=[Place("/b/tools/t/.env", "file")]), "E_SANDBOX_DENIED", "/b/tools/t/.env"),
+        (changed(guarded=[HostPath("/w/.git", "dir")]), "E_SANDBOX_DENIED", "/w/.git"),
+        (changed(masked=[HostPath("/b/tools/t/.env", "file")]), "E_SANDBOX_DENIED", "/b/tools/t/.env"),
         (changed(workdir_real="/home/u"), "E_SANDBOX_DENIED", "/home/u/.goondan"),
-        (changed(read=[Place("/home", "dir")]), "E_SANDBOX_DENIED", "/home/u/.goondan"),
-        (changed(write=[Place("/usr/x", "dir")]), "E_SANDBOX_DENIED", "/usr/x"),
+        (changed(read=[HostPath("/home", "dir")]), "E_SANDBOX_DENIED", "/home/u/.goondan"),
+        (changed(write=[HostPath("/usr/x", "dir")]), "E_SANDBOX_DENIED", "/usr/x"),
         (changed(workdir_real="/etc/x"), "E_SANDBOX_DENIED", "system folder"),
         (changed(private=None), "E_INTERNAL", "private"),
     ],
