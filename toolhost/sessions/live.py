@@ -17,9 +17,9 @@ from toolhost.calls.denials import shown, without_network
 from toolhost.calls.messages import SentMessages
 from toolhost.jails.cells import Cell, Cells
 from toolhost.jails.jail import Jail
+from toolhost.jails.network import JailNetwork
 from toolhost.jails.sized_workdirs import Claim
 from toolhost.limits.decide import lacks_processes, limit_error, with_limit
-from toolhost.network import JailNetwork
 from toolhost.news import WorkerNews, rfc3339
 from toolhost.policy.hiding import Hiding
 from toolhost.sessions.receipts import Ledger

@@ -51,10 +51,10 @@ from toolhost.calls.results import refusal, shape
 from toolhost.egress.messages import Denied, Failed
 from toolhost.jails.cells import Cell, Cells
 from toolhost.jails.jail import Jail
+from toolhost.jails.network import Egress
 from toolhost.jails.sized_workdirs import Claim, SizedWorkdirs
 from toolhost.jails.stays import Stays
 from toolhost.limits.decide import limit_error
-from toolhost.network import Egress
 from toolhost.news import LogLine, WorkerNews
 from toolhost.policy.hiding import Hiding
 from toolhost.policy.plan import forks

@@ -16,8 +16,8 @@ from schemas.launch import ToolHostSpec, ToolSpec
 from toolhost import offload
 from toolhost.jails import cells
 from toolhost.jails.jail import Jail, Owner
+from toolhost.jails.network import JailNetwork
 from toolhost.jails.stays import Stays
-from toolhost.network import JailNetwork
 from toolhost.policy.facts import look_up
 from toolhost.policy.guarding import remove_placeholders
 from toolhost.policy.hiding import Hiding, as_it_is_now

@@ -9,6 +9,7 @@ Source: docs/design/sandbox.md section 6; docs/decisions/024.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import signal
@@ -21,7 +22,7 @@ from typing import Final
 from schemas.hosts import Network
 from toolhost.egress import messages
 from toolhost.egress.messages import Close, Denied, Failed, Open, Reached, Settle, Settled
-from toolhost.egress.rules import Layout
+from toolhost.egress.rules import Layout, Listener
 from toolhost.launcher.request import Run
 from toolhost.policy.facts import machine
 from toolhost.privileges.launcher_link import LauncherLink, LauncherLost
@@ -64,13 +65,16 @@ class JailNetwork:
             self.reached[news.host, news.port] = self.reached.get((news.host, news.port), 0) + 1
 
 
-class _Jail:
+class _Attached:
     """A jail that is, or is being, attached."""
 
-    def __init__(self, known: JailNetwork, ready: Callable[[str | None], None]) -> None:
+    def __init__(self, known: JailNetwork) -> None:
         self.known = known
-        self.ready: Callable[[str | None], None] | None = ready
-        self.timer: asyncio.TimerHandle | None = None
+        #: Set when the proxy serves the jail, or when it is known that it cannot: then `problem` says why.
+        self.decided = asyncio.Event()
+        self.problem: str | None = None
+        #: Whoever waits for the network was told that it is there.
+        self.is_up = False
         self.settling: dict[int, tuple[Callable[[], None], asyncio.TimerHandle]] = {}
 
 
@@ -91,7 +95,7 @@ class Egress:
         self._on_news = on_news
         self._channel: socket.socket | None = None
         self._pidfds: dict[int, int] = {}
-        self._jails: dict[int, _Jail] = {}
+        self._jails: dict[int, _Attached] = {}
         self._numbers = 0
         self._outbox: deque[tuple[bytes, list[int]]] = deque()  # what the proxy has not had room for, with descriptors
         self._writing = False
@@ -100,41 +104,64 @@ class Egress:
 
     def attach(self, jail: int, pid: int, known: JailNetwork, ready: Callable[[str | None], None]) -> None:
         """Give the jail with the process `pid` its network. `ready` gets None, or why it has none; later, never now."""
-        made = self._jails[jail] = _Jail(known, ready)
-        made.timer = self._loop.call_later(ATTACH_S, self._fail, jail, "its sockets could not be made in time")
-        task = self._loop.create_task(self._attach(jail, pid, known))
+        attached = self._jails[jail] = _Attached(known)
+        task = self._loop.create_task(self._attach(jail, pid, attached, ready))
         self._attaching.add(task)
         task.add_done_callback(self._attaching.discard)
 
-    async def _attach(self, jail: int, pid: int, known: JailNetwork) -> None:
+    async def _attach(self, jail: int, pid: int, attached: _Attached, ready: Callable[[str | None], None]) -> None:
         try:
-            await self._start_proxy()
+            async with asyncio.timeout(ATTACH_S):
+                await self._start_proxy()
+                layout = attached.known.layout
+                made, fds = await self._listen(pid, layout)
+                try:
+                    if self._jails.get(jail) is attached:
+                        self._say(Open(jail, attached.known.network, made, layout.addresses), fds)
+                finally:
+                    for fd in fds:
+                        os.close(fd)
+                await attached.decided.wait()
+                problem = attached.problem
+        except TimeoutError:
+            problem = "its sockets could not be made in time"
         except OSError as error:
-            self._fail(jail, f"the egress proxy could not be started: {error.strerror or error}")
-            return
+            problem = error.strerror
+        if self._jails.get(jail) is attached:  # else it is gone meanwhile
+            attached.is_up = problem is None
+            if problem is not None:
+                self.detach(jail)
+            ready(problem)
+
+    async def _listen(self, pid: int, layout: Layout) -> tuple[tuple[Listener, ...], list[int]]:
+        """Have the sockets made in the jail: the listeners that could be, and the descriptors. Raises OSError."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
+        answered = asyncio.Event()
+        with ours:
             ours.setblocking(False)
-            wanted = [(listener.address, listener.port) for listener in known.layout.listeners]
-            ours.send(json.dumps(wanted).encode())
+            ours.send(json.dumps([(listener.address, listener.port) for listener in layout.listeners]).encode())
             try:
-                await self._run({"program": "listen", "arguments": [str(pid)]}, [theirs.fileno()])
+                with theirs:
+                    await self._run({"program": "listen", "arguments": [str(pid)]}, [theirs.fileno()])
+                self._loop.add_reader(ours.fileno(), answered.set)
+                try:
+                    await answered.wait()
+                finally:
+                    self._loop.remove_reader(ours.fileno())
+                data, fds, _, _ = socket.recv_fds(ours, messages.MAX_MESSAGE, messages.MAX_FDS, socket.MSG_CMSG_CLOEXEC)
+                answer = json.loads(data) if data else {"error": "their maker ended"}
+                if answer["error"] is not None:
+                    raise OSError(0, answer["error"])
             except OSError as error:
-                ours.close()
-                self._fail(jail, f"its sockets could not be made: {error.strerror or error}")
-                return
-            except BaseException:
-                ours.close()
-                raise
-        self._loop.add_reader(ours.fileno(), self._sockets, jail, ours)
+                raise OSError(0, f"its sockets could not be made: {error.strerror or error}") from None
+        return tuple(itertools.compress(layout.listeners, answer["made"])), fds
 
     def detach(self, jail: int) -> None:
         """The jail is gone."""
         gone = self._jails.pop(jail, None)
         if gone is None:
             return
-        if gone.timer is not None:
-            gone.timer.cancel()
+        gone.decided.set()
         for done, timer in gone.settling.values():
             timer.cancel()
             self._loop.call_soon(done)
@@ -175,18 +202,16 @@ class Egress:
         ours.setblocking(False)
         self._channel = ours  # what others say to it meanwhile, it reads when it is there
         self._loop.add_reader(ours.fileno(), self._readable)
-        with theirs:
-            try:
-                filter_fd = os.memfd_create("filter", os.MFD_CLOEXEC)
-                try:
-                    os.write(filter_fd, relay_program(machine()))
-                    os.lseek(filter_fd, 0, os.SEEK_SET)
-                    await self._run({"program": "proxy", "arguments": []}, [theirs.fileno(), filter_fd])
-                finally:
-                    os.close(filter_fd)
-            except OSError:
-                self._loop.call_soon(self._lost)  # for those who have come to rely on it meanwhile
-                raise
+        try:
+            with theirs, open(os.memfd_create("filter", os.MFD_CLOEXEC), "wb") as filter_:
+                filter_.write(relay_program(machine()))
+                filter_.seek(0)
+                await self._run({"program": "proxy", "arguments": []}, [theirs.fileno(), filter_.fileno()])
+        except BaseException as error:
+            self._loop.call_soon(self._lost)  # for those who have come to rely on it meanwhile
+            if isinstance(error, OSError):
+                raise OSError(0, f"the egress proxy could not be started: {error.strerror or error}") from None
+            raise
 
     async def _run(self, program: Run, fds: list[int]) -> None:
         """Have the launcher start one of the two programs; a launcher that is lost meanwhile is asked once more.
@@ -195,10 +220,8 @@ class Egress:
         """
         try:
             answer, _ = await self._launcher.ask(program, fds)
-        except LauncherLost:
-            answer, _ = await self._launcher.ask(
-                program, fds
-            )  # what the first may have begun ends with its descriptors
+        except LauncherLost:  # what it may have begun ends with its descriptors
+            answer, _ = await self._launcher.ask(program, fds)
         if "error" in answer:
             raise OSError(0, answer["error"])
         pid = int(answer["pid"])
@@ -215,62 +238,23 @@ class Egress:
         with suppress(ChildProcessError):
             os.waitpid(pid, 0)
 
-    # --- from the two programs
-
-    def _sockets(self, jail: int, channel: socket.socket) -> None:
-        """The sockets that were made in a jail; they go on to the proxy."""
-        try:
-            data, fds, _, _ = socket.recv_fds(channel, messages.MAX_MESSAGE, messages.MAX_FDS, socket.MSG_CMSG_CLOEXEC)
-        except BlockingIOError:
-            return
-        except OSError:
-            data, fds = b"", []
-        self._loop.remove_reader(channel.fileno())
-        channel.close()
-        try:
-            known = self._jails.get(jail)
-            if known is None:
-                return
-            answer = json.loads(data) if data else {"error": "their maker ended"}
-            if answer["error"] is not None:
-                self._fail(jail, f"its sockets could not be made: {answer['error']}")
-                return
-            layout = known.known.layout
-            made = tuple(
-                listener for listener, is_made in zip(layout.listeners, answer["made"], strict=True) if is_made
-            )
-            self._say(Open(jail, known.known.network, made, layout.addresses), fds)
-        finally:
-            for fd in fds:
-                os.close(fd)
+    # --- from the proxy
 
     def _readable(self) -> None:
-        channel = self._channel
-        if channel is None:
-            return
         for _ in range(64):
+            if self._channel is None:
+                return
             try:
-                data = channel.recv(messages.MAX_MESSAGE)
+                message = messages.decode(self._channel.recv(messages.MAX_MESSAGE))
             except BlockingIOError:
                 return
-            except OSError:
-                data = b""
-            if not data:
+            except (OSError, ValueError):  # it has ended, which reads as b"", or it is not what we have started
                 self._lost()
                 return
-            try:
-                self._take(messages.decode(data))
-            except ValueError:
-                self._lost()
-                return
-
-    def _take(self, message: messages.Message) -> None:
-        if isinstance(message, Settled):
-            self._settled(message)
-        elif isinstance(message, Denied | Reached | Failed):
-            known = self._jails.get(message.jail)
-            if known is not None:
-                known.known.note(message)
+            if isinstance(message, Settled):
+                self._settled(message)
+            elif isinstance(message, Denied | Reached | Failed) and (jail := self._jails.get(message.jail)):
+                jail.known.note(message)
                 if not isinstance(message, Reached):
                     self._on_news(message.jail, message)
 
@@ -279,26 +263,11 @@ class Egress:
         if jail is None:
             return
         if message.number == 0:
-            ready, jail.ready = jail.ready, None
-            if jail.timer is not None:
-                jail.timer.cancel()
-                jail.timer = None
-            if ready is not None:
-                ready(None)
-            return
-        waiting = jail.settling.pop(message.number, None)
-        if waiting is not None:
+            jail.decided.set()
+        elif (waiting := jail.settling.pop(message.number, None)) is not None:
             done, timer = waiting
             timer.cancel()
             done()
-
-    def _fail(self, jail: int, reason: str) -> None:
-        known = self._jails.get(jail)
-        if known is None or known.ready is None:
-            return
-        ready = known.ready
-        self.detach(jail)
-        ready(reason)
 
     def _lost(self) -> None:
         """The proxy has ended: nothing of its jails' networks is left."""
@@ -306,11 +275,12 @@ class Egress:
         if self._closed:
             return
         for number, jail in list(self._jails.items()):
-            if jail.ready is not None:
-                self._fail(number, "the egress proxy ended")
-            else:
+            if jail.is_up:
                 self.detach(number)
                 self._on_lost(number)
+            else:
+                jail.problem = "the egress proxy ended"
+                jail.decided.set()
 
     def _end_channel(self) -> None:
         channel, self._channel = self._channel, None
