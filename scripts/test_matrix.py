@@ -33,7 +33,7 @@ SMOKE = ["-q", "tests/containment", "tests/process/test_quickstart.py", "tests/p
 #: Which bwrap the kernel takes, and its version.
 FIND_BWRAP = (
     "from toolhost.policy.facts import find_bwrap; import os; "
-    "f = find_bwrap(); print(f, flush=True); os.execl(f, f, '--version')"
+    "f, _ = find_bwrap(); print(f, flush=True); os.execl(f, f, '--version')"
 )
 
 

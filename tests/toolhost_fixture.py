@@ -35,7 +35,7 @@ POWERS = Ordinary()
 @lru_cache(maxsize=1)
 def bwrap() -> str:
     """Found once: it is asked for its version each time."""
-    return find_bwrap()
+    return find_bwrap()[0]
 
 
 def make_tool(

@@ -5,13 +5,13 @@
     app, host               the process: its link, its decisions put into effect
     sessions/               jails with their calls: what is decided about them, and done
     calls/                  calls from their arguments to their one result
-    jails/, network         live jails: their launch, what comes out of them, their end; their side of the egress proxy
+    jails/                  live jails: their launch, what comes out of them, their end; their side of the egress proxy
     policy/, seccomp/       what a jail sees and may do, computed
     limits/, watch/         what jails may use, what keeps them to it, and what is looked for from outside
     privileges/, drop_privileges    what this process can have done here, as an ordinary user or by what stays root
     launcher/, egress/      processes of their own: what stays root, and the way to the network
     inside/, base/          what runs in jails: the worker, the bundled tools
-    survey, probe, diagnosis, inspection, disk      what this machine can do, what a module exports
+    survey/, inspection/, disk      what this machine can do, what a module exports
 
 A room imports only rooms below it (the layers contract in pyproject.toml). docs/architecture.md has the way of a call.
 """

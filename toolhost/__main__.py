@@ -14,8 +14,7 @@ from schemas.system.secrecy import close_memory
 from schemas.system.startup import close_to_others, die_with_parent, keep_memory_steady, read_token, set_process_name
 from schemas.visible import visible_line
 from toolhost.app import App, Settings
-from toolhost.drop_privileges import drop_privileges
-from toolhost.privileges.powers import Powers
+from toolhost.drop_privileges import Unprivileged, drop_privileges
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -34,13 +33,13 @@ def main(argv: list[str] | None = None) -> int:
             ready_fd=arguments.ready_fd,
             status_fd=arguments.status_fd,
             granted=read_granted(arguments.env_fd),
-            # Ours is another one after the descent.
+            # Ours is another one when root was given up.
             broker_uid=os.geteuid() if arguments.broker_uid is None else arguments.broker_uid,
         )
         umask = inherited if arguments.umask is None else arguments.umask
-        powers = drop_privileges(arguments.endpoint, settings.broker_uid, umask=umask)
+        unprivileged = drop_privileges(arguments.endpoint, settings.broker_uid, umask=umask)
         die_with_parent(arguments.parent_pid)  # a change of user has undone it
-        uvloop.run(_run(settings, powers))
+        uvloop.run(_run(settings, unprivileged))
     except GoondanError as error:
         message = f"toolhost: {error.info.message} [{error.info.code}]; {error.info.suggestion}"
         print(visible_line(message), file=sys.stderr)
@@ -53,8 +52,8 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-async def _run(settings: Settings, powers: Powers) -> None:
-    await App(settings, powers).run()
+async def _run(settings: Settings, unprivileged: Unprivileged) -> None:
+    await App(settings, *unprivileged).run()
 
 
 def read_granted(env_fd: int | None) -> dict[str, str]:

@@ -32,12 +32,12 @@ from toolhost.jails.stays import Stays
 from toolhost.jails.stranded import end_stranded
 from toolhost.logbook import Logbook, put
 from toolhost.news import WorkerNews
-from toolhost.policy.facts import home
 from toolhost.policy.hiding import hidden_folders, with_hidden
 from toolhost.policy.subject import HostFacts
 from toolhost.privileges.powers import Powers
 from toolhost.state_folder import StateFolder
-from toolhost.survey import ALONE, calls_can_be_forked, survey
+from toolhost.survey.probe import why_calls_are_not_forked
+from toolhost.survey.tiers import ALONE, survey
 
 #: How long queued results may take to reach the broker at the end (seconds).
 LINGER_S: Final = 0.5
@@ -64,9 +64,11 @@ class Settings(Struct, frozen=True, kw_only=True):
 class App:
     """One tool host from start to end."""
 
-    def __init__(self, settings: Settings, powers: Powers) -> None:
+    def __init__(self, settings: Settings, powers: Powers, machine: HostFacts | GoondanError) -> None:
+        """`machine` is what is known of this machine (facts.gather)."""
         self._settings = settings
         self._powers = powers
+        self._machine = machine
         self._host: Host | None = None
         self._logbook = Logbook()
         self._early: list[Frame] = []
@@ -99,7 +101,7 @@ class App:
             pidfd = os.pidfd_open(powers.lifeline)
             loop.add_reader(pidfd, self._helper_lost, pidfd)
         offload.remove(end_stranded)  # of a tool host that was killed
-        probing = asyncio.ensure_future(survey(powers))  # while the broker answers
+        probing = asyncio.ensure_future(survey(powers, self._machine))  # while the broker answers
         try:
             welcome = await self._connect()
         except BaseException:
@@ -148,9 +150,8 @@ class App:
                 _say("error", f"{error.info.message}. {error.info.suggestion}", code=error.info.code)
                 host.open(None, error)
             else:
-                host.open(
-                    with_hidden(found.facts, hidden_folders(spec, self._settings.endpoint, home(), powers.operator))
-                )
+                hidden = hidden_folders(spec, self._settings.endpoint, found.facts.home, powers.operator)
+                host.open(with_hidden(found.facts, hidden))
             # What is here now stays; calls come and go without cycles, so young collections only cost time.
             gc.collect()
             gc.freeze()
@@ -235,7 +236,7 @@ class App:
             return
 
         async def find_out() -> None:
-            problem = await calls_can_be_forked(facts, self._powers)
+            problem = await why_calls_are_not_forked(facts, self._powers)
             if problem is None:
                 host.fork_calls()
             else:

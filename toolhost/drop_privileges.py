@@ -12,7 +12,7 @@ import errno
 import hashlib
 import os
 from contextlib import suppress
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -23,12 +23,13 @@ from schemas.system.startup import admit_toolhost, close_to_others
 from schemas.system.users import VARIABLE
 from toolhost.launcher.allow_list import AllowList
 from toolhost.launcher.request import Enclosed
-from toolhost.policy import facts
 from toolhost.policy.conventions import ARGS_FD, FILTER_FD, JAIL_CODE
 from toolhost.policy.enclosure import enclosure_of
+from toolhost.policy.facts import STAGES, code_folders, gather, home
 from toolhost.policy.hiding import runtime_folders
 from toolhost.policy.plan import isolation, start_of
 from toolhost.policy.refusals import GUARDED_NAMES, SYSTEM, TOP
+from toolhost.policy.subject import HostFacts
 from toolhost.privileges.accounts import Accounts, account_of
 from toolhost.privileges.capabilities import future_user, give_up
 from toolhost.privileges.launcher_link import spawn
@@ -43,9 +44,19 @@ from toolhost.seccomp.program import host_program, program
 _OUR_ACCOUNT: Final = "goondan"
 
 
-def drop_privileges(endpoint: str = "", broker_uid: int | None = None, *, umask: int | None = None) -> Powers:
-    """Start the launcher and, under root, what stays root; then give up root. What this process can have done from
-    then on is returned. Raises OSError when the system refuses to let go of root.
+class Unprivileged(NamedTuple):
+    """What this process has from then on."""
+
+    #: What it can have done.
+    powers: Powers
+    #: What it has found out about the machine before, see facts.gather.
+    facts: HostFacts | GoondanError
+
+
+def drop_privileges(endpoint: str = "", broker_uid: int | None = None, *, umask: int | None = None) -> Unprivileged:
+    """Start the launcher and, under root, what stays root; then give up root.
+
+    Raises OSError when the system refuses to let go of root.
 
     What this process and those two make is closed to others from now on; what jails write is made under `umask`
     (None: the one that this process had).
@@ -59,18 +70,14 @@ def drop_privileges(endpoint: str = "", broker_uid: int | None = None, *, umask:
         ordinary = Ordinary(umask)
         with suppress(OSError):
             ordinary.launcher.start()
-        return ordinary
+        return Unprivileged(ordinary, gather(ordinary))
     # Only a root with all of its powers sees that a group was delegated to it.
     powers = Rooted(Uids(os.getpid(), own_users.NUMBERS), find_tree())
     user = future_user()
     _choose_numbers(user, powers.uids)
-    with suppress(GoondanError):
-        facts.find_bwrap()  # asks programs for their versions, which cannot be started later
-    facts.compile_for_jails()
-    os.environ.setdefault("HOME", facts.home())  # what `~` means in a grant
-    filter_ = None
-    with suppress(GoondanError):
-        filter_ = host_program(facts.machine())
+    os.environ.setdefault("HOME", home())  # what `~` means in a grant
+    facts = gather(powers)
+    filter_ = None if isinstance(facts, GoondanError) else host_program(facts.machine)
     if user:
         if powers.tree is not None:
             hand_over(powers.tree, user)
@@ -79,10 +86,10 @@ def drop_privileges(endpoint: str = "", broker_uid: int | None = None, *, umask:
             if endpoint.startswith("ipc://") and BrokerIdentity(endpoint, broker_uid).is_there():
                 admit_toolhost(endpoint.removeprefix("ipc://"))
     with suppress(OSError):
-        powers.start(*spawn(umask, "helper"), _allowed(user, endpoint, powers))
+        powers.start(*spawn(umask, "helper"), _allowed(user, endpoint, powers, facts))
         powers.launcher.start()
     give_up(user, filter_)
-    return powers
+    return Unprivileged(powers, facts)
 
 
 def _choose_numbers(user: int, uids: Uids) -> None:
@@ -98,22 +105,20 @@ def _choose_numbers(user: int, uids: Uids) -> None:
         raise OSError(errno.EBUSY, text)
 
 
-def _enclosed(powers: Powers) -> list[Enclosed]:
+def _enclosed(facts: HostFacts | GoondanError) -> list[Enclosed]:
     """How bubblewrap is started should there be no user namespaces: with and without power over networks."""
-    try:
-        host = facts.host_facts(facts.find_bwrap(), [], powers, user_namespaces=False)
-    except GoondanError:
+    if isinstance(facts, GoondanError) or not facts.bwrap:
         return []  # nothing could be started anyway
     ways: list[Enclosed] = []
     for net_admin in (True, False):
-        such = msgspec.structs.replace(host, net_admin=net_admin)
-        if (enclosure := enclosure_of(such)) is not None:
+        host = msgspec.structs.replace(facts, user_namespaces=False, net_admin=net_admin)
+        if (enclosure := enclosure_of(host)) is not None:
             filters = (program(host.machine, sockets=sockets, drops=True) for sockets in (False, True))
             ways.append(
                 {
                     "enclosure": enclosure,
                     "argv": start_of(host.bwrap, host.boot(JAIL_CODE)),
-                    "walls": isolation(such),
+                    "walls": isolation(host),
                     "filters": [hashlib.sha256(code).hexdigest() for code in filters],
                     "options": ARGS_FD,
                     "filter": FILTER_FD,
@@ -122,18 +127,18 @@ def _enclosed(powers: Powers) -> list[Enclosed]:
     return ways
 
 
-def _allowed(user: int, endpoint: str, powers: Powers) -> AllowList:
+def _allowed(user: int, endpoint: str, powers: Powers, facts: HostFacts | GoondanError) -> AllowList:
     tree = powers.tree
     return {
         "user": user,
         "jails": powers.uids.bounds,
         "instances": own_users.NUMBERS.instances,
-        "stages": list(facts.STAGES),
-        "closed": [*SYSTEM, *facts.code_folders(), *runtime_folders(endpoint)],
+        "stages": list(STAGES),
+        "closed": [*SYSTEM, *code_folders(), *runtime_folders(endpoint)],
         "top": list(TOP),
-        "home": facts.home(),
+        "home": home(),
         "groups": [] if tree is None else tree.folders,
         "beside": None if tree is None else beside(tree),
         "guarded": list(GUARDED_NAMES),
-        "enclosed": _enclosed(powers),
+        "enclosed": _enclosed(facts),
     }

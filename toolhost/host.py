@@ -127,7 +127,7 @@ class Host:
         return any(sandbox.isolation == "call" for sandbox in sandboxes)
 
     def fork_calls(self) -> None:
-        """That can be done, as survey.calls_can_be_forked has found."""
+        """That can be done, as survey/probe.py has found."""
         self.sessions.fork_calls()
 
     async def close(self) -> None:

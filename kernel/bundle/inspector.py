@@ -3,7 +3,7 @@
 The kernel neither imports a tool's code nor the tool host: `toolhost.inspection` is started once for all tools and
 loads each module in a jail. What comes back is checked like anything from outside.
 
-Source: docs/design/bundle.md section 5; toolhost/inspection.py has the other half.
+Source: docs/design/bundle.md section 5; toolhost/inspection/ has the other half.
 """
 
 from __future__ import annotations

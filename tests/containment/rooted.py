@@ -21,8 +21,9 @@ from schemas.system.users import DEFAULT
 from tests.containment.test_totals import LIMITS, MET, bombs
 from tests.toolhost_fixture import POWERS, Bench, bench, make_tool
 from toolhost.jails.jail import process_status
+from toolhost.policy.facts import gather
 from toolhost.privileges.uids import instance_uid
-from toolhost.survey import survey
+from toolhost.survey.tiers import survey
 
 SOURCE = """
 import errno, os, pwd, signal, subprocess, time
@@ -103,7 +104,7 @@ BOMBS = ("forks", "memory_of_many", "private_files", "many_files")
 
 async def main(place: Path, port: int) -> dict[str, Any]:
     """Everything, in one tool host."""
-    found = await survey(POWERS)
+    found = await survey(POWERS, gather(POWERS))
     assert found.facts is not None and not found.facts.user_namespaces, found
     state, grants = place / "state", place / "grants"
     grants.mkdir()

@@ -28,7 +28,7 @@ from toolhost.drop_privileges import drop_privileges
 from toolhost.privileges.uids import Uids
 before = Uids(os.getpid(), NUMBERS).bounds
 try:
-    powers = drop_privileges()
+    powers, _ = drop_privileges()
 except OSError as error:
     print(json.dumps({"refused": error.strerror}))
 else:

@@ -420,15 +420,13 @@ async def test_grants_are_all_that_is_given(place: Path) -> None:
 AS_USER = """
 import asyncio, os, sys
 from pathlib import Path
-from schemas.launch import ToolHostSpec
 from tests.toolhost_fixture import POWERS, bench, bwrap, make_tool
 from toolhost.policy.facts import host_facts
-from toolhost.probe import probe
+from toolhost.survey.probe import probe
 
 async def main():
     place = Path(sys.argv[1])
-    spec = ToolHostSpec(tools=[], state_dir="/nonexistent", revision="")
-    found = await probe(host_facts(bwrap(), [], POWERS), POWERS, spec)
+    found = await probe(host_facts(bwrap(), [], POWERS), POWERS)
     assert found.problem is None, found
     source = "import os\\ndef f(ctx, input): open('made', 'w').close(); return os.getuid()\\nhandlers = {'f': f}"
     async with bench(make_tool(place, source, "f")) as made:

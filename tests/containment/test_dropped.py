@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[2]
 TAKEN_OVER = """
 import ctypes, json, os, socket, sys, threading
 from toolhost.drop_privileges import drop_privileges
-powers = drop_privileges()
+powers, _ = drop_privileges()
 libc = ctypes.CDLL(None, use_errno=True)
 
 def call(number, *arguments):

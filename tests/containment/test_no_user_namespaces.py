@@ -35,10 +35,11 @@ from tests.process.test_egress import pages
 from toolhost.launcher import copying
 from tests.toolhost_fixture import POWERS, bench, make_tool
 from toolhost.launcher import copying
-from toolhost.survey import survey
+from toolhost.policy.facts import gather
+from toolhost.survey.tiers import survey
 os.environ["HOST_SECRET"] = "x"
 async def main():
-    found = await survey(POWERS)
+    found = await survey(POWERS, gather(POWERS))
     assert found.facts is not None and not found.facts.user_namespaces, found
     tried = await every_attempt(Path(sys.argv[1]), only="instance", ours=True, facts=lambda facts: found.facts)
     print(json.dumps({"walls": found.walls, "notes": found.notes, "tried": tried}))
@@ -163,7 +164,7 @@ async def test_no_link_leads_bubblewrap_out_of_its_root(short_tmp: Path, monkeyp
         return request(*arguments)
 
     monkeypatch.setattr(toolhost.jails.launch, "_request", exchanged)
-    facts = replace(host_facts(bwrap(), [], POWERS, user_namespaces=False), groups=None)
+    facts = replace(host_facts(bwrap(), [], POWERS), user_namespaces=False, groups=None)
     tool = make_tool(short_tmp, "handlers = {}", "f")
     spec = ToolHostSpec(tools=[], state_dir="/nonexistent", revision="1")
     made = plan(look_up(tool, str(work), spec, facts, POWERS), facts)
@@ -192,9 +193,10 @@ handlers = {"stay": stay}
 import asyncio, os, sys, time
 from pathlib import Path
 from tests.toolhost_fixture import POWERS, bench, make_tool
+from msgspec.structs import replace
 from toolhost.policy.facts import find_bwrap, host_facts
 async def main():
-    facts = host_facts(find_bwrap(), [], POWERS, user_namespaces=False)
+    facts = replace(host_facts(find_bwrap()[0], [], POWERS), user_namespaces=False)
     async with bench(make_tool(Path(sys.argv[1]), STAYS, "stay"), facts=lambda _: facts) as made:
         made.start("t__stay")
         while not made.logs:

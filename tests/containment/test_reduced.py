@@ -22,8 +22,9 @@ import msgspec
 from schemas.launch import ExportSpec, Filesystem, Limits, SandboxSpec
 from tests.containment import tried
 from tests.toolhost_fixture import bench, make_tool
-import toolhost.policy.facts, toolhost.survey
-from toolhost.diagnosis import Finding
+import toolhost.policy.facts
+from toolhost.survey.__main__ import report
+from toolhost.survey.tiers import survey
 
 place = Path(sys.argv[1])
 tempfile.tempdir = str(place)
@@ -40,7 +41,7 @@ powers = Ordinary()
 SURVEY = (
     PLAYED
     + """
-found = toolhost.survey.report(asyncio.run(toolhost.survey.survey(powers)), powers)
+found = asyncio.run(report(powers, toolhost.policy.facts.gather(powers)))
 print(msgspec.json.encode(found).decode())
 """
 )
@@ -71,7 +72,7 @@ handlers = {"leave": leave, "ok": ok, "sleeps": sleeps}
 def refusal(result): return [result["error"]["code"], result["error"]["message"]]
 
 async def main():
-    facts = (await toolhost.survey.survey(powers)).facts
+    facts = (await survey(powers, toolhost.policy.facts.gather(powers))).facts
     repository = place / "repository"; repository.mkdir(); (repository / ".git").mkdir()
     (place / "secret").write_text("host secret")
     plain = place / "plain"; plain.mkdir()

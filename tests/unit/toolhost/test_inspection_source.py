@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from schemas.launch import ExportSpec, ToolSpec
-from toolhost.inspection import MAX_SOURCE_BYTES, Finding, read_source
+from toolhost.inspection.source import MAX_SOURCE_BYTES, ModuleReport, read_source
 
 FOUND = {
     "a literal": ("handlers = {'a': f, 'b': g}", ["a", "b"]),
@@ -32,7 +32,7 @@ FOUND = {
 }
 
 
-def finding(tmp_path: Path, source: str | bytes) -> Finding:
+def finding(tmp_path: Path, source: str | bytes) -> ModuleReport:
     path = tmp_path / "tool.py"
     path.write_bytes(source if isinstance(source, bytes) else source.encode())
     return read_source(ToolSpec(name="t", entry=str(path), root=str(tmp_path), exports=[ExportSpec(name="a")]))
@@ -41,7 +41,7 @@ def finding(tmp_path: Path, source: str | bytes) -> Finding:
 @pytest.mark.parametrize("case", FOUND.values(), ids=FOUND.keys())
 def test_exports_as_far_as_the_source_tells(tmp_path: Path, case: tuple[str, list[str] | None]) -> None:
     source, exports = case
-    assert finding(tmp_path, source) == Finding(name="t", method="source", exports=exports)
+    assert finding(tmp_path, source) == ModuleReport(name="t", method="source", exports=exports)
 
 
 REFUSED = {

@@ -20,6 +20,7 @@ from schemas.launch import ExportSpec, SandboxSpec, ToolHostSpec, ToolSpec
 from schemas.worker_frames import WORKER_PROTOCOL, Call, Ended, Init, LoadFailed, Result, WorkerFrame
 from toolhost.jails.cells import Cell, Cells
 from toolhost.jails.jail import Jail, process_status
+from toolhost.jails.visit import Visit
 from toolhost.policy.conventions import JAIL_UID
 from toolhost.policy.facts import look_up
 from toolhost.policy.nested import CAPABILITIES as KEPT
@@ -33,75 +34,64 @@ CAPABILITIES: Final = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
 _BOUNDING: Final = 3
 #: A cold jail takes some 50 ms; a machine that is starting a hundred things may take long (seconds).
 PROBE_S: Final = 15.0
+#: What the handler tells is a small map (bytes).
+OUTPUT_LIMIT: Final = 65536
+_NOTHING: Final = ToolHostSpec(tools=[], state_dir="/nonexistent", revision="")
 
 
 class Probed(NamedTuple):
-    """What is wrong with a jail, in the words of whoever found it, None when it is one; why the owners of what it was
-    made from could not be shown as its user, None when they could or need not be; what would help, if that is known.
-    """
+    """What a probe has found out."""
 
+    #: What is wrong with the jail, in the words of whoever found it; None: it is one.
     problem: str | None
+    #: Why owners of files could not be shown as the jail's user; None: they could, or need not be.
     unmapped: str | None = None
+    #: What would help against the problem, if that is known.
     fix: str | None = None
 
 
-async def probe(facts: HostFacts, powers: Powers, spec: ToolHostSpec) -> Probed:
+async def probe(facts: HostFacts, powers: Powers) -> Probed:
     """Make the jail that these facts give, and look at it."""
-    return await _visit(facts, powers, spec, SandboxSpec(isolation="shared", min_tier="reduced"))
+    return await _probe(facts, powers, SandboxSpec(isolation="shared", min_tier="reduced"))
 
 
-async def probe_call(facts: HostFacts, powers: Powers, spec: ToolHostSpec) -> str | None:
-    """None when a call that is forked in a jail is behind all of its walls there; else what is wrong."""
-    return (
-        await _visit(msgspec.structs.replace(facts, nests=True), powers, spec, SandboxSpec(isolation="call"))
-    ).problem
+async def why_calls_are_not_forked(facts: HostFacts, powers: Powers) -> str | None:
+    """What keeps calls from being forked in a jail that they share, each behind all of its walls (`isolation: call`).
+
+    None: nothing does. Else each call has a jail of its own.
+    """
+    if facts.tier != "full":
+        return "the reduced sandbox has no namespaces"
+    if not facts.user_namespaces:
+        return "a jail without a user namespace can make no others"
+    return (await _probe(msgspec.structs.replace(facts, nests=True), powers, SandboxSpec(isolation="call"))).problem
 
 
-async def _visit(facts: HostFacts, powers: Powers, spec: ToolHostSpec, sandbox: SandboxSpec) -> Probed:
-    loop = asyncio.get_running_loop()
-    visit = _Visit(loop)
+async def _probe(facts: HostFacts, powers: Powers, sandbox: SandboxSpec) -> Probed:
+    visit = _Visit()
     folder = f"{facts.inside}/probe"
     tool = ToolSpec(
         name="probe", entry=f"{folder}/look.py", root=folder, exports=[ExportSpec(name="look")], sandbox=sandbox
     )
-    # A process that it must not reach: the jail's own first one, or, without a process namespace, this one.
-    outside = 1 if facts.tier == "full" else os.getpid()
     try:
         jail = await Jail.start(
-            lambda: plan(look_up(tool, None, spec, facts, powers), facts),
+            lambda: plan(look_up(tool, None, _NOTHING, facts, powers), facts),
             visit,
             powers,
-            output_limit=65536,
+            output_limit=OUTPUT_LIMIT,
             name="probe",
         )
     except GoondanError as error:
         return Probed(error.info.message, fix=error.info.suggestion)
-    init = Init(WORKER_PROTOCOL, "probe", tool.entry, {}, import_paths=jail.plan.import_paths, jailed=True)
-    call = Call(
-        call_id="1",
-        export="look",
-        input=Raw(msgspec.msgpack.encode({"landlock": facts.landlock, "outside": outside})),
-        agent_name="",
-        instance_key="",
-        turn_id="",
-        tool_call_id="",
-        workdir=jail.plan.workdir,
-    )
+    # A process that it must not reach: the jail's own first one, or, without a process namespace, this one.
+    outside = 1 if facts.tier == "full" else os.getpid()
+    given = Raw(msgspec.msgpack.encode({"landlock": facts.landlock, "outside": outside}))
     try:
-        if jail.plan.calls is None:
-            jail.send(init)
-            jail.send(call)
-        else:
-            visit.enter(Cells(jail, visit, loop, 65536, init), call)
-        async with asyncio.timeout(PROBE_S):
-            told = await visit.told
+        told = await visit.answer(jail, lambda: visit.look(jail, tool.entry, given), PROBE_S)
     except TimeoutError:
         told = f"the probe jail did not answer within {PROBE_S:g} s"
     except OSError as error:
         told = str(error)
-    finally:
-        jail.kill("the probe is over")
-        await visit.over
     if isinstance(told, str):
         return Probed(told)
     uid = os.geteuid() if jail.uid is None else jail.uid
@@ -110,6 +100,63 @@ async def _visit(facts: HostFacts, powers: Powers, spec: ToolHostSpec, sandbox: 
     problems = judge(told, uid if reduced or rooted else JAIL_UID, reduced=reduced, rooted=rooted)
     problems += judge_processes(visit.processes, uid, reduced=reduced, forked=jail.plan.calls is not None)
     return Probed("the probe jail is none: " + "; ".join(problems) if problems else None, jail.unmapped)
+
+
+class _Visit(Visit[dict[str, Any]]):
+    def __init__(self) -> None:
+        super().__init__()
+        self.processes: dict[int, dict[str, str]] = {}
+        self._cells: Cells | None = None
+
+    def look(self, jail: Jail, entry: str, given: Raw) -> None:
+        """Call the handler that looks around. Raises OSError."""
+        init = Init(WORKER_PROTOCOL, "probe", entry, {}, import_paths=jail.plan.import_paths, jailed=True)
+        call = Call(
+            call_id="1",
+            export="look",
+            input=given,
+            agent_name="",
+            instance_key="",
+            turn_id="",
+            tool_call_id="",
+            workdir=jail.plan.workdir,
+        )
+        if jail.plan.calls is None:
+            jail.send(init)
+            jail.send(call)
+        else:
+            self._cells = Cells(jail, self, asyncio.get_running_loop(), OUTPUT_LIMIT, init)
+            self._cells.enter(call.call_id).send(call)
+
+    def hear(self, jail: Jail, frame: WorkerFrame) -> None:
+        if isinstance(frame, LoadFailed):
+            self.tell(frame.message)
+        elif isinstance(frame, Ended) and self._cells is not None:
+            self._cells.ended(frame)
+        elif isinstance(frame, Result):
+            if frame.status == "ok" and frame.output is not None:
+                self.processes = {pid: process_status(pid) for pid in jail.processes()}
+                self.tell(msgspec.msgpack.decode(frame.output))
+            else:
+                self.tell(frame.error.message if frame.error is not None else frame.status)
+
+    def describe_end(self, jail: Jail, cause: str) -> str:
+        if self._cells is not None:
+            self._cells.close(cause)
+        return f"{jail.last_words or 'bubblewrap'} ({cause})"
+
+    def cell_frames(self, cell: Cell, frames: list[WorkerFrame]) -> None:
+        self.jail_frames(cell.jail, frames)
+
+    def cell_broken(self, cell: Cell, violation: Violation) -> None:
+        self.tell(str(violation))
+
+    def cell_printed(self, cell: Cell, text: str) -> None:
+        """As of a jail."""
+
+    def cell_gone(self, cell: Cell, cause: str) -> None:
+        if cell.last_words:
+            self.tell(f"{cell.last_words} ({cause})")
 
 
 def judge(seen: dict[str, Any], uid: int = JAIL_UID, *, reduced: bool = False, rooted: bool = False) -> list[str]:
@@ -170,62 +217,3 @@ def judge_processes(
         if status.get("Uid", "").split() != [str(uid)] * 4:
             problems.append(f"its process {pid} has the user ids {status.get('Uid')} on the host")
     return problems
-
-
-class _Visit:
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.told: asyncio.Future[dict[str, Any] | str] = loop.create_future()
-        self.over: asyncio.Future[None] = loop.create_future()
-        self.processes: dict[int, dict[str, str]] = {}
-        self._cells: Cells | None = None
-
-    def jail_found(self, jail: Jail, pid: int) -> None:
-        pass  # a probe has no network
-
-    def enter(self, cells: Cells, call: Call) -> None:
-        """Fork the one call of a probe."""
-        self._cells = cells
-        cell = cells.enter(call.call_id)
-        cell.send(call)
-
-    def jail_frames(self, jail: Jail, frames: list[WorkerFrame]) -> None:
-        for frame in frames:
-            if isinstance(frame, LoadFailed):
-                self._tell(frame.message)
-            elif isinstance(frame, Ended) and self._cells is not None:
-                self._cells.ended(frame)
-            elif isinstance(frame, Result):
-                if frame.status == "ok" and frame.output is not None:
-                    self.processes = {pid: process_status(pid) for pid in jail.processes()}
-                    self._tell(msgspec.msgpack.decode(frame.output))
-                else:
-                    self._tell(frame.error.message if frame.error is not None else frame.status)
-
-    def cell_frames(self, cell: Cell, frames: list[WorkerFrame]) -> None:
-        self.jail_frames(cell.jail, frames)
-
-    def cell_broken(self, cell: Cell, violation: Violation) -> None:
-        self._tell(str(violation))
-
-    def cell_printed(self, cell: Cell, text: str) -> None:
-        pass
-
-    def cell_gone(self, cell: Cell, cause: str) -> None:
-        if cell.last_words:
-            self._tell(f"{cell.last_words} ({cause})")
-
-    def jail_broken(self, jail: Jail, violation: Violation) -> None:
-        self._tell(str(violation))
-
-    def jail_printed(self, jail: Jail, text: str) -> None:
-        pass  # the last line is in the jail's last words
-
-    def jail_gone(self, jail: Jail, cause: str) -> None:
-        if self._cells is not None:
-            self._cells.close(cause)
-        self._tell(f"{jail.last_words or 'bubblewrap'} ({cause})")
-        self.over.set_result(None)
-
-    def _tell(self, what: dict[str, Any] | str) -> None:
-        if not self.told.done():
-            self.told.set_result(what)

@@ -1,6 +1,6 @@
 """Why no jail can be made on a host, and what its operator can do about it: pure.
 
-The cause comes from the probe jail (or from the search for bubblewrap), the signs from facts that survey.py read from
+The cause comes from the probe jail (or from the search for bubblewrap), the signs from facts that tiers.py read from
 the host. A fix is a command or a setting that can be used as it stands; none of them asks for a privileged container.
 
 Source: docs/design/sandbox.md section 7; known hosts: Ubuntu's AppArmor rule for user namespaces, containers without a
@@ -49,24 +49,27 @@ _REFUSED: Final = ("not permitted", "permission", "no space left", "enospc", "in
 
 
 class Signs(Struct, frozen=True, kw_only=True):
-    """What a host shows of itself. Values of /proc files are None where there is no such file.
+    """What a host shows of itself. Values of files are None where there is no such file."""
 
-    `landlock` is the version of the interface, `lsm` the kernel's list of security modules, `container` how a container
-    was recognised. `bwrap` is the program that was tried.
-    """
-
+    #: The release of the Linux kernel.
     release: str = ""
-    landlock: int = 0
+    #: Its list of security modules.
     lsm: str | None = None
+    #: kernel.apparmor_restrict_unprivileged_userns
     apparmor_userns: str | None = None
+    #: kernel.unprivileged_userns_clone
     userns_clone: str | None = None
+    #: user.max_user_namespaces
     max_userns: str | None = None
+    #: The file that tells that this is a container.
     container: str | None = None
-    bwrap: str | None = None
+    #: The bubblewrap that was tried.
+    bwrap: str = ""
+    #: Root has started this program.
     root: bool = False
 
 
-class Finding(Struct, frozen=True):
+class Obstacle(Struct, frozen=True):
     """One thing that stands between this host and the full sandbox, and the exact fix."""
 
     what: What
@@ -74,41 +77,41 @@ class Finding(Struct, frozen=True):
     fix: str
 
 
-def without_bubblewrap(problem: str) -> Finding:
+def without_bubblewrap(problem: str) -> Obstacle:
     """No program to make jails with."""
-    return Finding("bubblewrap", problem, _INSTALL)
+    return Obstacle("bubblewrap", problem, _INSTALL)
 
 
-def unknown_machine(problem: str) -> Finding:
+def unknown_machine(problem: str) -> Obstacle:
     """No system call filter for this machine."""
-    return Finding("machine", problem, "Run the tool host on x86_64 or aarch64.")
+    return Obstacle("machine", problem, "Run the tool host on x86_64 or aarch64.")
 
 
-def without_landlock(signs: Signs) -> Finding:
+def without_landlock(signs: Signs) -> Obstacle:
     """The kernel has no Landlock, or does not use it."""
     wsl = ", or update the kernel with `wsl --update`" if _is_wsl(signs) else ""
     lsm = f"now: {signs.lsm}" if signs.lsm else "see /sys/kernel/security/lsm"
-    return Finding("landlock", "the kernel has no Landlock", _LANDLOCK.format(lsm=lsm, wsl=wsl))
+    return Obstacle("landlock", "the kernel has no Landlock", _LANDLOCK.format(lsm=lsm, wsl=wsl))
 
 
-def explain(cause: str, signs: Signs, fix: str | None = None) -> Finding:
+def explain(cause: str, signs: Signs, fix: str | None = None) -> Obstacle:
     """What kept a jail from being made, from the words of whoever failed and the signs of the host. `fix` is what they
     know would help.
     """
     words = cause.lower()
     if signs.root and "mount_setattr" in words:
-        return Finding("root", cause, _NO_IDMAP)
+        return Obstacle("root", cause, _NO_IDMAP)
     if signs.root and any(call in words for call in ("unshare:", "open_tree", "move_mount", "mount /", "setres")):
-        return Finding("root", cause, _WEAK_ROOT)
+        return Obstacle("root", cause, _WEAK_ROOT)
     if "mount proc" in words:
-        return Finding("procfs", cause, _PROCFS)
+        return Obstacle("procfs", cause, _PROCFS)
     if any(word in words for word in _REFUSED) and any(
         word in words for word in ("namespace", "uid map", "gid map", "unshare", "clone", "userns")
     ):
-        return Finding("user namespaces", cause, _allow_namespaces(signs))
+        return Obstacle("user namespaces", cause, _allow_namespaces(signs))
     if signs.root and fix is not None and "cannot be read by everybody" in words:
-        return Finding("root", cause, fix)
-    return Finding("jail", cause, "Read the cause; `gdn doctor` shows what else this host says about itself.")
+        return Obstacle("root", cause, fix)
+    return Obstacle("jail", cause, "Read the cause; `gdn doctor` shows what else this host says about itself.")
 
 
 def _allow_namespaces(signs: Signs) -> str:

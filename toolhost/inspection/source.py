@@ -1,0 +1,128 @@
+"""What the syntax tree of a module says about its handlers; nothing of it is run.
+
+Source: docs/design/bundle.md section 5.
+"""
+
+from __future__ import annotations
+
+import ast
+from typing import Final, Literal
+
+from msgspec import Struct
+
+from schemas.launch import ToolSpec
+
+#: A module of handlers is written by people.
+MAX_SOURCE_BYTES: Final = 4 << 20
+#: One message of a module's own making (characters).
+MAX_MESSAGE: Final = 500
+NO_HANDLERS: Final = "the module has no `handlers`, a dict from export names to functions"
+_NO_MAPPING: Final = "`handlers` is no mapping"
+
+#: `sandbox`: what the tool asks for cannot be given to any jail, so the module was not loaded.
+Reason = Literal["import", "handlers", "timeout", "crash", "sandbox"]
+
+
+class Refusal(Struct, frozen=True):
+    """Why a module cannot serve."""
+
+    reason: Reason
+    message: str
+
+
+class ModuleReport(Struct, frozen=True, rename="camel", kw_only=True):
+    """What was found out about one tool's module."""
+
+    #: The tool's.
+    name: str
+    #: How it was found out.
+    method: Literal["jail", "source"]
+    #: None when it could not be told, or with an error.
+    exports: list[str] | None = None
+    error: Refusal | None = None
+
+
+def refuse(tool: ToolSpec, reason: Reason, message: str, method: Literal["jail", "source"] = "source") -> ModuleReport:
+    """The report of a module that cannot serve."""
+    return ModuleReport(name=tool.name, method=method, error=Refusal(reason, message[:MAX_MESSAGE]))
+
+
+def read_source(tool: ToolSpec) -> ModuleReport:
+    """What the syntax tree of a module says about its `handlers`; the module is not run."""
+    try:
+        with open(tool.entry, "rb") as source:
+            data = source.read(MAX_SOURCE_BYTES + 1)
+    except OSError as error:
+        return refuse(tool, "import", error.strerror or type(error).__name__)
+    if len(data) > MAX_SOURCE_BYTES:
+        return refuse(tool, "import", f"the module is larger than {MAX_SOURCE_BYTES} bytes")
+    try:
+        tree = ast.parse(data)
+    except SyntaxError as error:
+        return refuse(tool, "import", f"SyntaxError: {error.msg} (line {error.lineno})")
+    except (ValueError, RecursionError, MemoryError) as error:
+        return refuse(tool, "import", f"{type(error).__name__}: {error}")
+    return _read_tree(tool, tree)
+
+
+def _read_tree(tool: ToolSpec, tree: ast.Module) -> ModuleReport:
+    """Follow the assignments to `handlers` at the module's top level; whatever else touches it leaves them unclear."""
+    names: list[str] | None = None
+    bound = unclear = False
+    for statement in tree.body:
+        match statement:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                if name == "handlers":
+                    return refuse(tool, "handlers", _NO_MAPPING)
+                unclear = unclear or _mentions(statement)  # a decorator may fill it
+            case ast.ImportFrom(names=aliases) | ast.Import(names=aliases):
+                if any((alias.asname or alias.name) in ("handlers", "*") for alias in aliases):
+                    bound = unclear = True
+            case (
+                ast.Assign(targets=targets, value=ast.expr() as value)
+                | ast.AnnAssign(target=targets, value=ast.expr() as value)
+            ) if _is_handlers(targets):
+                bound = True
+                names, fault = _keys(value)
+                if fault is not None:
+                    return refuse(tool, "handlers", fault)
+                unclear = unclear or names is None
+            case ast.Assign(
+                targets=[ast.Subscript(value=ast.Name(id="handlers"), slice=ast.Constant(value=str(key)))]
+            ) if names is not None:
+                names.append(key)
+            case _ if _mentions(statement):
+                bound = unclear = True  # a loop, a condition, a call
+    if not bound:
+        return refuse(tool, "handlers", NO_HANDLERS)
+    return ModuleReport(name=tool.name, method="source", exports=None if unclear else names)
+
+
+def _mentions(statement: ast.stmt) -> bool:
+    return any(isinstance(node, ast.Name) and node.id == "handlers" for node in ast.walk(statement))
+
+
+def _is_handlers(targets: list[ast.expr] | ast.expr) -> bool:
+    named = targets if isinstance(targets, list) else [targets]
+    return any(isinstance(target, ast.Name) and target.id == "handlers" for target in named)
+
+
+def _keys(value: ast.expr) -> tuple[list[str] | None, str | None]:
+    """The keys of a literal mapping (None when it is none), and what is wrong with it."""
+    if isinstance(value, ast.Constant | ast.List | ast.Tuple | ast.Set | ast.Lambda | ast.JoinedStr):
+        return None, _NO_MAPPING
+    if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "dict" and not value.args:
+        keywords = [keyword.arg for keyword in value.keywords]
+        return ([str(name) for name in keywords], None) if None not in keywords else (None, None)
+    if not isinstance(value, ast.Dict):
+        return None, None
+    names: list[str] = []
+    for key, item in zip(value.keys, value.values, strict=True):
+        if not isinstance(key, ast.Constant):
+            return None, None
+        if not isinstance(key.value, str):
+            return None, "a key of `handlers` is no string"
+        if isinstance(item, ast.Constant | ast.Dict | ast.List | ast.Tuple | ast.Set | ast.JoinedStr):
+            return None, f"handlers[{key.value!r}] is not callable"
+        names.append(key.value)
+    return names, None

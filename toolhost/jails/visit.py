@@ -1,0 +1,66 @@
+"""A jail that is asked one thing, and ended."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from schemas.worker_frames import WorkerFrame
+from toolhost.jails.jail import Jail
+from toolhost.untrusted import Violation
+
+Told = TypeVar("Told")
+
+
+class Visit(ABC, Generic[Told]):
+    """Who such a jail reports to (jail.Owner)."""
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._told: asyncio.Future[Told | str] = loop.create_future()
+        self._over: asyncio.Future[None] = loop.create_future()
+
+    async def answer(self, jail: Jail, ask: Callable[[], None], timeout_s: float) -> Told | str:
+        """What was told after `ask`, or in words why nothing was. The jail is gone then.
+
+        Raises TimeoutError, and what `ask` raises.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                ask()
+                return await self._told
+        finally:
+            jail.kill("the visit is over")
+            await self._over
+
+    @abstractmethod
+    def hear(self, jail: Jail, frame: WorkerFrame) -> None:
+        """A frame of the worker; `tell` what it means."""
+
+    @abstractmethod
+    def describe_end(self, jail: Jail, cause: str) -> str:
+        """In words: the jail has ended without an answer."""
+
+    def tell(self, what: Told | str) -> None:
+        """This is the answer, if there was none before."""
+        if not self._told.done():
+            self._told.set_result(what)
+
+    def jail_found(self, jail: Jail, pid: int) -> None:
+        """It has no network."""
+
+    def jail_frames(self, jail: Jail, frames: list[WorkerFrame]) -> None:
+        for frame in frames:
+            self.hear(jail, frame)
+
+    def jail_broken(self, jail: Jail, violation: Violation) -> None:
+        self.tell(str(violation))
+
+    def jail_printed(self, jail: Jail, text: str) -> None:
+        """The last line is in the jail's last words; the others are nobody's business."""
+
+    def jail_gone(self, jail: Jail, cause: str) -> None:
+        self.tell(self.describe_end(jail, cause))
+        self._over.set_result(None)

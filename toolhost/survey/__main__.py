@@ -1,0 +1,70 @@
+"""`python -m toolhost.survey`: what sandbox this host can give, found out by making a jail, as one JSON document.
+
+    {"tier": "full" | "reduced" | null, "walls": [NAME, …], "notes": [TEXT, …],
+     "findings": [{"what", "problem", "fix"}, …],
+     "limits": {"memoryMb": "cgroup" | "watched", …},
+     "kernel": "6.18.0", "machine": "x86_64", "root": false, "user": 1000,
+     "bwrap": PATH | null, "bwrapVersion": "0.11.0" | null, "landlock": 6}
+
+`tier` is null when no tool can run; `findings` says why, and what would help. `walls` are those that the probe jail
+has shown to have, and `limits` says what keeps each limit of a jail, both in the words of the receipts; they are empty
+without a jail. `root` says whether root asks, and `user` who makes jails then: the tool host's own user, 0 where there
+is no such number. Exit status 0 whatever was found: finding out is what was asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from typing import Any
+
+import msgspec
+
+from schemas.errors import GoondanError
+from toolhost.drop_privileges import drop_privileges
+from toolhost.limits.plan import mechanisms
+from toolhost.policy.facts import landlock_abi
+from toolhost.policy.subject import HostFacts
+from toolhost.privileges.powers import Powers
+from toolhost.survey.probe import why_calls_are_not_forked
+from toolhost.survey.tiers import ALONE, survey
+
+
+async def report(powers: Powers, usual: HostFacts | GoondanError) -> dict[str, Any]:
+    """The document: a survey, with the facts that a person wants beside it."""
+    found = await survey(powers, usual)
+    notes = [*found.notes]
+    if found.tier == "full" and found.facts is not None:
+        problem = await why_calls_are_not_forked(found.facts, powers)
+        notes += [] if problem is None else [f"{ALONE}: {problem}."]
+    facts = None if isinstance(usual, GoondanError) else usual
+    return {
+        "tier": found.tier,
+        "walls": found.walls,
+        "notes": notes,
+        "findings": found.findings,
+        "limits": {} if found.facts is None else mechanisms(found.facts.groups),
+        "kernel": os.uname().release,
+        "machine": os.uname().machine,
+        "root": powers.operator == 0,
+        "user": os.geteuid(),
+        "bwrap": (facts.bwrap or None) if facts else None,
+        "bwrapVersion": (facts.bwrap_version or None) if facts else None,
+        "landlock": landlock_abi(),
+    }
+
+
+def main() -> int:
+    """Print the report. 0; 1 when root stays root."""
+    try:
+        powers, facts = drop_privileges()
+    except OSError as error:
+        print(f"toolhost.survey: cannot give up root's powers: {error.strerror or error}", file=sys.stderr)
+        return 1
+    sys.stdout.buffer.write(msgspec.json.encode(asyncio.run(report(powers, facts))) + b"\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

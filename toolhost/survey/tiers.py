@@ -1,0 +1,143 @@
+"""Which sandbox this host can give: the best kind of jail is tried first, then the others.
+
+The tool host starts with this survey, and `python -m toolhost.survey` prints it, so both always agree.
+
+Source: docs/design/sandbox.md sections 3.7 and 7.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from typing import Final, Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from schemas.errors import GoondanError, fail
+from schemas.receipts import Wall
+from toolhost.policy.plan import walls
+from toolhost.policy.reduced import MINIMUM_LANDLOCK
+from toolhost.policy.subject import HostFacts
+from toolhost.privileges.powers import Powers
+from toolhost.survey.diagnosis import Obstacle, Signs, explain, unknown_machine, without_bubblewrap, without_landlock
+from toolhost.survey.probe import Probed, probe
+
+#: A file of /proc or /sys that says one thing (bytes).
+_MAX_SIGN: Final = 4096
+#: What it means when calls cannot be forked.
+ALONE: Final = "Every call of a tool with `isolation: call` gets a jail of its own, which takes some 50 ms"
+
+
+class Survey(Struct, frozen=True, kw_only=True):
+    """What was found."""
+
+    #: None: no tool can run.
+    tier: Literal["full", "reduced"] | None
+    #: The walls that the probe has shown to be there, in the words of receipts.
+    walls: list[Wall] = []
+    #: What is unusual here, for the operator.
+    notes: list[str] = []
+    #: What is in the way of the full tier.
+    findings: list[Obstacle] = []
+    #: How jails are made here; None where none can.
+    facts: HostFacts | None = None
+    #: Why none can be made, for whoever calls a tool.
+    error: GoondanError | None = None
+
+
+async def survey(powers: Powers, usual: HostFacts | GoondanError) -> Survey:
+    """Try to make a jail, from the best that this host may have downwards. Never raises for what a host lacks.
+
+    `usual` is what facts.gather has found.
+    """
+    if isinstance(usual, GoondanError):
+        return _none(unknown_machine(usual.info.message))
+    signs = read_signs(powers, usual)
+    if usual.landlock < 1:
+        return _none(without_landlock(signs))
+    if not usual.bwrap:
+        return await _reduced(usual, [without_bubblewrap(usual.lack or "")], powers)
+    # Some hosts refuse the nested user namespace that --disable-userns takes, but are fine otherwise: the filter
+    # refuses new namespaces as well.
+    kinds = [usual, replace(usual, disable_userns=False)]
+    if signs.root:
+        # Root can do without any: the jail is made with root's powers, and drops them itself.
+        rooted = replace(usual, user_namespaces=False)
+        kinds += [rooted, replace(rooted, net_admin=False)]
+    failed: list[Probed] = []
+    for facts in kinds:
+        if not facts.net_admin and "loopback" not in (failed[-1].problem or ""):
+            break
+        probed = await probe(facts, powers)
+        if probed.problem is None:
+            lack = None if facts.user_namespaces else failed[0].problem
+            notes = _notes(facts, signs, lack=lack, unmapped=probed.unmapped)
+            return Survey(tier="full", walls=walls(facts), notes=notes, facts=facts)
+        failed.append(probed)
+    first, *others = (explain(failure.problem or "", signs, failure.fix) for failure in failed)
+    return await _reduced(usual, [first, *(other for other in others if other.what != first.what)], powers)
+
+
+async def _reduced(usual: HostFacts, found: list[Obstacle], powers: Powers) -> Survey:
+    """The tier below, where it can be had: for tools that ask for no more. `found` is in the way of the full one."""
+    first = found[0]
+    can_be = first.what in ("bubblewrap", "user namespaces", "procfs")
+    if powers.operator == 0 or usual.landlock < MINIMUM_LANDLOCK or not can_be:
+        return _none(*found)
+    facts = replace(usual, tier="reduced", bwrap="", bwrap_root=None, fix=first.fix, lack=first.problem)
+    if (await probe(facts, powers)).problem is not None:
+        return _none(first)
+    return Survey(tier="reduced", walls=["seccomp", "landlock", "limits"], findings=[first], facts=facts)
+
+
+def _none(*found: Obstacle) -> Survey:
+    message = f"tools need a jail, and none can be made: {found[0].problem}"
+    error = fail("E_SANDBOX_UNAVAILABLE", message, suggestion=found[0].fix)
+    return Survey(tier=None, findings=list(found), error=error)
+
+
+def _notes(facts: HostFacts, signs: Signs, *, lack: str | None, unmapped: str | None) -> list[str]:
+    notes = []
+    if lack is not None:
+        notes.append(
+            "Jails have no user namespace here: bubblewrap runs as root, in a root directory that holds nothing of "
+            f"this host but what jails are made from, and each jail drops root before any tool code. The cause: {lack}"
+        )
+    if not facts.net_admin:
+        notes.append("Tools with a network grant are refused: root lacks CAP_NET_ADMIN, and no jail has a loopback.")
+    if unmapped is not None:
+        notes.append(
+            f"Owners of files cannot be shown as others here ({unmapped}). An instance's own workspace belongs to a "
+            "user of its own; a --workdir or a write grant is refused until you give it to the user that the message "
+            "names."
+        )
+    if not signs.root:
+        notes.append(
+            "All jails run under your own user id: their namespaces and Landlock separate them from each other."
+        )
+    if facts.landlock < 6:
+        notes.append(
+            f"Landlock version {facts.landlock}: without its scopes for signals and abstract sockets (Linux 6.12)."
+        )
+    return notes
+
+
+def read_signs(powers: Powers, facts: HostFacts) -> Signs:
+    """What this host says about itself, beside what a jail shows."""
+    return Signs(
+        release=os.uname().release,
+        lsm=_read("/sys/kernel/security/lsm"),
+        apparmor_userns=_read("/proc/sys/kernel/apparmor_restrict_unprivileged_userns"),
+        userns_clone=_read("/proc/sys/kernel/unprivileged_userns_clone"),
+        max_userns=_read("/proc/sys/user/max_user_namespaces"),
+        container=next((path for path in ("/.dockerenv", "/run/.containerenv") if os.path.exists(path)), None),
+        bwrap=facts.bwrap,
+        root=powers.operator == 0,
+    )
+
+
+def _read(path: str) -> str | None:
+    with suppress(OSError), open(path, encoding="utf-8", errors="replace") as source:
+        return source.read(_MAX_SIGN).strip()
+    return None
