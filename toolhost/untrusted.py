@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from typing import Final
 
@@ -24,26 +25,21 @@ class Violation(Exception):
         self.code = code
 
 
-_double = struct.Struct(">d").unpack_from
-_float = struct.Struct(">f").unpack_from
-_INFINITE: Final = (float("inf"), float("-inf"))
 _TOO_EARLY: Final = "the output ends too early"
-# What a value's first byte says: a string, a value of one byte, another scalar of a fixed size, or a container.
-_STRING, _ONE_BYTE, _SCALAR, _CONTAINER = range(4)
-# first byte -> bytes that follow, for scalars that have some
-_FIXED: Final = dict.fromkeys((0xC0, 0xC2, 0xC3), 0) | {
-    0xCA: 4, 0xCB: 8, 0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8, 0xD0: 1, 0xD1: 2, 0xD2: 4, 0xD3: 8,
-}  # fmt: skip
-_KINDS: Final = bytes(
-    _STRING
-    if 0xA0 <= first <= 0xBF or 0xD9 <= first <= 0xDB
-    else _ONE_BYTE
-    if first <= 0x7F or first >= 0xE0
-    else _SCALAR
-    if first in _FIXED
-    else _CONTAINER
-    for first in range(256)
-)
+# What a value's first byte says: which of these it is, how many bytes a length has that follows, and without one how
+# long the value is: bytes, items of a list, or keys and values of a map.
+_STRING, _SCALAR, _LIST, _MAP, _NOT_JSON = range(5)
+_FLOATS: Final = {0xCA: struct.Struct(">f").unpack_from, 0xCB: struct.Struct(">d").unpack_from}
+_HEADS: Final = (
+    *[(_SCALAR, 0, 0)] * 0x80,
+    *((_MAP, 0, size * 2) for size in range(16)),
+    *((_LIST, 0, size) for size in range(16)),
+    *((_STRING, 0, size) for size in range(32)),
+    (_SCALAR, 0, 0), (_NOT_JSON, 0, 0), (_SCALAR, 0, 0), (_SCALAR, 0, 0), *[(_NOT_JSON, 0, 0)] * 6,
+    *((_SCALAR, 0, size) for size in (4, 8, 1, 2, 4, 8, 1, 2, 4, 8)), *[(_NOT_JSON, 0, 0)] * 5,
+    (_STRING, 1, 0), (_STRING, 2, 0), (_STRING, 4, 0), (_LIST, 2, 0), (_LIST, 4, 0), (_MAP, 2, 0), (_MAP, 4, 0),
+    *[(_SCALAR, 0, 0)] * 0x20,
+)  # fmt: skip
 
 
 def check_json(data: bytes) -> None:
@@ -79,60 +75,34 @@ def _walk(data: bytes) -> int:
         if budget < 0:
             raise Violation(f"the output has more than {MAX_ELEMENTS} values", "E_TOOL_LIMIT")
         first = data[at]
+        kind, width, size = _HEADS[first]
         at += 1
-        kind = _KINDS[first]
+        if width:
+            size = int.from_bytes(data[at : at + width], "big") * (2 if kind == _MAP else 1)
+            at += width
+        if size > len(data) - at:  # every value in a container takes a byte
+            raise Violation(_TOO_EARLY)
         if kind == _STRING:
-            at = _string_end(data, at, first)
+            str(data[at : at + size], "utf-8")
+            at += size
         elif keys and left & 1:
             raise Violation("a key in the output is no string")
         elif kind == _SCALAR:
-            at = _scalar_end(data, at, first)
-        elif kind == _CONTAINER:
+            if first in _FLOATS and not math.isfinite(_FLOATS[first](data, at)[0]):
+                raise Violation("a number in the output is not finite")
+            at += size
+        else:
             outer.append((left, keys))
-            at, left, keys = _container(data, at, first, len(outer))
+            left, keys = size, _is_map(kind, len(outer))
 
 
-def _string_end(data: bytes, at: int, first: int) -> int:
-    if first <= 0xBF:
-        stop = at + first - 0xA0
-    else:
-        width = 1 << (first - 0xD9)
-        stop = at + width + int.from_bytes(data[at : at + width], "big")
-        at += width
-    if stop > len(data):
-        raise Violation(_TOO_EARLY)
-    str(data[at:stop], "utf-8")
-    return stop
-
-
-def _scalar_end(data: bytes, at: int, first: int) -> int:
-    if first == 0xCB or first == 0xCA:
-        number = (_double if first == 0xCB else _float)(data, at)[0]
-        if number != number or number in _INFINITE:
-            raise Violation("a number in the output is not finite")
-    at += _FIXED[first]
-    if at > len(data):
-        raise Violation(_TOO_EARLY)
-    return at
-
-
-def _container(data: bytes, at: int, first: int, depth: int) -> tuple[int, int, bool]:
-    """Where what is in it begins, how many values that are, and whether it is a map."""
-    if first <= 0x8F:
-        count, is_map = (first & 0x0F) * 2, True
-    elif first <= 0x9F:
-        count, is_map = first & 0x0F, False
-    elif first < 0xDC:
+def _is_map(kind: int, depth: int) -> bool:
+    """Whether a container is one. Raises Violation for what is no container, or is one too many."""
+    if kind == _NOT_JSON:
         raise Violation("the output has a type that is not JSON")
-    else:
-        width, is_map = 2 if first in (0xDC, 0xDE) else 4, first >= 0xDE
-        count = int.from_bytes(data[at : at + width], "big") * (2 if is_map else 1)
-        at += width
-    if count > len(data) - at:  # every value takes a byte
-        raise Violation(_TOO_EARLY)
     if depth > MAX_OUTPUT_DEPTH:
         raise Violation(f"the output is nested deeper than {MAX_OUTPUT_DEPTH}")
-    return at, count, is_map
+    return kind == _MAP
 
 
 def output_limit(output_mb: int) -> int:
