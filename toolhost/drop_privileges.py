@@ -31,7 +31,7 @@ from toolhost.policy.plan import isolation, start_of
 from toolhost.policy.refusals import GUARDED_NAMES, SYSTEM, TOP
 from toolhost.policy.subject import HostFacts
 from toolhost.privileges.accounts import Accounts, account_of
-from toolhost.privileges.capabilities import future_user, give_up
+from toolhost.privileges.capabilities import drop_capabilities, future_user
 from toolhost.privileges.launcher_link import spawn
 from toolhost.privileges.ordinary import Ordinary
 from toolhost.privileges.own_groups import beside, find_tree, hand_over
@@ -88,7 +88,7 @@ def drop_privileges(endpoint: str = "", broker_uid: int | None = None, *, umask:
     with suppress(OSError):
         powers.start(*spawn(umask, "helper"), _allowed(user, endpoint, powers, facts))
         powers.launcher.start()
-    give_up(user, filter_)
+    drop_capabilities(user, filter_)
     return Unprivileged(powers, facts)
 
 

@@ -23,6 +23,7 @@ from toolhost.limits.plan import GroupPlan
 from toolhost.privileges.own_groups import beside, find_tree
 from toolhost.watch import procfs
 from toolhost.watch.growth import MAX_DEPTH, walk
+from toolhost.watch.in_flight import InFlight
 from toolhost.watch.procfs import View, unwritten
 
 ENOUGH = Growth(1 << 30, 1000)
@@ -93,6 +94,32 @@ def test_descriptors_of_a_thread_that_has_its_own_are_seen(tmp_path: Path) -> No
     finally:
         done.set()
         thread.join()
+
+
+def test_nothing_is_told_of_descriptors_in_flight_while_their_jail_is_not_let_run() -> None:
+    """A program that passes descriptors on is not blamed for what others write because a busy machine holds it up."""
+    pair = socket.socketpair()
+    with open(os.devnull, "rb") as null:
+        socket.send_fds(pair[0], [b"x"], [null.fileno()])
+    lies_there = frozenset({os.fstat(pair[1].fileno()).st_ino})
+    pid = os.fork()
+    if pid == 0:
+        while True:
+            pass
+    try:
+        running, waiting = View("/proc", members=lambda: [pid]), View("/proc", members=lambda: [os.getpid()])
+        times = iter(range(10))
+        assert procfs.still_in_flight(running, lambda: 1.0) is None
+        assert procfs.still_in_flight(running, lambda: next(times)) == InFlight(lies_there, lies_there), "it has run"
+        assert procfs.still_in_flight(running, lambda: None) == InFlight(lies_there, lies_there), "nobody counts"
+        os.kill(pid, signal.SIGSTOP)
+        assert procfs.still_in_flight(running, lambda: 1.0) == InFlight(lies_there, lies_there), "it does not want to"
+        pair[1].close()
+        pair[0].close()
+        assert procfs.still_in_flight(waiting, lambda: 1.0) == InFlight()
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
 
 
 def test_a_tree_that_is_too_deep_is_enough(tmp_path: Path) -> None:

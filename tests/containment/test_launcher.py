@@ -370,7 +370,7 @@ def told():
     return pid
 
 calls.child_in_user_namespace = told
-staging.open = lambda *path, **options: os.kill(os.getpid(), 9)
+staging.write_text = lambda *path_and_text: os.kill(os.getpid(), 9)
 staging._make(os.getuid(), os.getgid(), 1000)
 """
 

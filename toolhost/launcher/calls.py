@@ -6,20 +6,26 @@ import ctypes
 import os
 import platform
 import signal
+import struct
 from typing import Final
 
 # The same numbers on every machine from 424 on; the older ones differ.
 _OPEN_TREE, _MOVE_MOUNT, _FSOPEN, _FSCONFIG, _FSMOUNT, _MOUNT_SETATTR = 428, 429, 430, 431, 432, 442
 _OLD: Final = {
-    "x86_64": {"clone": 56, "pivot_root": 155, "keyctl": 250, "perf_event_open": 298},
-    "aarch64": {"clone": 220, "pivot_root": 41, "keyctl": 219, "perf_event_open": 241},
+    "x86_64": {"clone": 56, "pivot_root": 155, "keyctl": 250, "perf_event_open": 298, "seccomp": 317},
+    "aarch64": {"clone": 220, "pivot_root": 41, "keyctl": 219, "perf_event_open": 241, "seccomp": 277},
 }
 
 CLONE_NEWNS: Final = 0x00020000
 CLONE_NEWUSER: Final = 0x10000000
 _CLONE_NEWNET: Final = 0x40000000
 _CLONE_PARENT: Final = 0x00008000
-_PR_SET_PDEATHSIG, _PR_CAPBSET_READ, _PR_CAPBSET_DROP = 1, 23, 24
+_PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_KEEPCAPS, _PR_CAPBSET_READ, _PR_CAPBSET_DROP = 1, 4, 8, 23, 24
+PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 38, 47, 4
+_LINUX_CAPABILITY_VERSION_3: Final = 0x20080522
+_SECCOMP_SET_MODE_FILTER, _SECCOMP_FILTER_FLAG_TSYNC = 1, 1
+#: struct sock_filter (bytes).
+_INSTRUCTION: Final = 8
 _KEYCTL_JOIN_SESSION_KEYRING: Final = 1
 
 _AT_FDCWD: Final = -100
@@ -58,18 +64,28 @@ def _call(what: str, number: int, *arguments: int | bytes | None) -> int:
     return _check(_libc.syscall(ctypes.c_long(number), *words), what)
 
 
+def _old(name: str, *arguments: int | bytes | None) -> int:
+    return _call(name, _OLD[platform.machine()][name], *arguments)
+
+
+def prctl(option: int, argument: int = 0, /) -> int:
+    """What the kernel answers. Raises OSError."""
+    words = [ctypes.c_ulong(word) for word in (argument, 0, 0, 0)]
+    return _check(_libc.prctl(option, *words), "prctl")
+
+
 def sibling() -> int:
     """Fork a process whose parent is our own parent: that one can wait for it. 0 in the new process.
 
     Only for a process with one thread that will exec or exit: the interpreter is not told.
     """
     flags = _CLONE_PARENT | signal.SIGCHLD
-    return _call("clone", _OLD[platform.machine()]["clone"], flags, 0, 0, 0, 0)
+    return _old("clone", flags, 0, 0, 0, 0)
 
 
 def child_in_user_namespace() -> int:
     """Fork a process in a user namespace of its own; 0 in the new process, which should only wait to be killed."""
-    return _call("clone", _OLD[platform.machine()]["clone"], CLONE_NEWUSER | signal.SIGCHLD, 0, 0, 0, 0)
+    return _old("clone", CLONE_NEWUSER | signal.SIGCHLD, 0, 0, 0, 0)
 
 
 def leave_mount_namespace() -> None:
@@ -143,26 +159,47 @@ def bind_to_itself(fd: int) -> None:
 def change_root(folder: str) -> None:
     """A mount of this namespace becomes its root, and what was the root is out of reach."""
     os.chdir(folder)
-    _call("pivot_root", _OLD[platform.machine()]["pivot_root"], b".", b".")  # the old one lies on top of the new one
+    _old("pivot_root", b".", b".")  # the old one lies on top of the new one
     _check(_libc.umount2(b".", _MNT_DETACH), "umount2")
     os.chdir("/")
 
 
 def is_bounding(number: int) -> bool:
     """Whether what is executed as root has that capability."""
-    return bool(_libc.prctl(_PR_CAPBSET_READ, number, 0, 0, 0) == 1)
+    return bool(_libc.prctl(_PR_CAPBSET_READ, number, 0, 0, 0) == 1)  # refused for a number that the kernel lacks
 
 
 def bound_capabilities(kept: tuple[int, ...]) -> None:
     """What is executed as root from now on has these capabilities at most."""
     for number in range(_CAPABILITIES):
         if number not in kept and is_bounding(number):
-            _check(_libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0), "prctl")
+            prctl(_PR_CAPBSET_DROP, number)
 
 
 def die_with_parent() -> None:
     """Be killed when the process ends whose child this is."""
-    _check(_libc.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0), "prctl")
+    prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def permitted_capabilities() -> int:
+    """The capabilities that this process may have, of the first 32, as bits."""
+    held = ctypes.create_string_buffer(24)
+    _check(_libc.capget(struct.pack("=Ii", _LINUX_CAPABILITY_VERSION_3, 0), held), "capget")
+    return int(struct.unpack("=6I", held.raw)[1])
+
+
+def keep_capabilities(kept: int) -> None:
+    """Have these of the first 32 capabilities (bits), and no other ones, also no ambient and inheritable ones."""
+    _libc.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
+    header = struct.pack("=Ii", _LINUX_CAPABILITY_VERSION_3, 0)
+    _check(_libc.capset(header, struct.pack("=6I", kept, kept, 0, 0, 0, 0)), "capset")
+
+
+def install_filter(program: bytes) -> None:
+    """Put a system call filter (an array of struct sock_filter) on this process and all of its threads."""
+    buffer = ctypes.create_string_buffer(program)
+    header = struct.pack("HxxxxxxQ", len(program) // _INSTRUCTION, ctypes.addressof(buffer))
+    _old("seccomp", _SECCOMP_SET_MODE_FILTER, _SECCOMP_FILTER_FLAG_TSYNC, header)
 
 
 def clock_of(pid: int) -> int:
@@ -173,13 +210,12 @@ def clock_of(pid: int) -> int:
     words = _PERF_TYPE_SOFTWARE | _PERF_ATTR_SIZE << 32, _PERF_COUNT_SW_TASK_CLOCK, 0, 0, 0
     flags = _PERF_INHERIT | _PERF_EXCLUDE_KERNEL | _PERF_EXCLUDE_HV
     attributes = b"".join(word.to_bytes(8, "little") for word in (*words, flags)).ljust(_PERF_ATTR_SIZE, b"\0")
-    number = _OLD[platform.machine()]["perf_event_open"]
-    return _call("perf_event_open", number, attributes, pid, -1, -1, _PERF_FLAG_FD_CLOEXEC)
+    return _old("perf_event_open", attributes, pid, -1, -1, _PERF_FLAG_FD_CLOEXEC)
 
 
 def fresh_session_keyring() -> None:
     """Leave the session keyring of whoever started us behind. Kernels without keyrings have none to leave."""
     try:
-        _call("keyctl", _OLD[platform.machine()]["keyctl"], _KEYCTL_JOIN_SESSION_KEYRING, None)
+        _old("keyctl", _KEYCTL_JOIN_SESSION_KEYRING, None)
     except OSError:
         return  # not built in, refused by a container's filter, or the quota of keys is used up

@@ -15,13 +15,14 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from toolhost.launcher import calls
+from toolhost.launcher.descriptors import opened, reopened, write_all
 
 #: What is copied for each jail at most: entries, bytes and nested folders. A tool is some files; what brings an
 #: environment along is more.
 MAX_ENTRIES: Final = 2048
 MAX_BYTES: Final = 16 << 20
 MAX_DEPTH: Final = 64
-_READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 class _Entry(NamedTuple):
@@ -43,13 +44,10 @@ def closed(fd: int, uid: int, *, deep: bool) -> str | None:
         return "."
     if not deep or not stat.S_ISDIR(status.st_mode):
         return None
-    top = _opened(fd)
-    try:
+    with reopened(fd) as top:
         for entry in islice(_walk(top, "", 0), MAX_ENTRIES):
             if not entry.name.startswith(".") and not _may_read(entry.status, uid):
                 return entry.path
-    finally:
-        os.close(top)
     return None
 
 
@@ -57,24 +55,20 @@ def copied(fd: int) -> int | bytes | None:
     """A copy that everybody may read, of a folder as a detached mount, of a file as its content; None if it is too
     large. Raises OSError.
     """
-    source = _opened(fd)
-    try:
+    with reopened(fd) as source:
         status = os.fstat(source)
         if not stat.S_ISDIR(status.st_mode):
             return _content(source) if status.st_size <= MAX_BYTES else None
         copy = calls.detached_tmpfs({"mode": "0755", "size": str(2 * MAX_BYTES), "nr_inodes": str(2 * MAX_ENTRIES)})
+        fits = False
         try:
             fits = _fill(copy, source)
             if fits:
                 calls.set_attributes(copy, read_only=True, user_namespace=None, recursive=False)
-                return copy
-        except BaseException:
-            os.close(copy)
-            raise
-        os.close(copy)
-        return None
-    finally:
-        os.close(source)
+        finally:
+            if not fits:
+                os.close(copy)
+        return copy if fits else None
 
 
 def _fill(copy: int, source: int) -> bool:
@@ -99,21 +93,14 @@ def _fill(copy: int, source: int) -> bool:
 
 def _copy_file(entry: _Entry, copy: int) -> None:
     run = 0o755 if entry.status.st_mode & 0o111 else 0o644
-    target = os.open(entry.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, run, dir_fd=copy)
-    try:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    with opened(entry.path, flags, dir_fd=copy) as target:
         os.fchmod(target, run)  # whatever our umask
         if not entry.name.startswith("."):
-            source = os.open(entry.name, _READ, dir_fd=entry.folder)
-            try:
-                content = _content(source)
-            finally:
-                os.close(source)
-            while content:
-                content = content[os.write(target, content) :]
+            with opened(entry.name, _READ, dir_fd=entry.folder) as source:
+                write_all(target, _content(source))
         # What is compiled names the source's time.
         os.utime(target, ns=(entry.status.st_atime_ns, entry.status.st_mtime_ns))
-    finally:
-        os.close(target)
 
 
 def _content(source: int) -> bytes:
@@ -123,21 +110,14 @@ def _content(source: int) -> bytes:
     return data
 
 
-def _opened(fd: int) -> int:
-    return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-
-
 def _walk(folder: int, above: str, depth: int) -> Iterator[_Entry]:
     """Everything below a folder, what is above before what is in it; not what a dotted folder holds."""
     for name in sorted(os.listdir(folder)):
         status = os.stat(name, dir_fd=folder, follow_symlinks=False)
         yield _Entry(above + name, folder, name, status)
         if stat.S_ISDIR(status.st_mode) and not name.startswith(".") and depth < MAX_DEPTH:
-            below = os.open(name, _READ | os.O_DIRECTORY, dir_fd=folder)
-            try:
+            with opened(name, _READ | os.O_DIRECTORY, dir_fd=folder) as below:
                 yield from _walk(below, f"{above}{name}/", depth + 1)
-            finally:
-                os.close(below)
 
 
 def _may_read(status: os.stat_result, uid: int) -> bool:

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 
 @contextmanager
-def opened(path: str, flags: int, *, dir_fd: int | None = None) -> Iterator[int]:
-    """A descriptor of that path, which is closed in the end and on exec. Raises OSError."""
-    fd = os.open(path, flags | os.O_CLOEXEC, dir_fd=dir_fd)
+def opened(path: str, flags: int, mode: int = 0o600, *, dir_fd: int | None = None) -> Iterator[int]:
+    """A descriptor of that path, which is closed in the end and on exec. A new file gets `mode`. Raises OSError."""
+    fd = os.open(path, flags | os.O_CLOEXEC, mode, dir_fd=dir_fd)
     try:
         yield fd
     finally:
         os.close(fd)
 
 
-def reopened(fd: int, flags: int = os.O_RDONLY) -> int:
-    """A new descriptor of an open file (O_PATH is enough), with other flags. Raises OSError."""
-    return os.open(f"/proc/self/fd/{fd}", flags | os.O_NONBLOCK | os.O_CLOEXEC)
+def reopened(fd: int, flags: int = os.O_RDONLY) -> AbstractContextManager[int]:
+    """A new descriptor of an open file or folder (O_PATH is enough), with other flags. Raises OSError."""
+    return opened(f"/proc/self/fd/{fd}", flags | os.O_NONBLOCK)
 
 
 def path_of(fd: int) -> str:

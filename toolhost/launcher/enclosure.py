@@ -14,6 +14,7 @@ import stat
 from typing import Final
 
 from toolhost.launcher import calls, staging
+from toolhost.launcher.descriptors import opened
 from toolhost.launcher.keeping import Kept
 from toolhost.launcher.request import Enclosure, Stage
 
@@ -51,12 +52,9 @@ def enter(
 
 def _copied(path: str) -> tuple[str, bool, int]:
     """A path, whether it is a folder, and a detached copy of what it leads to."""
-    fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
-    try:
+    with opened(path, os.O_PATH) as fd:
         mode = os.fstat(fd).st_mode
         tree = calls.copy_tree(fd, recursive=True)
-    finally:
-        os.close(fd)
     if not stat.S_ISCHR(mode):
         calls.set_attributes(tree, read_only=True, user_namespace=None, recursive=True)
     return path, stat.S_ISDIR(mode), tree

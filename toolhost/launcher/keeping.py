@@ -10,10 +10,12 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from contextlib import suppress
 from typing import NamedTuple
 
 from toolhost.launcher import calls
 from toolhost.launcher.allow_list import within
+from toolhost.launcher.descriptors import opened
 from toolhost.launcher.request import Stage
 
 _FLAGS = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -33,13 +35,11 @@ def kept_in(index: int, folder: str, places: list[str]) -> list[Kept]:
     inside = [path for path in dict.fromkeys(places) if path != folder and within(path, folder)]
     found = []
     for path in inside:
-        if any(path != other and within(path, other) for other in inside):
-            continue
-        try:
-            status = os.lstat(path)
-        except OSError:
-            continue  # there is none on this machine
-        found.append(Kept(index, path[len(folder.rstrip("/")) + 1 :].split("/"), status.st_dev, status.st_ino))
+        if not any(path != other and within(path, other) for other in inside):
+            with suppress(OSError):  # there is none on this machine
+                status = os.lstat(path)
+                names = path[len(folder.rstrip("/")) + 1 :].split("/")
+                found.append(Kept(index, names, status.st_dev, status.st_ino))
     return found
 
 
@@ -67,19 +67,15 @@ def keep(top: str, stages: list[Stage], kept: list[Kept]) -> None:
 
 def _mounted(folder: int, name: str) -> int:
     """That place in a folder, which becomes a mount of its own."""
-    fd = os.open(name, _FLAGS, dir_fd=folder)
-    try:
+    with opened(name, _FLAGS, dir_fd=folder) as fd:
         before = os.fstat(fd)
         if stat.S_ISLNK(before.st_mode):
             raise _moved([name])
         if _mount_of(fd) != _mount_of(folder):
             return os.dup(fd)
         calls.bind_to_itself(fd)
-    finally:
-        os.close(fd)
     fd = os.open(name, _FLAGS, dir_fd=folder)
-    after = os.fstat(fd)
-    if (before.st_dev, before.st_ino) != (after.st_dev, after.st_ino) or _mount_of(fd) == _mount_of(folder):
+    if not os.path.samestat(before, os.fstat(fd)) or _mount_of(fd) == _mount_of(folder):
         os.close(fd)
         raise _moved([name])
     return fd

@@ -14,7 +14,10 @@ import fcntl
 import os
 import stat
 import struct
+from contextlib import suppress
 from typing import Final
+
+from toolhost.launcher.descriptors import opened
 
 #: The number of loop devices (Documentation/admin-guide/devices.txt).
 MAJOR: Final = 7
@@ -34,15 +37,11 @@ def of(image: int, number: int) -> str | None:
     """The name of the loop device with that device number, if it has this file (a descriptor)."""
     if os.major(number) != MAJOR:
         return None
-    try:
+    with suppress(OSError):
         name = os.path.basename(os.readlink(f"/sys/dev/block/{MAJOR}:{os.minor(number)}"))
-        device = os.open(f"/dev/{name}", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        return name if _has(device, image) else None
-    finally:
-        os.close(device)
+        with opened(f"/dev/{name}", os.O_RDONLY) as device:
+            return name if _has(device, image) else None
+    return None
 
 
 def attach(image: int) -> tuple[str, int]:
@@ -62,28 +61,23 @@ def attach(image: int) -> tuple[str, int]:
 
 
 def _new(image: int) -> tuple[str, int]:
+    info = _INFO.pack(0, 0, 0, 0, 0, 0, 0, 0, _AUTOCLEAR | _DIRECT_IO, b"", b"", b"", 0, 0)
+    path = "/dev/loop-control"
     try:
-        control = os.open("/dev/loop-control", os.O_RDWR | os.O_CLOEXEC)
+        with opened(path, os.O_RDWR) as control:
+            for _ in range(_TRIES):
+                path = f"/dev/loop{fcntl.ioctl(control, _GET_FREE)}"
+                device = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+                try:
+                    fcntl.ioctl(device, _CONFIGURE, _CONFIG.pack(image, 4096) + info + _UNUSED)
+                except OSError as error:
+                    os.close(device)
+                    if error.errno != errno.EBUSY:
+                        raise
+                else:
+                    return os.path.basename(path), device
     except OSError as error:
-        raise OSError(error.errno, f"/dev/loop-control: {error.strerror}") from None
-    try:
-        for _ in range(_TRIES):
-            name = f"loop{fcntl.ioctl(control, _GET_FREE)}"
-            try:
-                device = os.open(f"/dev/{name}", os.O_RDWR | os.O_CLOEXEC)
-            except OSError as error:
-                raise OSError(error.errno, f"/dev/{name}: {error.strerror}") from None
-            info = _INFO.pack(0, 0, 0, 0, 0, 0, 0, 0, _AUTOCLEAR | _DIRECT_IO, b"", b"", b"", 0, 0)
-            try:
-                fcntl.ioctl(device, _CONFIGURE, _CONFIG.pack(image, 4096) + info + _UNUSED)
-            except OSError as error:
-                os.close(device)
-                if error.errno != errno.EBUSY:
-                    raise OSError(error.errno, f"/dev/{name}: {error.strerror}") from None
-            else:
-                return name, device
-    finally:
-        os.close(control)
+        raise OSError(error.errno, f"{path}: {error.strerror}") from None
     raise OSError(errno.EBUSY, "no free loop device")
 
 

@@ -96,23 +96,26 @@ def _identities(paths: list[str]) -> set[tuple[int, int]]:
     found = set()
     for path in paths:
         with suppress(OSError):
-            status = os.stat(path)
-            found.add((status.st_dev, status.st_ino))
+            found.add(_identity(os.stat(path)))
     return found
+
+
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
 
 
 def _above(fd: int) -> list[tuple[int, int]]:
     """A place and all folders that it lies in, as (device, inode)."""
     status = os.fstat(fd)
-    found = [(status.st_dev, status.st_ino)]
+    found = [_identity(status)]
     is_folder = stat.S_ISDIR(status.st_mode)
     here = os.dup(fd) if is_folder else os.open(os.path.dirname(path_of(fd)), os.O_PATH | os.O_CLOEXEC)
     try:
         for _ in range(_MAX_DEPTH):
-            status = os.fstat(here)
-            if found[-1] == (status.st_dev, status.st_ino) and len(found) > 1:
+            identity = _identity(os.fstat(here))
+            if found[-1] == identity and len(found) > 1:
                 return found  # the root
-            found.append((status.st_dev, status.st_ino))
+            found.append(identity)
             outer = os.open("..", os.O_PATH | os.O_CLOEXEC, dir_fd=here)
             os.close(here)
             here = outer

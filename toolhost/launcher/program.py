@@ -9,7 +9,6 @@ Rules.
 
 from __future__ import annotations
 
-import array
 import fcntl
 import json
 import os
@@ -90,16 +89,22 @@ def begin(name: str) -> None:
 
 
 def _receive(channel: socket.socket) -> tuple[bytes, list[int]]:
-    fds = array.array("i")
-    data, extra, flags, _ = channel.recvmsg(MAX_REQUEST, socket.CMSG_SPACE(MAX_DESCRIPTORS * fds.itemsize))
-    for level, kind, content in extra:
-        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-            fds.frombytes(content[: len(content) - len(content) % fds.itemsize])
-    for fd in fds:
-        os.set_inheritable(fd, False)
+    data, fds, flags, _ = socket.recv_fds(channel, MAX_REQUEST, MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
     if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
         sys.exit("launcher: a request is too large")
-    return data, list(fds)
+    return data, fds
+
+
+def _start(output: int, become: Callable[[], NoReturn]) -> int:
+    """Fork a child of the tool host, which becomes something else; what fails in it is written to `output`."""
+    pid = calls.sibling()
+    if pid == 0:
+        kept = _moved(output)  # where it stays, whatever is moved around below
+        try:
+            become()
+        except BaseException as error:
+            _fail(kept, f"{type(error).__name__}: {error}")
+    return pid
 
 
 def _launch(
@@ -115,15 +120,13 @@ def _launch(
             request["uid"] = staged.uid
             if request["enclosure"] is not None or staged.copied:
                 request["argv"] += [str(staged.uid), *staged.copied]
-        pid = calls.sibling()
-        if pid == 0:
-            output = _moved(fds[places.index(2)])  # where it stays, whatever is moved around below
-            try:
-                os.close(opened)
-                os.read(gate, 1)
-                _become(request, fds[: len(places)], staged, kept, umask)
-            except BaseException as error:
-                _fail(output, f"{type(error).__name__}: {error}")
+
+        def become() -> NoReturn:
+            os.close(opened)
+            os.read(gate, 1)
+            _become(request, fds[: len(places)], staged, kept, umask)
+
+        pid = _start(fds[places.index(2)], become)
         if request["counted"]:
             with suppress(OSError):  # refused to users on some hosts: then it is sampled
                 counter.append(calls.clock_of(pid))
@@ -144,30 +147,31 @@ def _put_first(thread: int) -> None:
 
 def _run(request: Run, fds: list[int]) -> dict[str, Any]:
     """Start a program of ours, as who we are: it gives up by itself what it does not need. Raises OSError."""
-    file = _PROGRAMS[request["program"]]
     places = range(_FIRST_PLACE, _FIRST_PLACE + len(fds))
-    pid = calls.sibling()
-    if pid == 0:
-        output = _moved(2)
-        try:
-            os.setsid()
-            calls.fresh_session_keyring()
-            high = [_moved(fd) for fd in fds]
-            _restore_signals()
-            for place, fd in zip(places, high, strict=True):
-                os.dup2(fd, place)
-            _close_others({0, 1, 2, *places})
-            argv = [sys.executable, "-I", "-S", "-B", file, *request["arguments"], *map(str, places)]
-            os.execve(argv[0], argv, {})
-        except BaseException as error:
-            _fail(output, f"{type(error).__name__}: {error}")
-    return {"pid": pid}
+    options = ("-I", "-S", "-B", _PROGRAMS[request["program"]])
+
+    def become() -> NoReturn:
+        os.setsid()
+        calls.fresh_session_keyring()
+        placed = {place: _moved(fd) for place, fd in zip(places, fds, strict=True)}
+        _execute([sys.executable, *options, *request["arguments"], *map(str, places)], {}, placed, (0, 1, 2))
+
+    return {"pid": _start(2, become)}
 
 
-def _restore_signals() -> None:
+def _execute(argv: list[str], env: dict[str, str], placed: dict[int, int], inherited: tuple[int, ...] = ()) -> NoReturn:
+    """Run a program with these descriptors by their places, and of ours with the `inherited` ones alone."""
     for number in (signal.SIGPIPE, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)  # what is ignored stays ignored through exec
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    for place, fd in placed.items():
+        os.dup2(fd, place)  # inheritable; everything else of ours is closed on exec
+    # Whatever else would survive exec, were it not marked: the interpreter's own, a debugger's.
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) not in placed and int(name) not in inherited:
+            with suppress(OSError):  # the listing's own
+                os.set_inheritable(int(name), False)
+    os.execve(argv[0], argv, env)
 
 
 def _workdir(request: dict[str, Any], fds: list[int], channel: socket.socket) -> dict[str, Any]:
@@ -208,7 +212,7 @@ def _become(request: Launch, fds: list[int], staged: staging.Staged, kept: list[
     with suppress(OSError):
         write_text("/proc/self/autogroup", str(request["niceness"]))
     calls.fresh_session_keyring()
-    high = [_moved(fd) for fd in fds]
+    placed = {place: _moved(fd) for place, fd in zip(request["places"], fds, strict=True)}
     uid = request["uid"]
     if uid is not None:
         os.setgroups([])
@@ -222,25 +226,12 @@ def _become(request: Launch, fds: list[int], staged: staging.Staged, kept: list[
     if request["folder"] is not None:
         os.chdir(request["folder"])
         calls.die_with_parent()
-    _restore_signals()
-    for place, fd in zip(request["places"], high, strict=True):
-        os.dup2(fd, place)  # inheritable; everything else of ours is closed on exec
-    _close_others(set(request["places"]))
     os.umask(umask)
-    os.execve(request["argv"][0], request["argv"], request["env"])
+    _execute(request["argv"], request["env"], placed)
 
 
 def _moved(fd: int) -> int:
     return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _ABOVE)
-
-
-def _close_others(places: set[int]) -> None:
-    """Whatever else would survive exec, were it not marked: the interpreter's own, a debugger's."""
-    for name in os.listdir("/proc/self/fd"):
-        fd = int(name)
-        if fd not in places:
-            with suppress(OSError):  # the listing's own
-                os.set_inheritable(fd, False)
 
 
 def _fail(output: int, reason: str) -> NoReturn:

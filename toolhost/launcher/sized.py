@@ -19,10 +19,11 @@ import fcntl
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Final
 
 from toolhost.launcher import calls, loops, sizes
+from toolhost.launcher.descriptors import opened, path_of, reopened, write_text
 from toolhost.launcher.request import Held
 from toolhost.launcher.sizes import IMAGE, POINT
 
@@ -48,21 +49,18 @@ def hold(folder: int, wanted: int | None, *, make: bool) -> Held | None:
 
     Takes no time. None when it is not mounted.
     """
-    point, image = _point(folder), _open_image(folder)
-    try:
+    point = _point(folder)
+    with _image_of(folder) as image:
         if point is None or point.st_dev == os.fstat(folder).st_dev:
-            if image >= 0 or (make and _is_empty(folder)):
+            if image is not None or (make and _is_empty(folder)):
                 return None
             return _watched("it has files already" if make else "it has no image")
-        name = None if image < 0 else loops.of(image, point.st_dev)
-        if name is not None:
-            return _allow(folder, image, name, wanted)
-        if image >= 0:
+        if image is None:
+            return _watched("something is mounted there")
+        name = loops.of(image, point.st_dev)
+        if name is None:
             return _refused("something else is mounted there than its image")
-        return _watched("something is mounted there")
-    finally:
-        if image >= 0:
-            os.close(image)
+        return _allow(folder, image, name, wanted)
 
 
 def mount(folder: int, wanted: int | None, *, make: bool) -> Held:
@@ -71,34 +69,29 @@ def mount(folder: int, wanted: int | None, *, make: bool) -> Held:
         held = hold(folder, wanted, make=make)  # somebody else may have been faster
         if held is not None:
             return held
-        image = _open_image(folder)
-        made = image < 0
-        try:
-            if made:
-                image = _make(folder)
-            _mount(folder, image)
-        except Unable as error:
-            for name in (IMAGE, f"{POINT}/{NOTE}") if made else ():
-                with suppress(OSError):
-                    os.unlink(name, dir_fd=folder)
-            return _watched(reason(error), unable=True) if made else _refused(reason(error))
-        except (OSError, ValueError) as error:
-            return _refused(reason(error))
-        finally:
-            if image >= 0:
-                os.close(image)
+        with _image_of(folder) as image:
+            try:
+                if image is not None:
+                    _mount(folder, image)
+                else:
+                    with _made(folder) as new:
+                        _mount(folder, new)
+            except Unable as error:
+                if image is not None:
+                    return _refused(reason(error))
+                _remove(folder, IMAGE, f"{POINT}/{NOTE}")
+                return _watched(reason(error), unable=True)
+            except (OSError, ValueError) as error:
+                return _refused(reason(error))
         held = hold(folder, wanted, make=False)
         return _refused("it is not mounted") if held is None else held
 
 
 def is_mounted(folder: int) -> bool:
     """Whether the workdir's own image is mounted there. Raises OSError."""
-    point, image = _point(folder), _open_image(folder)
-    try:
-        return point is not None and image >= 0 and loops.of(image, point.st_dev) is not None
-    finally:
-        if image >= 0:
-            os.close(image)
+    point = _point(folder)
+    with _image_of(folder) as image:
+        return point is not None and image is not None and loops.of(image, point.st_dev) is not None
 
 
 def unmount(folder: int) -> None:
@@ -118,9 +111,7 @@ def check(folder: int) -> Held:
     finally:
         with suppress(OSError):
             unmount(folder)
-        for name in (f"{POINT}/{NOTE}", IMAGE):
-            with suppress(OSError):
-                os.unlink(name, dir_fd=folder)
+        _remove(folder, f"{POINT}/{NOTE}", IMAGE)
         with suppress(OSError):
             os.rmdir(POINT, dir_fd=folder)
 
@@ -150,38 +141,31 @@ def _point(folder: int) -> os.stat_result | None:
     return status if stat.S_ISDIR(status.st_mode) else None
 
 
-def _open_image(folder: int) -> int:
-    """-1 without one. Raises OSError for something else in its place."""
-    try:
-        image = os.open(IMAGE, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
-    except FileNotFoundError:
-        return -1
-    status = os.fstat(image)
-    if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
-        os.close(image)
-        raise OSError(errno.EPERM, "its image is not a file that only we can write to")
-    return image
-
-
 @contextmanager
-def _opened(folder: int) -> Iterator[int]:
-    fd = os.open(f"/proc/self/fd/{folder}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
+def _image_of(folder: int) -> Iterator[int | None]:
+    """A descriptor of the image, None without one. Raises OSError for something else in its place."""
+    with ExitStack() as stack:
+        image = None
+        with suppress(FileNotFoundError):
+            flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK
+            image = stack.enter_context(opened(IMAGE, flags, dir_fd=folder))
+            status = os.fstat(image)
+            if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
+                raise OSError(errno.EPERM, "its image is not a file that only we can write to")
+        yield image
+
+
+def _remove(folder: int, *names: str) -> None:
+    for name in names:
+        with suppress(OSError):
+            os.unlink(name, dir_fd=folder)
 
 
 @contextmanager
 def _locked(folder: int) -> Iterator[None]:
-    with _opened(folder) as fd:
+    with reopened(folder, os.O_RDONLY | os.O_DIRECTORY) as fd:
         fcntl.flock(fd, fcntl.LOCK_EX)
         yield
-
-
-def _sync(folder: int) -> None:
-    with _opened(folder) as fd:
-        os.fsync(fd)
 
 
 def _allow(folder: int, image: int, name: str, wanted: int | None) -> Held:
@@ -191,8 +175,7 @@ def _allow(folder: int, image: int, name: str, wanted: int | None) -> Held:
     spare = sizes.spare_blocks(_superblock(image))
     room = max(0, at.f_bfree - spare) * sizes.BLOCK
     may_take = sizes.allowed(room if wanted is None else wanted, disk.f_bavail * disk.f_frsize)
-    with open(f"/sys/fs/ext4/{name}/reserved_clusters", "w", encoding="ascii") as kept_back:
-        kept_back.write(str(sizes.kept_back(at.f_bfree, spare, may_take)))
+    write_text(f"/sys/fs/ext4/{name}/reserved_clusters", str(sizes.kept_back(at.f_bfree, spare, may_take)))
     if room < may_take:
         return _refused("its file system has not room enough any more")
     return {"state": "sized", "allowed": may_take, "why": ""}
@@ -207,29 +190,30 @@ def _superblock(image: int) -> bytes:
     return os.pread(image, sizes.SUPERBLOCK_BYTES, sizes.SUPERBLOCK)
 
 
-def _make(folder: int) -> int:
+@contextmanager
+def _made(folder: int) -> Iterator[int]:
+    """A descriptor of a new image. Raises Unable."""
     program = _program("mkfs.ext4")
     point, disk = os.stat(POINT, dir_fd=folder, follow_symlinks=False), os.fstatvfs(folder)
     size = sizes.image_size(disk.f_blocks * disk.f_frsize)
-    flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-    try:
-        image = os.open(UNFINISHED, flags, 0o600, dir_fd=folder)
+    with ExitStack() as stack:
         try:
+            image = stack.enter_context(
+                opened(UNFINISHED, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, dir_fd=folder)
+            )
             os.ftruncate(image, size)
             status, words = _run([program, *sizes.make_options(size, point.st_uid, point.st_gid)], image)
             if status != 0:
                 raise OSError(errno.EIO, f"mkfs.ext4: {words or f'status {status}'}")
             os.fsync(image)
             os.rename(UNFINISHED, IMAGE, src_dir_fd=folder, dst_dir_fd=folder)
-            _sync(folder)  # else an empty one could stand in its place after a crash
-        except BaseException:
-            os.close(image)
-            with suppress(OSError):
-                os.unlink(UNFINISHED, dir_fd=folder)
-            raise
-    except OSError as error:
-        raise Unable(error.errno, reason(error)) from None
-    return image
+            with reopened(folder, os.O_RDONLY | os.O_DIRECTORY) as fd:
+                os.fsync(fd)  # else an empty one could stand in its place after a crash
+        except OSError as error:
+            raise Unable(error.errno, reason(error)) from None
+        finally:
+            _remove(folder, UNFINISHED)
+        yield image
 
 
 def _mount(folder: int, image: int) -> None:
@@ -261,7 +245,7 @@ def _mount(folder: int, image: int) -> None:
 
 
 def _write_note(folder: int) -> None:
-    image, point = (os.path.join(os.readlink(f"/proc/self/fd/{folder}"), name) for name in (IMAGE, POINT))
+    image, point = (os.path.join(path_of(folder), name) for name in (IMAGE, POINT))
     text = (
         f"The files of this workdir are in the file system in {IMAGE}, beside this folder. They show here while it is\n"
         "mounted, which the next call of a tool sees to, and `gdn disk mount`. By hand, as root:\n\n"
@@ -283,19 +267,11 @@ def _program(name: str) -> str:
 
 def _run(argv: list[str], image: int) -> tuple[int, str]:
     """Run a program on the image: its exit status, and what it said."""
-    reading, writing = os.pipe()
-    null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-    given = 3
-    moved = fcntl.fcntl(image, fcntl.F_DUPFD_CLOEXEC, given + 1)
-    try:
-        places = {0: null, 1: writing, 2: writing, given: moved}
-        actions = [(os.POSIX_SPAWN_DUP2, fd, place) for place, fd in places.items()]
-        pid = os.posix_spawn(argv[0], [*argv, f"/proc/self/fd/{given}"], {"LANG": "C"}, file_actions=actions)
-    finally:
-        for fd in (writing, null, moved):
-            os.close(fd)
-    said = b""
-    with open(reading, "rb") as output:
-        said = output.read()
-    _, status = os.waitpid(pid, 0)
-    return os.waitstatus_to_exitcode(status), " ".join(said[-_MAX_WORDS:].decode("utf-8", "replace").split())
+    import subprocess  # launchers do not need it, and start while somebody waits
+
+    done = subprocess.run(
+        [*argv, f"/proc/self/fd/{image}"],
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={"LANG": "C"},
+        pass_fds=(image,), check=False,
+    )  # fmt: skip
+    return done.returncode, " ".join(done.stdout[-_MAX_WORDS:].decode("utf-8", "replace").split())

@@ -17,6 +17,7 @@ import signal
 from typing import Final, NamedTuple
 
 from toolhost.launcher import calls, copying
+from toolhost.launcher.descriptors import opened, path_of, reopened, write_all, write_text
 from toolhost.launcher.keeping import Kept, keep
 from toolhost.launcher.request import Stage
 
@@ -52,8 +53,7 @@ def _make(owner_uid: int, owner_gid: int, uid: int) -> int:
         os._exit(0)
     try:
         for name, owner in (("uid_map", owner_uid), ("gid_map", owner_gid)):
-            with open(f"/proc/{pid}/{name}", "w", encoding="ascii") as target:
-                target.write(f"{owner} {uid} 1\n")
+            write_text(f"/proc/{pid}/{name}", f"{owner} {uid} 1\n")
         return os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
     finally:
         os.kill(pid, signal.SIGKILL)
@@ -127,7 +127,7 @@ def close(trees: list[Tree]) -> None:
 
 
 def _not_shown(stage: Stage, fd: int, fallback: int | None, why: OSError) -> NotReadable:
-    path, owner = os.readlink(f"/proc/self/fd/{fd}"), os.stat(fd).st_uid
+    path, owner = path_of(fd), os.stat(fd).st_uid
     fix = "Leave it out, so that tools work in the instance's own workspace"
     if fallback is not None:
         fix += f"; or give it to the user of this workdir's jails: `chown -R {fallback}:{fallback} {shlex.quote(path)}`"
@@ -146,7 +146,7 @@ def _readable(stage: Stage, fd: int, uid: int, copied: list[str]) -> Tree:
     closed = None if stage["unmapped"] == "given" else copying.closed(fd, uid, deep=stage["unmapped"] == "copied")
     if closed is None:
         return _tree(stage, fd, None)
-    path = os.readlink(f"/proc/self/fd/{fd}")
+    path = path_of(fd)
     name = path if closed == "." else os.path.normpath(os.path.join(path, closed))
     if stage["unmapped"] == "copied" and (made := copying.copied(fd)) is not None:
         copied.append(path)
@@ -165,25 +165,21 @@ def give(fd: int, uid: int) -> None:
 
     No process of a jail is in it: whoever could be is that user already, and then there is nothing to do.
     """
-    top = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with reopened(fd, os.O_RDONLY | os.O_DIRECTORY) as top:
         if os.fstat(top).st_uid == uid:
             return
-        for _, folders, files, at in os.fwalk(".", dir_fd=top, follow_symlinks=False):
-            for name in (*folders, *files):
-                os.chown(name, uid, uid, dir_fd=at, follow_symlinks=False)
+        try:
+            for _, folders, files, at in os.fwalk(".", dir_fd=top, follow_symlinks=False):
+                for name in (*folders, *files):
+                    os.chown(name, uid, uid, dir_fd=at, follow_symlinks=False)
+        except RecursionError:
+            raise OSError(errno.ELOOP, "its folders are too deep to be given to a jail's user") from None
         os.chown(top, uid, uid)  # last: it says that the rest is done
-    except RecursionError:
-        raise OSError(errno.ELOOP, "its folders are too deep to be given to a jail's user") from None
-    finally:
-        os.close(top)
 
 
 def _mapped(stage: Stage, fd: int, uid: int, namespaces: UserNamespaces) -> int:
     status = os.stat(fd)
-    if status.st_uid == uid:
-        return _tree(stage, fd, None)
-    return _tree(stage, fd, namespaces.get(status.st_uid, status.st_gid, uid))
+    return _tree(stage, fd, None if status.st_uid == uid else namespaces.get(status.st_uid, status.st_gid, uid))
 
 
 def _tree(stage: Stage, fd: int, namespace: int | None) -> int:
@@ -217,8 +213,8 @@ def place(top: str, stages: list[Stage], trees: list[Tree], kept: list[Kept]) ->
         at = top + stage["at"]
         if isinstance(tree, bytes):
             write(at, tree)
-            continue
-        put(at, stage["folder"], tree)
+        else:
+            put(at, stage["folder"], tree)
     keep(top, stages, kept)
 
 
@@ -233,9 +229,5 @@ def put(at: str, is_folder: bool, tree: int) -> None:
 
 def write(at: str, content: bytes) -> None:
     """A new file that everybody may read."""
-    fd = os.open(at, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644)
-    try:
-        while content:
-            content = content[os.write(fd, content) :]
-    finally:
-        os.close(fd)
+    with opened(at, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644) as fd:
+        write_all(fd, content)

@@ -17,7 +17,6 @@ from __future__ import annotations
 import array
 import asyncio
 import atexit
-import fcntl
 import json
 import os
 import signal
@@ -26,13 +25,11 @@ import sys
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from toolhost import offload
 from toolhost.launcher.request import Check, Hold, Launch, Run
 
-#: Descriptors are moved above this before they go to their places, so that no place is taken by one of them.
-_ABOVE: Final = 16
 #: Where the launcher finds its socket.
 _LAUNCHER_FD: Final = 3
 #: An answer is a number or a sentence (bytes), and one descriptor.
@@ -42,7 +39,7 @@ _MAX_ANSWER: Final = 4096
 ANSWER_S: Final = 10.0
 #: Requests that are with the launcher at a time: enough that it never waits for us between two.
 MAX_ASKED: Final = 4
-#: Handlers of ours must not reach it: what is ignored stays ignored through exec.
+#: What is ignored stays ignored through exec.
 _DEFAULT_SIGNALS: Final = (signal.SIGPIPE, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
 
 
@@ -54,13 +51,12 @@ class LauncherLost(OSError):
     """The launcher is gone, and whether it has done what it was asked for is not known."""
 
 
-class _Question:
-    __slots__ = ("answer", "data", "fds")
+class _Question(NamedTuple):
+    """A request with its descriptors, and where its answer goes."""
 
-    def __init__(self, data: bytes, fds: list[int], answer: asyncio.Future[Answer]) -> None:
-        self.data = data
-        self.fds = fds
-        self.answer = answer
+    data: bytes
+    fds: list[int]
+    answer: asyncio.Future[Answer]
 
 
 class LauncherLink:
@@ -249,39 +245,17 @@ def spawn(umask: int | None, *options: str) -> tuple[socket.socket, int]:
     program = os.path.join(os.path.dirname(os.path.dirname(os.path.realpath(__file__))), "launcher", "__main__.py")
     argv = [sys.executable, "-I", "-S", program, str(_LAUNCHER_FD), "-" if umask is None else f"{umask:o}", *options]
     with theirs:
-        null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        # What this process was given to inherit, for instance tokens, the program closes before it does anything else.
+        actions: list[tuple[int, int, int] | tuple[int, int, str, int, int]] = [
+            (os.POSIX_SPAWN_DUP2, theirs.fileno(), _LAUNCHER_FD),
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
+        ]
         try:
-            return ours, _spawn(argv, {0: null, 1: null, 2: 2, _LAUNCHER_FD: theirs.fileno()})
+            pid = os.posix_spawn(
+                argv[0], argv, {}, file_actions=actions, setsid=True, setsigmask=(), setsigdef=_DEFAULT_SIGNALS
+            )
+            return ours, pid
         except OSError:
             ours.close()
             raise
-        finally:
-            os.close(null)
-
-
-def _spawn(argv: list[str], places: dict[int, int]) -> int:
-    """posix_spawn with `places` (descriptor there -> descriptor here) and nothing else, not even an environment."""
-    moved: list[int] = []
-    # Whatever this process was given to inherit (tokens, status descriptors, a shell's leftovers) is not for it.
-    actions: list[tuple[int, int] | tuple[int, int, int]] = [(os.POSIX_SPAWN_CLOSE, fd) for fd in _inheritable()]
-    try:
-        for place, fd in places.items():
-            high = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _ABOVE)
-            moved.append(high)
-            actions.append((os.POSIX_SPAWN_DUP2, high, place))
-        return os.posix_spawn(
-            argv[0], argv, {}, file_actions=actions, setsid=True, setsigmask=(), setsigdef=_DEFAULT_SIGNALS
-        )
-    finally:
-        for fd in moved:
-            os.close(fd)
-
-
-def _inheritable() -> list[int]:
-    """Descriptors beyond the standard ones that would survive exec."""
-    found = []
-    for name in os.listdir("/proc/self/fd"):
-        with suppress(OSError):  # the listing's own is closed by now
-            if int(name) > 2 and os.get_inheritable(int(name)):
-                found.append(int(name))
-    return found

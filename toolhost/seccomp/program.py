@@ -12,9 +12,8 @@ import struct
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from toolhost.seccomp.host import host_rules
 from toolhost.seccomp.numbers import NUMBERS, Machine
-from toolhost.seccomp.relay import relay_rules
+from toolhost.seccomp.own import host_rules, relay_rules
 from toolhost.seccomp.rules import ALLOW, ENOSYS, Rule, Test, Verdict, rules
 
 #: AUDIT_ARCH_X86_64 and AUDIT_ARCH_AARCH64: a call made another way (32 bits) has other numbers.

@@ -54,7 +54,33 @@ class Rule(Struct, frozen=True):
     otherwise: Verdict
 
 
-_ALL: Final = 0xFFFFFFFF
+ALL_BITS: Final = 0xFFFFFFFF
+
+
+def one_of(arg: int, values: tuple[int, ...]) -> Test:
+    """Whether an argument is one of these."""
+    return Test(arg, ALL_BITS, values)
+
+
+def none_of(arg: int, bits: int) -> Test:
+    """Whether an argument has none of these bits."""
+    return Test(arg, bits, (0,))
+
+
+def any_of(arg: int, bits: int) -> Test:
+    """Whether an argument has one of these bits at least."""
+    return Test(arg, bits, (0,), unless=True)
+
+
+def allowed_if(*cases: tuple[Test, ...], otherwise: Verdict = EPERM) -> Rule:
+    """Let through when all tests of one case hold."""
+    return Rule(tuple(Case(tests, ALLOW) for tests in cases), otherwise)
+
+
+def refused_if(*cases: tuple[Test, ...], verdict: Verdict = EPERM) -> Rule:
+    """Refused when all tests of one case hold."""
+    return Rule(tuple(Case(tests, verdict) for tests in cases), ALLOW)
+
 
 # --- without conditions ---------------------------------------------------------------------------------------------
 
@@ -116,23 +142,21 @@ _O_CREAT: Final = 0o100
 _O_TMPFILE: Final = 0o20000000
 _S_IFMT: Final = 0o170000
 _DEVICES: Final = (0o020000, 0o060000)
-
-
-def _no_set_id(mode: int) -> Case:
-    return Case((Test(mode, _SET_ID, (0,), unless=True),), EPERM)
+#: Which argument is the mode.
+_MODES: Final = {"creat": 1, "chmod": 1, "fchmod": 1, "fchmodat": 2, "fchmodat2": 2}
 
 
 def _mode(mode: int) -> Rule:
-    return Rule((_no_set_id(mode),), ALLOW)
+    return refused_if((any_of(mode, _SET_ID),))
 
 
 def _open(flags: int, mode: int) -> Rule:
-    creates = Test(flags, _O_CREAT | _O_TMPFILE, (0,), unless=True)  # only then does the kernel read a mode
-    return Rule((Case((creates, *_no_set_id(mode).tests), EPERM),), ALLOW)
+    creates = any_of(flags, _O_CREAT | _O_TMPFILE)  # only then does the kernel read a mode
+    return refused_if((creates, any_of(mode, _SET_ID)))
 
 
 def _mknod(mode: int) -> Rule:
-    return Rule((_no_set_id(mode), Case((Test(mode, _S_IFMT, _DEVICES),), EPERM)), ALLOW)
+    return refused_if((any_of(mode, _SET_ID),), (Test(mode, _S_IFMT, _DEVICES),))
 
 
 # --- what others would notice ---------------------------------------------------------------------------------------
@@ -158,36 +182,21 @@ _PRCTL: Final = (1, 2, 3, 4, 15, 16, 21, 23, 27, 29, 30, 36, 37, 38, 39, 40, 41,
 
 # --- sockets --------------------------------------------------------------------------------------------------------
 
-_AF_UNIX, _AF_INET, _AF_INET6, _AF_NETLINK = 1, 2, 10, 16
-_STREAM, _DGRAM, _RAW, _SEQPACKET = 1, 2, 3, 5
+AF_UNIX, AF_INET, AF_INET6, AF_NETLINK = 1, 2, 10, 16
+STREAM, DGRAM, RAW, SEQPACKET = 1, 2, 3, 5
 #: Above it are the flags SOCK_NONBLOCK and SOCK_CLOEXEC.
-_TYPE: Final = 0xF
+TYPE: Final = 0xF
 _ANY_PROTOCOL, _TCP, _UDP = 0, 6, 17
-#: NETLINK_ROUTE, what libc asks for addresses and interfaces with.
 _ROUTE: Final = 0
+#: NETLINK_ROUTE, what libc asks for addresses and interfaces with.
+NETLINK: Final = (one_of(0, (AF_NETLINK,)), Test(1, TYPE, (RAW, DGRAM)), one_of(2, (_ROUTE,)))
 
-_LINKED: Final = Rule(  # both ends are here; a datagram one could still be sent or connected elsewhere
-    (Case((Test(0, _ALL, (_AF_UNIX,)), Test(1, _TYPE, (_STREAM, _SEQPACKET))), ALLOW),), EPERM
-)
+#: Both ends are here; a datagram one could still be sent or connected elsewhere.
+_LINKED: Final = allowed_if((one_of(0, (AF_UNIX,)), Test(1, TYPE, (STREAM, SEQPACKET))))
 #: No AF_UNIX: a grant names hosts, and in a workdir of the operator's a program may listen at a path.
-_SOCKET: Final = Rule(
-    (
-        Case(
-            (
-                Test(0, _ALL, (_AF_INET, _AF_INET6)),
-                Test(1, _TYPE, (_STREAM, _DGRAM)),
-                Test(2, _ALL, (_ANY_PROTOCOL, _TCP, _UDP)),
-            ),
-            ALLOW,
-        ),
-        Case(
-            (Test(0, _ALL, (_AF_NETLINK,)), Test(1, _TYPE, (_RAW, _DGRAM)), Test(2, _ALL, (_ROUTE,))),
-            ALLOW,
-        ),
-        Case((Test(0, _ALL, (_AF_UNIX, _AF_INET, _AF_INET6, _AF_NETLINK)),), EPERM),
-    ),
-    EAFNOSUPPORT,
-)
+_IP: Final = (one_of(0, (AF_INET, AF_INET6)), Test(1, TYPE, (STREAM, DGRAM)), one_of(2, (_ANY_PROTOCOL, _TCP, _UDP)))
+_FAMILIES: Final = Case((one_of(0, (AF_UNIX, AF_INET, AF_INET6, AF_NETLINK)),), EPERM)
+_SOCKET: Final = Rule((Case(_IP, ALLOW), Case(NETLINK, ALLOW), _FAMILIES), EAFNOSUPPORT)
 _USES_OF_SOCKETS: Final = ("connect", "bind", "listen", "accept", "accept4")
 
 
@@ -200,16 +209,16 @@ _MS_OTHER: Final = 32 | 8192 | 0xF << 17
 #: PR_SET_SECCOMP, PR_CAPBSET_DROP.
 _PRCTL_OF_A_SERVER: Final = (*_PRCTL, 22, 24)
 _OF_A_SERVER: Final[dict[str, Rule]] = {
-    "clone": Rule((Case((Test(0, _NOT_OF_A_CALL, (0,)),), ALLOW),), EPERM),
-    "mount": Rule((Case((Test(3, _MS_OTHER, (0,)),), ALLOW),), EPERM),
-    "prctl": Rule((Case((Test(0, _ALL, _PRCTL_OF_A_SERVER),), ALLOW),), EINVAL),
+    "clone": allowed_if((none_of(0, _NOT_OF_A_CALL),)),
+    "mount": allowed_if((none_of(3, _MS_OTHER),)),
+    "prctl": allowed_if((one_of(0, _PRCTL_OF_A_SERVER),), otherwise=EINVAL),
 }
 
 
 # --- a jail that drops root itself ------------------------------------------------------------------------------------
 
 #: PR_CAPBSET_DROP: whoever has no capability is refused by the kernel, and only the boot stage has one.
-_OF_ONE_THAT_DROPS: Final[dict[str, Rule]] = {"prctl": Rule((Case((Test(0, _ALL, (*_PRCTL, 24)),), ALLOW),), EINVAL)}
+_OF_ONE_THAT_DROPS: Final = {"prctl": allowed_if((one_of(0, (*_PRCTL, 24)),), otherwise=EINVAL)}
 
 
 # --- a jail without mounts and namespaces ---------------------------------------------------------------------------
@@ -227,14 +236,14 @@ _IOCTL: Final = (
 )  # fmt: skip
 #: And these for every process of that user: the first argument says which, 0 is whoever asks.
 _OF_ANY_PROCESS: Final = ("prlimit64", "sched_setaffinity", "sched_setattr", "sched_setparam", "sched_setscheduler")
-_ITSELF: Final = Test(0, _ALL, (0,))
+_ITSELF: Final = one_of(0, (0,))
 _BARE: Final[dict[str, Rule]] = {
-    **{name: Rule((), EPERM) for name in _OF_ANY_FILE},
-    **{name: Rule((), EOPNOTSUPP) for name in _ATTRIBUTES_READ},
-    **{name: Rule((Case((_ITSELF,), ALLOW),), EPERM) for name in _OF_ANY_PROCESS},
-    "ioctl": Rule((Case((Test(1, _ALL, _IOCTL),), ALLOW),), ENOTTY),
+    **dict.fromkeys(_OF_ANY_FILE, Rule((), EPERM)),
+    **dict.fromkeys(_ATTRIBUTES_READ, Rule((), EOPNOTSUPP)),
+    **dict.fromkeys(_OF_ANY_PROCESS, allowed_if((_ITSELF,))),
+    "ioctl": allowed_if((one_of(1, _IOCTL),), otherwise=ENOTTY),
     # PRIO_PROCESS, and not all processes of a group or a user.
-    "setpriority": Rule((Case((_ITSELF, Test(1, _ALL, (0,))), ALLOW),), EPERM),
+    "setpriority": allowed_if((_ITSELF, one_of(1, (0,)))),
 }
 
 
@@ -246,29 +255,25 @@ def rules(*, sockets: bool, server: bool = False, drops: bool = False, bare: boo
     `server`: for a jail's fork server, which puts the walls around each call and then the filter without `server` on
     it. Filters add up, so this one lets through all that the other does. `drops`: the jail begins as root.
     """
-    made = {name: Rule((), ALLOW) for name in ALLOWED}
+    made = dict.fromkeys(ALLOWED, Rule((), ALLOW))
     made |= {name: Rule((), EPERM) for names in REFUSED.values() for name in names}
-    made |= {name: Rule((), EOPNOTSUPP) for name in (*NO_ATTRIBUTES, *NO_ALLOCATION)}
+    made |= dict.fromkeys((*NO_ATTRIBUTES, *NO_ALLOCATION), Rule((), EOPNOTSUPP))
+    made |= dict.fromkeys(_USES_OF_SOCKETS, Rule((), ALLOW if sockets else EPERM))
     made |= {
         "open": _open(1, 2),
         "openat": _open(2, 3),
-        "creat": _mode(1),
-        "chmod": _mode(1),
-        "fchmod": _mode(1),
-        "fchmodat": _mode(2),
-        "fchmodat2": _mode(2),
+        **{name: _mode(mode) for name, mode in _MODES.items()},
         "mknod": _mknod(1),
         "mknodat": _mknod(2),
-        "clone": Rule((Case((Test(0, CLONE_NEW | CLONE_PARENT, (0,)),), ALLOW),), EPERM),
-        "ioctl": Rule((Case((Test(1, _ALL, _TERMINAL),), EPERM),), ALLOW),
-        "personality": Rule((Case((Test(0, _ALL, _PERSONALITIES),), ALLOW),), EPERM),
-        "prctl": Rule((Case((Test(0, _ALL, _PRCTL),), ALLOW),), EINVAL),
+        "clone": allowed_if((none_of(0, CLONE_NEW | CLONE_PARENT),)),
+        "ioctl": refused_if((one_of(1, _TERMINAL),)),
+        "personality": allowed_if((one_of(0, _PERSONALITIES),)),
+        "prctl": allowed_if((one_of(0, _PRCTL),), otherwise=EINVAL),
         "socket": _SOCKET if sockets else Rule((), EPERM),
         "socketpair": _LINKED,
-        "fcntl": Rule((Case((Test(1, _ALL, _LEASES),), EINVAL),), ALLOW),
-        "renameat2": Rule((Case((Test(4, _RENAME_WHITEOUT, (0,), unless=True),), EINVAL),), ALLOW),
+        "fcntl": refused_if((one_of(1, _LEASES),), verdict=EINVAL),
+        "renameat2": refused_if((any_of(4, _RENAME_WHITEOUT),), verdict=EINVAL),
     }
-    made |= {name: Rule((), ALLOW if sockets else EPERM) for name in _USES_OF_SOCKETS}
     if bare:
         return made | _BARE
     return made | (_OF_A_SERVER if server else _OF_ONE_THAT_DROPS if drops else {})

@@ -111,7 +111,7 @@ class LiveSession:
         usage = self.jail.usage
         refused = lacks_processes(error) and usage.refused()
         full = self.claim.limit_met() if error.code == "ENOSPC" and self.claim is not None else None
-        return with_limit(error, usage.limits, refused=refused, counted=usage.counts_processes, full=full)
+        return with_limit(error, usage.limits, refused=refused, counted=usage.keeper.counts_processes, full=full)
 
     def receipt(self, call: Call, now: float, cause: str | None = None) -> Raw:
         """The receipt of a call that this jail has, or had, until now. `cause`: why it ended without a result."""

@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 from toolhost.limits.decide import DISK_PART, MIB, Budget, DiskMeter, Growth, Lost, walk_again_at, walked_before
 from toolhost.watch import procfs
 from toolhost.watch.growth import walk
-from toolhost.watch.in_flight import Kept
+from toolhost.watch.in_flight import InFlight, Kept
 from toolhost.watch.jail_usage import JailUsage
 
 #: Between two looks at free space (seconds): at 1 GB/s that is 5 MB.
@@ -79,7 +79,7 @@ class _Walk:
     """A walk over the folders of a suspect, from when it was asked for (monotonic seconds, and what was lost then).
 
     `named` is what an earlier one found if nothing but what has no name is to be looked at. `cost_s` is the processor
-    time that it has taken; `in_flight` are sockets of the jail with descriptors under way.
+    time that it has taken; `in_flight` are sockets of the jail with descriptors under way, None if nothing can be told.
     """
 
     __slots__ = ("asked_at", "cost_s", "done_at", "error", "found", "in_flight", "lost", "named", "suspect")
@@ -90,7 +90,7 @@ class _Walk:
         self.asked_at = self.done_at = time.monotonic()
         self.cost_s = 0.0
         self.named = suspect.jail.undecided.get(suspect.number)
-        self.in_flight: set[int] = set()
+        self.in_flight: InFlight | None = InFlight()
         self.found: Growth | None = None  # or the jail was gone
         self.error: Exception | None = None
 
@@ -102,16 +102,17 @@ class _Walk:
         try:
             if self.named is None:
                 for place in jail.devices[number]:
-                    found = walk(place, jail.since, enough)
-                    size, entries = size + found.size, entries + found.entries
+                    grown = walk(place, jail.since, enough)
+                    size, entries = size + grown.size, entries + grown.entries
                 self.named = Growth(size, entries)
             size, entries = self.named.size, self.named.entries
             if jail.view is not None and size < enough.size:
                 size += sum(file.size for file in procfs.nameless(jail.view) if file.device == number)
                 if size < enough.size and frozen:
-                    self.in_flight = procfs.in_flight(jail.view, procfs.processes(jail.view))
+                    found = procfs.in_flight(jail.view, procfs.processes(jail.view))
+                    self.in_flight = InFlight(found, found)
                 elif size < enough.size:
-                    self.in_flight = procfs.still_in_flight(jail.view)
+                    self.in_flight = procfs.still_in_flight(jail.view, jail.counted_s)
             self.found = Growth(size, entries)
         except (OSError, ValueError, IndexError, struct.error):
             pass  # it may end at any moment, and what we read of it with it
@@ -246,9 +247,10 @@ class Disks:
         lost, meter = self._devices[number].lost, jail.disks[number]
         before = jail.undecided.pop(number, None)
         hides = meter.hides(found, lost, jail.limits)
-        kept = jail.kept[number].look(asked.done_at, asked.in_flight if hides else ())
+        seen = asked.in_flight if hides else InFlight()
+        kept = seen is not None and jail.kept[number].look(asked.done_at, seen)
         if hides and not kept:
-            if asked.in_flight and asked.named is not None:
+            if asked.named is not None and (seen is None or seen.last):
                 jail.undecided[number] = asked.named
                 return None
             if before is not None:  # it may have received them, and given them names since

@@ -8,8 +8,7 @@ Source: docs/design/sandbox.md section 4; docs/decisions/029.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Final
+from typing import Final, NamedTuple
 
 #: Descriptors that lie in one socket for so long (seconds), and at so many looks in turn, are kept there.
 KEPT_S: Final = 0.12
@@ -18,28 +17,39 @@ LOOKS: Final = 4
 MOVED_S: Final = 2.0
 
 
+class InFlight(NamedTuple):
+    """Sockets (inodes) in which descriptors lay."""
+
+    #: At the last of a few looks in turn.
+    last: frozenset[int] = frozenset()
+    #: At each of them: a program that passes descriptors on receives them meanwhile.
+    each: frozenset[int] = frozenset()
+
+
 class Kept:
     """Whether a jail keeps descriptors in flight."""
 
-    __slots__ = ("_looks", "_moved_since", "_same", "_since")
+    __slots__ = ("_looks", "_moved_since", "_same", "_since", "_some")
 
     def __init__(self) -> None:
         self._same: frozenset[int] = frozenset()
+        self._some = False
         self._since = self._moved_since = 0.0
         self._looks = 0
 
-    def look(self, now: float, sockets: Collection[int]) -> bool:
-        """These sockets (inodes) have some now, on a clock in seconds; whether they are kept."""
-        if not self._same:
+    def look(self, now: float, found: InFlight) -> bool:
+        """These sockets have some now, on a clock in seconds; whether they are kept."""
+        if not self._some:
             self._moved_since = now
-        same = self._same.intersection(sockets)
+        self._some = bool(found.last)
+        same = self._same & found.each
         if not same:
-            same, self._since, self._looks = frozenset(sockets), now, 0
+            same, self._since, self._looks = found.each, now, 0
         self._same = same
         self._looks += 1
-        if not same or self._looks < LOOKS:
-            return bool(same) and now - self._moved_since >= MOVED_S
-        return now - self._since >= KEPT_S or now - self._moved_since >= MOVED_S
+        if same and self._looks >= LOOKS and now - self._since >= KEPT_S:
+            return True
+        return self._some and now - self._moved_since >= MOVED_S
 
 
 class HiddenMemory:

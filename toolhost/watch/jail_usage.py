@@ -21,20 +21,14 @@ from toolhost.limits.keeper import Keeper
 from toolhost.privileges.powers import Powers
 from toolhost.signalling import signal_all
 from toolhost.watch import procfs
-from toolhost.watch.in_flight import HiddenMemory, Kept
+from toolhost.watch.in_flight import HiddenMemory, InFlight, Kept
 
 #: File times are those of the last clock tick (seconds).
 _TICK_S: Final = 0.02
 
 
-def _nothing() -> None:
-    return None
-
-
 class JailUsage:
-    """One jail's. `running` says what is to be watched: the names of the calls that it runs, pending work included;
-    None when nothing needs to be looked at.
-    """
+    """What one jail uses."""
 
     def __init__(
         self,
@@ -51,28 +45,41 @@ class JailUsage:
         `trusted`: so many of its processes are ours, and count for nothing.
         """
         self.limits = limits
-        self._trusted = trusted
-        self._powers = powers
-        self.running: Callable[[], Sequence[str] | None] = _nothing
-        self.cells: Callable[[], Mapping[str, int]] = dict  # first processes of calls that have some of their own
+        self.keeper = keeper
+        #: The names of the calls that it runs, pending work included; None when nothing needs to be looked at.
+        self.running: Callable[[], Sequence[str] | None] = lambda: None
+        #: The first processes of calls that have some of their own.
+        self.cells: Callable[[], Mapping[str, int]] = dict
         self.cpu = CpuMeter()
-        self.peak = 0  # bytes
-        self.view: procfs.View | None = None  # None until it is known
+        #: The most memory that was seen (bytes).
+        self.peak = 0
+        #: Where its processes show; None until that is known.
+        self.view: procfs.View | None = None
+        #: When it began, as file times have it (seconds since 1970).
         self.since = time.time() - _TICK_S
+        #: The folders that it may write to, by file system; and what it has written there at most.
         self.devices: dict[int, list[str]] = {}
         self.disks: dict[int, DiskMeter] = {}
-        self.kept: dict[int, Kept] = {}  # by file system
-        self.undecided: dict[int, Growth] = {}  # what names showed of a jail that may keep descriptors in flight
-        self.walk_again_at = 0.0  # on the monotonic clock (seconds)
+        #: Whether it keeps descriptors in flight, by file system that is looked at.
+        self.kept: dict[int, Kept] = {}
+        #: What names showed of a jail that may keep descriptors in flight, by file system.
+        self.undecided: dict[int, Growth] = {}
+        #: When it may be walked again, on the monotonic clock (seconds).
+        self.walk_again_at = 0.0
+        #: Whether its last process is gone.
         self.closed = False
-        self.met: str | None = None  # the limit that ended the jail, as far as the kernel or the watch did
+        #: The limit that ended it, as far as the kernel or the watch did.
+        self.met: str | None = None
+        #: Whether it is being ended.
         self.ending = False
+        #: Whether one of its calls has come to its end.
+        self.answered = False
+        self._trusted = trusted
+        self._powers = powers
         self._frozen = False
-        self.answered = False  # one of its calls has come to its end
         self._pace = Pace()
         self._niceness = niceness
         self._last: tuple[float | None, int | None] = (None, None)
-        self._keeper = keeper
         # Nothing is closed while it is read. Held for single reads, never for a look or a walk: the loop waits for it.
         self._lock = threading.Lock()
         self._hidden = HiddenMemory(0 if keeper.counts_memory else procfs.shared())
@@ -83,7 +90,7 @@ class JailUsage:
 
     def processes(self) -> list[procfs.Process]:
         """Its processes, if they must be looked at one by one."""
-        keeper = self._keeper
+        keeper = self.keeper
         uncounted = not (keeper.counts_memory and keeper.counts_processes and keeper.counts_cpu)
         if self.view is not None and (uncounted or len(self.cells()) > 1):
             return procfs.processes(self.view)
@@ -91,15 +98,15 @@ class JailUsage:
 
     def cpu_s(self, there: Sequence[procfs.Process]) -> float:
         """Processor time so far (seconds): as the kernel counts it, or by its processes."""
-        with self._lock:
-            counted = self._counted_s()
+        counted = self.counted_s()
         return sum(process.cpu_s for process in there) if counted is None else counted
 
-    def _counted_s(self) -> float | None:
-        """By the kernel. Raises OSError when the jail has ended; under the lock."""
-        if self.closed:
-            raise OSError("the jail has ended")
-        return self._keeper.cpu_s()
+    def counted_s(self) -> float | None:
+        """The same by the kernel alone, None where it does not count. Raises OSError when the jail has ended."""
+        with self._lock:
+            if self.closed:
+                raise OSError("the jail has ended")
+            return self.keeper.cpu_s()
 
     def charge(self, there: Sequence[procfs.Process]) -> float:
         """Share its processor time out among the calls that run; how much it is in all (seconds)."""
@@ -111,34 +118,32 @@ class JailUsage:
 
     def usage(self, there: Sequence[procfs.Process]) -> Usage:
         """What is to be held against its limits."""
-        keeper = self._keeper
-        memory = None
+        keeper = self.keeper
+        memory, tasks = None, 0
         if there and self.view is not None and not keeper.counts_memory:
             memory = self._memory(self.view, list(there))
             self.peak = max(self.peak, memory)
+        if not keeper.counts_processes:
+            tasks = self._tasks(there)
         with self._lock:
             refused = keeper.refused()
-        return Usage(
-            memory=memory,
-            tasks=max(0, sum(process.threads for process in there) - self._trusted)
-            if not keeper.counts_processes
-            else 0,
-            refused=refused,
-            out_of_memory=keeper.out_of_memory(),
-        )
+        return Usage(memory=memory, tasks=tasks, refused=refused, out_of_memory=keeper.out_of_memory())
+
+    def _tasks(self, there: Sequence[procfs.Process]) -> int:
+        return max(0, sum(process.threads for process in there) - self._trusted)
 
     def _memory(self, view: procfs.View, there: list[procfs.Process]) -> int:
         """What is seen of it, and what may be hidden in sockets if it keeps descriptors there (bytes)."""
         limit, cells = self.limits.memory_mb * MIB, list(self.cells().values())
         found = procfs.memory(view, limit, there, self._powers.held_by, cells)
         shared = procfs.shared()
-        sockets: set[int] = set()
+        sockets: InFlight | None = InFlight()
         if found.size <= limit < found.size + self._hidden.most(shared, found.shared):
             found = procfs.memory(view, limit, there, self._powers.held_by, cells, every_thread=True)
-            sockets = procfs.still_in_flight(view)
-            if not sockets:
+            sockets = procfs.still_in_flight(view, self.counted_s)
+            if sockets is not None and not sockets.last:
                 self._hidden.clear(shared, found.shared)
-        if self._kept_memory.look(time.monotonic(), sockets):
+        if sockets is not None and self._kept_memory.look(time.monotonic(), sockets):
             found = procfs.memory(view, 0, there, self._powers.held_by, cells, every_thread=True)
             # Each page once: what is seen is not hidden.
             return found.size + self._hidden.most(procfs.shared(), found.shared)
@@ -159,7 +164,7 @@ class JailUsage:
 
     def _stand(self, niceness: int) -> None:
         with suppress(OSError):  # the kernel takes ten changes a second from a user; the next look tries again
-            self._keeper.stand(niceness)
+            self.keeper.stand(niceness)
             self._niceness = niceness
 
     def freeze(self) -> bool:
@@ -168,12 +173,12 @@ class JailUsage:
         One that is in a system call ends that first, and gets the processor that it needs: it may hold a lock, of a
         folder for instance, that the walk waits for.
         """
-        if self.closed or not self._keeper.freeze():
+        if self.closed or not self.keeper.freeze():
             return False
         self._frozen = True
         if self._niceness:
             with suppress(OSError):
-                self._keeper.stand(0)
+                self.keeper.stand(0)
         return True
 
     def urge(self) -> None:
@@ -186,8 +191,8 @@ class JailUsage:
         self._frozen = False
         if self._niceness and not self.ending:
             with suppress(OSError):
-                self._keeper.stand(self._niceness)
-        self._keeper.thaw()
+                self.keeper.stand(self._niceness)
+        self.keeper.thaw()
 
     def hasten(self) -> None:
         """It is being ended: its processes are killed one by one, as far as that takes no time to find them, and
@@ -201,41 +206,31 @@ class JailUsage:
         self.ending = True
         if self._niceness:
             self._stand(0)
-        if self._keeper.lists_processes:
-            self._kill(self._keeper.processes)
-            self._keeper.thaw()
+        if self.keeper.lists_processes:
+            self._kill(self.keeper.processes)
+            self.keeper.thaw()
 
     def end(self, limit: str) -> None:
         """It has reached that limit: end all of its processes, in the watch's thread."""
         self.met = limit
         self.hasten()
-        if not self._keeper.lists_processes and (view := self.view) is not None:
+        if not self.keeper.lists_processes and (view := self.view) is not None:
             self._kill(view.members or (lambda: procfs.outer_processes(view)))
 
     def _kill(self, find: Callable[[], list[int]]) -> None:
         # bubblewrap's own outside of the jail ends with it, and says how
-        signal_all(lambda: [pid for pid in find() if pid != self._keeper.session], signal.SIGKILL)
-
-    @property
-    def counts_memory(self) -> bool:
-        """Whether the kernel counts its memory, so that a look at it takes no time."""
-        return self._keeper.counts_memory
-
-    @property
-    def counts_processes(self) -> bool:
-        """Whether the kernel knows when it has refused one."""
-        return self._keeper.counts_processes
+        signal_all(lambda: [pid for pid in find() if pid != self.keeper.session], signal.SIGKILL)
 
     def refused(self) -> bool:
         """Whether it has, or had, as many processes and threads as it may."""
         with suppress(OSError):
             if self.closed:
                 return self.met == "processes"
-            if self.counts_processes:
+            if self.keeper.counts_processes:
                 with self._lock:
-                    return self._keeper.refused()
+                    return self.keeper.refused()
             there = [] if self.view is None else procfs.processes(self.view)
-            return sum(process.threads for process in there) - self._trusted >= self.limits.processes * NEAR
+            return self._tasks(there) >= self.limits.processes * NEAR
         return False
 
     def limit_met(self) -> str | None:
@@ -249,9 +244,7 @@ class JailUsage:
     def seen(self) -> tuple[float | None, int | None]:
         """Processor time (seconds) and the peak of memory (bytes) of all its life, where the kernel counts them."""
         with suppress(OSError, ValueError, struct.error):
-            with self._lock:
-                counted = self._counted_s()
-            self._last = counted, self._keeper.peak_memory()
+            self._last = self.counted_s(), self.keeper.peak_memory()
         return self._last
 
     def close(self) -> None:
@@ -262,5 +255,5 @@ class JailUsage:
         self.seen()
         with self._lock:
             self.closed = True
-            self._keeper.close()
-        offload.remove(self._keeper.remove)
+            self.keeper.close()
+        offload.remove(self.keeper.remove)

@@ -9,11 +9,15 @@ Source: docs/design/sandbox.md section 4.
 from __future__ import annotations
 
 import os
+import re
 import stat
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Final, NamedTuple
+
+from toolhost.launcher.descriptors import status_numbers
+from toolhost.watch.in_flight import InFlight
 
 #: Memory file systems of a jail, seen from its first process (policy/plan.py sizes them).
 MEMORY_PLACES: Final = ("tmp", "dev/shm", "run/goondan/home")
@@ -30,19 +34,23 @@ _TURN_S: Final = 0.001
 
 
 class Process(NamedTuple):
-    """One process of a jail. `resident` counts shared pages in each process (bytes), `cpu_s` waited-for children.
+    """One process of a jail."""
 
-    `mapped` is its address space (bytes): what is mapped and never touched costs page tables when it is read. `alive`
-    is the thread that is asked what the process holds: its first one, unless that has ended before the others.
-    """
-
+    #: Its number in the view, and that of its parent.
     pid: int
     parent: int
+    #: How many threads it has.
     threads: int
+    #: Resident memory (bytes); pages that processes share count in each.
     resident: int
+    #: Processor time (seconds), with that of children that were waited for.
     cpu_s: float
+    #: Its address space (bytes): what is mapped and never touched costs page tables when it is read.
     mapped: int = 0
+    #: The thread that is asked what the process holds: its first one, unless that has ended before the others.
     alive: int = 0
+    #: Whether it runs, or waits for a processor.
+    runnable: bool = False
 
 
 #: What these sockets (descriptors) of a process hold (bytes); OSError where that is refused.
@@ -50,16 +58,17 @@ HeldBy = Callable[[int, list[int]], int]
 
 
 class View(NamedTuple):
-    """Where a jail's processes show: below `proc`, all of them, or those that `members` gives when it is not None.
+    """Where a jail's processes show."""
 
-    `root` is the jail's root, None when it has none of its own; `init_pid` the number here of its first process, and
-    `born` when that was started, by which it is told from another one with its number.
-    """
-
+    #: A folder like /proc.
     proc: str
+    #: The jail's root, None when it has none of its own.
     root: str | None = None
+    #: The number here of its first process.
     init_pid: int = 0
+    #: When that one was started (ticks), by which it is told from another one with its number.
     born: int = 0
+    #: Gives the numbers of its processes; None when all that show in `proc` are the jail's.
     members: Callable[[], list[int]] | None = None
 
 
@@ -111,7 +120,9 @@ def _process(proc: str, pid: int) -> Process:
                     break
     ticks = sum(map(int, fields[11:15]))  # utime, stime, cutime, cstime
     resident, mapped = int(fields[21]) * _PAGE, int(fields[20])
-    return Process(pid, int(fields[1]), int(fields[17]), resident, ticks / _TICKS_PER_S, mapped, alive)
+    return Process(
+        pid, int(fields[1]), int(fields[17]), resident, ticks / _TICKS_PER_S, mapped, alive, fields[0] == b"R"
+    )
 
 
 def trees(there: list[Process], tops: Mapping[str, int]) -> dict[str, list[Process]]:
@@ -181,11 +192,8 @@ def _tables(view: View, limit: int, there: list[Process]) -> int:
         return 0
     total = 0
     for process in there:
-        with suppress(OSError, ValueError), open(f"{view.proc}/{process.alive}/status", "rb") as source:
-            for line in source:
-                if line.startswith(b"VmPTE:"):
-                    total += int(line.split()[1]) << 10
-                    break
+        with suppress(OSError):
+            total += status_numbers(f"{view.proc}/{process.alive}", "VmPTE")[0] << 10
     return total
 
 
@@ -208,10 +216,13 @@ def _folders(view: View, process: Process) -> list[str]:
     return [f"{view.proc}/{process.alive}"]
 
 
-def _memory_file(path: str, link: str, files: dict[tuple[int, int], int]) -> None:
-    if link.startswith("/memfd:"):
-        status = os.stat(path)
-        files[status.st_dev, status.st_ino] = status.st_blocks * 512
+def _descriptors(folder: str) -> Iterator[tuple[str, str, str]]:
+    """The descriptors that show in the folder of a process or thread: number, path, and what it leads to."""
+    with suppress(OSError):
+        for name in os.listdir(f"{folder}/fd"):
+            path = f"{folder}/fd/{name}"
+            with suppress(OSError):
+                yield name, path, os.readlink(path)
 
 
 def _held(view: View, there: list[Process], held_by: HeldBy, every_thread: bool) -> tuple[int, int]:
@@ -220,23 +231,19 @@ def _held(view: View, there: list[Process], held_by: HeldBy, every_thread: bool)
     sockets: set[str] = set()
     under_way = 0
     for process in there:
-        folder = f"{view.proc}/{process.alive}/fd"
-        own: list[tuple[int, str]] = []
-        with suppress(OSError):
-            for name in os.listdir(folder):
-                with suppress(OSError):
-                    link = os.readlink(f"{folder}/{name}")
-                    _memory_file(f"{folder}/{name}", link, files)
-                    if link.startswith("socket:"):
-                        own.append((int(name), link))
-        for thread in _folders(view, process) if every_thread and process.threads > 1 else ():
-            with suppress(OSError):
-                for name in os.listdir(f"{thread}/fd"):
+        first = f"{view.proc}/{process.alive}"
+        own: dict[str, int] = {}
+        for folder in dict.fromkeys((first, *(_folders(view, process) if every_thread else ()))):
+            for number, path, link in _descriptors(folder):
+                if link.startswith("/memfd:"):
                     with suppress(OSError):
-                        _memory_file(f"{thread}/fd/{name}", os.readlink(f"{thread}/fd/{name}"), files)
+                        status = os.stat(path)
+                        files[status.st_dev, status.st_ino] = status.st_blocks * 512
+                elif link.startswith("socket:") and folder == first:
+                    own[link] = int(number)
         if len(own) > _FEW_SOCKETS:
-            new = [number for number, link in own if link not in sockets]
-            sockets.update(link for _, link in own)
+            new = [number for link, number in own.items() if link not in sockets]
+            sockets.update(own)
             pid = process.pid if view.root is None else _outer(view, process.pid)
             with suppress(OSError):
                 under_way += 0 if pid is None else held_by(pid, new)
@@ -246,12 +253,9 @@ def _held(view: View, there: list[Process], held_by: HeldBy, every_thread: bool)
 def _outer(view: View, inner_pid: int) -> int | None:
     """The number here of a process that has that number in the jail."""
     for pid in outer_processes(view):
-        with suppress(OSError, ValueError, IndexError), open(f"/proc/{pid}/status", "rb") as source:
-            for line in source:
-                if line.startswith(b"NSpid:"):
-                    if int(line.split()[-1]) == inner_pid:
-                        return pid
-                    break
+        with suppress(OSError):
+            if status_numbers(f"/proc/{pid}", "NSpid")[-1] == inner_pid:
+                return pid
     return None
 
 
@@ -293,32 +297,30 @@ class Nameless(NamedTuple):
     size: int
 
 
+#: A line of /proc/PID/maps that shows a mapped file without a name: its addresses, and its device and inode.
+_MAPPED: Final = re.compile(r"^(\w+)-(\w+) \S+ \S+ (\w+):(\w+) (\d+) .*\(deleted\)$", re.MULTILINE)
+
+
 def nameless(view: View) -> set[Nameless]:
     """Regular files without a name that processes of the jail have open or mapped."""
     found: set[Nameless] = set()
     for process in processes(view):
         for folder in _folders(view, process):
-            with suppress(OSError):
-                for name in os.listdir(f"{folder}/fd"):
-                    with suppress(OSError):
-                        status = os.stat(f"{folder}/fd/{name}")
-                        if stat.S_ISREG(status.st_mode) and status.st_nlink == 0:
-                            found.add(Nameless(status.st_dev, status.st_ino, status.st_blocks * 512))
+            for _, path, _ in _descriptors(folder):
+                with suppress(OSError):
+                    status = os.stat(path)
+                    if stat.S_ISREG(status.st_mode) and status.st_nlink == 0:
+                        found.add(Nameless(status.st_dev, status.st_ino, status.st_blocks * 512))
         open_ones = {(file.device, file.inode) for file in found}
         with suppress(OSError), open(f"{view.proc}/{process.alive}/maps", encoding="utf-8", errors="replace") as source:
-            for line in source:
-                if line.rstrip().endswith("(deleted)"):
-                    with suppress(ValueError, IndexError):
-                        span, _, _, device, inode, *_ = line.split()
-                        first, _, last = span.partition("-")
-                        major, _, minor = device.partition(":")
-                        file = (os.makedev(int(major, 16), int(minor, 16)), int(inode))
-                        if file not in open_ones:
-                            found.add(Nameless(*file, int(last, 16) - int(first, 16)))
+            for first, last, major, minor, inode in _MAPPED.findall(source.read()):
+                file = (os.makedev(int(major, 16), int(minor, 16)), int(inode))
+                if file not in open_ones:
+                    found.add(Nameless(*file, int(last, 16) - int(first, 16)))
     return found
 
 
-def in_flight(view: View, there: Iterable[Process]) -> set[int]:
+def in_flight(view: View, there: Iterable[Process]) -> frozenset[int]:
     """Sockets (inodes) of the jail in whose queues descriptors lie that nobody has received.
 
     One that lies in such a queue itself may hold more. A socket that listens counts for those that it has not accepted.
@@ -327,27 +329,30 @@ def in_flight(view: View, there: Iterable[Process]) -> set[int]:
     found: set[int] = set()
     seen: set[str] = set()
     for folder in (folder for process in there for folder in _folders(view, process)):
-        with suppress(OSError):
-            for name in os.listdir(f"{folder}/fd"):
-                with suppress(OSError, ValueError, IndexError):
-                    link = os.readlink(f"{folder}/fd/{name}")
-                    if link.startswith("socket:") and link not in seen:
-                        seen.add(link)
-                        with open(f"{folder}/fdinfo/{name}", "rb") as source:
-                            count = source.read().partition(b"\nscm_fds:")[2].split(None, 1)
-                        if count and int(count[0]):
-                            found.add(int(link[8:-1]))
-    return found
+        for number, _, link in _descriptors(folder):
+            if link.startswith("socket:") and link not in seen:
+                seen.add(link)
+                with suppress(OSError), open(f"{folder}/fdinfo/{number}", "rb") as source:
+                    count = source.read().partition(b"\nscm_fds:")[2].split(None, 1)
+                    if count and int(count[0]):
+                        found.add(int(link[8:-1]))
+    return frozenset(found)
 
 
-def still_in_flight(view: View) -> set[int]:
-    """Those that keep some over a few looks in turn, or the last ones if they move; none if there were none at one."""
+def still_in_flight(view: View, counted_s: Callable[[], float | None]) -> InFlight | None:
+    """A few looks in turn at a jail that runs; `counted_s` says how much processor time it has used (seconds).
+
+    None: it wanted to run and was not let, so that nothing can be told. Who got no processor can have received nothing.
+    """
     there = processes(view)
-    kept = found = in_flight(view, there)
+    began = counted_s()
+    each = last = in_flight(view, there)
     for _ in range(_LOOKS_IN_TURN - 1):
-        if not found:
+        if not last:
             break
         time.sleep(_TURN_S)
-        found = in_flight(view, there)
-        kept = kept & found
-    return kept if kept and found else found
+        last = in_flight(view, there)
+        each &= last
+    if last and began is not None and counted_s() == began and any(process.runnable for process in processes(view)):
+        return None
+    return InFlight(last, each)

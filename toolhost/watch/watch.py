@@ -71,7 +71,7 @@ class Watch:
             self._thread.start()
             for number in (self._thread.native_id, self._disks.start()):
                 # Not where memory is looked at process by process: that takes long, and the loop would wait for it.
-                if number is not None and jail.counts_memory:
+                if number is not None and jail.keeper.counts_memory:
                     self._put_first(number)
 
     def remove(self, jail: JailUsage) -> None:
