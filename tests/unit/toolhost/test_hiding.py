@@ -173,7 +173,7 @@ NAMES = st.sampled_from(["instances", "workspaces", "packages", "workspace", "pr
 OWN = {
     "/s/packages/a/k": "/s/packages/a",
     "/s/packages/@s/a/k": "/s/packages/@s/a",
-    "/s/packages": "",
+    "/s/packages": "/s/packages",
     "/s/instances/a/k/workspace/logs": "/s/instances/a/k/workspace",
     "/s/instances/a/k": "",
     "/s/workspaces/a/instances/a/k/workspace/k": "/s/workspaces/a/instances/a/k/workspace",
