@@ -24,7 +24,6 @@ from schemas.launch import ToolHostSpec
 from schemas.link import Link
 from schemas.system.startup import report_ready
 from schemas.workdirs import STAYS
-from toolhost import offload
 from toolhost.calls.promises import PROMISES, PromiseFile
 from toolhost.host import Host
 from toolhost.jails.sized_workdirs import SizedWorkdirs
@@ -100,7 +99,7 @@ class App:
         if powers.lifeline is not None:
             pidfd = os.pidfd_open(powers.lifeline)
             loop.add_reader(pidfd, self._helper_lost, pidfd)
-        offload.remove(end_stranded)  # of a tool host that was killed
+        powers.offload.remove(end_stranded)  # of a tool host that was killed
         probing = asyncio.ensure_future(survey(powers, self._machine))  # while the broker answers
         try:
             welcome = await self._connect()

@@ -14,30 +14,31 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final, TypeVar
+from typing import TypeVar
 
 _T = TypeVar("_T")
 
-_PREPARING: Final = ThreadPoolExecutor(1, thread_name_prefix="prepare")
-_REMOVING: Final = ThreadPoolExecutor(1, thread_name_prefix="remove")
 
+class Offload:
+    """The two threads of a tool host. Each starts with its first work, and does one piece after the other."""
 
-async def prepared(work: Callable[[], _T]) -> _T:
-    """What `work` returns or raises; it runs after what was given here, or to `soon`, before."""
-    return await asyncio.wrap_future(_PREPARING.submit(work))
+    def __init__(self) -> None:
+        self._preparing = ThreadPoolExecutor(1, thread_name_prefix="prepare")
+        self._removing = ThreadPoolExecutor(1, thread_name_prefix="remove")
 
+    async def prepared(self, work: Callable[[], _T]) -> _T:
+        """What `work` returns or raises. It runs after what was given here, or to `submit`, before."""
+        return await asyncio.wrap_future(self._preparing.submit(work))
 
-def soon(work: Callable[[], object]) -> None:
-    """Do this between two launches. It must not raise."""
-    _PREPARING.submit(work)
+    def submit(self, work: Callable[[], object]) -> None:
+        """Do this between two launches. It must not raise."""
+        self._preparing.submit(work)
 
+    def remove(self, work: Callable[[], object]) -> None:
+        """Do this at leisure. It must not raise."""
+        self._removing.submit(work)
 
-def remove(work: Callable[[], object]) -> None:
-    """Do this at leisure. It must not raise."""
-    _REMOVING.submit(work)
-
-
-async def settled() -> None:
-    """Wait until everything that was given here before is done."""
-    for thread in (_PREPARING, _REMOVING):
-        await asyncio.wrap_future(thread.submit(lambda: None))
+    async def settled(self) -> None:
+        """Wait until everything that was given here before is done."""
+        for thread in (self._preparing, self._removing):
+            await asyncio.wrap_future(thread.submit(lambda: None))

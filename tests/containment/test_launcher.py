@@ -23,7 +23,6 @@ import pytest
 from schemas.launch import Filesystem, Limits, SandboxSpec
 from schemas.system.users import DEFAULT
 from tests.toolhost_fixture import POWERS, Bench, bench, make_tool
-from toolhost import offload
 from toolhost.jails.jail import process_status
 from toolhost.launcher import calls, staging
 from toolhost.launcher.request import Launch, Stage
@@ -242,7 +241,7 @@ async def test_a_launcher_that_was_killed_is_started_again(place: Path) -> None:
         os.kill(before, signal.SIGKILL)
         assert (await made.call("t__keys", workdir=place / "work", instance_key="other"))["status"] == "ok"
         assert POWERS.launcher.pid != before
-        await offload.settled()
+        await POWERS.offload.settled()
         assert not Path(f"/proc/{before}").exists()
 
 

@@ -25,7 +25,6 @@ from schemas.frames import Frame
 from schemas.launch import Limits, SandboxSpec, ToolHostSpec
 from schemas.worker_frames import Answer, Ask, Ended, LoadFailed, Log, Progress, Ready, Result, WorkerError, WorkerFrame
 from tests.toolhost_fixture import POWERS, bench, make_tool
-from toolhost import offload
 from toolhost.host import Host
 from toolhost.jails.channel import Channel
 from toolhost.limits.decide import Used
@@ -138,7 +137,7 @@ class NoBus:
 
 
 async def test_mutated_frames_in_process(short_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(offload, "soon", lambda work: work())  # a thread would be woken for each jail
+    monkeypatch.setattr(POWERS.offload, "submit", lambda work: work())  # a thread would be woken for each jail
     usage = JailUsage(Limits(), [], Keeper(POWERS), 0, POWERS)
     rng = random.Random(SEED)
     tool = make_tool(short_tmp, "", "f")

@@ -26,7 +26,6 @@ import msgspec
 from schemas.codec import DECODE_ERRORS
 from schemas.system.trees import remove_tree
 from schemas.worker_frames import WorkerFrame
-from toolhost import offload
 from toolhost.jails.launch import Launched, launch
 from toolhost.jails.remains import end_session, members
 from toolhost.jails.stream import FrameStream, StrayOutput
@@ -322,7 +321,7 @@ class Jail:
             self._powers.uids.give_back(self.uid)
         self.usage.close()
         if (private := self.plan.private) is not None:
-            offload.remove(lambda: remove_tree(private))
+            self._powers.offload.remove(lambda: remove_tree(private))
         if self._kill_timer is not None:
             self._kill_timer.cancel()
         if self._init_pidfd >= 0:

@@ -22,7 +22,6 @@ from schemas.errors import fail
 from schemas.system.own_users import NUMBERS
 from schemas.system.trees import remove_tree
 from schemas.worker_frames import WORKER_FD
-from toolhost import offload
 from toolhost.launcher.request import Launch
 from toolhost.limits.groups import Group
 from toolhost.limits.keeper import Keeper
@@ -92,7 +91,7 @@ async def launch(make_plan: Callable[[], LaunchPlan], powers: Powers, *, nicenes
 
 async def _launch(make_plan: Callable[[], LaunchPlan], powers: Powers, niceness: int) -> Launched:
     try:
-        parts = await offload.prepared(lambda: _prepare(make_plan(), powers, niceness))
+        parts = await powers.offload.prepared(lambda: _prepare(make_plan(), powers, niceness))
     except OSError as error:
         raise _no_start(error) from None
     uid: int | None = None

@@ -25,7 +25,6 @@ from schemas.codec import DECODE_ERRORS
 from schemas.errors import GoondanError, fail
 from schemas.grantable import within
 from schemas.launch import ToolHostSpec, ToolSpec
-from toolhost import offload
 from toolhost.jails.launch import open_place
 from toolhost.launcher.request import PATIENCE_S, Check, Held, Hold
 from toolhost.launcher.sizes import IMAGE, MIB, POINT
@@ -124,7 +123,7 @@ class SizedWorkdirs:
         try:
             async with of_point.lock:
                 wanted = sum(other.size for other in of_point.claims)
-                await offload.prepared(lambda: self._powers.make_workdir(point, state_dir))
+                await self._powers.offload.prepared(lambda: self._powers.make_workdir(point, state_dir))
                 held = await self._ask(point, {"hold": wanted, "make": make})
         except BaseException:
             self.release(claim)
@@ -189,7 +188,7 @@ class SizedWorkdirs:
             return await self._ask_once(point, request)
 
     async def _ask_once(self, point: str, request: Hold | Check) -> Held:
-        folder = await offload.prepared(lambda: open_place(os.path.dirname(point), "dir"))
+        folder = await self._powers.offload.prepared(lambda: open_place(os.path.dirname(point), "dir"))
         reading = -1
         try:
             reading, writing = os.pipe()

@@ -27,8 +27,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
-from toolhost import offload
 from toolhost.launcher.request import Check, Hold, Launch, Run
+from toolhost.offload import Offload
 
 #: Where the launcher finds its socket.
 _LAUNCHER_FD: Final = 3
@@ -59,6 +59,10 @@ class _Question(NamedTuple):
     answer: asyncio.Future[Answer]
 
 
+#: Starts a launcher: our end of its socket, and its number. It raises OSError.
+StartLauncher = Callable[[], tuple[socket.socket, int]]
+
+
 class LauncherLink:
     """The launcher process of this process: started when it is needed, and again should it be gone.
 
@@ -66,10 +70,11 @@ class LauncherLink:
     between two of them nothing may be asked for.
     """
 
-    def __init__(self, start: Callable[[], tuple[socket.socket, int]]) -> None:
-        """`start` starts one: our end of its socket, and its number. It raises OSError."""
+    def __init__(self, start: StartLauncher, offload: Offload) -> None:
+        """`offload` waits for the ends of processes."""
         self.pid = 0
         self._start = start
+        self._offload = offload
         self._channel: socket.socket | None = None
         self._registered = False
         self._waiting: deque[_Question] = deque()
@@ -178,7 +183,7 @@ class LauncherLink:
         if not question.answer.done():
             question.answer.set_result((answer, given))
         else:
-            _drop(answer, given)
+            self._drop(answer, given)
         loop = question.answer.get_loop()
         self._stop_timer()
         if self._asked:
@@ -202,28 +207,27 @@ class LauncherLink:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)  # it is our child and not yet waited for
             pid = self.pid
-            offload.remove(lambda: _reap(pid))
+            self._offload.remove(lambda: _reap(pid))
         self._stop_timer()
         asked, self._asked = self._asked, deque()
         for question in asked:
             if not question.answer.done():
                 question.answer.set_exception(LauncherLost(f"the launcher of jails is gone: {how}"))
 
+    def _drop(self, answer: dict[str, Any], given: list[int]) -> None:
+        """Nobody wants this jail any more."""
+        for fd in given:
+            os.close(fd)
+        if "pid" in answer:
+            pid = int(answer["pid"])
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            self._offload.remove(lambda: _reap(pid))
+
     def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-
-
-def _drop(answer: dict[str, Any], given: list[int]) -> None:
-    """Nobody wants this jail any more."""
-    for fd in given:
-        os.close(fd)
-    if "pid" in answer:
-        pid = int(answer["pid"])
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-        offload.remove(lambda: _reap(pid))
 
 
 def _reap(pid: int) -> None:

@@ -11,7 +11,7 @@ from schemas.system.own_users import NUMBERS
 from toolhost.launcher.descriptors import opened
 from toolhost.launcher.operations import make_placeholders, remove_groups, remove_unguarded, set_niceness
 from toolhost.launcher.sockets import held_by
-from toolhost.privileges.launcher_link import LauncherLink, spawn
+from toolhost.privileges.launcher_link import spawn
 from toolhost.privileges.own_groups import beside, find_tree
 from toolhost.privileges.powers import Powers
 from toolhost.privileges.tree import Tree
@@ -23,7 +23,7 @@ class Ordinary(Powers):
 
     def __init__(self, umask: int | None = None) -> None:
         """`umask` is what jails write under, None for that of this process."""
-        super().__init__(os.geteuid(), LauncherLink(lambda: spawn(umask)), Uids(os.getpid(), NUMBERS))
+        super().__init__(os.geteuid(), lambda: spawn(umask), Uids(os.getpid(), NUMBERS))
 
     @cached_property
     def tree(self) -> Tree | None:  # type: ignore[override] # it is found when it is asked for, and read only

@@ -10,7 +10,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-from toolhost.privileges.launcher_link import LauncherLink
+from toolhost.offload import Offload
+from toolhost.privileges.launcher_link import LauncherLink, StartLauncher
 from toolhost.privileges.tree import Tree
 from toolhost.privileges.uids import Uids
 
@@ -23,11 +24,13 @@ class Powers(ABC):
     #: The process without which this one cannot go on; None where there is none.
     lifeline: int | None = None
 
-    def __init__(self, operator: int, launcher: LauncherLink, uids: Uids) -> None:
+    def __init__(self, operator: int, start_launcher: StartLauncher, uids: Uids) -> None:
         #: The user who has started this tool host: 0 for root, whose tool host is somebody else by now.
         self.operator = operator
+        #: Threads for what would hold the loop up.
+        self.offload = Offload()
         #: What starts jails.
-        self.launcher = launcher
+        self.launcher = LauncherLink(start_launcher, self.offload)
         #: The user numbers of jails, where jails have their own.
         self.uids = uids
 

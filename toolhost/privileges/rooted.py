@@ -20,7 +20,6 @@ from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 from toolhost.launcher.allow_list import AllowList
-from toolhost.privileges.launcher_link import LauncherLink
 from toolhost.privileges.powers import Powers
 from toolhost.privileges.tree import Tree
 from toolhost.privileges.uids import Uids
@@ -44,7 +43,7 @@ class Rooted(Powers):
 
     def __init__(self, uids: Uids, tree: Tree | None) -> None:
         """`start` follows, while this process is still root."""
-        super().__init__(0, LauncherLink(self._make_launcher), uids)
+        super().__init__(0, self._make_launcher, uids)
         self.tree = tree
         self._helper: _Helper | None = None
         self._lock = threading.Lock()

@@ -39,7 +39,6 @@ from schemas.worker_frames import (
     Result,
     WorkerFrame,
 )
-from toolhost import offload
 from toolhost.calls.answers import Answers, too_much_pending
 from toolhost.calls.asking import Asking
 from toolhost.calls.asks import ended as call_ended
@@ -160,7 +159,7 @@ class Sessions:
         for live in list(self._live.values()):  # what is being launched is killed when it is there
             live.jail.kill("the tool host was stopped")
         self._note_gone()
-        for ended in (self._all_gone.wait, self._sized.settled, offload.settled):
+        for ended in (self._all_gone.wait, self._sized.settled, self._powers.offload.settled):
             with suppress(TimeoutError):
                 # Not wait_for: in Python 3.11 it forgets a cancellation that comes with the end that it waits for.
                 async with asyncio.timeout(CLOSE_S):
@@ -519,7 +518,7 @@ class Sessions:
         del self._by_usage[jail.usage]
         self._sized.release(live.claim)
         self._watch.remove(jail.usage)
-        offload.soon(partial(self._stays.end, jail.plan.named))
+        self._powers.offload.submit(partial(self._stays.end, jail.plan.named))
         if live.network is not None:
             self._by_pid.pop(jail.pid, None)
             self._egress.detach(jail.pid)

@@ -13,7 +13,6 @@ from schemas.errors import GoondanError, error_payload, fail
 from schemas.frames import ErrorPayload
 from schemas.hosts import read_network
 from schemas.launch import ToolHostSpec, ToolSpec
-from toolhost import offload
 from toolhost.jails import cells
 from toolhost.jails.jail import Jail, Owner
 from toolhost.jails.network import JailNetwork
@@ -66,7 +65,7 @@ async def start_jail(
         return jail, hiding
     finally:
         for named in begun[:-1] if started else begun:  # of tries that came to nothing
-            offload.soon(partial(stays.end, named))
+            powers.offload.submit(partial(stays.end, named))
 
 
 async def last_one_ended(there: Iterable[LiveSession], workdir: str | None, patience_s: float) -> None:

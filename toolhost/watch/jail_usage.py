@@ -15,7 +15,6 @@ from contextlib import suppress
 from typing import Final
 
 from schemas.launch import Limits
-from toolhost import offload
 from toolhost.limits.decide import MIB, NEAR, CpuMeter, DiskMeter, Growth, Pace, Usage, exceeded
 from toolhost.limits.keeper import Keeper
 from toolhost.privileges.powers import Powers
@@ -256,4 +255,4 @@ class JailUsage:
         with self._lock:
             self.closed = True
             self.keeper.close()
-        offload.remove(self.keeper.remove)
+        self._powers.offload.remove(self.keeper.remove)
