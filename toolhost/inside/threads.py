@@ -26,13 +26,18 @@ class Slot:
 class Threads:
     """The slots of a worker. A thread that has done its job waits here for the next one."""
 
-    def __init__(self) -> None:
-        self._lock = allocate_lock()
+    def __init__(self, most: int) -> None:
+        """`most` jobs run at a time in all lanes together."""
+        self.most = most
+        #: Guards this and the lanes.
+        self.lock = allocate_lock()
+        #: How many jobs run in lanes.
+        self.busy = 0
         self._parked: list[Slot] = []
 
     def run(self, job: Callable[[Slot], None]) -> None:
-        """Give a job to a waiting thread, or to a new one."""
-        with self._lock:
+        """Give a job to a waiting thread, or to a new one. Raises RuntimeError when no thread can be started."""
+        with self.lock:
             slot = self._parked.pop() if self._parked else None
         if slot is None:
             slot = Slot()
@@ -42,7 +47,7 @@ class Threads:
 
     def serve(self, slot: Slot) -> None:
         """Make this thread one of them. Never returns."""
-        with self._lock:
+        with self.lock:
             self._parked.append(slot)
         self._work(slot)
 
@@ -51,47 +56,46 @@ class Threads:
             slot.wake.acquire()
             if slot.job is not None:
                 slot.job(slot)
-            with self._lock:
+            with self.lock:
                 self._parked.append(slot)
 
 
 class Lane:
-    """Jobs of which at most `most` run at a time, and at most `together` with those of the lane `beside`.
+    """Jobs of which at most `most` run at a time. The others wait, first come, first served.
 
-    The others wait, first come, first served.
+    A lane always has room for one job if all other lanes together may have fewer than `threads.most`.
     """
 
-    def __init__(self, threads: Threads, most: int, beside: Lane | None = None, together: int = 0) -> None:
+    def __init__(self, threads: Threads, most: int) -> None:
         self._threads = threads
         self._most = most
-        self._beside = beside
-        self._together = together
-        self._lock = allocate_lock()
         self._running = 0
         self._waiting: deque[Callable[[], None]] = deque()
 
     def submit(self, job: Callable[[], None]) -> None:
         """Run the job, now or when there is room for it. Raises RuntimeError when no thread can be started."""
-        with self._lock:
-            if self._running >= self._room():
+        threads = self._threads
+        with threads.lock:
+            if self._running >= self._most or threads.busy >= threads.most:
                 self._waiting.append(job)
                 return
-            self._running += 1
+            self._count(1)
         try:
-            self._threads.run(lambda slot: self._run(job))
+            threads.run(lambda slot: self._run(job))
         except BaseException:
-            with self._lock:
-                self._running -= 1
+            with threads.lock:
+                self._count(-1)
             raise
-
-    def _room(self) -> int:
-        return self._most if self._beside is None else min(self._most, self._together - self._beside._running)
 
     def _run(self, job: Callable[[], None]) -> None:
         while True:
             job()
-            with self._lock:
+            with self._threads.lock:
                 if not self._waiting:
-                    self._running -= 1
+                    self._count(-1)
                     return
                 job = self._waiting.popleft()
+
+    def _count(self, more: int) -> None:
+        self._running += more
+        self._threads.busy += more

@@ -53,12 +53,9 @@ QUICK_S = 0.0001
 #: Quick results are written together, so many at a time, and at this size at the latest (bytes).
 BURST = 8
 FLUSH_BYTES = 65536
-#: Slow handlers at a time, each on a thread; further calls wait. The default limit of 64 processes counts threads.
-MAX_SLOW = 32
-#: Pieces of pending work at a time, each on a thread.
-MAX_PENDING = 40
-#: A slow handler begins only below this number of both; a few more threads read, watch and run the event loop.
-MAX_TOGETHER = 52
+#: Slow handlers, pieces of pending work, and both together that run at a time, each on a thread. Others wait. The
+#: default limit of 64 processes counts threads, and a few more read, watch and run the event loop.
+MAX_SLOW, MAX_PENDING, MAX_TOGETHER = 32, 40, 52
 #: A thread's stack (bytes). What it may come to counts as memory: 64 of the usual 8 MiB are all of the default limit.
 STACK_BYTES = 2 << 20
 #: Messages kept for later calls, oldest out first; the host counts along (WORKER.md).
@@ -104,9 +101,9 @@ class Worker:
         self._dozing = False
         self._doze = allocate_lock()
         self._doze.acquire()
-        self._threads = Threads()
+        self._threads = Threads(MAX_TOGETHER)
         self._pending = Lane(self._threads, MAX_PENDING)
-        self._slow = Lane(self._threads, MAX_SLOW, self._pending, MAX_TOGETHER)
+        self._slow = Lane(self._threads, MAX_SLOW)
         self._async: AsyncCalls | None = None
         self._questions: Questions | None = None
         self._orphans = Orphans()

@@ -40,7 +40,7 @@ class Jobs:
 
 
 def test_more_jobs_wait_for_room_first_come_first_served() -> None:
-    jobs, lane = Jobs(), Lane(Threads(), 1)
+    jobs, lane = Jobs(), Lane(Threads(9), 1)
     for number in range(5):
         lane.submit(lambda number=number: jobs.job(number))  # type: ignore[misc]
     jobs.wait_begun(1)
@@ -49,10 +49,9 @@ def test_more_jobs_wait_for_room_first_come_first_served() -> None:
     assert (jobs.begun, jobs.most, len(jobs.idents)) == ([0, 1, 2, 3, 4], 1, 1)
 
 
-def test_a_lane_leaves_room_to_the_one_beside_it() -> None:
-    jobs, threads = Jobs(), Threads()
-    pending = Lane(threads, 3)
-    slow = Lane(threads, 3, pending, 4)
+def test_two_lanes_together_have_a_bound() -> None:
+    jobs, threads = Jobs(), Threads(4)
+    pending, slow = Lane(threads, 3), Lane(threads, 3)
     for number in range(2):
         pending.submit(lambda number=number: jobs.job(number))  # type: ignore[misc]
     for number in range(2, 6):
@@ -65,7 +64,7 @@ def test_a_lane_leaves_room_to_the_one_beside_it() -> None:
 
 
 def test_a_long_queue_takes_no_stack() -> None:
-    jobs, lane = Jobs(), Lane(Threads(), 1)
+    jobs, lane = Jobs(), Lane(Threads(9), 1)
     count = 3 * sys.getrecursionlimit()
     jobs.go.set()
     for number in range(count):
