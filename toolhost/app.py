@@ -36,7 +36,7 @@ from toolhost.policy.subject import HostFacts
 from toolhost.privileges.powers import Powers
 from toolhost.state_folder import StateFolder
 from toolhost.survey.probe import why_calls_are_not_forked
-from toolhost.survey.tiers import ALONE, survey
+from toolhost.survey.tiers import ALONE, Survey, survey
 
 #: How long queued results may take to reach the broker at the end (seconds).
 LINGER_S: Final = 0.5
@@ -45,18 +45,20 @@ GC_THRESHOLDS: Final = (20_000, 20, 50)
 
 
 class Settings(Struct, frozen=True, kw_only=True):
-    """What the command line says. `ready_fd` and `status_fd` are descriptors, None when nobody listens.
+    """What the command line says."""
 
-    `granted` are the values that sandbox.env can grant, by name. `patience_s` is how long the broker may take to
-    welcome this host (seconds). `broker_uid` is the broker's user.
-    """
-
+    #: The broker's socket for tool hosts.
     endpoint: str
     token: str
+    #: A descriptor that gets a newline when this host is ready; None: nobody waits for that.
     ready_fd: int | None = None
+    #: A descriptor that gets a line for each start and end of a worker; None: nobody reads them.
     status_fd: int | None = None
+    #: The values that sandbox.env can grant, by name.
     granted: dict[str, str] = {}
+    #: How long the broker may take to welcome this host (seconds).
     patience_s: float = 10.0
+    #: The broker's user; None: ours.
     broker_uid: int | None = None
 
 
@@ -95,26 +97,22 @@ class App:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
         loop.set_exception_handler(_broken)
-        powers = self._powers
-        if powers.lifeline is not None:
-            pidfd = os.pidfd_open(powers.lifeline)
+        if self._powers.lifeline is not None:
+            pidfd = os.pidfd_open(self._powers.lifeline)
             loop.add_reader(pidfd, self._helper_lost, pidfd)
-        powers.offload.remove(end_stranded)  # of a tool host that was killed
-        probing = asyncio.ensure_future(survey(powers, self._machine))  # while the broker answers
+        self._powers.offload.remove(end_stranded)  # of a tool host that was killed
+        probing = asyncio.ensure_future(survey(self._powers, self._machine))  # while the broker answers
         try:
-            welcome = await self._connect()
-        except BaseException:
-            await probing
-            raise
-        if welcome is None:
-            await probing
-            return
+            if (welcome := await self._connect()) is not None:
+                await self._live(welcome, probing)
+        finally:
+            await asyncio.wait([probing])  # its jail goes before this process
+
+    async def _live(self, welcome: Welcome, probing: asyncio.Future[Survey]) -> None:
+        """From the welcome to the end."""
+        powers = self._powers
         spec = _spec(welcome)
-        try:
-            state = await StateFolder.claim(spec.state_dir, welcome.principal, powers)
-        except BaseException:
-            await probing
-            raise
+        state = await StateFolder.claim(spec.state_dir, welcome.principal, powers)
         promises = PromiseFile(state.file(PROMISES))
         stays = Stays(state.file(STAYS), powers)
         host = self._host = Host(
@@ -145,9 +143,8 @@ class App:
             found = await probing
             powers.settle(found.facts is not None and not found.facts.user_namespaces)
             if found.facts is None:
-                error = found.error or fail("E_SANDBOX_UNAVAILABLE", "no jail can be made")
-                _say("error", f"{error.info.message}. {error.info.suggestion}", code=error.info.code)
-                host.open(None, error)
+                _say("error", f"{found.error.info.message}. {found.error.info.suggestion}", code=found.error.info.code)
+                host.open(None, found.error)
             else:
                 hidden = hidden_folders(spec, self._settings.endpoint, found.facts.home, powers.operator)
                 host.open(with_hidden(found.facts, hidden))

@@ -1,12 +1,10 @@
-"""Work that could hold the loop up, on two threads beside it: finding out about folders for a launch and keeping the
-record of who may write to them, and removing what a jail has left.
+"""Two threads for work that could hold the loop up.
 
-While a jail is being started, every other agent's calls go through the loop. A folder with ten thousand names, a record
-that must be on disk first, a control group whose lock somebody's fork bomb holds, or a tree of files that has to go
-take milliseconds to seconds; here that is nobody's loss. Removing has a thread of its own, so that no launch waits
-behind it.
+One prepares launches: it looks folders up, and records who may write to them. The other removes what jails have left,
+so that no launch waits for that. Such work takes milliseconds to seconds: a folder may have ten thousand names, a fork
+bomb may hold the lock of a control group. All other calls go through the loop meanwhile.
 
-No jail may be forked here: bubblewrap dies with the thread whose child it is.
+No jail may be started on these threads: bubblewrap ends with the thread whose child it is.
 """
 
 from __future__ import annotations

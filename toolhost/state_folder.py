@@ -1,7 +1,7 @@
 """What a tool host keeps on disk: `<state_dir>/toolhosts/<name>/`, locked for as long as it lives.
 
-Several tool hosts can work for one kernel, each under the name that the broker knows it by. Each has a folder of its
-own, so that none takes another's notes for those of one that is gone. The lock goes with the process, however it ends.
+Several tool hosts can work for one kernel. The broker knows each by a name, and each has a folder of its own: so none
+takes the notes of another one for those of a tool host that is gone. The lock ends with the process.
 
 Source: docs/design/tools.md section 6; requirement RESULT-04.
 """
@@ -25,7 +25,7 @@ _POLL_S: Final = 0.05
 
 
 class StateFolder:
-    """A folder whose lock is ours. `path` is None where nothing can be kept; then nothing is locked either."""
+    """A folder that this process has locked. `path` is None where nothing can be kept; nothing is locked then."""
 
     def __init__(self, path: str | None, lock: int) -> None:
         self.path = path
@@ -77,10 +77,9 @@ def _lock(folder: str) -> int | None:
     fd = os.open(os.path.join(folder, LOCK), flags, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    except OSError as error:
         os.close(fd)
-        return None
-    except OSError:
-        os.close(fd)
+        if isinstance(error, BlockingIOError):
+            return None
         raise
     return fd

@@ -30,16 +30,12 @@ from toolhost.drop_privileges import drop_privileges
 from toolhost.inspection.source import NO_HANDLERS, ModuleReport, read_source, refuse
 from toolhost.jails.jail import Jail
 from toolhost.jails.visit import Visit
-from toolhost.policy.facts import look_up
 from toolhost.policy.hiding import hidden_folders, with_hidden
-from toolhost.policy.plan import plan
 from toolhost.policy.subject import HostFacts
 from toolhost.privileges.powers import Powers
 
 #: Jails at once: more would only wait for each other's processors.
 MAX_JAILS: Final = 8
-#: A worker that only loads a module sends next to nothing (bytes).
-OUTPUT_LIMIT: Final = 1 << 20
 #: How the complaints of what makes a jail begin; then there is none on this machine, whatever the module is like.
 _NO_JAIL: Final = ("bwrap: ", "launcher: ", "boot: ")
 #: Where in our own code a worker was when a module failed; of no use to the module's author.
@@ -75,6 +71,14 @@ async def inspect(request: Request, powers: Powers, facts: HostFacts | GoondanEr
 
 
 class _Visit(Visit[Ready | LoadFailed]):
+    def __init__(self, granted: dict[str, str]) -> None:
+        super().__init__()
+        self._granted = granted
+
+    def ask(self, jail: Jail, tool: ToolSpec) -> None:
+        paths = jail.plan.import_paths
+        jail.send(Init(WORKER_PROTOCOL, tool.name, tool.entry, self._granted, import_paths=paths, jailed=True))
+
     def hear(self, jail: Jail, frame: WorkerFrame) -> None:
         if isinstance(frame, Ready | LoadFailed):
             self.tell(frame)
@@ -87,23 +91,13 @@ async def load_in_jail(
     tool: ToolSpec, spec: ToolHostSpec, host: HostFacts, powers: Powers, request: Request
 ) -> ModuleReport | None:
     """What a worker says after loading the module. None when no jail can be had on this machine."""
-    visit = _Visit()
+    granted = {name: request.values[name] for name in tool.sandbox.env if name in request.values}
     try:
-        jail = await Jail.start(
-            lambda: plan(look_up(_narrowed(tool), None, spec, host, powers), host),
-            visit,
-            powers,
-            output_limit=OUTPUT_LIMIT,
-            name=tool.name,
-        )
+        jail, told = await _Visit(granted).answer(_narrowed(tool), spec, host, powers, request.timeout_s)
     except GoondanError as error:
         if error.info.code == "E_SANDBOX_UNAVAILABLE":
             return None
         return refuse(tool, "sandbox", error.info.message, "jail")
-    granted = {name: request.values[name] for name in tool.sandbox.env if name in request.values}
-    init = Init(WORKER_PROTOCOL, tool.name, tool.entry, granted, import_paths=jail.plan.import_paths, jailed=True)
-    try:
-        told = await visit.answer(jail, lambda: jail.send(init), request.timeout_s)
     except TimeoutError:
         return refuse(tool, "timeout", f"the module was not loaded within {request.timeout_s:g} s", "jail")
     if isinstance(told, Ready):

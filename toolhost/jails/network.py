@@ -1,7 +1,8 @@
-"""The tool host's side of the network: starts the egress proxy, gives it the sockets of jails, hears what they reached.
+"""The tool host's side of the network. It starts the egress proxy, has sockets made in jails, gives them to the proxy,
+and keeps what the proxy says of them.
 
-One proxy serves all jails of a tool host. It is started with the first jail that has a network, and again when it has
-ended; what jails of a proxy that ended had is gone with it.
+One proxy serves all jails of a tool host. It is started for the first jail that has a network. When it ends, its jails
+have no network any more, and the next jail gets a new proxy.
 
 Source: docs/design/sandbox.md section 6; docs/decisions/024.
 """

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
+from schemas.launch import ToolHostSpec, ToolSpec
 from schemas.worker_frames import WorkerFrame
 from toolhost.jails.jail import Jail
+from toolhost.policy.facts import look_up
+from toolhost.policy.plan import plan
+from toolhost.policy.subject import HostFacts
+from toolhost.privileges.powers import Powers
 from toolhost.untrusted import Violation
 
+#: What its worker may send (bytes): it says one thing.
+OUTPUT_LIMIT: Final = 1 << 20
 Told = TypeVar("Told")
 
 
@@ -22,18 +28,31 @@ class Visit(ABC, Generic[Told]):
         self._told: asyncio.Future[Told | str] = loop.create_future()
         self._over: asyncio.Future[None] = loop.create_future()
 
-    async def answer(self, jail: Jail, ask: Callable[[], None], timeout_s: float) -> Told | str:
-        """What was told after `ask`, or in words why nothing was. The jail is gone then.
+    async def answer(
+        self, tool: ToolSpec, spec: ToolHostSpec, host: HostFacts, powers: Powers, timeout_s: float
+    ) -> tuple[Jail, Told | str]:
+        """The jail of the tool, which is gone by then, and what was told in it, or in words why nothing was.
 
-        Raises TimeoutError, and what `ask` raises.
+        Raises GoondanError where there can be no such jail, TimeoutError, and what `ask` raises.
         """
+        jail = await Jail.start(
+            lambda: plan(look_up(tool, None, spec, host, powers), host),
+            self,
+            powers,
+            output_limit=OUTPUT_LIMIT,
+            name=tool.name,
+        )
         try:
             async with asyncio.timeout(timeout_s):
-                ask()
-                return await self._told
+                self.ask(jail, tool)
+                return jail, await self._told
         finally:
             jail.kill("the visit is over")
             await self._over
+
+    @abstractmethod
+    def ask(self, jail: Jail, tool: ToolSpec) -> None:
+        """Tell the worker what to do. May raise OSError."""
 
     @abstractmethod
     def hear(self, jail: Jail, frame: WorkerFrame) -> None:

@@ -1,8 +1,8 @@
-"""A folder that jails can change on the way: found beneath a folder of ours or the operator's, without any link.
+"""How a workdir is found that other jails can exchange: beneath a base, without following any link.
 
-A spawned agent works in a folder that its spawner has named. The spawner's own jails may have put links there, and may
-put some there at any time. So each start of a jail looks anew, name by name from the base's descriptor. The launch
-opens what was found once more, takes it only if it is at that very path, and binds the descriptor (jails/launch.py).
+A spawned agent works in a folder that its spawner has named. The spawner's own jails may put links there at any time.
+So each start of a jail looks for the folder again, name by name from the base's descriptor. The launch opens the folder
+once more, takes it only if it is at that very path, and binds the descriptor (jails/launch.py).
 
 Source: docs/decisions/060.
 """

@@ -63,6 +63,8 @@ STAGES: Final = ("/run", "/mnt", "/srv")
 BUNDLE_FILES: Final = ("goondan.yaml", "goondan.yml")
 
 
+#: The folder of this package.
+_PACKAGE: Final = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 #: Of a checkout of the kernel, besides its packages.
 CHECKOUT: Final = ("Makefile", "scripts", ".ci", "pyproject.toml", "constraints.txt", "tests/conftest.py")
 
@@ -177,18 +179,16 @@ def host_facts(bwrap: str, hidden: Iterable[str], powers: Powers) -> HostFacts:
 
     Sees to it that our own sources for jails are compiled. Raises GoondanError E_SANDBOX_UNAVAILABLE (see machine).
     """
-    package = _package()
-    compile_for_jails()
-    # The interpreter itself, not a virtual environment's link to it: jails know no environment.
-    python = os.path.realpath(sys.executable)
+    compile_sources((f"{_PACKAGE}/inside", f"{_PACKAGE}/base"))
     prefix = os.path.realpath(sys.base_prefix)
     for store in STORES:
         if within(prefix, store):
             prefix = store
     facts = HostFacts(
         bwrap=os.path.realpath(bwrap) if bwrap else "",
-        python=python,
-        inside=f"{package}/inside",
+        # The interpreter itself, not a virtual environment's link to it: jails know no environment.
+        python=os.path.realpath(sys.executable),
+        inside=f"{_PACKAGE}/inside",
         machine=machine(),
         landlock=landlock_abi(),
         stage=None if powers.shares_user else next((path for path in STAGES if os.path.isdir(path)), None),
@@ -205,19 +205,9 @@ def host_facts(bwrap: str, hidden: Iterable[str], powers: Powers) -> HostFacts:
     return with_hidden(facts, hidden)
 
 
-def _package() -> str:
-    return os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
-
-
-def compile_for_jails() -> None:
-    """See to it that our own sources for jails are compiled, as far as we may write there."""
-    package = _package()
-    compile_sources((f"{package}/inside", f"{package}/base"))
-
-
 def code_folders() -> list[str]:
     """What trusted programs are made of, beside /usr: this installation's packages, and the environment it runs in."""
-    root = os.path.dirname(_package())
+    root = os.path.dirname(_PACKAGE)
     code = [f"{root}/{name}" for name in ("schemas", "kernel", "agentproc", "toolhost")]
     code += [os.path.realpath(sys.prefix), os.path.realpath(sys.base_prefix)]
     if os.path.isfile(f"{root}/scripts/make_venv.py"):  # a checkout: what `make run` goes through
@@ -255,7 +245,6 @@ def look_up(
     shared = sandbox.isolation == "shared"
     real = None if workdir is None or shared else _workdir(workdir, base, spec.state_dir, powers)
     workspace = None if real is None else workspace_of(real, os.path.realpath(spec.state_dir))
-    own_workdir = workspace is not None
     read: list[HostPath] = []
     for path in sandbox.filesystem.read:
         read += _everything(host) if path == "/" else [_grant(path, root, powers, tool)]
@@ -271,7 +260,7 @@ def look_up(
     protected += [place for other in spec.tools if (place := _environment(other)) is not None]
     for folder in writable:
         candidates = guard_candidates(folder, tool, protected, host)
-        if not own_workdir or folder != real:
+        if workspace is None or folder != real:
             refuse_links(folder)
             candidates += repositories(folder)
             if folder == real and host.tier == "full" and any(within(path, folder) for path in protected):
@@ -292,8 +281,7 @@ def look_up(
         entry_only=entry_only,
         venv=venv,
         venv_site=site,
-        own_workdir=own_workdir,
-        fallback_owner=workspace,
+        workspace=workspace,
         sized=sized,
         made=made,
         private=_private_folder() if host.tier == "reduced" else None,

@@ -4,8 +4,8 @@ A folder can stand in several places: a bind mount shows it, or a part of it, un
 path would uncover it. /proc/self/mountinfo says which part of which file system every mount shows, so the places are
 found by that: device and path in the file system. Mounts come and go, so it is looked at for each launch.
 
-What is seen here must not change while a jail lives: a folder that is made, replaced or moved afterwards is not covered
-in that jail. `Hiding` notices, and the jail has to end.
+A folder that is made, replaced or moved after a jail was started is not covered in that jail. `Hiding` notices that,
+and the jail has to end.
 
 Source: docs/design/sandbox.md section 1; docs/decisions/049; proc_pid_mountinfo(5).
 """

@@ -28,7 +28,7 @@ class Sources:
             return
         rooted = not host.user_namespaces
         for place in request.writable:
-            ours = request.own_workdir and place.path == request.workdir_real
+            ours = request.workspace is not None and place.path == request.workdir_real
             self._add(host.stage, place, "given" if ours else "refused")
         if host.prefix is not None:
             self._add(host.stage, HostPath(host.prefix, "dir"), "shown", owned=not rooted)

@@ -100,7 +100,7 @@ def plan(request: Request, host: HostFacts) -> LaunchPlan:
         stages=sources.stages,
         seen=mounts.seen_places(made),
         hiding=mounts.hidden_in(request, host),
-        fallback_owner=request.fallback_owner or (writable[-1] if writable else None),
+        fallback_owner=request.workspace or (writable[-1] if writable else None),
         enclosure=enclosure.enclosure_of(host),
         walls=walls(host),
         mechanisms=mechanisms(host.groups, sized=request.sized and not request.write),

@@ -1,4 +1,4 @@
-"""Folders that no jail has, or that none may write to. Pure.
+"""Which folders no jail may see, and which no jail may write to. Pure.
 
 Source: docs/design/sandbox.md sections 1 and 2.
 """

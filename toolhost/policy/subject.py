@@ -132,10 +132,8 @@ class Request(Struct, frozen=True, kw_only=True):
     venv_site: str | None = None
     #: The tier reduced: a folder to make for the jail.
     private: str | None = None
-    #: We made the workdir for an instance, or it lies in one that we made.
-    own_workdir: bool = False
-    #: The workdir that we made, when it is `own_workdir`.
-    fallback_owner: str | None = None
+    #: The folder that we made for an instance, when the workdir is that or lies in it.
+    workspace: str | None = None
     #: The file system of the workdir keeps jails to `diskMb`.
     sized: bool = False
     #: What was put into the workdir so that it can be guarded.
@@ -157,7 +155,7 @@ class Request(Struct, frozen=True, kw_only=True):
     @property
     def named(self) -> list[str]:
         """The writable places that are somebody's own."""
-        return [place.path for place in self.writable if not self.own_workdir or place.path != self.workdir_real]
+        return [place.path for place in self.writable if self.workspace is None or place.path != self.workdir_real]
 
     @property
     def import_paths(self) -> list[str]:

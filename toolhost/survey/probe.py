@@ -20,11 +20,9 @@ from schemas.launch import ExportSpec, SandboxSpec, ToolHostSpec, ToolSpec
 from schemas.worker_frames import WORKER_PROTOCOL, Call, Ended, Init, LoadFailed, Result, WorkerFrame
 from toolhost.jails.cells import Cell, Cells
 from toolhost.jails.jail import Jail, process_status
-from toolhost.jails.visit import Visit
+from toolhost.jails.visit import OUTPUT_LIMIT, Visit
 from toolhost.policy.conventions import JAIL_UID
-from toolhost.policy.facts import look_up
 from toolhost.policy.nested import CAPABILITIES as KEPT
-from toolhost.policy.plan import plan
 from toolhost.policy.subject import HostFacts
 from toolhost.privileges.powers import Powers
 from toolhost.untrusted import Violation
@@ -34,8 +32,6 @@ CAPABILITIES: Final = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
 _BOUNDING: Final = 3
 #: A cold jail takes some 50 ms; a machine that is starting a hundred things may take long (seconds).
 PROBE_S: Final = 15.0
-#: What the handler tells is a small map (bytes).
-OUTPUT_LIMIT: Final = 65536
 _NOTHING: Final = ToolHostSpec(tools=[], state_dir="/nonexistent", revision="")
 
 
@@ -68,30 +64,20 @@ async def why_calls_are_not_forked(facts: HostFacts, powers: Powers) -> str | No
 
 
 async def _probe(facts: HostFacts, powers: Powers, sandbox: SandboxSpec) -> Probed:
-    visit = _Visit()
+    # A process that it must not reach: the jail's own first one, or, without a process namespace, this one.
+    visit = _Visit(facts.landlock, 1 if facts.tier == "full" else os.getpid())
     folder = f"{facts.inside}/probe"
     tool = ToolSpec(
         name="probe", entry=f"{folder}/look.py", root=folder, exports=[ExportSpec(name="look")], sandbox=sandbox
     )
     try:
-        jail = await Jail.start(
-            lambda: plan(look_up(tool, None, _NOTHING, facts, powers), facts),
-            visit,
-            powers,
-            output_limit=OUTPUT_LIMIT,
-            name="probe",
-        )
+        jail, told = await visit.answer(tool, _NOTHING, facts, powers, PROBE_S)
     except GoondanError as error:
         return Probed(error.info.message, fix=error.info.suggestion)
-    # A process that it must not reach: the jail's own first one, or, without a process namespace, this one.
-    outside = 1 if facts.tier == "full" else os.getpid()
-    given = Raw(msgspec.msgpack.encode({"landlock": facts.landlock, "outside": outside}))
-    try:
-        told = await visit.answer(jail, lambda: visit.look(jail, tool.entry, given), PROBE_S)
     except TimeoutError:
-        told = f"the probe jail did not answer within {PROBE_S:g} s"
+        return Probed(f"the probe jail did not answer within {PROBE_S:g} s")
     except OSError as error:
-        told = str(error)
+        return Probed(str(error))
     if isinstance(told, str):
         return Probed(told)
     uid = os.geteuid() if jail.uid is None else jail.uid
@@ -103,18 +89,18 @@ async def _probe(facts: HostFacts, powers: Powers, sandbox: SandboxSpec) -> Prob
 
 
 class _Visit(Visit[dict[str, Any]]):
-    def __init__(self) -> None:
+    def __init__(self, landlock: int, outside: int) -> None:
         super().__init__()
         self.processes: dict[int, dict[str, str]] = {}
+        self._input = Raw(msgspec.msgpack.encode({"landlock": landlock, "outside": outside}))
         self._cells: Cells | None = None
 
-    def look(self, jail: Jail, entry: str, given: Raw) -> None:
-        """Call the handler that looks around. Raises OSError."""
-        init = Init(WORKER_PROTOCOL, "probe", entry, {}, import_paths=jail.plan.import_paths, jailed=True)
+    def ask(self, jail: Jail, tool: ToolSpec) -> None:
+        init = Init(WORKER_PROTOCOL, tool.name, tool.entry, {}, import_paths=jail.plan.import_paths, jailed=True)
         call = Call(
             call_id="1",
             export="look",
-            input=given,
+            input=self._input,
             agent_name="",
             instance_key="",
             turn_id="",

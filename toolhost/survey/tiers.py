@@ -42,8 +42,12 @@ class Survey(Struct, frozen=True, kw_only=True):
     findings: list[Obstacle] = []
     #: How jails are made here; None where none can.
     facts: HostFacts | None = None
-    #: Why none can be made, for whoever calls a tool.
-    error: GoondanError | None = None
+
+    @property
+    def error(self) -> GoondanError:
+        """Why no jail can be made, for whoever calls a tool. Only where there are no facts."""
+        message = f"tools need a jail, and none can be made: {self.findings[0].problem}"
+        return fail("E_SANDBOX_UNAVAILABLE", message, suggestion=self.findings[0].fix)
 
 
 async def survey(powers: Powers, usual: HostFacts | GoondanError) -> Survey:
@@ -52,10 +56,10 @@ async def survey(powers: Powers, usual: HostFacts | GoondanError) -> Survey:
     `usual` is what facts.gather has found.
     """
     if isinstance(usual, GoondanError):
-        return _none(unknown_machine(usual.info.message))
+        return Survey(tier=None, findings=[unknown_machine(usual.info.message)])
     signs = read_signs(powers, usual)
     if usual.landlock < 1:
-        return _none(without_landlock(signs))
+        return Survey(tier=None, findings=[without_landlock(signs)])
     if not usual.bwrap:
         return await _reduced(usual, [without_bubblewrap(usual.lack or "")], powers)
     # Some hosts refuse the nested user namespace that --disable-userns takes, but are fine otherwise: the filter
@@ -84,17 +88,11 @@ async def _reduced(usual: HostFacts, found: list[Obstacle], powers: Powers) -> S
     first = found[0]
     can_be = first.what in ("bubblewrap", "user namespaces", "procfs")
     if powers.operator == 0 or usual.landlock < MINIMUM_LANDLOCK or not can_be:
-        return _none(*found)
+        return Survey(tier=None, findings=found)
     facts = replace(usual, tier="reduced", bwrap="", bwrap_root=None, fix=first.fix, lack=first.problem)
     if (await probe(facts, powers)).problem is not None:
-        return _none(first)
+        return Survey(tier=None, findings=[first])
     return Survey(tier="reduced", walls=["seccomp", "landlock", "limits"], findings=[first], facts=facts)
-
-
-def _none(*found: Obstacle) -> Survey:
-    message = f"tools need a jail, and none can be made: {found[0].problem}"
-    error = fail("E_SANDBOX_UNAVAILABLE", message, suggestion=found[0].fix)
-    return Survey(tier=None, findings=list(found), error=error)
 
 
 def _notes(facts: HostFacts, signs: Signs, *, lack: str | None, unmapped: str | None) -> list[str]:

@@ -112,7 +112,7 @@ def test_an_instances_own_workdir_is_left_as_it_is(tmp_path: Path) -> None:
     own.mkdir(parents=True)
     (own / ".venv").symlink_to("/usr")
     request = look_up(make(tmp_path), str(own), spec(tmp_path / "state"), HOST, POWERS)
-    assert (request.guarded, request.made, request.own_workdir) == ([], [], True)
+    assert (request.guarded, request.made, request.workspace) == ([], [], request.workdir_real)
     assert os.listdir(own) == [".venv"]
 
 
@@ -388,4 +388,4 @@ def test_a_folder_in_an_instances_workspace_is_its_users(tmp_path: Path) -> None
     own = tmp_path / "state" / "instances" / "a" / "k" / "workspace"
     (own / "sub").mkdir(parents=True)
     request = look_up(make(tmp_path), f"{own}/sub", spec(tmp_path / "state"), HOST, POWERS, base=str(own))
-    assert (request.own_workdir, request.fallback_owner, request.workdir_real) == (True, str(own), f"{own}/sub")
+    assert (request.workspace, request.workdir_real) == (str(own), f"{own}/sub")

@@ -45,14 +45,14 @@ def test_what_the_jail_may_write_to_and_which_of_it_is_not_ours() -> None:
     out = [HostPath("/out", "dir")]
     made = jail(write=out)
     assert (made.writable, made.named, made.fallback_owner) == (["/out", "/w"], ["/out", "/w"], "/w")
-    own = jail(write=out, own_workdir=True, fallback_owner="/w0")
+    own = jail(write=out, workspace="/w0")
     assert (own.writable, own.named, own.fallback_owner) == (["/out", "/w"], ["/out"], "/w0")
     without = jail(workdir=None, workdir_real=None)
     assert (without.writable, without.named, without.fallback_owner) == ([], [], None)
     low = reduced(write=out)
     private = ["/tmp/gdn-jail-1/home", "/tmp/gdn-jail-1/tmp"]
     assert (low.writable, low.named) == ([*private, "/out", "/w"], ["/out", "/w"])
-    assert reduced(own_workdir=True).named == []
+    assert reduced(workspace="/w0").named == []
     alone = reduced(workdir=None, workdir_real=None)
     assert (alone.writable, alone.workdir, alone.seen) == (private, private[0], [("/b/tools/t", "/b/tools/t")])
 

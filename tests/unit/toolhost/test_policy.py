@@ -424,7 +424,7 @@ def test_without_user_namespaces_a_jail_begins_as_root_in_a_root_of_its_own() ->
         HOST, stage="/run", user_namespaces=False, bwrap=f"{site}/b/_bin/bwrap", bwrap_root=site, nests=True
     )
     guarded = [HostPath("/data/w/sub/tools/x", "dir")]
-    request = Request(tool=TOOL, workdir="/data/w", workdir_real="/data/w", guarded=guarded, own_workdir=True)
+    request = Request(tool=TOOL, workdir="/data/w", workdir_real="/data/w", guarded=guarded, workspace="/data/w")
     made = plan(request, host)
     assert made.options[:7] == ["--as-pid-1", *(f"--unshare-{kind}" for kind in ("pid", "net", "ipc", "uts", "cgroup")),
                                 "--hostname"]  # fmt: skip
