@@ -90,7 +90,6 @@ class Bench:
         self._count = itertools.count(1)
         self.host = Host(
             spec,
-            None,
             POWERS,
             send=self._receive,
             on_log=self.logs.append,

@@ -117,7 +117,6 @@ class App:
         stays = Stays(state.file(STAYS), powers)
         host = self._host = Host(
             spec,
-            None,
             powers,
             send=self._send,
             on_log=self._logbook.write,

@@ -51,7 +51,6 @@ class Host:
     def __init__(
         self,
         spec: ToolHostSpec,
-        facts: HostFacts | None,
         powers: Powers,
         *,
         send: Callable[[Frame], bool],
@@ -60,12 +59,11 @@ class Host:
         announce: Announce = lambda event, told: None,
         remember: Callable[[list[Promise]], None] = lambda promises: None,
         environment: Mapping[str, str] | None = None,
-        unavailable: GoondanError | None = None,
         speaker: Speaker | None = None,
         stays: Stays | None = None,
         sized: SizedWorkdirs | None = None,
     ) -> None:
-        """`facts` None means that no jail can be made, for the reason `unavailable`. Calls wait until `open`.
+        """Calls wait until `open`.
 
         `announce` and `remember`: see calls/answers.py. `speaker`: how handlers ask agents, if they can. `stays`: None
         keeps no record of them.
@@ -80,9 +78,7 @@ class Host:
             self._messages,
             self.asking,
             spec=spec,
-            facts=facts,
             powers=powers,
-            unavailable=unavailable,
             send=send,
             on_log=on_log,
             on_worker=on_worker,
@@ -117,7 +113,10 @@ class Host:
         self.sessions.configure(spec, {name for name, tool in before.items() if self._tools.get(name) != tool})
 
     def open(self, facts: HostFacts | None, unavailable: GoondanError | None = None) -> None:
-        """It is known now whether jails can be made: run what has waited for that."""
+        """It is known now whether jails can be made: run what has waited for that.
+
+        `facts` None: no jail can be made, for the reason `unavailable`.
+        """
         self.sessions.open(facts, unavailable)
 
     @property

@@ -155,7 +155,7 @@ async def test_mutated_frames_in_process(short_tmp: Path, monkeypatch: pytest.Mo
 
     bus = NoBus()
     spec = ToolHostSpec(tools=[tool], state_dir="/nonexistent", revision="1")
-    host = Host(spec, None, POWERS, send=send, on_log=count, speaker=bus)
+    host = Host(spec, POWERS, send=send, on_log=count, speaker=bus)
     host.open(None)
     before = 0
     refused = accepted = made = 0

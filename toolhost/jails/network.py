@@ -38,32 +38,28 @@ MAX_KEPT: Final = 256
 
 
 class JailNetwork:
-    """What is known of one jail's connections. `denied_count` counts all that were denied, kept or not."""
-
-    __slots__ = ("denied", "denied_count", "failed", "layout", "network", "reached")
+    """What is known of one jail's connections."""
 
     def __init__(self, network: Network, layout: Layout) -> None:
         self.network = network
         self.layout = layout
         self.denied: deque[Denied] = deque(maxlen=MAX_KEPT)
+        #: How many were denied, kept or not.
         self.denied_count = 0
-        self.failed: deque[Failed] = deque(maxlen=MAX_KEPT)
-        self.reached: dict[tuple[str, int], int] = {}
+        #: Hosts and ports that were reached, each once.
+        self.reached: dict[tuple[str, int], None] = {}
 
     def denied_since(self, count: int) -> list[Denied]:
         """What was denied after `denied_count` was `count`, as far as it is kept."""
-        new = min(self.denied_count - count, len(self.denied))
-        return list(self.denied)[len(self.denied) - new :]
+        return list(self.denied)[max(0, len(self.denied) - (self.denied_count - count)) :]
 
-    def note(self, news: Denied | Reached | Failed) -> None:
+    def note(self, news: Denied | Reached) -> None:
         """Keep what the proxy says."""
         if isinstance(news, Denied):
             self.denied.append(news)
             self.denied_count += 1
-        elif isinstance(news, Failed):
-            self.failed.append(news)
-        elif (news.host, news.port) in self.reached or len(self.reached) < MAX_KEPT:
-            self.reached[news.host, news.port] = self.reached.get((news.host, news.port), 0) + 1
+        elif len(self.reached) < MAX_KEPT:
+            self.reached[news.host, news.port] = None
 
 
 class _Attached:
@@ -255,7 +251,8 @@ class Egress:
             if isinstance(message, Settled):
                 self._settled(message)
             elif isinstance(message, Denied | Reached | Failed) and (jail := self._jails.get(message.jail)):
-                jail.known.note(message)
+                if not isinstance(message, Failed):
+                    jail.known.note(message)
                 if not isinstance(message, Reached):
                     self._on_news(message.jail, message)
 

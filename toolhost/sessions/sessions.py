@@ -90,9 +90,7 @@ class Sessions:
         asking: Asking,
         *,
         spec: ToolHostSpec,
-        facts: HostFacts | None,
         powers: Powers,
-        unavailable: GoondanError | None,
         send: Callable[[Frame], bool],
         on_log: Callable[[LogLine], None],
         on_worker: Callable[[WorkerNews], None],
@@ -100,15 +98,15 @@ class Sessions:
         stays: Stays | None,
         sized: SizedWorkdirs | None,
     ) -> None:
-        """`facts` None means that no jail can be made, for the reason `unavailable`. Calls wait until `open`."""
+        """Calls wait until `open`."""
         self._loop = loop
         self._answers = answers
         self._messages = messages
         self._asking = asking
         self._spec = spec
-        self._facts = facts
+        self._facts: HostFacts | None = None
         self._powers = powers
-        self._unavailable = unavailable
+        self._unavailable: GoondanError | None = None
         self._send_frame = send
         self._on_log = on_log
         self._on_worker = on_worker
@@ -141,7 +139,10 @@ class Sessions:
                 self._perform(self.pool.close(session))
 
     def open(self, facts: HostFacts | None, unavailable: GoondanError | None = None) -> None:
-        """It is known now whether jails can be made: run what has waited for that."""
+        """It is known now whether jails can be made: run what has waited for that.
+
+        `facts` None: no jail can be made, for the reason `unavailable`.
+        """
         self._facts, self._unavailable = facts, unavailable
         held, self._held = self._held or [], None
         for call in held:

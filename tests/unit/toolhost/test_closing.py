@@ -17,7 +17,7 @@ from toolhost.sessions.pool import Start
 
 
 async def test_a_cancellation_that_comes_with_the_end_of_the_last_jail_counts() -> None:
-    host = Host(ToolHostSpec(tools=[], state_dir="/nonexistent", revision="1"), None, POWERS, send=lambda frame: True)
+    host = Host(ToolHostSpec(tools=[], state_dir="/nonexistent", revision="1"), POWERS, send=lambda frame: True)
     (start,) = host.sessions.pool.place(("t",), call("1"))
     assert isinstance(start, Start)
     closing = asyncio.ensure_future(host.close())
