@@ -1,15 +1,15 @@
 """Which addresses may be connected to, whoever resolved them: pure.
 
 `ipaddress` alone is not enough: in Python 3.11 it calls 64:ff9b::/96, 2002::/16, fec0::/10, ::/96 and multicast global.
-So a public address is one that stands in none of the tables below, and for IPv6 in 2000::/3 as well.
+So an address is public here when it is in none of the tables below. An IPv6 address must be in 2000::/3 as well.
 
 How far a rule goes (`Reach`):
-- `public`: patterns and `public` itself. Public addresses only, whatever a name resolves to.
-- `named`: an exact rule with a name. Private networks too, where databases are, but not this machine and not
-  link-local addresses: otherwise whoever owns the name could point it at a cloud's metadata service.
-- `local`: an exact rule with an address, or with a name that only this machine or its own network can have given an
-  address (`localhost`, names in its hosts file, names that no public registry hands out). Everything that a packet can
-  be sent to.
+- `public`: patterns, and `public` itself. They reach public addresses only, whatever a name resolves to.
+- `named`: an exact rule with a name. It reaches private networks too, where databases are. It does not reach this
+  machine and link-local addresses: the owner of the name could point it at a cloud's metadata service.
+- `local`: an exact rule with an address, or with a name whose address only this machine or its own network can give
+  (`localhost`, names in its hosts file, names that no public registry hands out). It reaches every address that a
+  packet can be sent to.
 
 Source: docs/design/sandbox.md section 6.
 """
@@ -24,7 +24,7 @@ from schemas.hosts import is_address
 Reach = Literal["public", "named", "local"]
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
-#: Nothing of these can be meant, whatever was granted: unspecified (Linux takes it for loopback), multicast, reserved.
+#: Never reached, whatever was granted: unspecified (Linux takes it for loopback), multicast, reserved.
 _NEVER: Final = ("0.0.0.0/8", "224.0.0.0/4", "240.0.0.0/4", "::/128", "ff00::/8")
 _HERE: Final = ("127.0.0.0/8", "::1/128")
 _LINK_LOCAL: Final = ("169.254.0.0/16", "fe80::/10")
@@ -99,7 +99,7 @@ def _refusal(address: _Address, reach: Reach) -> str | None:
 
 
 def _carried(address: ipaddress.IPv6Address, carrier: ipaddress.IPv6Network, shift: int, reach: Reach) -> str | None:
-    """IPv6 forms of IPv4: only a mapped one is taken for what it carries; the others lead through a gateway."""
+    """An IPv6 form of an IPv4 address. A mapped one counts as what it carries; the others lead through a gateway."""
     inner = ipaddress.IPv4Address(int(address) >> shift & 0xFFFFFFFF)
     if carrier.prefixlen == 96 and int(carrier.network_address) == 0xFFFF << 32:
         return _refusal(inner, reach)

@@ -1,7 +1,7 @@
-"""What the egress proxy gives up before it looks at a byte of anybody: its user, new privileges, files, system calls.
+"""What the egress proxy gives up before it reads a byte of a jail: its user, new privileges, files, system calls.
 
-Each step is taken where the system knows it. Root becomes nobody. Landlock leaves the files that name resolution
-needs, to read, and nothing to write or run; it keeps the proxy away from abstract sockets and from signals to others.
+A step that this kernel does not know is left out. Root becomes nobody. Landlock leaves the files that name resolution
+reads, and nothing to write or run. It keeps the proxy away from abstract sockets, and from signals to other processes.
 
 Source: docs/design/sandbox.md sections 3 and 6; docs/decisions/024.
 """
@@ -34,7 +34,7 @@ _DESCRIPTORS: Final = 16384
 
 def confine(filter_fd: int) -> None:
     """Give everything up; `filter_fd` holds the filter, and is closed. Raises OSError when that is not possible."""
-    asyncio.run(_rehearse())
+    asyncio.run(_warm_up())
     if os.geteuid() == 0:
         os.setgroups([])
         os.setresgid(_NOBODY, _NOBODY, _NOBODY)
@@ -49,11 +49,11 @@ def confine(filter_fd: int) -> None:
     with open(filter_fd, "rb") as source:
         program = Filter(source.read())
     _landlock()
-    program.install(threads=True)  # the resolver's may not be quite gone
+    program.install(threads=True)  # a thread of the resolver may still be there
 
 
-async def _rehearse() -> None:
-    """Do once what the proxy does: modules and name services load what they need while it can still be read."""
+async def _warm_up() -> None:
+    """Do once what the proxy does, so that modules and name services load what they need while they can read it."""
     import encodings.idna  # noqa: F401 # getaddrinfo encodes every name with it
 
     loop = asyncio.get_running_loop()

@@ -1,8 +1,8 @@
-"""Questions of a jail's resolver, over TCP (RFC 1035, RFC 7766), answered without asking anybody: pure.
+"""Questions of a jail's resolver, over TCP (RFC 1035, RFC 7766). They are answered without asking a server: pure.
 
-A granted name has an address in the jail; every other name does not exist there. Which one was asked for is how the
-proxy learns what a tool wanted, so that the refusal can name it. Programs of the jail normally find granted names in
-their /etc/hosts and never ask.
+A granted name has an address in the jail. Every other name does not exist there. The proxy learns from the question
+which name a tool wanted, so the refusal can name it. Programs of the jail normally find granted names in /etc/hosts and
+do not ask.
 
 Source: docs/design/sandbox.md section 6.
 """
@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from schemas.hosts import BadHost, parse_host
+from toolhost.egress.fields import Fields, TooShort
 
 #: A question has a header, one name and four bytes; resolvers add some options (bytes).
 MAX_QUERY: Final = 1024
@@ -30,11 +31,15 @@ _TTL_S: Final = 1
 
 
 class Question(NamedTuple):
-    """One question. `host` is normalised, None when no host can have that name; `end` is where the question ends."""
+    """One question."""
 
+    #: The number of the query.
     id: int
+    #: The name, normalised; None when no host can have it.
     host: str | None
+    #: The type of record that is asked for.
     type: int
+    #: Where the question ends in the message.
     end: int
 
 
@@ -45,29 +50,23 @@ def parse_query(message: bytes) -> Question | None:
     number, flags, questions, _, _, _ = _HEADER.unpack_from(message)
     if flags & 0xF800 or questions != 1:  # a response, or an operation that is no query
         return None
+    fields = Fields(message, _HEADER.size)
     labels: list[bytes] = []
-    at = _HEADER.size
-    while True:
-        if at >= len(message):
-            return None
-        size = message[at]
-        at += 1
-        if size == 0:
-            break
-        if size > 63 or at + size > len(message) or b"." in message[at : at + size]:
-            return None  # a question has nothing that a compressed name could point to
-        labels.append(message[at : at + size])
-        at += size
-    if at + 4 > len(message):
+    try:
+        while label := fields.vector(1):
+            if len(label) > 63 or b"." in label:
+                return None  # a question has nothing that a compressed name could point to
+            labels.append(label)
+        kind, cls = fields.number(2), fields.number(2)
+    except TooShort:
         return None
-    kind, cls = struct.unpack_from(">HH", message, at)
     if cls != _IN:
         return None
     try:
         host: str | None = parse_host(b".".join(labels).decode("ascii"))
     except (BadHost, UnicodeDecodeError):
         host = None
-    return Question(number, host, kind, at + 4)
+    return Question(number, host, kind, fields.at)
 
 
 def answer(message: bytes, address_of: Callable[[str], str | None]) -> tuple[bytes, str | None]:

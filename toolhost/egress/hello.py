@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from schemas.hosts import BadHost, is_address, parse_host
+from toolhost.egress.fields import Fields, TooShort
 
 #: A ClientHello with post-quantum key shares has some 2 KiB; larger ones than this are none (bytes).
 MAX_HELLO: Final = 16384
@@ -19,33 +20,6 @@ _HOST_NAME: Final = 0
 
 class NoHello(ValueError):
     """What came is no ClientHello."""
-
-
-class _Reader:
-    """Takes fields off the front. Raises NoHello when they are not there."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-        self._at = 0
-
-    def take(self, size: int) -> bytes:
-        end = self._at + size
-        if end > len(self._data):
-            raise NoHello("a field ends too early")
-        found = self._data[self._at : end]
-        self._at = end
-        return found
-
-    def number(self, width: int) -> int:
-        return int.from_bytes(self.take(width), "big")
-
-    def vector(self, width: int) -> bytes:
-        """A field with its length before it."""
-        return self.take(self.number(width))
-
-    @property
-    def empty(self) -> bool:
-        return self._at == len(self._data)
 
 
 def looks_like_tls(data: bytes) -> bool:
@@ -75,7 +49,10 @@ def server_name(data: bytes) -> str | None:
             if wanted > MAX_HELLO:
                 raise NoHello("too long a ClientHello")
             if len(message) >= wanted:
-                return _name_in(message[4:wanted])
+                try:
+                    return _name_in(Fields(message[4:wanted]))
+                except TooShort as error:
+                    raise NoHello(str(error)) from None
     if data and not looks_like_tls(data):
         raise NoHello("not a TLS handshake")
     if len(data) > MAX_HELLO:
@@ -83,15 +60,14 @@ def server_name(data: bytes) -> str | None:
     return None
 
 
-def _name_in(body: bytes) -> str:
-    reader = _Reader(body)
-    reader.take(2 + 32)  # version, random
-    reader.vector(1)  # session
-    reader.vector(2)  # ciphers
-    reader.vector(1)  # compression
-    if reader.empty:
+def _name_in(body: Fields) -> str:
+    body.take(2 + 32)  # version, random
+    body.vector(1)  # session
+    body.vector(2)  # ciphers
+    body.vector(1)  # compression
+    if body.empty:
         return ""
-    extensions = _Reader(reader.vector(2))
+    extensions = Fields(body.vector(2))
     found: list[str] = []
     while not extensions.empty:
         kind = extensions.number(2)
@@ -104,7 +80,7 @@ def _name_in(body: bytes) -> str:
 
 
 def _server_name_in(content: bytes) -> str:
-    names = _Reader(_Reader(content).vector(2))
+    names = Fields(Fields(content).vector(2))
     kind, name = names.number(1), names.vector(2)
     if kind != _HOST_NAME or not names.empty:
         raise NoHello("a server name that is none")
@@ -115,7 +91,7 @@ def _server_name_in(content: bytes) -> str:
 
 
 class Gate:
-    """What a client says through a tunnel to `host`: held back until its ClientHello names that host.
+    """Holds back what a client sends through a tunnel to `host`, until its ClientHello names that host.
 
     `must`: only TLS passes. An exact grant carries any protocol, also ones in which the server speaks first.
     """

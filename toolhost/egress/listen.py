@@ -1,14 +1,13 @@
 """`python listen.py PID FD`: listening sockets inside the network namespace of a process, made from outside.
 
-A short-lived program of its own, because entering a user namespace takes a process with one thread, and because what
-enters one should do nothing else. Nothing of the jail takes part: not its interpreter, not its seccomp filter, and
-ports below 1024 need no privilege inside.
+It is a short-lived program of its own: only a process with one thread can enter a user namespace, and such a process
+should do nothing else. The jail's interpreter and its seccomp filter take no part. Ports below 1024 need no privilege
+in there.
 
 It reads one JSON list of [address, port] from the socket FD, and answers `{"error": null, "made": [true, …]}` with the
 descriptors: the listening sockets that could be made, in that order, then sockets that see each connection that the
-namespace refused. On a machine without IPv6 those for it are not made; everything else that fails is the error.
-Every address is made local to the namespace, so that a connection to any of them ends here, where it can be seen,
-instead of having no route.
+namespace refused. On a machine without IPv6 its sockets are not made. Any other failure is the error. Every address is
+made local to the namespace, so a connection to any of them ends here, where it can be seen, instead of having no route.
 
 Source: docs/design/sandbox.md section 6.
 """

@@ -1,4 +1,4 @@
-"""What the tool host and the egress proxy say to each other: JSON datagrams over a socket pair, descriptors beside.
+"""The messages between the tool host and the egress proxy: JSON datagrams over a socket pair, with descriptors.
 
 Source: docs/design/sandbox.md section 6.
 """
@@ -20,9 +20,13 @@ MAX_FDS: Final = 250
 class Open(NamedTuple):
     """Serve a jail. The descriptors: its listening sockets in this order, then sockets that see refused connections."""
 
+    #: The tool host's number of the jail, as in every message.
     jail: int
+    #: What was granted.
     network: Network
+    #: What each listening socket is for.
     listeners: tuple[Listener, ...]
+    #: Addresses in the jail of granted names.
     addresses: dict[str, str]
 
 
@@ -33,14 +37,14 @@ class Close(NamedTuple):
 
 
 class Settle(NamedTuple):
-    """Say what you know of this jail by now, then `settled` with the same number."""
+    """Send what is known of this jail by now, then `Settled` with the same number."""
 
     jail: int
     number: int
 
 
 class Settled(NamedTuple):
-    """Everything that happened before the question has been said."""
+    """All that happened before `Settle` has been sent; with the number 0: the jail is served."""
 
     jail: int
     number: int

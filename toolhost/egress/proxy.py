@@ -1,12 +1,12 @@
-"""The egress proxy's process: accepts on the listening sockets of jails, judges, relays, and says what it saw.
+"""The egress proxy's process: it accepts on listening sockets of jails, judges, relays, and reports to the tool host.
 
-It knows no bus and holds no token. What it may do for a jail comes from the tool host with that jail's sockets; what
-jails and servers send is judged by the pure modules beside this one.
+It knows no bus and holds no token. The tool host sends a jail's sockets together with what the jail was granted. The
+pure modules beside this one judge what jails and servers send.
 
 Rules.
-- One request, one connection upstream; what follows the first request is not passed on.
-- A refusal is told to the tool host before the jail sees it, so that it is known when the call's result comes.
-- Everything is bounded: connections of a jail, bytes and time of a connection, what a jail can make us report.
+- One request has one connection upstream. What follows the first request is not passed on.
+- A refusal is reported to the tool host before the jail sees it, so it is known when the result of the call comes.
+- Everything has a bound: connections of a jail, bytes and time of a connection, what a jail can make us report.
 
 Source: docs/design/sandbox.md section 6.
 """
@@ -50,11 +50,11 @@ _RESET: Final = struct.pack("ii", 1, 0)  # SO_LINGER: end with a reset
 
 
 class _Ended(Exception):
-    """The client is gone, or said nothing of use; nobody needs to hear about it."""
+    """The client is gone, or its connection has reached a bound. It is not reported."""
 
 
 class JailSide:
-    """What the proxy has of one jail."""
+    """One jail in the proxy: its listening sockets, its connections, and its budget of reports."""
 
     def __init__(self, control: Control, opened: Open, fds: list[int]) -> None:
         self.id = opened.jail
@@ -327,7 +327,7 @@ class Control:
         self.loop.add_reader(channel.fileno(), self._readable)
 
     def send(self, message: Message) -> None:
-        """Tell the tool host, in order; the oldest news goes when it does not read for long."""
+        """Send to the tool host, in order. When it does not read for long, the oldest messages are dropped."""
         self._outbox.append(messages.encode(message))
         self._flush()
 

@@ -1,8 +1,8 @@
-"""What a network grant looks like inside a jail, and what the proxy says to a request: pure.
+"""What a network grant looks like inside a jail, and how the proxy judges a request: pure.
 
-Every exact name stands in the jail's /etc/hosts with an address of 127.42.0.0/16; on it, and on granted addresses
-themselves, the proxy listens inside the jail's network namespace, so that any TCP client works. Patterns and `public`
-go through an HTTP proxy, as only a request says which name it is for.
+Each exact name is in the jail's /etc/hosts with an address of 127.42.0.0/16. The proxy listens on that address, and on
+granted addresses themselves, inside the jail's network namespace, so any TCP client works. Patterns and `public` go
+through an HTTP proxy, because only a request says which name it is for.
 
 Source: docs/design/sandbox.md section 6.
 """
@@ -26,20 +26,26 @@ RESOLVER: Final = f"nameserver {PROXY_ADDRESS}\noptions use-vc timeout:2 attempt
 
 
 class Listener(NamedTuple):
-    """One listening socket in a jail. `host` is the granted host behind it, '' for the resolver and the HTTP proxy."""
+    """One listening socket in a jail."""
 
+    #: A granted host itself, the HTTP proxy, or the resolver.
     kind: Literal["direct", "proxy", "dns"]
     address: str
     port: int
+    #: The granted host behind it; empty for the HTTP proxy and the resolver.
     host: str = ""
 
 
 class Layout(NamedTuple):
-    """What a jail gets: sockets, the text of its hosts file, variables; `addresses` are those of granted names."""
+    """What a jail gets for its network grant."""
 
+    #: The sockets that the proxy listens on.
     listeners: tuple[Listener, ...]
+    #: The text of its hosts file.
     hosts: str
+    #: Variables for its programs.
     environment: dict[str, str]
+    #: Addresses in the jail of granted names.
     addresses: dict[str, str]
 
 

@@ -23,7 +23,7 @@ from time import monotonic, sleep
 
 from . import wire
 from .api import Pending, ToolContext
-from .failures import MAX_ERROR, describe, error_frame, out_of_means, where
+from .failures import MAX_ERROR, OFFLINE, describe, error_frame, is_offline, where
 from .frames import FD, READ_BYTES, Frames, framed
 from .orphans import Orphans
 from .printed import MAX_LINE, Printed
@@ -414,11 +414,8 @@ class Worker:
         if isinstance(error, SystemExit):
             code = "E_TOOL"
         message = describe(error)
-        if self.offline and isinstance(error, Exception) and not out_of_means(error):
-            from .offline import OFFLINE, is_offline
-
-            if is_offline(error):
-                code, message = "E_SANDBOX_DENIED", f"{OFFLINE} ({message})"
+        if self.offline and isinstance(error, Exception) and is_offline(error):
+            code, message = "E_SANDBOX_DENIED", f"{OFFLINE} ({message})"
         return error_frame(
             call_id,
             type(error).__name__,
