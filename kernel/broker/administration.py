@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from kernel.broker.approvals.room import Approvals
+from kernel.broker.approvals.operators import Operators
 from kernel.broker.budgets.desk import Budgets
 from kernel.broker.bus import Bus
 from kernel.broker.cancels import Cancels
@@ -40,7 +40,7 @@ class Administration:
         self,
         bus: Bus,
         *,
-        approvals: Approvals,
+        approvals: Operators,
         budgets: Budgets,
         cancels: Cancels,
         configs: LiveConfigs,

@@ -19,6 +19,8 @@ from kernel.broker import blobs
 from kernel.broker.acting import Actors
 from kernel.broker.administration import Administration
 from kernel.broker.answering import Answering
+from kernel.broker.approvals.news import OperatorNews
+from kernel.broker.approvals.operators import Operators
 from kernel.broker.approvals.room import Approvals
 from kernel.broker.budgets.desk import Budgets
 from kernel.broker.bus import CREDIT, MAX_ID, Bus
@@ -99,7 +101,8 @@ class Router:
         self._pieces = Pieces()
         self._tokens = tokens = TokenOrders(bus)
         self._budgets = budgets = Budgets(bus)
-        self._approvals = approvals = Approvals(bus, budgets)
+        self._operator_news = operator_news = OperatorNews(bus)
+        self._approvals = approvals = Approvals(bus, budgets, operator_news)
         self._tool_calls = ToolCalls(bus, budgets, approvals, cancels)
         self._processes = Processes(bus, cancels, ends, self._tool_calls)
         self._directory = directory = Directory(bus, actors, self._processes)
@@ -128,7 +131,7 @@ class Router:
         self._dead = dead = DeadLetters(bus)
         administration = Administration(
             bus,
-            approvals=approvals,
+            approvals=Operators(bus, approvals, operator_news),
             budgets=budgets,
             cancels=cancels,
             configs=configs,
@@ -332,6 +335,7 @@ class Router:
         self._budgets.tick(now)
         self._deletions.tick(now)
         self._approvals.tick(now)
+        self._operator_news.tick()
         self._hand_over(now)
 
     def shut_down(self, grace_ms: int) -> None:

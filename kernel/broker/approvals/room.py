@@ -7,7 +7,7 @@ Rules.
   same callId with anything else is refused.
 - An item is a record of the journal before anybody hears of it. So is each decision, and so is its one use: the call
   goes to a tool host when the journal has that. Later frames of that call may only attach to it.
-- Only operators decide. What has expired counts as denied.
+- Only operators decide (operators.py). What has expired counts as denied.
 - An event whose calls wait is handed out again when one of its items was decided.
 - An item goes with its event.
 
@@ -18,19 +18,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import isfinite
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from msgspec import Raw
 
 from kernel.broker.approvals.clocks import Clocks
 from kernel.broker.approvals.history import History
 from kernel.broker.approvals.items import CallContent, Decided, Item, digest_of, read_args, read_call
+from kernel.broker.approvals.news import OperatorNews
 from kernel.broker.budgets.desk import Budgets
-from kernel.broker.bus import MAX_ID, RETRY_AFTER_MS, Bus, Lossy
-from kernel.broker.entities import CLIENTS, Connection, Event, Instance, Staged
+from kernel.broker.bus import MAX_ID, Bus
+from kernel.broker.entities import Connection, Event, Instance, Staged
 from kernel.broker.journal import records
 from kernel.broker.journal.records import ApprovalAnswered, ApprovalAsked, ApprovalStarted, approval_subject
-from kernel.broker.one_frame import LIST_BYTES, fitting
 from kernel.broker.refused_calls import refuse_call
 from kernel.broker.shares import Pool, kept_of
 from kernel.broker.standing import Standing
@@ -38,18 +38,15 @@ from kernel.broker.workdirs import Workdir
 from schemas.approval_rules import MAX_EXPIRY_S, UNREADABLE, Decision, Policy, concerns, decide
 from schemas.approvals import (
     DENIED,
-    MAX_ANSWER_BYTES,
     MAX_ARGS_BYTES,
     MAX_MESSAGE,
     WAITS,
     ApprovalAsk,
-    ApprovalDecision,
-    ApprovalItem,
     ApprovalState,
     code_of,
 )
 from schemas.codec import encode_value, from_raw, to_raw
-from schemas.errors import GoondanError, error_payload, fail
+from schemas.errors import error_payload, fail
 from schemas.frames import ErrorPayload, Frame
 from schemas.launch import AgentSpec
 
@@ -59,19 +56,12 @@ MAX_ITEM_BYTES: Final = 64 << 20
 #: The same of one event, with those that were decided: they stay in the journal until the event ends.
 MAX_OF_EVENT: Final = 1024
 MAX_BYTES_OF_EVENT: Final = 32 << 20
-#: Items of one answer, and bytes of the arguments, and of the schema, that it has of each.
-MAX_LISTED: Final = 500
-MAX_LISTED_ARGS: Final = 2 << 10
-#: Stands for the user of an operator's token that names none: a kernel of an earlier version has signed it.
-UNKNOWN_USER: Final = -1
-#: Operators who may wait for one decision to be journaled.
-MAX_DECIDERS: Final = 64
 
 
 class Approvals:
     """The items of the bus."""
 
-    def __init__(self, bus: Bus, budgets: Budgets) -> None:
+    def __init__(self, bus: Bus, budgets: Budgets, news: OperatorNews) -> None:
         self._bus = bus
         self._budgets = budgets
         self._items = bus.approvals
@@ -79,7 +69,7 @@ class Approvals:
         self.clocks = self._clocks
         self._pool = Pool(MAX_ITEMS, kept_of(MAX_ITEMS))
         self._bytes = Pool(MAX_ITEM_BYTES, kept_of(MAX_ITEM_BYTES))
-        self._watchers: dict[bytes, Connection] = {}
+        self._news = news
         #: The policies of agents that have some.
         self.policies: dict[str, list[Policy]] = {}
         self.history = History(bus)
@@ -315,7 +305,7 @@ class Approvals:
         if item.state == "staged":
             item.state = "waits"
             self._tell_waits(item)
-            self._tell_watchers()
+            self._news.changed()
         elif item.state == "deciding" and item.deciding is not None:
             self._decided(item, item.deciding, now)
         elif item.state == "starting":
@@ -349,10 +339,10 @@ class Approvals:
             event.standing.unread += 1
             event.standing.ready = True
         for connection, frame_id in item.operators:
-            self._tell_operator(connection, frame_id, item)
+            self._news.tell_decision(connection, frame_id, item)
         item.operators = []
         self.tell_holder(event)
-        self._tell_watchers()
+        self._news.changed()
         self._bus.due[event.instance] = None
 
     def _go_on(self, item: Item) -> tuple[Connection, Frame] | None:
@@ -402,149 +392,27 @@ class Approvals:
             del self._items[item.subject]
             self._bus.staged.append(Staged("note", self._bus.ledger.approval_over(item.subject)))
         if gone:
-            self._tell_watchers()
+            self._news.changed()
 
-    # --- operators
-
-    def listed(self, connection: Connection, frame: Frame, asked: dict[str, Any], now: float) -> None:
-        """`approve.list`: what waits, the oldest first; with `all`, also what was decided and whose turn goes on.
-        With `answered`: who has decided what. `blocked` are the ids of events of which nothing goes on but what waits.
-        """
-        if asked.get("answered") is True:
-            self._reply(connection, frame.id, self.history.listed())
-            return
-        every = [item for item in self._items.values() if item.state != "staged"]
-        items = every if asked.get("all") else [item for item in every if item.open]
-        listed = fitting(self._shown(item, MAX_LISTED_ARGS) for item in items[:MAX_LISTED])
-        blocked = fitting(self._blocked(), LIST_BYTES // 8)
-        body = {"items": listed, "more": len(items) - len(listed), "blocked": blocked}
-        self._reply(connection, frame.id, body)
-
-    def _blocked(self) -> list[str]:
-        """Roots that only a person can bring further: with items, and without anything else that goes on."""
-        roots = {item.event.root for item in self._items.values() if item.open}
-        for event in self._bus.mailbox.events.values() if roots else ():
-            if event.finished or event.root not in roots or event.waits:
-                continue
-            if event.state != "leased" or not event.held or event.work.open_calls:
-                roots.discard(event.root)
-        return sorted(roots)
-
-    def show(self, connection: Connection, frame: Frame, asked: dict[str, Any], now: float) -> None:
-        """`approve.show`: one item with all of its arguments."""
-        self._reply(connection, frame.id, self._shown(self._find(asked.get("id")), MAX_ARGS_BYTES))
-
-    def watch(self, connection: Connection, frame: Frame, asked: dict[str, Any], now: float) -> None:
-        """`approve.watch`: from now on this connection hears `approval.news` whenever the list has changed."""
-        self._watchers[connection.ident] = connection
-        self._reply(connection, frame.id, {})
-
-    def answer(self, connection: Connection, frame: Frame, asked: dict[str, Any], now: float) -> None:
-        """`approve.answer`: a decision. It is answered when the journal has it."""
-        decision = from_raw(frame.payload, ApprovalDecision)
-        item = self._find(decision.id)
-        uid = connection.claims.uid
-        decided = self._read(decision, item, UNKNOWN_USER if uid is None else uid)
-        if item.state == "deciding" and item.deciding is not None and _agree(item.deciding, decided):
-            if len(item.operators) >= MAX_DECIDERS:
-                message = "too many decide about this item"
-                raise GoondanError(error_payload("E_OVERLOADED", message, retry_after_ms=RETRY_AFTER_MS))
-            item.operators.append((connection, frame.id))
-        elif item.decided is not None and _agree(item.decided, decided):
-            self._tell_operator(connection, frame.id, item)
-        elif item.state == "staged":
-            raise GoondanError(error_payload("E_OVERLOADED", "it is just being asked", retry_after_ms=RETRY_AFTER_MS))
-        elif item.state != "waits":
-            how = (item.decided or item.deciding or decided).how
-            raise fail("E_APPROVAL_DECIDED", f"{item.code} was {how} already")
-        else:
-            item.operators.append((connection, frame.id))
-            self._decide(item, decided)
-
-    def _read(self, decision: ApprovalDecision, item: Item, uid: int) -> Decided:
-        reason = None if decision.reason is None else decision.reason[:MAX_MESSAGE]
-        if decision.decision == "no":
-            return Decided("denied", uid, self._wall_ms(), reason)
-        if (decision.decision == "answer") is not (item.kind == "question"):
-            what = "a question: answer it" if item.kind == "question" else "no question: say yes or no"
-            raise fail("E_USAGE", f"{item.code} is {what}", suggestion=f"See gdn approve show {item.code}.")
-        if decision.decision == "yes":
-            return Decided("approved", uid, self._wall_ms(), reason)
-        if decision.answer is None or len(memoryview(decision.answer)) > MAX_ANSWER_BYTES:
-            raise fail("E_USAGE", f"an answer is a JSON value of at most {MAX_ANSWER_BYTES} bytes")
-        return Decided("answered", uid, self._wall_ms(), reason, Raw(bytes(decision.answer)))
-
-    def _decide(self, item: Item, decided: Decided) -> None:
+    def decide(self, item: Item, decided: Decided) -> None:
+        """Have the journal write a decision; it counts when that has it."""
         item.state, item.deciding = "deciding", decided
-        self.history.add(item, decided, self._asked(item), self._wall_ms(item.asked))
+        self.history.add(item, decided, self.record_of(item), self.wall_ms(item.asked))
         self._stage(item, ApprovalAnswered(decided.how, decided.uid, decided.at_ms, decided.reason, decided.answer))
         self._release_budgets(item, self._bus.now)  # into the journal together: a crash loses no time that stood still
 
-    def _find(self, name: Any) -> Item:
-        """By id or code. Raises GoondanError E_APPROVAL_NOT_FOUND."""
-        found = [item for item in self._items.values() if name in (item.id, item.code)]
-        if not found:
-            raise fail("E_APPROVAL_NOT_FOUND", f"nothing waits under {str(name)[:100]!r}")
-        if len(found) > 1:
-            codes = ", ".join(item.code for item in found[:5])
-            raise fail("E_USAGE", f"several items have the id {str(name)[:100]!r}: {codes}", suggestion="Name a code.")
-        return found[0]
-
-    def _asked(self, item: Item) -> ApprovalAsked | None:
+    def record_of(self, item: Item) -> ApprovalAsked | None:
         """What the journal has of an item that waits."""
         found = (records.decode(data) for data in self._bus.archive.find_records(item.subject))
         return next((record for record in found if isinstance(record, ApprovalAsked)), None)
 
-    def _shown(self, item: Item, most: int) -> ApprovalItem:
-        record = self._asked(item)
-        event, instance, decided = item.event, item.event.instance, item.decided
-        contents = self._bus.mailbox.contents
-        contents.recall(event)  # of many that wait, what they say is in the journal only
-        chain = list(event.content.chain or [])
-        if event.state == "accepted":
-            contents.rests(event)
-        size = 0 if record is None else len(memoryview(record.args))
-        schema = None if record is None else record.schema
-        if schema is not None and len(memoryview(schema)) > most:
-            schema = None
-        return ApprovalItem(
-            id=item.id,
-            code=item.code,
-            kind=item.kind,
-            agent=instance.agent,
-            instance_key=instance.key,
-            event_id=event.id,
-            tool=item.tool,
-            digest=item.digest,
-            asked_ms=self._wall_ms(item.asked),
-            state=_shown_state(item),
-            root_event=event.root,
-            waited_for_by=chain,
-            workdir=None if record is None else record.workdir,
-            args=None if record is None or size > most else from_raw(record.args, object),
-            args_bytes=size,
-            message=None if record is None else record.message,
-            schema=None if schema is None else from_raw(schema, object),
-            reason=None if record is None else record.reason,
-            expires_ms=None if item.expires is None else self._wall_ms(item.expires),
-            uid=None if decided is None else decided.uid,
-            decided_ms=None if decided is None else decided.at_ms,
-            decided_reason=None if decided is None else decided.reason,
-        )
-
     # --- time, and what an earlier broker knew
 
     def tick(self, now: float) -> None:
-        """What has waited for too long is denied; watchers that are gone are forgotten."""
-        if not self._items and not self._watchers:
-            return
+        """What has waited for too long is denied."""
         for item in list(self._items.values()):
             if item.state == "waits" and item.expires is not None and item.expires <= now:
-                self._decide(item, Decided("denied", None, self._wall_ms(), "nobody answered in time"))
-        connections = self._bus.presence.connections[CLIENTS]
-        for ident, connection in list(self._watchers.items()):
-            if connections.get(ident) is not connection:
-                del self._watchers[ident]
+                self.decide(item, Decided("denied", None, self.wall_ms(), "nobody answered in time"))
 
     def restore(self, rows: Sequence[tuple[str, records.Record]]) -> None:
         """Items of an earlier broker, by their records in order."""
@@ -600,22 +468,11 @@ class Approvals:
         info = error_payload(WAITS, f"{item.tool}: a person has to approve this call ({item.code})")
         self._bus.error(connection.cls, connection.ident, info, frame)
 
-    def _tell_operator(self, connection: Connection, frame_id: str, item: Item) -> None:
-        decided = item.decided
-        body = {"id": item.id, "code": item.code, "state": item.state if decided is None else decided.how}
-        self._reply(connection, frame_id, body)
-
-    def _tell_watchers(self) -> None:
-        """Those who watch look again. It may be lost: what matters is asked for at every connect."""
-        for connection in self._watchers.values():
-            if self._bus.presence.connections[CLIENTS].get(connection.ident) is connection:
-                data = encode_value(Frame("approval.news", id=self._bus.next_id()))
-                self._bus.out.append((CLIENTS, connection.ident, Lossy(data)))
-
     def _reply(self, connection: Connection, frame_id: str, body: Any) -> None:
         self._bus.send(connection, Frame("reply", in_reply_to=frame_id, payload=to_raw(body)))
 
-    def _wall_ms(self, moment: float | None = None) -> int:
+    def wall_ms(self, moment: float | None = None) -> int:
+        """A moment of the broker's clock, now by default, as milliseconds since 1970."""
         return int((self._bus.booted_at + (self._bus.now if moment is None else moment)) * 1000)
 
 
@@ -654,17 +511,3 @@ def _state_of(item: Item, *, again: bool) -> ApprovalState:
     if item.state == "answered":
         return ApprovalState(state="answered", answer=None if decided is None else decided.answer)
     return ApprovalState(state="run", again=again)
-
-
-def _shown_state(item: Item) -> Literal["waits", "approved", "denied", "answered", "started"]:
-    match item.state:
-        case "staged" | "waits" | "deciding":
-            return "waits"
-        case "starting":
-            return "started"
-        case state:
-            return state
-
-
-def _agree(one: Decided, other: Decided) -> bool:
-    return one.how == other.how and one.answer == other.answer

@@ -1,0 +1,43 @@
+"""What operators hear of items that wait: that the list has changed, and how what they decided about ended. Pure."""
+
+from __future__ import annotations
+
+from kernel.broker.approvals.items import Item
+from kernel.broker.bus import Bus, Lossy
+from kernel.broker.entities import CLIENTS, Connection
+from schemas.codec import encode_value, to_raw
+from schemas.frames import Frame
+
+
+class OperatorNews:
+    """Connections of operators that watch the list."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._watchers: dict[bytes, Connection] = {}
+
+    def watch(self, connection: Connection) -> None:
+        """Tell this connection of every change from now on."""
+        self._watchers[connection.ident] = connection
+
+    def changed(self) -> None:
+        """Those who watch look again. It may be lost: what matters is asked for at every connect."""
+        for connection in self._watchers.values():
+            if self._is_here(connection):
+                data = encode_value(Frame("approval.news", id=self._bus.next_id()))
+                self._bus.out.append((CLIENTS, connection.ident, Lossy(data)))
+
+    def tell_decision(self, connection: Connection, frame_id: str, item: Item) -> None:
+        """Answer an operator who has decided about an item."""
+        decided = item.decided
+        body = {"id": item.id, "code": item.code, "state": item.state if decided is None else decided.how}
+        self._bus.send(connection, Frame("reply", in_reply_to=frame_id, payload=to_raw(body)))
+
+    def tick(self) -> None:
+        """Forget connections that are gone."""
+        for ident, connection in list(self._watchers.items()):
+            if not self._is_here(connection):
+                del self._watchers[ident]
+
+    def _is_here(self, connection: Connection) -> bool:
+        return self._bus.presence.connections[CLIENTS].get(connection.ident) is connection

@@ -1,0 +1,171 @@
+"""What operators ask about items that wait for a person, and their decisions. Pure.
+
+Source: docs/approvals.md, docs/decisions/069.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal
+
+from msgspec import Raw
+
+from kernel.broker.approvals.items import Decided, Item
+from kernel.broker.approvals.news import OperatorNews
+from kernel.broker.approvals.room import Approvals
+from kernel.broker.bus import RETRY_AFTER_MS, Bus
+from kernel.broker.entities import Connection
+from kernel.broker.one_frame import LIST_BYTES, fitting
+from schemas.approvals import MAX_ANSWER_BYTES, MAX_ARGS_BYTES, MAX_MESSAGE, ApprovalDecision, ApprovalItem
+from schemas.codec import from_raw, to_raw
+from schemas.errors import GoondanError, error_payload, fail
+from schemas.frames import Frame
+
+#: Items of one answer, and bytes of the arguments, and of the schema, that it has of each.
+MAX_LISTED: Final = 500
+MAX_LISTED_ARGS: Final = 2 << 10
+#: Stands for the user of an operator's token that names none: a kernel of an earlier version has signed it.
+UNKNOWN_USER: Final = -1
+#: Operators who may wait for one decision to be journaled.
+MAX_DECIDERS: Final = 64
+
+
+class Operators:
+    """Answers `approve.*`."""
+
+    def __init__(self, bus: Bus, room: Approvals, news: OperatorNews) -> None:
+        self._bus = bus
+        self._room = room
+        self._news = news
+        self._items = bus.approvals
+
+    def listed(self, connection: Connection, frame: Frame, asked: dict[str, Any], now: float) -> None:
+        """`approve.list`: what waits, the oldest first; with `all`, also what was decided and whose turn goes on.
+        With `answered`: who has decided what. `blocked` are the ids of events of which nothing goes on but what waits.
+        """
+        if asked.get("answered") is True:
+            self._reply(connection, frame.id, self._room.history.listed())
+            return
+        every = [item for item in self._items.values() if item.state != "staged"]
+        items = every if asked.get("all") else [item for item in every if item.open]
+        listed = fitting(self._shown(item, MAX_LISTED_ARGS) for item in items[:MAX_LISTED])
+        blocked = fitting(self._blocked(), LIST_BYTES // 8)
+        body = {"items": listed, "more": len(items) - len(listed), "blocked": blocked}
+        self._reply(connection, frame.id, body)
+
+    def _blocked(self) -> list[str]:
+        """Roots that only a person can bring further: with items, and without anything else that goes on."""
+        roots = {item.event.root for item in self._items.values() if item.open}
+        for event in self._bus.mailbox.events.values() if roots else ():
+            if event.finished or event.root not in roots or event.waits:
+                continue
+            if event.state != "leased" or not event.held or event.work.open_calls:
+                roots.discard(event.root)
+        return sorted(roots)
+
+    def show(self, connection: Connection, frame: Frame, asked: dict[str, Any], now: float) -> None:
+        """`approve.show`: one item with all of its arguments."""
+        self._reply(connection, frame.id, self._shown(self._find(asked.get("id")), MAX_ARGS_BYTES))
+
+    def watch(self, connection: Connection, frame: Frame, asked: dict[str, Any], now: float) -> None:
+        """`approve.watch`: from now on this connection hears `approval.news` whenever the list has changed."""
+        self._news.watch(connection)
+        self._reply(connection, frame.id, {})
+
+    def answer(self, connection: Connection, frame: Frame, asked: dict[str, Any], now: float) -> None:
+        """`approve.answer`: a decision. It is answered when the journal has it."""
+        decision = from_raw(frame.payload, ApprovalDecision)
+        item = self._find(decision.id)
+        uid = connection.claims.uid
+        decided = self._read(decision, item, UNKNOWN_USER if uid is None else uid)
+        if item.state == "deciding" and item.deciding is not None and _agree(item.deciding, decided):
+            if len(item.operators) >= MAX_DECIDERS:
+                message = "too many decide about this item"
+                raise GoondanError(error_payload("E_OVERLOADED", message, retry_after_ms=RETRY_AFTER_MS))
+            item.operators.append((connection, frame.id))
+        elif item.decided is not None and _agree(item.decided, decided):
+            self._news.tell_decision(connection, frame.id, item)
+        elif item.state == "staged":
+            raise GoondanError(error_payload("E_OVERLOADED", "it is just being asked", retry_after_ms=RETRY_AFTER_MS))
+        elif item.state != "waits":
+            how = (item.decided or item.deciding or decided).how
+            raise fail("E_APPROVAL_DECIDED", f"{item.code} was {how} already")
+        else:
+            item.operators.append((connection, frame.id))
+            self._room.decide(item, decided)
+
+    def _read(self, decision: ApprovalDecision, item: Item, uid: int) -> Decided:
+        reason = None if decision.reason is None else decision.reason[:MAX_MESSAGE]
+        if decision.decision == "no":
+            return Decided("denied", uid, self._room.wall_ms(), reason)
+        if (decision.decision == "answer") is not (item.kind == "question"):
+            what = "a question: answer it" if item.kind == "question" else "no question: say yes or no"
+            raise fail("E_USAGE", f"{item.code} is {what}", suggestion=f"See gdn approve show {item.code}.")
+        if decision.decision == "yes":
+            return Decided("approved", uid, self._room.wall_ms(), reason)
+        if decision.answer is None or len(memoryview(decision.answer)) > MAX_ANSWER_BYTES:
+            raise fail("E_USAGE", f"an answer is a JSON value of at most {MAX_ANSWER_BYTES} bytes")
+        return Decided("answered", uid, self._room.wall_ms(), reason, Raw(bytes(decision.answer)))
+
+    def _find(self, name: Any) -> Item:
+        """By id or code. Raises GoondanError E_APPROVAL_NOT_FOUND."""
+        found = [item for item in self._items.values() if name in (item.id, item.code)]
+        if not found:
+            raise fail("E_APPROVAL_NOT_FOUND", f"nothing waits under {str(name)[:100]!r}")
+        if len(found) > 1:
+            codes = ", ".join(item.code for item in found[:5])
+            raise fail("E_USAGE", f"several items have the id {str(name)[:100]!r}: {codes}", suggestion="Name a code.")
+        return found[0]
+
+    def _shown(self, item: Item, most: int) -> ApprovalItem:
+        record = self._room.record_of(item)
+        event, instance, decided = item.event, item.event.instance, item.decided
+        contents = self._bus.mailbox.contents
+        contents.recall(event)  # of many that wait, what they say is in the journal only
+        chain = list(event.content.chain or [])
+        if event.state == "accepted":
+            contents.rests(event)
+        size = 0 if record is None else len(memoryview(record.args))
+        schema = None if record is None else record.schema
+        if schema is not None and len(memoryview(schema)) > most:
+            schema = None
+        return ApprovalItem(
+            id=item.id,
+            code=item.code,
+            kind=item.kind,
+            agent=instance.agent,
+            instance_key=instance.key,
+            event_id=event.id,
+            tool=item.tool,
+            digest=item.digest,
+            asked_ms=self._room.wall_ms(item.asked),
+            state=_shown_state(item),
+            root_event=event.root,
+            waited_for_by=chain,
+            workdir=None if record is None else record.workdir,
+            args=None if record is None or size > most else from_raw(record.args, object),
+            args_bytes=size,
+            message=None if record is None else record.message,
+            schema=None if schema is None else from_raw(schema, object),
+            reason=None if record is None else record.reason,
+            expires_ms=None if item.expires is None else self._room.wall_ms(item.expires),
+            uid=None if decided is None else decided.uid,
+            decided_ms=None if decided is None else decided.at_ms,
+            decided_reason=None if decided is None else decided.reason,
+        )
+
+    def _reply(self, connection: Connection, frame_id: str, body: Any) -> None:
+        self._bus.send(connection, Frame("reply", in_reply_to=frame_id, payload=to_raw(body)))
+
+
+def _shown_state(item: Item) -> Literal["waits", "approved", "denied", "answered", "started"]:
+    match item.state:
+        case "staged" | "waits" | "deciding":
+            return "waits"
+        case "starting":
+            return "started"
+        case state:
+            return state
+
+
+def _agree(one: Decided, other: Decided) -> bool:
+    return one.how == other.how and one.answer == other.answer
