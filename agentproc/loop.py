@@ -15,7 +15,6 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from functools import lru_cache
 from typing import Final, Protocol
 
 from msgspec import structs
@@ -59,6 +58,7 @@ from schemas.frames import (
 )
 from schemas.launch import AgentSpec
 from schemas.redaction import Redactor
+from schemas.times import rfc3339
 from schemas.trace_index import IndexLine, add
 
 #: Why a link does not send a large payload.
@@ -73,14 +73,7 @@ class TurnLink(CallLink, AckLink, AskingLink, Protocol):
 
 def now_rfc3339() -> str:
     """The time, RFC 3339 in UTC with milliseconds."""
-    now = time.time_ns()
-    return f"{_second(now // 1_000_000_000)}.{now // 1_000_000 % 1000:03d}Z"
-
-
-@lru_cache(maxsize=1)
-def _second(at: int) -> str:
-    """A turn asks for the time every few hundred microseconds."""
-    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(at))
+    return rfc3339(time.time())
 
 
 class TurnRunner:

@@ -7,9 +7,9 @@ from typing import Any
 
 from msgspec import Struct
 
-from kernel.supervisor_client import rfc3339
 from kernel.trace_files import conversation_files
 from schemas.frames import OPERATOR_AGENT
+from schemas.times import rfc3339
 
 
 class Found(Struct, frozen=True):

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 
 from kernel import lock, paths, rundir
 from kernel.restarting.held import Held
-from kernel.supervisor_client import rfc3339
 from schemas.errors import GoondanError
 from schemas.system.directories import Directory
+from schemas.times import rfc3339
 
 
 class Premises:

@@ -23,7 +23,6 @@ No event loop is needed here: `ps` and `stop` start no more than they need.
 
 from __future__ import annotations
 
-import datetime
 import os
 import socket
 import struct
@@ -61,12 +60,6 @@ class ProcessInfo(msgspec.Struct, rename="camel", kw_only=True):
     since: str
     restarts: int
     last_exit: str | None
-
-
-def rfc3339(seconds: float) -> str:
-    """A wall-clock time, in seconds since 1970, as the commands print it: UTC with milliseconds."""
-    text = datetime.datetime.fromtimestamp(seconds, datetime.UTC).isoformat(timespec="milliseconds")
-    return text.replace("+00:00", "Z")
 
 
 class Request(msgspec.Struct, rename="camel", omit_defaults=True):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import msgspec
 
 
@@ -29,9 +27,3 @@ class WorkerNews(msgspec.Struct, rename="camel", omit_defaults=True, kw_only=Tru
     instance_key: str | None = None
     since: str | None = None
     cause: str | None = None
-
-
-def rfc3339(seconds: float) -> str:
-    """UTC with milliseconds."""
-    whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
-    return f"{whole}.{int(seconds * 1000) % 1000:03d}Z"

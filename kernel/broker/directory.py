@@ -16,7 +16,6 @@ Source: docs/design/wire.md section 4; docs/design/delivery.md section 5; requir
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import UTC, datetime
 from typing import Final
 
 from msgspec.structs import replace
@@ -45,6 +44,7 @@ from schemas.frames import (
     ListedAgent,
     SpawnedAgent,
 )
+from schemas.times import rfc3339
 
 #: How long a process may take to be there when the asker names no deadline (seconds).
 SPAWN_S: Final = 60.0
@@ -264,7 +264,7 @@ class Directory:
             instance_key=instance.key,
             owner_agent=None if record is None else record.owner_agent or None,
             owner_instance_key=None if record is None else record.owner_key or None,
-            created_at=_rfc3339(self._bus.booted_at + created),
+            created_at=rfc3339(self._bus.booted_at + created),
             cwd=None if record is None else _path(record),
         )
 
@@ -314,8 +314,3 @@ def _same_workdir(instance: Instance, cwd: Workdir | None) -> None:
 
 def _path(record: Spawned) -> str | None:
     return None if record.cwd is None else record.cwd.path
-
-
-def _rfc3339(seconds: float) -> str:
-    """UTC with milliseconds (AGENTS-26)."""
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -30,7 +30,6 @@ from kernel.changesets.recovery import PRIVATE, finish, note_committed
 from kernel.changesets.repository import Head, Repository, conflict, named
 from kernel.paths import root_of
 from kernel.supervisor.options import Options
-from kernel.supervisor_client import rfc3339
 from kernel.trust.powers import Power
 from schemas.changesets import (
     ID_DIGITS,
@@ -45,6 +44,7 @@ from schemas.changesets import (
 from schemas.errors import GoondanError, fail
 from schemas.frames import ErrorPayload
 from schemas.system.trees import remove_tree
+from schemas.times import rfc3339
 from schemas.visible import visible_line
 
 #: Worktrees of one instance, and in all: each is a copy of the repository.

@@ -20,8 +20,8 @@ from kernel.changesets.applying import INTENT, Application, Step, begun
 from kernel.changesets.git import References, Store, lent_lock
 from kernel.changesets.records import FOLDER, Record, Records
 from kernel.paths import root_of
-from kernel.supervisor_client import rfc3339
 from schemas.changesets import ChangesetSummary, CommittedChangeset
+from schemas.times import rfc3339
 
 LOCK: Final = "lock"
 #: Where our own repository is, in the changesets' folder.

@@ -8,11 +8,11 @@ shows characters that steer a terminal by their number.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from typing import Any, Final
 
 import msgspec
 
+from schemas.times import rfc3339_seconds
 from schemas.visible import visible_line
 
 #: In front of every line of an item.
@@ -115,6 +115,6 @@ def _decided(item: dict[str, Any]) -> str:
 
 def _when(ms: int) -> str:
     try:
-        return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+        return rfc3339_seconds(ms / 1000)
     except (OverflowError, ValueError, OSError):
         return f"{ms} ms"

@@ -136,16 +136,16 @@ def revert(patch_id: str, bundle: str | None, as_json: bool) -> int:
 
 def render(answer: Mapping[str, Any]) -> list[str]:
     """For each patch: what it is and who wanted it, what it does, and what came of it."""
-    from datetime import UTC, datetime
 
     import msgspec
 
     from kernel.cli.plain import one_line
+    from schemas.times import rfc3339_seconds
 
     lines: list[str] = []
     for patch in answer["patches"]:
         whole = "every instance" if patch["instanceKey"] is None else one_line(patch["instanceKey"], _MAX_SHOWN)
-        at = datetime.fromtimestamp(patch["atMs"] / 1000, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+        at = rfc3339_seconds(patch["atMs"] / 1000)
         head = one_line(f"{patch['patchId']}  {patch['agent']} ({whole})  {at}", _MAX_SHOWN)
         lines.append(f"{patch['revision']:>4}  {head}  {patch['status']}")
         lines.append(f"      by {one_line(_who(patch), _MAX_SHOWN)}")

@@ -96,12 +96,12 @@ def drop(event_id: str, bundle: str | None, as_json: bool) -> int:
 
 def render(events: Sequence[dict[str, Any]], more: int) -> list[str]:
     """Two lines for each: what and when, then why."""
-    from datetime import UTC, datetime
+    from schemas.times import rfc3339_seconds
 
     lines: list[str] = []
     for event in events:
-        at = datetime.fromtimestamp(event["endedMs"] / 1000, UTC).isoformat(timespec="seconds")
-        lines.append(f"{event['eventId']}  {event['agent']}/{event['instanceKey']}  {at.replace('+00:00', 'Z')}")
+        at = rfc3339_seconds(event["endedMs"] / 1000)
+        lines.append(f"{event['eventId']}  {event['agent']}/{event['instanceKey']}  {at}")
         lines.append(f"    {event['cause']}")
     if more:
         lines.append(f"and {more} more")

@@ -64,10 +64,10 @@ def show(agent: str, key: str, bundle: str | None, as_json: bool) -> int:
     from kernel.cli.output import write, write_json
     from kernel.cli.plain import one_line
     from kernel.instances import instances
-    from kernel.supervisor_client import rfc3339
     from kernel.trace_search import Search
     from schemas.address import instance_workdir
     from schemas.errors import GoondanError, fail
+    from schemas.times import rfc3339
 
     check_instance(key)
     place = locate(bundle)

@@ -66,8 +66,9 @@ def external(broker: ByHand) -> list[ProcessInfo]:
     import time
 
     from kernel.cli.operator_question import ask_kernel
-    from kernel.supervisor_client import ProcessInfo, rfc3339
+    from kernel.supervisor_client import ProcessInfo
     from schemas.link import boottime_ms
+    from schemas.times import rfc3339
 
     try:
         peers = ask_kernel(broker, {"op": "peers"})["peers"]

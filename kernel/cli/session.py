@@ -6,8 +6,8 @@ Source: docs/design/commands.md section 4; docs/design/delivery.md section 5.
 from __future__ import annotations
 
 import asyncio
-import datetime
 import os
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final, Self
@@ -20,6 +20,7 @@ from schemas.errors import GoondanError, fail
 from schemas.frames import AgentEvent, Answer, Frame, ReplyTo, RuntimeEvent, Shutdown
 from schemas.link import Link
 from schemas.system.secrecy import close_memory
+from schemas.times import rfc3339
 from schemas.tokens import SOCKETS
 
 #: AgentEvent.type of a line that a person sends.
@@ -223,7 +224,7 @@ class Session:
         workdir: str | None,
         timeout_s: float | None,
     ) -> Frame:
-        event = AgentEvent(id=event_id, type=kind, created_at=now_text(), input=input, instance_key=instance)
+        event = AgentEvent(id=event_id, type=kind, created_at=rfc3339(time.time()), input=input, instance_key=instance)
         return Frame(
             "event",
             to=agent,
@@ -252,9 +253,3 @@ class Session:
         if self._stopping:
             return fail("E_KERNEL_LOST", "the kernel was stopped", suggestion="What it had accepted is kept.")
         return fail("E_KERNEL_LOST", f"the kernel ended unexpectedly; see {self._kernel.place.state_dir}/logs")
-
-
-def now_text() -> str:
-    """The time, RFC 3339 in UTC."""
-    text = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
-    return text.replace("+00:00", "Z")

@@ -74,9 +74,9 @@ def _find(state_dir: str, name: str | None, agent: str | None, instance: str | N
     """What is wanted: a trace, or a turn with all that hangs on it. Raises GoondanError."""
     import time
 
-    from kernel.supervisor_client import rfc3339
     from kernel.trace_search import Search
     from schemas.spans import is_trace_id
+    from schemas.times import rfc3339
 
     looking = Search(state_dir, rfc3339(time.time()), everywhere=search)
     if name is None:

@@ -16,7 +16,6 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from datetime import UTC, datetime
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
@@ -41,6 +40,7 @@ from schemas.oauth import (
     TokenReady,
     WaitOrder,
 )
+from schemas.times import rfc3339_seconds
 from schemas.visible import visible_line
 
 #: How long what an issuer publishes is believed (seconds): endpoints move seldom, and never without notice.
@@ -382,7 +382,7 @@ class Authority:
                     "subject": grant.subject,
                     "status": "login_required" if isinstance(verdict, Login) else "ready",
                     "scopes": grant.scopes,
-                    "expiresAt": _rfc3339(grant.expires_at),
+                    "expiresAt": _when(grant.expires_at),
                     "refreshable": grant.refresh_token is not None,
                     "reason": verdict.reason if isinstance(verdict, Login) else None,
                 }
@@ -394,7 +394,7 @@ class Authority:
                 "scopes": one.scopes,
                 "authorizationUrl": one.url,
                 "userCode": one.user_code,
-                "expiresAt": _rfc3339(one.expires_at),
+                "expiresAt": _when(one.expires_at),
             }
             for one in self._register
             if not one.over
@@ -523,7 +523,7 @@ def _ready(grant: Grant) -> TokenReady:
         token_type=grant.token_type,
         scopes=grant.scopes,
         subject=grant.subject,
-        expires_at=_rfc3339(grant.expires_at),
+        expires_at=_when(grant.expires_at),
     )
 
 
@@ -539,7 +539,7 @@ def _required(pending: Pending, reason: str) -> AuthorizationRequired:
         message=f"{pending.subject} has to agree to {pending.app.name}{because}: {how}, or run `{command}`",
         scopes=pending.scopes,
         subject=pending.subject,
-        expires_at=_rfc3339(pending.expires_at) or "",
+        expires_at=_when(pending.expires_at) or "",
         user_code=pending.user_code,
     )
 
@@ -563,7 +563,5 @@ def _unguessable() -> str:
     return base64.urlsafe_b64encode(os.urandom(32)).rstrip(b"=").decode("ascii")
 
 
-def _rfc3339(at: float | None) -> str | None:
-    if at is None:
-        return None
-    return datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+def _when(at: float | None) -> str | None:
+    return None if at is None else rfc3339_seconds(at)

@@ -19,10 +19,11 @@ from typing import Final
 
 from kernel.supervisor.reaping import Child, Exit, Readiness, Reaper
 from kernel.supervisor.roster import AgentAction, KillAgent, Roster, Spawn, Tell, TerminateAgent
-from kernel.supervisor_client import ProcessInfo, rfc3339
+from kernel.supervisor_client import ProcessInfo
 from schemas.codec import DECODE_ERRORS
 from schemas.control import Exited, Principal, Ready, SpawnFailed
 from schemas.forkserver import MAX_PACKET, WARM, ForkReply, ForkRequest, decode_reply, encode_packet
+from schemas.times import rfc3339
 
 #: Replies read in one wake-up, so that other descriptors get their turn.
 REPLIES_PER_WAKEUP: Final = 64

@@ -26,12 +26,13 @@ from kernel.supervisor.command_socket import SupervisorSocket
 from kernel.supervisor.ending import Ending
 from kernel.supervisor.options import Options, watched_besides
 from kernel.supervisor.processes import Processes
-from kernel.supervisor_client import ProcessInfo, rfc3339
+from kernel.supervisor_client import ProcessInfo
 from schemas.control import AboutBundle, ToBroker
 from schemas.errors import GoondanError, fail
 from schemas.hidden import COPIES
 from schemas.launch import KernelPlan
 from schemas.system.startup import report_ready
+from schemas.times import rfc3339
 from schemas.tokens import SECRET_BYTES, Claims
 from schemas.visible import visible_line
 

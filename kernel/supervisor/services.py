@@ -32,8 +32,9 @@ from kernel.supervisor.lifecycle import (
 )
 from kernel.supervisor.reaping import Child, Exit, Readiness, Reaper
 from kernel.supervisor.roster import LOOPS_AT
-from kernel.supervisor_client import ProcessInfo, rfc3339
+from kernel.supervisor_client import ProcessInfo
 from schemas.frames import ErrorPayload
+from schemas.times import rfc3339
 
 _log = logging.getLogger("supervisor")
 

@@ -25,6 +25,7 @@ from schemas.errors import fail
 from schemas.grantable import within
 from schemas.system.directories import DirectoryRefused, open_directory
 from schemas.system.private_files import replace_in
+from schemas.times import rfc3339_seconds
 
 FOLDER: Final = "trust"
 #: A record (bytes): a bundle's documents have at most 8 MiB of text, and powers are made from them.
@@ -61,7 +62,7 @@ def read(state_root: str, bundle: str) -> Record | None:
 
 def write(state_root: str, bundle: str, powers: Iterable[Power], *, own: bool = False, how: str) -> Record:
     """Agree to `powers`; earlier agreement about the bundle is replaced. Raises GoondanError E_STATE."""
-    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    now = rfc3339_seconds(time.time())
     record = Record(bundle=identity(bundle), powers=list(powers), own=own, when=now, by=_user(), how=how)
     reason = why_not_believed(state_root, bundle)
     if reason is not None:

@@ -15,8 +15,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import time
 from collections.abc import Callable, Coroutine
-from datetime import UTC, datetime
 from typing import Any, Final
 
 from schemas.codec import FrameError
@@ -34,6 +34,7 @@ from schemas.legacy.messages import (
     unparse,
 )
 from schemas.link import Link
+from schemas.times import rfc3339
 
 #: How often the broker hears that a held event is worked on (seconds); it gives up on a silent holder after 60.
 RENEW_S: Final = 10.0
@@ -297,4 +298,4 @@ def _failed(error: Exception) -> ErrorPayload:
 
 
 def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="milliseconds")
+    return rfc3339(time.time())

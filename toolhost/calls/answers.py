@@ -23,11 +23,11 @@ from schemas.errors import tool_error
 from schemas.frames import OPERATOR_AGENT, TOOL_COMPLETED, AgentEvent, Completion, Frame, ToolError, ToolResult
 from schemas.launch import DEFAULT_ERROR_LIMIT, ToolSpec
 from schemas.spans import call_span
+from schemas.times import rfc3339
 from toolhost.calls.asking import Asking
 from toolhost.calls.call_registry import Call, CallRegistry, StoredResult
 from toolhost.calls.pending import MAX_RUNNING, PendingRegistry, Promise, Work, full_handle
 from toolhost.calls.results import error_result
-from toolhost.news import rfc3339
 
 #: The bundled tool whose calls are answered here and never in a jail.
 POLLING_TOOL: Final = "tool-result"

@@ -11,6 +11,7 @@ from msgspec import Raw
 
 from schemas.errors import tool_error
 from schemas.frames import ToolError
+from schemas.times import rfc3339
 from schemas.worker_frames import WorkerError
 from toolhost.calls.call_registry import Call
 from toolhost.calls.denials import shown, without_network
@@ -20,7 +21,7 @@ from toolhost.jails.jail import Jail
 from toolhost.jails.network import JailNetwork
 from toolhost.jails.sized_workdirs import Claim
 from toolhost.limits.decide import lacks_processes, limit_error, with_limit
-from toolhost.news import WorkerNews, rfc3339
+from toolhost.news import WorkerNews
 from toolhost.policy.hiding import Hiding
 from toolhost.sessions.receipts import Ledger
 from toolhost.sessions.session import Session
