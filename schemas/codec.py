@@ -18,6 +18,7 @@ from msgspec import Raw
 
 from schemas.errors import GoondanError, error_payload
 from schemas.frames import Frame
+from schemas.msgpack_heads import HEADS, LIST, MAP
 
 #: One frame inline. Larger payloads go by reference (docs/design/wire.md section 7).
 MAX_FRAME_BYTES: Final = 1 << 20
@@ -143,17 +144,6 @@ def check_values(data: bytes, values: int, limit: int = MAX_DEPTH) -> None:
     _walk(data, limit, values)
 
 
-# first byte -> (bytes of length field, fixed body bytes); containers are handled apart
-_SCALARS: Final[dict[int, tuple[int, int]]] = {
-    0xC0: (0, 0), 0xC2: (0, 0), 0xC3: (0, 0),
-    0xC4: (1, 0), 0xC5: (2, 0), 0xC6: (4, 0), 0xC7: (1, 1), 0xC8: (2, 1), 0xC9: (4, 1),
-    0xCA: (0, 4), 0xCB: (0, 8), 0xCC: (0, 1), 0xCD: (0, 2), 0xCE: (0, 4), 0xCF: (0, 8),
-    0xD0: (0, 1), 0xD1: (0, 2), 0xD2: (0, 4), 0xD3: (0, 8),
-    0xD4: (0, 2), 0xD5: (0, 3), 0xD6: (0, 5), 0xD7: (0, 9), 0xD8: (0, 17),
-    0xD9: (1, 0), 0xDA: (2, 0), 0xDB: (4, 0),
-}  # fmt: skip
-
-
 def _walk(data: bytes, limit: int, values: int) -> None:
     open_items: list[int] = [1]  # how many values each open container still wants, outermost first
     at, end = 0, len(data)
@@ -162,31 +152,20 @@ def _walk(data: bytes, limit: int, values: int) -> None:
             open_items.pop()
             continue
         open_items[-1] -= 1
-        first = data[at]
+        kind, width, size = HEADS[data[at]]
         at += 1
-        if first <= 0x7F or first >= 0xE0:
-            continue
-        if first <= 0x8F:
-            count = (first & 0x0F) * 2
-        elif first <= 0x9F:
-            count = first & 0x0F
-        elif first <= 0xBF:
-            at += first & 0x1F
-            continue
-        elif first >= 0xDC:
-            width = 2 if first in (0xDC, 0xDE) else 4
-            count = int.from_bytes(data[at : at + width], "big") * (2 if first >= 0xDE else 1)
+        if width:
+            size += int.from_bytes(data[at : at + width], "big") * (2 if kind == MAP else 1)
             at += width
-        else:
-            length_bytes, body = _SCALARS.get(first, (0, 0))
-            at += length_bytes + body + int.from_bytes(data[at : at + length_bytes], "big")
+        if kind != LIST and kind != MAP:
+            at += size
             continue
         if len(open_items) > limit:
             raise ValueError(f"nested deeper than {limit}")
-        values -= count
+        values -= size
         if values < 0:
             raise ValueError("more values than there may be")
-        open_items.append(count)
+        open_items.append(size)
 
 
 _SURROGATE: Final = "[\ud800-\udfff]"  # compiled when the first one comes, if ever

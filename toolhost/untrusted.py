@@ -7,6 +7,7 @@ import struct
 from typing import Final
 
 from schemas.blobs import MAX_OUTPUT_BYTES
+from schemas.msgpack_heads import HEADS, MAP, OTHER, SCALAR, STRING
 
 #: Levels of maps and arrays in one output; the frames around it need the rest of the 64 that a payload may have.
 MAX_OUTPUT_DEPTH: Final = 60
@@ -26,20 +27,7 @@ class Violation(Exception):
 
 
 _TOO_EARLY: Final = "the output ends too early"
-# What a value's first byte says: which of these it is, how many bytes a length has that follows, and without one how
-# long the value is: bytes, items of a list, or keys and values of a map.
-_STRING, _SCALAR, _LIST, _MAP, _NOT_JSON = range(5)
 _FLOATS: Final = {0xCA: struct.Struct(">f").unpack_from, 0xCB: struct.Struct(">d").unpack_from}
-_HEADS: Final = (
-    *[(_SCALAR, 0, 0)] * 0x80,
-    *((_MAP, 0, size * 2) for size in range(16)),
-    *((_LIST, 0, size) for size in range(16)),
-    *((_STRING, 0, size) for size in range(32)),
-    (_SCALAR, 0, 0), (_NOT_JSON, 0, 0), (_SCALAR, 0, 0), (_SCALAR, 0, 0), *[(_NOT_JSON, 0, 0)] * 6,
-    *((_SCALAR, 0, size) for size in (4, 8, 1, 2, 4, 8, 1, 2, 4, 8)), *[(_NOT_JSON, 0, 0)] * 5,
-    (_STRING, 1, 0), (_STRING, 2, 0), (_STRING, 4, 0), (_LIST, 2, 0), (_LIST, 4, 0), (_MAP, 2, 0), (_MAP, 4, 0),
-    *[(_SCALAR, 0, 0)] * 0x20,
-)  # fmt: skip
 
 
 def check_json(data: bytes) -> None:
@@ -75,19 +63,19 @@ def _walk(data: bytes) -> int:
         if budget < 0:
             raise Violation(f"the output has more than {MAX_ELEMENTS} values", "E_TOOL_LIMIT")
         first = data[at]
-        kind, width, size = _HEADS[first]
+        kind, width, size = HEADS[first]
         at += 1
         if width:
-            size = int.from_bytes(data[at : at + width], "big") * (2 if kind == _MAP else 1)
+            size = int.from_bytes(data[at : at + width], "big") * (2 if kind == MAP else 1)
             at += width
         if size > len(data) - at:  # every value in a container takes a byte
             raise Violation(_TOO_EARLY)
-        if kind == _STRING:
+        if kind == STRING:
             str(data[at : at + size], "utf-8")
             at += size
         elif keys and left & 1:
             raise Violation("a key in the output is no string")
-        elif kind == _SCALAR:
+        elif kind == SCALAR:
             if first in _FLOATS and not math.isfinite(_FLOATS[first](data, at)[0]):
                 raise Violation("a number in the output is not finite")
             at += size
@@ -98,11 +86,11 @@ def _walk(data: bytes) -> int:
 
 def _is_map(kind: int, depth: int) -> bool:
     """Whether a container is one. Raises Violation for what is no container, or is one too many."""
-    if kind == _NOT_JSON:
+    if kind == OTHER:
         raise Violation("the output has a type that is not JSON")
     if depth > MAX_OUTPUT_DEPTH:
         raise Violation(f"the output is nested deeper than {MAX_OUTPUT_DEPTH}")
-    return kind == _MAP
+    return kind == MAP
 
 
 def output_limit(output_mb: int) -> int:
