@@ -30,9 +30,15 @@ settings.load_profile("house")
 os.environ["GOONDAN_TRUST"] = "1"
 
 REQUIREMENTS = Path(__file__).parent / "requirements.yaml"
-#: Directories of tests in the order in which they run (others come before them): files that take long first and the
-#: many short ones last, so that all workers of a whole run end at about the same time. See scripts/test.
-ORDER = {name: place for place, name in enumerate(("chaos", "process", "containment", "contract", "unit"))}
+#: Files that take long (15 s and more) run first, so that all workers of a whole run end at about the same time. At its
+#: end such a run names the longest: tests/time_spent.py.
+LONG = (
+    *("chaos/", "containment/test_totals", "process/test_setup", "process/test_trust", "process/test_agent_processes"),
+    *("process/test_kernel_run", "process/test_changeset_engine", "process/test_restart", "process/test_walkthrough"),
+    *("process/test_agents_tool", "process/test_cli_tool", "process/test_kernel_commands", "process/test_live"),
+)
+#: What scripts/test sets for a run of all tests, which is two runs beside each other.
+WHOLE_RUN = "GOONDAN_WHOLE_RUN" in os.environ
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -41,7 +47,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if is_worker or not config.getoption("numprocesses", None):  # a controller of workers collects nothing
         gc.disable()
     if not is_worker:
-        config.pluginmanager.register(TimeSpent())
+        config.pluginmanager.register(TimeSpent(shown=WHOLE_RUN))
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job: the commands would ignore it too
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -64,8 +70,11 @@ def _state_root_stays() -> Iterator[None]:
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """Two for each processor: a test of programs waits for half of its time, for an end, a deadline, a pause."""
-    return 2 * len(os.sched_getaffinity(0))
+    """Two for each processor: a test of programs waits for half of its time, for an end, a deadline, a pause.
+
+    Of a whole run one is the process that runs all tests without programs (scripts/test).
+    """
+    return 2 * len(os.sched_getaffinity(0)) - WHOLE_RUN
 
 
 def pytest_collection(session: pytest.Session) -> None:
@@ -73,16 +82,17 @@ def pytest_collection(session: pytest.Session) -> None:
     by each worker, which takes longer than anything else before the first test.
     """
     number = os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
-    if number and session.config.args_source is pytest.Config.ArgsSource.TESTPATHS:
+    if number and WHOLE_RUN:
         root = REQUIREMENTS.parent
-        modules = [".".join(path.relative_to(root.parent).with_suffix("").parts) for path in root.rglob("test_*.py")]
+        files = [path for folder in session.config.args for path in (root.parent / folder).rglob("test_*.py")]
+        modules = [".".join(path.relative_to(root.parent).with_suffix("").parts) for path in files]
         for name in sorted(modules)[int(number) :: int(os.environ["PYTEST_XDIST_WORKER_COUNT"])]:
             with suppress(Exception):  # whoever collects it says what is wrong with it
                 import_module(name)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: ORDER.get(item.nodeid.removeprefix("tests/").partition("/")[0], -1))
+    items.sort(key=lambda item: not item.nodeid.removeprefix("tests/").startswith(LONG))
     known = set(re.findall(r"^- id: (\S+)$", REQUIREMENTS.read_text(encoding="utf-8"), flags=re.MULTILINE))
     claims = {id_: item.nodeid for item in items for mark in item.iter_markers("requirement") for id_ in mark.args}
     unknown = sorted(claims.keys() - known)

@@ -35,9 +35,10 @@ def said(files: Mapping[str, float], seconds: float, load: float) -> list[str]:
 
 
 class TimeSpent:
-    """Adds the time of all tests up, file by file."""
+    """Adds the time of all tests up, file by file. `shown`: and says so at the end, as of a whole run."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, shown: bool) -> None:
+        self._shown = shown
         self._began = time.monotonic()
         self._files: defaultdict[str, float] = defaultdict(float)
 
@@ -47,7 +48,7 @@ class TimeSpent:
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """At the end of a whole run; of others everybody sees what they took."""
-        if terminalreporter.config.args_source is not pytest.Config.ArgsSource.TESTPATHS or not self._files:
+        if not self._shown or not self._files:
             return
         terminalreporter.section("time of files")
         for line in said(self._files, time.monotonic() - self._began, os.getloadavg()[0]):

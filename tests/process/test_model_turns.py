@@ -76,23 +76,23 @@ def test_a_model_calls_a_tool_in_its_jail_and_the_text_comes_back(fake: str, pro
             'steps 2 bash__exec {"command":"ls -A /home 2>/dev/null | wc -l"}',
             "안녕",
         ]
-        result = kernel.gdn("run", input="\n".join(lines) + "\n")
-        assert (result.status, result.err) == (0, "")
-        first, second, third, last = result.out.splitlines()
+        kernel.detach()
+        first, second, third, last = (kernel.gdn("send", line, "--instance", "talk").out.strip() for line in lines)
         uid, *folders = output(first).splitlines()
         assert uid.isdigit()
         assert "usr" in folders and "sys" not in folders, "that is no jail"
         assert output(second) == "가\n"
         assert output(third) == "0\n"
         assert last == "echo: 안녕"
-        kernel.detach()
         sent = kernel.gdn("send", lines[0], "--json")
         assert sent.json["status"] == "completed"
         assert output(sent.json["response"]).splitlines() == [uid, *folders]
         assert kernel.gdn("stop").status == 0
         assert_nothing_holds_the_key(kernel)
         if provider == "anthropic":
-            assert "wallMs" not in result.out, "the model gives back what it was shown, and receipts are for operators"
+            assert "wallMs" not in first + second + third, (
+                "the model gives back what it was shown, and receipts are for operators"
+            )
             (call,) = kernel.gdn("trace", sent.json["turnId"], "--json").json["steps"][0]["tools"]
             assert call["receipt"]["jail"]["tier"] in ("full", "reduced")
             assert call["receipt"]["call"]["wallMs"] > 0

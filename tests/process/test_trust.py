@@ -272,7 +272,7 @@ def test_a_package_gets_nothing_by_a_yes_to_the_bundle() -> None:
 
 def test_a_person_is_asked_once() -> None:
     with stranger() as kernel:
-        for answer in ("\n", "n\n", "maybe\n", "\x04"):
+        for answer in ("maybe\n", "\x04"):
             with Terminal(kernel, "run") as terminal:
                 shown = terminal.read_until(ASKS)
                 assert "ext/spy.py (Extension/spy)" in shown
