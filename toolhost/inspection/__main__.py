@@ -18,14 +18,14 @@ from __future__ import annotations
 import asyncio
 import re
 import sys
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from msgspec import Struct
 
 from schemas.errors import GoondanError
 from schemas.launch import Filesystem, SandboxSpec, ToolHostSpec, ToolSpec
-from schemas.worker_frames import WORKER_PROTOCOL, Init, LoadFailed, Ready, WorkerFrame
+from schemas.worker_frames import LoadFailed, Ready, WorkerFrame
 from toolhost.drop_privileges import drop_privileges
 from toolhost.inspection.source import NO_HANDLERS, ModuleReport, read_source, refuse
 from toolhost.jails.jail import Jail
@@ -76,8 +76,7 @@ class _Visit(Visit[Ready | LoadFailed]):
         self._granted = granted
 
     def ask(self, jail: Jail, tool: ToolSpec) -> None:
-        paths = jail.plan.import_paths
-        jail.send(Init(WORKER_PROTOCOL, tool.name, tool.entry, self._granted, import_paths=paths, jailed=True))
+        jail.send(self.init(jail, tool, self._granted))
 
     def hear(self, jail: Jail, frame: WorkerFrame) -> None:
         if isinstance(frame, Ready | LoadFailed):
@@ -132,7 +131,7 @@ def main() -> int:
     except OSError as error:
         print(f"toolhost.inspection: cannot give up root's powers: {error.strerror or error}", file=sys.stderr)
         return 1
-    answer: dict[str, Any] = {"tools": asyncio.run(inspect(request, powers, facts))}
+    answer = {"tools": asyncio.run(inspect(request, powers, facts))}
     sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
     return 0
 

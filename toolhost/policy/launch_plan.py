@@ -16,6 +16,7 @@ from toolhost.launcher.request import Enclosure, Stage
 from toolhost.limits.plan import GroupPlan, processes_of_a_namespace
 from toolhost.policy.landlock import Ruleset
 from toolhost.policy.nested import CallWalls
+from toolhost.policy.subject import Request
 from toolhost.privileges.tree import Tree
 
 # include/uapi/asm-generic/resource.h, the same on x86_64 and aarch64.
@@ -34,6 +35,8 @@ class LaunchPlan(Struct, frozen=True, kw_only=True):
     still be at its path, and the boot stage compares places with `seen`.
     """
 
+    #: What was asked for.
+    request: Request
     #: The bubblewrap to run; "" in the reduced tier.
     bwrap: str = ""
     #: Its options. They pass through ARGS_FD, so that no other user reads them.
@@ -50,8 +53,6 @@ class LaunchPlan(Struct, frozen=True, kw_only=True):
     open_workdir: str | None = None
     #: The workdir as the jail sees it.
     workdir: str
-    #: Folders of modules that the tool may import, the first one first.
-    import_paths: list[str]
     #: Texts that bubblewrap reads from FILES_FD and the descriptors after it.
     files: list[str] = []
     #: The inside of the network grant; None when there is no grant.
@@ -73,16 +74,8 @@ class LaunchPlan(Struct, frozen=True, kw_only=True):
     walls: list[Wall] = []
     #: What keeps each limit.
     mechanisms: dict[str, Mechanism] = {}
-    #: The tool's limits.
-    totals: Limits = Limits()
     #: Folders of the host that the jail may write to.
     writable: list[str] = []
-    #: Those of them that we did not make.
-    named: list[str] = []
-    #: What stays read-only in them.
-    guarded: list[str] = []
-    #: Those of the guarded places that were made for this.
-    made: list[str] = []
     #: The jail's control groups.
     group: GroupPlan | None = None
     #: Reduced tier: a folder to make for the jail, with a link to `code`. It goes with the jail.

@@ -85,6 +85,7 @@ def plan(request: Request, host: HostFacts) -> LaunchPlan:
     cwd = request.workdir or JAIL_HOME
     writable = [place.path for place in request.writable]
     return LaunchPlan(
+        request=request,
         bwrap=sources.of(host.bwrap, host.bwrap_root) if host.bwrap_root and host.user_namespaces else host.bwrap,
         options=[*options, "--chdir", cwd if host.user_namespaces else "/"],
         filter=program(host.machine, sockets=network, server=serves, drops=not host.user_namespaces),
@@ -93,7 +94,6 @@ def plan(request: Request, host: HostFacts) -> LaunchPlan:
         command=host.boot(JAIL_CODE),
         open_workdir=None if host.stage else request.workdir_real,
         workdir=cwd,
-        import_paths=request.import_paths,
         files=[] if layout is None else [layout.hosts, RESOLVER],
         layout=layout,
         stage=host.stage,
@@ -104,11 +104,7 @@ def plan(request: Request, host: HostFacts) -> LaunchPlan:
         enclosure=enclosure.enclosure_of(host),
         walls=walls(host),
         mechanisms=mechanisms(host.groups, sized=request.sized and not request.write),
-        totals=tool.sandbox.limits,
         writable=writable,
-        named=request.named,
-        guarded=[place.path for place in request.guarded],
-        made=request.made,
         group=group_plan(host.groups, tool.sandbox.limits, trusted),
         alone=tool.sandbox.isolation == "call" and not serves,
         trusted=trusted,

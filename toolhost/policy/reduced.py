@@ -58,16 +58,14 @@ def plan_reduced(request: Request, host: HostFacts) -> LaunchPlan:
     rules += [(path, for_file(DEVICES) & ~_IOCTL) for path in _DEVICES]
     rules += granted_rights(shown, RUN) + granted_rights([*own, *writable], WRITE)
     return LaunchPlan(
+        request=request,
         filter=program(host.machine, sockets=False, bare=True),
         landlock=ruleset(host.landlock, rules, network=False),
         limits=resource_limits(tool.sandbox.limits),
-        totals=tool.sandbox.limits,
         writable=[place.path for place in [*own, *writable]],
-        named=request.named,
         group=group_plan(host.groups, tool.sandbox.limits),
         command=host.boot(f"{request.private}/code/goondan_tool"),
         workdir=request.workdir_real or home,
-        import_paths=request.import_paths,
         seen=[(path, path) for path in dict.fromkeys(place.path for place in [*shown, *writable])],
         hiding=hidden_in(request, host),
         tier="reduced",

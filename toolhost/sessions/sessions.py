@@ -245,11 +245,11 @@ class Sessions:
         """
         if not self._is_blind(live):
             return False
-        folders = live.jail.plan.named
+        folders = live.jail.plan.request.named
         if self._stays.intact(folders):
             return not live.session.closed
         for other in list(self._live.values()):
-            if not set(folders).isdisjoint(other.jail.plan.named):
+            if not set(folders).isdisjoint(other.jail.plan.request.named):
                 self._perform(self.pool.close(other.session))
         return False
 
@@ -519,7 +519,7 @@ class Sessions:
         del self._by_usage[jail.usage]
         self._sized.release(live.claim)
         self._watch.remove(jail.usage)
-        self._powers.offload.submit(partial(self._stays.end, jail.plan.named))
+        self._powers.offload.submit(partial(self._stays.end, jail.plan.request.named))
         if live.network is not None:
             self._by_pid.pop(jail.pid, None)
             self._egress.detach(jail.pid)

@@ -53,8 +53,8 @@ async def start_jail(
         except BaseException:
             remove_placeholders(request.made, powers)
             raise
-        stays.begin(made.named, made.guarded, made.made)
-        begun.append(made.named)
+        stays.begin(request.named, [place.path for place in request.guarded], request.made)
+        begun.append(request.named)
         return made
 
     limit = output_limit(tool.sandbox.limits.output_mb)

@@ -74,7 +74,7 @@ def worker_init(live: LiveSession, tool: ToolSpec, env: dict[str, str], output_l
         tool=tool.name,
         entry=os.path.realpath(tool.entry),
         env=env,
-        import_paths=live.jail.plan.import_paths,
+        import_paths=live.jail.plan.request.import_paths,
         output_limit=output_limit,
         jailed=True,
         offline=live.network is None,

@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from typing import Any
 
 import msgspec
 
@@ -31,7 +30,7 @@ from toolhost.survey.probe import why_calls_are_not_forked
 from toolhost.survey.tiers import ALONE, survey
 
 
-async def report(powers: Powers, usual: HostFacts | GoondanError) -> dict[str, Any]:
+async def report(powers: Powers, usual: HostFacts | GoondanError) -> dict[str, object]:
     """The document: a survey, with the facts that a person wants beside it."""
     found = await survey(powers, usual)
     notes = [*found.notes]

@@ -17,7 +17,7 @@ from msgspec import Raw
 
 from schemas.errors import GoondanError
 from schemas.launch import ExportSpec, SandboxSpec, ToolHostSpec, ToolSpec
-from schemas.worker_frames import WORKER_PROTOCOL, Call, Ended, Init, LoadFailed, Result, WorkerFrame
+from schemas.worker_frames import Call, Ended, LoadFailed, Result, WorkerFrame
 from toolhost.jails.cells import Cell, Cells
 from toolhost.jails.jail import Jail, process_status
 from toolhost.jails.visit import OUTPUT_LIMIT, Visit
@@ -96,7 +96,7 @@ class _Visit(Visit[dict[str, Any]]):
         self._cells: Cells | None = None
 
     def ask(self, jail: Jail, tool: ToolSpec) -> None:
-        init = Init(WORKER_PROTOCOL, tool.name, tool.entry, {}, import_paths=jail.plan.import_paths, jailed=True)
+        init = self.init(jail, tool, {})
         call = Call(
             call_id="1",
             export="look",

@@ -44,22 +44,23 @@ def reduced(host: HostFacts = LOW, **request: Any) -> LaunchPlan:
 def test_what_the_jail_may_write_to_and_which_of_it_is_not_ours() -> None:
     out = [HostPath("/out", "dir")]
     made = jail(write=out)
-    assert (made.writable, made.named, made.fallback_owner) == (["/out", "/w"], ["/out", "/w"], "/w")
+    assert (made.writable, made.request.named, made.fallback_owner) == (["/out", "/w"], ["/out", "/w"], "/w")
     own = jail(write=out, workspace="/w0")
-    assert (own.writable, own.named, own.fallback_owner) == (["/out", "/w"], ["/out"], "/w0")
+    assert (own.writable, own.request.named, own.fallback_owner) == (["/out", "/w"], ["/out"], "/w0")
     without = jail(workdir=None, workdir_real=None)
-    assert (without.writable, without.named, without.fallback_owner) == ([], [], None)
+    assert (without.writable, without.request.named, without.fallback_owner) == ([], [], None)
     low = reduced(write=out)
     private = ["/tmp/gdn-jail-1/home", "/tmp/gdn-jail-1/tmp"]
-    assert (low.writable, low.named) == ([*private, "/out", "/w"], ["/out", "/w"])
-    assert reduced(workspace="/w0").named == []
+    assert (low.writable, low.request.named) == ([*private, "/out", "/w"], ["/out", "/w"])
+    assert reduced(workspace="/w0").request.named == []
     alone = reduced(workdir=None, workdir_real=None)
     assert (alone.writable, alone.workdir, alone.seen) == (private, private[0], [("/b/tools/t", "/b/tools/t")])
 
 
 def test_what_is_guarded_in_the_workdir_and_what_of_it_was_put_there() -> None:
     made = jail(guarded=[HostPath("/w/.git", "dir"), HostPath("/w/goondan.yaml", "file")], made=["/w/goondan.yaml"])
-    assert (made.guarded, made.made) == (["/w/.git", "/w/goondan.yaml"], ["/w/goondan.yaml"])
+    assert [place.path for place in made.request.guarded] == ["/w/.git", "/w/goondan.yaml"]
+    assert made.request.made == ["/w/goondan.yaml"]
 
 
 def test_hidden_folders_inside_of_what_shows_are_named() -> None:
@@ -83,11 +84,11 @@ def test_a_place_that_is_not_there_yet_hides_none_of_those_behind_it() -> None:
 
 def test_the_limits_of_a_tool_are_those_of_its_jail() -> None:
     made = jail(sandbox=SandboxSpec(limits=LIMITS))
-    assert made.totals == LIMITS
+    assert made.request.tool.sandbox.limits == LIMITS
     assert made.limits == [(4, 0), (2, 10 << 20), (1, 3 << 20), (7, 7), (6, 5), (8, 64 << 10), (11, 1024)]
     assert (made.group, made.trusted) == (None, 0)
     low = reduced(tool=replace(TOOL, sandbox=SandboxSpec(min_tier="reduced", limits=LIMITS)))
-    assert (low.totals, low.limits) == (LIMITS, made.limits)
+    assert low.limits == made.limits
 
 
 def test_control_groups_say_the_same_and_leave_the_namespace_room() -> None:
@@ -198,19 +199,23 @@ def test_an_interpreter_outside_of_the_system_shows_runs_and_is_found(prefix: st
 
 def test_what_a_reduced_jail_imports_and_where_it_finds_it() -> None:
     low = reduced()
-    assert (low.private, low.code, low.import_paths) == ("/tmp/gdn-jail-1", "/opt/app/toolhost/inside", ["/b/tools/t"])
+    assert (low.private, low.code, low.request.import_paths) == (
+        "/tmp/gdn-jail-1",
+        "/opt/app/toolhost/inside",
+        ["/b/tools/t"],
+    )
     inner = reduced(tool=replace(REQUEST.tool, entry="/b/tools/t/sub/h.py"))
-    assert inner.import_paths == ["/b/tools/t/sub", "/b/tools/t"]
+    assert inner.request.import_paths == ["/b/tools/t/sub", "/b/tools/t"]
     assert low.landlock is not None
     assert dict(low.landlock.rules)["/dev/null"] == for_file(DEVICES) & ~(1 << 15), "no ioctl"
     alone = reduced(entry_only=True)
-    assert alone.import_paths == []
+    assert alone.request.import_paths == []
     assert alone.landlock is not None
     rights = dict(alone.landlock.rules)
     assert rights["/b/tools/t/h.py"] == for_file(RUN)
     assert "/b/tools/t" not in rights
     environment = reduced(venv="/venv", venv_site="/venv/site")
-    assert environment.import_paths == ["/b/tools/t", "/venv/site"]
+    assert environment.request.import_paths == ["/b/tools/t", "/venv/site"]
     assert environment.landlock is not None
     assert dict(environment.landlock.rules)["/venv"] == RUN
     assert ("/venv", "/venv") in environment.seen

@@ -89,7 +89,7 @@ def test_the_whole_plan_of_a_plain_tool() -> None:
     assert made.command == [
         "/root/py/bin/python3.11", "-I", "-S", "-B", "/run/goondan/goondan_tool/boot.py",
     ]  # fmt: skip
-    assert (made.open_workdir, made.workdir, made.import_paths) == ("/w", "/w", ["/b/tools/t"])
+    assert (made.open_workdir, made.workdir, made.request.import_paths) == ("/w", "/w", ["/b/tools/t"])
 
 
 def test_without_a_workdir_the_home_is_where_it_starts() -> None:
@@ -222,7 +222,7 @@ def test_a_tool_in_the_bundles_root_sees_its_entry_alone() -> None:
     tool = ToolSpec(name="t", entry="/b/h.py", root="/b/h.py", exports=[])
     made = plan(Request(tool=tool, entry_only=True), HOST)
     assert after_system(made)[:-3] == [("--ro-bind", "/b/h.py")]
-    assert made.import_paths == []  # /b may be the workdir, where any tool puts modules
+    assert made.request.import_paths == []  # /b may be the workdir, where any tool puts modules
 
 
 def test_grants_and_environments() -> None:
@@ -243,7 +243,7 @@ def test_grants_and_environments() -> None:
         ("--ro-bind", "/b/tools/t"), ("--ro-bind", "/data/link"), ("--ro-bind", "/envs/e"),
         ("--bind", "/scratch"), ("--ro-bind", "/scratch/.git"), ("--bind-fd", "/w"),
     ]  # fmt: skip
-    assert made.import_paths == ["/b/tools/t", "/envs/e/lib/python3.11/site-packages"]
+    assert made.request.import_paths == ["/b/tools/t", "/envs/e/lib/python3.11/site-packages"]
 
 
 @pytest.mark.parametrize(
@@ -555,7 +555,7 @@ def test_other_calls_have_a_jail_as_before() -> None:
     call = msgspec.structs.replace(TOOL, sandbox=SandboxSpec(isolation="call"))
     usual = plan(Request(tool=TOOL, workdir="/w", workdir_real="/w"), HOST)
     alone = plan(Request(tool=call, workdir="/w", workdir_real="/w"), msgspec.structs.replace(HOST, nests=False))
-    assert alone == msgspec.structs.replace(usual, alone=True)
+    assert alone == msgspec.structs.replace(usual, alone=True, request=alone.request)
     assert usual.calls is None
 
 
