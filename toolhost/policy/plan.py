@@ -147,11 +147,12 @@ def _layout(tool: ToolSpec) -> Layout | None:
 
 def isolation(host: HostFacts, serves: bool = False) -> list[str]:
     """What bubblewrap separates, before any mount: its first options."""
-    user, kept, last = ["--as-pid-1"], list(enclosure.CAPABILITIES), list[str]()
     if host.user_namespaces:
         user = ["--unshare-user", "--uid", str(JAIL_UID), "--gid", str(JAIL_GID)]
-        kept = list(nested.CAPABILITIES) if serves else []
+        kept = [*nested.CAPABILITIES] if serves else []
         last = ["--disable-userns"] if host.disable_userns else []
+    else:
+        user, kept, last = ["--as-pid-1"], [*enclosure.CAPABILITIES], []
     options = [
         *user, "--unshare-pid",
         *(["--unshare-net"] if host.net_admin or host.user_namespaces else []),  # brings the loopback interface up

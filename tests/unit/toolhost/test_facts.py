@@ -14,7 +14,7 @@ from schemas.errors import GoondanError
 from schemas.launch import Filesystem, PythonSpec, SandboxSpec, ToolHostSpec, ToolSpec
 from schemas.system.own_users import NUMBERS, TOOLHOST_UID
 from tests.toolhost_fixture import POWERS
-from toolhost.policy.facts import find_bwrap, host_facts, look_up, version_problem
+from toolhost.policy.facts import find_bwrap, gather, host_facts, look_up, version_problem
 from toolhost.policy.guarding import dotfiles
 from toolhost.policy.hiding import as_it_is_now, hidden_folders
 from toolhost.policy.subject import HostFacts
@@ -70,6 +70,9 @@ def test_a_bubblewrap_that_is_setuid_or_too_old_is_not_used(tmp_path: Path, monk
         find_bwrap()
     message = caught.value.info.message
     assert message.count("is setuid") == 2 and "version 0.8, needed 0.11" in message
+    facts = gather(POWERS)
+    assert isinstance(facts, HostFacts)
+    assert (facts.bwrap, facts.bwrap_root, facts.bwrap_version, facts.lack) == ("", None, "", message)
 
 
 def test_what_exists_is_guarded_and_what_is_missing_is_made(tmp_path: Path) -> None:
