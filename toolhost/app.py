@@ -222,7 +222,7 @@ class App:
         if spec != self._host.spec:
             self._host.configure(spec)
             self._fork_calls()
-        self._host.resend()
+        self._host.answers.resend()
 
     def _fork_calls(self) -> None:
         """Find out whether calls can be forked, as soon as a tool wants it: until then each has a jail of its own."""
@@ -233,7 +233,7 @@ class App:
         async def find_out() -> None:
             problem = await why_calls_are_not_forked(facts, self._powers)
             if problem is None:
-                host.fork_calls()
+                host.sessions.fork_calls()
             else:
                 _say("warn", f"{ALONE}: {problem}.")
 

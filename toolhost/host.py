@@ -121,13 +121,9 @@ class Host:
 
     @property
     def wants_forks(self) -> bool:
-        """Whether there is a tool whose calls would be forked, if that can be done."""
+        """Whether there is a tool whose calls would be forked, if that can be done (Sessions.fork_calls)."""
         sandboxes = [sandbox for tool in self.spec.tools for sandbox in (tool.sandbox, *tool.narrowed.values())]
         return any(sandbox.isolation == "call" for sandbox in sandboxes)
-
-    def fork_calls(self) -> None:
-        """That can be done, as survey/probe.py has found."""
-        self.sessions.fork_calls()
 
     async def close(self) -> None:
         """Kill every jail and wait until all of their processes are gone, some seconds at most. Answers no call."""
@@ -151,10 +147,6 @@ class Host:
         if frame.type == "tool.result":
             payload = error_result(refusal(error.info), DEFAULT_ERROR_LIMIT)
             self.answers.send_result(frame.call_id or "", frame.to, frame.instance_key, payload)
-
-    def resend(self) -> None:
-        """After a reconnect: results that may have been lost on the way."""
-        self.answers.resend()
 
     # --- from the bus
 

@@ -97,7 +97,8 @@ class NoJail:
         self.worker_pid = None
         self.tenant: Any = None
         self.last_words = ""
-        self.plan = SimpleNamespace(tier="full", walls=[], mechanisms={}, calls=None, alone=False, named=[], made=[])
+        request = SimpleNamespace(named=[])
+        self.plan = SimpleNamespace(tier="full", walls=[], mechanisms={}, calls=None, alone=False, request=request)
         self.usage = copy(usage)
 
     def kill(self, reason: str) -> None:

@@ -24,6 +24,7 @@ import msgspec
 from schemas.grantable import TOP, within
 from schemas.hidden import KEYS, STATE_ROOT, runtime_bases, workspace_of
 from schemas.launch import ToolHostSpec
+from toolhost.launcher.allow_list import state_root_of
 from toolhost.policy.subject import HostFacts
 
 _MOUNTS: Final = "/proc/self/mountinfo"
@@ -53,12 +54,6 @@ def hidden_folders(spec: ToolHostSpec, endpoint: str, home: str, operator: int) 
     folders += runtime_folders(endpoint)
     folders += runtime_bases(os.environ, operator)
     return list(dict.fromkeys(folders))
-
-
-def state_root_of(state_dir: str) -> str:
-    """The state root of every workspace; that of one alone when it stands by itself."""
-    above = os.path.dirname(state_dir)
-    return os.path.dirname(above) if os.path.basename(above) == "workspaces" else state_dir
 
 
 def runtime_folders(endpoint: str) -> list[str]:

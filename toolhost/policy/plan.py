@@ -26,19 +26,8 @@ from schemas.launch import ToolSpec
 from schemas.receipts import Wall
 from toolhost.egress.rules import RESOLVER, Layout, lay_out
 from toolhost.limits.plan import group_plan, mechanisms
-from toolhost.policy import enclosure, mounts, nested
-from toolhost.policy.conventions import (
-    ARGS_FD,
-    FILES_FD,
-    FILTER_FD,
-    HOME_BYTES,
-    JAIL_CODE,
-    JAIL_GID,
-    JAIL_HOME,
-    JAIL_HOSTNAME,
-    JAIL_UID,
-    STATUS_FD,
-)  # fmt: skip
+from toolhost.policy import conventions, enclosure, mounts, nested
+from toolhost.policy.conventions import JAIL_CODE, JAIL_HOME
 from toolhost.policy.landlock import ruleset
 from toolhost.policy.launch_plan import LaunchPlan, resource_limits
 from toolhost.policy.reduced import plan_reduced
@@ -51,7 +40,7 @@ TMP_BYTES: Final = 256 << 20
 SHM_BYTES: Final = 64 << 20
 #: What is a jail's own and gone with it: place, size in bytes, mode.
 _PRIVATE: Final = (
-    ("/dev/shm", SHM_BYTES, "1777"), ("/tmp", TMP_BYTES, "1777"), (JAIL_HOME, HOME_BYTES, "0700"),
+    ("/dev/shm", SHM_BYTES, "1777"), ("/tmp", TMP_BYTES, "1777"), (JAIL_HOME, conventions.HOME_BYTES, "0700"),
 )  # fmt: skip
 _NET_ADMIN: Final = "Give the container CAP_NET_ADMIN, or let it have user namespaces."
 
@@ -122,7 +111,7 @@ def plan(request: Request, host: HostFacts) -> LaunchPlan:
 
 def start_of(bwrap: str, command: list[str]) -> list[str]:
     """How bubblewrap is started: its options come on ARGS_FD, so that no other user reads them."""
-    return [bwrap, "--args", str(ARGS_FD), "--", *command]
+    return [bwrap, "--args", str(conventions.ARGS_FD), "--", *command]
 
 
 def forks(tool: ToolSpec, host: HostFacts) -> bool:
@@ -148,7 +137,7 @@ def _layout(tool: ToolSpec) -> Layout | None:
 def isolation(host: HostFacts, serves: bool = False) -> list[str]:
     """What bubblewrap separates, before any mount: its first options."""
     if host.user_namespaces:
-        user = ["--unshare-user", "--uid", str(JAIL_UID), "--gid", str(JAIL_GID)]
+        user = ["--unshare-user", "--uid", str(conventions.JAIL_UID), "--gid", str(conventions.JAIL_GID)]
         kept = [*nested.CAPABILITIES] if serves else []
         last = ["--disable-userns"] if host.disable_userns else []
     else:
@@ -157,8 +146,8 @@ def isolation(host: HostFacts, serves: bool = False) -> list[str]:
         *user, "--unshare-pid",
         *(["--unshare-net"] if host.net_admin or host.user_namespaces else []),  # brings the loopback interface up
         "--unshare-ipc", "--unshare-uts", "--unshare-cgroup",
-        "--hostname", JAIL_HOSTNAME, "--die-with-parent", "--cap-drop", "ALL", "--clearenv",
-        "--json-status-fd", str(STATUS_FD), "--seccomp", str(FILTER_FD),
+        "--hostname", conventions.JAIL_HOSTNAME, "--die-with-parent", "--cap-drop", "ALL", "--clearenv",
+        "--json-status-fd", str(conventions.STATUS_FD), "--seccomp", str(conventions.FILTER_FD),
     ]  # fmt: skip
     for name in kept:
         options += ["--cap-add", name]
@@ -177,7 +166,7 @@ def _system(host: HostFacts, sources: mounts.Sources, layout: Layout | None) -> 
             ours = f"{host.stage}/{name}"
         options += ["--ro-bind", ours, f"/etc/{name}"]
     for index, name in enumerate(("hosts", "resolv.conf") if layout else ()):
-        options += ["--perms", "0444", "--ro-bind-data", str(FILES_FD + index), f"/etc/{name}"]
+        options += ["--perms", "0444", "--ro-bind-data", str(conventions.FILES_FD + index), f"/etc/{name}"]
     for path in host.etc:
         options += ["--ro-bind", path, path]
     # /proc as a whole becomes read-only at the end: sysctls, sysrq and other processes' memory are files in it.
