@@ -45,7 +45,7 @@ from agentproc.turn import (
 from schemas.codec import to_raw
 from schemas.errors import error_payload
 from schemas.frames import ToolResult
-from tests.unit.agentproc.test_turn import OK, Driver, calls
+from tests.unit.agentproc.turn_driver import OK, Driver, calls
 
 BROKEN = error_payload("E_MODEL_FAILED", "no model")
 GONE = error_payload("E_CANCELLED", "gone")
