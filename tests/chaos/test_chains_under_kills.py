@@ -332,7 +332,6 @@ async def load(kernel: Sandbox, tally: Tally, chance: random.Random, kills: int,
             tally.ended += word_of(number) is not None
 
     lanes = [asyncio.create_task(ask(lane)) for lane in range(WINDOW)]
-    await asyncio.sleep(1.0)
     for number in range(kills):
         await kill(kernel, ROLES[number % len(ROLES)], open_, tally, chance)
         await asyncio.sleep(chance.uniform(0.1, 0.5))

@@ -20,7 +20,7 @@ async def test_without_a_limit_a_step_takes_its_time_until_a_limit_is_set() -> N
     step: asyncio.Task[None] = asyncio.ensure_future(asyncio.Event().wait())  # type: ignore[arg-type]
     told(app, None)
     waiting = asyncio.ensure_future(app._until_released(step))
-    await asyncio.sleep(0.1)
+    await settle()
     assert not waiting.done()
     told(app, 40)  # the kernel stops
     await asyncio.wait_for(waiting, 2)
