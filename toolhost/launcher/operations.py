@@ -16,16 +16,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
-from toolhost.launcher.allow_list import (
-    TRIAL,
-    AllowList,
-    NotAllowed,
-    check_workspace,
-    check_writable,
-    is_jails,
-    state_root_of,
-    within,
-)
+from toolhost.launcher import allow_list
+from toolhost.launcher.allow_list import AllowList, NotAllowed
 from toolhost.launcher.descriptors import opened, status_numbers, write_text
 from toolhost.launcher.places import hand_over, make_folders, open_folder
 from toolhost.launcher.sockets import held_by
@@ -80,11 +72,13 @@ class Operations:
         if self._state_dir not in (None, state_dir):
             raise NotAllowed(f"the state is in {self._state_dir}")
         if self._state_dir is None:
-            if state_dir in self._allowed["top"] or any(within(state_dir, path) for path in self._allowed["closed"]):
+            if state_dir in self._allowed["top"] or any(
+                allow_list.within(state_dir, path) for path in self._allowed["closed"]
+            ):
                 raise NotAllowed(f"{state_dir} is no place for state")
             os.makedirs(state_dir, 0o700, exist_ok=True)
             self._state_dir = state_dir
-            self._settled.write(state_root_of(state_dir), enclosed=self._settled.read()[1])
+            self._settled.write(allow_list.state_root_of(state_dir), enclosed=self._settled.read()[1])
         if "/" in name or "/" in above:
             raise NotAllowed("that is no name of a folder")
         make_folders(state_dir, [above, name])
@@ -96,23 +90,23 @@ class Operations:
         """Make the folder in which it is tried whether workdirs can have file systems of their own; its path."""
         if self._state_dir is None:
             raise NotAllowed("there is no state yet")
-        make_folders(self._state_dir, [f"{TRIAL}{int(number)}"])
-        return f"{self._state_dir}/{TRIAL}{int(number)}"
+        make_folders(self._state_dir, [f"{allow_list.TRIAL}{int(number)}"])
+        return f"{self._state_dir}/{allow_list.TRIAL}{int(number)}"
 
     def remove_trial(self, number: int) -> None:
         """Remove that folder, which must be empty."""
-        os.rmdir(f"{self._state_dir}/{TRIAL}{int(number)}")
+        os.rmdir(f"{self._state_dir}/{allow_list.TRIAL}{int(number)}")
 
     def make_workdir(self, place: str) -> None:
         """Make an instance's folder, with root as its owner. `place` is its path in the state."""
         root = self._state_dir
-        check_workspace(f"{root}/{place}", root)
+        allow_list.check_workspace(f"{root}/{place}", root)
         if root is not None:
             make_folders(root, place.split("/"))
 
     def make_placeholders(self, folder: str) -> list[str]:
         """Make the guarded names that a folder lacks, with the folder's owner. Returns the paths that were made."""
-        check_writable(folder, self._allowed, self._settled.read()[0])
+        allow_list.check_writable(folder, self._allowed, self._settled.read()[0])
         with open_folder(folder) as here:
             return [f"{folder}/{name}" for name in make_placeholders(here, self._allowed["guarded"])]
 
@@ -121,7 +115,7 @@ class Operations:
         folder, _, name = path.rpartition("/")
         if name not in self._allowed["guarded"]:
             raise NotAllowed(f"{path} is no placeholder")
-        check_writable(folder, self._allowed, self._settled.read()[0])
+        allow_list.check_writable(folder, self._allowed, self._settled.read()[0])
         with open_folder(folder) as here:
             remove_unguarded(name, here)
 
@@ -163,7 +157,7 @@ class Operations:
         return f"{beside}{int(number)}"
 
     def _check_jails(self, pid: int) -> None:
-        if not is_jails(user_of(pid), self._allowed):
+        if not allow_list.is_jails(user_of(pid), self._allowed):
             raise NotAllowed(f"the process {pid} is none of a jail's")
 
 

@@ -5,7 +5,6 @@ Source: docs/design/sandbox.md section 4; the kernel's cgroup-v1 and cgroup-v2 d
 
 from __future__ import annotations
 
-import itertools
 import os
 from contextlib import suppress
 from typing import Final
@@ -26,15 +25,13 @@ class Group(Keeper):
 
     lists_processes = True
 
-    _numbers = itertools.count(1)
-
     def __init__(self, plan: GroupPlan, powers: Powers, niceness: int = 0) -> None:
         """Make them. Raises OSError; then none are left. `niceness`: see `stand`."""
         super().__init__(powers)
         self.tree = plan.tree
         self.counts_memory = plan.tree.memory is not None
         self.counts_processes = plan.tree.pids is not None
-        self.name = str(next(self._numbers))
+        self.name = str(next(powers.group_numbers))
         self._events = -1
         self._usage = -1
         try:

@@ -4,8 +4,8 @@ Rules.
 - Nothing here waits: a request is written when there is room, its answer read when it is there.
 - The launcher answers in the order of the requests. At most MAX_ASKED are with it; more wait here, where they cost it
   no descriptors.
-- A launcher that has ended, or has answered nothing for ANSWER_S, is ended and started again. Whatever was with it
-  fails with LauncherLost: it may have started those jails or not. What still waits here goes to the new one.
+- A launcher that has ended, or has not answered a request for ANSWER_S, is ended and started again. Whatever was with
+  it fails with LauncherLost: it may have started those jails or not. What still waits here goes to the new one.
 - It is the child of the loop's thread, under root too, where the privileged helper forks it. So that thread is the
   parent of every jail, and bubblewrap dies with the thread whose child it is.
 
@@ -25,7 +25,8 @@ import sys
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Final, NamedTuple
+from functools import partial
+from typing import Any, Final
 
 from toolhost.launcher.request import Check, Hold, Launch, Run
 from toolhost.offload import Offload
@@ -34,11 +35,13 @@ from toolhost.offload import Offload
 _LAUNCHER_FD: Final = 3
 #: An answer is a number or a sentence (bytes), and one descriptor.
 _MAX_ANSWER: Final = 4096
-#: Between two answers while something is asked for (seconds). It takes a millisecond or two on an idle machine, and a
+#: From a request to its answer (seconds). It takes a millisecond or two on an idle machine, and a
 #: third of a second was seen among twenty fork bombs on two processors; starting it takes some 50 ms.
 ANSWER_S: Final = 10.0
 #: Requests that are with the launcher at a time: enough that it never waits for us between two.
 MAX_ASKED: Final = 4
+#: Until a request is sent again that the launcher's socket has had no room for (seconds).
+_FULL_S: Final = 0.001
 #: What is ignored stays ignored through exec.
 _DEFAULT_SIGNALS: Final = (signal.SIGPIPE, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
 
@@ -49,14 +52,6 @@ Answer = tuple[dict[str, Any], list[int]]
 
 class LauncherLost(OSError):
     """The launcher is gone, and whether it has done what it was asked for is not known."""
-
-
-class _Question(NamedTuple):
-    """A request with its descriptors, and where its answer goes."""
-
-    data: bytes
-    fds: list[int]
-    answer: asyncio.Future[Answer]
 
 
 #: Starts a launcher: our end of its socket, and its number. It raises OSError.
@@ -76,21 +71,30 @@ class LauncherLink:
         self._start = start
         self._offload = offload
         self._channel: socket.socket | None = None
-        self._registered = False
-        self._waiting: deque[_Question] = deque()
-        self._asked: deque[_Question] = deque()
-        self._timer: asyncio.TimerHandle | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._room = asyncio.Semaphore(MAX_ASKED)
+        self._asked: deque[asyncio.Future[Answer]] = deque()
+        atexit.register(self.close)  # it would end by itself, but perhaps after us
 
     async def ask(self, request: Launch | Run | Hold | Check, fds: list[int]) -> Answer:
         """Its answer, and the descriptors that came with it. `fds` must stay open until then.
 
         Raises LauncherLost, or another OSError when the launcher cannot be started; then nothing was begun.
         """
-        loop = asyncio.get_running_loop()
-        question = _Question(json.dumps(request).encode(), fds, loop.create_future())
-        self._waiting.append(question)
-        self._pump()
-        return await question.answer
+        loop, data = asyncio.get_running_loop(), json.dumps(request).encode()
+        if self._loop is not loop:
+            self._loop, self._room = loop, asyncio.Semaphore(MAX_ASKED)
+        async with self._room:
+            limit = asyncio.timeout(ANSWER_S)
+            try:
+                async with limit:
+                    while (answer := self._post(loop, data, fds)) is None:
+                        await asyncio.sleep(_FULL_S)
+                    return await answer
+            except TimeoutError:
+                if not limit.expired():
+                    raise
+                raise self._lost(f"it has not answered for {ANSWER_S:g} s") from None
 
     def prepare(self, owner_uid: int, owner_gid: int, uid: int) -> None:
         """Let it make what the next jail of that user will need, unless somebody waits for it."""
@@ -115,104 +119,66 @@ class LauncherLink:
             with suppress(ChildProcessError):
                 os.waitpid(self.pid, 0)
 
-    # --- out
-
-    def _pump(self) -> None:
-        """Send what there is room for."""
-        while self._waiting and len(self._asked) < MAX_ASKED:
-            question = self._waiting[0]
-            if question.answer.done():  # given up meanwhile
-                self._waiting.popleft()
-                continue
-            try:
-                started = self._channel is None
-                channel = self.start()
-                try:
-                    _send(channel, question.data, question.fds)
-                except BlockingIOError:
-                    if not self._asked:
-                        raise
-                    return  # it has to read first; its next answer brings us back
-                except OSError:
-                    if started:
-                        raise
-                    self._lost("it has ended")  # found out only now; this question was not with it
-                    continue
-            except OSError as error:
-                self._waiting.popleft()
-                question.answer.set_exception(error)
-                continue
-            self._waiting.popleft()
-            self._asked.append(question)
-            if len(self._asked) == 1:
-                loop = question.answer.get_loop()
-                loop.add_reader(channel.fileno(), self._readable)
-                self._timer = loop.call_later(ANSWER_S, self._silent)
-
     def start(self) -> socket.socket:
         """See to it that it runs: our end of its socket. It has the powers of who calls. Raises OSError."""
-        if self._channel is not None:
-            return self._channel
-        ours, self.pid = self._start()
-        ours.setblocking(False)
-        self._channel = ours
-        if not self._registered:
-            self._registered = True
-            atexit.register(self.close)  # it would end by itself, but perhaps after us
-        return ours
+        if self._channel is None:
+            self._channel, self.pid = self._start()
+            self._channel.setblocking(False)
+        return self._channel
 
-    # --- in
-
-    def _readable(self) -> None:
-        """One answer, or the end."""
-        channel = self._channel
-        if channel is None or not self._asked:
-            return
+    def _post(self, loop: asyncio.AbstractEventLoop, data: bytes, fds: list[int]) -> asyncio.Future[Answer] | None:
+        """Send a request: where its answer goes. None while there is no room for it. Raises OSError."""
+        began_before = self._channel is not None
+        channel = self.start()
         try:
-            data, given, _, _ = socket.recv_fds(channel, _MAX_ANSWER, 1, socket.MSG_CMSG_CLOEXEC)
-        except (BlockingIOError, InterruptedError):
-            return
+            _send(channel, data, fds)
+        except BlockingIOError:
+            return None
         except OSError:
-            data, given = b"", []
-        if not data:
+            if not began_before:
+                raise
+            self._lost("it has ended")  # found out only now; this request was not with it
+            return self._post(loop, data, fds)
+        answer: asyncio.Future[Answer] = loop.create_future()
+        self._asked.append(answer)
+        loop.add_reader(channel.fileno(), self._readable, loop, channel)
+        return answer
+
+    def _readable(self, loop: asyncio.AbstractEventLoop, channel: socket.socket) -> None:
+        """One answer, or the end."""
+        data, given = b"", list[int]()
+        with suppress(ConnectionError):
+            try:
+                data, given, _, _ = socket.recv_fds(channel, _MAX_ANSWER, 1, socket.MSG_CMSG_CLOEXEC)
+            except BlockingIOError:
+                return
+        if not data or not self._asked:
             self._lost("it has ended")
-            self._pump()
             return
-        question = self._asked.popleft()
-        answer: dict[str, Any] = json.loads(data)
-        if not question.answer.done():
-            question.answer.set_result((answer, given))
-        else:
+        waiter, answer = self._asked.popleft(), json.loads(data)
+        if waiter.done():
             self._drop(answer, given)
-        loop = question.answer.get_loop()
-        self._stop_timer()
-        if self._asked:
-            self._timer = loop.call_later(ANSWER_S, self._silent)
         else:
+            waiter.set_result((answer, given))
+        if not self._asked:
             loop.remove_reader(channel.fileno())
-        self._pump()
 
-    def _silent(self) -> None:
-        self._timer = None
-        self._lost(f"it has not answered for {ANSWER_S:g} s")
-        self._pump()
-
-    def _lost(self, how: str) -> None:
-        """End it, and fail what was with it."""
+    def _lost(self, how: str) -> LauncherLost:
+        """End it, and fail what was with it: with what is returned."""
+        error = LauncherLost(f"the launcher of jails is gone: {how}")
         channel, self._channel = self._channel, None
         if channel is not None:
-            if self._asked:
-                self._asked[0].answer.get_loop().remove_reader(channel.fileno())
+            if self._loop is not None:
+                self._loop.remove_reader(channel.fileno())
             channel.close()
             with suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)  # it is our child and not yet waited for
-            pid = self.pid
-            self._offload.remove(lambda: _reap(pid))
-        self._stop_timer()
+            self._offload.remove(partial(_reap, self.pid))
         asked, self._asked = self._asked, deque()
-        for question in asked:
-            if not question.answer.done():
-                question.answer.set_exception(LauncherLost(f"the launcher of jails is gone: {how}"))
+        for waiter in asked:
+            if not waiter.done():
+                waiter.set_exception(error)
+        return error
 
     def _drop(self, answer: dict[str, Any], given: list[int]) -> None:
         """Nobody wants this jail any more."""
@@ -222,12 +188,7 @@ class LauncherLink:
             pid = int(answer["pid"])
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            self._offload.remove(lambda: _reap(pid))
-
-    def _stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+            self._offload.remove(partial(_reap, pid))
 
 
 def _reap(pid: int) -> None:

@@ -7,6 +7,7 @@ whether root is there.
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
@@ -33,6 +34,8 @@ class Powers(ABC):
         self.launcher = LauncherLink(start_launcher, self.offload)
         #: The user numbers of jails, where jails have their own.
         self.uids = uids
+        #: The numbers of jails' control groups.
+        self.group_numbers = itertools.count(1)
 
     @property
     def shares_user(self) -> bool:

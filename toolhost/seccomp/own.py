@@ -20,38 +20,18 @@ from __future__ import annotations
 
 from typing import Final
 
-from toolhost.seccomp.rules import (
-    AF_INET,
-    AF_INET6,
-    AF_UNIX,
-    ALLOW,
-    CLONE_NEW,
-    DGRAM,
-    EACCES,
-    EAFNOSUPPORT,
-    EPERM,
-    NETLINK,
-    STREAM,
-    TYPE,
-    Case,
-    Rule,
-    Test,
-    allowed_if,
-    any_of,
-    none_of,
-    one_of,
-    refused_if,
-    rules,
-)
+from toolhost.seccomp import rules
 
 _CLONE_THREAD: Final = 0x10000
 _PROT_WRITE, _PROT_EXEC, _MAP_ANONYMOUS = 2, 4, 0x20
-_EXECUTABLE: Final = any_of(2, _PROT_EXEC)
+_EXECUTABLE: Final = rules.any_of(2, _PROT_EXEC)
 #: New threads, and no processes. Libraries are mapped from files; nothing else becomes code.
-_OF_BOTH: Final[dict[str, Rule]] = {
-    "clone": allowed_if((none_of(0, CLONE_NEW), any_of(0, _CLONE_THREAD))),
-    "mmap": refused_if((_EXECUTABLE, any_of(2, _PROT_WRITE)), (_EXECUTABLE, any_of(3, _MAP_ANONYMOUS))),
-    "mprotect": refused_if((_EXECUTABLE,)),
+_OF_BOTH: Final[dict[str, rules.Rule]] = {
+    "clone": rules.allowed_if((rules.none_of(0, rules.CLONE_NEW), rules.any_of(0, _CLONE_THREAD))),
+    "mmap": rules.refused_if(
+        (_EXECUTABLE, rules.any_of(2, _PROT_WRITE)), (_EXECUTABLE, rules.any_of(3, _MAP_ANONYMOUS))
+    ),
+    "mprotect": rules.refused_if((_EXECUTABLE,)),
 }
 
 #: Of what every jail may: starting programs, other names for a file, being somebody else.
@@ -65,18 +45,20 @@ REFUSED: Final = (
 _PRCTL_OF_A_HOST: Final = (1, 2, 3, 15, 16, 21, 23, 27, 30, 39, 0x53564D41)
 
 
-def host_rules() -> dict[str, Rule]:
+def host_rules() -> dict[str, rules.Rule]:
     """The rule of every call that has one; all others are ENOSYS."""
-    made = rules(sockets=True)
+    made = rules.rules(sockets=True)
     network = made["socket"]
     return {
         **made,
-        **dict.fromkeys(REFUSED, Rule((), EPERM)),
+        **dict.fromkeys(REFUSED, rules.Rule((), rules.EPERM)),
         **_OF_BOTH,
         # The bus is a local socket, and so is the way to the privileged helper.
-        "socket": Rule((Case((one_of(0, (AF_UNIX,)),), ALLOW), *network.cases), network.otherwise),
-        "prctl": allowed_if((one_of(0, _PRCTL_OF_A_HOST),)),
-        "prlimit64": allowed_if((one_of(0, (0,)),), (one_of(2, (0,)),)),
+        "socket": rules.Rule(
+            (rules.Case((rules.one_of(0, (rules.AF_UNIX,)),), rules.ALLOW), *network.cases), network.otherwise
+        ),
+        "prctl": rules.allowed_if((rules.one_of(0, _PRCTL_OF_A_HOST),)),
+        "prlimit64": rules.allowed_if((rules.one_of(0, (0,)),), (rules.one_of(2, (0,)),)),
     }
 
 
@@ -97,18 +79,20 @@ _IOCTL_OF_THE_PROXY: Final = (0x5451, 0x5450, 0x5421, 0x541B)
 _PRCTL_OF_THE_PROXY: Final = (15, 16, 0x53564D41)
 
 
-def relay_rules() -> dict[str, Rule]:
+def relay_rules() -> dict[str, rules.Rule]:
     """The rule of every call that has one; all others are ENOSYS."""
     return {
-        **dict.fromkeys(_OF_THE_PROXY.split(), Rule((), ALLOW)),
+        **dict.fromkeys(_OF_THE_PROXY.split(), rules.Rule((), rules.ALLOW)),
         **_OF_BOTH,
-        "open": allowed_if((none_of(1, _MORE_THAN_READING),), otherwise=EACCES),
-        "openat": allowed_if((none_of(2, _MORE_THAN_READING),), otherwise=EACCES),
-        "ioctl": allowed_if((one_of(1, _IOCTL_OF_THE_PROXY),)),
-        "prctl": allowed_if((one_of(0, _PRCTL_OF_THE_PROXY),)),
-        "prlimit64": allowed_if((one_of(2, (0,)),)),
-        "socket": allowed_if(
-            (one_of(0, (AF_INET, AF_INET6)), Test(1, TYPE, (STREAM, DGRAM))), NETLINK, otherwise=EAFNOSUPPORT
+        "open": rules.allowed_if((rules.none_of(1, _MORE_THAN_READING),), otherwise=rules.EACCES),
+        "openat": rules.allowed_if((rules.none_of(2, _MORE_THAN_READING),), otherwise=rules.EACCES),
+        "ioctl": rules.allowed_if((rules.one_of(1, _IOCTL_OF_THE_PROXY),)),
+        "prctl": rules.allowed_if((rules.one_of(0, _PRCTL_OF_THE_PROXY),)),
+        "prlimit64": rules.allowed_if((rules.one_of(2, (0,)),)),
+        "socket": rules.allowed_if(
+            (rules.one_of(0, (rules.AF_INET, rules.AF_INET6)), rules.Test(1, rules.TYPE, (rules.STREAM, rules.DGRAM))),
+            rules.NETLINK,
+            otherwise=rules.EAFNOSUPPORT,
         ),
-        "socketpair": allowed_if((one_of(0, (AF_UNIX,)), Test(1, TYPE, (STREAM,)))),
+        "socketpair": rules.allowed_if((rules.one_of(0, (rules.AF_UNIX,)), rules.Test(1, rules.TYPE, (rules.STREAM,)))),
     }
