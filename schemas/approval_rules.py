@@ -21,6 +21,8 @@ from typing import Any, Final, Literal
 import msgspec
 from msgspec import Struct
 
+from schemas.same_json import same_json
+
 Action = Literal["allow", "ask", "deny"]
 ACTIONS: Final[tuple[Action, ...]] = ("allow", "ask", "deny")
 #: The stricter of two actions has the higher number.
@@ -148,9 +150,9 @@ def _holds(condition: Condition, args: Any) -> bool:
     if value is _NOTHING:
         return False
     if operator == "equals":
-        return _same(value, operand)
+        return same_json(value, operand)
     if operator == "in":
-        return any(_same(value, one) for one in operand)
+        return any(same_json(value, one) for one in operand)
     text = value if isinstance(value, str) else _text(value)
     if operator == "startsWith":
         return text.startswith(operand)
@@ -159,10 +161,6 @@ def _holds(condition: Condition, args: Any) -> bool:
     if operator == "contains":
         return operand in text
     return matches(text, operand)
-
-
-def _same(one: Any, other: Any) -> bool:
-    return one == other and isinstance(one, bool) is isinstance(other, bool)  # Python takes True for 1
 
 
 def _text(value: Any) -> str:

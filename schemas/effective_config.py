@@ -24,6 +24,7 @@ from msgspec import Struct
 
 from schemas.address import parse_tool_name
 from schemas.launch import AgentSpec, CatalogItem
+from schemas.same_json import same_json
 
 #: A change of the order of a list is kept under this name; no tool and no extension can have it.
 ORDER: Final = "#order"
@@ -254,17 +255,8 @@ def _differences(extension: str, path: list[str], before: Any, after: Any) -> It
                 yield Edit(extension, [*path, key], value)
             else:
                 yield from _differences(extension, [*path, key], before[key], value)
-    elif not _same_value(before, after):
+    elif not same_json(before, after):
         yield Edit(extension, path, after)
-
-
-def _same_value(one: Any, other: Any) -> bool:
-    """Whether two JSON values are the same; True is not 1."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_same_value(value, other[key]) for key, value in one.items())
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(_same_value, one, other))
-    return isinstance(one, bool) == isinstance(other, bool) and bool(one == other)
 
 
 def _edited(config: dict[str, Any], edit: Edit) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from schemas.effective_config import Applied, Change, apply_changes
 from schemas.errors import fail
 from schemas.extension_config import check_config
 from schemas.launch import AgentSpec
+from schemas.same_json import same_json
 
 #: Issues that one error names.
 _MAX_NAMED: Final = 5
@@ -71,7 +72,7 @@ def _misfits(spec: AgentSpec, old: Applied, new: Applied) -> Iterator[tuple[str,
     for extension in spec.extensions:
         name = extension.name
         was_there = name in old.extensions
-        if name not in new.extensions or (was_there and old.configs[name] == new.configs[name]):
+        if name not in new.extensions or (was_there and same_json(old.configs[name], new.configs[name])):
             continue
         issues = check_config(extension.config_schema, new.configs[name])
         if issues:
