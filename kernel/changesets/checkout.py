@@ -5,6 +5,7 @@ Source: docs/decisions/067.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterator
@@ -17,6 +18,9 @@ from kernel.changesets.git import io_error
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 #: The largest file that is compared (bytes): no changeset writes a larger one.
 _MAX_FILE: Final = 2 << 20
+#: What stands where no changeset has put anything: it has no mode that a file of a changeset could have.
+NO_FILE: Final = ("", b"")
+_NO_FILE_ERRORS: Final = (errno.ELOOP, errno.ENOTDIR, errno.ENXIO)
 
 
 class Checkout:
@@ -28,17 +32,24 @@ class Checkout:
         self._umask = umask
 
     def read(self, path: str) -> tuple[str, bytes] | None:
-        """Mode and content of a file; None where none is. Raises GoondanError E_CHANGESET_IO for what is no file."""
+        """Mode and content of a file; None where none is, NO_FILE where a person has something else: a folder, a link, a
+        file on the way. Raises GoondanError E_CHANGESET_IO.
+        """
         with self._named(path):
             try:
                 with self._folder(path) as (folder, name):
                     file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
             except FileNotFoundError:
                 return None
+            except OSError as error:
+                if error.errno in _NO_FILE_ERRORS:
+                    return NO_FILE
+                raise
+            state = os.fstat(file)
+            if not stat.S_ISREG(state.st_mode) or state.st_size > _MAX_FILE:
+                os.close(file)
+                return NO_FILE
             with open(file, "rb") as source:
-                state = os.fstat(file)
-                if not stat.S_ISREG(state.st_mode) or state.st_size > _MAX_FILE:
-                    raise io_error(f"{self._top}/{path} is no ordinary file, or larger than {_MAX_FILE} bytes")
                 return EXECUTABLE if state.st_mode & stat.S_IXUSR else REGULAR, source.read(_MAX_FILE + 1)
 
     def write(self, path: str, data: bytes) -> None:

@@ -18,6 +18,18 @@ MAX_PATH: Final = 1024
 _IGNORED: Final = frozenset(
     "\u200c\u200d\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u206a\u206b\u206c\u206d\u206e\u206f\ufeff"
 )
+#: What Windows takes for a device, with any ending.
+_DEVICES: Final = frozenset(
+    (
+        "con",
+        "prn",
+        "aux",
+        "nul",
+        "conin$",
+        "conout$",
+        *(f"{kind}{digit}" for kind in ("com", "lpt") for digit in range(10)),
+    )
+)
 
 
 def why_refused(path: str) -> str | None:
@@ -29,12 +41,14 @@ def why_refused(path: str) -> str | None:
     parts = path.split("/")
     if size > MAX_PATH or len(parts) > MAX_DEPTH:
         return f"its path is longer than {MAX_PATH} bytes or {MAX_DEPTH} folders"
-    if not path.isprintable() or any(c in path for c in '\\:"'):
+    if not path.isprintable() or any(c in path for c in '\\:"<>|?*'):
         return "its name holds characters that some systems read in another way"
     if any(part in ("", ".", "..") for part in parts):
         return "it is no path in the repository"
     if any(part.endswith((".", " ")) for part in parts):
         return "its name ends with a dot or a space, which some systems leave out"
+    if any(fold(part).split(".")[0].rstrip() in _DEVICES for part in parts):
+        return "its name means a device on Windows"
     if any(is_git_name(part) for part in parts):
         return "files of this name mean something to git"
     return None
