@@ -32,8 +32,8 @@ class Checkout:
         self._umask = umask
 
     def read(self, path: str) -> tuple[str, bytes] | None:
-        """Mode and content of a file; None where none is, NO_FILE where a person has something else: a folder, a link, a
-        file on the way. Raises GoondanError E_CHANGESET_IO.
+        """Mode and content of a file; None where none is, NO_FILE where a person has something else: a folder, a link,
+        a file on the way. Raises GoondanError E_CHANGESET_IO.
         """
         with self._named(path):
             try:

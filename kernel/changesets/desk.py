@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from kernel.changesets.line import ASKING, FINISHING, OPENING, REMOVING, Line
 from kernel.log_bounds import open_log
 from kernel.spawn import command, memory_file, start_program
 from schemas.changesets import ChangesetDone, ChangesetError, ChangesetWish, CommittedChangeset
@@ -90,6 +91,7 @@ class Desk:
         self._tell = tell
         self._take_over = take_over
         self._powers = powers
+        self._line = Line()
         self._asked: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._channel: socket.socket | None = None
@@ -112,7 +114,7 @@ class Desk:
         """Take a commit back. Raises GoondanError."""
         from kernel.changesets.worker import Task
 
-        answer = await self._done(lambda: Task(revert=changeset_id, powers=self._powers()))
+        answer = await self._done(FINISHING, lambda: Task(revert=changeset_id, powers=self._powers()))
         if answer.committed is None:
             raise AssertionError("a revert is answered with what was committed")
         return answer.committed
@@ -130,7 +132,8 @@ class Desk:
         from kernel.changesets.worker import Task
 
         try:
-            answer = await self._done(lambda: Task(wish=wish, powers=self._powers()))
+            kind = OPENING if wish.commit is None else FINISHING
+            answer = await self._done(kind, lambda: Task(wish=wish, powers=self._powers()))
             done = answer.done or ChangesetDone(request=wish.request)
         except GoondanError as error:
             done = _failed(wish, error.info)
@@ -141,7 +144,7 @@ class Desk:
         from kernel.changesets.worker import Task
 
         try:
-            await self._done(lambda: Task(remove=changeset_ids))
+            await self._done(REMOVING, lambda: Task(remove=changeset_ids))
         except GoondanError as error:
             _log.warning("worktrees of changesets were not removed: %s", error)
 
@@ -155,13 +158,13 @@ class Desk:
         from kernel.changesets.worker import Task
 
         try:
-            self._tell(ChangesetsHeld((await self._done(Task)).held))
+            self._tell(ChangesetsHeld((await self._done(ASKING, Task)).held))
         except GoondanError as error:
             _log.warning("the worktrees of changesets were not looked at: %s", error)
 
-    async def _done(self, task: Callable[[], Task]) -> Answer:
-        """Have a task done, and what it has committed taken over. Raises GoondanError."""
-        async with self._looks.turn:
+    async def _done(self, kind: int, task: Callable[[], Task]) -> Answer:
+        """Have a task done, and what it has committed taken over; `kind` says who is next. Raises GoondanError."""
+        async with self._line.turn(kind), self._looks.turn:
             tries = Tries(self._looks.loop.time())
             while (answer := await self._ask(task(), tries)) is None:
                 _log.warning("the changeset worker was ended in the middle of a task")

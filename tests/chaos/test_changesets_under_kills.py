@@ -126,7 +126,9 @@ def processes(kernel: Sandbox, role: str) -> list[int]:
 
 
 class Proposer:
-    """Proposes until it is through, as a person would who does not know what became of it."""
+    """Proposes until it is through. Who hears nothing asks again under the same id (docs/reliability.md); who hears that
+    nobody knows what became of it proposes anew.
+    """
 
     def __init__(self, changing: Changing) -> None:
         self.changing = changing
@@ -146,7 +148,9 @@ class Proposer:
             if answer.get("status") in ("rejected", "failed"):
                 self.refused.append(told.out)
                 return False
-            self.unsure[UNKNOWN if UNKNOWN in told.out + told.err else (told.out + told.err)[:300]] += 1
+            unknown = UNKNOWN in told.out + told.err
+            times += unknown
+            self.unsure[UNKNOWN if unknown else (told.out + told.err)[:300]] += 1
             time.sleep(0.1)
         return False
 

@@ -206,7 +206,8 @@ DOCUMENTS: list[tuple[str, str, str]] = [
 
 def test_documents(bundles: Bundles) -> None:
     """One change of a document each; none of these is an extension's to make, or none is a bundle."""
-    opened, wrong = bundles.open(), []
+    opened = bundles.open()
+    wrong: list[tuple[Any, str]] = []
     for old, new, wanted in DOCUMENTS:
         put(opened, YAML, bundles.files[YAML])
         edit(opened, old, new)
