@@ -138,9 +138,12 @@ class Proposer:
     def propose(self, number: int) -> bool:
         until = time.monotonic() + THROUGH_S
         asked = json.dumps({"file": f"p{number}.md", "text": f"proposal {number}"})
+        times = 1
         while time.monotonic() < until:
             told = self.changing.kernel.gdn(
-                "send", f"/myExt__propose {asked}", "--instance", f"i{number % LANES}", timeout=60
+                *("send", f"/myExt__propose {asked}", "--instance", f"i{number % LANES}"),
+                *("--event-id", f"proposal{number}.{times}"),
+                timeout=60,
             )
             answer = _object(told.out)
             if answer.get("status") == "ok":

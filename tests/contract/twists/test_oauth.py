@@ -98,7 +98,7 @@ class Asking:
         self.begin("e1", auth)
 
     def begin(self, event: str, auth: Any = None) -> None:
-        more = {} if auth is None else {"auth": to_raw(auth)}
+        more: dict[str, Any] = {} if auth is None else {"auth": to_raw(auth)}
         self.bench.ask(self.client, event, **more)
         self.agent.take()
 
@@ -209,18 +209,8 @@ def test_scopes_that_are_none_are_ordered_of_nobody() -> None:
 
 def test_rubbish_in_the_frame() -> None:
     made = Asking({"subject": "ann"})
-    for payload in (
-        None,
-        5,
-        [],
-        "calendar",
-        {},
-        {"app": 5},
-        {"app": None},
-        {"app": ""},
-        {"app": "nobody"},
-        {"app": "x" * 9999},
-    ):
+    rubbish: list[Any] = [None, 5, [], "calendar", {}, *({"app": app} for app in (5, None, "", "nobody", "x" * 9999))]
+    for payload in rubbish:
         code = made.ask(payload)
         assert code is not None, payload
         assert code.startswith("E_"), payload

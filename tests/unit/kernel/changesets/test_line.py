@@ -43,29 +43,34 @@ async def test_a_commit_that_comes_later_passes_openings_that_wait() -> None:
     assert max(done.index(f"c{n}") - done.index(f"o{n}") for n in range(10)) <= 2
 
 
+class Inside:
+    """How many have their turn at once, and how often there was one."""
+
+    def __init__(self) -> None:
+        self.line = Line()
+        self.now = self.most = self.done = 0
+
+    async def one(self, kind: int) -> None:
+        async with self.line.turn(kind):
+            self.now += 1
+            self.most = max(self.most, self.now)
+            try:
+                await asyncio.sleep(0)
+            finally:
+                self.now -= 1
+            self.done += 1
+
+
 async def test_whoever_gives_up_lets_the_next_one_in_and_two_are_never_in_at_once() -> None:
     chance = random.Random(5)
     for _ in range(200):
-        line, inside, most, done = Line(), 0, 0, 0
-
-        async def one(kind: int) -> None:
-            nonlocal inside, most, done
-            async with line.turn(kind):
-                inside += 1
-                most = max(most, inside)
-                try:
-                    await asyncio.sleep(0)
-                finally:
-                    inside -= 1
-                done += 1
-
-        tasks = [asyncio.ensure_future(one(chance.randrange(4))) for _ in range(8)]
-        gone = chance.sample(tasks, 4)
-        for task in gone:
+        inside = Inside()
+        tasks = [asyncio.ensure_future(inside.one(chance.randrange(4))) for _ in range(8)]
+        for task in chance.sample(tasks, 4):
             for _ in range(chance.randrange(3)):
                 await asyncio.sleep(0)
             task.cancel()
         told = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 5)
-        assert done == sum(each is None for each in told)
-        assert most == 1
-        await asyncio.wait_for(one(OPENING), 5)
+        assert inside.done == sum(each is None for each in told)
+        assert inside.most == 1
+        await asyncio.wait_for(inside.one(OPENING), 5)
