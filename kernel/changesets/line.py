@@ -1,9 +1,9 @@
 """Who is next: what finishes a changeset comes before what begins one. Pure.
 
 One worker does one task after another. When all openings came first, the worktree that was made first would wait for
-all others to be made before it is committed. Then everything that is under way is lost, all at once, whenever the kernel
-is killed. With commits first, a changeset is through soon after it was opened, however many wait. No opening waits for
-ever: there are no more commits than were opened.
+all others to be made before it is committed. Then everything that is under way is lost, all at once, whenever the
+kernel is killed. With commits first, a changeset is through soon after it was opened, however many wait. No opening
+waits for ever: there are no more commits than were opened.
 """
 
 from __future__ import annotations

@@ -126,8 +126,8 @@ def processes(kernel: Sandbox, role: str) -> list[int]:
 
 
 class Proposer:
-    """Proposes until it is through. Who hears nothing asks again under the same id (docs/reliability.md); who hears that
-    nobody knows what became of it proposes anew.
+    """Proposes until it is through. Who hears nothing asks again under the same id (docs/reliability.md); who hears
+    that nobody knows what became of it proposes anew.
     """
 
     def __init__(self, changing: Changing) -> None:
