@@ -169,8 +169,9 @@ def test_an_agent_restarts_the_kernel_and_its_turn_goes_on(talk: Talk) -> None:
     assert after["supervisor"] == before["supervisor"]
     assert not {after[role] for role in ("broker", "toolhost", "forkserver")} & set(before.values())
     # The call was in one process of the agent, and the step behind it in another: the turn was not run again.
-    turn = json.dumps(kernel.gdn("trace", "--json").json)
-    assert (turn.count('"turn.started"'), turn.count('"turn.resumed"')) in ((1, 1), (0, 0)), turn
+    turn = kernel.gdn("trace", "--json").json
+    assert (turn["status"], turn["attempt"], len(turn["resumedAt"])) == ("completed", 1, 1), turn
+    assert [[tool["status"] for tool in step.get("tools", [])] for step in turn["steps"]] == [["ok"], []], turn
     assert kernel.log("supervisor").count("restarting: an agent wishes it: tool:self-restart") == 1
     talk.say("""/text-transform__case {"text": "changed", "to": "upper"}""")
     assert talk.hear_json()["result"] == "CHANGED"
