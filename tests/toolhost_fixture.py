@@ -22,7 +22,7 @@ from schemas.receipts import Receipt
 from toolhost.calls.asking import Speaker
 from toolhost.host import Host
 from toolhost.jails.sized_workdirs import SizedWorkdirs
-from toolhost.jails.stays import Stays
+from toolhost.jails.write_exposures import WriteExposures
 from toolhost.news import LogLine, WorkerNews
 from toolhost.policy.facts import find_bwrap, host_facts
 from toolhost.policy.subject import HostFacts
@@ -77,7 +77,7 @@ class Bench:
         environment: dict[str, str] | None = None,
         grouped: bool = True,
         speaker: Speaker | None = None,
-        stays: Stays | None = None,
+        exposures: WriteExposures | None = None,
         sized: SizedWorkdirs | None = None,
     ):
         self.loop = asyncio.get_running_loop()
@@ -96,7 +96,7 @@ class Bench:
             on_worker=self.workers.append,
             environment=environment or {},
             speaker=speaker,
-            stays=stays,
+            exposures=exposures,
             sized=sized,
         )
         self.facts = msgspec.structs.replace(host_facts(bwrap(), hidden or [], POWERS), nests=True)
@@ -184,7 +184,7 @@ async def bench(
     hidden: list[str] | None = None,
     environment: dict[str, str] | None = None,
     grouped: bool = True,
-    stays: Stays | None = None,
+    exposures: WriteExposures | None = None,
     facts: Callable[[HostFacts], HostFacts] = lambda facts: facts,
     speaker: Speaker | None = None,
     sized: SizedWorkdirs | None = None,
@@ -203,7 +203,7 @@ async def bench(
         sized_workdirs=sized is not None,
     )
     made = Bench(
-        spec, hidden=hidden, environment=environment, grouped=grouped, stays=stays, speaker=speaker, sized=sized
+        spec, hidden=hidden, environment=environment, grouped=grouped, exposures=exposures, speaker=speaker, sized=sized
     )
     made.facts = facts(made.facts)
     made.host.open(made.facts)

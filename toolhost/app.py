@@ -23,12 +23,12 @@ from schemas.frames import ORCHESTRATOR, Frame, Welcome
 from schemas.launch import ToolHostSpec
 from schemas.link import Link
 from schemas.system.startup import report_ready
-from schemas.workdirs import STAYS
+from schemas.workdirs import EXPOSURES
 from toolhost.calls.promises import PROMISES, PromiseFile
 from toolhost.host import Host
+from toolhost.jails.processes import end_stranded
 from toolhost.jails.sized_workdirs import SizedWorkdirs
-from toolhost.jails.stays import Stays
-from toolhost.jails.stranded import end_stranded
+from toolhost.jails.write_exposures import WriteExposures
 from toolhost.logbook import Logbook, put
 from toolhost.news import WorkerNews
 from toolhost.policy.hiding import hidden_folders, with_hidden
@@ -114,7 +114,7 @@ class App:
         spec = _spec(welcome)
         state = await StateFolder.claim(spec.state_dir, welcome.principal, powers)
         promises = PromiseFile(state.file(PROMISES))
-        stays = Stays(state.file(STAYS), powers)
+        exposures = WriteExposures(state.file(EXPOSURES), powers)
         host = self._host = Host(
             spec,
             powers,
@@ -125,7 +125,7 @@ class App:
             announce=self._announce,
             remember=promises.write,
             speaker=self._link,
-            stays=stays,
+            exposures=exposures,
             sized=SizedWorkdirs(powers, state.file("sized-check"), lambda message: _say("warn", message)),
         )
         host.answers.give_up(promises.read())
@@ -133,7 +133,7 @@ class App:
             left = PromiseFile(orphan.file(PROMISES))
             host.answers.give_up(left.read())  # from here on they stand in our file
             left.write([])
-            stays.take_over(orphan.file(STAYS))
+            exposures.take_over(orphan.file(EXPOSURES))
             orphan.release()
         for frame in self._early:
             self._on_frame(frame)

@@ -33,11 +33,12 @@ from toolhost.calls.messages import MessageCache
 from toolhost.calls.pending import Promise
 from toolhost.calls.results import error_result, refusal
 from toolhost.jails.sized_workdirs import SizedWorkdirs
-from toolhost.jails.stays import Stays
+from toolhost.jails.write_exposures import WriteExposures
 from toolhost.news import LogLine, WorkerNews
 from toolhost.policy.subject import HostFacts
 from toolhost.privileges.powers import Powers
 from toolhost.sessions.sessions import Sessions
+from toolhost.sessions.starting import JailStarter
 
 #: How often idle jails, strays and kept results are looked at (seconds).
 TICK_S: Final = 1.0
@@ -60,31 +61,28 @@ class Host:
         remember: Callable[[list[Promise]], None] = lambda promises: None,
         environment: Mapping[str, str] | None = None,
         speaker: Speaker | None = None,
-        stays: Stays | None = None,
+        exposures: WriteExposures | None = None,
         sized: SizedWorkdirs | None = None,
     ) -> None:
         """Calls wait until `open`.
 
-        `announce` and `remember`: see calls/answers.py. `speaker`: how handlers ask agents, if they can. `stays`: None
-        keeps no record of them.
+        `announce` and `remember`: see calls/answers.py. `speaker`: how handlers ask agents, if they can.
+        `exposures`: None keeps no record of them.
         """
         self._loop = asyncio.get_running_loop()
         self._messages = MessageCache()
         self.asking = Asking(self._loop, speaker, on_log)
         self.answers = Answers(self._loop, send, self.asking, announce, remember)
+        granted = os.environ if environment is None else environment
         self.sessions = Sessions(
             self._loop,
             self.answers,
             self._messages,
             self.asking,
-            spec=spec,
-            powers=powers,
-            send=send,
+            JailStarter(self._loop, spec, powers, granted, exposures, sized),
+            spec.max_jails,
             on_log=on_log,
             on_worker=on_worker,
-            environment=os.environ if environment is None else environment,
-            stays=stays,
-            sized=sized,
         )
         self._calls = self.answers.calls
         self._tools: dict[str, ToolSpec] = {}
@@ -115,7 +113,7 @@ class Host:
     def open(self, facts: HostFacts | None, unavailable: GoondanError | None = None) -> None:
         """It is known now whether jails can be made: run what has waited for that.
 
-        `facts` None: no jail can be made, for the reason `unavailable`.
+        `facts` None means that none can, for the reason `unavailable`.
         """
         self.sessions.open(facts, unavailable)
 

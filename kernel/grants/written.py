@@ -27,10 +27,10 @@ from kernel.state_root import doubt
 from schemas.errors import fail
 from schemas.grantable import within
 from schemas.system.private_files import replace_file
-from schemas.workdirs import LOCK, MAX_SILENCE_S, STAYS, TOOLHOSTS, Stay
+from schemas.workdirs import EXPOSURES, LOCK, MAX_SILENCE_S, TOOLHOSTS, WriteExposure
 
 ACCEPTED_FILE: Final = "accepted-files.json"
-#: A record of stays, or what was accepted (bytes).
+#: A record of exposures, or what was accepted (bytes).
 _MAX_RECORD: Final = 16 << 20
 
 
@@ -143,21 +143,21 @@ def read_windows(state_root: str) -> list[Window]:
 
 
 def _read_host(host: str) -> list[Window]:
-    path = os.path.join(host, STAYS)
+    path = os.path.join(host, EXPOSURES)
     try:
         lives = _is_locked(os.path.join(host, LOCK))
-        stays = msgspec.json.decode(read_file(path, _MAX_RECORD), type=list[Stay])
+        exposures = msgspec.json.decode(read_file(path, _MAX_RECORD), type=list[WriteExposure])
         last = os.stat(path).st_mtime_ns + MAX_SILENCE_S * 1e9
     except (OSError, Unreadable, msgspec.DecodeError):
         return []
     windows = []
-    for stay in stays:
-        if stay.ended is not None:
-            kept = frozenset(place.path for place in stay.kept)
-            windows.append(Window(stay.folder, stay.began, stay.ended, kept))
+    for exposure in exposures:
+        if exposure.ended is not None:
+            kept = frozenset(place.path for place in exposure.kept)
+            windows.append(Window(exposure.folder, exposure.began, exposure.ended, kept))
         else:
-            kept = frozenset(place.path for place in stay.kept if _leads_to(place.path, place.device, place.inode))
-            windows.append(Window(stay.folder, stay.began, float("inf") if lives else last, kept, lives))
+            kept = frozenset(place.path for place in exposure.kept if _leads_to(place.path, place.device, place.inode))
+            windows.append(Window(exposure.folder, exposure.began, float("inf") if lives else last, kept, lives))
     return windows
 
 

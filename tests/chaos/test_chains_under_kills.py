@@ -43,7 +43,7 @@ from schemas.frames import AgentEvent, Frame, ReplyTo
 from schemas.tokens import SOCKETS
 from tests.chaos.raw_client import RawClient
 from tests.kernel_fixture import PATIENCE_S, Sandbox, sandbox, wait_until
-from toolhost.jails.stranded import stranded
+from toolhost.jails.processes import stranded
 
 KILLS: Final = int(os.environ.get("GOONDAN_CHAOS_KILLS", "8"))
 ENDS: Final = 3 if KILLS >= 200 else 1

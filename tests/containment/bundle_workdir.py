@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from kernel.grants.written import find_written
-from schemas.workdirs import LOCK, STAYS, TOOLHOSTS
+from schemas.workdirs import EXPOSURES, LOCK, TOOLHOSTS
 from tests.toolhost_fixture import POWERS, bench, make_tool
-from toolhost.jails.stays import Stays
+from toolhost.jails.write_exposures import WriteExposures
 
 SOURCE = """
 import os, shutil
@@ -93,10 +93,10 @@ async def scene(folder: Path) -> dict[str, Any]:
     protected = [str(bots / name) for name in ("goondan.yaml", "tools", "ext")] + [str(work / "envs" / "e")]
     loaded = [str(bots / "goondan.yaml"), str(bots / "linked.yaml"), *(str(work / path) for path in PLANTED)]
     before = sorted(os.listdir(work))
-    stays = Stays(str(host / STAYS), POWERS)
+    exposures = WriteExposures(str(host / EXPOSURES), POWERS)
     tool = make_tool(folder, SOURCE, "refused", "plant", "write_later")
     async with bench(
-        tool, state_dir=state / "workspaces" / "0", protected=protected, hidden=[str(hidden)], stays=stays
+        tool, state_dir=state / "workspaces" / "0", protected=protected, hidden=[str(hidden)], exposures=exposures
     ) as made_bench:
         refused = await made_bench.call("t__refused", workdir=work)
         assert refused["status"] == "ok", refused

@@ -20,7 +20,7 @@ from schemas.launch import Filesystem, SandboxSpec
 from schemas.system.users import DEFAULT
 from tests.containment.test_totals import LIMITS, MET, bombs
 from tests.toolhost_fixture import POWERS, Bench, bench, make_tool
-from toolhost.jails.jail import process_status
+from toolhost.jails.processes import process_status
 from toolhost.policy.facts import gather
 from toolhost.privileges.uids import instance_uid
 from toolhost.survey.tiers import survey

@@ -13,8 +13,8 @@ from typing import Any
 from schemas.launch import ExportSpec, Limits, SandboxSpec
 from tests.containment.ordinary_user import run_as_user
 from tests.toolhost_fixture import Bench, bench, make_tool
-from toolhost.jails.jail import process_status
-from toolhost.sessions.session import Session
+from toolhost.jails.processes import process_status
+from toolhost.sessions.session import JailSession
 from toolhost.watch import procfs
 
 SOURCE = """
@@ -188,7 +188,7 @@ async def endings(made: Bench, call: Any, work: Path) -> None:
     assert code(result) == "E_TOOL_LIMIT"
 
 
-async def whose_is_what(made: Bench, slot: Session, work: Path) -> None:
+async def whose_is_what(made: Bench, slot: JailSession, work: Path) -> None:
     """Processor time is charged to the call whose processes have used it, though another one runs beside it."""
     (work / "there").unlink()
     made.start("t__waits", {"file": str(work / "there"), "until": str(work / "go")}, workdir=work)

@@ -23,7 +23,7 @@ import pytest
 from schemas.launch import Filesystem, Limits, SandboxSpec
 from schemas.system.users import DEFAULT
 from tests.toolhost_fixture import POWERS, Bench, bench, make_tool
-from toolhost.jails.jail import process_status
+from toolhost.jails.processes import process_status
 from toolhost.launcher import calls, staging
 from toolhost.launcher.request import Launch, Stage
 from toolhost.limits.plan import processes_of_a_namespace

@@ -111,10 +111,10 @@ async def main():
         out["found"] = result["output"]
         assert victim.poll() is None
     out["folders"] = [name for name in os.listdir(place) if name.startswith("gdn-jail-")]
-    out["left"] = [os.path.exists(os.path.dirname(home)), toolhost.jails.remains.members(session)]
+    out["left"] = [os.path.exists(os.path.dirname(home)), toolhost.jails.processes.members(session)]
     print(json.dumps(out))
 
-import toolhost.jails.remains
+import toolhost.jails.processes
 asyncio.run(main())
 """
 )

@@ -18,7 +18,7 @@ from kernel.changesets.engine import Engine
 from kernel.changesets.git import References
 from schemas.changesets import OpenedChangeset
 from schemas.errors import GoondanError, fail
-from schemas.workdirs import Stay
+from schemas.workdirs import WriteExposure
 from tests.process.changeset_bundles import DOCUMENTS, Bundles, git
 
 
@@ -422,7 +422,7 @@ def test_what_a_changeset_writes_where_jails_can_write_is_not_taken_for_a_tools_
     host.mkdir(parents=True)
     (host / "lock").write_text("")
     before = time.time_ns()
-    stay = Stay(str(bundles.root), before, before + 3600 * 10**9)
+    stay = WriteExposure(str(bundles.root), before, before + 3600 * 10**9)
     (host / "workdirs.json").write_bytes(msgspec.json.encode([stay]))
     opened = bundles.open()
     bundles.write(opened.workdir, "prompts/system.md", "new\n")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from toolhost.jails.stranded import end_stranded, stranded
+from toolhost.jails.processes import end_stranded, stranded
 from toolhost.policy.conventions import JAIL_CODE
 
 pytestmark = pytest.mark.skipif(shutil.which("unshare") is None, reason="needs util-linux")

@@ -11,7 +11,7 @@ import pytest
 from msgspec import Raw
 
 import toolhost.jails.launch
-import toolhost.sessions.sessions
+import toolhost.sessions.starting
 from schemas.codec import encode_value
 from schemas.errors import fail
 from schemas.frames import Frame, ToolCallPayload
@@ -402,7 +402,7 @@ async def test_pending_work_takes_no_places_of_calls_and_has_a_bound_of_its_own(
 async def test_a_jail_is_refused_while_the_one_before_it_in_its_workdir_does_not_end(
     tmp_path: Path, workdir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(toolhost.sessions.sessions, "CLOSE_S", 0.3)
+    monkeypatch.setattr(toolhost.sessions.starting, "CLOSE_S", 0.3)
     first, second = tool(tmp_path, name="first"), tool(tmp_path, name="second")
     async with bench(first, second) as host:
         call = {"file": "marks"}

@@ -30,8 +30,9 @@ from toolhost.jails.channel import Channel
 from toolhost.limits.decide import Used
 from toolhost.limits.keeper import Keeper
 from toolhost.policy.hiding import Hiding
+from toolhost.sessions.live import LiveSession
 from toolhost.sessions.pool import Start
-from toolhost.sessions.session import Session
+from toolhost.sessions.session import JailSession
 from toolhost.untrusted import Violation
 from toolhost.watch.jail_usage import JailUsage
 
@@ -171,9 +172,9 @@ async def test_mutated_frames_in_process(short_tmp: Path, monkeypatch: pytest.Mo
                 frames: list[WorkerFrame] = channel.feed(mutate(rng), 0.0)
             except Violation as violation:
                 jail.kill(str(violation))
-                host.sessions.jail_broken(jail, violation)
+                host.sessions.worker_broken(jail, violation)
             else:
-                host.sessions.jail_frames(jail, frames)
+                host.sessions.worker_frames(jail, frames)
                 accepted += len(frames)
             assert channel.kept <= (1 << 20) + (64 << 10) + 4
             if jail.dying:
@@ -181,7 +182,7 @@ async def test_mutated_frames_in_process(short_tmp: Path, monkeypatch: pytest.Mo
                 break
         if not jail.dying:
             jail.kill("the end")
-        host.sessions.jail_gone(jail, "exited with status 0")
+        host.sessions.worker_gone(jail, "exited with status 0")
         results = [frame.call_id or "" for frame in sent if frame.type == "tool.result"]
         assert sorted(results) == sorted(calls), "each call has exactly one result"
         host.on_frame(Frame("ack", stage="result", calls=calls))
@@ -212,14 +213,15 @@ def fresh_jail(host: Host, tool: Any, usage: JailUsage) -> tuple[Any, list[str]]
             actions = pool.place(("t",), made)
             assert isinstance(actions[0], Start)
             slot = actions[0].session
-            host.sessions.adopt(slot, jail, ["agents"], Hiding([]))
+            slot.permissions = ["agents"]
+            host.sessions.adopt(LiveSession(slot, jail, Hiding([])))
             pool.withdraw(("t",), made)
             pool.launched(slot, 0.0)
         enter(host, slot, str(number), made)
     return jail, [made.id for made in calls]
 
 
-def enter(host: Host, slot: Session, worker_call_id: str, made: Any) -> None:
+def enter(host: Host, slot: JailSession, worker_call_id: str, made: Any) -> None:
     host.sessions.pool.enter(slot, worker_call_id, made)
     made.session, made.state, made.worker_call_id = slot.number, "running", worker_call_id
 

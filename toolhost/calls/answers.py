@@ -18,12 +18,22 @@ from typing import Any, Final
 import msgspec
 from msgspec import Raw
 
-from schemas.codec import encode_value
+from schemas.codec import encode_value, to_raw
 from schemas.errors import tool_error
-from schemas.frames import OPERATOR_AGENT, TOOL_COMPLETED, AgentEvent, Completion, Frame, ToolError, ToolResult
+from schemas.frames import (
+    OPERATOR_AGENT,
+    TOOL_COMPLETED,
+    AgentEvent,
+    Completion,
+    Frame,
+    ToolError,
+    ToolProgress,
+    ToolResult,
+)
 from schemas.launch import DEFAULT_ERROR_LIMIT, ToolSpec
 from schemas.spans import call_span
 from schemas.times import rfc3339
+from schemas.worker_frames import Progress
 from toolhost.calls.asking import Asking
 from toolhost.calls.call_registry import Call, CallRegistry, StoredResult
 from toolhost.calls.pending import MAX_RUNNING, PendingRegistry, Promise, Work, full_handle
@@ -33,6 +43,10 @@ from toolhost.calls.results import error_result
 POLLING_TOOL: Final = "tool-result"
 #: A poll ends this long before its own deadline (seconds), so that it ends with an answer.
 POLL_MARGIN_S: Final = 0.25
+
+#: Progress frames of one call that are passed on (seconds between two), and what one may say (characters).
+PROGRESS_S: Final = 0.05
+MAX_PROGRESS: Final = 1000
 
 #: Sends an event until it is accepted, or refused for good, and then calls back.
 Announce = Callable[[Frame, Callable[[], None]], None]
@@ -102,6 +116,17 @@ class Answers:
     def send_result(self, call_id: str, agent: str | None, instance_key: str | None, payload: Raw) -> None:
         """A result that is kept nowhere."""
         self._send_frame(Frame("tool.result", call_id=call_id, to=agent, instance_key=instance_key, payload=payload))
+
+    def progress(self, call: Call, progress: Progress) -> None:
+        """A call is under way. Not every report is passed on."""
+        now = self._loop.time()
+        if now - call.progress_at >= PROGRESS_S:
+            call.progress_at = now
+            message = None if progress.message is None else progress.message[:MAX_PROGRESS]
+            told = to_raw(ToolProgress(progress.done, progress.total, message))
+            self._send_frame(
+                Frame("tool.progress", call_id=call.id, to=call.agent, instance_key=call.instance_key, payload=told)
+            )
 
     # --- pending work
 

@@ -1,10 +1,10 @@
 """One live jail: its socket, its processes, its end.
 
 States: `starting` (the worker has not said `ready`) -> `live` -> `dying` (killed, or its process is ending) -> gone.
-While it is being launched there is no Jail yet: `Jail.start` gives one when its process exists.
+While it is being launched there is no Jail yet (launch.py).
 
 Rules.
-- Without namespaces (the tier reduced) it ends with every process of its session instead.
+- Without namespaces (the tier reduced) it ends with every process of its process session instead.
 - A jail ends as a whole, by SIGKILL to the first process of its pid namespace: the kernel then ends every other one,
   and that process is over only when all of them are. `gone` is reported after that, never before.
 - A frame that is refused ends the jail at once; how the jail is read is stream.py's affair.
@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, Protocol
 
@@ -25,20 +24,15 @@ import msgspec
 
 from schemas.codec import DECODE_ERRORS
 from schemas.system.trees import remove_tree
-from schemas.worker_frames import WorkerFrame
-from toolhost.jails.launch import Launched, launch
-from toolhost.jails.remains import end_session, members
-from toolhost.jails.stream import FrameStream, StrayOutput
+from toolhost.jails import worker
+from toolhost.jails.launch import Launched
+from toolhost.jails.processes import children, end_session, members, process_stat, process_status
 from toolhost.limits.decide import Used, limit_error
-from toolhost.policy.launch_plan import LaunchPlan
 from toolhost.privileges.powers import Powers
 from toolhost.signalling import signal_all
-from toolhost.untrusted import Violation
 from toolhost.watch import procfs
 from toolhost.watch.jail_usage import JailUsage
 
-#: How long a worker that has closed its socket may take to end by itself, so that its exit status is known (seconds).
-EXIT_GRACE_S: Final = 0.25
 #: How long bubblewrap may take to name its first process before it is killed without (seconds).
 STATUS_PATIENCE_S: Final = 2.0
 #: bubblewrap's status lines are some hundred bytes; a longer one is none of its (bytes).
@@ -50,42 +44,15 @@ REPLACED: Final = 124
 _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 
 
-class Owner(Protocol):
+class Owner(worker.Owner, Protocol):
     """Who a jail reports to, in the loop."""
 
     def jail_found(self, jail: Jail, pid: int) -> None:
         """The first process of the jail is known: `pid` here on the host. Its namespaces are there."""
 
-    def jail_frames(self, jail: Jail, frames: list[WorkerFrame]) -> None:
-        """Frames of the worker, already within the limits."""
 
-    def jail_broken(self, jail: Jail, violation: Violation) -> None:
-        """The worker broke the protocol; the jail is being killed."""
-
-    def jail_printed(self, jail: Jail, text: str) -> None:
-        """Something was written to the jail's standard output or error."""
-
-    def jail_gone(self, jail: Jail, cause: str) -> None:
-        """Every process of the jail has ended. The last report of a jail."""
-
-
-class Jail:
-    """One jail, from its launch to the end of its last process. Use from the loop's thread only."""
-
-    @classmethod
-    async def start(
-        cls,
-        make_plan: Callable[[], LaunchPlan],
-        owner: Owner,
-        powers: Powers,
-        *,
-        output_limit: int,
-        name: str,
-        niceness: int = 0,
-    ) -> Jail:
-        """Launch one. `make_plan` is called on another thread. Raises GoondanError (see launch.launch)."""
-        launched = await launch(make_plan, powers, niceness=niceness)
-        return cls(launched, owner, powers, asyncio.get_running_loop(), output_limit=output_limit, name=name)
+class Jail(worker.Worker):
+    """One jail, from its launch to the end of its last process."""
 
     def __init__(
         self,
@@ -97,20 +64,21 @@ class Jail:
         output_limit: int,
         name: str,
     ) -> None:
+        super().__init__(launched.channel, launched.output, owner, loop, output_limit)
         plan = launched.plan
+        #: The name of its tool.
         self.name = name
         self.plan = plan
-        self.live = False
-        self.dying = False
-        self.gone = False
-        self.worker_pid: int | None = None
-        self._owner = owner
-        self._powers = powers
-        self._loop = loop
-        self._reduced = plan.tier == "reduced"
         self.pid = launched.pid
         self.uid = launched.uid
         self.unmapped = launched.unmapped
+        #: Whether its last process has ended.
+        self.gone = False
+        #: The worker's process here on the host, once it is known.
+        self.worker_pid: int | None = None
+        self._jail_owner = owner
+        self._powers = powers
+        self._reduced = plan.tier == "reduced"
         limits = plan.request.tool.sandbox.limits
         self.usage = JailUsage(limits, plan.writable, launched.keeper, launched.niceness, powers, plan.trusted)
         if self._reduced:
@@ -118,59 +86,23 @@ class Jail:
         self._pidfd = launched.pidfd
         self._init_pid = 0
         self._init_pidfd = -1
-        self._stream = FrameStream(
-            launched.channel,
-            loop,
-            output_limit,
-            on_frames=self._frames,
-            on_end=self._closed,
-            on_violation=self._violation,
-        )
-        #: Queue a frame for the worker, and send one with descriptors at once.
-        self.send, self.give = self._stream.send, self._stream.give
-        self._output = StrayOutput(launched.output, loop, lambda text: owner.jail_printed(self, text))
+        #: Send a frame with descriptors at once.
+        self.give = self._stream.give
         self._status = launched.status
         self._status_data = b""
         self._exit_code: int | None = None
-        self._reason: str | None = None
-        self._kill_timer: asyncio.TimerHandle | None = None
         loop.add_reader(self._status, self._status_readable)
         loop.add_reader(self._pidfd, self._exited)
 
     # --- the worker
 
-    @property
-    def unread(self) -> int:
-        """Bytes that the worker has not taken."""
-        return self._stream.unread
-
-    def hold(self) -> None:
-        """Keep what is sent from now on until `release`: the worker must not begin yet."""
-        self._stream.hold()
-
-    def release(self) -> None:
-        """The worker may begin."""
-        self._stream.release()
-
-    def _frames(self, frames: list[WorkerFrame]) -> None:
-        self._owner.jail_frames(self, frames)
-
-    def _closed(self) -> None:
-        if not self.dying:
-            self.dying = True
-            self._kill_timer = self._loop.call_later(EXIT_GRACE_S, self.kill, "closed its channel")
-
-    def _violation(self, violation: Violation) -> None:
-        self.kill(str(violation))
-        self._owner.jail_broken(self, violation)
-
     def mark_live(self) -> None:
         """The worker has said `ready`; find out its process id on this host."""
-        self.live = True
+        super().mark_live()
         if self._init_pidfd < 0 and self._status >= 0:
             self._status_readable()  # it came before `ready`, but the loop may see the two in any order
         if self._init_pidfd >= 0:
-            self.worker_pid = _first_child(self._init_pid)
+            self.worker_pid = next(iter(children(self._init_pid)), None)
         elif self._reduced:
             self.worker_pid = self.pid
 
@@ -185,16 +117,13 @@ class Jail:
             return [pid for pid in members(self.pid) if pid != self.pid]
         if self._init_pidfd < 0:
             return []
-        return [pid for pid in _children(self._init_pid) if pid != self.worker_pid] + _children(self.worker_pid)
+        return [pid for pid in children(self._init_pid) if pid != self.worker_pid] + children(self.worker_pid)
 
     def processes(self) -> list[int]:
         """Every process of the jail, its first one included, as this host counts them."""
         if self._reduced:
             return members(self.pid)
-        found = [self._init_pid] if self._init_pidfd >= 0 else []
-        for pid in found:
-            found += _children(pid)  # the list grows while it is walked
-        return found
+        return [] if self.usage.view is None else procfs.outer_processes(self.usage.view)
 
     def used(self) -> Used:
         """What its processes have used: by the kernel's count, else what was seen of them and what the worker says.
@@ -204,13 +133,8 @@ class Jail:
         cpu_s, memory = self.usage.seen()
         ticks = kilobytes = 0
         if (cpu_s is None or memory is None) and self.worker_pid is not None:
-            with (
-                suppress(OSError, IndexError, ValueError, KeyError),
-                open(f"/proc/{self.worker_pid}/stat", "rb") as stat,
-            ):
-                fields = stat.read().rpartition(b")")[2].split()
-                ticks = sum(map(int, fields[11:15]))  # utime, stime, cutime, cstime
-                kilobytes = int(process_status(self.worker_pid)["VmHWM"].removesuffix(" kB"))
+            ticks = sum(map(int, process_stat(self.worker_pid)[11:15]))  # utime, stime, cutime, cstime
+            kilobytes = int(process_status(self.worker_pid).get("VmHWM", "0 kB").removesuffix(" kB"))
         return Used(
             int(max(ticks / _TICKS_PER_S, self.usage.cpu.total_s) * 1000) if cpu_s is None else int(cpu_s * 1000),
             max(kilobytes, self.usage.peak >> 10) if memory is None else memory >> 10,
@@ -220,11 +144,6 @@ class Jail:
     def was_replaced(self) -> bool:
         """Whether it has ended before it ran anything, because a place of it was replaced meanwhile."""
         return not self.live and self._exit_code == REPLACED and self.last_words.startswith("boot: ")
-
-    @property
-    def last_words(self) -> str:
-        """The last line that the jail wrote to its standard output or error, for the error of a crash."""
-        return self._output.last_words
 
     # --- the end
 
@@ -239,6 +158,10 @@ class Jail:
             for line in lines:
                 self._status_line(line)
         if not data or len(self._status_data) > MAX_STATUS:
+            self._close_status()
+
+    def _close_status(self) -> None:
+        if self._status >= 0:
             self._loop.remove_reader(self._status)
             os.close(self._status)
             self._status = -1
@@ -256,15 +179,15 @@ class Jail:
     def _found_init(self, pid: int) -> None:
         with suppress(OSError):
             pidfd = os.pidfd_open(pid)
-            if _parent(pid) != self.pid:  # it has ended meanwhile, and the number may be somebody else's
-                os.close(pidfd)
+            if process_stat(pid)[1:2] != [b"%d" % self.pid]:
+                os.close(pidfd)  # it has ended meanwhile, and the number may be somebody else's
                 return
             self._init_pid, self._init_pidfd = pid, pidfd
             self.usage.view = procfs.by_namespace(pid)
             if self._reason is not None:
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
             else:
-                self._owner.jail_found(self, pid)
+                self._jail_owner.jail_found(self, pid)
 
     def kill(self, reason: str) -> None:
         """End the jail as a whole. Its calls are the caller's affair. Safe to call again."""
@@ -281,16 +204,11 @@ class Jail:
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
             else:
                 # Killed before it has told its child's number, bubblewrap could leave that child waiting for ever.
-                self._set_kill_timer(STATUS_PATIENCE_S, self._kill_outside)
-
-    def _set_kill_timer(self, delay_s: float, action: Callable[[], None]) -> None:
-        if self._kill_timer is not None:
-            self._kill_timer.cancel()
-        self._kill_timer = self._loop.call_later(delay_s, action)
+                self._set_timer(STATUS_PATIENCE_S, self._kill_outside)
 
     def _kill_outside(self) -> None:
         if self._init_pidfd < 0 and not self.gone:
-            signal_all(lambda: _children(self.pid)[:1], signal.SIGKILL)
+            signal_all(lambda: children(self.pid)[:1], signal.SIGKILL)
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
@@ -323,21 +241,13 @@ class Jail:
         self.usage.close()
         if (private := self.plan.private) is not None:
             self._powers.offload.remove(lambda: remove_tree(private))
-        if self._kill_timer is not None:
-            self._kill_timer.cancel()
         if self._init_pidfd >= 0:
             self._loop.remove_reader(self._init_pidfd)
             os.close(self._init_pidfd)
         os.close(self._pidfd)
-        self._output.close()  # after bubblewrap's own error, if it could not start
-        if self._status >= 0:
-            self._loop.remove_reader(self._status)
-            os.close(self._status)
-            self._status = -1
-        self._stream.drain()
+        self._close_status()
         met = self.usage.met
-        cause = exit_cause(self._exit_code or 0) if met is None else limit_error(met, self.usage.limits).message
-        self._owner.jail_gone(self, self._reason or cause)
+        self._end(exit_cause(self._exit_code or 0) if met is None else limit_error(met, self.usage.limits).message)
 
 
 class _BwrapStatus(msgspec.Struct, rename="kebab"):
@@ -351,32 +261,3 @@ def exit_cause(code: int) -> str:
         with suppress(ValueError):
             return f"ended by {signal.Signals(code - 128).name}"
     return f"exited with status {code}"
-
-
-def _children(pid: int) -> list[int]:
-    """The children of a process, whichever of its threads started them."""
-    found: list[int] = []
-    with suppress(OSError):
-        for thread in os.listdir(f"/proc/{pid}/task"):
-            with suppress(OSError, ValueError), open(f"/proc/{pid}/task/{thread}/children", "rb") as source:
-                found += map(int, source.read().split())
-    return found
-
-
-def _first_child(pid: int) -> int | None:
-    return next(iter(_children(pid)), None)
-
-
-def process_status(pid: int) -> dict[str, str]:
-    """The fields of /proc/PID/status; empty when the process is gone."""
-    with suppress(OSError), open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as source:
-        return {name: value.strip() for name, _, value in (line.partition(":") for line in source)}
-    return {}
-
-
-def _parent(pid: int) -> int | None:
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as source:
-            return int(source.read().rpartition(b")")[2].split()[1])
-    except (OSError, IndexError, ValueError):
-        return None

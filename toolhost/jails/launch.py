@@ -17,8 +17,9 @@ from contextlib import ExitStack, suppress
 from typing import NamedTuple
 
 import msgspec
+from msgspec import Struct
 
-from schemas.errors import fail
+from schemas.errors import GoondanError, fail
 from schemas.system.own_users import NUMBERS
 from schemas.system.trees import remove_tree
 from schemas.worker_frames import WORKER_FD
@@ -33,42 +34,43 @@ from toolhost.privileges.powers import Powers
 from toolhost.privileges.uids import instance_uid
 
 
-class Launched(NamedTuple):
-    """A jail that has just been started. The caller owns every descriptor, reaps `pid`, and gives `uid` back.
-
-    `pid` is bubblewrap outside the jail, `pidfd` refers to it; `channel` is our end of the worker's socket; `status`
-    yields bubblewrap's JSON lines, `output` whatever is written to the jail's standard output and error. `uid` is the
-    jail's user on this host, None when that is our own; `unmapped` says why owners of files could not be shown as that
-    user, None when all could. `keeper` keeps its limits.
+class Launched(Struct):
+    """A jail that has been started, or is about to be. Whoever gets it owns every descriptor, reaps `pid`, and gives
+    `uid` back.
     """
 
     plan: LaunchPlan
-    pid: int
-    pidfd: int
+    #: Our end of the worker's socket.
     channel: socket.socket
+    #: Yields bubblewrap's JSON lines.
     status: int
+    #: Yields whatever is written to the jail's standard output and error.
     output: int
-    uid: int | None
+    #: Keeps its limits.
     keeper: Keeper
+    #: Its place among others while processors are short (limits/decide.py).
     niceness: int
+    #: bubblewrap outside the jail, and a descriptor that refers to it.
+    pid: int = 0
+    pidfd: int = -1
+    #: The jail's user on this host, None when that is our own.
+    uid: int | None = None
+    #: Why owners of files could not be shown as that user, None when all could.
     unmapped: str | None = None
 
 
 class _Parts(NamedTuple):
-    """What a launch needs beside the launcher. `given` are descriptors for the jail, by their numbers there, then those
-    of its stages; `undo` closes and removes everything else.
-    """
+    """What a launch needs beside the launcher."""
 
-    plan: LaunchPlan
+    launched: Launched
+    #: Descriptors for the jail, by their numbers there.
     places: dict[int, int]
+    #: Descriptors of what its stages show.
     staged: list[int]
+    #: Closes the descriptors for the jail.
     given: ExitStack
+    #: Closes and removes everything else.
     undo: ExitStack
-    channel: socket.socket
-    status: int
-    output: int
-    keeper: Keeper
-    niceness: int
 
 
 async def launch(make_plan: Callable[[], LaunchPlan], powers: Powers, *, niceness: int = 0) -> Launched:
@@ -93,49 +95,39 @@ async def _launch(make_plan: Callable[[], LaunchPlan], powers: Powers, niceness:
     try:
         parts = await powers.offload.prepared(lambda: _prepare(make_plan(), powers, niceness))
     except OSError as error:
-        raise _no_start(error) from None
-    uid: int | None = None
+        raise _no_start(error.strerror or str(error)) from None
+    launched = parts.launched
     with parts.undo as undo:
         with parts.given:
-            if parts.plan.stage is not None:
-                uid = powers.uids.take()
-                if uid is None:
+            if launched.plan.stage is not None:
+                launched.uid = powers.uids.take()
+                if launched.uid is None:
                     raise fail("E_SANDBOX_UNAVAILABLE", "every user number for jails is in use")
             try:
-                request = _request(parts, uid)
+                request = _request(parts)
                 fds = [*(parts.places[place] for place in request["places"]), *parts.staged]
                 answer, counters = await powers.launcher.ask(request, fds)
                 for fd in counters:
                     undo.callback(os.close, fd)
                 if "error" in answer:
-                    raise _Failed(answer["error"], answer["fix"])
-                pid = int(answer["pid"])
-                pidfd = os.pidfd_open(pid)
+                    raise _no_start(answer["error"], answer["fix"])
+                launched.pid, launched.unmapped = int(answer["pid"]), answer["unmapped"]
+                launched.pidfd = os.pidfd_open(launched.pid)
             except LauncherLost:
                 raise  # whoever it may have begun is that user for a while: the number is not given back
-            except OSError as error:
-                if uid is not None:
-                    powers.uids.give_back(uid)
-                raise _no_start(error) from None
+            except (OSError, GoondanError) as error:
+                if launched.uid is not None:
+                    powers.uids.give_back(launched.uid)
+                raise error if isinstance(error, GoondanError) else _no_start(error.strerror or str(error)) from None
         undo.pop_all()
-    if uid is not None and (following := powers.uids.next()) is not None:
+    if launched.uid is not None and (following := powers.uids.next()) is not None:
         powers.launcher.prepare(0, 0, following)  # what we made for an instance is root's
-    plan, keeper, unmapped = parts.plan, parts.keeper, answer["unmapped"]
-    keeper.began(pid, counters[0] if counters else None)
-    return Launched(plan, pid, pidfd, parts.channel, parts.status, parts.output, uid, keeper, niceness, unmapped)
+    launched.keeper.began(launched.pid, counters[0] if counters else None)
+    return launched
 
 
-class _Failed(OSError):
-    """The launcher's own words, and what would help, if it knows."""
-
-    def __init__(self, problem: str, fix: str | None) -> None:
-        super().__init__(problem)
-        self.fix = fix
-
-
-def _no_start(error: OSError) -> Exception:
-    fix = error.fix if isinstance(error, _Failed) else None
-    return fail("E_SANDBOX_UNAVAILABLE", f"a jail could not be started: {error.strerror or error}", suggestion=fix)
+def _no_start(problem: str, fix: str | None = None) -> GoondanError:
+    return fail("E_SANDBOX_UNAVAILABLE", f"a jail could not be started: {problem}", suggestion=fix)
 
 
 def _prepare(plan: LaunchPlan, powers: Powers, niceness: int) -> _Parts:
@@ -176,9 +168,8 @@ def _prepare(plan: LaunchPlan, powers: Powers, niceness: int) -> _Parts:
             _make_private(plan.private, plan.code)
         keeper = Keeper(powers) if plan.group is None else Group(plan.group, powers, niceness)
         undo.callback(keeper.remove)
-        parts = _Parts(
-            plan, places, staged, given.pop_all(), undo.pop_all(), channel, kept[0], kept[1], keeper, niceness
-        )
+        launched = Launched(plan, channel, kept[0], kept[1], keeper, niceness)
+        parts = _Parts(launched, places, staged, given.pop_all(), undo.pop_all())
     return parts  # noqa: RET504 # inside, the stacks could be taken for swallowing an exception
 
 
@@ -230,8 +221,8 @@ def _own_tasks() -> int:
     return found
 
 
-def _request(parts: _Parts, uid: int | None) -> Launch:
-    plan, keeper = parts.plan, parts.keeper
+def _request(parts: _Parts) -> Launch:
+    plan, keeper = parts.launched.plan, parts.launched.keeper
     reduced = plan.tier == "reduced"
     return {
         "argv": plan.command if reduced else start_of(plan.bwrap, plan.command),
@@ -240,11 +231,11 @@ def _request(parts: _Parts, uid: int | None) -> Launch:
         "places": [place for place in parts.places if not reduced or place in (0, 1, 2, WORKER_FD, BOOT_FD)],
         "stage": plan.stage,
         "stages": [stage for _, stage in plan.stages],
-        "uid": uid,
+        "uid": parts.launched.uid,
         "fallbackOwner": None if plan.fallback_owner is None else instance_uid(plan.fallback_owner, NUMBERS),
         "enclosure": plan.enclosure,
         "joins": keeper.joins,
-        "niceness": parts.niceness,
+        "niceness": parts.launched.niceness,
         "counted": not keeper.counts_cpu,
     }
 

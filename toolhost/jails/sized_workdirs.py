@@ -20,6 +20,7 @@ from contextlib import suppress
 from typing import Final
 
 import msgspec
+from msgspec import Struct
 
 from schemas.codec import DECODE_ERRORS
 from schemas.errors import GoondanError, fail
@@ -52,16 +53,17 @@ def mount_point(workdir: str, state_dir: str) -> str | None:
     return "/".join([state_dir, *parts[:_DEPTH]])
 
 
-class Claim:
-    """What one jail may take in its workdir. `sized`: the file system keeps it to that."""
+class Claim(Struct, eq=False):
+    """What one jail may take in its workdir."""
 
-    __slots__ = ("point", "size", "sized", "whole")
-
-    def __init__(self, point: str, size: int) -> None:
-        self.point = point
-        self.size = size
-        self.sized = False
-        self.whole = False  # nothing was left out because the disk below has not so much
+    #: The folder that has a file system of its own.
+    point: str
+    #: What the jail may take (bytes).
+    size: int
+    #: Whether the file system keeps it to that.
+    sized: bool = False
+    #: Whether nothing was left out because the disk below has not so much.
+    whole: bool = False
 
     def limit_met(self) -> str | None:
         """The limit of its tool that has filled the file system, if it is full."""
@@ -74,12 +76,10 @@ class Claim:
         return None
 
 
-class _Point:
-    __slots__ = ("claims", "lock")
-
-    def __init__(self) -> None:
-        self.claims: list[Claim] = []
-        self.lock = asyncio.Lock()  # the last to ask must be the one whose sum counts
+class _Point(Struct, eq=False):
+    #: The last to ask must be the one whose sum counts.
+    lock: asyncio.Lock
+    claims: list[Claim] = []
 
 
 class SizedWorkdirs:
@@ -118,7 +118,7 @@ class SizedWorkdirs:
         if not make and not os.path.lexists(f"{os.path.dirname(point)}/{IMAGE}"):
             return None
         claim = Claim(point, tool.sandbox.limits.disk_mb * MIB)
-        of_point = self._points.setdefault(point, _Point())
+        of_point = self._points.setdefault(point, _Point(asyncio.Lock()))
         of_point.claims.append(claim)
         try:
             async with of_point.lock:

@@ -9,6 +9,8 @@ from typing import Final, Generic, TypeVar
 from schemas.launch import ToolHostSpec, ToolSpec
 from schemas.worker_frames import WORKER_PROTOCOL, Init, WorkerFrame
 from toolhost.jails.jail import Jail
+from toolhost.jails.launch import launch
+from toolhost.jails.worker import Worker
 from toolhost.policy.facts import look_up
 from toolhost.policy.plan import plan
 from toolhost.policy.subject import HostFacts
@@ -24,6 +26,8 @@ class Visit(ABC, Generic[Told]):
     """Who such a jail reports to (jail.Owner)."""
 
     def __init__(self) -> None:
+        #: The jail, once it is there.
+        self.jail: Jail | None = None
         loop = asyncio.get_running_loop()
         self._told: asyncio.Future[Told | str] = loop.create_future()
         self._over: asyncio.Future[None] = loop.create_future()
@@ -35,13 +39,9 @@ class Visit(ABC, Generic[Told]):
 
         Raises GoondanError where there can be no such jail, TimeoutError, and what `ask` raises.
         """
-        jail = await Jail.start(
-            lambda: plan(look_up(tool, None, spec, host, powers), host),
-            self,
-            powers,
-            output_limit=OUTPUT_LIMIT,
-            name=tool.name,
-        )
+        launched = await launch(lambda: plan(look_up(tool, None, spec, host, powers), host), powers)
+        loop = asyncio.get_running_loop()
+        jail = self.jail = Jail(launched, self, powers, loop, output_limit=OUTPUT_LIMIT, name=tool.name)
         try:
             async with asyncio.timeout(timeout_s):
                 self.ask(jail, tool)
@@ -61,7 +61,7 @@ class Visit(ABC, Generic[Told]):
 
     @abstractmethod
     def hear(self, jail: Jail, frame: WorkerFrame) -> None:
-        """A frame of the worker; `tell` what it means."""
+        """A frame of the jail's worker, or of that of a call in it; `tell` what it means."""
 
     @abstractmethod
     def describe_end(self, jail: Jail, cause: str) -> str:
@@ -75,16 +75,20 @@ class Visit(ABC, Generic[Told]):
     def jail_found(self, jail: Jail, pid: int) -> None:
         """It has no network."""
 
-    def jail_frames(self, jail: Jail, frames: list[WorkerFrame]) -> None:
-        for frame in frames:
-            self.hear(jail, frame)
+    def worker_frames(self, worker: Worker, frames: list[WorkerFrame]) -> None:
+        if self.jail is not None:
+            for frame in frames:
+                self.hear(self.jail, frame)
 
-    def jail_broken(self, jail: Jail, violation: Violation) -> None:
+    def worker_broken(self, worker: Worker, violation: Violation) -> None:
         self.tell(str(violation))
 
-    def jail_printed(self, jail: Jail, text: str) -> None:
-        """The last line is in the jail's last words; the others are nobody's business."""
+    def worker_printed(self, worker: Worker, text: str) -> None:
+        """The last line is in the worker's last words; the others are nobody's business."""
 
-    def jail_gone(self, jail: Jail, cause: str) -> None:
-        self.tell(self.describe_end(jail, cause))
-        self._over.set_result(None)
+    def worker_gone(self, worker: Worker, cause: str) -> None:
+        if isinstance(worker, Jail):
+            self.tell(self.describe_end(worker, cause))
+            self._over.set_result(None)
+        elif worker.last_words:
+            self.tell(f"{worker.last_words} ({cause})")

@@ -1,58 +1,74 @@
-"""What a tool host has of one session beside its calls: its jail and all that came with it."""
+"""One session whose jail is there: what the jail is told and what becomes of it, what logs, results and receipts say.
+
+What happens to the session is decided in machine.py. Here the actions that concern one jail alone are performed.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import time
+from collections.abc import Mapping
 from typing import Final
 
 from msgspec import Raw
 
 from schemas.errors import tool_error
 from schemas.frames import ToolError
+from schemas.hosts import read_network
+from schemas.launch import ToolSpec
 from schemas.times import rfc3339
-from schemas.worker_frames import WorkerError
+from schemas.worker_frames import WORKER_PROTOCOL, Cancel, Exit, Init, Message, WorkerError
+from schemas.worker_frames import Call as WorkerCall
 from toolhost.calls.call_registry import Call
 from toolhost.calls.denials import shown, without_network
-from toolhost.calls.messages import SentMessages
-from toolhost.jails.cells import Cell, Cells
+from toolhost.calls.messages import MessageCache, SentMessages
+from toolhost.egress.messages import Denied, Failed
+from toolhost.jails.call_sandboxes import CallSandbox, CallSandboxes
 from toolhost.jails.jail import Jail
 from toolhost.jails.network import JailNetwork
 from toolhost.jails.sized_workdirs import Claim
+from toolhost.jails.worker import Owner, Worker
 from toolhost.limits.decide import lacks_processes, limit_error, with_limit
-from toolhost.news import WorkerNews
+from toolhost.news import LogLine, WorkerNews
 from toolhost.policy.hiding import Hiding
+from toolhost.sessions.machine import AskToStop, EndCall, JailAction, Kill, Leave, LeaveCall
 from toolhost.sessions.receipts import Ledger
-from toolhost.sessions.session import Session
+from toolhost.sessions.session import JailSession
 from toolhost.signalling import signal_all
+from toolhost.untrusted import Violation, output_limit
 
 #: A jail in which strays are still found after so many looks is ended.
 STRAY_LOOKS: Final = 3
 
 
 class LiveSession:
-    """A session with its jail. `hiding` is what its tool must not see, `cells` are the places of its calls, None for a
-    jail that runs them in its worker. `claim` is what it may take in its workdir, None where that has no file system of
-    its own, `network` what is known of its connections, None where none were granted. `gone` is set when its jail's
-    last process has ended.
-    """
+    """A session with its jail."""
 
     __slots__ = (
-        "cells", "claim", "gone", "hiding", "jail", "ledger", "messages", "network", "session", "strays", "timer",
+        "claim", "gone", "hiding", "jail", "ledger", "messages", "network", "sandboxes", "session", "strays", "timer",
     )  # fmt: skip
 
-    def __init__(self, session: Session, jail: Jail, hiding: Hiding, claim: Claim | None = None) -> None:
+    def __init__(self, session: JailSession, jail: Jail, hiding: Hiding, claim: Claim | None = None) -> None:
         self.session = session
         self.jail = jail
+        #: What its tool must not see.
         self.hiding = hiding
+        #: What it may take in its workdir; None where that has no file system of its own.
         self.claim = claim
         self.ledger = Ledger(jail.plan)
-        self.cells: Cells | None = None
+        #: The sandboxes of its calls; None for a jail that runs calls in its worker.
+        self.sandboxes: CallSandboxes | None = None
+        #: What is known of its connections; None where none were granted.
         self.network: JailNetwork | None = None
+        #: Which messages its worker has.
         self.messages = SentMessages()
+        #: Set when its jail's last process has ended.
         self.gone = asyncio.Event()
+        #: How many looks in turn have found strays.
         self.strays = 0
+        #: What it waits for.
         self.timer: asyncio.TimerHandle | None = None
 
     def stop_timer(self) -> None:
@@ -60,6 +76,177 @@ class LiveSession:
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None
+
+    # --- what its workers are told
+
+    def load(
+        self, tool: ToolSpec, environment: Mapping[str, str], owner: Owner, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        """Tell the worker what to load, with what it was granted of `environment`. It waits for its network, if any.
+
+        A shared jail is everybody's, and has nothing of the environment.
+        """
+        jail, layout = self.jail, self.jail.plan.layout
+        names = tool.sandbox.env if tool.sandbox.isolation != "shared" else []
+        granted = {name: environment[name] for name in names if name in environment}
+        if layout is not None:
+            self.network = JailNetwork(read_network(tool.sandbox.network), layout)
+            granted = {**layout.environment, **granted}
+        limit = output_limit(tool.sandbox.limits.output_mb)
+        init = Init(
+            protocol=WORKER_PROTOCOL,
+            tool=tool.name,
+            entry=os.path.realpath(tool.entry),
+            env=granted,
+            import_paths=jail.plan.request.import_paths,
+            output_limit=limit,
+            jailed=True,
+            offline=self.network is None,
+            permissions=list(self.session.permissions),
+        )
+        if jail.plan.calls is None:
+            jail.send(init)
+        else:
+            self.session.forks = True
+            self.sandboxes = CallSandboxes(jail, owner, loop, limit, init)
+            jail.usage.cells = self.sandboxes.processes
+        if self.network is not None:
+            (self.sandboxes or jail).hold()  # until its sockets are there
+
+    def send_call(self, call: Call, messages: MessageCache, now: float) -> None:
+        """Hand a call to its worker, with the message that made it. Raises OSError when it gets no sandbox."""
+        worker: Worker = self.jail
+        sent = self.messages
+        if self.sandboxes is not None:
+            worker, sent = self.sandboxes.enter(call.worker_call_id), SentMessages()
+        message_id = None
+        if call.message_id is not None:
+            name = (call.agent, call.instance_key, call.message_id)
+            message = messages.get(name)
+            message_id, is_new = sent.name(name, message)
+            if is_new:
+                worker.send(Message(message_id or "", Raw(message or b"\xc0")))
+        frame = WorkerCall(
+            call_id=call.worker_call_id,
+            export=call.export.name,
+            input=call.args,
+            agent_name=call.agent,
+            instance_key=call.instance_key,
+            turn_id=call.turn_id,
+            tool_call_id=call.tool_call_id,
+            workdir=self.jail.plan.workdir,
+            message_id=message_id,
+            deadline_ms=None if call.deadline is None else max(0, int((call.deadline - now) * 1000)),
+            background=call.export.background,
+        )
+        worker.send(frame)
+
+    def perform(self, action: JailAction) -> None:
+        """Do to the jail, or to the worker of one call, what was decided."""
+        if isinstance(action, Kill):
+            self.jail.kill(action.reason)
+            self.ledger.ended(action.reason)
+        elif isinstance(action, Leave):
+            self.jail.send(Exit())
+        else:
+            name = action.call.worker_call_id
+            sandbox = None if self.sandboxes is None else self.sandboxes.of(name)
+            worker = self.jail if self.sandboxes is None else sandbox
+            match action:
+                case AskToStop() if worker is not None:
+                    worker.send(Cancel(name))
+                case LeaveCall() if sandbox is not None:
+                    sandbox.leave()
+                case EndCall() if sandbox is not None:
+                    sandbox.kill(action.reason)
+
+    def own_call(self, worker: Worker) -> Call | None:
+        """The call that has this worker for itself; None for the worker of a jail."""
+        return self.session.own.get(worker.name or "") if isinstance(worker, CallSandbox) else None
+
+    def sweep(self) -> bool:
+        """Kill what calls have left behind in an idle jail. False: it comes back, so the jail must end.
+
+        The worker sweeps after its calls; a hostile one may not. So this looks from outside while nothing runs.
+        """
+        session = self.session
+        if session.clean or session.background or session.state != "serving":
+            return True
+        strays = self.jail.strays()
+        if not strays:
+            session.clean, self.strays = True, 0
+            return True
+        self.strays += 1
+        if self.strays > STRAY_LOOKS:
+            return False
+        signal_all(self.jail.strays, signal.SIGKILL)
+        return True
+
+    # --- results and receipts
+
+    def ending(self, cause: str, worker: Worker) -> ToolError:
+        """Why a call that was running has failed when its worker has ended: that of its jail, or its own."""
+        usage = self.jail.usage
+        # The kernel may have ended a single call before anybody has looked at its jail.
+        met = usage.limit_met() if isinstance(worker, CallSandbox) else usage.met
+        if met is not None:
+            return limit_error(met, usage.limits)
+        if isinstance(worker, CallSandbox) and worker.unmade is not None:
+            if usage.refused():
+                return limit_error("processes", usage.limits)
+            return unavailable(f"the call could not be separated from others: {worker.unmade}")
+        words = worker.last_words
+        if self.jail.was_replaced:
+            hint = "Call again; see which program replaces it."
+            return tool_error("E_SANDBOX_DENIED", words.removeprefix("boot: "), name="SandboxDenied", suggestion=hint)
+        if not worker.live and words.startswith(("bwrap: ", "launcher: ", "boot: ")):
+            return unavailable(f"the jail could not be made: {words}")
+        while_ = "during the call" if worker.live else "while the tool was being loaded"
+        said = f"; it said last: {words}" if words else ""
+        return tool_error("E_TOOL_CRASHED", f"the tool's process {cause} {while_}{said}", name="ToolCrashed")
+
+    def explained(self, error: WorkerError) -> WorkerError:
+        """A handler's error, with the wall or the limit that it has met, as far as that can be told at once."""
+        if self.network is None:
+            error = without_network(error)
+        usage = self.jail.usage
+        refused = lacks_processes(error) and usage.refused()
+        full = self.claim.limit_met() if error.code == "ENOSPC" and self.claim is not None else None
+        return with_limit(error, usage.limits, refused=refused, counted=usage.keeper.counts_processes, full=full)
+
+    def receipt(self, call: Call, now: float, cause: str | None = None) -> Raw:
+        """The receipt of a call that this jail has, or had, until now.
+
+        `cause`: why its processes end before it had a result. Those of a call without processes of its own are the
+        jail's.
+        """
+        ledger, call_s = self.ledger, now - call.started
+        if ledger.is_due(now, call_s):
+            ledger.look(now, self.jail.used())
+        network = self.network
+        if network is not None:
+            reached = [shown(host, port) for host, port in network.reached]
+            ledger.network(reached, list(dict.fromkeys(shown(news.host, news.port) for news in network.denied)))
+        if cause is not None and not self.session.forks:
+            ledger.ended(cause)
+            cause = None
+        return ledger.receipt(call_s, cause)
+
+    # --- logs and news
+
+    def log_line(self, level: str, message: str, call: Call | None = None) -> LogLine:
+        """A line of this jail, with whose it is: the call's, or that of the one instance that the jail is for."""
+        line = LogLine(time=time.time(), level=level, message=message, tool=self.jail.name)
+        if call is not None:
+            line.agent, line.instance_key, line.call_id = call.agent, call.instance_key, call.id
+        elif (instance := self.session.instance) is not None:
+            line.agent, line.instance_key = instance
+        return line
+
+    def network_line(self, news: Denied | Failed) -> LogLine:
+        """What the egress proxy has refused this jail, or could not get for it."""
+        what = "was denied" if isinstance(news, Denied) else "could not be reached"
+        return self.log_line("warn", f"{shown(news.host, news.port)} {what}: {news.reason}")
 
     def started(self) -> WorkerNews | None:
         """News of a worker that has said `ready`; None when its process is not known."""
@@ -81,64 +268,14 @@ class LiveSession:
         pid = self.jail.worker_pid
         return None if pid is None else WorkerNews(op="exit", pid=pid, tool=self.jail.name, cause=cause)
 
-    def ending(self, cause: str, cell: Cell | None = None) -> ToolError:
-        """Why a call that was running has failed when its jail has ended, or its cell."""
-        jail = self.jail
-        # The kernel may have ended a single call before anybody has looked at its jail.
-        met = jail.usage.met if cell is None else jail.usage.limit_met()
-        if met is not None:
-            return limit_error(met, jail.usage.limits)
-        if cell is not None and cell.unmade is not None:
-            if jail.usage.refused():
-                return limit_error("processes", jail.usage.limits)
-            message = f"the call could not be separated from others: {cell.unmade}"
-            return tool_error("E_SANDBOX_UNAVAILABLE", message, name="SandboxUnavailable")
-        words, live = (jail.last_words, jail.live) if cell is None else (cell.last_words, cell.live)
-        if jail.was_replaced:
-            hint = "Call again; see which program replaces it."
-            return tool_error("E_SANDBOX_DENIED", words.removeprefix("boot: "), name="SandboxDenied", suggestion=hint)
-        if not live and words.startswith(("bwrap: ", "launcher: ", "boot: ")):
-            return tool_error(
-                "E_SANDBOX_UNAVAILABLE", f"the jail could not be made: {words}", name="SandboxUnavailable"
-            )
-        while_ = "during the call" if live else "while the tool was being loaded"
-        said = f"; it said last: {words}" if words else ""
-        return tool_error("E_TOOL_CRASHED", f"the tool's process {cause} {while_}{said}", name="ToolCrashed")
 
-    def explained(self, error: WorkerError) -> WorkerError:
-        """A handler's error, with the wall or the limit that it has met, as far as that can be told at once."""
-        if self.network is None:
-            error = without_network(error)
-        usage = self.jail.usage
-        refused = lacks_processes(error) and usage.refused()
-        full = self.claim.limit_met() if error.code == "ENOSPC" and self.claim is not None else None
-        return with_limit(error, usage.limits, refused=refused, counted=usage.keeper.counts_processes, full=full)
+def unavailable(message: str) -> ToolError:
+    """The error of calls that could not be put behind their walls."""
+    return tool_error("E_SANDBOX_UNAVAILABLE", message, name="SandboxUnavailable")
 
-    def receipt(self, call: Call, now: float, cause: str | None = None) -> Raw:
-        """The receipt of a call that this jail has, or had, until now. `cause`: why it ended without a result."""
-        ledger, call_s = self.ledger, now - call.started
-        if ledger.is_due(now, call_s):
-            ledger.look(now, self.jail.used())
-        network = self.network
-        if network is not None:
-            reached = [shown(host, port) for host, port in network.reached]
-            ledger.network(reached, list(dict.fromkeys(shown(news.host, news.port) for news in network.denied)))
-        return ledger.receipt(call_s, cause)
 
-    def sweep(self) -> bool:
-        """Kill what calls have left behind in an idle jail. False: it comes back, so the jail must end.
-
-        The worker sweeps after its calls; a hostile one may not. So this looks from outside while nothing runs.
-        """
-        session = self.session
-        if session.clean or session.background or session.state != "serving":
-            return True
-        strays = self.jail.strays()
-        if not strays:
-            session.clean, self.strays = True, 0
-            return True
-        self.strays += 1
-        if self.strays > STRAY_LOOKS:
-            return False
-        signal_all(self.jail.strays, signal.SIGKILL)
-        return True
+def protocol_error(violation: Violation, worker: Worker) -> ToolError:
+    """The error of calls whose worker broke the protocol."""
+    what_then = "its processes were ended" if isinstance(worker, CallSandbox) else "its jail was ended"
+    name = "OutputTooLarge" if violation.code == "E_TOOL_LIMIT" else "ToolProtocolError"
+    return tool_error(violation.code, f"{violation}; {what_then}", name=name)

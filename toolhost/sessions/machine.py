@@ -23,11 +23,11 @@ from msgspec import Raw, Struct
 
 from schemas.errors import tool_error
 from schemas.frames import ToolError
-from schemas.worker_frames import Cancel, Result
+from schemas.worker_frames import Result
 from toolhost.calls.call_registry import Call
 from toolhost.calls.pending import Work
 from toolhost.sessions.pool import Assign, End, Pool, Start
-from toolhost.sessions.session import Session
+from toolhost.sessions.session import JailSession
 from toolhost.untrusted import Violation
 
 #: What siblings of a call that ran out of time may still take (seconds): most calls take less.
@@ -49,14 +49,13 @@ _NOT_NEEDED: Final = "not needed any more"
 
 
 class Answer(Struct, frozen=True):
-    """The call ends with this error, or the `work` that went on after it. `cause`: why its own processes ended.
+    """The call ends with this error, or the `work` that went on after it."""
 
-    `session` is where it ran; None for one that has waited.
-    """
-
-    session: Session | None
+    #: Where it ran; None for a call that has waited.
+    session: JailSession | None
     call: Call
     error: ToolError
+    #: Why its processes end, for the receipt.
     cause: str | None = None
     work: Work | None = None
 
@@ -71,32 +70,31 @@ class Finish(Struct, frozen=True):
 class Conclude(Struct, frozen=True):
     """The call, or the `work` that went on after it, ends with what its worker said: `payload`, made from `result`."""
 
-    session: Session
+    session: JailSession
     call: Call
     work: Work | None
     result: Result
     payload: Raw
 
 
-class Tell(Struct, frozen=True):
+class AskToStop(Struct, frozen=True):
     """Ask the handler of a call to stop."""
 
-    session: Session
+    session: JailSession
     call: Call
-    frame: Cancel
 
 
 class LeaveCall(Struct, frozen=True):
     """Let the own processes of a call end, with all that it has left behind."""
 
-    session: Session
+    session: JailSession
     call: Call
 
 
 class EndCall(Struct, frozen=True):
     """End the own processes of a call."""
 
-    session: Session
+    session: JailSession
     call: Call
     reason: str
 
@@ -104,27 +102,20 @@ class EndCall(Struct, frozen=True):
 class Leave(Struct, frozen=True):
     """Ask the worker to leave."""
 
-    session: Session
+    session: JailSession
 
 
 class Kill(Struct, frozen=True):
-    """End the jail."""
+    """End the jail. Receipts say from now on that it ends for this reason."""
 
-    session: Session
+    session: JailSession
     reason: str
-
-
-class Note(Struct, frozen=True):
-    """Receipts say from now on that the jail has ended, or is being ended, for this reason."""
-
-    session: Session
-    cause: str
 
 
 class Wait(Struct, frozen=True):
     """Say `waited` after so many seconds. A session waits for one thing at a time; the last one counts."""
 
-    session: Session
+    session: JailSession
     seconds: float
     then: Waiting
 
@@ -132,7 +123,7 @@ class Wait(Struct, frozen=True):
 class WaitForStop(Struct, frozen=True):
     """Say `did_not_stop` after so many seconds."""
 
-    session: Session
+    session: JailSession
     call: Call
     seconds: float
 
@@ -144,10 +135,9 @@ class Again(Struct, frozen=True):
 
 
 Waiting = Literal["load", "leave", "siblings"]
-Action = (
-    Answer | Finish | Conclude | Tell | LeaveCall | EndCall | Leave | Kill | Note | Wait | WaitForStop | Again
-    | Start | Assign | End
-)  # fmt: skip
+#: What is done to one jail, or to the processes of one call in it.
+JailAction = AskToStop | LeaveCall | EndCall | Leave | Kill
+Action = Answer | Finish | Conclude | JailAction | Wait | WaitForStop | Again | Start | Assign | End
 
 
 class Machine:
@@ -157,13 +147,13 @@ class Machine:
         self.pool = Pool(max_jails)
         self._names = 0
 
-    def session_of(self, call: Call) -> Session | None:
+    def session_of(self, call: Call) -> JailSession | None:
         """Where a call runs."""
         return self.pool.get(call.session) if call.state == "running" else None
 
     # --- a call's way in
 
-    def enter(self, session: Session, call: Call, now: float) -> None:
+    def enter(self, session: JailSession, call: Call, now: float) -> None:
         """The session's jail is about to get the call, under the name `call.worker_call_id`."""
         self._names += 1
         call.worker_call_id = str(self._names)
@@ -178,7 +168,7 @@ class Machine:
             session.clean = False
             session.background = session.background or call.export.background
 
-    def not_started(self, session: Session, call: Call, why: str, now: float) -> list[Action]:
+    def not_started(self, session: JailSession, call: Call, why: str, now: float) -> list[Action]:
         """The jail could not get it."""
         session.own.pop(call.worker_call_id, None)
         message = f"the call could not be started: {why}"
@@ -187,11 +177,11 @@ class Machine:
 
     # --- from workers
 
-    def ready(self, session: Session) -> None:
+    def ready(self, session: JailSession) -> None:
         """Its worker has loaded the tool."""
         session.state = "serving"
 
-    def asker(self, session: Session, name: str, own: Call | None) -> Call | None:
+    def asker(self, session: JailSession, name: str, own: Call | None) -> Call | None:
         """Whose question it is; None for a call that is over. `own`: the call with the processes that ask.
 
         Raises Violation.
@@ -206,7 +196,7 @@ class Machine:
                 return None
         raise Violation("the worker asked in the name of a call that it does not run")
 
-    def late_result(self, session: Session, name: str) -> list[Action]:
+    def late_result(self, session: JailSession, name: str) -> list[Action]:
         """A result that nobody waits for. Raises Violation for one of a call that the session never had."""
         if name not in session.abandoned:
             raise Violation("the worker sent a result for a call that it does not run")
@@ -216,18 +206,20 @@ class Machine:
             return [Kill(session, _NOT_NEEDED)]
         return []
 
-    def check_continues(self, session: Session, call: Call, result: Result) -> None:
+    def check_continues(self, session: JailSession, call: Call, result: Result) -> None:
         """Raise Violation unless a result that continues is the call's first `pending`."""
         if result.status != "pending" or call.worker_call_id in session.works:
             raise Violation("the worker sent a result that continues without being the first `pending`")
 
-    def goes_on(self, session: Session, call: Call, begun: Work | ToolError, payload: Raw, now: float) -> list[Action]:
+    def goes_on(
+        self, session: JailSession, call: Call, begun: Work | ToolError, payload: Raw, now: float
+    ) -> list[Action]:
         """A call is answered with `pending`; `begun` is the work that goes on, or why nobody will hear of it."""
         name = call.worker_call_id
         if isinstance(begun, ToolError):
             actions: list[Action] = [
                 Answer(session, call, begun),
-                Tell(session, call, Cancel(name)),
+                AskToStop(session, call),
                 *self._abandon(session, call, now),
             ]
             return [*actions, EndCall(session, call, "its work has no name")] if session.forks else actions
@@ -237,7 +229,7 @@ class Machine:
         return [Finish(call, payload), *self.pool.goes_on(session, name)]
 
     def result(
-        self, session: Session, call: Call, result: Result, payload: Raw, *, spent: bool, now: float
+        self, session: JailSession, call: Call, result: Result, payload: Raw, *, spent: bool, now: float
     ) -> list[Action]:
         """A call has ended, or the work that went on after it. `spent`: it has met a limit of the jail. Raises
         Violation.
@@ -270,11 +262,8 @@ class Machine:
         if session is None:
             self.pool.withdraw(call.key, call)
             return [Answer(None, call, error)]
-        if session.forks:
-            told: list[Action] = [Answer(session, call, error, "it ran out of time")]
-        else:
-            told = [Note(session, "a call ran out of time"), Answer(session, call, error)]
-        told += self._abandon(session, call, now)
+        cause = "it ran out of time" if session.forks else "a call ran out of time"
+        told = [Answer(session, call, error, cause), *self._abandon(session, call, now)]
         return told if dying else [*told, *self._give_up(session, [call])]
 
     def cancel(self, call: Call, now: float) -> list[Action]:
@@ -284,24 +273,26 @@ class Machine:
         if session is None:
             self.pool.withdraw(call.key, call)
             return [answer]
-        tell = Tell(session, call, Cancel(call.worker_call_id))
-        return [answer, tell, *self._abandon(session, call, now), WaitForStop(session, call, CANCEL_GRACE_S)]
+        left = self._abandon(session, call, now)
+        return [answer, AskToStop(session, call), *left, WaitForStop(session, call, CANCEL_GRACE_S)]
 
-    def did_not_stop(self, session: Session, call: Call) -> list[Action]:
+    def did_not_stop(self, session: JailSession, call: Call) -> list[Action]:
         """CANCEL_GRACE_S are over."""
         return self._give_up(session, [call]) if call.worker_call_id in session.abandoned else []
 
-    def calls_over_limit(self, session: Session, error: ToolError, names: Iterable[str], now: float) -> list[Action]:
+    def calls_over_limit(
+        self, session: JailSession, error: ToolError, names: Iterable[str], now: float
+    ) -> list[Action]:
         """These calls have reached a limit that each of them has."""
-        actions: list[Action] = [] if session.forks else [Note(session, error.message)]
+        actions: list[Action] = []
         calls = [session.calls[name] for name in names if name in session.calls]
         for call in calls:
             work = session.works.pop(call.worker_call_id, None)
-            actions.append(Answer(session, call, error, error.message if session.forks else None, work))
+            actions.append(Answer(session, call, error, error.message, work))
             actions += self._abandon(session, call, now)
         return actions + self._give_up(session, calls)
 
-    def call_failed(self, session: Session, call: Call, error: ToolError, cause: str, now: float) -> list[Action]:
+    def call_failed(self, session: JailSession, call: Call, error: ToolError, cause: str, now: float) -> list[Action]:
         """The own processes of a call are of no use any more: it ends with `error`, unless it has its result."""
         actions: list[Action] = [EndCall(session, call, cause)]
         if call.worker_call_id not in session.calls:
@@ -309,12 +300,12 @@ class Machine:
         actions.append(Answer(session, call, error, cause, session.works.pop(call.worker_call_id, None)))
         return [*actions, *self.pool.leave(session, call.worker_call_id, now)]
 
-    def _abandon(self, session: Session, call: Call, now: float) -> list[Action]:
+    def _abandon(self, session: JailSession, call: Call, now: float) -> list[Action]:
         """Nobody waits for this call any more, but its handler still runs."""
         session.abandoned.add(call.worker_call_id)
         return [*self.pool.leave(session, call.worker_call_id, now)]
 
-    def _give_up(self, session: Session, calls: Sequence[Call]) -> list[Action]:
+    def _give_up(self, session: JailSession, calls: Sequence[Call]) -> list[Action]:
         """Handlers do not end: their own processes must, or else their jail. Others there get a last chance."""
         if session.forks:
             return [EndCall(session, call, "it did not end") for call in calls]
@@ -331,13 +322,13 @@ class Machine:
 
     # --- the end of sessions
 
-    def end(self, session: Session) -> list[Action]:
+    def end(self, session: JailSession) -> list[Action]:
         """It runs nothing and is not needed: it ends, politely if that is of use, so that exit handlers run."""
         if session.abandoned or session.state != "serving":
             return [Kill(session, _NOT_NEEDED)]
         return [Leave(session), Wait(session, EXIT_GRACE_S, "leave")]
 
-    def waited(self, session: Session, then: Waiting, tool: str) -> list[Action]:
+    def waited(self, session: JailSession, then: Waiting, tool: str) -> list[Action]:
         """The time is over that `Wait` has named."""
         if then == "load":
             message = f"the tool {tool} did not load in {LOAD_TIMEOUT_S:g} s"
@@ -346,13 +337,13 @@ class Machine:
             )
         return [Kill(session, _NOT_NEEDED if then == "leave" else "a call did not end")]
 
-    def break_off(self, session: Session, error: ToolError, reason: str) -> list[Action]:
+    def break_off(self, session: JailSession, error: ToolError, reason: str) -> list[Action]:
         """It is good for nothing: all of its calls get `error`, and new ones another jail."""
         failed = self._fail_all(session, error)
-        return [Kill(session, reason), Note(session, reason), *failed, *self.pool.close(session)]
+        return [Kill(session, reason), *failed, *self.pool.close(session)]
 
     def gone(
-        self, session: Session, error: ToolError, *, replaced: bool = False, closing: bool = False
+        self, session: JailSession, error: ToolError, *, replaced: bool = False, closing: bool = False
     ) -> list[Action]:
         """The last process of its jail has ended: calls that still run end with `error`, or run again.
 
@@ -372,7 +363,7 @@ class Machine:
         freed = self.pool.gone(session)
         return failed if closing else [*failed, *freed, *(Again(call) for call in again)]
 
-    def _fail_all(self, session: Session, error: ToolError) -> list[Action]:
+    def _fail_all(self, session: JailSession, error: ToolError) -> list[Action]:
         calls, works = list(session.calls.values()), session.works
         session.calls, session.pending, session.works = {}, set(), {}
         return [Answer(session, call, error, None, works.get(call.worker_call_id)) for call in calls]

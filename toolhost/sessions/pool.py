@@ -27,7 +27,7 @@ from msgspec import Struct
 
 from toolhost.calls.call_registry import Call
 from toolhost.policy.nested import MAX_CALLS
-from toolhost.sessions.session import MAX_CALLS_PER_JAIL, Key, Session, agent_of
+from toolhost.sessions.session import MAX_CALLS_PER_JAIL, JailSession, Key, agent_of
 
 #: One session in so many is left by whoever has some in use. Of fewer sessions than that none is.
 LEFT_PART: Final = 8
@@ -36,21 +36,21 @@ LEFT_PART: Final = 8
 class Start(Struct, frozen=True):
     """Launch a jail for this session, and say `launched` or `failed`. `call` is one of those that need it."""
 
-    session: Session
+    session: JailSession
     call: Call
 
 
 class Assign(Struct, frozen=True):
     """Run this call in this session, which has been launched."""
 
-    session: Session
+    session: JailSession
     call: Call
 
 
 class End(Struct, frozen=True):
     """End this session's jail; it runs nothing."""
 
-    session: Session
+    session: JailSession
 
 
 PoolAction = Start | Assign | End
@@ -66,24 +66,24 @@ class Pool:
 
     def __init__(self, max_jails: int) -> None:
         self.max_jails = max(1, max_jails)
-        self._by_key: dict[Key, Session] = {}
-        self._idle: dict[Session, None] = {}  # longest idle first
+        self._by_key: dict[Key, JailSession] = {}
+        self._idle: dict[JailSession, None] = {}  # longest idle first
         self._waiting: dict[Key, deque[Call]] = {}  # in order of arrival
-        self._sessions: dict[int, Session] = {}  # by their numbers
+        self._sessions: dict[int, JailSession] = {}  # by their numbers
         self._count = 0
 
-    def get(self, number: int) -> Session | None:
+    def get(self, number: int) -> JailSession | None:
         """The session with that number; None when it is gone."""
         return self._sessions.get(number)
 
     # --- the hot path
 
-    def find(self, key: Key) -> Session | None:
+    def find(self, key: Key) -> JailSession | None:
         """An open session of this key with room; mark it with `enter`."""
         session = self._by_key.get(key)
         return session if session is not None and session.room > 0 else None
 
-    def enter(self, session: Session, worker_call_id: str, call: Call) -> None:
+    def enter(self, session: JailSession, worker_call_id: str, call: Call) -> None:
         """The call is now run by the session's jail."""
         session.calls[worker_call_id] = call
         if session.idle_since is not None:
@@ -91,7 +91,7 @@ class Pool:
             session.root = _root(call)
             self._idle.pop(session, None)
 
-    def leave(self, session: Session, worker_call_id: str, now: float) -> list[PoolAction]:
+    def leave(self, session: JailSession, worker_call_id: str, now: float) -> list[PoolAction]:
         """The session's jail is through with a call (whoever has answered it)."""
         session.calls.pop(worker_call_id, None)
         session.pending.discard(worker_call_id)
@@ -99,28 +99,28 @@ class Pool:
             if session.closed:
                 return [End(session)]
             self._rest(session, now)
-        return self._serve() if self._waiting else []
+        return self._serve()
 
     # --- the rest
 
-    def launched(self, session: Session, now: float) -> list[PoolAction]:
+    def launched(self, session: JailSession, now: float) -> list[PoolAction]:
         """The session's jail is there: its calls may begin."""
         session.state = "loading"
         if session.closed:
             return [End(session)]
         if session.key not in self._waiting:  # they have all been withdrawn
             self._rest(session, now)
-        return self._serve() if self._waiting else []
+        return self._serve()
 
-    def failed(self, session: Session) -> tuple[list[Call], list[PoolAction]]:
+    def failed(self, session: JailSession) -> tuple[list[Call], list[PoolAction]]:
         """The session's jail could not be launched: the calls that have waited for it, which are the host's affair."""
         calls = [] if session.closed else list(self._waiting.pop(session.key, ()))
         return calls, self.gone(session)
 
-    def goes_on(self, session: Session, worker_call_id: str) -> list[PoolAction]:
+    def goes_on(self, session: JailSession, worker_call_id: str) -> list[PoolAction]:
         """A call was answered with `pending`, and its work goes on: its place among the calls is free."""
         session.pending.add(worker_call_id)
-        return self._serve() if self._waiting else []
+        return self._serve()
 
     def place(self, key: Key, call: Call) -> list[PoolAction]:
         """Find a place for a call that `find` had none for."""
@@ -135,19 +135,19 @@ class Pool:
             if not waiting:
                 del self._waiting[key]
 
-    def close(self, session: Session) -> list[PoolAction]:
+    def close(self, session: JailSession) -> list[PoolAction]:
         """Nothing new goes to this session. End it now if it is idle; else `leave` does with its last call."""
         if session.closed or session.number not in self._sessions:
             return []
         self._unlist(session)
         actions: list[PoolAction] = [] if session.calls or session.launching else [End(session)]
-        return actions + (self._serve() if self._waiting else [])
+        return actions + self._serve()
 
-    def gone(self, session: Session) -> list[PoolAction]:
+    def gone(self, session: JailSession) -> list[PoolAction]:
         """The session's jail has ended for good; its calls are the host's affair."""
         self._unlist(session)
         self._sessions.pop(session.number, None)
-        return self._serve() if self._waiting else []
+        return self._serve()
 
     def retire(self, before: float) -> list[PoolAction]:
         """End what has been idle since `before` or longer."""
@@ -158,11 +158,11 @@ class Pool:
             actions += self.close(session)
         return actions
 
-    def sessions(self) -> list[Session]:
+    def sessions(self) -> list[JailSession]:
         """Every session, closed ones included."""
         return list(self._sessions.values())
 
-    def idle(self) -> list[Session]:
+    def idle(self) -> list[JailSession]:
         """The idle ones, longest idle first."""
         return list(self._idle)
 
@@ -174,6 +174,8 @@ class Pool:
     def _serve(self) -> list[PoolAction]:
         """Give waiting calls what places there are."""
         actions: list[PoolAction] = []
+        if not self._waiting:
+            return actions
         short = 0  # keys that need a session while there is none
         held = Counter(session.agent for session in self._sessions.values())
         in_use = Counter(session.root for session in self._sessions.values() if session not in self._idle)
@@ -192,7 +194,7 @@ class Pool:
                     continue
                 of_a_call = calls[0].tool.sandbox.isolation == "call"
                 self._count += 1
-                session = Session(key, MAX_CALLS if of_a_call else MAX_CALLS_PER_JAIL, root, self._count)
+                session = JailSession(key, MAX_CALLS if of_a_call else MAX_CALLS_PER_JAIL, root, self._count)
                 self._sessions[session.number] = session
                 in_use[root] += 1
                 held[agent_of(key)] += 1
@@ -216,13 +218,13 @@ class Pool:
         left = self.max_jails - in_use.total() - 1
         return left >= self.max_jails // LEFT_PART or in_use[root] <= left
 
-    def _rest(self, session: Session, now: float) -> None:
+    def _rest(self, session: JailSession, now: float) -> None:
         """The session runs nothing."""
         if session.idle_since is None:
             session.idle_since = now
             self._idle[session] = None
 
-    def _unlist(self, session: Session) -> None:
+    def _unlist(self, session: JailSession) -> None:
         session.closed = True
         self._idle.pop(session, None)
         if self._by_key.get(session.key) is session:

@@ -10,6 +10,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final, Literal
 
+from msgspec import Struct, field
+
 from schemas.frames import ToolError
 from toolhost.calls.call_registry import Call
 from toolhost.calls.pending import Work
@@ -29,44 +31,46 @@ _OF_INSTANCE: Final = 4
 State = Literal["launching", "loading", "serving", "gone"]
 
 
-class Session:
-    """One jail's. Calls are known by their names in the jail (`Call.worker_call_id`).
+class JailSession(Struct, eq=False):
+    """One jail's. Calls are known by their worker call ids."""
 
-    `number` tells it from every other session, `key` says which calls belong to it, `root` whose work it does, `most`
-    how many calls it takes at a time. `calls` are those that it runs, `pending` those of them that were answered and
-    whose place is free, `works` the work that goes on after its call was answered. `abandoned` are calls that nobody
-    waits for and whose handlers still run, `ended` the last that are over. `own` are calls with processes of their own
-    (`forks`), until the last of these is gone. `permissions` are what its tool was granted of the bus.
-    `reason` is why its calls fail when that is not simply how it ended; `rerun`: it was ended for another call's sake,
-    so idempotent calls run again. `background`: an export that may leave processes behind has run; `clean`: nothing has
-    run since strays were looked for.
-    """
-
-    __slots__ = (
-        "abandoned", "background", "calls", "clean", "closed", "ended", "forks", "idle_since", "key", "most", "number",
-        "own", "pending", "permissions", "reason", "rerun", "root", "state", "works",
-    )  # fmt: skip
-
-    def __init__(self, key: Key, most: int = MAX_CALLS_PER_JAIL, root: str = "", number: int = 0) -> None:
-        self.number = number
-        self.key = key
-        self.root = root
-        self.most = most
-        self.state: State = "launching"
-        self.closed = False
-        self.idle_since: float | None = None
-        self.calls: dict[str, Call] = {}
-        self.pending: set[str] = set()
-        self.works: dict[str, Work] = {}
-        self.abandoned: set[str] = set()
-        self.ended: deque[str] = deque(maxlen=ENDED_KNOWN)
-        self.own: dict[str, Call] = {}
-        self.forks = False
-        self.permissions: Sequence[str] = ()
-        self.reason: ToolError | None = None
-        self.rerun = False
-        self.background = False
-        self.clean = True
+    #: Says which calls belong to it.
+    key: Key
+    #: How many calls it takes at a time.
+    most: int = MAX_CALLS_PER_JAIL
+    #: Whose work it does.
+    root: str = ""
+    #: Tells it from every other session.
+    number: int = 0
+    state: State = "launching"
+    #: Whether it takes nothing new, and ends with what it runs.
+    closed: bool = False
+    #: Since when it runs nothing (seconds); None while it runs something, or was never ready to.
+    idle_since: float | None = None
+    #: The calls that it runs.
+    calls: dict[str, Call] = {}
+    #: Those of them that were answered, and whose place is free.
+    pending: set[str] = set()
+    #: The work that goes on after its call was answered.
+    works: dict[str, Work] = {}
+    #: Calls that nobody waits for and whose handlers still run.
+    abandoned: set[str] = set()
+    #: The last calls that are over.
+    ended: deque[str] = field(default_factory=lambda: deque(maxlen=ENDED_KNOWN))
+    #: Calls with processes of their own, until the last of these is gone.
+    own: dict[str, Call] = {}
+    #: Whether each call has processes of its own.
+    forks: bool = False
+    #: What its tool was granted of the bus.
+    permissions: Sequence[str] = ()
+    #: Why its calls fail when that is not simply how it ended.
+    reason: ToolError | None = None
+    #: Whether it was ended for another call's sake, so that idempotent calls run again.
+    rerun: bool = False
+    #: Whether an export has run that may leave processes behind.
+    background: bool = False
+    #: Whether nothing has run since strays were looked for.
+    clean: bool = True
 
     @property
     def launching(self) -> bool:

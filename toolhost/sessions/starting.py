@@ -1,5 +1,7 @@
-"""The start of one jail for a tool: what it will see is looked up, its stay in the folders of others is put on record,
-and it is launched, beside the loop but for the launch. Then its worker is told what to load.
+"""The start of jails for one tool host, and what is given back when they are gone.
+
+What a jail will see is looked up and planned, and its write exposures are put on record, both beside the loop. Then it
+is launched, and its worker is told what to load.
 """
 
 from __future__ import annotations
@@ -9,66 +11,135 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Final
 
+import msgspec
+
 from schemas.errors import GoondanError, error_payload, fail
 from schemas.frames import ErrorPayload
-from schemas.hosts import read_network
 from schemas.launch import ToolHostSpec, ToolSpec
-from toolhost.jails import cells
+from toolhost.calls.call_registry import Call
 from toolhost.jails.jail import Jail, Owner
-from toolhost.jails.network import JailNetwork
-from toolhost.jails.stays import Stays
+from toolhost.jails.launch import launch
+from toolhost.jails.sized_workdirs import SizedWorkdirs
+from toolhost.jails.write_exposures import WriteExposures
 from toolhost.policy.facts import look_up
 from toolhost.policy.guarding import remove_placeholders
 from toolhost.policy.hiding import Hiding, as_it_is_now
 from toolhost.policy.launch_plan import LaunchPlan
-from toolhost.policy.plan import plan
+from toolhost.policy.plan import forks, plan
 from toolhost.policy.subject import HostFacts
 from toolhost.privileges.powers import Powers
 from toolhost.sessions.live import LiveSession
-from toolhost.sessions.wording import worker_init
+from toolhost.sessions.session import JailSession
 from toolhost.untrusted import output_limit
 
 #: What the system says of a jail that could not be started may name a long path (characters).
 MAX_REASON: Final = 1000
+#: How long is waited for the last process of a jail that was killed (seconds): it takes milliseconds.
+CLOSE_S: Final = 3.0
 
 
-async def start_jail(
-    tool: ToolSpec, workdir: str | None, spec: ToolHostSpec, facts: HostFacts, powers: Powers, stays: Stays, *,
-    owner: Owner, niceness: int, base: str | None = None, sized: bool = False,
-) -> tuple[Jail, Hiding]:  # fmt: skip
-    """Start it, and its stay, which is the caller's to end after the jail; what it must not see comes with it. Raises
-    GoondanError and OSError: none is left then. `niceness`: see launch.launch. `base`: see
-    look_up. `sized`: the workdir lies in a file system with a bound.
-    """
-    begun: list[list[str]] = []
-    hiding = Hiding([])
+class JailStarter:
+    """Starts the jails of one tool host."""
 
-    def make_plan() -> LaunchPlan:
-        nonlocal hiding
-        now = as_it_is_now(facts)
-        request = look_up(tool, workdir, spec, now, powers, base=base, sized=sized)
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        spec: ToolHostSpec,
+        powers: Powers,
+        environment: Mapping[str, str],
+        exposures: WriteExposures | None,
+        sized: SizedWorkdirs | None,
+    ) -> None:
+        """`environment` are the values that can be granted. `exposures` None: there is no record of them."""
+        self.powers = powers
+        #: What jails can be made of here; None while none can.
+        self.facts: HostFacts | None = None
+        self._loop = loop
+        self._spec = spec
+        self._environment = environment
+        self._exposures = WriteExposures(None, powers) if exposures is None else exposures
+        self._sized = SizedWorkdirs(powers) if sized is None else sized
+
+    def configure(self, spec: ToolHostSpec) -> None:
+        """Start jails by `spec` from now on."""
+        self._spec = spec
+        self._sized.configure(spec)
+
+    def forks(self, tool: ToolSpec) -> bool:
+        """Whether calls of this tool are forked in one jail, each behind walls of its own."""
+        return self.facts is not None and forks(tool, self.facts)
+
+    def fork_calls(self) -> None:
+        """The walls around one call hold inside of a jail: from now on calls of a tool that wants it share one."""
+        if self.facts is not None:
+            self.facts = msgspec.structs.replace(self.facts, nests=True)
+
+    async def start(
+        self, session: JailSession, call: Call, there: Iterable[LiveSession], owner: Owner, niceness: int
+    ) -> LiveSession:
+        """Start the jail of a session for this call. Raises GoondanError and OSError: nothing is left of it then.
+
+        `there` are the sessions whose jails are there. `niceness`: see launch.launch.
+        """
+        tool, facts = call.tool, self.facts
+        if facts is None:
+            raise fail("E_SANDBOX_UNAVAILABLE", "no jail can be started")
+        await _last_one_ended(there, call.workdir)
+        claim = await self._sized.claim(tool, call.workdir_base or call.workdir, self._spec)
+        hiding = Hiding([])
+        begun: list[list[str]] = []
+
+        def make_plan() -> LaunchPlan:
+            nonlocal hiding
+            now = as_it_is_now(facts)
+            sized = claim is not None and claim.sized
+            request = look_up(tool, call.workdir, self._spec, now, self.powers, base=call.workdir_base, sized=sized)
+            try:
+                made = plan(request, now)
+                hiding = Hiding(made.hiding, now.absent)
+            except BaseException:
+                remove_placeholders(request.made, self.powers)
+                raise
+            self._exposures.begin(request.named, [place.path for place in request.guarded], request.made)
+            begun.append(request.named)
+            return made
+
         try:
-            made = plan(request, now)
-            hiding = Hiding(made.hiding, now.absent)
+            launched = await launch(make_plan, self.powers, niceness=niceness)
+            begun.pop()
         except BaseException:
-            remove_placeholders(request.made, powers)
+            self._sized.release(claim)
             raise
-        stays.begin(request.named, [place.path for place in request.guarded], request.made)
-        begun.append(request.named)
-        return made
+        finally:
+            for named in begun:  # of tries that came to nothing
+                self.powers.offload.submit(partial(self._exposures.end, named))
+        limit = output_limit(tool.sandbox.limits.output_mb)
+        jail = Jail(launched, owner, self.powers, self._loop, output_limit=limit, name=tool.name)
+        # A shared jail is everybody's: whatever was asked for, it has no permissions.
+        session.permissions = () if tool.sandbox.isolation == "shared" else tool.sandbox.permissions
+        live = LiveSession(session, jail, hiding, claim)
+        live.load(tool, self._environment, owner, self._loop)
+        return live
 
-    limit = output_limit(tool.sandbox.limits.output_mb)
-    started = False
-    try:
-        jail = await Jail.start(make_plan, owner, powers, output_limit=limit, name=tool.name, niceness=niceness)
-        started = True
-        return jail, hiding
-    finally:
-        for named in begun[:-1] if started else begun:  # of tries that came to nothing
-            powers.offload.submit(partial(stays.end, named))
+    def is_guarded(self, live: LiveSession) -> bool:
+        """Whether everything is still in its place that must stay read-only for this jail."""
+        return self._exposures.intact(live.jail.plan.request.named)
+
+    def ended(self, live: LiveSession) -> None:
+        """The last process of this jail is gone."""
+        self._sized.release(live.claim)
+        self.powers.offload.submit(partial(self._exposures.end, live.jail.plan.request.named))
+
+    def beat(self) -> None:
+        """Every second or so while there are jails."""
+        self._exposures.beat()
+
+    async def settled(self) -> None:
+        """Wait until the workdirs without jails know what is left there."""
+        await self._sized.settled()
 
 
-async def last_one_ended(there: Iterable[LiveSession], workdir: str | None, patience_s: float) -> None:
+async def _last_one_ended(there: Iterable[LiveSession], workdir: str | None) -> None:
     """Wait for jails in this workdir that are being ended: what those still write to it would count as the growth of
     the next one, and would change files under it.
 
@@ -76,43 +147,14 @@ async def last_one_ended(there: Iterable[LiveSession], workdir: str | None, pati
     does not answer.
     """
     try:
-        async with asyncio.timeout(patience_s):
+        async with asyncio.timeout(CLOSE_S):
             for live in list(there):
                 if live.jail.dying and workdir is not None and live.jail.plan.workdir == workdir:
                     await live.gone.wait()
     except TimeoutError:
-        message = f"the jail before this one does not end in {workdir}; it was waited for {patience_s:g} s"
+        message = f"the jail before this one does not end in {workdir}; it was waited for {CLOSE_S:g} s"
         suggestion = "Call again later, or in another instance. If it stays so, look for what its processes wait for."
         raise fail("E_SANDBOX_UNAVAILABLE", message, suggestion=suggestion) from None
-
-
-def load(
-    live: LiveSession,
-    tool: ToolSpec,
-    environment: Mapping[str, str],
-    owner: cells.Owner,
-    loop: asyncio.AbstractEventLoop,
-) -> None:
-    """Tell the worker what to load, with what it was granted of `environment`; it waits for its network, if it has one.
-
-    A shared jail is everybody's, and has nothing of the environment.
-    """
-    jail = live.jail
-    names = tool.sandbox.env if tool.sandbox.isolation != "shared" else []
-    granted = {name: environment[name] for name in names if name in environment}
-    if jail.plan.layout is not None:
-        live.network = JailNetwork(read_network(tool.sandbox.network), jail.plan.layout)
-        granted = {**jail.plan.layout.environment, **granted}
-    limit = output_limit(tool.sandbox.limits.output_mb)
-    init = worker_init(live, tool, granted, limit)
-    if jail.plan.calls is None:
-        jail.send(init)
-    else:
-        live.session.forks = True
-        live.cells = cells.Cells(jail, owner, loop, limit, init)
-        jail.usage.cells = live.cells.processes
-    if live.network is not None:
-        (live.cells or jail).hold()  # until its sockets are there
 
 
 def why_not(error: Exception) -> ErrorPayload:

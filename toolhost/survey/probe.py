@@ -17,15 +17,15 @@ from msgspec import Raw
 
 from schemas.errors import GoondanError
 from schemas.launch import ExportSpec, SandboxSpec, ToolHostSpec, ToolSpec
-from schemas.worker_frames import Call, Ended, LoadFailed, Result, WorkerFrame
-from toolhost.jails.cells import Cell, Cells
-from toolhost.jails.jail import Jail, process_status
+from schemas.worker_frames import Call, Ended, Forked, LoadFailed, Result, WorkerFrame
+from toolhost.jails.call_sandboxes import CallSandboxes
+from toolhost.jails.jail import Jail
+from toolhost.jails.processes import process_status
 from toolhost.jails.visit import OUTPUT_LIMIT, Visit
 from toolhost.policy.conventions import JAIL_UID
 from toolhost.policy.nested import CAPABILITIES as KEPT
 from toolhost.policy.subject import HostFacts
 from toolhost.privileges.powers import Powers
-from toolhost.untrusted import Violation
 
 CAPABILITIES: Final = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
 #: The bounding set in what the probe tells: an ordinary user cannot lower it, and has nothing of it.
@@ -93,7 +93,7 @@ class _Visit(Visit[dict[str, Any]]):
         super().__init__()
         self.processes: dict[int, dict[str, str]] = {}
         self._input = Raw(msgspec.msgpack.encode({"landlock": landlock, "outside": outside}))
-        self._cells: Cells | None = None
+        self._sandboxes: CallSandboxes | None = None
 
     def ask(self, jail: Jail, tool: ToolSpec) -> None:
         init = self.init(jail, tool, {})
@@ -111,14 +111,14 @@ class _Visit(Visit[dict[str, Any]]):
             jail.send(init)
             jail.send(call)
         else:
-            self._cells = Cells(jail, self, asyncio.get_running_loop(), OUTPUT_LIMIT, init)
-            self._cells.enter(call.call_id).send(call)
+            self._sandboxes = CallSandboxes(jail, self, asyncio.get_running_loop(), OUTPUT_LIMIT, init)
+            self._sandboxes.enter(call.call_id).send(call)
 
     def hear(self, jail: Jail, frame: WorkerFrame) -> None:
         if isinstance(frame, LoadFailed):
             self.tell(frame.message)
-        elif isinstance(frame, Ended) and self._cells is not None:
-            self._cells.ended(frame)
+        elif isinstance(frame, Ended | Forked) and self._sandboxes is not None:
+            self._sandboxes.heard(frame)
         elif isinstance(frame, Result):
             if frame.status == "ok" and frame.output is not None:
                 self.processes = {pid: process_status(pid) for pid in jail.processes()}
@@ -127,22 +127,9 @@ class _Visit(Visit[dict[str, Any]]):
                 self.tell(frame.error.message if frame.error is not None else frame.status)
 
     def describe_end(self, jail: Jail, cause: str) -> str:
-        if self._cells is not None:
-            self._cells.close(cause)
+        if self._sandboxes is not None:
+            self._sandboxes.close(cause)
         return f"{jail.last_words or 'bubblewrap'} ({cause})"
-
-    def cell_frames(self, cell: Cell, frames: list[WorkerFrame]) -> None:
-        self.jail_frames(cell.jail, frames)
-
-    def cell_broken(self, cell: Cell, violation: Violation) -> None:
-        self.tell(str(violation))
-
-    def cell_printed(self, cell: Cell, text: str) -> None:
-        """As of a jail."""
-
-    def cell_gone(self, cell: Cell, cause: str) -> None:
-        if cell.last_words:
-            self.tell(f"{cell.last_words} ({cause})")
 
 
 def judge(seen: dict[str, Any], uid: int = JAIL_UID, *, reduced: bool = False, rooted: bool = False) -> list[str]:

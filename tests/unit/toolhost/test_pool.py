@@ -23,8 +23,8 @@ from toolhost.sessions.pool import (
 from toolhost.sessions.session import (
     MAX_CALLS_PER_JAIL,
     MAX_PENDING_PER_JAIL,
+    JailSession,
     Key,
-    Session,
     key_of,
 )
 
@@ -35,10 +35,10 @@ class Driver:
     def __init__(self, max_jails: int, *, prompt: bool = True) -> None:
         self.prompt = prompt
         self.pool = Pool(max_jails)
-        self.where: dict[str, Session] = {}
-        self.launching: list[Session] = []
-        self.live: list[Session] = []
-        self.ending: list[Session] = []
+        self.where: dict[str, JailSession] = {}
+        self.launching: list[JailSession] = []
+        self.live: list[JailSession] = []
+        self.ending: list[JailSession] = []
         self.now = 0.0
 
     def perform(self, actions: list[PoolAction]) -> None:
@@ -56,19 +56,19 @@ class Driver:
                 if action.session not in self.ending:
                     self.ending.append(action.session)
 
-    def launched(self, slot: Session) -> None:
+    def launched(self, slot: JailSession) -> None:
         self.launching.remove(slot)
         self.live.append(slot)
         self.perform(self.pool.launched(slot, self.now))
 
-    def failed(self, slot: Session) -> list[Call]:
+    def failed(self, slot: JailSession) -> list[Call]:
         """The jail could not be started; the calls that have waited for it."""
         self.launching.remove(slot)
         lost, actions = self.pool.failed(slot)
         self.perform(actions)
         return lost
 
-    def enter(self, slot: Session, made: Call) -> None:
+    def enter(self, slot: JailSession, made: Call) -> None:
         assert slot in self.live
         assert not slot.closed
         assert made.id not in self.where
@@ -86,7 +86,7 @@ class Driver:
         slot = self.where.pop(made.id)
         self.perform(self.pool.leave(slot, made.id, self.now))
 
-    def over(self, slot: Session) -> list[Call]:
+    def over(self, slot: JailSession) -> list[Call]:
         """The jail has ended; the calls it still ran."""
         self.live.remove(slot)
         if slot in self.ending:

@@ -22,7 +22,7 @@ from toolhost.calls.pending import Promise, Work
 from toolhost.sessions import machine
 from toolhost.sessions.machine import CANCEL_GRACE_S, MAX_MADE, SIBLING_GRACE_S, Action, Machine
 from toolhost.sessions.pool import Assign, End, Start
-from toolhost.sessions.session import Session, key_of
+from toolhost.sessions.session import JailSession, key_of
 from toolhost.untrusted import Violation
 
 ERROR = tool_error("E_TOOL_CRASHED", "it ended", name="ToolCrashed")
@@ -37,8 +37,8 @@ class Shell:
         self.done: Counter[str] = Counter()
         self.ended: Counter[int] = Counter()
         self.errors: dict[str, str] = {}
-        self.launching: list[Session] = []
-        self.there: list[Session] = []
+        self.launching: list[JailSession] = []
+        self.there: list[JailSession] = []
         self.dying: set[int] = set()
         self.told: list[Action] = []
         self.now = 0.0
@@ -53,14 +53,14 @@ class Shell:
                 self.perform(self.machine.pool.close(session))
             self.perform(self.machine.pool.place(key, made))
 
-    def launched(self, session: Session) -> None:
+    def launched(self, session: JailSession) -> None:
         self.launching.remove(session)
         self.there.append(session)
         session.forks = session.key[0] == "forking"
         session.permissions = ("agents",)
         self.perform(self.machine.pool.launched(session, self.now))
 
-    def gone(self, session: Session, *, replaced: bool = False) -> None:
+    def gone(self, session: JailSession, *, replaced: bool = False) -> None:
         self.there.remove(session)
         self.dying.add(session.number)
         self.perform(self.machine.gone(session, ERROR, replaced=replaced))
@@ -112,7 +112,7 @@ def made(name: str, tool: str = "t", *, agent: str = "a", idempotent: bool = Fal
     return one
 
 
-def running(*calls: Call) -> tuple[Shell, Session]:
+def running(*calls: Call) -> tuple[Shell, JailSession]:
     """These calls in one session whose worker is ready."""
     shell = Shell()
     for one in calls:
@@ -123,7 +123,7 @@ def running(*calls: Call) -> tuple[Shell, Session]:
     return shell, session
 
 
-def result(shell: Shell, session: Session, one: Call, *, spent: bool = False) -> None:
+def result(shell: Shell, session: JailSession, one: Call, *, spent: bool = False) -> None:
     said = Result(call_id=one.worker_call_id, status="ok")
     shell.perform(shell.machine.result(session, one, said, PAYLOAD, spent=spent, now=shell.now))
 
@@ -167,7 +167,7 @@ def test_a_cancelled_call_is_answered_at_once_and_its_handler_asked_first() -> N
     shell.perform(shell.machine.cancel(one, 1.0))
     assert shell.errors == {"1": "E_CANCELLED"}
     told = shell.take_told()
-    assert kinds(told) == ["Tell", "WaitForStop"]
+    assert kinds(told) == ["AskToStop", "WaitForStop"]
     assert isinstance(told[1], machine.WaitForStop) and told[1].seconds == CANCEL_GRACE_S
     shell.perform(shell.machine.late_result(session, one.worker_call_id))  # it has stopped
     shell.perform(shell.machine.did_not_stop(session, one))
@@ -298,7 +298,7 @@ class AnyHistory(RuleBasedStateMachine):
     def pick(self, data: Any, what: Sequence[Any]) -> Any:
         return what[data.draw(st.integers(0, len(what) - 1))]
 
-    def at(self) -> list[Session]:
+    def at(self) -> list[JailSession]:
         return [session for session in self.shell.there if session.number not in self.shell.dying]
 
     @rule(tool=st.sampled_from(["t", "u", "forking"]), agent=st.sampled_from("ab"), idempotent=st.booleans())

@@ -14,7 +14,7 @@ from kernel.bundle.opening import inspect_bundle, load_plan
 from kernel.bundle.problems import BundleError
 from kernel.grants.written import Written, accept, find_written
 from schemas.errors import GoondanError
-from schemas.workdirs import LOCK, MAX_SILENCE_S, STAYS, Kept, Stay
+from schemas.workdirs import EXPOSURES, LOCK, MAX_SILENCE_S, GuardedPlace, WriteExposure
 
 HOUR = 3600 * 10**9
 BUNDLE = """\
@@ -53,15 +53,15 @@ def work(tmp_path: Path) -> Path:
     return folder
 
 
-def stays(state: Path, *told: Stay) -> Path:
-    path = state / "workspaces" / "0" / "toolhosts" / "1" / STAYS
+def exposures(state: Path, *told: WriteExposure) -> Path:
+    path = state / "workspaces" / "0" / "toolhosts" / "1" / EXPOSURES
     path.write_bytes(msgspec.json.encode(told))
     return path
 
 
-def around_now(folder: Path, **more: object) -> Stay:
+def around_now(folder: Path, **more: object) -> WriteExposure:
     now = time.time_ns()
-    return Stay(str(folder), now - HOUR, now + HOUR, **more)  # type: ignore[arg-type]
+    return WriteExposure(str(folder), now - HOUR, now + HOUR, **more)  # type: ignore[arg-type]
 
 
 def names(found: list[Written], folder: Path) -> list[str]:
@@ -73,24 +73,27 @@ def test_what_changed_in_a_stay_is_found_and_nothing_else(state: Path, work: Pat
     assert find_written(every, str(state)) == []
     now = time.time_ns()
     for other in (
-        Stay(str(work), now - 2 * HOUR, now - HOUR),
-        Stay(str(work), now + HOUR, now + 2 * HOUR),
+        WriteExposure(str(work), now - 2 * HOUR, now - HOUR),
+        WriteExposure(str(work), now + HOUR, now + 2 * HOUR),
         around_now(work / "elsewhere"),
-        Stay(str(work)[:-1], now - HOUR, now + HOUR),
+        WriteExposure(str(work)[:-1], now - HOUR, now + HOUR),
     ):
-        stays(state, other)
+        exposures(state, other)
         assert find_written(every, str(state)) == []
-    stays(state, around_now(work))
+    exposures(state, around_now(work))
     assert names(find_written(every, str(state)), work) == ["ext/e.py", "goondan.yaml", "prompt.md"]
     assert {file.folder for file in find_written(every, str(state))} == {str(work)}
-    stays(state, around_now(work, kept=[Kept(str(work / "ext"), 0, 0), Kept(str(work / "prompt.md"), 0, 0)]))
+    exposures(
+        state,
+        around_now(work, kept=[GuardedPlace(str(work / "ext"), 0, 0), GuardedPlace(str(work / "prompt.md"), 0, 0)]),
+    )
     assert names(find_written(every, str(state)), work) == ["goondan.yaml"]
-    stays(state, around_now(work.parent))
+    exposures(state, around_now(work.parent))
     assert len(find_written(every, str(state))) == 3
 
 
 def test_a_time_that_a_program_sets_hides_nothing(state: Path, work: Path) -> None:
-    stays(state, around_now(work))
+    exposures(state, around_now(work))
     os.utime(work / "goondan.yaml", (0, 0))
     assert names(find_written([str(work / "goondan.yaml")], str(state)), work) == ["goondan.yaml"]
 
@@ -99,7 +102,7 @@ def test_a_link_counts_by_itself_and_by_what_it_leads_to(state: Path, work: Path
     (tmp_path / "old.yaml").write_text("x")
     (work / "link.yaml").symlink_to(tmp_path / "old.yaml")
     (tmp_path / "link.yaml").symlink_to(work / "prompt.md")
-    stays(state, around_now(work))
+    exposures(state, around_now(work))
     links = [str(work / "link.yaml"), str(tmp_path / "link.yaml"), str(tmp_path / "old.yaml")]
     assert [file.path for file in find_written(links, str(state))] == links[:2]
 
@@ -108,7 +111,7 @@ def test_a_stay_without_an_end(state: Path, work: Path) -> None:
     """Its tool host lives, or was killed: then it ended soon after its last sign of life."""
     began, document = time.time_ns() - HOUR, work / "goondan.yaml"
     status = document.stat()
-    path = stays(state, Stay(str(work), began))
+    path = exposures(state, WriteExposure(str(work), began))
     lock = os.open(path.parent / LOCK, os.O_RDWR)
     fcntl.flock(lock, fcntl.LOCK_EX)
     os.utime(path, (0, 0))
@@ -121,9 +124,11 @@ def test_a_stay_without_an_end(state: Path, work: Path) -> None:
     os.utime(path, (time.time(), time.time() - MAX_SILENCE_S + 5))
     (found,) = find_written([str(document)], str(state))
     assert not found.open
-    stays(state, Stay(str(work), began, kept=[Kept(str(document), status.st_dev, status.st_ino)]))
+    exposures(state, WriteExposure(str(work), began, kept=[GuardedPlace(str(document), status.st_dev, status.st_ino)]))
     assert find_written([str(document)], str(state)) == []
-    stays(state, Stay(str(work), began, kept=[Kept(str(document), status.st_dev, status.st_ino + 1)]))
+    exposures(
+        state, WriteExposure(str(work), began, kept=[GuardedPlace(str(document), status.st_dev, status.st_ino + 1)])
+    )
     assert len(find_written([str(document)], str(state))) == 1
 
 
@@ -135,7 +140,7 @@ def test_an_instances_own_workdir_is_always_a_tools(state: Path) -> None:
 
 
 def test_what_was_accepted_is_pinned_to_its_bytes(state: Path, work: Path) -> None:
-    stays(state, around_now(work))
+    exposures(state, around_now(work))
     document = str(work / "goondan.yaml")
     found = find_written([document], str(state))
     os.link(document, work / "other name")
@@ -160,7 +165,10 @@ def test_a_bundle_does_not_load_before_its_files_are_accepted(state: Path, work:
         return sorted((problem.code, os.path.relpath(problem.file, work)) for problem in found.errors)
 
     assert look() == []
-    stays(state, around_now(work, kept=[Kept(str(work / "goondan.yaml"), 0, 0), Kept(str(work / "ext"), 0, 0)]))
+    exposures(
+        state,
+        around_now(work, kept=[GuardedPlace(str(work / "goondan.yaml"), 0, 0), GuardedPlace(str(work / "ext"), 0, 0)]),
+    )
     assert look() == [("E_CONFIG_WRITTEN", "prompt.md")]
     (work / "more.yaml").write_text(
         "apiVersion: goondan.ai/v1\nkind: Model\nmetadata: {name: n}\nspec: {provider: embedded}"
@@ -170,5 +178,5 @@ def test_a_bundle_does_not_load_before_its_files_are_accepted(state: Path, work:
         load_plan(str(work), state_dir=own, env={}, handlers=False)
     accept(inspect_bundle(str(work), state_dir=own, env={}, handlers=False).written, str(state))
     assert look() == []
-    stays(state, around_now(work))
+    exposures(state, around_now(work))
     assert ("E_CONFIG_WRITTEN", "ext/e.py") in look()

@@ -10,10 +10,10 @@ import msgspec
 import pytest
 
 from schemas.errors import GoondanError
-from schemas.workdirs import MAX_SILENCE_S, Kept, Stay
+from schemas.workdirs import MAX_SILENCE_S, GuardedPlace, WriteExposure
 from tests.toolhost_fixture import POWERS
-from toolhost.jails import stays as module
-from toolhost.jails.stays import Stays, joined
+from toolhost.jails import write_exposures as module
+from toolhost.jails.write_exposures import WriteExposures, joined
 from toolhost.policy.guarding import MADE_NAMES
 
 
@@ -25,16 +25,16 @@ def work(tmp_path: Path) -> Path:
     return folder
 
 
-def record(tmp_path: Path) -> list[Stay]:
-    return msgspec.json.decode((tmp_path / "record").read_bytes(), type=list[Stay])
+def record(tmp_path: Path) -> list[WriteExposure]:
+    return msgspec.json.decode((tmp_path / "record").read_bytes(), type=list[WriteExposure])
 
 
-def names(stay: Stay) -> list[str]:
+def names(stay: WriteExposure) -> list[str]:
     return sorted(os.path.basename(kept.path) for kept in stay.kept)
 
 
 def test_a_stay_is_on_disk_before_its_jail_and_ends_with_the_last(tmp_path: Path, work: Path) -> None:
-    stays = Stays(str(tmp_path / "record"), POWERS)
+    stays = WriteExposures(str(tmp_path / "record"), POWERS)
     before = time.time_ns()
     guarded = [str(work / "goondan.yaml"), str(work / "tools"), "/elsewhere"]
     stays.begin([str(work)], guarded, [])
@@ -55,7 +55,7 @@ def test_a_stay_is_on_disk_before_its_jail_and_ends_with_the_last(tmp_path: Path
 
 
 def test_what_was_replaced_was_not_kept(tmp_path: Path, work: Path) -> None:
-    stays = Stays(str(tmp_path / "record"), POWERS)
+    stays = WriteExposures(str(tmp_path / "record"), POWERS)
     document = work / "goondan.yaml"
     stays.begin([str(work)], [str(document), str(work / "tools")], [])
     document.write_text("written in place")
@@ -72,14 +72,14 @@ def test_what_was_replaced_was_not_kept(tmp_path: Path, work: Path) -> None:
 
 def test_a_file_with_another_name_is_not_kept(tmp_path: Path, work: Path) -> None:
     os.link(work / "goondan.yaml", work / "tools" / "same.yaml")
-    stays = Stays(str(tmp_path / "record"), POWERS)
+    stays = WriteExposures(str(tmp_path / "record"), POWERS)
     stays.begin([str(work)], [str(work / "goondan.yaml"), str(work / "tools")], [])
     stays.end([str(work)])
     assert names(record(tmp_path)[0]) == ["tools"]
 
 
 def test_only_what_every_jail_of_a_stay_keeps_is_kept(tmp_path: Path, work: Path) -> None:
-    stays = Stays(str(tmp_path / "record"), POWERS)
+    stays = WriteExposures(str(tmp_path / "record"), POWERS)
     stays.begin([str(work)], [str(work / "tools")], [])
     stays.begin([str(work)], [str(work / "goondan.yaml"), str(work / "tools")], [])
     stays.end([str(work)])
@@ -88,7 +88,7 @@ def test_only_what_every_jail_of_a_stay_keeps_is_kept(tmp_path: Path, work: Path
 
 
 def test_what_was_made_is_removed_unless_it_is_used(tmp_path: Path, work: Path) -> None:
-    one, other = Stays(str(tmp_path / "record"), POWERS), Stays(None, POWERS)
+    one, other = WriteExposures(str(tmp_path / "record"), POWERS), WriteExposures(None, POWERS)
     made = POWERS.make_placeholders(str(work), MADE_NAMES)
     assert [os.path.basename(path) for path in made] == [".git", ".venv", ".goondan"]
     assert POWERS.make_placeholders(str(work), MADE_NAMES) == []
@@ -105,7 +105,7 @@ def test_what_was_made_is_removed_unless_it_is_used(tmp_path: Path, work: Path) 
 
 
 def test_a_host_that_was_killed_is_tidied_up_after(tmp_path: Path, work: Path) -> None:
-    killed = Stays(str(tmp_path / "record"), POWERS)
+    killed = WriteExposures(str(tmp_path / "record"), POWERS)
     made = POWERS.make_placeholders(str(work), MADE_NAMES)
     killed.begin([str(work)], [*made, str(work / "tools"), str(work / "goondan.yaml")], made)
     (work / "other").write_text("")
@@ -113,19 +113,19 @@ def test_a_host_that_was_killed_is_tidied_up_after(tmp_path: Path, work: Path) -
     for fd, _ in killed._present[str(work)].pins.values():
         os.close(fd)  # as the system does
     os.utime(tmp_path / "record", (1_000_000_000, 1_700_000_000))
-    Stays(str(tmp_path / "record"), POWERS)
+    WriteExposures(str(tmp_path / "record"), POWERS)
     (past,) = record(tmp_path)
     assert past.ended == int((1_700_000_000 + MAX_SILENCE_S) * 1e9)
     assert names(past) == ["tools"]
     assert sorted(os.listdir(work)) == ["goondan.yaml", "tools"]
-    heir = Stays(str(tmp_path / "heirs"), POWERS)
+    heir = WriteExposures(str(tmp_path / "heirs"), POWERS)
     heir.take_over(str(tmp_path / "record"))
     assert not (tmp_path / "record").exists()
-    assert msgspec.json.decode((tmp_path / "heirs").read_bytes(), type=list[Stay]) == [past]
+    assert msgspec.json.decode((tmp_path / "heirs").read_bytes(), type=list[WriteExposure]) == [past]
 
 
 def test_a_clock_that_is_set_hides_nothing(tmp_path: Path, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stays = Stays(str(tmp_path / "record"), POWERS)
+    stays = WriteExposures(str(tmp_path / "record"), POWERS)
     stays.begin([str(work)], [], [])
     began = record(tmp_path)[0].began
     now = time.time_ns
@@ -136,7 +136,7 @@ def test_a_clock_that_is_set_hides_nothing(tmp_path: Path, work: Path, monkeypat
 
 
 def test_without_a_record_no_jail_begins(work: Path) -> None:
-    stays = Stays("/proc/no/such/place", POWERS)
+    stays = WriteExposures("/proc/no/such/place", POWERS)
     made = POWERS.make_placeholders(str(work), MADE_NAMES)
     with pytest.raises(GoondanError) as refused:
         stays.begin([str(work)], made, made)
@@ -146,7 +146,7 @@ def test_without_a_record_no_jail_begins(work: Path) -> None:
 
 
 def test_a_place_that_is_gone_stops_the_start(tmp_path: Path, work: Path) -> None:
-    stays = Stays(str(tmp_path / "record"), POWERS)
+    stays = WriteExposures(str(tmp_path / "record"), POWERS)
     with pytest.raises(GoondanError):
         stays.begin([str(work)], [str(work / "gone")], [])
     assert not stays._present
@@ -154,11 +154,11 @@ def test_a_place_that_is_gone_stops_the_start(tmp_path: Path, work: Path) -> Non
 
 def test_many_stays_become_fewer(tmp_path: Path) -> None:
     folder = str(tmp_path)
-    a, b = Kept(f"{folder}/a", 1, 1), Kept(f"{folder}/b", 1, 2)
-    many = [Stay(folder, n * 100, n * 100 + 50, [a, b]) for n in range(module.MAX_STAYS)]
-    gone = Stay("/no/such/folder", 1, 2)
+    a, b = GuardedPlace(f"{folder}/a", 1, 1), GuardedPlace(f"{folder}/b", 1, 2)
+    many = [WriteExposure(folder, n * 100, n * 100 + 50, [a, b]) for n in range(module.MAX_EXPOSURES)]
+    gone = WriteExposure("/no/such/folder", 1, 2)
     assert joined([*many, gone]) == many
-    close = Stay(folder, 5051, 5052, [b])
+    close = WriteExposure(folder, 5051, 5052, [b])
     made = joined([*many, close])
-    assert len(made) == module.MAX_STAYS
-    assert Stay(folder, 5000, 5052, [b]) in made
+    assert len(made) == module.MAX_EXPOSURES
+    assert WriteExposure(folder, 5000, 5052, [b]) in made

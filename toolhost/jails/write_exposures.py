@@ -1,15 +1,20 @@
-"""The folders of others that jails can write to at the moment, and the record of those times (schemas/workdirs.py).
+"""The folders of others that jails can write to at the moment, and the record of it (schemas/workdirs.py).
+
+A write exposure is a time in which jails could write to a folder.
 
 Rules.
-- A stay begins, and is on disk, before the first jail that can write to its folder starts; it ends after the last one.
-- The places that stay read-only are held open, so that nothing else can get their inode. A program of the host that
-  puts another file in such a place (an editor that saves by renaming) takes the mount away that kept it: then `intact`
+- An exposure begins, and is on disk, before the first jail that can write to its folder starts. It ends after the last
+  one.
+- The places that stay read-only are held open, so that nothing else can get their inode. A program of the host may put
+  another file in such a place (an editor that saves by renaming). That takes the mount away that kept it: then `intact`
   is False, and the jails of the folder must make way for new ones.
 - A folder that was made for a jail is shared-locked while it is in use, and removed only under an exclusive lock:
   another tool host may guard it as well.
 
 A record must be on disk before a jail starts, which takes long on a busy disk. So `begin` and `end` are called from one
-thread beside the loop (offload.py), one after the other; `intact` and `beat` from the loop.
+thread beside the loop (offload.py), one after the other. `intact` and `beat` are called from the loop.
+
+Source: docs/decisions/034.
 """
 
 from __future__ import annotations
@@ -28,18 +33,18 @@ import msgspec
 from schemas.errors import fail
 from schemas.grantable import within
 from schemas.system.private_files import replace_file
-from schemas.workdirs import MAX_SILENCE_S, SLACK_NS, Kept, Stay
+from schemas.workdirs import MAX_SILENCE_S, SLACK_NS, GuardedPlace, WriteExposure
 from toolhost.policy.guarding import MADE_NAMES, remove_placeholders
 from toolhost.privileges.powers import Powers
 
-#: Stays of one tool host that are kept apart; beyond it those of one folder are joined.
-MAX_STAYS: Final = 200
+#: Exposures of one tool host that are kept apart; beyond it those of one folder are joined.
+MAX_EXPOSURES: Final = 200
 #: A record larger than this is none of ours (bytes).
 _MAX_BYTES: Final = 16 << 20
 
 
-class _Present:
-    """One folder with jails in it."""
+class _Exposed:
+    """One folder that jails can write to now."""
 
     def __init__(self, folder: str, powers: Powers) -> None:
         self.folder = folder
@@ -47,7 +52,7 @@ class _Present:
         self.began = time.time_ns() - SLACK_NS
         self.began_after_boot = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
         self.jails = 0
-        self.pins: dict[str, tuple[int, Kept]] = {}
+        self.pins: dict[str, tuple[int, GuardedPlace]] = {}
         self.broken: set[str] = set()
         self.made: list[str] = []
 
@@ -65,7 +70,7 @@ class _Present:
         except OSError:
             os.close(fd)
             raise
-        self.pins[path] = (fd, Kept(path, status.st_dev, status.st_ino))
+        self.pins[path] = (fd, GuardedPlace(path, status.st_dev, status.st_ino))
 
     def look(self) -> bool:
         """Whether every place is still what it was; what is not, is not held any longer."""
@@ -75,10 +80,10 @@ class _Present:
             self.broken.add(path)
         return not gone
 
-    def kept(self) -> list[Kept]:
+    def kept(self) -> list[GuardedPlace]:
         return [kept for path, (_, kept) in self.pins.items() if path not in self.broken]
 
-    def end(self) -> Stay:
+    def end(self) -> WriteExposure:
         """What there is to say about it afterwards."""
         self.look()
         kept = self.kept()
@@ -90,18 +95,18 @@ class _Present:
         now = time.time_ns()
         # The clock may have been set meanwhile; no file escapes by that.
         lasted = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - self.began_after_boot + SLACK_NS
-        return Stay(self.folder, min(self.began, now - lasted), max(now, self.began + lasted), kept)
+        return WriteExposure(self.folder, min(self.began, now - lasted), max(now, self.began + lasted), kept)
 
 
-class Stays:
-    """All of them, of one tool host. `path` is the record, None when none can be kept."""
+class WriteExposures:
+    """All write exposures of one tool host. `path` is the record, None when none can be kept."""
 
     def __init__(self, path: str | None, powers: Powers) -> None:
         """Goes on with what stands in the record."""
         self._powers = powers
         self._path = path
-        self._present: dict[str, _Present] = {}
-        self._past: list[Stay] = []
+        self._present: dict[str, _Exposed] = {}
+        self._past: list[WriteExposure] = []
         self._lock = threading.Lock()  # of what is present: never held while something is written
         self.take_over(path)
 
@@ -109,15 +114,16 @@ class Stays:
         """The record of a tool host that is gone becomes part of ours, and what it made is removed."""
         if path is None:
             return
-        for stay in _read(path):
-            remove_placeholders(stay.made, self._powers)
-            if stay.ended is None:
-                with suppress(OSError):
-                    last = os.stat(path).st_mtime_ns + int(MAX_SILENCE_S * 1e9)
-                    kept = [place for place in stay.kept if _leads_to(place.path, place.device, place.inode)]
-                    self._past.append(Stay(stay.folder, stay.began, min(last, time.time_ns() + SLACK_NS), kept))
-            else:
-                self._past.append(stay)
+        for past in _read(path):
+            remove_placeholders(past.made, self._powers)
+            if past.ended is not None:
+                self._past.append(past)
+                continue
+            with suppress(OSError):
+                last = os.stat(path).st_mtime_ns + int(MAX_SILENCE_S * 1e9)
+                kept = [place for place in past.kept if _leads_to(place.path, place.device, place.inode)]
+                ended = min(last, time.time_ns() + SLACK_NS)
+                self._past.append(WriteExposure(past.folder, past.began, ended, kept))
         if self._past:
             self._write()
         if path != self._path:
@@ -133,7 +139,7 @@ class Stays:
                 for folder in dict.fromkeys(folders):
                     present = self._present.get(folder)
                     if present is None:
-                        present = self._present[folder] = _Present(folder, self._powers)
+                        present = self._present[folder] = _Exposed(folder, self._powers)
                         new = True
                     present.jails += 1
                     begun.append(folder)
@@ -188,20 +194,20 @@ class Stays:
         if self._path is None:
             return
         with self._lock:
-            present = [Stay(one.folder, one.began, None, one.kept(), one.made) for one in self._present.values()]
+            now = [WriteExposure(one.folder, one.began, None, one.kept(), one.made) for one in self._present.values()]
         try:
-            replace_file(self._path, msgspec.json.encode([*self._past, *present]), sync=durable)
+            replace_file(self._path, msgspec.json.encode([*self._past, *now]), sync=durable)
         except OSError:
             if durable:
                 raise
 
 
-def joined(stays: list[Stay]) -> list[Stay]:
-    """At most MAX_STAYS of those in folders that are still there: the two of a folder with the least between them
+def joined(exposures: list[WriteExposure]) -> list[WriteExposure]:
+    """At most MAX_EXPOSURES of those in folders that are still there: the two of a folder with the least between them
     become one, in which only that was kept that was in both.
     """
-    left = sorted((stay for stay in stays if os.path.isdir(stay.folder)), key=lambda stay: (stay.folder, stay.began))
-    while len(left) > MAX_STAYS:
+    left = sorted((one for one in exposures if os.path.isdir(one.folder)), key=lambda one: (one.folder, one.began))
+    while len(left) > MAX_EXPOSURES:
         gaps = [
             (after.began - (before.ended or 0), index)
             for index, (before, after) in enumerate(itertools.pairwise(left))
@@ -213,17 +219,17 @@ def joined(stays: list[Stay]) -> list[Stay]:
         one, other = left[index], left[index + 1]
         paths = {kept.path for kept in other.kept}
         kept = [place for place in one.kept if place.path in paths]
-        left[index : index + 2] = [Stay(one.folder, one.began, max(one.ended or 0, other.ended or 0), kept)]
+        left[index : index + 2] = [WriteExposure(one.folder, one.began, max(one.ended or 0, other.ended or 0), kept)]
     return left
 
 
-def _read(path: str | None) -> list[Stay]:
+def _read(path: str | None) -> list[WriteExposure]:
     """What stands in a record; nothing when there is none."""
     if path is None:
         return []
     try:
         with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW), "rb") as file:
-            return msgspec.json.decode(file.read(_MAX_BYTES), type=list[Stay])
+            return msgspec.json.decode(file.read(_MAX_BYTES), type=list[WriteExposure])
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return []
 

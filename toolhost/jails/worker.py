@@ -1,0 +1,114 @@
+"""One worker, seen from the host: what it is told, what it says and prints, and whether it is being ended.
+
+A jail is one (jail.py). The sandbox of one call, in a jail that forks its calls, is another (call_sandboxes.py).
+
+Source: docs/design/sandbox.md section 5.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from schemas.worker_frames import HostFrame, WorkerFrame
+from toolhost.jails.stream import FrameStream, StrayOutput
+from toolhost.untrusted import Violation
+
+#: How long a worker that has closed its socket may take to end by itself, so that its exit status is known (seconds).
+EXIT_GRACE_S: Final = 0.25
+
+
+class Owner(Protocol):
+    """Who a worker reports to, in the loop."""
+
+    def worker_frames(self, worker: Worker, frames: list[WorkerFrame]) -> None:
+        """Frames of the worker, already within the limits."""
+
+    def worker_broken(self, worker: Worker, violation: Violation) -> None:
+        """The worker broke the protocol. It is being ended."""
+
+    def worker_printed(self, worker: Worker, text: str) -> None:
+        """Something was written to the standard output or error of its processes."""
+
+    def worker_gone(self, worker: Worker, cause: str) -> None:
+        """Its last process has ended. The last report of a worker."""
+
+
+class Worker(ABC):
+    """The socket, the output and the end of one worker. Use from the loop's thread only."""
+
+    def __init__(
+        self,
+        channel: socket.socket,
+        output: int,
+        owner: Owner,
+        loop: asyncio.AbstractEventLoop,
+        output_limit: int,
+    ) -> None:
+        """`channel` and `output`, the reading end of a pipe, become ours. Neither blocks."""
+        #: Whether it has loaded the tool.
+        self.live = False
+        #: Whether it is being ended, or its worker has left.
+        self.dying = False
+        self._owner = owner
+        self._loop = loop
+        self._reason: str | None = None  # why it is being ended
+        self._timer: asyncio.TimerHandle | None = None
+        self._stream = FrameStream(
+            channel, loop, output_limit, on_frames=self._frames, on_end=self._closed, on_violation=self.broken
+        )
+        self._output = StrayOutput(output, loop, lambda text: owner.worker_printed(self, text))
+        #: Queue a frame for the worker.
+        self.send: Callable[[HostFrame], None] = self._stream.send
+        #: Keep what is sent from now on: the worker must not begin yet. Until `release`.
+        self.hold = self._stream.hold
+        self.release = self._stream.release
+
+    @abstractmethod
+    def kill(self, reason: str) -> None:
+        """End all of its processes. Its calls are the caller's affair. Safe to call again."""
+
+    def mark_live(self) -> None:
+        """The worker has said `ready`."""
+        self.live = True
+
+    @property
+    def unread(self) -> int:
+        """Bytes that the worker has not taken."""
+        return self._stream.unread
+
+    @property
+    def last_words(self) -> str:
+        """The last line that was written to its standard output or error, for the error of a crash."""
+        return self._output.last_words
+
+    def broken(self, violation: Violation) -> None:
+        """It broke the protocol."""
+        self.kill(str(violation))
+        self._owner.worker_broken(self, violation)
+
+    def _frames(self, frames: list[WorkerFrame]) -> None:
+        self._owner.worker_frames(self, frames)
+
+    def _closed(self) -> None:
+        if not self.dying:
+            self.dying = True
+            self._set_timer(EXIT_GRACE_S, self.kill, "closed its channel")
+
+    def _set_timer(self, delay_s: float, action: Callable[..., None], *args: object) -> None:
+        """Do this after so many seconds, in place of what was to be done then."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(delay_s, action, *args)
+
+    def _end(self, cause: str) -> None:
+        """Its last process has ended. What it sent and wrote before counts."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._reason = self._reason or cause
+        self._output.close()
+        self._stream.drain()
+        self._owner.worker_gone(self, self._reason)
