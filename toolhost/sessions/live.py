@@ -46,10 +46,6 @@ STRAY_LOOKS: Final = 3
 class LiveSession:
     """A session with its jail."""
 
-    __slots__ = (
-        "claim", "gone", "hiding", "jail", "ledger", "messages", "network", "sandboxes", "session", "strays", "timer",
-    )  # fmt: skip
-
     def __init__(self, session: JailSession, jail: Jail, hiding: Hiding, claim: Claim | None = None) -> None:
         self.session = session
         self.jail = jail

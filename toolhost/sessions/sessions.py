@@ -41,20 +41,9 @@ from toolhost.jails.worker import Worker
 from toolhost.limits.decide import limit_error
 from toolhost.news import LogLine, WorkerNews
 from toolhost.policy.subject import HostFacts
+from toolhost.sessions import machine
 from toolhost.sessions.live import LiveSession, protocol_error, unavailable
-from toolhost.sessions.machine import (
-    LOAD_TIMEOUT_S,
-    Action,
-    Again,
-    Answer,
-    Conclude,
-    Finish,
-    JailAction,
-    Machine,
-    Wait,
-    WaitForStop,
-    Waiting,
-)
+from toolhost.sessions.machine import LOAD_TIMEOUT_S, Action, JailAction, Machine, Wait, WaitForStop, Waiting
 from toolhost.sessions.pool import Assign, End, Start
 from toolhost.sessions.session import MAX_PENDING_PER_JAIL, JailSession, key_of
 from toolhost.sessions.starting import CLOSE_S, JailStarter, why_not
@@ -255,7 +244,7 @@ class Sessions:
     def _perform(self, actions: Sequence[Action]) -> None:
         for action in actions:
             match action:
-                case Conclude():  # first, since nearly every call ends so
+                case machine.Conclude():  # first, since nearly every call ends so
                     self._conclude(action)
                 case Assign():
                     self._assign(action.session, action.call)
@@ -263,12 +252,12 @@ class Sessions:
                     launching = self._loop.create_task(self._start(action.session, action.call))
                     self._launching.add(launching)
                     launching.add_done_callback(self._launching.discard)
-                case Again():
+                case machine.Again():
                     self._asking.drop(action.call)
                     self.place(action.call)
-                case Finish():
+                case machine.Finish():
                     self._answers.finish(action.call, action.payload)
-                case Answer():
+                case machine.Answer():
                     live = None if action.session is None else self._live.get(action.session.number)
                     receipt = None if live is None else live.receipt(action.call, self._loop.time(), action.cause)
                     self._answers.fail(action.call, action.error, receipt, action.work)
@@ -298,7 +287,7 @@ class Sessions:
         else:
             self.place(call)
 
-    def _conclude(self, action: Conclude) -> None:
+    def _conclude(self, action: machine.Conclude) -> None:
         live, result = self._live[action.session.number], action.result
         if live.network is None or (result.error is None and memoryview(action.payload).nbytes > SETTLED_BYTES):
             self._answers.conclude(action.call, action.work, action.payload)
