@@ -14,28 +14,15 @@ from __future__ import annotations
 import errno
 import posix
 import select
-import sys
 from time import monotonic
+
+from goondan_base.arguments import InvalidInput, absolute, as_text, mapping, non_empty, number, string, strings
+from goondan_base.reasons import name_of, reason_of
+from goondan_tool import ToolContext
 
 TYPE_CHECKING = False  # importing typing would cost a cold jail 5 ms
 if TYPE_CHECKING:
     from typing import Any
-
-    from toolhost.base.goondan_base.arguments import (
-        InvalidInput,
-        absolute,
-        as_text,
-        mapping,
-        non_empty,
-        number,
-        string,
-        strings,
-    )
-    from toolhost.base.goondan_base.reasons import name_of, reason_of
-    from toolhost.inside import ToolContext
-else:
-    from goondan_base.arguments import InvalidInput, absolute, as_text, mapping, non_empty, number, string, strings
-    from goondan_base.reasons import name_of, reason_of
 
 DEFAULT_TIMEOUT_MS = 30_000
 #: Between SIGTERM and SIGKILL (seconds): time for a trap to clean up (docs/design/tools.md section 9).
@@ -185,12 +172,9 @@ def check_script(path: str) -> None:
 
 def missing(path: str) -> Exception | None:
     """The better error for a path that the sandbox does not show."""
-    if "goondan_tool" not in sys.modules:
-        return None  # not in a jail
-    from goondan_tool.sandbox import denied  # type: ignore[import-not-found]
+    from goondan_tool.sandbox import denied
 
-    error: Exception | None = denied(path)
-    return error
+    return denied(path)
 
 
 def find_program(shell: str, environment: dict[bytes, bytes]) -> str:

@@ -11,23 +11,16 @@ from __future__ import annotations
 import errno
 import posix
 
+from goondan_base.arguments import InvalidInput, flag, non_empty, normalised, number
+from goondan_base.arguments import path as path_argument
+from goondan_base.reasons import name_of, reason_of
+from goondan_tool import ToolContext, ToolError
+from goondan_tool.sandbox import denied, within
+
 TYPE_CHECKING = False  # importing typing would cost a cold jail 5 ms
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any, Self
-
-    from toolhost.base.goondan_base.arguments import InvalidInput, flag, non_empty, normalised, number
-    from toolhost.base.goondan_base.arguments import path as path_argument
-    from toolhost.base.goondan_base.reasons import name_of, reason_of
-    from toolhost.inside import ToolContext
-    from toolhost.inside.api import ToolError
-    from toolhost.inside.sandbox import denied, within
-else:
-    from goondan_base.arguments import InvalidInput, flag, non_empty, normalised, number
-    from goondan_base.arguments import path as path_argument
-    from goondan_base.reasons import name_of, reason_of
-    from goondan_tool import ToolError
-    from goondan_tool.sandbox import denied, within
 
 DEFAULT_MAX_BYTES = 100_000
 #: One read (bytes).

@@ -17,6 +17,8 @@ from __future__ import annotations
 
 import posix
 
+from goondan_tool import ToolContext, ToolError
+
 from .arguments import WHITE_SPACE, InvalidInput, as_text, flag, number, string, strings
 from .redaction import Redactor
 
@@ -25,13 +27,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
 
-    from toolhost.inside import ToolContext, ToolError
-
     from .fetch import Answer
 
     Handler = Callable[[ToolContext, dict[str, Any]], dict[str, Any]]
-else:
-    from goondan_tool import ToolError
 
 DEFAULT_TIMEOUT_MS = 15_000
 #: A file's size when the call does not say (bytes), and the most that it may say.

@@ -22,6 +22,8 @@ import posix
 from io import BufferedReader, RawIOBase
 from time import monotonic
 
+from goondan_tool import ToolError
+
 TYPE_CHECKING = False  # importing typing would cost a cold jail 5 ms
 if TYPE_CHECKING:
     import socket
@@ -29,10 +31,6 @@ if TYPE_CHECKING:
     from http.client import HTTPResponse
     from types import TracebackType
     from typing import Self
-
-    from toolhost.inside import ToolError
-else:
-    from goondan_tool import ToolError
 
 #: The longest wait that a socket is asked for (seconds); a call's own deadline is far shorter.
 MAX_WAIT_S = 3600.0

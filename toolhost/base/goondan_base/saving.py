@@ -7,15 +7,10 @@ Source: docs/design/tools.md section 9; requirements TELEGRAM-18, SLACK-20.
 
 from __future__ import annotations
 
-from .arguments import InvalidInput, absolute
+from goondan_tool import ToolContext, ToolError
+from goondan_tool.sandbox import within
 
-TYPE_CHECKING = False  # importing typing would cost a cold jail 5 ms
-if TYPE_CHECKING:
-    from toolhost.inside import ToolContext, ToolError
-    from toolhost.inside.sandbox import within
-else:
-    from goondan_tool import ToolError
-    from goondan_tool.sandbox import within
+from .arguments import InvalidInput, absolute
 
 #: A file is written under a random name of so many bytes first, so that no call meets another's, or what one left.
 NAME_BYTES = 8

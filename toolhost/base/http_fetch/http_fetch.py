@@ -11,20 +11,15 @@ from __future__ import annotations
 
 from time import monotonic
 
+from goondan_base.arguments import EXACT, InvalidInput, as_text, mapping, non_empty, number, string
+from goondan_base.fetch import Answer, TimedOut, Unreachable, send
+from goondan_base.web_address import BadAddress, WebAddress
+from goondan_tool import ToolContext, ToolError
+
 TYPE_CHECKING = False  # importing typing would cost a cold jail 5 ms
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
-
-    from toolhost.base.goondan_base.arguments import EXACT, InvalidInput, as_text, mapping, non_empty, number, string
-    from toolhost.base.goondan_base.fetch import Answer, TimedOut, Unreachable, send
-    from toolhost.base.goondan_base.web_address import BadAddress, WebAddress
-    from toolhost.inside import ToolContext, ToolError
-else:
-    from goondan_base.arguments import EXACT, InvalidInput, as_text, mapping, non_empty, number, string
-    from goondan_base.fetch import TimedOut, Unreachable, send
-    from goondan_base.web_address import BadAddress, WebAddress
-    from goondan_tool import ToolError
 
 DEFAULT_TIMEOUT_MS = 30_000
 DEFAULT_MAX_BYTES = 500_000

@@ -10,14 +10,12 @@ from __future__ import annotations
 
 from json import JSONDecoder
 
+from goondan_base.arguments import EXACT, InvalidInput, as_text, non_empty, number, string, strings
+from goondan_tool import ToolContext
+
 TYPE_CHECKING = False  # importing typing would cost a cold jail 5 ms
 if TYPE_CHECKING:
     from typing import Any, NoReturn
-
-    from toolhost.base.goondan_base.arguments import EXACT, InvalidInput, as_text, non_empty, number, string, strings
-    from toolhost.inside import ToolContext
-else:
-    from goondan_base.arguments import EXACT, InvalidInput, as_text, non_empty, number, string, strings
 
 #: Integers travel from minus this up to twice this.
 WIDEST = 1 << 63

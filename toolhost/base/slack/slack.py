@@ -8,42 +8,26 @@ Source: docs/design/tools.md section 9; requirements SLACK-01 to SLACK-23; recor
 
 from __future__ import annotations
 
+from goondan_base.arguments import WHITE_SPACE, InvalidInput, non_empty, string
+from goondan_base.bot_api import (
+    ApiError,
+    Bot,
+    Service,
+    Wanted,
+    emoji_names,
+    exported,
+    first_text,
+    given,
+    most_bytes,
+    optional_flag,
+    trimmed,
+    within_most,
+)
+from goondan_tool import ToolContext
+
 TYPE_CHECKING = False  # importing typing would cost a cold jail 5 ms
 if TYPE_CHECKING:
     from typing import Any
-
-    from toolhost.base.goondan_base.arguments import WHITE_SPACE, InvalidInput, non_empty, string
-    from toolhost.base.goondan_base.bot_api import (
-        ApiError,
-        Bot,
-        Service,
-        Wanted,
-        emoji_names,
-        exported,
-        first_text,
-        given,
-        most_bytes,
-        optional_flag,
-        trimmed,
-        within_most,
-    )
-    from toolhost.inside import ToolContext
-else:
-    from goondan_base.arguments import WHITE_SPACE, InvalidInput, non_empty, string
-    from goondan_base.bot_api import (
-        ApiError,
-        Bot,
-        Service,
-        Wanted,
-        emoji_names,
-        exported,
-        first_text,
-        given,
-        most_bytes,
-        optional_flag,
-        trimmed,
-        within_most,
-    )
 
 SLACK = Service(
     api="slack",
@@ -240,10 +224,7 @@ def refusal(said: dict[str, Any]) -> str:
 
 def foreign(url: str, base: str) -> str | None:
     """Why the token must not go to an address: its server is neither Slack's nor the API's; None: it may."""
-    if TYPE_CHECKING:
-        from toolhost.base.goondan_base.fetch import Address, Unreachable
-    else:
-        from goondan_base.fetch import Address, Unreachable
+    from goondan_base.fetch import Address, Unreachable
 
     try:
         address = Address(url)

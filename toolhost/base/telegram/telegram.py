@@ -8,44 +8,26 @@ Source: docs/design/tools.md section 9; requirements TELEGRAM-01 to TELEGRAM-21;
 
 from __future__ import annotations
 
+from goondan_base.arguments import WHITE_SPACE, InvalidInput, as_text, flag, non_empty, string
+from goondan_base.bot_api import (
+    Bot,
+    Service,
+    Wanted,
+    emoji_names,
+    exported,
+    first_text,
+    given,
+    integer,
+    most_bytes,
+    optional_flag,
+    trimmed,
+)
+from goondan_base.redaction import HIDDEN
+from goondan_tool import ToolContext, ToolError
+
 TYPE_CHECKING = False  # importing typing would cost a cold jail 5 ms
 if TYPE_CHECKING:
     from typing import Any
-
-    from toolhost.base.goondan_base.arguments import WHITE_SPACE, InvalidInput, as_text, flag, non_empty, string
-    from toolhost.base.goondan_base.bot_api import (
-        Bot,
-        Service,
-        Wanted,
-        emoji_names,
-        exported,
-        first_text,
-        given,
-        integer,
-        most_bytes,
-        optional_flag,
-        trimmed,
-    )
-    from toolhost.base.goondan_base.redaction import HIDDEN
-    from toolhost.inside import ToolContext
-    from toolhost.inside.api import ToolError
-else:
-    from goondan_base.arguments import WHITE_SPACE, InvalidInput, as_text, flag, non_empty, string
-    from goondan_base.bot_api import (
-        Bot,
-        Service,
-        Wanted,
-        emoji_names,
-        exported,
-        first_text,
-        given,
-        integer,
-        most_bytes,
-        optional_flag,
-        trimmed,
-    )
-    from goondan_base.redaction import HIDDEN
-    from goondan_tool import ToolError
 
 TELEGRAM = Service(
     api="telegram",

@@ -5,16 +5,12 @@ Source: docs/design/tools.md section 9; requirements TEXT-01 to TEXT-12; recorde
 
 from __future__ import annotations
 
+from goondan_base.arguments import WHITE_SPACE, InvalidInput, as_text, non_empty, number, string
+from goondan_tool import ToolContext, ToolError
+
 TYPE_CHECKING = False  # importing typing would cost a cold jail 5 ms
 if TYPE_CHECKING:
     from typing import Any
-
-    from toolhost.base.goondan_base.arguments import WHITE_SPACE, InvalidInput, as_text, non_empty, number, string
-    from toolhost.inside import ToolContext
-    from toolhost.inside.api import ToolError
-else:
-    from goondan_base.arguments import WHITE_SPACE, InvalidInput, as_text, non_empty, number, string
-    from goondan_tool import ToolError
 
 #: `maxParts` counts modulo this, as recorded: -1 means as many as there are.
 PARTS_MODULUS = 1 << 32

@@ -6,14 +6,11 @@ jail; this module only says so, should it ever be asked.
 
 from __future__ import annotations
 
+from goondan_tool import ToolContext, ToolError
+
 TYPE_CHECKING = False  # importing typing would cost a cold jail 5 ms
 if TYPE_CHECKING:
     from typing import Any, NoReturn
-
-    from toolhost.inside import ToolContext
-    from toolhost.inside.api import ToolError
-else:
-    from goondan_tool import ToolError
 
 
 def get(ctx: ToolContext, input: dict[str, Any]) -> NoReturn:

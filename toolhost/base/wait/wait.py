@@ -7,16 +7,12 @@ from __future__ import annotations
 
 from time import monotonic, sleep
 
+from goondan_base.arguments import InvalidInput
+from goondan_tool import ToolContext, ToolError
+
 TYPE_CHECKING = False  # importing typing would cost a cold jail 5 ms
 if TYPE_CHECKING:
     from typing import Any
-
-    from toolhost.base.goondan_base.arguments import InvalidInput
-    from toolhost.inside import ToolContext
-    from toolhost.inside.api import ToolError
-else:
-    from goondan_base.arguments import InvalidInput
-    from goondan_tool import ToolError
 
 _INFINITY = float("inf")
 #: The longest wait (seconds), as recorded. The manifest's wallSeconds leaves room for it.

@@ -1,0 +1,1 @@
+from toolhost.base.goondan_base.web_address import *
