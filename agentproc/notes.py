@@ -1,4 +1,5 @@
-"""What a running turn notes about itself, for traces: called inside the transactions that store what is noted.
+"""What a running turn notes about itself, for traces: called inside the transactions that store what is noted, or
+before the next one.
 
 Rules.
 - A turn has one beginning and one end, and so has each of its steps, however often the turn is resumed.
@@ -119,20 +120,6 @@ class TurnNotes:
             self._end("turn.failed", at, self._span, self._parent, 0, end.error or _UNKNOWN)
 
     # --- steps, model calls, tool calls
-
-    def concerns(self, actions: Sequence[Action]) -> bool:
-        """Whether something of these is to be noted that is not noted yet."""
-        for action in actions:
-            if isinstance(action, AskModel | EnterStep):
-                concerned = action.step != self._step
-            elif isinstance(action, RunTool):
-                concerned = self._is_new(action)
-            else:
-                failed = isinstance(action, LeaveStep) and action.error is not None
-                concerned = failed or (isinstance(action, LeaveTurn) and self._step != 0)
-            if concerned:
-                return True
-        return False
 
     def actions(self, actions: Sequence[Action], at: str, catalog: StepCatalog) -> None:
         """Model calls and tool calls that go out now, those from `catalog` or past it, and steps that are over."""

@@ -161,7 +161,7 @@ class ConversationStore:
         self._db: sqlite3.Connection | None = None
         self._epoch = 0
         self._finished = 0
-        self._notes: list[_Note] = []  # of the transaction that is open
+        self._notes: list[_Note] = []  # of the transaction that is open, or of the next one
         self._stored = 0  # bytes since the last trim
 
     # --- transactions
@@ -201,7 +201,6 @@ class ConversationStore:
             stored = self._stored_epoch(db)
             if stored != self._epoch:
                 raise _stale(stored, self._epoch)
-            self._notes.clear()
             yield
             self._write_notes()
             self._room -= _WRITE_BYTES
@@ -213,6 +212,7 @@ class ConversationStore:
 
     def close(self) -> None:
         """Close the file; a later use opens it again."""
+        self._notes.clear()
         db, self._db, self._room = self._db, None, 0
         if db is not None:
             with suppress(sqlite3.Error):
@@ -365,8 +365,15 @@ class ConversationStore:
         span_id: str | None = None,
         parent_span_id: str | None = None,
     ) -> None:
-        """Store a runtime event, for traces only (inside `write`). `detail` is of schemas/traces.py."""
+        """Store a runtime event, for traces only: inside `write`, or with the next one. `detail` is of
+        schemas/traces.py.
+        """
         self._notes.append((turn_id, kind, at, detail, span_id, parent_span_id))
+
+    @property
+    def has_notes(self) -> bool:
+        """Whether runtime events wait for the next `write`."""
+        return bool(self._notes)
 
     def last_step_note(self, turn_id: str) -> tuple[str, str | None] | None:
         """Kind and detail of the last note about a step of a turn."""

@@ -16,6 +16,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, Final
 
+from agentproc.app import new_loop
 from agentproc.loop import TurnRunner
 from agentproc.providers.base import ModelAnswer, ModelRequest
 from agentproc.store import ConversationStore
@@ -130,7 +131,8 @@ def measure(seconds: float) -> Mapping[str, Mapping[str, float]]:
     gc.collect()
     gc.freeze()  # as the fork server does for its agents
     with tempfile.TemporaryDirectory(prefix="gb", dir="/tmp") as folder:
-        return asyncio.run(measure_all(folder, seconds))
+        with asyncio.Runner(loop_factory=new_loop) as runner:  # the loop that agents have
+            return runner.run(measure_all(folder, seconds))
 
 
 BENCHMARK = Benchmark(

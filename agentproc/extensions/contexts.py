@@ -18,10 +18,10 @@ from typing import Any, Final, Literal, Protocol
 
 from msgspec import Struct
 
-from agentproc.catalog import Catalog
+from agentproc.catalog import Catalog, StepCatalog
 from agentproc.conversation import Message, MessageEvent
 from agentproc.extensions.items import read_items
-from agentproc.extensions.pipeline import Next
+from agentproc.extensions.pipeline import Layer, Next
 from schemas.codec import from_raw
 from schemas.errors import fail
 from schemas.frames import AgentEvent, ErrorPayload, ToolError, ToolResult
@@ -103,8 +103,10 @@ class ToolCallResult:
     @classmethod
     def of(cls, tool_call_id: str, tool_name: str, result: ToolResult) -> ToolCallResult:
         """A result as it came; its output is decoded when it is first looked at."""
-        made = cls(tool_call_id, tool_name, status=result.status, error=result.error, handle=result.handle)
-        made._wire = result
+        made = cls.__new__(cls)  # each call has one, and most are never looked into
+        made.tool_call_id, made.tool_name = tool_call_id, tool_name
+        made.status, made.error, made.handle = result.status, result.error, result.handle
+        made._output, made._wire = None, result
         return made
 
     @property
@@ -252,16 +254,17 @@ class View(Struct, frozen=True):
 class StepScope:
     """What the layers of one step share. `index` counts from 0; `blocks` are shown to the model in this step only.
 
-    `system` is the step's system prompt, unless it is the agent's own. `bound` says what may be in the catalog.
+    `system` is the step's system prompt, unless it is the agent's own. `bound` says what may be in the catalog;
+    `settled` is the catalog as it was looked at last, so all of it may be there.
     """
 
     __slots__ = (
-        "_settled",
         "blocks",
         "bound",
         "effective_config",
         "index",
         "metadata",
+        "settled",
         "system",
         "tool_catalog",
         "turn",
@@ -272,22 +275,22 @@ class StepScope:
         self.turn = turn
         self.index = index
         self.bound = bound
-        self._settled = bound.for_step().items
-        self.tool_catalog: Any = list(self._settled)
+        self.settled = bound.for_step()
+        self.tool_catalog: Any = list(self.settled.items)
         self.effective_config = effective_config
         self.blocks: list[dict[str, Any]] = []
         self.system: str | Unchanged | None = UNCHANGED
         self.metadata: dict[str, Any] = {}
         self.views: list[View] = []
 
-    def settle_catalog(self) -> list[CatalogItem]:
+    def settle_catalog(self) -> StepCatalog:
         """The catalog as the layers so far have made it. Raises MiddlewareError when the last of them has put in what
         is no item or cannot be called.
         """
-        if self.tool_catalog != self._settled:  # else every layer would pay for looking at every tool
+        if self.tool_catalog != self.settled.items:  # else every layer would pay for looking at every tool
             self.tool_catalog = read_items(self.tool_catalog, self.bound)
-            self._settled = list(self.tool_catalog)
-        return self._settled
+            self.settled = self.bound.of_items(self.tool_catalog)
+        return self.settled
 
 
 class CallScope:
@@ -307,12 +310,17 @@ class CallScope:
 class _Context:
     """What every context has."""
 
-    __slots__ = ("_extension", "_next", "_turn")
+    __slots__ = ("_layer", "_next", "_turn")
 
-    def __init__(self, turn: TurnScope, extension: str, proceed: Next[Any]) -> None:
+    def __init__(self, turn: TurnScope, proceed: Next[Any], layer: Layer) -> None:
         self._turn = turn
-        self._extension = extension
         self._next = proceed
+        self._layer = layer
+
+    @property
+    def _extension(self) -> str:
+        """The extension whose layer it is."""
+        return self._layer.extension
 
     @property
     def agent_name(self) -> str:
@@ -388,8 +396,8 @@ class StepContext(_Messages):
 
     __slots__ = ("_step",)
 
-    def __init__(self, step: StepScope, extension: str, proceed: Next[Any]) -> None:
-        super().__init__(step.turn, extension, proceed)
+    def __init__(self, step: StepScope, proceed: Next[Any], layer: Layer) -> None:
+        self._turn, self._next, self._layer = step.turn, proceed, layer
         self._step = step
 
     @property
@@ -463,8 +471,8 @@ class ToolCallContext(_Context):
 
     __slots__ = ("_call",)
 
-    def __init__(self, call: CallScope, extension: str, proceed: Next[Any]) -> None:
-        self._turn, self._extension, self._next = call.turn, extension, proceed
+    def __init__(self, call: CallScope, proceed: Next[Any], layer: Layer) -> None:
+        self._turn, self._next, self._layer = call.turn, proceed, layer
         self._call = call
 
     @property

@@ -109,11 +109,15 @@ class Extensions:
             await self.reconcile(specs)
             self._settled = specs
 
+    def fit(self, wanted: Sequence[ExtensionSpec]) -> bool:
+        """Whether the loaded ones are made for this very list already."""
+        return wanted is self._fitted
+
     async def reconcile(self, wanted: Sequence[ExtensionSpec]) -> None:
         """Make the loaded ones those that are wanted: let go what is not in the list, register anew what has another
         config, load what is new. Raises GoondanError E_EXTENSION_FAILED.
         """
-        if wanted is not self._fitted:
+        if not self.fit(wanted):
             await self._fit(wanted)
 
     async def close(self) -> None:

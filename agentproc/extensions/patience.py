@@ -35,9 +35,9 @@ def is_ending() -> bool:
 
 
 class Patience:
-    """The clock of one layer, from `Watch.enter` to `Watch.leave`. `expired`: its time was over before it was."""
+    """The clock of one layer, from `Watch.enter` to `Watch.leave`."""
 
-    __slots__ = ("_cancelling", "_left", "_since", "_standing", "_task", "_watch", "expired")
+    __slots__ = ("_cancelling", "_left", "_since", "_task", "_watch", "expired", "stands")
 
     def __init__(self, watch: Watch, task: asyncio.Task[Any]) -> None:
         self._watch = watch
@@ -45,22 +45,24 @@ class Patience:
         self._cancelling = task.cancelling()
         self._left = LAYER_S
         self._since = monotonic()
-        self._standing = 0
+        #: How many wait inside: the clock runs at 0.
+        self.stands = 0
+        #: Its time was over before it was.
         self.expired = False
 
     def stand(self) -> None:
         """The clock stands still until as many calls of `go_on`."""
-        if self._standing == 0:
+        if self.stands == 0:
             self._left -= monotonic() - self._since
-            self._watch.running.pop(self, None)
-        self._standing += 1
+        self.stands += 1
 
     def go_on(self) -> None:
         """See `stand`."""
-        self._standing -= 1
-        if self._standing == 0:
+        self.stands -= 1
+        if self.stands == 0:
             self._since = monotonic()
-            self._watch.look_at(self)
+            if self._watch.timer is None:
+                self._watch.look_later()
 
     @contextmanager
     def standing(self) -> Iterator[None]:
@@ -73,7 +75,7 @@ class Patience:
 
     def look(self, now: float) -> None:
         """Cancel the layer if its time is over."""
-        if not self.expired and now - self._since > self._left:
+        if self.stands == 0 and not self.expired and now - self._since > self._left:
             self.expired = True
             self._task.cancel()
 
@@ -88,11 +90,13 @@ class Patience:
 
 
 class Watch:
-    """The layers of one process that are outside their next()."""
+    """The layers of one process. Those whose clock stands still are among them, because a look at them costs less than
+    taking them out.
+    """
 
     def __init__(self) -> None:
         self.running: dict[Patience, None] = {}
-        self._timer: asyncio.TimerHandle | None = None
+        self.timer: asyncio.TimerHandle | None = None
 
     def enter(self) -> Patience:
         """A layer begins, in the task that runs now."""
@@ -100,33 +104,30 @@ class Watch:
         if task is None:
             raise AssertionError("layers run in tasks")
         patience = Patience(self, task)
-        self.look_at(patience)
-        return patience
-
-    def look_at(self, patience: Patience) -> None:
-        """A layer's clock runs."""
         self.running[patience] = None
-        if self._timer is None:
-            self._look_later()
+        if self.timer is None:
+            self.look_later()
+        return patience
 
     def leave(self, patience: Patience) -> None:
         """The layer has ended."""
         self.running.pop(patience, None)
 
+    def look_later(self) -> None:
+        """A clock runs, and nobody is about to look: look at all of them in a while."""
+        self.timer = asyncio.get_running_loop().call_later(min(LOOK_S, LAYER_S / 4), self._look)
+
     def close(self) -> None:
         """Nobody is looked at any more."""
         self.running.clear()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _look_later(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(min(LOOK_S, LAYER_S / 4), self._look)
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
 
     def _look(self) -> None:
-        self._timer = None
+        self.timer = None
         now = monotonic()
         for patience in list(self.running):
             patience.look(now)
-        if self.running:
-            self._look_later()
+        if any(patience.stands == 0 for patience in self.running):
+            self.look_later()

@@ -25,6 +25,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractContextManager
 from inspect import isawaitable
+from types import CoroutineType
 from typing import Any, Final, Generic, Literal, Protocol, TypeVar, get_args
 
 from msgspec import Struct
@@ -131,12 +132,18 @@ class Layer(Struct, frozen=True):
 
 
 class Pipeline:
-    """The middleware of one agent."""
+    """The middleware of one agent.
+
+    What a turn asks for is made when something is registered: tuples that do not change, so a chain that runs keeps
+    the layers that it began with.
+    """
 
     def __init__(self) -> None:
-        self._layers: dict[Kind, list[Layer]] = {kind: [] for kind in KINDS}
-        self._points: dict[str, list[Layer]] = {}
-        self._kinds: set[str] = set()  # those that anything is registered for
+        self._layers: dict[Kind, tuple[Layer, ...]] = dict.fromkeys(KINDS, ())
+        self._points: dict[str, tuple[Layer, ...]] = {}
+        self._wrapped: frozenset[str] = frozenset()
+        #: Whether anything is registered in the older spelling.
+        self.uses_points = False
 
     def register(self, kind: str, handler: Middleware, *, extension: str, priority: Any = 0) -> None:
         """Add middleware. Raises GoondanError E_USAGE for an unknown kind, a handler that cannot be called or a
@@ -144,8 +151,8 @@ class Pipeline:
         """
         if kind not in KINDS:
             raise fail("E_USAGE", f"no middleware kind {str(kind)[:80]!r}; there are: {', '.join(KINDS)}")
-        _add(self._layers[kind], Layer(extension, handler, priority), f"{kind} middleware")
-        self._kinds.add(kind)
+        self._layers[kind] = _with(self._layers[kind], Layer(extension, handler, priority), f"{kind} middleware")
+        self._look_over()
 
     def mutate(self, point: str, handler: Middleware, *, extension: str, priority: Any = 0) -> None:
         """Add a mutator. Raises GoondanError E_USAGE, as `register` does."""
@@ -157,37 +164,38 @@ class Pipeline:
 
     def unregister(self, extension: str) -> None:
         """Take out all that an extension has registered."""
-        for layers in (*self._layers.values(), *self._points.values()):
-            layers[:] = [layer for layer in layers if layer.extension != extension]
-        kinds = {kind for kind, layers in self._layers.items() if layers}
-        self._kinds = kinds | {POINTS[point].kind for point, layers in self._points.items() if layers}
+        self._layers = {kind: _without(layers, extension) for kind, layers in self._layers.items()}
+        self._points = {point: _without(layers, extension) for point, layers in self._points.items()}
+        self._look_over()
 
     def layers(self, kind: Kind) -> Sequence[Layer]:
-        """Outermost first. The list that a chain runs with does not change when middleware is registered meanwhile."""
-        return tuple(self._layers[kind])
+        """Outermost first."""
+        return self._layers[kind]
 
     def at(self, point: str) -> Sequence[Layer]:
         """The handlers of a point that is in no onion, in their order."""
-        return tuple(self._points.get(point, ()))
+        return self._points.get(point, ())
 
     @property
     def empty(self) -> bool:
         """Whether there is no middleware at all."""
-        return not self._kinds
-
-    @property
-    def uses_points(self) -> bool:
-        """Whether anything is registered in the older spelling."""
-        return any(self._points.values()) or any(layer.point for found in self._layers.values() for layer in found)
+        return not self._wrapped
 
     def has(self, kind: Kind) -> bool:
         """Whether there is anything to run around a turn, a step or a tool call.
 
         A handler at a point of tool calls sees the step as well, so there is something around the step.
         """
-        if kind == "step" and any(POINTS[point].kind == "toolCall" for point, found in self._points.items() if found):
-            return True
-        return kind in self._kinds or (kind == "step" and any(layer.point for layer in self._layers["toolCall"]))
+        return kind in self._wrapped
+
+    def _look_over(self) -> None:
+        """Find out what there is something to run around, when that has changed."""
+        points = [point for point, layers in self._points.items() if layers]
+        points += [layer.point for layers in self._layers.values() for layer in layers if layer.point is not None]
+        kinds = {kind for kind, layers in self._layers.items() if layers} | {POINTS[point].kind for point in points}
+        if any(POINTS[point].kind == "toolCall" for point in points):
+            kinds.add("step")
+        self._wrapped, self.uses_points = frozenset(kinds), bool(points)
 
     def _add_to_point(self, form: str, name: str, handler: Middleware, extension: str, priority: Any) -> None:
         given: Any = name  # an extension may give anything
@@ -199,56 +207,59 @@ class Pipeline:
             raise fail("E_USAGE", message, suggestion=f"Use one of {', '.join(known)}.")
         layer = Layer(extension, handler, priority, name)
         if name in _BEFORE:
-            _add(self._layers[point.kind], layer, f"{name} handler")  # type: ignore[index]  # no workspace point is
+            kind: Any = point.kind  # no workspace point is
+            self._layers[kind] = _with(self._layers[kind], layer, f"{name} handler")
         else:
-            _add(self._points.setdefault(name, []), layer, f"{name} handler")
-        self._kinds.add(point.kind)
+            self._points[name] = _with(self._points.get(name, ()), layer, f"{name} handler")
+        self._look_over()
 
 
-def _add(layers: list[Layer], layer: Layer, what: str) -> None:
+def _with(layers: tuple[Layer, ...], layer: Layer, what: str) -> tuple[Layer, ...]:
     if not callable(layer.handler):
         raise fail("E_USAGE", f"the {what} of extension {layer.extension} is no function")
     priority: Any = layer.priority
     if not isinstance(priority, int) or isinstance(priority, bool):
         raise fail("E_USAGE", f"the priority of a {what} is an integer, not {type(priority).__name__}")
-    layers.append(layer)
-    layers.sort(key=lambda layer: layer.priority)  # stable
+    return tuple(sorted((*layers, layer), key=lambda layer: layer.priority))  # stable
+
+
+def _without(layers: tuple[Layer, ...], extension: str) -> tuple[Layer, ...]:
+    return tuple(layer for layer in layers if layer.extension != extension)
 
 
 class Next(Generic[R]):
     """What a layer's context has as `next`: it takes no arguments and is awaited once."""
 
-    __slots__ = ("_inner", "_patience", "_state")
+    __slots__ = ("_index", "_inner", "_state", "patience")
 
-    def __init__(self, inner: Callable[[Next[R]], Coroutine[Any, Any, R]], patience: Patience) -> None:
-        """`inner` is the rest of the chain, which says `begin` and `end` to what it is given."""
+    def __init__(self, inner: Callable[[int, Next[R]], Coroutine[Any, Any, R]], index: int, patience: Patience) -> None:
+        """`inner` runs the chain from the layer with this index on, and says `end` to what it is given. `patience` is
+        the clock of the layer that has this next().
+        """
         self._inner = inner
-        self._patience = patience
+        self._index = index
         self._state: Literal["unused", "called", "done", "closed"] = "unused"
+        self.patience = patience
 
     def __call__(self) -> Awaitable[R]:
         """Run the rest of the chain. Raises MiddlewareError for the second call and after the layer's end."""
-        if self._state == "closed":
-            raise MiddlewareError("next() was called after the middleware had returned")
         if self._state != "unused":
+            if self._state == "closed":
+                raise MiddlewareError("next() was called after the middleware had returned")
             raise MiddlewareError("next() was called twice")
         self._state = "called"
-        return self._inner(self)
+        return self._inner(self._index, self)
 
-    def begin(self) -> None:
-        """What is inside runs now: the layer's clock stands still."""
-        self._patience.stand()
-
-    def end(self, *, done: bool) -> None:
+    def end(self, done: bool) -> None:
         """What is inside has ended; `done`: with a result."""
-        self._patience.go_on()
+        self.patience.go_on()
         if done and self._state == "called":
             self._state = "done"
 
     @property
     def standing(self) -> Callable[[], AbstractContextManager[None]]:
         """The layer waits for what has a limit of its own (patience.py)."""
-        return self._patience.standing
+        return self.patience.standing
 
     def close(self) -> None:
         """The layer has ended: raises MiddlewareError unless next() was called, and awaited to its end."""
@@ -276,9 +287,12 @@ async def run_chain(
     """
 
     async def enter(index: int, outer: Next[R] | None) -> R:
-        """The layers from `index` on, inside `outer`: one coroutine each, because every one costs every layer again."""
+        """The layers from `index` on, inside `outer`, whose clock stands still meanwhile.
+
+        One coroutine for each layer, because every one costs every layer again.
+        """
         if outer is not None:
-            outer.begin()
+            outer.patience.stand()
         done = False
         try:
             while index < len(layers) and layers[index].point is not None and before is not None:
@@ -294,10 +308,10 @@ async def run_chain(
                 return result
             layer = layers[index]
             patience = watch.enter()
-            proceed: Next[R] = Next(lambda own: enter(index + 1, own), patience)
+            proceed: Next[R] = Next(enter, index + 1, patience)
             try:
                 returned = layer.handler(bind(proceed, layer))
-                if isawaitable(returned):
+                if type(returned) is CoroutineType or isawaitable(returned):  # nearly always the former
                     returned = await returned
                 proceed.close()
                 result = accept(returned)
@@ -316,6 +330,6 @@ async def run_chain(
             return result
         finally:
             if outer is not None:
-                outer.end(done=done)
+                outer.end(done)
 
     return await enter(0, None)

@@ -8,7 +8,6 @@ Source: requirements PIPELINE-10 to PIPELINE-25, COMPAT-03, CONFIG-03, RECONCILE
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
@@ -29,6 +28,7 @@ from agentproc.extensions.point_contexts import (
 )
 from agentproc.extensions.points import LayerFailed, mutate, run_mutators, run_wraps
 from agentproc.extensions.resource import Resource
+from agentproc.extensions.values import json_copy
 from agentproc.live_config import InForce
 from agentproc.providers.base import ModelAnswer
 from schemas.errors import GoondanError
@@ -69,7 +69,7 @@ class PointStages:
 
     def new_config(self) -> dict[str, Any]:
         """The configuration of a step that begins, as its handlers may change it."""
-        return copy.deepcopy(self._in_force.config) if self._pipeline.uses_points else {}
+        return json_copy(self._in_force.config) if self._pipeline.uses_points else {}
 
     # --- the turn
 
@@ -102,9 +102,11 @@ class PointStages:
 
     async def _reconcile(self, step: StepScope) -> None:
         """Run `step.config`, and put in place what it wants of extensions, tools and prompt."""
-        extensions = self._in_force.extensions
+        extensions, handlers = self._in_force.extensions, self._pipeline.at("step.config")
+        if not handlers and self._extensions.fit(extensions):
+            return
         known = {extension.name: extension for extension in extensions}
-        for layer in self._pipeline.at("step.config"):
+        for layer in handlers:
             context = await mutate(layer, self._step(step), POINTS["step.config"].changes, self._watch)
             context.read_into(step)
             config = step.effective_config
@@ -201,10 +203,11 @@ class PointStages:
         async def run(given: ToolCallPointContext) -> ToolCallPointContext:
             return given.replace(tool_result=await core())
 
-        context = self._call(step, call)
-        context = await run_wraps(
-            wraps, context, POINTS["toolCall.exec"].changes, run, self._watch, makes="tool_result"
-        )
+        if wraps:
+            context, changes = self._call(step, call), POINTS["toolCall.exec"].changes
+            context = await run_wraps(wraps, context, changes, run, self._watch, makes="tool_result")
+        else:
+            context = self._call(step, call, await core())
         changes = POINTS["toolCall.post"].changes
         context = await run_mutators(posts, context, changes, self._watch, keeps="tool_result")
         if context.tool_result is None:
@@ -219,8 +222,9 @@ class PointStages:
     def _step(self, step: StepScope, result: StepResult | None = None) -> StepPointContext:
         return StepPointContext(TurnView(step.turn), StepView(step, result), step, self._around, self._tools.dotted)
 
-    def _call(self, step: StepScope, call: CallScope) -> ToolCallPointContext:
-        return ToolCallPointContext(TurnView(step.turn), StepView(step), step, self._around, self._tools.dotted, call)
+    def _call(self, step: StepScope, call: CallScope, result: ToolCallResult | None = None) -> ToolCallPointContext:
+        views = TurnView(step.turn), StepView(step)
+        return ToolCallPointContext(*views, step, self._around, self._tools.dotted, call, result)
 
 
 def _around(in_force: InForce) -> Surroundings:

@@ -42,37 +42,39 @@ class Accepting(Protocol):
 C = TypeVar("C", bound=Accepting)
 
 
-async def mutate(layer: Layer, context: C, changes: Sequence[str], watch: Watch, *, keeps: str = "") -> C:
-    """Run one mutator: the context that the next one gets. `keeps` is the field that it must not empty; "": none.
-
-    Raises LayerFailed, and cancellation.
-    """
-    patience = watch.enter()
-    try:
-        returned = layer.handler(context.copied())
-        if isawaitable(returned):
-            returned = await returned
-        accepted: C = context.accept(returned, changes)
-        _require(accepted, keeps)
-    except (Exception, SystemExit, KeyboardInterrupt) as error:
-        raise LayerFailed(layer, error) from error
-    except BaseException as error:  # cancellation, or what a handler raises that looks like it
-        if patience.is_late():
-            raise LayerFailed(layer, too_slow()) from None
-        if patience.is_ending():
-            raise
-        raise LayerFailed(layer, error) from error
-    finally:
-        watch.leave(patience)
-    return accepted
+async def mutate(layer: Layer, context: C, changes: Sequence[str], watch: Watch) -> C:
+    """Run one mutator: the context that the next one gets. Raises LayerFailed, and cancellation."""
+    return await run_mutators((layer,), context, changes, watch)
 
 
 async def run_mutators(
     layers: Sequence[Layer], context: C, changes: Sequence[str], watch: Watch, *, keeps: str = ""
 ) -> C:
-    """Run the mutators of one point; `keeps` as for `mutate`. Raises LayerFailed, and cancellation."""
+    """Run the mutators of one point: the context that the last one gave back. `keeps` is the field that none of them
+    may empty; "": there is none.
+
+    Raises LayerFailed, and cancellation.
+    """
     for layer in layers:
-        context = await mutate(layer, context, changes, watch, keeps=keeps)
+        patience = watch.enter()
+        try:
+            given = context.copied()
+            returned = layer.handler(given)
+            if returned is not given and isawaitable(returned):
+                returned = await returned
+            accepted: C = context.accept(returned, changes)
+            _require(accepted, keeps)
+            context = accepted
+        except (Exception, SystemExit, KeyboardInterrupt) as error:
+            raise LayerFailed(layer, error) from error
+        except BaseException as error:  # cancellation, or what a handler raises that looks like it
+            if patience.is_late():
+                raise LayerFailed(layer, too_slow()) from None
+            if patience.is_ending():
+                raise
+            raise LayerFailed(layer, error) from error
+        finally:
+            watch.leave(patience)
     return context
 
 

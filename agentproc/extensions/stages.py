@@ -10,10 +10,10 @@ Source: docs/design/turns.md section 8; requirements CALL-09 to CALL-14, PIPELIN
 from __future__ import annotations
 
 import asyncio
-import copy
 import logging
 import traceback
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 from agentproc.catalog import Catalog, StepCatalog
@@ -36,7 +36,7 @@ from agentproc.extensions.contexts import (
 from agentproc.extensions.pipeline import Layer, MiddlewareError, Pipeline, Watch, run_chain
 from agentproc.extensions.point_stages import PointStages
 from agentproc.extensions.points import LayerFailed
-from agentproc.extensions.values import error_of, given_error, tool_error_of, wire_result
+from agentproc.extensions.values import error_of, given_error, json_copy, tool_error_of, wire_result
 from agentproc.extensions.views import apply_views
 from agentproc.live_config import InForce
 from agentproc.providers.base import ModelAnswer
@@ -134,7 +134,7 @@ class Stages:
         try:
             result = await run_chain(
                 self._pipeline.layers("turn"),
-                lambda proceed, layer: TurnContext(self._turn, layer.extension, proceed),
+                partial(TurnContext, self._turn),
                 core,
                 _accept(TurnResult),
                 failed,
@@ -183,7 +183,7 @@ class Stages:
                 return failed(fault.layer, fault)
             except GoondanError as error:
                 return StepResult(status="failed", error=error.info)
-            self._use(self._catalog.of_items(scope.settle_catalog()))
+            self._use(scope.settle_catalog())
             self._step_end = self._loop.create_future()
             self._push(StepEntered())
             leave = await self._step_end
@@ -202,7 +202,7 @@ class Stages:
         try:
             result = await run_chain(
                 self._pipeline.layers("step"),
-                lambda proceed, layer: StepContext(scope, layer.extension, proceed),
+                partial(StepContext, scope),
                 core,
                 _accept(StepResult),
                 failed,
@@ -276,7 +276,7 @@ class Stages:
         its error message within `limit` characters.
         """
         # A copy: layers may change the arguments in place, and the conversation keeps what the model has said.
-        args = copy.deepcopy(part.args)
+        args = json_copy(part.args)
         scope, own_step = CallScope(self._turn, step - 1, part.tool_name, part.tool_call_id, args), self._step
 
         async def chain() -> None:
@@ -314,7 +314,7 @@ class Stages:
             try:
                 result = await run_chain(
                     self._pipeline.layers("toolCall"),
-                    lambda proceed, layer: ToolCallContext(scope, layer.extension, proceed),
+                    partial(ToolCallContext, scope),
                     core,
                     _accept_result,
                     failed,
@@ -384,18 +384,23 @@ def _broken(kind: str, error: BaseException) -> ErrorPayload:
 def _accept(kind: type[Any]) -> Callable[[Any], Any]:
     def accept(value: Any) -> Any:
         if not isinstance(value, kind):
-            raise MiddlewareError(f"it returned {type(value).__name__}, not {kind.__name__}")
+            raise _no(kind, value)
         return value
 
     return accept
 
 
+def _no(kind: type[Any], value: Any) -> MiddlewareError:
+    return MiddlewareError(f"it returned {type(value).__name__}, not {kind.__name__}")
+
+
 def _accept_result(value: Any) -> ToolCallResult:
-    result: ToolCallResult = _accept(ToolCallResult)(value)
-    status: Any = result.status
+    if not isinstance(value, ToolCallResult):
+        raise _no(ToolCallResult, value)
+    status: Any = value.status
     if status not in ("ok", "error", "pending"):
         raise MiddlewareError(f"it returned a result with the status {str(status)[:40]!r}")
-    return result
+    return value
 
 
 def _story(layer: Layer, kind: str, error: BaseException) -> str:

@@ -5,6 +5,7 @@ Source: docs/design/turns.md section 8; requirements ERROR-03, RESULT-05, HANDLE
 
 from __future__ import annotations
 
+import copy
 import re
 from typing import Any, Final
 
@@ -20,6 +21,7 @@ from schemas.results import cut_message
 
 #: The longest message of a failed turn (characters).
 MAX_MESSAGE: Final = 1000
+_UNCHANGEABLE: Final = frozenset((str, int, float, bool, type(None)))
 _CODE: Final = re.compile(r"E_[A-Z0-9_]{1,60}")
 
 
@@ -63,6 +65,19 @@ def given_error(value: Any) -> ErrorPayload | None:
     if isinstance(value, BaseException):
         return error_of(value, "E_MIDDLEWARE", "the middleware ended it")
     return error_payload("E_MIDDLEWARE", cut_message(str(value), MAX_MESSAGE))
+
+
+def json_copy(value: Any) -> Any:
+    """A copy of a JSON value that shares nothing with it that can be changed.
+
+    `copy.deepcopy` looks for cycles and for objects that occur twice, which no JSON value has, at ten times the price.
+    """
+    kind = type(value)
+    if kind is dict:
+        return {key: json_copy(part) for key, part in value.items()}
+    if kind is list:
+        return [json_copy(part) for part in value]
+    return value if kind in _UNCHANGEABLE else copy.deepcopy(value)
 
 
 def output_of(value: Any) -> Raw:
