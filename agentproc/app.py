@@ -132,7 +132,9 @@ class AgentApp:
             else:
                 timeout = max(idle_left, RECHECK_S)
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._wake.wait(), timeout)
+            # Not wait_for: in Python 3.11 it forgets to be cancelled when the news comes that very moment.
+            async with asyncio.timeout(timeout):
+                await self._wake.wait()
         self._wake.clear()
 
     def _nudge(self, _: object = None) -> None:
@@ -178,7 +180,8 @@ class AgentApp:
             if patience is not None and patience <= 0:
                 return
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), patience)
+                async with asyncio.timeout(patience):  # not wait_for, see _pause_until_news
+                    await self._wake.wait()
             self._wake.clear()
 
     # --- what comes in
@@ -187,33 +190,14 @@ class AgentApp:
         try:
             if frame.type == "event":
                 self._on_event(frame)
-            elif frame.type == "tool.progress":
-                if self._runner is not None:
-                    self._runner.progress(frame)
-            elif frame.type == "tool.cancel":
-                if self._runner is not None:
-                    self._runner.cancel(frame)
-            elif frame.type == "tool.completed":
-                if self._runner is not None:
-                    self._runner.completed(frame)
-            elif frame.type == "oauth.granted":
-                if self._runner is not None:
-                    self._runner.tokens.granted(frame)
-            elif frame.type == "config.changed":
-                if self._runner is not None:
-                    self._runner.live_config.take(frame.payload)
-            elif frame.type == "approval.news":
-                if self._runner is not None:
-                    self._runner.decided(frame)
-            elif frame.type == "clock":
-                if self._runner is not None:
-                    self._runner.set_clock(frame)
             elif frame.type == "shutdown":
                 grace_ms = from_raw(frame.payload, Shutdown).grace_period_ms
                 self._shutdown = frame
                 self._begin_leaving(None if grace_ms is None else grace_ms / 1000)
             elif frame.type == "error":
                 log.warning("the broker says: %s", GoondanError(from_raw(frame.payload, ErrorPayload)))
+            elif self._runner is not None and (take := self._runner.takes.get(frame.type)) is not None:
+                take(frame)
         except GoondanError as error:
             log.warning("a %s frame was ignored: %s", frame.type, error)
 

@@ -10,40 +10,24 @@ Source: docs/design/turns.md section 2; docs/design/delivery.md section 2.
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Final, Protocol
+from typing import Final
 
 from msgspec import structs
 
-from agentproc.acks import AckLink, ResultAcks
 from agentproc.answers import answer_payload, done_frame, failed, input_text, internal_error, turn_id
-from agentproc.blocked_loop import LoopWatch, blocked_error
-from agentproc.calls import CallLink, ToolCaller
-from agentproc.catalog import Catalog
-from agentproc.completions import Ended, read_answer, read_completion
-from agentproc.extensions.bundle_changes import BundleChanges
-from agentproc.extensions.dynamic_tools import DynamicTools
-from agentproc.extensions.events import EventBus
-from agentproc.extensions.loaded import Extensions, InstancePaths
-from agentproc.extensions.oauth import AccessTokens
-from agentproc.extensions.patience import Watch
-from agentproc.extensions.pipeline import Pipeline
-from agentproc.extensions.point_stages import PointStages
-from agentproc.extensions.workspaces import Workspaces
+from agentproc.blocked_loop import blocked_error
+from agentproc.completions import read_answer, read_completion
+from agentproc.instance import Instance, TurnLink, now_rfc3339
 from agentproc.known_secrets import KnownSecrets
-from agentproc.live_config import InForce, LiveConfig
-from agentproc.providers.base import Provider, redactor_of
-from agentproc.providers.choose import make_provider
-from agentproc.store import ConversationStore
-from agentproc.swarm import DELEGATION_RESULT, AskingLink
+from agentproc.providers.base import Provider
+from agentproc.store import ConversationStore, TurnRow
 from agentproc.told_event import told_event
 from agentproc.turn import Begin, BeginCall, End, Pause
 from agentproc.turn_run import TurnRun
-from schemas.address import instance_dir, instance_workdir
+from schemas.address import instance_workdir
 from schemas.codec import check_json, from_raw
 from schemas.errors import GoondanError, fail
 from schemas.frames import (
@@ -57,9 +41,6 @@ from schemas.frames import (
     OperatorCall,
 )
 from schemas.launch import AgentSpec
-from schemas.redaction import Redactor
-from schemas.times import rfc3339
-from schemas.trace_index import IndexLine, add
 
 #: Why a link does not send a large payload.
 UNSENT: Final = ("E_FRAME_TOO_LARGE", "E_DISK_FULL", "E_STATE", "E_BLOB_UNAVAILABLE")
@@ -67,17 +48,8 @@ UNSENT: Final = ("E_FRAME_TOO_LARGE", "E_DISK_FULL", "E_STATE", "E_BLOB_UNAVAILA
 log = logging.getLogger("agentproc")
 
 
-class TurnLink(CallLink, AckLink, AskingLink, Protocol):
-    """What is needed of a link (schemas.link.Link)."""
-
-
-def now_rfc3339() -> str:
-    """The time, RFC 3339 in UTC with milliseconds."""
-    return rfc3339(time.time())
-
-
-class TurnRunner:
-    """Runs the turns of one agent instance, one after another."""
+class TurnRunner(Instance):
+    """One agent instance with its turns, which it runs one after another."""
 
     def __init__(
         self,
@@ -90,77 +62,26 @@ class TurnRunner:
         clock: Callable[[], str] = now_rfc3339,
         secrets: KnownSecrets | None = None,
     ) -> None:
-        """`secrets` are those that the process's log hides."""
-        loop = asyncio.get_running_loop()
-        self.instance_key = instance_key
-        self.link = link
-        self.store = store
-        self.loop = loop
-        self.clock = clock
-        self.pipeline = Pipeline()
-        self.tools = DynamicTools()
-        self.catalog = Catalog.of(spec, self.tools)
-        self.events = EventBus()
-        files = instance_dir(spec.state_dir, spec.name, instance_key)
-        self.place = InstancePaths(spec.name, instance_key, files, spec.state_dir)
-        self.secrets = secrets or KnownSecrets()
-        self.tokens = AccessTokens(link, self.events, self.secrets)
-        self.live_config = LiveConfig(spec, instance_key, link, self.secrets.redact)
-        self.watch = Watch()
-        self.loop_watch = LoopWatch(files)
+        """See Instance."""
+        super().__init__(spec, instance_key, link, store, provider=provider, clock=clock, secrets=secrets)
         self._blocked = self.loop_watch.take() if spec.extensions else None
-        self.workspaces = Workspaces(self.pipeline, self.events, self.watch)
-        changes = BundleChanges(link, self.workspaces.mounted)
-        self.extensions = Extensions(
-            self.pipeline,
-            self.tools,
-            self.events,
-            self.place,
-            self.live_config,
-            self.tokens,
-            bundle_changes=changes,
-        )
-        self.caller = ToolCaller(link, loop)
-        self.acks = ResultAcks(link, loop)
-        self._provider = provider
-        self._redactor: Redactor | None = None
         self._run: TurnRun | None = None
         self._lease: Lease | None = None
         self._pausing = False
         self._cancelled: tuple[str, int] | None = None  # the delivery that is to end, if it is not over
         self._broken: GoondanError | None = None  # why the agent cannot work at all
         self._loaded = self.live_config.current  # what the extensions were loaded for
-
-    @property
-    def spec(self) -> AgentSpec:
-        """What the bundle says of the agent. It becomes another one between two steps at any time (live_config.py), but
-        not in its model.
-        """
-        return self.live_config.current.spec
-
-    def points(self, in_force: InForce) -> PointStages:
-        """The points of one turn, which begins with this configuration."""
-        return PointStages(self.pipeline, self.tools, self.extensions, in_force, self.watch)
-
-    def redact(self, text: str) -> str:
-        """A text without what is secret of the agent's model, and without the tokens that its extensions got."""
-        if self._redactor is None:
-            self._redactor = redactor_of(self.spec.model)
-        return self.secrets.redact(self._redactor(text))
-
-    def index_turn(self, at: str, trace_id: str, turn_id: str, event_id: str) -> None:
-        """Note where the turn of a trace is found. A turn goes on without."""
-        try:
-            add(self.spec.state_dir, IndexLine(at, trace_id, turn_id, event_id, self.spec.name, self.instance_key))
-        except (OSError, UnicodeEncodeError) as error:
-            log.warning("the index of traces could not be written: %s", error)
-
-    @property
-    def provider(self) -> Provider:
-        """The model, made when it is first needed."""
-        if self._provider is None:
-            self._provider = make_provider(self.spec.model)
-        return self._provider
+        #: What comes from the broker for the instance that works, by the type of its frame. Each raises GoondanError
+        #: for a frame that cannot be read.
+        self.takes: Mapping[str, Callable[[Frame], None]] = {
+            "tool.progress": self.progress,
+            "tool.cancel": self.cancel,
+            "tool.completed": self.completed,
+            "oauth.granted": self.tokens.granted,
+            "config.changed": lambda frame: self.live_config.take(frame.payload),
+            "approval.news": self.decided,
+            "clock": self.set_clock,
+        }
 
     async def load_extensions(self) -> None:
         """Load the agent's extensions. What goes wrong is answered to every event from then on."""
@@ -233,82 +154,84 @@ class TurnRunner:
         if self._run is not None and frame.blob is None:
             self._run.answered(read_answer(frame))
 
-    def notice(self, ended: Ended) -> None:
-        """Tell extensions of the answer to what was asked without waiting (EVENTS-11)."""
-        if ended.answer is not None:
-            self.events.emit(DELEGATION_RESULT, ended.answer, emitter="the kernel")
-
-    async def close(self) -> None:
-        """Let the extensions clean up, stop timers, give back the file and the model's connections."""
-        await self.extensions.close()
-        self.watch.close()
-        self.loop_watch.close()
-        self.acks.close()
-        self.caller.abandon()
-        self.store.close()
-        if self._provider is not None:
-            await self._provider.close()
-
     # --- inside
 
     async def _answer(self, frame: Frame, event_id: str, epoch: int) -> Frame | None:
         """The frame that ends the event for us, or None when the event is no longer ours."""
-        turn = turn_id(self.spec.name, self.instance_key, event_id)
         try:
-            seen = self.store.adopt(epoch)
-            if seen > epoch:
-                log.warning("event %s came under epoch %d; the conversation file holds %d", event_id, epoch, seen)
-                return Frame("ack", stage="release", event_id=event_id, epoch=epoch, seen_epoch=seen)
-            row = self.store.find_turn(event_id)
-            if row is not None and row.answer is not None:  # its payload may be gone: nobody needs it any more
-                return done_frame(event_id, epoch, row.status, row.answer)
-            first = self._first_input(frame)
-            if isinstance(first, Begin) and first.source.type == "tool" and self.store.has_message(event_id):
-                # The turn that ran when the work ended has told the model already.
-                told = End(status="completed", steps=0, response="", finish_reason="stop")
-                return done_frame(event_id, epoch, "completed", answer_payload(told, turn, event_id, self.clock()))
-            if self._pausing:
-                return Frame("ack", stage="release", event_id=event_id, epoch=epoch)
-            if self._broken is not None and self._loaded is not self.live_config.current:
-                await self.load_extensions()  # a patch may have broken it, and its revert may mend it
-            if self._broken is not None:
-                raise self._broken
-            blocked, self._blocked = self._blocked, None
-            if blocked is not None and blocked.event_id != event_id:
-                blocked = None
-            if self.spec.extensions:
-                self.loop_watch.begin(event_id)
-            workdir = frame.workdir or instance_workdir(self.spec.state_dir, self.spec.name, self.instance_key)
-            if blocked is None:
-                await self.workspaces.enter(workdir)
-            run = self._run = TurnRun(self, frame, first, row)
-            turn = run.turn.turn_id
-            if blocked is not None:
-                raise GoondanError(blocked_error(blocked, self.spec.extensions))
-            if self._cancelled == (event_id, epoch):
-                run.cancel()
-            return await run.go()
+            found = self._look_at(frame, event_id, epoch)
+            return found if isinstance(found, Frame) else await self._work(frame, *found)
         except GoondanError as error:
             if error.info.code == "E_LEASE_LOST":
                 log.warning("event %s: %s", event_id, error.info.message)
                 return None
             log.error("event %s: %s", event_id, error)
-            info = structs.replace(error.info, message=self.secrets.redact(error.info.message))
-            ended = None if self._run is None else self._run.fail(info)
+            return self._fail(frame, structs.replace(error.info, message=self.secrets.redact(error.info.message)))
         except Exception as error:
             log.exception("event %s", event_id)
             self.store.close()
-            info = internal_error(type(error).__name__)
-            ended = None if self._run is None else self._run.fail(info)
+            return self._fail(frame, internal_error(type(error).__name__))
         finally:
             self.loop_watch.end()
             if self._run is not None:
                 self._run.release()
                 self._run = None
+
+    def _look_at(self, frame: Frame, event_id: str, epoch: int) -> Frame | tuple[Begin | BeginCall, TurnRow | None]:
+        """What an event asks for, and what is stored of its turn; the frame that ends an event which needs no turn.
+
+        Raises GoondanError.
+        """
+        seen = self.store.adopt(epoch)
+        if seen > epoch:
+            log.warning("event %s came under epoch %d; the conversation file holds %d", event_id, epoch, seen)
+            return Frame("ack", stage="release", event_id=event_id, epoch=epoch, seen_epoch=seen)
+        row = self.store.find_turn(event_id)
+        if row is not None and row.answer is not None:  # its payload may be gone: nobody needs it any more
+            return done_frame(event_id, epoch, row.status, row.answer)
+        first = self._first_input(frame)
+        if isinstance(first, Begin) and first.source.type == "tool" and self.store.has_message(event_id):
+            # The turn that ran when the work ended has told the model already.
+            told = End(status="completed", steps=0, response="", finish_reason="stop")
+            turn = turn_id(self.spec.name, self.instance_key, event_id)
+            return done_frame(event_id, epoch, "completed", answer_payload(told, turn, event_id, self.clock()))
+        if self._pausing:
+            return Frame("ack", stage="release", event_id=event_id, epoch=epoch)
+        return first, row
+
+    async def _work(self, frame: Frame, first: Begin | BeginCall, row: TurnRow | None) -> Frame | None:
+        """Run the turn of an event: the frame that ends it for us, None when it is no longer ours. Raises GoondanError
+        when the turn cannot begin.
+        """
+        event_id = frame.event_id or ""
+        if self._broken is not None and self._loaded is not self.live_config.current:
+            await self.load_extensions()  # a patch may have broken it, and its revert may mend it
+        if self._broken is not None:
+            raise self._broken
+        blocked, self._blocked = self._blocked, None
+        if blocked is not None and blocked.event_id != event_id:
+            blocked = None
+        if self.spec.extensions:
+            self.loop_watch.begin(event_id)
+        if blocked is None:
+            workdir = frame.workdir or instance_workdir(self.spec.state_dir, self.spec.name, self.instance_key)
+            await self.workspaces.enter(workdir)
+        run = self._run = TurnRun(self, frame, first, row)
+        if blocked is not None:
+            raise GoondanError(blocked_error(blocked, self.spec.extensions))
+        if self._cancelled == (event_id, frame.epoch or 0):
+            run.cancel()
+        return await run.go()
+
+    def _fail(self, frame: Frame, info: ErrorPayload) -> Frame:
+        """End an event with this error: in its turn's file, if it has a turn and that can be written."""
+        event_id, run = frame.event_id or "", self._run
+        ended = None if run is None else run.fail(info)
         if ended is not None:
             return ended
-        payload = answer_payload(failed(info), turn, event_id, self.clock(), frame.trace_id)
-        return done_frame(event_id, epoch, "failed", payload)
+        name = turn_id(self.spec.name, self.instance_key, event_id) if run is None else run.turn.turn_id
+        payload = answer_payload(failed(info), name, event_id, self.clock(), frame.trace_id)
+        return done_frame(event_id, frame.epoch or 0, "failed", payload)
 
     def _first_input(self, frame: Frame) -> Begin | BeginCall:
         """What the event asks for. Raises GoondanError E_FRAME_INVALID, E_FORBIDDEN, E_USAGE, or why its large payload

@@ -23,7 +23,7 @@ Source: docs/design/turns.md section 1; docs/design/delivery.md section 6; requi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal
 
 import msgspec
@@ -288,45 +288,11 @@ class Turn:
 
     def handle(self, event: Input, at: str) -> list[Action]:
         """What to do about `event`, in order; an event that does not fit the state has no consequence."""
-        match self.phase, event:
-            case "over", _:
-                return []
-            case "new", Begin(text, source, metadata):
-                return [self._store(UserData(text), source, at, metadata), *self._open_turn()]
-            case "new", BeginCall(tool, args):
-                self._operator = True
-                return self._answer(ModelAnswered("", [AskedCall("", tool, args)]), at)
-            case "new", Resume():
-                self._next = event.next_position
-                self._resumed = event
-                return self._open_turn()
-            case "thinking", ModelAnswered():
-                return self._answer(event, at)
-            case "thinking", ModelFailed(error):
-                return self._step_done(False, self._failure(error), error)
-            case "acting", ToolFinished(tool_call_id, result):
-                return self._finish_call(tool_call_id, result, at)
-            case "opening", TurnEntered():
-                self._entered = True
-                return self._go_on()
-            case "entering", StepEntered():
-                return self._enter_step()
-            case "leaving", StepLeft():
-                return self._step_left(event)
-            case "closing", TurnLeft(end):
-                return [self._over(end or self._end_as_is or self._failure(_MOOT))]
-            case _, TurnLeft(end):
-                self._entered = False
-                return self._break_off(end or self._failure(_MOOT), "the turn ended", at)
-            case (("entering" | "thinking" | "acting"), StepLeft(_, error)):
-                return self._break_off(self._failure(error or _MOOT), "the step ended", at)
-            case _, Pause():
-                self._pausing = True
-                return []
-            case _, Cancel(error, reason, told):
-                return self._break_off(self._failure(error), reason, at, told)
-            case _:
-                return []
+        if self.phase == "over":
+            return []
+        kind = type(event)
+        take = _TAKES.get((self.phase, kind)) or _TAKES_ALWAYS.get(kind)
+        return [] if take is None else take(self, event, at)
 
     def hear(self) -> None:
         """Something has come that the model is to read: the turn gets one more step, if it has steps left."""
@@ -337,6 +303,45 @@ class Turn:
         position = self._next
         self._next += 1
         return position
+
+    # --- inputs (see _TAKES)
+
+    def _on_begin(self, begin: Begin, at: str) -> list[Action]:
+        return [self._store(UserData(begin.text), begin.source, at, begin.metadata), *self._open_turn()]
+
+    def _on_begin_call(self, begin: BeginCall, at: str) -> list[Action]:
+        self._operator = True
+        return self._on_answer(ModelAnswered("", [AskedCall("", begin.tool, begin.args)]), at)
+
+    def _on_resume(self, resume: Resume, at: str) -> list[Action]:
+        self._next = resume.next_position
+        self._resumed = resume
+        return self._open_turn()
+
+    def _on_model_failed(self, failed: ModelFailed, at: str) -> list[Action]:
+        return self._step_done(False, self._failure(failed.error), failed.error)
+
+    def _on_turn_entered(self, entered: TurnEntered, at: str) -> list[Action]:
+        self._entered = True
+        return self._go_on()
+
+    def _on_turn_left(self, left: TurnLeft, at: str) -> list[Action]:
+        """The turn middleware has returned behind the turn's core."""
+        return [self._over(left.end or self._end_as_is or self._failure(_MOOT))]
+
+    def _on_turn_left_early(self, left: TurnLeft, at: str) -> list[Action]:
+        self._entered = False
+        return self._break_off(left.end or self._failure(_MOOT), "the turn ended", at)
+
+    def _on_step_left_early(self, left: StepLeft, at: str) -> list[Action]:
+        return self._break_off(self._failure(left.error or _MOOT), "the step ended", at)
+
+    def _on_pause(self, pause: Pause, at: str) -> list[Action]:
+        self._pausing = True
+        return []
+
+    def _on_cancel(self, cancel: Cancel, at: str) -> list[Action]:
+        return self._break_off(self._failure(cancel.error), cancel.reason, at, cancel.told)
 
     # --- transitions
 
@@ -373,14 +378,14 @@ class Turn:
         self.phase, self._told = "thinking", False
         return [AskModel(self.steps)]
 
-    def _enter_step(self) -> list[Action]:
+    def _on_step_entered(self, entered: StepEntered, at: str) -> list[Action]:
         if self._rerun:
             self.phase = "acting"
             rerun, self._rerun = self._rerun, []
             return list(rerun)
         return self._ask()
 
-    def _answer(self, answer: ModelAnswered, at: str) -> list[Action]:
+    def _on_answer(self, answer: ModelAnswered, at: str) -> list[Action]:
         parts = [self._name_call(call, index) for index, call in enumerate(answer.calls)]
         content: list[TextPart | ToolCallPart] = [TextPart(answer.text)] if answer.text or not parts else []
         broken = {
@@ -399,7 +404,8 @@ class Turn:
     def _completion(self, text: str, finish_reason: str | None) -> End:
         return End(status="completed", steps=self.steps, response=text, finish_reason=finish_reason or "stop")
 
-    def _finish_call(self, tool_call_id: str, result: ToolResult, at: str) -> list[Action]:
+    def _on_result(self, finished: ToolFinished, at: str) -> list[Action]:
+        tool_call_id, result = finished.tool_call_id, finished.result
         place = self._places.pop(tool_call_id, None)
         if place is None:
             return []
@@ -420,7 +426,8 @@ class Turn:
             return [LeaveStep(self.steps, should_continue, results, error)]
         return self._boundary() if should_continue or end is None else self._end(end)
 
-    def _step_left(self, left: StepLeft) -> list[Action]:
+    def _on_step_left(self, left: StepLeft, at: str) -> list[Action]:
+        """The step middleware has returned behind the step's core."""
         if left.error is not None:
             return self._end(self._failure(left.error))
         if left.should_continue:
@@ -530,6 +537,29 @@ class Turn:
             tool_call_id = f"{wanted}_{copy}"
         self._used_ids.add(tool_call_id)
         return ToolCallPart(tool_call_id, call.name, call.args if isinstance(call.args, dict) else {})
+
+
+#: What takes an input in a phase, and in every phase that does not take it otherwise. A turn that is over takes none.
+_TAKES: Final[Mapping[tuple[Phase, type[Input]], Callable[[Turn, Any, str], list[Action]]]] = {
+    ("new", Begin): Turn._on_begin,
+    ("new", BeginCall): Turn._on_begin_call,
+    ("new", Resume): Turn._on_resume,
+    ("opening", TurnEntered): Turn._on_turn_entered,
+    ("entering", StepEntered): Turn._on_step_entered,
+    ("entering", StepLeft): Turn._on_step_left_early,
+    ("thinking", ModelAnswered): Turn._on_answer,
+    ("thinking", ModelFailed): Turn._on_model_failed,
+    ("thinking", StepLeft): Turn._on_step_left_early,
+    ("acting", ToolFinished): Turn._on_result,
+    ("acting", StepLeft): Turn._on_step_left_early,
+    ("leaving", StepLeft): Turn._on_step_left,
+    ("closing", TurnLeft): Turn._on_turn_left,
+}
+_TAKES_ALWAYS: Final[Mapping[type[Input], Callable[[Turn, Any, str], list[Action]]]] = {
+    TurnLeft: Turn._on_turn_left_early,
+    Pause: Turn._on_pause,
+    Cancel: Turn._on_cancel,
+}
 
 
 def _unreadable(call: AskedCall) -> str | None:

@@ -15,17 +15,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 from msgspec import structs
 
 from agentproc.answers import answer_payload, done_frame, failed, turn_id
 from agentproc.approvals import Approvals
-from agentproc.aside import Aside
 from agentproc.budget import TurnBudget
 from agentproc.calls import CallContext
 from agentproc.catalog import StepCatalog
@@ -33,11 +31,12 @@ from agentproc.completions import Ended
 from agentproc.conversation import Append, Presented, encode_message, error_result
 from agentproc.extensions.contexts import Execution
 from agentproc.extensions.stages import Stages
+from agentproc.instance import Instance
 from agentproc.live import LiveFeed
-from agentproc.notes import ModelAttempts, TurnNotes, results_of
+from agentproc.model_calls import ModelCalls
+from agentproc.notes import TurnNotes, results_of
 from agentproc.own_calls import OwnCalls
-from agentproc.providers.base import ModelAnswer, ModelNews, ModelRequest, Provider, TextDelta
-from agentproc.stall import StallClock, stalled
+from agentproc.providers.base import ModelRequest
 from agentproc.step_config import TurnConfig
 from agentproc.store import TurnRow
 from agentproc.told_event import told_event
@@ -55,7 +54,6 @@ from agentproc.turn import (
     Input,
     LeaveStep,
     LeaveTurn,
-    ModelAnswered,
     ModelFailed,
     Pause,
     RunTool,
@@ -68,19 +66,13 @@ from schemas.address import instance_workdir
 from schemas.arguments import invalid_arguments
 from schemas.errors import GoondanError, error_payload
 from schemas.frames import ErrorPayload, Frame, ToolResult
-from schemas.results import cut_message
 from schemas.spans import is_trace_id, step_span, trace_id_of
-
-if TYPE_CHECKING:
-    from agentproc.loop import TurnRunner
 
 #: How often a running turn says that it still works (seconds); the broker gives up on a holder much later.
 RENEW_S: Final = 10.0
 #: How late the trace says that a step with middleware has begun or ended (seconds), unless something else is stored
 #: before: a transaction for it alone would be a third of what the step costs.
 NOTES_S: Final = 0.05
-#: A model's failure as it is shown (characters).
-MODEL_ERROR_CHARS: Final = 1000
 
 #: An operator's wish, and what is done with a turn whose event has ended elsewhere.
 CANCELLED: Final = Cancel(
@@ -100,7 +92,7 @@ log = logging.getLogger("agentproc")
 class TurnRun:
     """One turn while it runs."""
 
-    def __init__(self, runner: TurnRunner, frame: Frame, first: Begin | BeginCall, row: TurnRow | None) -> None:
+    def __init__(self, runner: Instance, frame: Frame, first: Begin | BeginCall, row: TurnRow | None) -> None:
         self._runner = runner
         self._loop = runner.loop
         self._event_id = frame.event_id or ""
@@ -136,11 +128,19 @@ class TurnRun:
         before = self._approvals, self._budget
         own = OwnCalls(runner, name, workdir, deadline, *before, stepped=self._stepped, lost=self.abandon)
         self._own_calls = own
-        self._aside: Aside | None = None
+        models = self._models = ModelCalls(
+            runner,
+            self._event_id,
+            self._notes,
+            live,
+            self._budget,
+            push=self.push,
+            time_left=self._time_left,
+            lost=self.abandon,
+        )
         self._stages: Stages | None = None
         self._config = TurnConfig(runner.live_config, runner.catalog, runner.store, name)
         if wrapped and (self._wraps_steps or not runner.pipeline.empty):
-            aside = self._aside = Aside(runner.spec, self._ask_once, self._time_left, runner.clock)
             self._stages = Stages(
                 runner.pipeline,
                 runner.points(self._config.in_force),
@@ -153,17 +153,23 @@ class TurnRun:
                 push=self.push,
                 use=self._use,
                 lost=self.abandon,
-                ask_aside=lambda *question: aside.ask(runner.provider, self._config.in_force.model, *question),
+                ask_aside=lambda *question: models.aside.ask(runner.provider, self._config.in_force.model, *question),
             )
+        #: What is done about each action, once it is stored what there is to store of it.
+        self._performs: Mapping[type[Action], Callable[[Any], None]] = {
+            AskModel: self._ask_model,
+            RunTool: self._run_tool,
+            DropCalls: self._drop_calls,
+            EnterTurn: self._enter_turn,
+            LeaveTurn: self._leave_turn,
+            EnterStep: self._enter_step,
+            LeaveStep: self._leave_step,
+        }
         self._context = CallContext(name, self._event_id, frame.epoch, deadline)
         self._parked = False
         self._inputs: list[Input] = []
         self._wake: asyncio.Future[None] | None = None
         self._lost = False
-        self._model: asyncio.Task[None] | None = None
-        self._attempts = ModelAttempts()
-        self._stall = StallClock(runner.spec.stall_timeout_s)
-        self._stall_timer: asyncio.TimerHandle | None = None
         self._catalog: StepCatalog = runner.catalog.for_step()
         self._completed: dict[str, Ended] = {}  # pending work that has ended since the last model call
         self._answered: dict[str, str] = {}  # tool call id -> callId under which the tool host gave the result
@@ -247,13 +253,9 @@ class TurnRun:
         for timer in (*self._timers, self._deadline_timer, self._notes_timer):
             if timer is not None:
                 timer.cancel()
-        self._stop_watching()
+        self._models.close()
         if self._renewing is not None:
             self._runner.link.forget(self._renewing.id)
-        if self._model is not None:
-            self._model.cancel()
-        if self._aside is not None:
-            self._aside.stop()
         self._transcript.closed = True
         if self._stages is not None:
             self._stages.close()
@@ -347,60 +349,56 @@ class TurnRun:
         return done_frame(self._event_id, self._epoch, "failed", payload)
 
     def _perform(self, actions: Sequence[Action]) -> Frame | None:
-        """Store first, then act; the frame that ends the event, if the actions end the turn."""
-        runner, end = self._runner, None
-        stores = [action for action in actions if isinstance(action, Store)]
+        """Store first, then act; the frame that ends the event for us, if the actions end or give back the turn."""
+        actions, end = self._without_secrets(actions)
+        payload = self._store(actions, end)
+        self._live.tell(actions, self._notes.take_endings())
         for action in actions:
-            if isinstance(action, End):
-                end = action
-        if end is not None and (error := runner.secrets.out_of_error(end.error)) is not end.error:
-            hidden = structs.replace(end, error=error)
-            actions = [hidden if action is end else action for action in actions]
-            end = hidden
-        payload = b""
-        at = runner.clock()
+            perform = self._performs.get(type(action))
+            if perform is not None:
+                perform(action)
+        if end is not None:
+            return done_frame(self._event_id, self._epoch, end.status, payload)
+        if any(isinstance(action, Yield) for action in actions):
+            return Frame("ack", stage="release", event_id=self._event_id, epoch=self._epoch)
+        return None
+
+    def _without_secrets(self, actions: Sequence[Action]) -> tuple[Sequence[Action], End | None]:
+        """The actions, and the end among them, whose error tells no secret."""
+        end = next((action for action in actions if isinstance(action, End)), None)
+        if end is None or (error := self._runner.secrets.out_of_error(end.error)) is end.error:
+            return actions, end
+        hidden = structs.replace(end, error=error)
+        return [hidden if action is end else action for action in actions], hidden
+
+    def _store(self, actions: Sequence[Action], end: End | None) -> bytes:
+        """Store what the actions say, in one transaction; the answer if the turn ends, else b""."""
+        runner, at, payload = self._runner, self._runner.clock(), b""
+        stores = [action for action in actions if isinstance(action, Store)]
         if not stores and end is None:
             self._notes.model(at)
             self._notes.actions(actions, at, self._catalog)
             if runner.store.has_notes and self._notes_timer is None:
                 self._notes_timer = self._loop.call_later(NOTES_S, self._store_notes)
-        else:
-            with runner.store.write(final=end is not None):
-                self._notes.model(at)
-                for store in stores:
-                    self._transcript.append(store.position, store.message)
-                    self._notes.results(store.message, at)
-                if end is not None:
-                    payload = answer_payload(end, self.turn.turn_id, self._event_id, at, self._trace_id)
-                    self._notes.ended(end, at)
-                    runner.store.finish_turn(
-                        self._event_id, self.turn.turn_id, end.status, at, steps=end.steps, answer=payload
-                    )
-                self._notes.actions(actions, at, self._catalog)
+            return payload
+        with runner.store.write(final=end is not None):
+            self._notes.model(at)
+            for store in stores:
+                self._transcript.append(store.position, store.message)
+                self._notes.results(store.message, at)
+            if end is not None:
+                name = self.turn.turn_id
+                payload = answer_payload(end, name, self._event_id, at, self._trace_id)
+                self._notes.ended(end, at)
+                runner.store.finish_turn(self._event_id, name, end.status, at, steps=end.steps, answer=payload)
+            self._notes.actions(actions, at, self._catalog)
         runner.acks.add([call_id for store in stores for call_id in self._stored_calls(store)])
         if stores and end is None:
             self._messages += len(stores)  # not the place of the last one: results are stored in any order
             first, self._position = self._position is None, self._messages
             if first:
                 self._renew()  # at once: a process that has got on and then dies is no reason to give the event up
-        self._live.tell(actions, self._notes.take_endings())
-        for action in actions:
-            if isinstance(action, RunTool):
-                self._run_tool(action)
-            elif isinstance(action, AskModel):
-                self._ask_model(action)
-            elif isinstance(action, DropCalls):
-                for tool_call_id in action.tool_call_ids:
-                    self._drop_call(tool_call_id)
-                if self._stages is not None:
-                    self._stages.drop_calls(action.tool_call_ids)
-            elif isinstance(action, EnterTurn | LeaveTurn | EnterStep | LeaveStep):
-                self._move(action)
-            elif isinstance(action, Yield):
-                return Frame("ack", stage="release", event_id=self._event_id, epoch=self._epoch)
-        if end is None:
-            return None
-        return done_frame(self._event_id, self._epoch, end.status, payload)
+        return payload
 
     def _store_notes(self) -> None:
         """Store the notes that nothing else was stored with."""
@@ -412,6 +410,14 @@ class TurnRun:
                 pass
         except GoondanError as error:  # what is stored next meets the same, and ends the turn
             log.warning("event %s: %s", self._event_id, error)
+
+    # --- tool calls
+
+    def _drop_calls(self, action: DropCalls) -> None:
+        for tool_call_id in action.tool_call_ids:
+            self._drop_call(tool_call_id)
+        if self._stages is not None:
+            self._stages.drop_calls(action.tool_call_ids)
 
     def _run_tool(self, action: RunTool) -> None:
         part = action.part
@@ -487,23 +493,29 @@ class TurnRun:
     def _use(self, catalog: StepCatalog) -> None:
         self._catalog = catalog
 
-    def _move(self, action: EnterTurn | LeaveTurn | EnterStep | LeaveStep) -> None:
-        """Into or out of the middleware around the turn or a step."""
-        stages = self._stages
-        if stages is None:
+    # --- into and out of the middleware around the turn and its steps
+
+    @property
+    def _around(self) -> Stages:
+        """The middleware of a turn that has some."""
+        if self._stages is None:
             raise AssertionError("only a turn with middleware enters it")
-        match action:
-            case EnterTurn():
-                stages.enter_turn()
-            case LeaveTurn(end):
-                if self._model is not None:
-                    self._model.cancel()
-                self._stop_watching()
-                stages.leave_turn(end)
-            case EnterStep(step, again):
-                stages.enter_step(step, self._config.begin_step(step, again=again))
-            case LeaveStep():
-                stages.leave_step(action)
+        return self._stages
+
+    def _enter_turn(self, _: EnterTurn) -> None:
+        self._around.enter_turn()
+
+    def _leave_turn(self, action: LeaveTurn) -> None:
+        self._models.stop()
+        self._around.leave_turn(action.end)
+
+    def _enter_step(self, action: EnterStep) -> None:
+        self._around.enter_step(action.step, self._config.begin_step(action.step, again=action.again))
+
+    def _leave_step(self, action: LeaveStep) -> None:
+        self._around.leave_step(action)
+
+    # --- the model
 
     def completed(self, ended: Ended) -> None:
         """Pending work has ended: the next model call of this turn will know, if there is one."""
@@ -549,128 +561,14 @@ class TurnRun:
             timeout_s=self._time_left(),
             blocks=[] if self._stages is None else self._stages.blocks,
         )
-        self._model = self._loop.create_task(self._complete(provider, request))
-
-    async def _complete(self, provider: Provider, request: ModelRequest) -> None:
-        """The model call, inside what extensions put around it."""
-        stages, tries = self._stages, 0
-
-        async def again(blocks: list[dict[str, Any]], catalog: StepCatalog) -> ModelAnswer:
-            nonlocal tries
-            tries += 1
-            changed = msgspec.structs.replace(request, blocks=blocks, tools=catalog.shown, timeout_s=self._time_left())
-            return await self._ask_once(provider, changed, anew=tries > 1)
-
-        try:
-            if stages is not None and stages.wraps_model:
-                answer = await stages.ask_model(again)
-            else:
-                answer = await self._ask_once(provider, request)
-        except GoondanError as error:
-            if error.info.code == "E_LEASE_LOST":  # the broker's word about a budget
-                self.abandon()
-            self.push(ModelFailed(error.info))
-        except Exception as error:  # nobody else would end the step
-            log.exception("event %s: the model call", self._event_id)
-            self.push(ModelFailed(self._without_secrets(error_payload("E_INTERNAL", str(error)))))
-        else:
-            calls = [self._runner.tools.spelt(call) for call in answer.calls]
-            self.push(ModelAnswered(answer.text, calls, answer.finish_reason, answer.metadata))
-        self._stop_watching()
-
-    async def _ask_once(
-        self, provider: Provider, request: ModelRequest, *, anew: bool = False, hidden: bool = False
-    ) -> ModelAnswer:
-        """One request to the model; `anew`: what was shown of an earlier one is void; `hidden`: nothing is shown of
-        this one. Raises GoondanError, as it may be stored and shown.
-        """
-        attempts = self._attempts = ModelAttempts()
-
-        def on_news(news: ModelNews) -> None:
-            now = self._loop.time()
-            if news == "content":
-                self._stall.content(now)
-                return
-            attempts.hear(news, now)
-            if news == "waiting":
-                self._stall.waiting(now)
-            else:
-                self._stall.asking(now)
-                self._watch(request)
-
-        show, void = None if hidden else self._live.on_delta, anew
-
-        def on_delta(delta: TextDelta) -> None:
-            nonlocal void
-            if show is not None:
-                show(TextDelta(delta.text, again=True) if void else delta)
-            void = False
-
-        self._stall.begin(self._loop.time())
-        self._watch(request)
-        try:
-            shown = on_delta if anew else show
-            if self._budget is None:
-                answer = await provider.complete(request, shown, on_news)
-            else:
-                answer = await self._budget.ask(
-                    request, lambda given, news: provider.complete(given, shown, news), on_news
-                )
-        except GoondanError as error:
-            self._notes.model_ended(request, attempts, code=error.info.code)
-            raise GoondanError(self._without_secrets(error.info)) from None
-        except Exception as error:
-            trace = self._runner.redact(traceback.format_exc())
-            log.error("model call of event %s: %s", self._event_id, trace)
-            info = error_payload("E_MODEL_FAILED", f"{type(error).__name__}: {error}")
-            self._notes.model_ended(request, attempts, code=info.code)
-            raise GoondanError(self._without_secrets(info)) from None
-        finally:
-            self._stall.end()  # what extensions do behind it is not the model's time
-        self._notes.model_ended(request, attempts, finish_reason=answer.finish_reason, usage=answer.usage)
-        return answer
+        self._models.start(request, self._stages)
 
     def _time_left(self) -> float | None:
         """Of the turn, in seconds."""
         deadline = self._context.deadline
         return None if deadline is None else max(0.0, deadline - self._loop.time())
 
-    def _without_secrets(self, info: ErrorPayload) -> ErrorPayload:
-        """A model's error as it may be stored and shown: without the key, and of bounded length."""
-        redact = self._runner.redact
-        message = cut_message(redact(info.message), MODEL_ERROR_CHARS)
-        suggestion = None if info.suggestion is None else redact(info.suggestion)
-        return ErrorPayload(info.code, message, suggestion, info.help_url, info.retry_after_ms, info.name)
-
     # --- timers
-
-    def _watch(self, request: ModelRequest) -> None:
-        """Look again when the model has had all of its time, unless that is being done."""
-        if self._stall_timer is None and (due := self._stall.due) is not None:
-            self._stall_timer = self._loop.call_at(due, self._look, request)
-
-    def _look(self, request: ModelRequest) -> None:
-        self._stall_timer = None
-        now = self._loop.time()
-        since = self._stall.silent_since(now)
-        if since is None:
-            self._watch(request)
-            return
-        if self._model is not None:
-            self._model.cancel()
-        if self._aside is not None:
-            self._aside.stop()
-        self._stop_watching()
-        model = f"{request.model.provider}/{request.model.model}".rstrip("/")
-        info = stalled(model, request.step, now - since, self._stall.limit_s, self._runner.clock())
-        self._notes.model_ended(request, self._attempts, code=info.code)
-        self.push(ModelFailed(info))
-
-    def _stop_watching(self) -> None:
-        self._stall.end()
-        if self._stall_timer is not None:
-            self._stall_timer.cancel()
-            self._stall_timer = None
 
     def _set_deadline(self, deadline: float | None) -> None:
         """The turn ends then (the loop's time); None: nothing bounds it now."""

@@ -216,7 +216,8 @@ async def _play_turns(folder: str, rounds: int, model: ModelSpec, provider: Prov
             _check(store, name)
         await runner.close()
         with suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.shield(asyncio.get_running_loop().create_future()), 0.0001)
+            async with asyncio.timeout(0.0001):  # as an agent waits that has nothing to do
+                await asyncio.get_running_loop().create_future()
 
 
 def _check(store: ConversationStore, event_key: str) -> None:

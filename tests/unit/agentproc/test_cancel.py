@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from agentproc.app import AgentApp
 from agentproc.conversation import UserData, is_presentable
 from agentproc.providers.base import ModelAnswer
 from agentproc.turn_run import CANCELLED
@@ -80,3 +82,19 @@ async def test_a_turn_that_is_cancelled_before_it_begins_asks_nobody(make: Make,
     await runner.run(event_frame("e1", value, kind="operator.call" if operator else "client.message"))
     assert code_of(the_answer(link)) == "E_CANCELLED"
     assert (model.requests, link.open_calls()) == ([], [])
+
+
+@pytest.mark.parametrize("waits", ["idle", "leaving"])
+async def test_a_process_that_is_ended_in_the_moment_in_which_news_come_ends(waits: str) -> None:
+    """`asyncio.wait_for` of Python 3.11 would return then, as if nobody had cancelled."""
+    app: Any = AgentApp.__new__(AgentApp)
+    app._wake, app._working, app._bye = asyncio.Event(), None, None
+    loop = asyncio.get_running_loop()
+    app._cut_at, app.link = loop.time() + 5, SimpleNamespace(closed=loop.create_future())
+    wait = app._pause_until_news(5.0) if waits == "idle" else app._until_released(loop.create_future())
+    waiting = asyncio.ensure_future(wait)
+    await asyncio.sleep(0)
+    app._wake.set()
+    waiting.cancel()
+    done, _ = await asyncio.wait([waiting], timeout=1)
+    assert done and waiting.cancelled()

@@ -1,0 +1,151 @@
+"""One agent instance: what stays of it from turn to turn, and what a turn of it works with.
+
+Made once for each process. Which event is worked on is not known here (loop.py), nor what a turn does (turn_run.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from agentproc.acks import AckLink, ResultAcks
+from agentproc.blocked_loop import LoopWatch
+from agentproc.calls import CallLink, ToolCaller
+from agentproc.catalog import Catalog
+from agentproc.completions import Ended
+from agentproc.extensions.bundle_changes import BundleChanges
+from agentproc.extensions.dynamic_tools import DynamicTools
+from agentproc.extensions.events import EventBus
+from agentproc.extensions.loaded import Extensions, InstancePaths
+from agentproc.extensions.oauth import AccessTokens
+from agentproc.extensions.patience import Watch
+from agentproc.extensions.pipeline import Pipeline
+from agentproc.extensions.point_stages import PointStages
+from agentproc.extensions.workspaces import Workspaces
+from agentproc.known_secrets import KnownSecrets
+from agentproc.live_config import InForce, LiveConfig
+from agentproc.providers.base import Provider, redactor_of
+from agentproc.providers.choose import make_provider
+from agentproc.store import ConversationStore
+from agentproc.swarm import DELEGATION_RESULT, AskingLink
+from schemas.address import instance_dir
+from schemas.launch import AgentSpec
+from schemas.redaction import Redactor
+from schemas.times import rfc3339
+from schemas.trace_index import IndexLine, add
+
+log = logging.getLogger("agentproc")
+
+
+class TurnLink(CallLink, AckLink, AskingLink, Protocol):
+    """What is needed of a link (schemas.link.Link)."""
+
+
+def now_rfc3339() -> str:
+    """The time, RFC 3339 in UTC with milliseconds."""
+    return rfc3339(time.time())
+
+
+class Instance:
+    """One agent instance."""
+
+    def __init__(
+        self,
+        spec: AgentSpec,
+        instance_key: str,
+        link: TurnLink,
+        store: ConversationStore,
+        *,
+        provider: Provider | None = None,
+        clock: Callable[[], str] = now_rfc3339,
+        secrets: KnownSecrets | None = None,
+    ) -> None:
+        """`provider` is the model, None for the one that the specification names. `clock` gives the time as RFC 3339
+        in UTC. `secrets` are those that the process's log hides.
+        """
+        loop = asyncio.get_running_loop()
+        self.instance_key = instance_key
+        self.link = link
+        #: The conversation.
+        self.store = store
+        self.loop = loop
+        self.clock = clock
+        #: The middleware that extensions have registered.
+        self.pipeline = Pipeline()
+        #: The tools that extensions have registered.
+        self.tools = DynamicTools()
+        self.catalog = Catalog.of(spec, self.tools)
+        self.events = EventBus()
+        files = instance_dir(spec.state_dir, spec.name, instance_key)
+        self.place = InstancePaths(spec.name, instance_key, files, spec.state_dir)
+        self.secrets = secrets or KnownSecrets()
+        self.tokens = AccessTokens(link, self.events, self.secrets)
+        self.live_config = LiveConfig(spec, instance_key, link, self.secrets.redact)
+        #: Ends layers of middleware that take too long.
+        self.watch = Watch()
+        #: Finds out who blocks the event loop.
+        self.loop_watch = LoopWatch(files)
+        self.workspaces = Workspaces(self.pipeline, self.events, self.watch)
+        self.extensions = Extensions(
+            self.pipeline,
+            self.tools,
+            self.events,
+            self.place,
+            self.live_config,
+            self.tokens,
+            bundle_changes=BundleChanges(link, self.workspaces.mounted),
+        )
+        self.caller = ToolCaller(link, loop)
+        self.acks = ResultAcks(link, loop)
+        self._provider = provider
+        self._redactor: Redactor | None = None
+
+    @property
+    def spec(self) -> AgentSpec:
+        """What the bundle says of the agent. It becomes another one between two steps at any time (live_config.py), but
+        not in its model.
+        """
+        return self.live_config.current.spec
+
+    def points(self, in_force: InForce) -> PointStages:
+        """The points of one turn, which begins with this configuration."""
+        return PointStages(self.pipeline, self.tools, self.extensions, in_force, self.watch)
+
+    def redact(self, text: str) -> str:
+        """A text without what is secret of the agent's model, and without the tokens that its extensions got."""
+        if self._redactor is None:
+            self._redactor = redactor_of(self.spec.model)
+        return self.secrets.redact(self._redactor(text))
+
+    def index_turn(self, at: str, trace_id: str, turn_id: str, event_id: str) -> None:
+        """Note where the turn of a trace is found. A turn goes on without."""
+        try:
+            add(self.spec.state_dir, IndexLine(at, trace_id, turn_id, event_id, self.spec.name, self.instance_key))
+        except (OSError, UnicodeEncodeError) as error:
+            log.warning("the index of traces could not be written: %s", error)
+
+    @property
+    def provider(self) -> Provider:
+        """The model, made when it is first needed."""
+        if self._provider is None:
+            self._provider = make_provider(self.spec.model)
+        return self._provider
+
+    def notice(self, ended: Ended) -> None:
+        """Tell extensions of the answer to what was asked without waiting (EVENTS-11)."""
+        if ended.answer is not None:
+            self.events.emit(DELEGATION_RESULT, ended.answer, emitter="the kernel")
+
+    async def close(self) -> None:
+        """Let the extensions clean up, stop timers, give back the file and the model's connections."""
+        await self.extensions.close()
+        self.watch.close()
+        self.loop_watch.close()
+        self.acks.close()
+        self.caller.abandon()
+        self.store.close()
+        if self._provider is not None:
+            await self._provider.close()

@@ -1,0 +1,199 @@
+"""The model calls of one turn: each a task, what stands around it, and the clock that ends one which says nothing.
+
+What comes of a call is an input of the turn machine: `ModelAnswered` or `ModelFailed`.
+
+Source: docs/design/turns.md sections 2 and 7.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import traceback
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+from agentproc.aside import Aside
+from agentproc.budget import TurnBudget
+from agentproc.catalog import StepCatalog
+from agentproc.extensions.stages import Stages
+from agentproc.instance import Instance
+from agentproc.live import LiveFeed
+from agentproc.notes import ModelAttempts, TurnNotes
+from agentproc.providers.base import ModelAnswer, ModelNews, ModelRequest, Provider, TextDelta
+from agentproc.stall import StallClock, stalled
+from agentproc.turn import Input, ModelAnswered, ModelFailed
+from schemas.errors import GoondanError, error_payload
+from schemas.frames import ErrorPayload
+from schemas.results import cut_message
+
+#: A model's failure as it is shown (characters).
+MODEL_ERROR_CHARS: Final = 1000
+
+log = logging.getLogger("agentproc")
+
+
+class ModelCalls:
+    """Those of the turn of one event; one runs at a time. `push` gives the turn machine an input. `time_left` is the
+    turn's, in seconds; None: nothing bounds it. `lost` is called when the lease is gone.
+    """
+
+    def __init__(
+        self,
+        instance: Instance,
+        event_id: str,
+        notes: TurnNotes,
+        live: LiveFeed,
+        budget: TurnBudget | None,
+        *,
+        push: Callable[[Input], None],
+        time_left: Callable[[], float | None],
+        lost: Callable[[], None],
+    ) -> None:
+        self._instance = instance
+        self._loop = instance.loop
+        self._event_id = event_id
+        self._notes = notes
+        self._live = live
+        self._budget = budget
+        self._push = push
+        self._time_left = time_left
+        self._lost = lost
+        #: What extensions ask the model beside the conversation.
+        self.aside = Aside(instance.spec, self.ask_once, time_left, instance.clock)
+        self._call: asyncio.Task[None] | None = None
+        self._attempts = ModelAttempts()
+        self._stall = StallClock(instance.spec.stall_timeout_s)
+        self._stall_timer: asyncio.TimerHandle | None = None
+
+    def start(self, request: ModelRequest, stages: Stages | None) -> None:
+        """Ask the model; `stages` are the turn's extensions, if it has some."""
+        self._call = self._loop.create_task(self._complete(self._instance.provider, request, stages))
+
+    def stop(self) -> None:
+        """Nobody waits for the call that runs."""
+        if self._call is not None:
+            self._call.cancel()
+        self._stop_watching()
+
+    def close(self) -> None:
+        """The turn is left."""
+        self.stop()
+        self.aside.stop()
+
+    # --- one call
+
+    async def _complete(self, provider: Provider, request: ModelRequest, stages: Stages | None) -> None:
+        """The model call, inside what extensions put around it."""
+        tries = 0
+
+        async def again(blocks: list[dict[str, Any]], catalog: StepCatalog) -> ModelAnswer:
+            nonlocal tries
+            tries += 1
+            changed = msgspec.structs.replace(request, blocks=blocks, tools=catalog.shown, timeout_s=self._time_left())
+            return await self.ask_once(provider, changed, anew=tries > 1)
+
+        try:
+            if stages is not None and stages.wraps_model:
+                answer = await stages.ask_model(again)
+            else:
+                answer = await self.ask_once(provider, request)
+        except GoondanError as error:
+            if error.info.code == "E_LEASE_LOST":  # the broker's word about a budget
+                self._lost()
+            self._push(ModelFailed(error.info))
+        except Exception as error:  # nobody else would end the step
+            log.exception("event %s: the model call", self._event_id)
+            self._push(ModelFailed(self._without_secrets(error_payload("E_INTERNAL", str(error)))))
+        else:
+            calls = [self._instance.tools.spelt(call) for call in answer.calls]
+            self._push(ModelAnswered(answer.text, calls, answer.finish_reason, answer.metadata))
+        self._stop_watching()
+
+    async def ask_once(
+        self, provider: Provider, request: ModelRequest, *, anew: bool = False, hidden: bool = False
+    ) -> ModelAnswer:
+        """One request to the model; `anew`: what was shown of an earlier one is void; `hidden`: nothing is shown of
+        this one. Raises GoondanError, as it may be stored and shown.
+        """
+        attempts = self._attempts = ModelAttempts()
+
+        def on_news(news: ModelNews) -> None:
+            now = self._loop.time()
+            if news == "content":
+                self._stall.content(now)
+                return
+            attempts.hear(news, now)
+            if news == "waiting":
+                self._stall.waiting(now)
+            else:
+                self._stall.asking(now)
+                self._watch(request)
+
+        show, void = None if hidden else self._live.on_delta, anew
+
+        def on_delta(delta: TextDelta) -> None:
+            nonlocal void
+            if show is not None:
+                show(TextDelta(delta.text, again=True) if void else delta)
+            void = False
+
+        self._stall.begin(self._loop.time())
+        self._watch(request)
+        try:
+            shown = on_delta if anew else show
+            if self._budget is None:
+                answer = await provider.complete(request, shown, on_news)
+            else:
+                answer = await self._budget.ask(
+                    request, lambda given, news: provider.complete(given, shown, news), on_news
+                )
+        except GoondanError as error:
+            self._notes.model_ended(request, attempts, code=error.info.code)
+            raise GoondanError(self._without_secrets(error.info)) from None
+        except Exception as error:
+            trace = self._instance.redact(traceback.format_exc())
+            log.error("model call of event %s: %s", self._event_id, trace)
+            info = error_payload("E_MODEL_FAILED", f"{type(error).__name__}: {error}")
+            self._notes.model_ended(request, attempts, code=info.code)
+            raise GoondanError(self._without_secrets(info)) from None
+        finally:
+            self._stall.end()  # what extensions do behind it is not the model's time
+        self._notes.model_ended(request, attempts, finish_reason=answer.finish_reason, usage=answer.usage)
+        return answer
+
+    def _without_secrets(self, info: ErrorPayload) -> ErrorPayload:
+        """A model's error as it may be stored and shown: without the key, and of bounded length."""
+        redact = self._instance.redact
+        message = cut_message(redact(info.message), MODEL_ERROR_CHARS)
+        suggestion = None if info.suggestion is None else redact(info.suggestion)
+        return ErrorPayload(info.code, message, suggestion, info.help_url, info.retry_after_ms, info.name)
+
+    # --- a model that says nothing
+
+    def _watch(self, request: ModelRequest) -> None:
+        """Look again when the model has had all of its time, unless that is being done."""
+        if self._stall_timer is None and (due := self._stall.due) is not None:
+            self._stall_timer = self._loop.call_at(due, self._look, request)
+
+    def _look(self, request: ModelRequest) -> None:
+        self._stall_timer = None
+        now = self._loop.time()
+        since = self._stall.silent_since(now)
+        if since is None:
+            self._watch(request)
+            return
+        self.stop()
+        self.aside.stop()
+        model = f"{request.model.provider}/{request.model.model}".rstrip("/")
+        info = stalled(model, request.step, now - since, self._stall.limit_s, self._instance.clock())
+        self._notes.model_ended(request, self._attempts, code=info.code)
+        self._push(ModelFailed(info))
+
+    def _stop_watching(self) -> None:
+        self._stall.end()
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None
