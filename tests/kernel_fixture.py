@@ -32,6 +32,7 @@ from tests.ready_gdn import ReadyGdn
 READY: Final = ReadyGdn()
 
 ROOT = Path(__file__).resolve().parent.parent
+_TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 #: How long anything may take that takes well under a second on an idle machine (seconds).
 PATIENCE_S = 20.0
 
@@ -84,6 +85,8 @@ class Sandbox:
     running: list[subprocess.Popen[bytes]] = field(default_factory=list)
     #: Where commands are run; None: in `home`.
     here: Path | None = None
+    #: When it was made, as the system counts the starts of processes: older ones are not of this test.
+    since: int = field(default_factory=lambda: int(time.clock_gettime(time.CLOCK_BOOTTIME) * _TICKS_PER_S) - 1)
 
     # --- commands
 
@@ -161,9 +164,8 @@ class Sandbox:
 
     def processes(self) -> dict[int, str]:
         """Living processes of this test: pid and command line."""
-        ours = {pid for pid in _all_pids() if self._is_ours(pid)}
-        parents = _parents()
-        found = set(ours)
+        parents = _parents(self.since)
+        found = {pid for pid in parents if self._is_ours(pid)}
         for pid in parents:
             at: int | None = pid
             while at is not None and at not in found:
@@ -212,15 +214,14 @@ def _read(path: str) -> bytes:
         return b""
 
 
-def _all_pids() -> list[int]:
-    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
-
-
-def _parents() -> dict[int, int]:
+def _parents(since: int) -> dict[int, int]:
+    """Every process that has started since then (ticks since the machine has), with its parent."""
     found = {}
-    for pid in _all_pids():
-        with suppress(OSError):
-            found[pid] = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    for name in os.listdir("/proc"):
+        if name.isdigit() and (state := _read(f"/proc/{name}/stat")):
+            fields = state.rpartition(b")")[2].split()
+            if int(fields[19]) >= since:
+                found[int(name)] = int(fields[1])
     return found
 
 

@@ -25,7 +25,7 @@ def running() -> Iterator[Sandbox]:
 
 def other_shell(kernel: Sandbox, **changes: str) -> Sandbox:
     """The same bundle and state in a shell with another environment."""
-    return Sandbox(kernel.home, {**kernel.env, **changes}, kernel.bundle, kernel.running)
+    return Sandbox(kernel.home, {**kernel.env, **changes}, kernel.bundle, kernel.running, since=kernel.since)
 
 
 def record(kernel: Sandbox) -> lock.KernelRecord:
