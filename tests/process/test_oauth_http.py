@@ -42,7 +42,7 @@ async def server(answer: Answer) -> AsyncIterator[str]:
 
 @pytest.fixture
 async def http() -> AsyncIterator[Http]:
-    made = Http(limit_s=0.5)
+    made = Http(limit_s=20.0)
     yield made
     await made.close()
 
@@ -79,15 +79,17 @@ async def test_an_answer_without_an_end_is_cut_off(http: Http) -> None:
         assert "more than" in await refused(http, url)
 
 
-async def test_one_byte_after_the_other_does_not_prolong_the_limit(http: Http) -> None:
+async def test_one_byte_after_the_other_does_not_prolong_the_limit() -> None:
     async def drips(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         for byte in b"HTTP/1.1 200 OK\r\n" + b"X-A: b\r\n" * 100:
             writer.write(bytes([byte]))
             await writer.drain()
             await asyncio.sleep(0.02)
 
+    http = Http(limit_s=0.5)
     async with server(drips) as url:
         assert "no answer within 0.5 s" in await refused(http, url)
+    await http.close()
 
 
 async def test_a_packed_answer_is_not_unpacked(http: Http) -> None:
