@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import yaml
 
-from kernel.bundle.opening import inspect_bundle
+from kernel.bundle.loader import inspect_bundle
 from schemas.export import export
 from schemas.resources import API_V1, DOCUMENTS
 from scripts.pages import write_or_check

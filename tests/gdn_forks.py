@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 from kernel import cli
 
 #: What commands import when they need it.
-LATER = ("kernel.bundle.opening", "kernel.cli.attach", "kernel.cli.output", "kernel.cli.session", "kernel.cli.terminal")
+LATER = ("kernel.bundle.loader", "kernel.cli.attach", "kernel.cli.output", "kernel.cli.session", "kernel.cli.terminal")
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ import sys
 import time
 
 from kernel import lock, paths, rundir
-from kernel.bundle.opening import load_plan
+from kernel.bundle.loader import load_plan
 from kernel.premises import Premises
 from kernel.state_root import open_state_root
 from kernel.trust.private_copy import sweep

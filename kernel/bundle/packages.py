@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import os
 
+from kernel.bundle.documents import load_documents
 from kernel.bundle.files import BundleFiles
 from kernel.bundle.installed_packages import Package
-from kernel.bundle.load import load_documents
 from kernel.bundle.positions import Scalar
 from kernel.bundle.problems import Report
 from kernel.bundle.shape import Builder, Document, Environment

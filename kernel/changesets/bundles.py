@@ -9,9 +9,9 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+from kernel.bundle.documents import Loaded, load_documents
 from kernel.bundle.files import NOTHING
-from kernel.bundle.load import Loaded, load_documents
-from kernel.bundle.opening import Inspected, inspect_bundle
+from kernel.bundle.loader import Inspected, inspect_bundle
 from kernel.bundle.positions import plain
 from kernel.bundle.problems import Report
 from kernel.changesets.allowed import FileChange, Places, Written, refused_documents, refused_files

@@ -18,7 +18,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from kernel.bundle.opening import inspect_bundle
+from kernel.bundle.loader import inspect_bundle
 from kernel.changesets.applying import Application, Intent, Step
 from kernel.changesets.bundles import bundle_files, check, invalid
 from kernel.changesets.entries import LINK, REGULAR, SUBMODULE, TreeEntry

@@ -311,7 +311,7 @@ class ByHand(Kernel):
     @property
     def entry_agent(self) -> str | None:
         """As the bundle says. It runs already, so that nobody has to agree to it here."""
-        from kernel.bundle.opening import load_plan
+        from kernel.bundle.loader import load_plan
         from kernel.trust.asking import Asking
 
         place, asking = self.place, Asking(everything=True)

@@ -23,7 +23,7 @@ from click.shell_completion import CompletionItem
 
 from kernel import paths
 from kernel.bundle.base import IN_AGENTS, IN_JAILS, MANIFEST, tool_folders
-from kernel.bundle.load import load_documents
+from kernel.bundle.documents import load_documents
 from kernel.bundle.positions import Mapping, Scalar, Sequence
 from kernel.bundle.problems import Report
 from kernel.bundle.shape import Document

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeVar
 from schemas.errors import GoondanError
 
 if TYPE_CHECKING:
-    from kernel.bundle.opening import Inspected
+    from kernel.bundle.loader import Inspected
     from kernel.trust.powers import Power
 
 #: A bundle that changes after each answer is not asked about for ever.
@@ -69,7 +69,7 @@ def started_when_trusted(place: Where, begin: Callable[[Sequence[Power]], T]) ->
 
 def look_again(place: Where) -> Inspected:
     """The bundle, without a look into its modules. Raises BundleError when it has errors by now."""
-    from kernel.bundle.opening import inspect_bundle
+    from kernel.bundle.loader import inspect_bundle
     from kernel.bundle.problems import BundleError
 
     inspected = inspect_bundle(place.bundle, state_dir=place.state_dir, handlers=False, policy=place.policy)

@@ -14,7 +14,7 @@ import click
 from kernel.cli import options
 
 if TYPE_CHECKING:
-    from kernel.bundle.opening import Inspected
+    from kernel.bundle.loader import Inspected
     from kernel.cli.terminal import Style
 
 

@@ -24,7 +24,7 @@ from kernel.cli import options
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from kernel.bundle.opening import Inspected
+    from kernel.bundle.loader import Inspected
     from kernel.cli.attach import BundleTarget
     from kernel.cli.terminal import Style
     from schemas.launch import AgentSpec, ExtensionSpec, KernelPlan
@@ -57,7 +57,7 @@ def command(target: str | None, bundle: str | None, trust: bool, as_json: bool) 
 
     Without either, every extension of the bundle.
     """
-    from kernel.bundle.opening import load_plan
+    from kernel.bundle.loader import load_plan
     from kernel.cli.attach import locate
     from kernel.cli.output import write, write_json
     from kernel.cli.terminal import style_of
@@ -97,7 +97,7 @@ def command(target: str | None, bundle: str | None, trust: bool, as_json: bool) 
 
 def look(place: BundleTarget) -> Inspected:
     """The bundle, without a look into the modules of its tools."""
-    from kernel.bundle.opening import inspect_bundle
+    from kernel.bundle.loader import inspect_bundle
 
     return inspect_bundle(place.bundle, state_dir=place.state_dir, handlers=False)
 

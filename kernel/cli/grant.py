@@ -13,7 +13,7 @@ import click
 from kernel.cli import options
 
 if TYPE_CHECKING:
-    from kernel.bundle.opening import Inspected
+    from kernel.bundle.loader import Inspected
     from kernel.bundle.tools import CheckedTool
 
 
@@ -108,7 +108,7 @@ def revoke(tool: str, bundle: str | None, as_json: bool) -> int:
 @options.as_json
 def files(accept: bool, bundle: str | None, policy: str | None, as_json: bool) -> int:
     """Show files of the bundle that a tool may have written; a kernel starts when you have accepted them."""
-    from kernel.bundle.opening import inspect_bundle
+    from kernel.bundle.loader import inspect_bundle
     from kernel.cli.output import write, write_json
     from kernel.cli.state import state_of
     from kernel.cli.terminal import printable
@@ -146,7 +146,7 @@ _WORDS = {
 
 def _inspect(bundle: str | None, policy: str | None) -> tuple[Inspected, str]:
     """The bundle, and the path of the state root's policy. Raises BundleError only for what hides its tools."""
-    from kernel.bundle.opening import inspect_bundle
+    from kernel.bundle.loader import inspect_bundle
     from kernel.bundle.problems import BundleError
     from kernel.cli.state import state_of
     from kernel.grants.policy_file import POLICY_FILE

@@ -81,7 +81,7 @@ def _repository(folder: str, made: list[str]) -> str:
 
 def _trust(folder: str) -> None:
     """What was just written by us needs no question, whatever model the environment names later."""
-    from kernel.bundle.opening import inspect_bundle
+    from kernel.bundle.loader import inspect_bundle
     from kernel.cli.consent import remember
     from kernel.cli.state import state_of
     from kernel.paths import BUNDLE_FILE, find_bundle

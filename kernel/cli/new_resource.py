@@ -123,7 +123,7 @@ def read_bundle(path: str, name: str, kind: str) -> bytes | None:
 
     Raises BundleError for one that is no YAML, GoondanError E_INIT for a link and when it has the resource already.
     """
-    from kernel.bundle.load import load_documents
+    from kernel.bundle.documents import load_documents
     from kernel.bundle.positions import Scalar, node_at
     from kernel.bundle.problems import BundleError, Report
     from schemas.errors import fail

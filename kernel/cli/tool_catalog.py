@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from kernel.bundle.opening import inspect_bundle
+from kernel.bundle.loader import inspect_bundle
 from kernel.bundle.problems import BundleError, did_you_mean, shown
 from kernel.bundle.tools import CheckedTool
 from kernel.cli.state import state_of
@@ -18,7 +18,7 @@ from schemas.errors import fail
 from schemas.resources import BASE_PACKAGE, ToolExport
 
 if TYPE_CHECKING:
-    from kernel.bundle.opening import Inspected
+    from kernel.bundle.loader import Inspected
 
 
 def look(bundle: str | None) -> Inspected:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from kernel.bundle.examples import Outcome
-    from kernel.bundle.opening import Inspected
+    from kernel.bundle.loader import Inspected
     from kernel.bundle.problems import Problem
     from kernel.bundle.tools import CheckedTool
     from kernel.cli.attach import BundleTarget
@@ -130,7 +130,7 @@ def examine(place: BundleTarget, name: str | None) -> tuple[Inspected, list[Subj
     """
     from kernel.bundle.handlers import Check, inspect, judge
     from kernel.bundle.inspector import Inspector
-    from kernel.bundle.opening import inspect_bundle
+    from kernel.bundle.loader import inspect_bundle
     from kernel.bundle.problems import Report as Problems
     from kernel.cli.tool_catalog import find
     from schemas.resources import BASE_PACKAGE

@@ -18,7 +18,7 @@ from schemas.errors import GoondanError
 
 if TYPE_CHECKING:
     from kernel.bundle.checked import CheckedAgent
-    from kernel.bundle.opening import Inspected
+    from kernel.bundle.loader import Inspected
     from kernel.bundle.problems import Problem
 
 #: Exit status for a bundle that cannot run.
@@ -34,7 +34,7 @@ def command(bundle: str | None, policy: str | None, as_json: bool) -> int:
 
     Every error is reported with its file, line, column and a suggestion; nothing is started.
     """
-    from kernel.bundle.opening import inspect_bundle
+    from kernel.bundle.loader import inspect_bundle
     from kernel.bundle.problems import BundleError
     from kernel.cli.output import write, write_json
     from kernel.cli.state import state_of

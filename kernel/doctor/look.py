@@ -360,7 +360,7 @@ def _running(bundle: str) -> Running:
 
 def _bundle(given: str | None) -> tuple[Bundle, dict[str, str]]:
     """The bundle, and the variables that it names."""
-    from kernel.bundle.opening import inspect_bundle
+    from kernel.bundle.loader import inspect_bundle
 
     try:
         path = paths.find_bundle(given)

@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from kernel.bundle.opening import Opened
+from kernel.bundle.loader import Opened
 from kernel.changesets.desk import Desk
 from kernel.restarting.difference import Difference, difference
 from kernel.restarting.looks import Looks

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import Struct
 
-from kernel.bundle.opening import Opened
+from kernel.bundle.loader import Opened
 from kernel.restarting.held import SIGNALS, Held, Waiting
 from kernel.spawn import command, memory_file
 from kernel.trust.powers import Power

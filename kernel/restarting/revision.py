@@ -14,7 +14,7 @@ from schemas.frames import ErrorPayload
 
 class Revision(Struct, frozen=True, tag="revision", kw_only=True):
     """A bundle that may run. `revision` names its content, `plan` is the msgpack of its KernelPlan, `powers` are what
-    it asks for beyond its jails. `files`, `trees`: see kernel.bundle.opening.Opened.
+    it asks for beyond its jails. `files`, `trees`: see kernel.bundle.loader.Opened.
     """
 
     revision: str

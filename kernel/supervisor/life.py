@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import msgspec
 
 from kernel import lock, paths, rundir
-from kernel.bundle.opening import Opened
+from kernel.bundle.loader import Opened
 from kernel.log_bounds import bound_logs
 from kernel.premises import Premises
 from kernel.restarting.held import SIGNALS

@@ -14,7 +14,7 @@ from kernel import paths
 from schemas.errors import fail
 
 if TYPE_CHECKING:
-    from kernel.bundle.opening import Opened
+    from kernel.bundle.loader import Opened
     from kernel.trust.powers import Power
     from schemas.launch import KernelPlan
 
@@ -109,7 +109,7 @@ def load_bundle(options: Options, running: Sequence[Power] | None = None) -> Ope
     """The bundle, with what the command line grants. `running` are the powers of the revision that runs: then only
     those count as agreed to, and what was recorded. Raises BundleError, other GoondanErrors.
     """
-    from kernel.bundle.opening import open_bundle
+    from kernel.bundle.loader import open_bundle
     from kernel.trust.asking import Asking, read_agreed
 
     agreed = [] if options.agreed_fd is None else read_agreed(options.agreed_fd)

@@ -1,7 +1,7 @@
 """What a command brings along when a bundle is judged.
 
 A module of its own: a supervisor reads it before it starts the inspection of the bundle's tools, beside which all else
-is imported (kernel/bundle/opening.py).
+is imported (kernel/bundle/loader.py).
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from glob import escape, glob
 
 from kernel.bundle.checked import Checked
-from kernel.bundle.load import Loaded
+from kernel.bundle.documents import Loaded
 from kernel.grants.merge import requested
 from kernel.paths import quickstart_folders
 from kernel.trust import records

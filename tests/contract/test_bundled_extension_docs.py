@@ -13,7 +13,7 @@ import yaml
 from agentproc.loop import TurnRunner
 from agentproc.store import ConversationStore
 from kernel.bundle.base_extensions import BaseExtensions
-from kernel.bundle.opening import load_plan
+from kernel.bundle.loader import load_plan
 from schemas.address import instance_dir
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, says, wants
 

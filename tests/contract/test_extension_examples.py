@@ -18,7 +18,7 @@ import pytest
 from agentproc.conversation import encode_message
 from agentproc.loop import TurnRunner
 from agentproc.store import ConversationStore
-from kernel.bundle.opening import load_plan
+from kernel.bundle.loader import load_plan
 from kernel.cli.approve import command as approve
 from schemas.address import instance_dir
 from schemas.approval_rules import decide

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kernel.bundle.opening import Inspected, inspect_bundle
+from kernel.bundle.loader import Inspected, inspect_bundle
 from schemas.address import build_tool_name
 from schemas.resources import ToolBody
 

@@ -171,7 +171,7 @@ class Bundles(Checkout):
 
     def powers(self) -> list:  # type: ignore[type-arg]
         """What the bundle asks for as it is: all of it was agreed to."""
-        from kernel.bundle.opening import inspect_bundle
+        from kernel.bundle.loader import inspect_bundle
 
         found = inspect_bundle(self.options.bundle, state_dir=self.options.state_dir, handlers=False)
         assert not found.errors, found.errors

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from kernel.bundle.opening import inspect_bundle
+from kernel.bundle.loader import inspect_bundle
 from kernel.changesets import engine as engine_module
 from kernel.changesets.engine import Engine
 from kernel.changesets.git import References

@@ -36,7 +36,7 @@ def test_the_modules_of_tools_are_looked_into_while_the_checks_of_a_bundle_are_i
     environment = {"HOME": str(tmp_path), "GOONDAN_STATE_ROOT": str(tmp_path / "state")}
     run = subprocess.run(program, capture_output=True, text=True, check=True, env=environment, timeout=30)
     imported = set(run.stdout.split())
-    assert "kernel.bundle.opening" in imported
+    assert "kernel.bundle.loader" in imported
     assert not imported & {"yaml", "schemas.resources", "kernel.bundle.check", "kernel.trust.look", "jsonschema_rs"}
 
 

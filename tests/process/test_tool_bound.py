@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kernel.bundle.opening import load_plan
+from kernel.bundle.loader import load_plan
 from schemas.codec import from_raw, to_raw
 from schemas.frames import ErrorPayload, Frame
 from schemas.launch import AgentSpec, KernelPlan

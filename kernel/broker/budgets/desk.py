@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from kernel.broker.budgets.amounts import FREE, Spend, limits_of, prices_of
 from kernel.broker.budgets.book import MAX_CHARGED, MAX_HOLDS, Hold, Line, Shortage, Tree
-from kernel.broker.budgets.words import budget_spent, left_of, report
+from kernel.broker.budgets.messages import budget_spent, left_of, report
 from kernel.broker.bus import MAX_ID, RETRY_AFTER_MS, Bus
 from kernel.broker.entities import Connection, Event, Staged
 from kernel.broker.journal.interface import Item, Retire

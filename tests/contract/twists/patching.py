@@ -15,7 +15,7 @@ import msgspec
 from agentproc.loop import TurnRunner
 from agentproc.store import ConversationStore
 from kernel.broker.entities import CLIENTS, Connection
-from kernel.bundle.opening import load_plan
+from kernel.bundle.loader import load_plan
 from schemas.address import instance_dir
 from schemas.codec import encode, from_raw, to_raw
 from schemas.errors import GoondanError

@@ -20,7 +20,7 @@ from agentproc.loop import TurnRunner
 from agentproc.providers.base import ModelAnswer, ModelRequest
 from agentproc.store import ConversationStore
 from agentproc.turn import AskedCall
-from kernel.bundle.opening import load_plan
+from kernel.bundle.loader import load_plan
 from schemas.address import instance_dir
 from schemas.codec import from_raw, to_raw
 from schemas.errors import GoondanError

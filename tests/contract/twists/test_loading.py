@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from kernel.bundle.opening import inspect_bundle
+from kernel.bundle.loader import inspect_bundle
 from kernel.bundle.problems import BundleError, Problem
 from tests.contract.twists.stage import NOTES, Stage, calls, new, old
 
@@ -475,7 +475,7 @@ async def test_the_sample_documents_of_the_specification(stage: Stage) -> None:
 async def test_a_bundle_with_an_unknown_extension_names_it(stage: Stage) -> None:
     """10.1 with a reference to nothing: an error before anything runs."""
     path = stage.write([new("a", "def register(api): pass")], refs=["Extension/a", "Extension/aa"])
-    from kernel.bundle.opening import load_plan
+    from kernel.bundle.loader import load_plan
 
     with pytest.raises(BundleError) as raised:
         load_plan(str(path), state_dir=str(stage.state), handlers=False)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from kernel.bundle.load import load_documents
+from kernel.bundle.documents import load_documents
 from kernel.bundle.problems import Problem, Report
 from kernel.bundle.variables import wanted_variables
 from kernel.cli.doctor import render

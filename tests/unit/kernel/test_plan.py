@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kernel.bundle.opening import load_plan
+from kernel.bundle.loader import load_plan
 from kernel.bundle.problems import BundleError
 from schemas.frames import OPERATOR_AGENT
 from schemas.launch import CatalogItem, ExportSpec, KernelPlan, Limits, ModelSpec, ToolSource

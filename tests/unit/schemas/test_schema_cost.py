@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kernel.bundle.opening import inspect_bundle
+from kernel.bundle.loader import inspect_bundle
 from schemas.arguments import TOO_MUCH, UNWORDED, compile_arguments
 from schemas.codec import encode_value
 from schemas.errors import GoondanError

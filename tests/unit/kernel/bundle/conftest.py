@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kernel.bundle import base
-from kernel.bundle.opening import Inspected, inspect_bundle
+from kernel.bundle.loader import Inspected, inspect_bundle
 from kernel.bundle.tools import CheckedTool
 
 BASE_MANIFEST = """\

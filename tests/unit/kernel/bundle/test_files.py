@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from kernel.bundle import files as files_module
 from kernel.bundle.files import BundleFiles, list_documents, read_file, tree_digest
+from kernel.bundle.loader import inspect_bundle
 from kernel.bundle.lookup import MAX_PROMPT_BYTES, Unreadable
-from kernel.bundle.opening import inspect_bundle
 from tests.unit.kernel.bundle.conftest import GOOD, Look
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kernel.bundle.granting import status
-from kernel.bundle.opening import Inspected, inspect_bundle, load_plan
+from kernel.bundle.loader import Inspected, inspect_bundle, load_plan
 from kernel.grants.pins import pin
 from kernel.grants.policy_file import MARK, Accepted, write_accepted
 from kernel.plan import tool_spec

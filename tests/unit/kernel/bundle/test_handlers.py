@@ -9,7 +9,7 @@ import pytest
 
 from kernel.bundle.handlers import Check, check_handlers, inspect, judge
 from kernel.bundle.inspector import Inspector, ModuleReport, Refusal
-from kernel.bundle.opening import may_declare_tools
+from kernel.bundle.loader import may_declare_tools
 from kernel.bundle.problems import Report
 from kernel.bundle.tools import CheckedTool
 from schemas.launch import SandboxSpec

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from kernel.bundle.opening import inspect_bundle, load_plan
+from kernel.bundle.loader import inspect_bundle, load_plan
 from kernel.bundle.problems import BundleError
 from kernel.grants.written import Written, accept, find_written
 from schemas.errors import GoondanError

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from kernel.bundle.opening import Inspected, inspect_bundle
+from kernel.bundle.loader import Inspected, inspect_bundle
 from kernel.cli.plain import fit
 from kernel.cli.trust_screen import MAX_ROW, screen
 from kernel.paths import root_of

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kernel.bundle.opening import inspect_bundle
+from kernel.bundle.loader import inspect_bundle
 from kernel.trust.powers import Endpoint, Folder, Module, OpenKey, OwnModel, Power, Reach, Setting, Variable
 
 AGENT = """\

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kernel import paths
-from kernel.bundle.opening import inspect_bundle, load_plan
+from kernel.bundle.loader import inspect_bundle, load_plan
 from kernel.trust import look, records
 from kernel.trust.asking import Asking
 from schemas.errors import GoondanError

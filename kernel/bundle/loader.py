@@ -25,10 +25,10 @@ from schemas.launch import KernelPlan
 
 if TYPE_CHECKING:
     from kernel.bundle.checked import Checked
+    from kernel.bundle.documents import Loaded
     from kernel.bundle.granting import GrantContext
     from kernel.bundle.hiding import EnvironmentRedactor
     from kernel.bundle.installed_packages import Package
-    from kernel.bundle.load import Loaded
     from kernel.grants.written import Written
     from kernel.trust.asking import Asking
     from kernel.trust.judge import Judgement
@@ -96,11 +96,11 @@ def inspect_bundle(
         from kernel.bundle.base import base_tools
         from kernel.bundle.base_extensions import BaseExtensions
         from kernel.bundle.check import Checker
+        from kernel.bundle.documents import load_documents
         from kernel.bundle.files import BundleFiles
         from kernel.bundle.grant_context import gather
         from kernel.bundle.granting import grant
         from kernel.bundle.hiding import EnvironmentRedactor
-        from kernel.bundle.load import load_documents
         from kernel.bundle.models import without_key
         from kernel.bundle.packages import PackageFolders
         from kernel.bundle.variables import wanted_variables
