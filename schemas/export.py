@@ -9,10 +9,13 @@ Source: docs/design/wire.md section 1.
 from __future__ import annotations
 
 import argparse
+import ast
 import inspect
 import json
 import sys
+from collections.abc import Iterable
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Final, get_args
 
 import msgspec
@@ -35,6 +38,19 @@ DRAFT: Final = "https://json-schema.org/draft/2020-12/schema"
 #: Where the committed files are.
 COMMITTED: Final = Path(__file__).parent / "json"
 
+#: Where structs are that are exported.
+_MODULES: Final = (
+    approvals,
+    budgets,
+    changesets,
+    frames,
+    launch,
+    live_config,
+    oauth,
+    receipts,
+    resources,
+    worker_frames,
+)
 _PAYLOADS: Final = (
     frames.Hello,
     frames.Welcome,
@@ -107,8 +123,12 @@ def _document(title: str, description: str, kinds: tuple[type[Any], ...]) -> byt
     """One schema: any of `kinds`, with everything that they use in $defs."""
     plain = [_without_raw_defaults(kind) for kind in kinds]
     roots, definitions = msgspec.json.schema_components(plain, ref_template="#/$defs/{name}")
+    described = _fields_described(_MODULES)
     for name, definition in definitions.items():
         _refine(name, definition)
+        fields = frozenset(definition.get("properties", ()))
+        for field, text in described.get((name, fields), {}).items():
+            definition["properties"][field].setdefault("description", text)
     schema: dict[str, Any] = {"$schema": DRAFT, "title": title, "description": description}
     schema |= roots[0] if len(roots) == 1 else {"anyOf": list(roots)}
     schema["$defs"] = dict(sorted(definitions.items()))
@@ -131,6 +151,33 @@ def _without_raw_defaults(kind: type[Any]) -> type[Any]:
             described.append((field.name, field.type, msgspec.field(default=default)))
     names = {field.name: field.encode_name for field in fields}
     return msgspec.defstruct(kind.__name__, described, rename=names, kw_only=True, namespace={"__doc__": kind.__doc__})
+
+
+def _fields_described(modules: Iterable[ModuleType]) -> dict[tuple[str, frozenset[str]], dict[str, str]]:
+    """Of each struct of these modules, known by its name and its fields, what stands above each field (`#:`)."""
+    found: dict[tuple[str, frozenset[str]], dict[str, str]] = {}
+    for module in modules:
+        source = inspect.getsource(module)
+        lines = source.splitlines()
+        for node in ast.parse(source).body:
+            kind: Any = getattr(module, node.name, None) if isinstance(node, ast.ClassDef) else None
+            if not isinstance(node, ast.ClassDef) or not hasattr(kind, "__struct_encode_fields__"):
+                continue
+            key = node.name, frozenset(kind.__struct_encode_fields__)
+            names = dict(zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True))
+            for part in node.body:
+                if isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name):
+                    text = _comment_above(lines, part.lineno - 1)
+                    if text:
+                        found.setdefault(key, {})[names[part.target.id]] = text
+    return found
+
+
+def _comment_above(lines: list[str], at: int) -> str:
+    first = at
+    while lines[first - 1].lstrip().startswith("#:"):
+        first -= 1
+    return " ".join(line.lstrip().removeprefix("#:").strip() for line in lines[first:at])
 
 
 def _refine(name: str, definition: dict[str, Any]) -> None:

@@ -111,60 +111,81 @@ class Blob(Struct, frozen=True):
 
 
 class Frame(Struct, rename={"from_": "from"}, omit_defaults=True, gc=False):
-    """One frame. `id` is unique per sender and incarnation; `deadline_ms` is the milliseconds left at sending.
+    """One frame: the header, and the payload as it travels."""
 
-    `first_sent_ms` (`tool.call` only) is CLOCK_BOOTTIME in milliseconds when the call was sent for the first time: a
-    repeat of a call that is older than both the broker and the tool host has an unknown outcome, any other may run.
-    `live` (`event` only): the asker wants to hear of the turn while it runs. `blob` stands for a payload that is too
-    large for a frame; `payload` is nil then. `root_event` is the id of the event that all this began with; the broker
-    sets it, on everything that agents and tools ask and send because of that event. `digest` (`event` only) is what its
-    sender says of its content: another event under a known id is refused when it differs. `position` (`tool.call` and
-    `ack` of stage `renew`): how many messages of the turn are stored. `seen_epoch` (`ack` of stage `release`): a higher
-    epoch that the instance's file holds. `asynchronous` (`event` with `reply_to`): its sender does not wait; the answer
-    comes as an event of its own, which says the same and names the request in `in_reply_to`. `trace_id` names
-    everything that one message set going, `span_id` what the frame is about, `parent_span_id` what that is a part of
-    (schemas/spans.py). `waited_ms` (`event` to an agent): how long ago the broker accepted it, and `place_ms`
-    for how much of that its turn waited for a place. `workdir_base`
-    (`tool.call` only): the folder that `workdir` is or lies in; beneath it no link may be followed on the way there.
-    `budget` (`event` to an agent): its model calls, and tool calls that it runs itself, are reserved (PROTOCOL.md).
-    `attach` (`tool.call` only): the call was started before; a tool host that does not know it does not start it.
-    """
-
+    #: What it is about (FrameType).
     type: str
+    #: Unique for its sender and incarnation.
     id: str = ""
+    #: Version of the protocol.
     v: int = PROTOCOL_VERSION
+    #: Who sends it. The broker sets it, whatever the sender wrote.
     from_: str | None = None
+    #: Whom it is for: the name of an agent, or an address.
     to: str | None = None
+    #: Which instance of that agent.
     instance_key: str | None = field(default=None, name="instanceKey")
+    #: The event that it is about.
     event_id: str | None = field(default=None, name="eventId")
+    #: Full name of a tool: `{tool}__{export}`.
     tool: str | None = None
+    #: The tool call that it is about: `<turnId>/<toolCallId>`.
     call_id: str | None = field(default=None, name="callId")
+    #: Where the answer to this event goes. Without it nobody waits for one.
     reply_to: ReplyTo | None = field(default=None, name="replyTo")
+    #: The `id` of the frame that this one answers. Of an answering event: the correlation id of its request.
     in_reply_to: str | None = field(default=None, name="inReplyTo")
+    #: Who waits for whom, as `agent/instanceKey`, the first one first. The broker sets it.
     chain: list[str] | None = None
+    #: Which holder of the event speaks, or is spoken to.
     epoch: int | None = None
+    #: Of an `ack`: what has happened (AckStage). Of a `clock`: whether time stands still (ClockStage).
     stage: str | None = None
+    #: Names everything that one message set going (schemas/spans.py).
     trace_id: str | None = field(default=None, name="traceId")
+    #: Names what the frame is about.
     span_id: str | None = field(default=None, name="spanId")
+    #: Names what that is a part of.
     parent_span_id: str | None = field(default=None, name="parentSpanId")
+    #: Milliseconds that are left, counted from when the frame is sent.
     deadline_ms: int | None = field(default=None, name="deadlineMs")
+    #: Who caused the event. The broker sets it.
     source: Source | None = None
+    #: On whose behalf. It is taken from an operator only; an agent's frames carry that of its event.
     auth: OptionalRaw = None
+    #: Where the tool works. Only an operator may name one; else the broker sets it.
     workdir: str | None = None
+    #: callIds that an `ack` or a piece of news is about.
     calls: list[str] | None = None
+    #: `tool.call` only: CLOCK_BOOTTIME in milliseconds when the call was sent for the first time. A repeat of a call
+    #: that is older than both the broker and the tool host has an unknown outcome; any other may run.
     first_sent_ms: int | None = field(default=None, name="firstSentMs")
+    #: What the frame carries, as its sender encoded it. The broker never opens what is for others.
     payload: Raw = NO_PAYLOAD
+    #: `event` only: the asker wants to hear of the turn while it runs.
     live: bool = False
+    #: Stands for a payload that is too large for a frame; `payload` is nil then.
     blob: Blob | None = None
+    #: The event that all this began with. The broker sets it on everything that agents and tools ask and send.
     root_event: str | None = field(default=None, name="rootEvent")
+    #: `event` only: what its sender says of its content. Another event under a known id is refused when it differs.
     digest: str | None = None
+    #: `tool.call` and `ack` of stage `renew`: how many messages of the turn are stored.
     position: int | None = None
+    #: `ack` of stage `release`: a higher epoch that the instance's file holds.
     seen_epoch: int | None = field(default=None, name="seenEpoch")
+    #: `event` with `replyTo`: its sender does not wait. The answer comes as an event of its own, which says the same
+    #: and names the request in `inReplyTo`.
     asynchronous: bool = field(default=False, name="async")
+    #: `event` to an agent: how long ago the broker accepted it (milliseconds).
     waited_ms: int | None = field(default=None, name="waitedMs")
+    #: `tool.call` only: the folder that `workdir` is or lies in. Beneath it no link may be followed on the way there.
     workdir_base: str | None = field(default=None, name="workdirBase")
+    #: For how much of `waitedMs` its turn waited for a place.
     place_ms: int | None = field(default=None, name="placeMs")
+    #: `event` to an agent: its model calls, and tool calls that it runs itself, are reserved (PROTOCOL.md).
     budget: bool = False
+    #: `tool.call` only: the call was started before. A tool host that does not know it does not start it.
     attach: bool = False
 
 
@@ -181,46 +202,56 @@ class Lease(Struct, frozen=True, rename="camel", omit_defaults=True):
 
 
 class Hello(Struct, frozen=True, rename="camel", omit_defaults=True):
-    """First frame of every connection. `incarnation` is random per process; leases and calls survive a reconnect.
+    """The first frame of every connection. Leases and calls survive a reconnect."""
 
-    `started_ms` is CLOCK_BOOTTIME in milliseconds when the process began, to be compared with `firstSentMs`.
-    """
-
+    #: Says for whom the connection speaks (schemas/tokens.py).
     token: str
+    #: Random, one for each life of a process.
     incarnation: str
+    #: Versions of the protocol that it speaks.
     versions: list[int] = field(default_factory=lambda: [PROTOCOL_VERSION])
+    #: Of an agent process: what it holds.
     leases: list[Lease] = []
+    #: Of a tool host: calls that run, and results that nobody has acknowledged.
     calls: list[str] = []
+    #: Correlation ids of the answers that it waits for.
     awaiting: list[str] = []
+    #: Its process.
     pid: int | None = None
+    #: CLOCK_BOOTTIME in milliseconds when the process began, to be compared with `firstSentMs`.
     started_ms: int | None = None
 
 
 class Welcome(Struct, frozen=True, rename="camel", omit_defaults=True):
-    """The broker's answer to `hello`.
+    """The broker's answer to `hello`."""
 
-    `principal` is the address the broker knows this connection by, `credit` how many new `event` and `tool.call`
-    frames may be unanswered at once, `max_frame` the size limit in bytes, `spec` the launch specification
-    (AgentSpec or ToolHostSpec, msgpack) that the token entitles to, nil for clients. `blobs` is the folder of large
-    payloads, an absolute path on the broker's machine. `durability` is what `accepted` promises: that an event
-    survives a loss of power, or only the end of a process. `generation` of an agent's conversations: one that was begun
-    under a lower number begins anew. `config` are the changes of its configuration that are in force for an agent
-    (schemas.live_config.LiveChanges), nil when there are none.
-    """
-
+    #: The version of the protocol that both speak.
     version: int
+    #: The address that the broker knows this connection by.
     principal: str
+    #: The incarnation of the broker.
     broker: str
+    #: How many new `event` and `tool.call` frames may be unanswered at once.
     credit: int
+    #: The limit of a frame (bytes).
     max_frame: int
+    #: Of an agent: its instance.
     instance_key: str | None = None
+    #: Of an agent: where its tools work.
     workdir: str | None = None
+    #: Of an agent: the epoch of its instance.
     epoch: int | None = None
+    #: Names the content of the bundle.
     revision: str | None = None
+    #: The launch specification that the token entitles to (AgentSpec or ToolHostSpec, msgpack); nil for clients.
     spec: Raw = NO_PAYLOAD
+    #: The folder of large payloads: an absolute path on the broker's machine.
     blobs: str | None = None
+    #: What `accepted` promises: that an event survives a loss of power, or only the end of a process.
     durability: Literal["power", "process"] = "power"
+    #: Of an agent's conversations: one that was begun under a lower number begins anew.
     generation: int = 0
+    #: Changes of its configuration that are in force for an agent (schemas.live_config.LiveChanges); nil: none.
     config: Raw = NO_PAYLOAD
 
 

@@ -31,22 +31,24 @@ DEFAULT_CONVERSATION_MB: Final = 512
 
 
 class ModelSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
-    """The model of one agent, resolved. `api_key` is a secret: never logged, never in an error.
+    """The model of one agent, resolved."""
 
-    An empty `model` of a vendor means the first that its server lists. `chosen_by` is the environment variable that
-    made `provider: auto` choose this one, "" when none did, None when the bundle names its provider.
-
-    `key_origin` is the only origin (`scheme://host:port`) that the key is sent to; None: the vendor's. `pricing`: what
-    it costs; None: nothing.
-    """
-
+    #: Who speaks to it.
     provider: Literal["anthropic", "openai", "embedded"]
+    #: Its name. Empty for a vendor: the first that its server lists.
     model: str = ""
+    #: The server's URL; None: the vendor's own.
     endpoint: str | None = None
+    #: A secret: never logged, never in an error.
     api_key: str | None = None
+    #: Parameters of each request, as the vendor's server knows them.
     params: dict[str, Any] = {}
+    #: The environment variable that made `provider: auto` choose this one. "" when none did, None when the bundle names
+    #: its provider.
     chosen_by: str | None = None
+    #: The only origin (`scheme://host:port`) that the key is sent to; None: the vendor's.
     key_origin: str | None = None
+    #: What it costs; None: nothing.
     pricing: Pricing | None = None
 
     def __repr__(self) -> str:
@@ -74,25 +76,29 @@ class ToolSource(Struct, frozen=True, omit_defaults=True):
 
 
 class CatalogItem(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
-    """One tool as the model sees it, and what the agent needs to call it.
+    """One tool as the model sees it, and what the agent needs to call it."""
 
-    `parameters` is the export's JSON Schema, None when the export declares none (then arguments are not checked).
-    `aliases` maps a documented parameter alias to its canonical name. `tool` and `export` are what an extension keeps
-    with an item, the Tool's document and the export's (ITEM-07); no model is shown either. `in_agent`: its
-    handler runs in the agent's process (a bundled tool that asks other agents), not in the tool host. `deferred`: it
-    may be called and is checked like any other, and the model is not shown it.
-    """
-
+    #: Its full name: `{tool}__{export}`.
     name: str
+    #: What it does, for the model.
     description: str | None = None
+    #: The export's JSON Schema; None when it declares none (then arguments are not checked).
     parameters: dict[str, Any] | None = None
+    #: Where it comes from.
     source: ToolSource = ToolSource("config", "")
+    #: Characters of an error message that the model is shown.
     error_message_limit: int = DEFAULT_ERROR_LIMIT
+    #: Twice is as good as once: a call that was lost may be made again.
     idempotent: bool = False
+    #: Documented other spellings of parameters, each with its canonical name.
     aliases: dict[str, str] = {}
+    #: The Tool's document, which an extension keeps with an item (ITEM-07). No model is shown it.
     tool: dict[str, Any] | None = None
+    #: The export's part of that document.
     export: dict[str, Any] | None = None
+    #: Its handler runs in the agent's process (a bundled tool that asks other agents), not in the tool host.
     in_agent: bool = False
+    #: It may be called and is checked like any other, and the model is not shown it.
     deferred: bool = False
 
     def replace(self, **changes: Any) -> Self:
@@ -101,58 +107,71 @@ class CatalogItem(Struct, frozen=True, rename="camel", omit_defaults=True, kw_on
 
 
 class ExtensionSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
-    """One extension of one agent. `entry` is the module's absolute path, `resource` the whole document as written (with
-    the agent's own config in it, if that gives one), `config` its spec.config.
+    """One extension of one agent."""
 
-    `exposes_tools`: the tools that it registers are in the next step's catalog by themselves (DYNAMIC-08, DYNAMIC-09).
-    `modules` are what it may import from the bundle, by the path from the entry's folder, with the SHA-256 that they
-    had when the kernel started (hexadecimal); None: whatever lies in that folder. `config_schema` is the JSON Schema
-    that its config must fit, None when it declares none. `bundled`: it comes with the kernel, in `agentproc.base`.
-    `confidential`: its config has values of environment variables, so no file may hold it.
-    """
-
+    #: The Extension's name.
     name: str
+    #: The module: an absolute path.
     entry: str
+    #: The whole document as written, with the agent's own config in it, if that gives one.
     resource: dict[str, Any]
+    #: Its spec.config.
     config: dict[str, Any] = {}
+    #: The tools that it registers are in the next step's catalog by themselves (DYNAMIC-08, DYNAMIC-09).
     exposes_tools: bool = True
+    #: What it may import from the bundle: the path from the entry's folder, with the SHA-256 that it had when the
+    #: kernel started (hexadecimal). None: whatever lies in that folder.
     modules: dict[str, str] | None = None
+    #: The JSON Schema that its config must fit; None when it declares none.
     config_schema: dict[str, Any] | None = None
+    #: It comes with the kernel, in `agentproc.base`.
     bundled: bool = False
+    #: Its config has values of environment variables, so no file may hold it.
     confidential: bool = False
 
 
 class AgentSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
-    """One agent. `catalog` are the names a step starts with, `registry` everything that can run.
+    """One agent."""
 
-    `extensions` load in this order. After `idle_s` seconds without an event the agent process asks whether it may
-    leave. A turn whose model says nothing for `stall_timeout_s` seconds fails. The file of one instance's conversation
-    takes up to `conversation_mb` MiB, with what lies beside it. `resource` and `swarm` are the documents of the agent
-    and of its Swarm as written, for its extensions; empty when it has none. `budget`: what everything that one message
-    to it sets going may use. `addable` are names of the registry that its extensions may add to a step's catalog.
-    `dynamic` are names of tools that `spec.tools` names and an extension registers. `approvals` say which of its calls
-    a person decides about.
-    """
-
+    #: Its name in the bundle.
     name: str
+    #: The model that its steps ask.
     model: ModelSpec
+    #: Everything that can run.
     registry: list[CatalogItem]
+    #: Names of the registry that a step starts with.
     catalog: list[str]
+    #: The workspace's folder in the state root.
     state_dir: str
+    #: Names the content of the bundle.
     revision: str
+    #: The system prompt.
     system: str | None = None
+    #: A turn that needs more ends.
     max_steps_per_turn: int = DEFAULT_MAX_STEPS
+    #: Patterns of names that may be called without being in the catalog.
     allow_registry: list[str] = []
+    #: They load in this order.
     extensions: list[ExtensionSpec] = []
+    #: What a stored message survives.
     durability: Literal["power", "process"] = "power"
+    #: After so many seconds without an event the process asks whether it may leave.
     idle_s: float = 300.0
+    #: A turn whose model says nothing for so many seconds fails.
     stall_timeout_s: float = DEFAULT_STALL_S
+    #: The file of one instance's conversation takes so much, with what lies beside it (MiB).
     conversation_mb: int = DEFAULT_CONVERSATION_MB
+    #: The agent's document as written, for its extensions; empty when it has none.
     resource: dict[str, Any] = {}
+    #: The same of its Swarm.
     swarm: dict[str, Any] = {}
+    #: What everything that one message to it sets going may use.
     budget: BudgetLimits | None = None
+    #: Names of the registry that its extensions may add to a step's catalog.
     addable: list[str] = []
+    #: Names of tools that `spec.tools` names and an extension registers.
     dynamic: list[str] = []
+    #: Which of its calls a person decides about.
     approvals: list[Policy] = []
 
 
@@ -186,13 +205,21 @@ class PythonSpec(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=
 class SandboxSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True, forbid_unknown_fields=True):
     """What a tool asks for; the defaults are what it gets when it asks for nothing."""
 
+    #: One jail for everyone, one for each agent instance, or that with each call on its own.
     isolation: Literal["shared", "instance", "call"] = "instance"
+    #: `none`, `public`, or the hosts that it may reach (schemas/hosts.py).
     network: Any = "none"
+    #: Paths outside the workdir.
     filesystem: Filesystem = field(default_factory=Filesystem)
+    #: Names of environment variables that it gets.
     env: list[str] = []
+    #: What its handlers may ask of the kernel.
     permissions: list[Literal["agents", "restart"]] = []
+    #: A virtual environment.
     python: PythonSpec = field(default_factory=PythonSpec)
+    #: Upper bounds.
     limits: Limits = field(default_factory=Limits)
+    #: The least of walls that it runs behind.
     min_tier: Literal["full", "reduced"] = "full"
 
 
@@ -207,69 +234,87 @@ class ExportSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_onl
 
 
 class ToolSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
-    """One Tool resource as the tool host needs it. `entry` and `root` are absolute paths on the host.
+    """One Tool resource as the tool host needs it."""
 
-    `root` is the tool's own folder: the only part of the bundle that its jail sees. It is the entry file itself when
-    that lies directly in the bundle's root. `sandbox` is what was granted; `narrowed` is what agents that narrow it
-    leave of that, by the agent's name. `digest` names the content of `root` (SHA-256, hexadecimal), "" when nobody has
-    looked: jails of a tool are not used any more when it changes.
-    """
-
+    #: The Tool's name.
     name: str
+    #: The module with its handlers: an absolute path on the host.
     entry: str
+    #: The tool's own folder, the only part of the bundle that its jail sees. It is the entry file itself when that lies
+    #: directly in the bundle's root.
     root: str
+    #: Its functions.
     exports: list[ExportSpec]
+    #: Characters of an error message that the model is shown.
     error_message_limit: int = DEFAULT_ERROR_LIMIT
+    #: What was granted.
     sandbox: SandboxSpec = field(default_factory=SandboxSpec)
+    #: It comes with the kernel.
     bundled: bool = False
+    #: What agents that narrow the grant leave of it, by the agent's name.
     narrowed: dict[str, SandboxSpec] = {}
+    #: Of a narrowed tool: the paths that were granted as a whole.
     cut_from: Filesystem | None = None
+    #: Names the content of `root` (SHA-256, hexadecimal), "" when nobody has looked. Jails of a tool are not used any
+    #: more when it changes.
     digest: str = ""
 
 
 class ToolHostSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
-    """One tool host. `max_jails` live at once (the least recently used idle one goes first). `sized_workdirs`: those
-    that are made for instances get file systems of their own, where that can be done (docs/sandbox.md).
+    """One tool host."""
 
-    `protected` are absolute paths that stay read-only in every jail (KernelPlan.protected). `hidden` are folders that
-    no jail sees, besides those that every tool host knows: that of the key of OAuth tokens.
-    """
-
+    #: Every tool that can run.
     tools: list[ToolSpec]
+    #: The workspace's folder in the state root.
     state_dir: str
+    #: Names the content of the bundle.
     revision: str
+    #: So many live at once; the idle one that was used least recently goes first.
     max_jails: int = 64
+    #: A jail that nobody uses goes after so many seconds.
     jail_idle_s: float = 60.0
+    #: Absolute paths that stay read-only in every jail (KernelPlan.protected).
     protected: list[str] = []
+    #: Workdirs that are made for instances get file systems of their own, where that can be done (docs/sandbox.md).
     sized_workdirs: bool = False
+    #: Folders that no jail sees, besides those that every tool host knows: that of the key of OAuth tokens.
     hidden: list[str] = []
 
 
 class KernelPlan(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
-    """A whole validated bundle, ready to run: what the broker and the supervisor are started with.
+    """A whole validated bundle, ready to run: what the broker and the supervisor are started with."""
 
-    `protected` are the bundle's own documents, tool folders and extension folders: read-only in every jail. `swarm` is
-    the Swarm's name, "" in a bundle without one. `kept_agents` (None: a sixteenth of `max_live_agents`, one at least),
-    `mailbox_mb` and `max_open_events` are the Swarm's policy. `private_copy` is the folder that code of
-    the bundle runs from, because others can write to its own; "" when it runs where it is. `spawn_workdirs` are the
-    folders that the operator's policy opens as working directories of spawned instances. `oauth_apps` are the bundle's
-    OAuthApps by their names, with the secrets of their clients.
-    """
-
+    #: Names the content of the bundle.
     revision: str
+    #: Its absolute path.
     bundle: str
+    #: The workspace's folder in the state root.
     state_dir: str
+    #: The agent that a message without an address is for; "" when there is none.
     entry_agent: str
+    #: By their names.
     agents: dict[str, AgentSpec]
+    #: What the tool host is told.
     toolhost: ToolHostSpec
+    #: The bundle's own documents, tool folders and extension folders: read-only in every jail.
     protected: list[str] = []
+    #: So many agent processes live at once.
     max_live_agents: int = 256
+    #: After so many seconds without an event an agent process may leave.
     agent_idle_s: float = 300.0
+    #: The Swarm's name, "" in a bundle without one.
     swarm: str = ""
+    #: What the journal survives: a loss of power, or the end of every process.
     durability: Literal["power", "process"] = "power"
+    #: The Swarm's policy.keptAgents; None: a sixteenth of `maxLiveAgents`, one at least.
     kept_agents: int | None = None
+    #: The Swarm's policy.mailboxMb (MiB).
     mailbox_mb: int = 256
+    #: The Swarm's policy.maxOpenEvents.
     max_open_events: int = 65_536
+    #: The folder that code of the bundle runs from, because others can write to its own; "" when it runs where it is.
     private_copy: str = ""
+    #: Folders that the operator's policy opens as working directories of spawned instances.
     spawn_workdirs: list[str] = []
+    #: The bundle's OAuthApps by their names, with the secrets of their clients.
     oauth_apps: dict[str, OAuthAppSpec] = {}

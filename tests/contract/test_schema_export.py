@@ -92,3 +92,12 @@ def test_a_reference_has_one_of_its_two_forms() -> None:
     assert validator.is_valid({"kind": "Tool", "name": "x"})
     assert not validator.is_valid({"ref": "Tool/x", "kind": "Tool", "name": "x"})
     assert not validator.is_valid({"kind": "Tool"})
+
+
+def test_what_stands_above_a_field_is_its_description() -> None:
+    document = json.loads(export.export()["frame.schema.json"])
+    properties = document["$defs"]["Frame"]["properties"]
+    assert [name for name, schema in properties.items() if not schema.get("description")] == []
+    assert properties["attach"]["description"] == (
+        "`tool.call` only: the call was started before. A tool host that does not know it does not start it."
+    )
