@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from kernel.bundle.opening import inspect_bundle
+from kernel.bundle.loader import inspect_bundle
 from schemas.budgets import BudgetLimits, BudgetReserve, BudgetSettle
 from schemas.codec import to_raw
 from schemas.frames import Frame, Lease
