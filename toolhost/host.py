@@ -227,6 +227,7 @@ class Host:
             self._refuse(frame, args)
             return
         tool = entry.tool
+        shared = tool.sandbox.isolation == "shared"
         milliseconds = tool.sandbox.limits.wall_seconds * 1000
         if frame.deadline_ms is not None and frame.deadline_ms < milliseconds:
             milliseconds = max(0, frame.deadline_ms)
@@ -242,8 +243,8 @@ class Host:
             turn_id=payload.turn_id,
             tool_call_id=payload.tool_call_id,
             message_id=payload.message_id,
-            workdir=None if entry.isolation == "shared" else frame.workdir,
-            workdir_base=None if entry.isolation == "shared" else frame.workdir_base,
+            workdir=None if shared else frame.workdir,
+            workdir_base=None if shared else frame.workdir_base,
             deadline=now + milliseconds / 1000,
             allowed_ms=milliseconds,
             generation=entry.generation,

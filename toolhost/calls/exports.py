@@ -31,7 +31,6 @@ class Entry(NamedTuple):
     tool: ToolSpec
     export: ExportSpec
     checker: ArgumentChecker
-    isolation: str
     generation: str
 
 
@@ -50,10 +49,10 @@ class Exports:
             for export in tool.exports:
                 name = build_tool_name(tool.name, export.name)
                 checker = compile_arguments(export.parameters, export.aliases)
-                self._everyone[name] = Entry(tool, export, checker, tool.sandbox.isolation, generation)
+                self._everyone[name] = Entry(tool, export, checker, generation)
                 for agent, sandbox in tool.narrowed.items():
                     narrow = msgspec.structs.replace(tool, sandbox=sandbox, cut_from=tool.sandbox.filesystem)
-                    entry = Entry(narrow, export, checker, sandbox.isolation, f"{generation}/{agent}")
+                    entry = Entry(narrow, export, checker, f"{generation}/{agent}")
                     self._narrowed[agent, name] = entry
 
     def find(self, name: str | None, agent: str | None) -> Entry | None:
