@@ -250,6 +250,11 @@ def register(api, config):
             notes.write("|".join(str(one) for one in fact) + "\\n")
         return ctx
 
+    async def slowly(ctx):
+        await asyncio.sleep(0.1)  # changes come in the middle of steps, before the model is asked
+        return ctx
+
+    api.pipelines.mutate("step.blocks", slowly)
     api.pipelines.mutate("toolCall.pre", seen)
 """
 #: Turns with a commit and a patch each.

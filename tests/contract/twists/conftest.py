@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.twists.notes import NOTES
+from tests.contract.twists.notes import HAPPENS, NOTES
 from tests.contract.twists.stage import Stage
 
 
@@ -16,6 +16,7 @@ async def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
     """Bundles and agents of one test."""
     monkeypatch.setenv("GOONDAN_STATE_ROOT", str(tmp_path / "state"))
     NOTES.clear()
+    HAPPENS.clear()
     made = Stage(tmp_path)
     yield made
     await made.close()

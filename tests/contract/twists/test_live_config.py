@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from schemas.errors import GoondanError
-from tests.contract.twists.notes import NOTES
+from tests.contract.twists.notes import HAPPENS, NOTES
 from tests.contract.twists.patching import Patching, noting
-from tests.contract.twists.stage import Stage
+from tests.contract.twists.stage import Stage, calls, new
 
 ACCEPTED = ("accepted", "")
 DENIED = ("rejected", "E_CHANGESET_DENIED")
@@ -547,3 +547,64 @@ async def test_a_config_that_fits_alone_and_not_with_another_patch(stage: Stage)
     assert await kernel.one("k", remove(f"{at}/unit")) == ACCEPTED
     assert await kernel.one("k", add(f"{at}/high", 1)) == invalid
     await kernel.look("k")
+
+
+#: Two facts of one change at every place of a step: the prompt, and the config, by which a tool is named as well.
+LOOKING = """
+    from tests.contract.twists.notes import here
+
+    def register(api, config):
+        def see(ctx, place):
+            here(place)
+            said = ctx.effective_config
+            own = next(one["config"] for one in said["extensions"] if one["name"] == "looking")
+            index = getattr(getattr(ctx, "step", None), "index", -1)
+            note("saw", index, place, said["prompt"]["system"], own["number"], own["other"], config["number"])
+
+        def look(place):
+            def mutator(ctx):
+                see(ctx, place)
+                return ctx
+            return mutator
+
+        async def around(ctx, next):
+            see(ctx, "before " + "step.llmCall")
+            told = await next(ctx)
+            see(ctx, "after " + "step.llmCall")
+            return told
+
+        for place in PLACES:
+            api.pipelines.mutate(place, look(place))
+        api.pipelines.wrap("step.llmCall", around)
+        named = f"look.n{config['number']}"
+        api.tools.register({"name": named, "description": str(config["other"]), "handler": lambda ctx, given: 1})
+"""
+PLACES = ("step.pre", "step.config", "step.tools", "step.blocks", "toolCall.pre", "toolCall.post", "step.post")
+ARRIVES = (*PLACES, "before step.llmCall", "after step.llmCall")
+
+
+@pytest.mark.requirement("CONFIG-02")
+@pytest.mark.parametrize("place", ARRIVES)
+async def test_no_step_sees_half_of_a_change_wherever_it_comes(stage: Stage, place: str) -> None:
+    """One patch of prompt, config and tools arrives at this place of the first step: the step ends as it began, and the
+    next one has all of it."""
+    looking = new("looking", LOOKING.replace("PLACES", repr(PLACES)), config={"number": 0, "other": 0})
+    kernel = Patching(stage, looking)
+    actor = await kernel.start("k")
+    assert kernel.operator(replace("/prompt/system", "0"), key="k") == ACCEPTED
+    at = "/extensions/1/config"
+    whole = [replace("/prompt/system", "1"), replace(f"{at}/number", 1), replace(f"{at}/other", 1), remove("/tools/0")]
+    HAPPENS[place] = lambda: NOTES.append(kernel.operator(*whole, key="k"))
+    answer = await actor.turn("[]", calls(("look__n0", {})), calls(("look__n1", {})), "done")
+    assert answer.error is None, answer.error
+    assert ACCEPTED in NOTES, "it came"
+    for request, number in zip(actor.asked, (0, 1, 1), strict=True):
+        tools = {tool.name: tool.description for tool in request.tools}
+        told = [(name, said) for name, said in tools.items() if name.startswith("look__")]
+        assert (request.system, told) == (str(number), [(f"look__n{number}", str(number))])
+        assert ("files__read" in tools) is (number == 0)
+    steps: dict[int, set[tuple[Any, ...]]] = {}
+    for one in NOTES:
+        if one[0] == "saw" and one[1] >= 0:
+            steps.setdefault(one[1], set()).add((int(one[3]), *one[4:]))
+    assert steps == {0: {(0, 0, 0, 0)}, 1: {(1, 1, 1, 1)}, 2: {(1, 1, 1, 1)}}
