@@ -10,7 +10,7 @@ import struct
 from typing import Final
 
 # The same numbers on every machine from 424 on; the older ones differ.
-_OPEN_TREE, _MOVE_MOUNT, _FSOPEN, _FSCONFIG, _FSMOUNT, _MOUNT_SETATTR = 428, 429, 430, 431, 432, 442
+_OPEN_TREE, _MOVE_MOUNT, _FSOPEN, _FSCONFIG, _FSMOUNT, _PIDFD_GETFD, _MOUNT_SETATTR = 428, 429, 430, 431, 432, 438, 442
 _OLD: Final = {
     "x86_64": {"clone": 56, "pivot_root": 155, "keyctl": 250, "perf_event_open": 298, "seccomp": 317},
     "aarch64": {"clone": 220, "pivot_root": 41, "keyctl": 219, "perf_event_open": 241, "seccomp": 277},
@@ -219,3 +219,8 @@ def fresh_session_keyring() -> None:
         _old("keyctl", _KEYCTL_JOIN_SESSION_KEYRING, None)
     except OSError:
         return  # not built in, refused by a container's filter, or the quota of keys is used up
+
+
+def copy_of(pidfd: int, number: int) -> int:
+    """A copy of a descriptor of another process."""
+    return _call("pidfd_getfd", _PIDFD_GETFD, pidfd, number, 0)

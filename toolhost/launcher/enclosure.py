@@ -15,7 +15,7 @@ from typing import Final
 
 from toolhost.launcher import calls, staging
 from toolhost.launcher.descriptors import opened
-from toolhost.launcher.keeping import Kept
+from toolhost.launcher.places import Kept
 from toolhost.launcher.request import Enclosure, Stage
 
 #: CAP_DAC_READ_SEARCH (to mount in folders that are closed to root), SETGID, SETUID, SETPCAP (for the jail, to drop

@@ -30,9 +30,8 @@ from typing import Any, Final, NoReturn
 from toolhost.launcher import calls, enclosed, program
 from toolhost.launcher.allow_list import AllowList, NotAllowed, check_launch, check_trial, check_workspace, is_jails
 from toolhost.launcher.descriptors import path_of
-from toolhost.launcher.keeping import Kept
 from toolhost.launcher.operations import Operations, Settled, user_of
-from toolhost.launcher.places import check_stages
+from toolhost.launcher.places import Kept, check_stages
 from toolhost.launcher.request import Check, Hold, Launch, Run
 from toolhost.launcher.sizes import POINT
 

@@ -21,7 +21,7 @@ from typing import Any, Final, NoReturn
 
 from toolhost.launcher import calls, enclosure, sized, staging
 from toolhost.launcher.descriptors import write_text
-from toolhost.launcher.keeping import Kept
+from toolhost.launcher.places import Kept
 from toolhost.launcher.request import MAX_DESCRIPTORS, MAX_REQUEST, PATIENCE_S, Check, Hold, Launch, Run
 
 #: Descriptors are moved to this or above before they go to their places, so that no place is taken by one of them.

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import socket
 import struct
 from contextlib import suppress
 from typing import Final
 
+from toolhost.launcher import calls
+
 _SO_MEMINFO: Final = 55
-_PIDFD_GETFD: Final = 438  # the same number on every machine
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 def held_by(pid: int, numbers: list[int]) -> int:
@@ -28,16 +27,15 @@ def held_by(pid: int, numbers: list[int]) -> int:
 
 
 def _ask(pidfd: int, number: int) -> int:
-    fd = _libc.syscall(ctypes.c_long(_PIDFD_GETFD), pidfd, number, 0)
-    if fd < 0:
-        return 0
-    try:
-        copy = socket.socket(fileno=fd)
-    except OSError:  # it has become something else
-        os.close(fd)
-        return 0
-    with copy, suppress(OSError, struct.error):
-        # struct of sk_meminfo: rmem_alloc, rcvbuf, wmem_alloc, sndbuf, fwd_alloc, wmem_queued, …
-        words = struct.unpack_from("=6I", copy.getsockopt(socket.SOL_SOCKET, _SO_MEMINFO, 64))
-        return int(words[0] + max(words[2], words[5]))
+    with suppress(OSError, struct.error):
+        fd = calls.copy_of(pidfd, number)
+        try:
+            copy = socket.socket(fileno=fd)
+        except OSError:  # it has become something else
+            os.close(fd)
+            raise
+        with copy:
+            # struct of sk_meminfo: rmem_alloc, rcvbuf, wmem_alloc, sndbuf, fwd_alloc, wmem_queued, …
+            words = struct.unpack_from("=6I", copy.getsockopt(socket.SOL_SOCKET, _SO_MEMINFO, 64))
+            return int(words[0] + max(words[2], words[5]))
     return 0

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 from toolhost.launcher import calls, copying
 from toolhost.launcher.descriptors import opened, path_of, reopened, write_all, write_text
-from toolhost.launcher.keeping import Kept, keep
+from toolhost.launcher.places import Kept, keep
 from toolhost.launcher.request import Stage
 
 #: Room for mount points, and for one file that is copied (bytes).

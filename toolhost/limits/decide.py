@@ -107,8 +107,6 @@ def with_limit(
 class CpuMeter:
     """The processor time of the calls of one jail, in seconds."""
 
-    __slots__ = ("_at", "_seen", "_used")
-
     def __init__(self) -> None:
         self._at = 0.0
         self._seen: dict[str, float] = {}
@@ -174,8 +172,6 @@ def weight_of(niceness: int) -> int:
 class Pace:
     """Whether a jail is quick: it has answered a call, and of late has not used much."""
 
-    __slots__ = ("_at", "_recent", "_total")
-
     def __init__(self) -> None:
         self._at = self._recent = self._total = 0.0
 
@@ -208,8 +204,6 @@ def walk_again_at(now: float, cost_s: float, frozen_s: float) -> float:
 
 class Budget:
     """Time that may be spent: a part of all time, and some of it at once."""
-
-    __slots__ = ("_at", "_at_once_s", "_part", "_spent_s")
 
     def __init__(self, part: float, at_once_s: float) -> None:
         self._part = part
@@ -244,8 +238,6 @@ class Lost(NamedTuple):
 
 class DiskMeter:
     """What one jail has at most written to one file system, which has `lost` so much when the jail begins."""
-
-    __slots__ = ("_entries", "_lost", "_size")
 
     def __init__(self, lost: Lost) -> None:
         self._lost = lost

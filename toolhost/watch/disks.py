@@ -45,8 +45,6 @@ class _Device:
     page of this machine that does so counts as lost, and again when it is. So more may be lost than was, never less.
     """
 
-    __slots__ = ("_entries", "_free", "counts_entries", "lost", "walked_at")
-
     def __init__(self) -> None:
         self.lost = Lost(0, 0)
         self.walked_at = 0.0
@@ -81,8 +79,6 @@ class _Walk:
     `named` is what an earlier one found if nothing but what has no name is to be looked at. `cost_s` is the processor
     time that it has taken; `in_flight` are sockets of the jail with descriptors under way, None if nothing can be told.
     """
-
-    __slots__ = ("asked_at", "cost_s", "done_at", "error", "found", "in_flight", "lost", "named", "suspect")
 
     def __init__(self, suspect: _Suspect, lost: Lost) -> None:
         self.suspect = suspect

@@ -29,8 +29,6 @@ class InFlight(NamedTuple):
 class Kept:
     """Whether a jail keeps descriptors in flight."""
 
-    __slots__ = ("_looks", "_moved_since", "_same", "_since", "_some")
-
     def __init__(self) -> None:
         self._same: frozenset[int] = frozenset()
         self._some = False
@@ -54,8 +52,6 @@ class Kept:
 
 class HiddenMemory:
     """What a jail may have at most in files in memory that nobody sees (bytes). `shared` is the machine's in all."""
-
-    __slots__ = ("_others",)
 
     def __init__(self, shared: int) -> None:
         self._others = shared

@@ -30,13 +30,7 @@ class JailUsage:
     """What one jail uses."""
 
     def __init__(
-        self,
-        limits: Limits,
-        places: Sequence[str],
-        keeper: Keeper,
-        niceness: int,
-        powers: Powers,
-        trusted: int = 0,
+        self, limits: Limits, places: Sequence[str], keeper: Keeper, niceness: int, powers: Powers, trusted: int = 0
     ) -> None:
         """`places` are the folders that it may write to; `keeper` what the kernel does for its limits,
         `niceness` what it was started with.

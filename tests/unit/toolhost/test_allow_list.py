@@ -17,7 +17,7 @@ from toolhost.launcher.allow_list import (
     check_writable,
     state_root_of,
 )
-from toolhost.launcher.keeping import kept_in
+from toolhost.launcher.places import kept_in
 from toolhost.launcher.request import Launch
 from toolhost.policy.refusals import GUARDED_NAMES, SYSTEM, TOP
 
