@@ -1,11 +1,14 @@
-"""The launcher: a single-threaded program of its own that executes one launch plan at a time and chooses nothing.
+"""The launcher and the privileged helper: programs of one thread that act for the tool host.
 
-What must happen between fork and exec (namespaces, mounts, another user id) cannot be done in the tool host, which has
-threads and an event loop, and under root it is the one part that keeps root's powers for jails. It has no link to the
-bus, reads no file of a bundle, and imports nothing but the standard library.
+The launcher executes one launch plan at a time and chooses nothing. Namespaces, mounts and another user have to be set
+between fork and exec; the tool host has threads and an event loop, so it cannot do that. Under root the launcher and
+the privileged helper keep root's powers. They have no link to the bus, read no file of a bundle, and import nothing but
+the standard library.
 
-`request.py` is what the two say to each other, `program.py` the loop, `staging.py` the mounts, `calls.py` the system
-calls that Python does not have. The tool host's end is `toolhost/jails/launch.py`.
+`request.py` is what tool host and launcher say to each other, `program.py` the launcher's loop, `staging.py` the
+mounts, `calls.py` the system calls that Python does not have. `privileged_helper.py` is the helper, `operations.py`
+what it does and `allow_list.py` what it refuses. The tool host's ends are `toolhost/jails/launch.py` and
+`toolhost/privileges/`.
 
 Source: docs/design/sandbox.md sections 3.1 and 3.2; docs/decisions/022.
 """

@@ -1,8 +1,8 @@
 """What a tool host that gave root up may ask of its launcher and its privileged helper: the checks. Pure.
 
-They are told to root's processes before the tool host gives anything up, and hold until these end. A tool host that
-somebody has taken over can ask for anything; what it may have is still a jail, as a user that no one else is, and
-no folder in it to write to that is the system's, the home directory's, our code's or our state's.
+Root's processes get the allow-list before the tool host gives root up, and keep it until they end. A tool host that
+somebody has taken over can ask for anything. It gets a jail, whose user is nobody else. In that jail no folder can be
+written to that belongs to the system, to the home directory, to our code or to our state.
 
 Source: docs/design/sandbox.md section 3.1; docs/decisions/039.
 """
@@ -26,24 +26,29 @@ _NUMBER: Final = re.compile(r"[1-9][0-9]{0,9}")
 
 
 class AllowList(TypedDict):
-    """`user` is the tool host's. `jails` and `instances` are the first and the last user that a jail can be.
+    """What a tool host may ask for. It is written while the tool host is still root."""
 
-    `stages` are folders that may be covered for one. Nothing writable may lie in one of `closed`, be one of `top`, or
-    be, hold or lie in a hidden folder of `home`. `enclosed` are the ways in which bubblewrap is started where it runs
-    as root. `groups` are the tool host's control groups; `beside` is how the names of those begin that stand
-    beside them, None without. `guarded` are the names that placeholders have.
-    """
-
+    #: The user of the tool host.
     user: int
+    #: The first and the last user that a jail can be.
     jails: tuple[int, int]
+    #: The first and the last user that the jails of one instance can be, where owners cannot be shown as others.
     instances: tuple[int, int]
+    #: Folders that may be covered for a jail.
     stages: list[str]
+    #: No folder that a jail can write to may be one of these, or lie in one.
     closed: list[str]
+    #: No folder that a jail can write to may be one of these.
     top: list[str]
+    #: No folder that a jail can write to may be or hold the home directory, or lie in a hidden folder of it.
     home: str
+    #: The ways in which bubblewrap is started where it runs as root.
     enclosed: list[Enclosed]
+    #: The tool host's control groups.
     groups: list[str]
+    #: How the paths of the groups begin that stand beside them; None without such groups.
     beside: str | None
+    #: The names that placeholders have.
     guarded: list[str]
 
 

@@ -1,8 +1,9 @@
 """What a launcher does for a tool host that gave root up, where bubblewrap runs as root: one program, one set of walls.
 
-Elsewhere it does not matter what is executed, because it is nobody by then. Here the tool host chooses mounts, from
-what jails are made of, and nothing else: not the program, not its environment, not which namespaces it leaves, which
-capabilities it hands on and which filter it puts up. The allowed say all of that before anything hostile is read.
+On other hosts the launcher becomes a user who owns nothing before it executes anything, so the program does not matter.
+Here bubblewrap runs as root. The tool host chooses mounts, from what jails are made of. It does not choose the program,
+its environment, its namespaces, its capabilities or its filter: the allow-list says all of these, and it was written
+before anything hostile was read.
 
 Source: docs/decisions/038 and 039.
 """

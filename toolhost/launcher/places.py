@@ -131,10 +131,13 @@ def _above(fd: int) -> list[tuple[int, int]]:
 
 
 class Kept(NamedTuple):
-    """A place in a stage: the number of the stage, the names that lead to it from there, and which inode it is."""
+    """A place in a stage that stays read-only."""
 
+    #: The number of the stage.
     stage: int
+    #: The names that lead to the place from there.
     names: list[str]
+    #: Which inode it is.
     device: int
     inode: int
 

@@ -1,9 +1,10 @@
 """The mounts of one jail that must be made with root's powers, in a mount namespace of the jail's own.
 
-A jail's user may enter none of the folders above a workdir (they may be 0700) and owns nothing. So each place is copied
-as a detached mount while we are still in the host's namespace, its owner mapped onto the jail's user (an idmapped
-mount), and put under one folder of the new namespace, from where bubblewrap takes it. On disk nothing changes hands,
-but for a workdir that we made for an instance on a file system without such mounts: it becomes that of its user.
+A jail's user owns nothing, and may not enter the folders above a workdir (they may be 0700). So the launcher copies
+each place as a detached mount while it is still in the host's namespace. The owner of the place is mapped onto the
+jail's user there (an idmapped mount). Then the launcher puts the copy under one folder of the new namespace, from where
+bubblewrap takes it. Owners on disk do not change. There is one exception: a workdir that we made for an instance, on a
+file system without such mounts, is given to a user of the instance.
 
 Source: docs/design/sandbox.md section 3.2; the kernel's idmappings.rst.
 """
@@ -65,13 +66,15 @@ Tree = int | bytes
 
 
 class Staged(NamedTuple):
-    """What is ready to be put in its places: `trees` in the order of the stages, the jail's user, and why some owner
-    could not be shown as that user, None when all could. `copied` are the paths of those that were copied.
-    """
+    """What is ready to be put in its places."""
 
+    #: In the order of the stages.
     trees: list[Tree]
+    #: The jail's user.
     uid: int
+    #: Why some owner could not be shown as that user; None when all could.
     unmapped: str | None = None
+    #: The paths of the places that were copied.
     copied: tuple[str, ...] = ()
 
 

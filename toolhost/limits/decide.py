@@ -33,22 +33,24 @@ _UNITS: Final = {"memoryMb": "MiB of memory", "processes": "processes and thread
 
 
 class Used(NamedTuple):
-    """What a jail's living processes have used: processor time (milliseconds), the sum of their memory's peaks (kB)."""
+    """What a jail's living processes have used."""
 
+    #: Processor time (milliseconds).
     cpu_ms: int
+    #: The sum of their memory's peaks (kB).
     memory_kb: int
 
 
 class Usage(Struct, frozen=True, kw_only=True):
-    """What was seen of a jail. `memory` in bytes, None when the kernel keeps that limit itself.
+    """What was seen of a jail."""
 
-    `tasks` are processes and threads, 0 when the kernel counts; `refused`: it has refused a new one. `out_of_memory`:
-    the kernel has met the limit of memory.
-    """
-
+    #: Memory (bytes), None when the kernel keeps that limit itself.
     memory: int | None = None
+    #: Processes and threads, 0 when the kernel counts them.
     tasks: int = 0
+    #: Whether the kernel has refused a new one.
     refused: bool = False
+    #: Whether the kernel has met the limit of memory.
     out_of_memory: bool = False
 
 
@@ -183,9 +185,11 @@ class Pace:
 
 
 class Growth(Struct, frozen=True):
-    """What a walk has found: bytes and entries that are newer than the jail, or were changed since."""
+    """What a walk has found that is newer than the jail, or was changed since."""
 
+    #: Bytes.
     size: int
+    #: Names in folders.
     entries: int
 
 
@@ -230,9 +234,11 @@ def walked_before(frozen: bool, quick: bool) -> int:
 
 
 class Lost(NamedTuple):
-    """What a file system has lost in all since we look at it: bytes, and entries (0 where it does not count them)."""
+    """What a file system has lost in all since we look at it."""
 
+    #: Free space (bytes).
     fallen: int
+    #: Free entries; 0 where it does not count them.
     taken: int
 
 

@@ -2,7 +2,7 @@
 
 `Keeper` is what the kernel does for a jail without control groups; `Group` (groups.py) adds what control groups do.
 What a keeper does not count the watch looks for (toolhost/watch/): it asks `counts_…` and needs to know no more. Which
-hosts have which is in docs/decisions/081.
+hosts have which is in docs/design/sandbox.md section 4.
 """
 
 from __future__ import annotations

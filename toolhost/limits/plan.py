@@ -26,13 +26,13 @@ SPARE: Final = 16
 
 
 class GroupPlan(Struct, frozen=True):
-    """The groups of one jail: the tree they are made in, and (folder of the tree, file, value) to write, in order.
+    """The groups of one jail."""
 
-    A value whose file the kernel does not have is left out when it is `optional`: swap accounting can be off.
-    """
-
+    #: The tree that they are made in.
     tree: Tree
+    #: What is written, in order: folder of the tree, file, value.
     settings: list[tuple[str, str, str]]
+    #: Files that the kernel may lack: swap accounting can be off.
     optional: tuple[str, ...] = ("memory.memsw.limit_in_bytes", "memory.swap.max")
 
 

@@ -8,17 +8,22 @@ from msgspec import Struct
 
 
 class Tree(Struct, frozen=True, kw_only=True):
-    """Where groups can be made: the folder of each controller that we may use, None for one that is not to be had.
+    """Where groups can be made: a folder for each controller, None for one that we may not use.
 
-    In version 2 they are all the same folder; processor time is counted there without a controller, and a group can be
-    frozen without one.
+    In version 2 all are the same folder.
     """
 
+    #: The version of control groups.
     version: Literal[1, 2]
+    #: Limits memory and counts it.
     memory: str | None = None
+    #: Limits processes and counts them.
     pids: str | None = None
+    #: Shares the processors out.
     cpu: str | None = None
+    #: Counts processor time. Version 2 does that without a controller.
     cpuacct: str | None = None
+    #: Freezes all processes of a group. Version 2 does that without a controller.
     freezer: str | None = None
 
     @property

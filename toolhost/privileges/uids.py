@@ -1,7 +1,8 @@
 """Which user each jail of a root-run tool host is: numbers that nobody else has, each for one jail at a time. Pure.
 
-They lie where nobody assigns any (schemas/system/users.py), so no file, service or container has one of them by
-accident, and a process that escaped would own nothing. What somebody has all the same is passed over, block by block.
+Nobody assigns numbers in their range (schemas/system/users.py). So no file, service or container has one of them by
+accident, and a process that escaped would own nothing. Blocks in which somebody has a number all the same are passed
+over.
 
 Source: docs/design/sandbox.md section 3.2; https://systemd.io/UIDS-GIDS/.
 """

@@ -65,11 +65,14 @@ class _Device:
 
 
 class _Suspect(NamedTuple):
-    """A jail that may have reached a limit on that file system, since when that is known (monotonic seconds)."""
+    """A jail that may have reached a limit on a file system."""
 
     jail: JailUsage
+    #: The number of the file system.
     number: int
+    #: Whether its processes stand still.
     frozen: bool
+    #: Since when that is known (monotonic seconds).
     since: float
 
 

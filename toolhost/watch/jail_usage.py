@@ -188,11 +188,11 @@ class JailUsage:
         self.keeper.thaw()
 
     def hasten(self) -> None:
-        """It is being ended: its processes are killed one by one, as far as that takes no time to find them, and
-        get the processor that they need to die.
+        """It is being ended: kill its processes one by one where they are quickly found, and let them have the
+        processor that they need to die.
 
-        The kernel does so for the first of them, when that is killed and has come to its turn; until then all others
-        go on, which among many that stand back took a second.
+        Its first process is killed as well, and the kernel kills the others then. But that waits until the first one
+        gets a processor, which took a second among many jails that yield, and the others go on meanwhile.
         """
         if self.ending:
             return

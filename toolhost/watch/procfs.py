@@ -139,9 +139,11 @@ def trees(there: list[Process], tops: Mapping[str, int]) -> dict[str, list[Proce
 
 
 class Memory(NamedTuple):
-    """What a jail's memory comes to (bytes), and `shared` of it: files in memory, and what processes share."""
+    """What a jail's memory comes to."""
 
+    #: All of it (bytes).
     size: int
+    #: Files in memory, and what processes share (bytes).
     shared: int
 
 
@@ -292,8 +294,10 @@ def _of_the_machine(*names: bytes) -> int:
 class Nameless(NamedTuple):
     """A file that has no name any more and is still held by a process: it takes room, and no walk finds it."""
 
+    #: Its file system and its number there.
     device: int
     inode: int
+    #: What it takes (bytes).
     size: int
 
 
