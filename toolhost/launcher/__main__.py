@@ -9,8 +9,6 @@ import resource
 import socket
 import sys
 
-#: No process has more descriptors than that. Those that it was given beside its socket are tokens, a shell's leftovers.
-MOST = 1 << 20
 ROOT = __file__.rpartition("/toolhost/launcher/")[0]
 
 # -I leaves our own root out of the path, and it is on it for this one name alone: it may be a workdir of tools, and a
@@ -27,7 +25,8 @@ umask = inherited if sys.argv[2] == "-" else int(sys.argv[2], 8)
 # What jails are given passes through here. It is no more than this: a process whose memory is closed as well could not
 # set up the namespaces of another, as root without CAP_SYS_PTRACE, nor its niceness, as an ordinary user.
 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-os.closerange(int(sys.argv[1]) + 1, MOST)
+# What it was given beside its socket: tokens, a shell's leftovers.
+os.closerange(int(sys.argv[1]) + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 os.set_inheritable(int(sys.argv[1]), False)
 channel = socket.socket(fileno=int(sys.argv[1]))
 if sys.argv[3:] == ["helper"]:

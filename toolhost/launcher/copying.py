@@ -60,15 +60,15 @@ def copied(fd: int) -> int | bytes | None:
         if not stat.S_ISDIR(status.st_mode):
             return _content(source) if status.st_size <= MAX_BYTES else None
         copy = calls.detached_tmpfs({"mode": "0755", "size": str(2 * MAX_BYTES), "nr_inodes": str(2 * MAX_ENTRIES)})
-        fits = False
+        made = False
         try:
-            fits = _fill(copy, source)
-            if fits:
+            if _fill(copy, source):
                 calls.set_attributes(copy, read_only=True, user_namespace=None, recursive=False)
+                made = True
         finally:
-            if not fits:
+            if not made:
                 os.close(copy)
-        return copy if fits else None
+        return copy if made else None
 
 
 def _fill(copy: int, source: int) -> bool:

@@ -147,7 +147,7 @@ class LauncherLink:
     def _readable(self, loop: asyncio.AbstractEventLoop, channel: socket.socket) -> None:
         """One answer, or the end."""
         data, given = b"", list[int]()
-        with suppress(ConnectionError):
+        with suppress(OSError):
             try:
                 data, given, _, _ = socket.recv_fds(channel, _MAX_ANSWER, 1, socket.MSG_CMSG_CLOEXEC)
             except BlockingIOError:
