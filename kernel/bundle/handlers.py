@@ -152,7 +152,8 @@ def _key(tool: CheckedTool) -> str | None:
     sandbox = tool.body.sandbox
     if sandbox.python.venv is not None or sandbox.env or sandbox.filesystem.read or sandbox.filesystem.write:
         return None
-    digest, whole = tree_digest(tool.root)
+    # A bundled tool imports what lies beside its folder (docs/design/tools.md).
+    digest, whole = tree_digest(os.path.dirname(tool.root) if tool.bundled else tool.root)
     parts = f"{FORMAT}\0{sys.version}\0{tool.name}\0{tool.entry}\0{tool.root}\0{digest}"
     return hashlib.sha256(parts.encode("utf-8", "surrogateescape")).hexdigest() if whole else None
 

@@ -115,7 +115,7 @@ def _narrowed(tool: ToolSpec) -> ToolSpec:
     asked = tool.sandbox
     readable = Filesystem(read=[*asked.filesystem.read, *asked.filesystem.write])
     sandbox = SandboxSpec(isolation="shared", filesystem=readable, python=asked.python, limits=asked.limits)
-    return ToolSpec(name=tool.name, entry=tool.entry, root=tool.root, exports=tool.exports, sandbox=sandbox)
+    return msgspec.structs.replace(tool, sandbox=sandbox, narrowed={})
 
 
 def main() -> int:
