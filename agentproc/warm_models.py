@@ -10,84 +10,27 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from itertools import cycle
-from typing import Final, Literal
+from typing import Final
 
-from agentproc.providers.anthropic import Anthropic
+from agentproc.providers.choose import wire_of
 from agentproc.providers.connection import Client, Connection
 from agentproc.providers.http import HttpProvider
-from agentproc.providers.openai import OpenAI
 from agentproc.providers.route import Route
 from schemas.launch import ModelSpec
 
-#: Streams of a call and of a text, as the vendors write them; TOOL stands for the tool's name.
-_ANTHROPIC: Final = (
-    """\
-event: message_start
-data: {"type":"message_start","message":{"content":[],"usage":{"input_tokens":1,"output_tokens":1}}}
-
-event: content_block_start
-data: {"type":"content_block_start","index":0,"content_block":{"type":"tool_use","id":"c1","name":"TOOL","input":{}}}
-
-event: content_block_delta
-data: {"type":"content_block_delta","index":0,"delta":{"type":"input_json_delta","partial_json":"{\\"a\\":\\"1\\"}"}}
-
-event: content_block_stop
-data: {"type":"content_block_stop","index":0}
-
-event: message_delta
-data: {"type":"message_delta","delta":{"stop_reason":"tool_use"},"usage":{"output_tokens":1}}
-
-event: message_stop
-data: {"type":"message_stop"}
-
-""",
-    """\
-event: content_block_start
-data: {"type":"content_block_start","index":0,"content_block":{"type":"text","text":""}}
-
-event: content_block_delta
-data: {"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":"done"}}
-
-event: message_stop
-data: {"type":"message_stop"}
-
-""",
-)
-_OPENAI: Final = (
-    """\
-data: {"choices":[{"index":0,"delta":{"tool_calls":[{"index":0,"id":"c1","function":{"name":"TOOL","arguments":""}}]}}]}
-
-data: {"choices":[{"index":0,"delta":{"tool_calls":[{"index":0,"function":{"arguments":"{\\"a\\":\\"1\\"}"}}]}}]}
-
-data: {"choices":[{"index":0,"delta":{},"finish_reason":"tool_calls"}]}
-
-data: {"choices":[],"usage":{"prompt_tokens":1,"completion_tokens":1}}
-
-data: [DONE]
-
-""",
-    """\
-data: {"choices":[{"index":0,"delta":{"content":"done"}}]}
-
-data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}
-
-data: [DONE]
-
-""",
-)
 _HEAD: Final = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
-def model(name: Literal["anthropic", "openai"]) -> ModelSpec:
+def model(name: str) -> ModelSpec:
     """A model of the provider, at no address."""
     return ModelSpec(provider=name, model="warm-up", endpoint="http://127.0.0.1:1/v1", api_key="none")
 
 
-def provider(name: Literal["anthropic", "openai"], tool: str) -> HttpProvider:
+def provider(name: str, tool: str) -> HttpProvider:
     """A provider whose model calls `tool` with {"a": "1"} and then says that it is done."""
-    streams = _ANTHROPIC if name == "anthropic" else _OPENAI
-    answers = [_answer(stream.replace("TOOL", tool)) for stream in streams]
-    return HttpProvider(Anthropic() if name == "anthropic" else OpenAI(), client=_Canned(cycle(answers)))
+    wire = wire_of(name)
+    answers = [_answer(stream.replace("TOOL", tool)) for stream in wire.REHEARSED]
+    return HttpProvider(wire.VENDOR(), client=_Canned(cycle(answers)))
 
 
 def _answer(stream: str) -> bytes:

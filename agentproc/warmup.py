@@ -38,6 +38,7 @@ from schemas.errors import GoondanError, error_payload
 from schemas.frames import NO_PAYLOAD, AgentEvent, Credit, ErrorPayload, Frame, Shutdown, ToolResult, Welcome
 from schemas.launch import AgentSpec, CatalogItem, ModelSpec
 from schemas.link import Done
+from schemas.model_providers import BY_NAME
 from schemas.peer import Deliver, Kind, Peer, Settled, Welcomed
 
 #: Turns played: code is specialised after eight runs, and its caches are filled within a few more.
@@ -90,14 +91,13 @@ def warm_up(providers: Collection[str] = (), scratch: str | None = None) -> Iter
     for _ in range(ROUNDS // STEP_ROUNDS):
         _play(scratch, STEP_ROUNDS, ModelSpec(provider="embedded"))
         yield
-    for name in ("anthropic", "openai"):
-        if name in providers:
-            from agentproc import warm_models
+    for name in [name for name in BY_NAME if name in providers]:
+        from agentproc import warm_models
 
-            for _ in range(MODEL_ROUNDS // STEP_ROUNDS):
-                provider = partial(warm_models.provider, name, _TOOL.name)
-                _play(scratch, STEP_ROUNDS, warm_models.model(name), provider)
-                yield
+        for _ in range(MODEL_ROUNDS // STEP_ROUNDS):
+            provider = partial(warm_models.provider, name, _TOOL.name)
+            _play(scratch, STEP_ROUNDS, warm_models.model(name), provider)
+            yield
     _map_libraries()
     yield
 

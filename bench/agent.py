@@ -214,7 +214,7 @@ def main(how: str, provider: str) -> None:
         if provider != "embedded":
             base = stack.enter_context(model_server())
             endpoint = f"{base}/v1" if provider == "openai" else base
-            model = ModelSpec(provider=provider, model="bench", endpoint=endpoint, api_key="k")  # type: ignore[arg-type]
+            model = ModelSpec(provider=provider, model="bench", endpoint=endpoint, api_key="k")
         print(json.dumps(by_fork(folder, model) if how == "fork" else by_exec(folder, model)))
 
 

@@ -15,6 +15,7 @@ from msgspec import Meta, Struct, field, structs
 
 from schemas.approval_rules import Policy
 from schemas.budgets import BudgetLimits, Pricing
+from schemas.model_providers import ServingProvider
 from schemas.oauth import OAuthAppSpec
 
 #: ERROR-04
@@ -34,7 +35,7 @@ class ModelSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only
     """The model of one agent, resolved."""
 
     #: Who speaks to it.
-    provider: Literal["anthropic", "openai", "embedded"]
+    provider: ServingProvider
     #: Its name. Empty for a vendor: the first that its server lists.
     model: str = ""
     #: The server's URL; None: the vendor's own.

@@ -26,6 +26,7 @@ from schemas.launch import (
     Limits,
     PythonSpec,
 )
+from schemas.model_providers import NamedProvider
 
 API_V1: Final = "goondan.ai/v1"
 #: The older spelling, of v0.9 (COMPAT-01).
@@ -202,7 +203,7 @@ class ModelBody(_Strict, frozen=True):
     """Which model, and how to reach it."""
 
     provider: Annotated[
-        Literal["anthropic", "openai", "embedded", "auto"],
+        NamedProvider,
         Meta(
             description="`openai` is any server with chat completions; `auto` takes Anthropic, OpenAI or a server of "
             "your own, whichever the environment names first, else `embedded`."

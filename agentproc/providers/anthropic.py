@@ -30,6 +30,7 @@ from agentproc.providers.vendor import (
 )
 from agentproc.turn import AskedCall
 from schemas.launch import CatalogItem, ModelSpec
+from schemas.model_providers import BY_NAME
 
 #: The version of the interface: that of the vendor's own package when its requests were recorded, where the key is a
 #: bearer token as well (tests/contract/model_requests/). It refuses `temperature`, `top_p` and `top_k`.
@@ -84,7 +85,7 @@ class Anthropic:
     """The vendor."""
 
     name = "anthropic"
-    server = "https://api.anthropic.com"
+    server = BY_NAME["anthropic"].server
 
     def __init__(self) -> None:
         self._written = Written(self.name, Turns)
@@ -393,3 +394,40 @@ def _text(value: Any) -> str:
 def _stream_error(error: Any) -> Fault:
     kind = _text(error.get("type")) if isinstance(error, dict) else ""
     return Fault("busy" if kind in _PASSING else "final", f"an error: {error_words(error) or kind[:80] or 'no reason'}")
+
+
+#: What the module of a provider has (agentproc/providers/choose.py). The streams are as the vendor writes them.
+VENDOR: Final = Anthropic
+REHEARSED: Final = (
+    """\
+event: message_start
+data: {"type":"message_start","message":{"content":[],"usage":{"input_tokens":1,"output_tokens":1}}}
+
+event: content_block_start
+data: {"type":"content_block_start","index":0,"content_block":{"type":"tool_use","id":"c1","name":"TOOL","input":{}}}
+
+event: content_block_delta
+data: {"type":"content_block_delta","index":0,"delta":{"type":"input_json_delta","partial_json":"{\\"a\\":\\"1\\"}"}}
+
+event: content_block_stop
+data: {"type":"content_block_stop","index":0}
+
+event: message_delta
+data: {"type":"message_delta","delta":{"stop_reason":"tool_use"},"usage":{"output_tokens":1}}
+
+event: message_stop
+data: {"type":"message_stop"}
+
+""",
+    """\
+event: content_block_start
+data: {"type":"content_block_start","index":0,"content_block":{"type":"text","text":""}}
+
+event: content_block_delta
+data: {"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":"done"}}
+
+event: message_stop
+data: {"type":"message_stop"}
+
+""",
+)

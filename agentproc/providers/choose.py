@@ -2,22 +2,45 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import Protocol, cast
+
 from agentproc.providers.base import Provider
+from agentproc.providers.vendor import Vendor
+from schemas.errors import fail
 from schemas.launch import ModelSpec
+from schemas.model_providers import BY_NAME
+
+
+class Wire(Protocol):
+    """What the module of a provider has."""
+
+    VENDOR: type[Vendor]
+    """Speaks the vendor's wire."""
+    REHEARSED: tuple[str, str]
+    """Bodies of two streamed answers: one that calls the tool TOOL with {"a": "1"}, and one that says that it is done.
+    The fork server plays them, so that agents share what a call needs in memory (agentproc/warm_models.py).
+    """
+
+
+def wire_of(provider: str) -> Wire:
+    """The module of a provider. Raises GoondanError E_CONFIG_INVALID_VALUE when there is no such provider."""
+    if provider not in BY_NAME:
+        known = ", ".join((*BY_NAME, "embedded"))
+        raise fail("E_CONFIG_INVALID_VALUE", f"no model provider {provider[:80]!r}; there are: {known}")
+    return cast(Wire, import_module(f"agentproc.providers.{provider}"))
 
 
 def make_provider(model: ModelSpec) -> Provider:
-    """The provider of a model. Cheap: nothing is connected or loaded for connecting before the first call."""
+    """The provider of a model. Cheap: nothing is connected or loaded for connecting before the first call.
+
+    Raises GoondanError E_CONFIG_INVALID_VALUE when there is no such provider.
+    """
     if model.provider == "embedded":
         from agentproc.providers.embedded import EmbeddedProvider
 
         return EmbeddedProvider()
+    wire = wire_of(model.provider)
     from agentproc.providers.http import HttpProvider
 
-    if model.provider == "anthropic":
-        from agentproc.providers.anthropic import Anthropic
-
-        return HttpProvider(Anthropic())
-    from agentproc.providers.openai import OpenAI
-
-    return HttpProvider(OpenAI())
+    return HttpProvider(wire.VENDOR())

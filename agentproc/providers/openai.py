@@ -30,6 +30,7 @@ from agentproc.providers.vendor import (
 )
 from agentproc.turn import AskedCall
 from schemas.launch import CatalogItem, ModelSpec
+from schemas.model_providers import BY_NAME
 
 #: Errors inside a stream after which the same request may succeed.
 _PASSING: Final = frozenset(("server_error", "rate_limit_exceeded", "overloaded_error", "internal_server_error"))
@@ -43,7 +44,7 @@ class OpenAI:
     """The vendor."""
 
     name = "openai"
-    server = "https://api.openai.com/v1"
+    server = BY_NAME["openai"].server
 
     def __init__(self) -> None:
         self._written = Written(self.name, Messages)
@@ -335,3 +336,29 @@ def _stream_error(chunk: _Chunk) -> Fault:
 
 def _busy_status(code: Any) -> bool:
     return isinstance(code, int) and (code == 429 or 500 <= code < 600)
+
+
+#: What the module of a provider has (agentproc/providers/choose.py). The streams are as the vendor writes them.
+VENDOR: Final = OpenAI
+REHEARSED: Final = (
+    """\
+data: {"choices":[{"index":0,"delta":{"tool_calls":[{"index":0,"id":"c1","function":{"name":"TOOL","arguments":""}}]}}]}
+
+data: {"choices":[{"index":0,"delta":{"tool_calls":[{"index":0,"function":{"arguments":"{\\"a\\":\\"1\\"}"}}]}}]}
+
+data: {"choices":[{"index":0,"delta":{},"finish_reason":"tool_calls"}]}
+
+data: {"choices":[],"usage":{"prompt_tokens":1,"completion_tokens":1}}
+
+data: [DONE]
+
+""",
+    """\
+data: {"choices":[{"index":0,"delta":{"content":"done"}}]}
+
+data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}
+
+data: [DONE]
+
+""",
+)

@@ -8,10 +8,12 @@ import msgspec
 
 from agentproc.providers.anthropic import DEFAULT_MAX_TOKENS
 from schemas.launch import ModelSpec
+from schemas.model_providers import BY_NAME, PROVIDERS
 
-#: The params by which vendors limit an answer. Where a model's own params have none, the first is used for Anthropic,
-#: the second for OpenAI itself, and the first for servers that speak as OpenAI does: not all of them know the second.
-_PARAMS: Final = ("max_tokens", "max_completion_tokens")
+#: How most servers name the limit, those included that speak as another vendor does.
+_USUAL: Final = "max_tokens"
+#: The params by which vendors limit an answer.
+_PARAMS: Final = tuple(dict.fromkeys((_USUAL, *(provider.limit_param for provider in PROVIDERS))))
 
 
 def output_limit(model: ModelSpec) -> int:
@@ -27,8 +29,7 @@ def limited_output(model: ModelSpec, tokens: int) -> ModelSpec:
     """The model with answers of so many tokens at most."""
     name = next((name for name in _PARAMS if name in model.params), None)
     if name is None:
-        vendors_own = model.provider == "openai" and model.endpoint is None
-        name = _PARAMS[1] if vendors_own else _PARAMS[0]
+        name = BY_NAME[model.provider].limit_param if model.endpoint is None else _USUAL
     return msgspec.structs.replace(model, params={**model.params, name: tokens})
 
 

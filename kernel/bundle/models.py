@@ -14,7 +14,7 @@ Source: docs/design/bundle.md section 6; docs/decisions/019 and 046.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, Literal
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 from msgspec import Struct
@@ -22,29 +22,19 @@ from msgspec.structs import replace
 
 from kernel.bundle.problems import Path
 from schemas.launch import ModelSpec
+from schemas.model_providers import BY_NAME, PROVIDERS, ModelProvider
 from schemas.origins import is_open, origin_of
 from schemas.resources import ModelBody, ValueSource
 
-Vendor = Literal["anthropic", "openai"]
-Provider = Vendor | Literal["embedded"]
-#: Where a vendor's key is by custom, its own server, and the model that `auto` asks for.
-KEY_VARIABLE: Final[dict[str, str]] = {"anthropic": "ANTHROPIC_API_KEY", "openai": "OPENAI_API_KEY"}
-VENDOR_ORIGIN: Final[dict[str, str]] = {
-    "anthropic": "https://api.anthropic.com",
-    "openai": "https://api.openai.com",
-}
-URL_VARIABLE: Final[dict[str, str]] = {"anthropic": "ANTHROPIC_BASE_URL", "openai": "OPENAI_BASE_URL"}
-AUTO_MODEL: Final[dict[str, str]] = {"anthropic": "claude-sonnet-5-5", "openai": "gpt-5.5"}
 #: What a person says to `auto`: a provider, and the name of a model.
 PROVIDER_VARIABLE: Final = "GOONDAN_PROVIDER"
 MODEL_VARIABLE: Final = "GOONDAN_MODEL"
-_PROVIDERS: Final[dict[str, Provider]] = {"anthropic": "anthropic", "openai": "openai", "embedded": "embedded"}
-#: Which variable settles which provider, in this order.
-_BY_VARIABLE: Final[tuple[tuple[str, Vendor], ...]] = (
-    (KEY_VARIABLE["anthropic"], "anthropic"),
-    (KEY_VARIABLE["openai"], "openai"),
-    (URL_VARIABLE["openai"], "openai"),
+#: Which variable makes `auto` choose which provider, in this order.
+_BY_VARIABLE: Final[tuple[tuple[str, ModelProvider], ...]] = (
+    *((provider.key_variable, provider) for provider in PROVIDERS),
+    *((provider.url_variable, provider) for provider in PROVIDERS if provider.auto_by_url),
 )
+_NAMES: Final = ", ".join(BY_NAME)
 
 
 class ModelFault(Struct, frozen=True):
@@ -68,18 +58,18 @@ def _resolve(body: ModelBody, params: Mapping[str, Any], env: Mapping[str, str])
         return ModelSpec(provider="embedded", model=body.model, params=merged)
     if body.provider == "auto":
         return _auto(body, merged, env)
-    vendor: Vendor = body.provider
+    provider = BY_NAME[body.provider]
     key = _own_key(body, env)
     if isinstance(key, ModelFault):
         return key
     if not body.model:
-        message = f"provider {vendor} needs the name of a model"
+        message = f"provider {provider.name} needs the name of a model"
         return ModelFault("E_CONFIG_MISSING_FIELD", message, ("spec", "model"), "Add model: NAME.")
-    key = key or env.get(KEY_VARIABLE[vendor]) or None
+    key = key or env.get(provider.key_variable) or None
     if key is None and body.endpoint is None:
-        return _no_key(vendor, "give apiKey, or give endpoint if it is a server of your own that needs none")
+        return _no_key(provider, "give apiKey, or give endpoint if it is a server of your own that needs none")
     return ModelSpec(
-        provider=vendor,
+        provider=provider.name,
         model=body.model,
         endpoint=body.endpoint,
         api_key=key,
@@ -129,26 +119,26 @@ def _auto(body: ModelBody, params: dict[str, Any], env: Mapping[str, str]) -> Mo
     for field, given in (("endpoint", body.endpoint), ("apiKey", body.api_key)):
         if given is not None:
             message = f"provider auto takes its {field} from the environment"
-            hint = "Name the provider that it belongs to: anthropic or openai."
+            hint = f"Name the provider that it belongs to: {_NAMES}."
             return ModelFault("E_CONFIG_INVALID_VALUE", message, ("spec", field), hint)
     found = _choose(env)
     if isinstance(found, ModelFault):
         return found
-    vendor, chosen_by = found
+    provider, chosen_by = found
     model = env.get(MODEL_VARIABLE) or body.model
-    if vendor == "embedded":
+    if provider is None:
         return ModelSpec(provider="embedded", model=body.model, params=params, chosen_by=chosen_by)
-    key, endpoint = env.get(KEY_VARIABLE[vendor]) or None, env.get(URL_VARIABLE[vendor]) or None
+    key, endpoint = env.get(provider.key_variable) or None, env.get(provider.url_variable) or None
     if key is None and endpoint is None:
-        return _no_key(vendor, f"or unset {PROVIDER_VARIABLE}")
+        return _no_key(provider, f"or unset {PROVIDER_VARIABLE}")
     if endpoint is not None and not is_http_url(endpoint):
-        message = f"the environment variable {URL_VARIABLE[vendor]} holds no http or https URL"
+        message = f"the environment variable {provider.url_variable} holds no http or https URL"
         hint = "Write for example http://127.0.0.1:11434/v1."
         return ModelFault("E_CONFIG_INVALID_VALUE", message, ("spec", "provider"), hint)
     # A server of one's own has models of its own: without a name the agent takes the first that the server lists.
-    name = model or (AUTO_MODEL[vendor] if key is not None else "")
+    name = model or (provider.auto_model if key is not None else "")
     return ModelSpec(
-        provider=vendor,
+        provider=provider.name,
         model=name,
         endpoint=endpoint,
         api_key=key,
@@ -158,24 +148,24 @@ def _auto(body: ModelBody, params: dict[str, Any], env: Mapping[str, str]) -> Mo
     )
 
 
-def _choose(env: Mapping[str, str]) -> tuple[Provider, str] | ModelFault:
-    """The provider, and the variable that settled it ("" when none did)."""
+def _choose(env: Mapping[str, str]) -> tuple[ModelProvider | None, str] | ModelFault:
+    """The provider, None for `embedded`, and the variable that settled it ("" when none did)."""
     wanted = env.get(PROVIDER_VARIABLE)
-    if wanted in _PROVIDERS:
-        return _PROVIDERS[wanted], PROVIDER_VARIABLE
     if wanted:
+        if wanted == "embedded" or wanted in BY_NAME:
+            return BY_NAME.get(wanted), PROVIDER_VARIABLE
         message = f"the environment variable {PROVIDER_VARIABLE} names no provider"
-        hint = "Set it to anthropic, openai or embedded, or unset it."
+        hint = f"Set it to {_NAMES} or embedded, or unset it."
         return ModelFault("E_CONFIG_INVALID_VALUE", message, ("spec", "provider"), hint)
-    for variable, vendor in _BY_VARIABLE:
+    for variable, provider in _BY_VARIABLE:
         if env.get(variable):
-            return vendor, variable
-    return "embedded", ""
+            return provider, variable
+    return None, ""
 
 
-def _no_key(vendor: Vendor, otherwise: str) -> ModelFault:
-    name = KEY_VARIABLE[vendor]
-    message = f"the environment variable {name} is not set, and provider {vendor} needs a key"
+def _no_key(provider: ModelProvider, otherwise: str) -> ModelFault:
+    name = provider.key_variable
+    message = f"the environment variable {name} is not set, and provider {provider.name} needs a key"
     return ModelFault("E_CONFIG_MISSING_ENV", message, ("spec", "provider"), f"Set {name}, {otherwise}.")
 
 

@@ -24,7 +24,6 @@ from typing import Final
 import msgspec
 
 from kernel import lock, paths, rundir, state_root
-from kernel.bundle.models import KEY_VARIABLE
 from kernel.bundle.problems import BundleError
 from kernel.bundle.variables import wanted_variables
 from kernel.cli.attach import BundleTarget, by_hand
@@ -51,6 +50,7 @@ from kernel.import_path import entries_of_current_folder
 from kernel.spawn import command
 from kernel.supervisor_client import SupervisorClient
 from schemas.errors import GoondanError
+from schemas.model_providers import PROVIDERS
 from schemas.system import own_users
 
 #: The survey starts at most two jails; a machine that is starting a hundred things may take long (seconds).
@@ -211,7 +211,7 @@ def _limit(which: int) -> tuple[int, int]:
 def _variables(named: Mapping[str, str], env: Mapping[str, str]) -> list[Variable]:
     """The vendors' keys and what the bundle names; `named` is name -> who wants it."""
     found = []
-    for name in dict.fromkeys((*KEY_VARIABLE.values(), *sorted(named))):
+    for name in dict.fromkeys((*(provider.key_variable for provider in PROVIDERS), *sorted(named))):
         value = env.get(name, "")
         padded = value != value.strip()
         found.append(Variable(name=name, is_set=bool(value), wanted_by=named.get(name, ""), padded=padded))

@@ -15,7 +15,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from kernel.bundle.checked import Checked, CheckedAgent
-from kernel.bundle.models import KEY_VARIABLE, VENDOR_ORIGIN, is_http_url
+from kernel.bundle.models import is_http_url
 from kernel.bundle.shape import VARIABLE, Document
 from kernel.bundle.tools import CheckedTool
 from kernel.bundle.variables import variables_of
@@ -37,6 +37,7 @@ from schemas import hosts
 from schemas.address import build_tool_name
 from schemas.grantable import within
 from schemas.launch import ExtensionSpec, Limits, SandboxSpec
+from schemas.model_providers import BY_NAME
 from schemas.origins import is_open, origin_of
 from schemas.resources import AgentPolicy, ModelBody, OAuthAppBody, SwarmPolicy, ValueSource
 
@@ -232,7 +233,7 @@ def _texts(value: Any) -> Iterator[str]:
 def _keys(document: Document, body: ModelBody, env: Mapping[str, str]) -> list[str]:
     """The user's variables that make the key; empty when the bundle itself holds it, or there is none."""
     if body.api_key is None:
-        name = KEY_VARIABLE[body.provider]
+        name = BY_NAME[body.provider].key_variable
         return [name] if env.get(name) else []
     if isinstance(body.api_key, ValueSource) and body.api_key.value_from is not None:
         return [body.api_key.value_from.env]
@@ -242,7 +243,7 @@ def _keys(document: Document, body: ModelBody, env: Mapping[str, str]) -> list[s
 def _origin(document: Document, body: ModelBody, env: Mapping[str, str]) -> str:
     """Where requests go, in one spelling."""
     if body.endpoint is None:
-        return origin_of(VENDOR_ORIGIN[body.provider]) or ""
+        return origin_of(BY_NAME[body.provider].server) or ""
     written = document.scalar("spec", "endpoint")
     match = VARIABLE.match(written or "")
     if written is not None and match is not None and not match.group().startswith("$$"):

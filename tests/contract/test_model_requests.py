@@ -73,7 +73,7 @@ async def test_we_send_what_the_vendors_package_sends(provider: str) -> None:
     expected = recorded(provider)["request"]
     with server("misbehaving_llm") as base:
         spec = ModelSpec(
-            provider=provider,  # type: ignore[arg-type]
+            provider=provider,
             model="well",
             endpoint=endpoint(provider, base),
             api_key="sk-recorded",

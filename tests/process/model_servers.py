@@ -51,6 +51,6 @@ def endpoint(provider: str, base: str) -> str:
 
 def question(provider: str, base: str, model: str, text: str = "hello", **changes: Any) -> ModelRequest:
     """A first request."""
-    spec = ModelSpec(provider=provider, model=model, endpoint=endpoint(provider, base), api_key=KEY)  # type: ignore[arg-type]
+    spec = ModelSpec(provider=provider, model=model, endpoint=endpoint(provider, base), api_key=KEY)
     message = Message("t.0", UserData(text), AT, MessageSource("user"))
     return ModelRequest(agent="a", model=spec, messages=[message], tools=[BASH], step=1, **changes)

@@ -171,7 +171,7 @@ def calls(*names: tuple[str, str]) -> AssistantData:
 
 
 def asked(messages: list[Message], provider: str = "anthropic", **changes: Any) -> ModelRequest:
-    model = ModelSpec(provider=provider, model="m", **changes.pop("model", {}))  # type: ignore[arg-type]
+    model = ModelSpec(provider=provider, model="m", **changes.pop("model", {}))
     return ModelRequest(
         agent="a", model=model, messages=messages, tools=changes.pop("tools", [BASH]), step=1, **changes
     )

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernel.bundle.models import AUTO_MODEL, ModelFault, model_text, resolve_model, sends_open_key, without_key
+from kernel.bundle.models import ModelFault, model_text, resolve_model, sends_open_key, without_key
 from schemas.launch import ModelSpec
+from schemas.model_providers import BY_NAME
 from schemas.resources import ModelBody, ValueFrom, ValueSource
 from tests.unit.kernel.bundle.conftest import GOOD, Look
 
@@ -16,8 +17,8 @@ def test_embedded_needs_nothing() -> None:
     assert resolve_model(ModelBody("embedded"), {}, {}) == ModelSpec(provider="embedded")
 
 
-ANTHROPIC = {"provider": "anthropic", "model": AUTO_MODEL["anthropic"], "api_key": "a"}
-OPENAI = {"provider": "openai", "model": AUTO_MODEL["openai"], "api_key": "o"}
+ANTHROPIC = {"provider": "anthropic", "model": BY_NAME["anthropic"].auto_model, "api_key": "a"}
+OPENAI = {"provider": "openai", "model": BY_NAME["openai"].auto_model, "api_key": "o"}
 LOCAL = "http://127.0.0.1:1/v1"
 LOCAL_ORIGIN = "http://127.0.0.1:1"
 INVALID = "E_CONFIG_INVALID_VALUE"

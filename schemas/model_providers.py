@@ -1,0 +1,66 @@
+"""The model providers: one row for each, and nothing of them anywhere else but the module that speaks its wire.
+
+The kernel checks bundles and finds keys with this table, an agent finds its server and its module. `embedded`, the
+console that needs no server, and `auto`, which chooses, are no rows.
+
+Source: docs/design/bundle.md section 6; docs/decisions/087.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final, Literal
+
+from msgspec import Struct
+
+
+class ModelProvider(Struct, frozen=True, kw_only=True):
+    """One provider, whose models are asked over HTTP."""
+
+    name: str
+    """As a Model document names it. The module `agentproc.providers.<name>` speaks its wire
+    (agentproc/providers/choose.py says what it has to have).
+    """
+    server: str
+    """Base URL of its own server, where requests go when a Model names no endpoint; a key without an endpoint goes to
+    this origin only."""
+    key_variable: str
+    """The environment variable that has the user's key by custom."""
+    url_variable: str
+    """The environment variable that has another base URL for `auto`."""
+    auto_model: str
+    """The model that `auto` asks for where there is a key."""
+    auto_by_url: bool = False
+    """Whether `url_variable` alone makes `auto` choose this provider: others run servers that speak as it does."""
+    limit_param: str = "max_tokens"
+    """How a request to its own server says how many tokens an answer may have."""
+
+
+#: In the order in which `auto` looks for their keys.
+PROVIDERS: Final[tuple[ModelProvider, ...]] = (
+    ModelProvider(
+        name="anthropic",
+        server="https://api.anthropic.com",
+        key_variable="ANTHROPIC_API_KEY",
+        url_variable="ANTHROPIC_BASE_URL",
+        auto_model="claude-sonnet-5-5",
+    ),
+    ModelProvider(
+        name="openai",
+        server="https://api.openai.com/v1",
+        key_variable="OPENAI_API_KEY",
+        url_variable="OPENAI_BASE_URL",
+        auto_model="gpt-5.5",
+        auto_by_url=True,
+        limit_param="max_completion_tokens",
+    ),
+)
+BY_NAME: Final[Mapping[str, ModelProvider]] = {provider.name: provider for provider in PROVIDERS}
+
+if TYPE_CHECKING:  # a Literal can be made of a table, but not for mypy
+    ServingProvider = str
+    NamedProvider = str
+else:
+    #: What serves an agent, and what a Model document may name. Decoding refuses everything else.
+    ServingProvider = Literal[(*BY_NAME, "embedded")]
+    NamedProvider = Literal[(*BY_NAME, "embedded", "auto")]
