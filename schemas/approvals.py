@@ -27,98 +27,130 @@ DENIED: Final = "E_APPROVAL_DENIED"
 
 
 class ApprovalAsk(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
-    """Payload of `approval.ask`: a call that is to run in the agent's own process, or a question of such a call.
-
-    The frame names the call. `args` are the call's, a JSON object. A question has `message` and `schema`, and
-    `expires_s` (seconds; None: as long as an approval waits).
+    """Payload of `approval.ask`. The frame names the call. Either the call is to run in the agent's own process, or
+    such a call asks a question.
     """
 
+    #: A call that waits for approval, or a question.
     kind: Kind = "approval"
+    #: The arguments of the call: a JSON object.
     args: Raw = NO_PAYLOAD
+    #: Of a question: its text.
     message: str | None = None
+    #: Of a question: the JSON Schema of its answer.
     schema: OptionalRaw = None
+    #: Of a question: how long it waits (seconds). None: as long as an approval waits.
     expires_s: float | None = None
 
 
 class ApprovalState(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
-    """The `reply` to `approval.ask`.
+    """The `reply` to `approval.ask`."""
 
-    `run`: the call may run now; with `again` that was said before. `waits`: a person has not decided; `approval.news`
-    comes when one has. `denied`: it may not, or the question was declined, for this `reason`. `answered`: with
-    `answer`.
-    """
-
+    #: `run`: the call may run now. `waits`: a person has not decided yet, and `approval.news` follows when one has.
+    #: `denied`: the call may not run, or the question was declined. `answered`: the question has its answer.
     state: Literal["run", "waits", "denied", "answered"]
+    #: With `run`: the same was said before.
     again: bool = False
+    #: With `denied`: why.
     reason: str | None = None
+    #: With `answered`: the answer.
     answer: OptionalRaw = None
 
 
 class ApprovalItem(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
-    """One item as `gdn approve` and `gdn run` get it.
+    """One item as `gdn approve` and `gdn run` get it."""
 
-    `id` is the callId, `code` a short name for people. `agent` and `instance_key` are who asks, `event_id` in which
-    turn, `root_event` what all of it began with, `waited_for_by` the instances that wait for that turn, the first of
-    them last. `args` are the final arguments, None where they are too many for a list (`args_bytes` has their size).
-    `digest` is SHA-256 of tool, working directory and arguments (hexadecimal). `asked_ms` and `expires_ms` are
-    milliseconds since 1970. `state`: `waits`, or how it was decided. `uid` is the user whose token decided (-1: it
-    names none), None: the kernel, because the time was over.
-    """
-
+    #: The callId.
     id: str
+    #: A short name of the item, for people.
     code: str
+    #: A call that waits for approval, or a question.
     kind: Kind
+    #: The agent that asks.
     agent: str
+    #: The instance that asks.
     instance_key: str
+    #: The event whose turn asks.
     event_id: str
+    #: Full name of the tool.
     tool: str
+    #: SHA-256 of tool, working directory and arguments, in hexadecimal digits.
     digest: str
+    #: When it was asked (milliseconds since 1970).
     asked_ms: int
+    #: It waits, or how it was decided.
     state: Literal["waits", "approved", "denied", "answered", "started"]
+    #: The event that all this work began with.
     root_event: str | None = None
+    #: The instances that wait for this turn: each waits for the next one, and the last one waits for this turn.
     waited_for_by: list[str] = []
+    #: The working directory of the call.
     workdir: str | None = None
+    #: The final arguments. None when they are too large for a list.
     args: Any = None
+    #: The size of the arguments, when they are too large for a list.
     args_bytes: int = 0
+    #: Of a question: its text.
     message: str | None = None
+    #: Of a question: the JSON Schema of its answer.
     schema: Any = None
+    #: Why a rule wants a person to decide.
     reason: str | None = None
+    #: When it ends without a decision (milliseconds since 1970).
     expires_ms: int | None = None
+    #: The user whose token decided. -1: the token names no user. None: the kernel decided, because the time was over.
     uid: int | None = None
+    #: When it was decided (milliseconds since 1970).
     decided_ms: int | None = None
+    #: What the person said about the decision.
     decided_reason: str | None = None
 
 
 class ApprovalDecided(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
-    """One decision, as `gdn approve list --answered` gets it: who decided what, and when.
+    """One decision, as `gdn approve list --answered` gets it: who decided what, and when. An answer is not kept."""
 
-    `what` is the beginning of the call's arguments as JSON, or of the question, without keys of models; an answer is
-    not kept. `uid` as of ApprovalItem. Times are milliseconds since 1970.
-    """
-
+    #: The short name of the item.
     code: str
+    #: The callId.
     id: str
+    #: A call that waited for approval, or a question.
     kind: Kind
+    #: The agent that asked.
     agent: str
+    #: The instance that asked.
     instance_key: str
+    #: The event whose turn asked.
     event_id: str
+    #: Full name of the tool.
     tool: str
+    #: As in ApprovalItem.
     digest: str
+    #: The beginning of the call's arguments as JSON, or of the question. Keys of models are taken out.
     what: str
+    #: When it was asked (milliseconds since 1970).
     asked_ms: int
+    #: When it was decided (milliseconds since 1970).
     decided_ms: int
+    #: How it was decided.
     how: Literal["approved", "denied", "answered"]
+    #: As in ApprovalItem.
     uid: int | None = None
+    #: What the person said about the decision.
     reason: str | None = None
 
 
 class ApprovalDecision(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
-    """`{op: "approve.answer"}` of an operator: `id` is an item's id or code. `answer` is a JSON value, of `answer`."""
+    """The operator's request `{op: "approve.answer"}`."""
 
+    #: Always `approve.answer`.
     op: str
+    #: The id or the code of an item.
     id: str
+    #: What the person decided.
     decision: Literal["yes", "no", "answer"]
+    #: What the person says about it.
     reason: str | None = None
+    #: With `answer`: a JSON value.
     answer: OptionalRaw = None
 
 

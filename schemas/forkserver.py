@@ -25,28 +25,34 @@ WARM: Final = b"\xc0"
 
 
 class ForkRequest(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
-    """Start one agent process as a child of `parent_pid`, which must be a subreaper above the fork server.
+    """Start one agent process."""
 
-    `endpoint` and `token` are what its link needs; `log_path` receives its stderr (appended, mode 0600; without it
-    stderr is the fork server's). `agent` and `instance_key` name it in its log; what it may do is in the token.
-    `broker_uid` is the user of the broker: of nobody else a welcome is taken. None is the user of the agent process.
-    """
-
+    #: The number of the request. The reply has the same.
     seq: int
+    #: Name of the agent, for its log. What the process may do is in the token.
     agent: str
+    #: Key of the instance, for its log.
     instance_key: str
+    #: Address of the broker's socket.
     endpoint: str
+    #: The token of its link.
     token: str
+    #: The process that becomes its parent. It must be a subreaper above the fork server.
     parent_pid: int
+    #: The file that receives its stderr (appended, mode 0600). None: its stderr is that of the fork server.
     log_path: str | None = None
+    #: The user of the broker. The process takes a `welcome` from nobody else. None: the user of the process.
     broker_uid: int | None = None
 
 
 class ForkReply(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
-    """`pid` of the agent process, or why there is none. A pid says that it was forked, not that it was welcomed."""
+    """The answer to a ForkRequest."""
 
+    #: The number of the request.
     seq: int
+    #: The pid of the agent process. It says that the process was forked, not that it was welcomed.
     pid: int | None = None
+    #: Why there is no process.
     error: str | None = None
 
 

@@ -93,20 +93,24 @@ class ReplyTo(Struct, frozen=True, rename="camel"):
 
 
 class Source(Struct, frozen=True, rename="camel", omit_defaults=True):
-    """Who caused an event: set by the broker, never believed from a sender."""
+    """Who caused an event. The broker sets it and never believes what a sender wrote."""
 
+    #: What it is.
     kind: Literal["agent", "connector", "client", "tool"]
+    #: Its name.
     name: str
+    #: Which instance of an agent. None for everything else.
     instance_key: str | None = None
 
 
 class Blob(Struct, frozen=True):
-    """A payload that lies in the workspace's `blobs` folder: its file's name (32 hexadecimal digits, chosen at random),
-    SHA-256 of its bytes in hexadecimal, and how many they are; lower case. schemas/blobs.py has the rules.
-    """
+    """A large payload that lies in a file of the workspace's `blobs` folder (schemas/blobs.py has the rules)."""
 
+    #: Name of the file: 32 hexadecimal digits in lower case, chosen at random.
     file: str
+    #: SHA-256 of its bytes, in hexadecimal digits in lower case.
     digest: str
+    #: How many bytes it has.
     size: int
 
 
@@ -135,7 +139,7 @@ class Frame(Struct, rename={"from_": "from"}, omit_defaults=True, gc=False):
     reply_to: ReplyTo | None = field(default=None, name="replyTo")
     #: The `id` of the frame that this one answers. Of an answering event: the correlation id of its request.
     in_reply_to: str | None = field(default=None, name="inReplyTo")
-    #: Who waits for whom, as `agent/instanceKey`, the first one first. The broker sets it.
+    #: The instances (`agent/instanceKey`) that wait for this. Each waits for the next one. The broker sets it.
     chain: list[str] | None = None
     #: Which holder of the event speaks, or is spoken to.
     epoch: int | None = None
@@ -193,11 +197,15 @@ class Frame(Struct, rename={"from_": "from"}, omit_defaults=True, gc=False):
 
 
 class Lease(Struct, frozen=True, rename="camel", omit_defaults=True):
-    """An event that an agent process holds, with the epoch and the `rootEvent` with which it was handed over."""
+    """An event that an agent process holds."""
 
+    #: The event.
     event_id: str
+    #: The epoch with which the event was handed over.
     epoch: int
+    #: The instance that the event is for.
     instance_key: str
+    #: The `rootEvent` with which it was handed over.
     root_event: str | None = None
 
 
@@ -262,43 +270,65 @@ class Credit(Struct, frozen=True):
 
 
 class ErrorPayload(Struct, frozen=True, rename="camel", omit_defaults=True):
-    """What an `error` frame carries; also the error of an answer. `retry_after_ms` only with E_OVERLOADED."""
+    """The payload of an `error` frame. It is also the error of an answer."""
 
+    #: The stable code, as in docs/errors.md.
     code: str
+    #: What is wrong, in one sentence.
     message: str
+    #: What to do about it.
     suggestion: str | None = None
+    #: Where more is said about it.
     help_url: str | None = None
+    #: After how many milliseconds to try again. Only with E_OVERLOADED.
     retry_after_ms: int | None = None
+    #: Name of the exception's class, where an exception was the cause.
     name: str | None = None
 
 
 class Answer(Struct, rename="camel", omit_defaults=True, kw_only=True):
-    """How a turn ended. `output` carries the ToolResult of an operator call, as the agent encoded it. `trace_id` is the
-    turn's trace.
-    """
+    """How a turn ended."""
 
+    #: The turn.
     turn_id: str
+    #: Whether it ended with a response or with an error.
     status: Literal["completed", "failed"]
+    #: The text of the model's last message.
     response: str | None = None
+    #: Why the model ended its last message.
     finish_reason: str | None = None
+    #: Why the turn failed.
     error: ErrorPayload | None = None
+    #: Of an operator call: the ToolResult, as the agent encoded it.
     output: OptionalRaw = None
+    #: How many steps the turn took.
     steps: int = 0
+    #: The trace of the turn.
     trace_id: str | None = None
 
 
 class AgentEvent(Struct, rename="camel", omit_defaults=True, kw_only=True):
-    """The specification's AgentEvent. `created_at` is RFC 3339 in UTC. An answering event carries `answer`."""
+    """The specification's AgentEvent."""
 
+    #: The id of the event.
     id: str
+    #: The type of the event.
     type: str
+    #: When it was made: RFC 3339 in UTC.
     created_at: str
+    #: What it says. Its shape depends on the type.
     input: Any = None
+    #: The instance that it is for.
     instance_key: str | None = None
+    #: Who caused it.
     source: Source | None = None
+    #: On whose behalf it was sent.
     auth: Any = None
+    #: Where its answer goes. None: nobody waits for one.
     reply_to: ReplyTo | None = None
+    #: Anything else that its sender wrote.
     metadata: dict[str, Any] | None = None
+    #: Of an event that answers a request: how the turn that was asked for ended.
     answer: Answer | None = None
 
 
@@ -336,22 +366,32 @@ class AgentsList(Struct, frozen=True, rename="camel", omit_defaults=True):
 
 
 class SpawnedAgent(Struct, frozen=True, rename="camel"):
-    """The `reply` to `agents.spawn` (AGENTS-23). `spawned` is false for an instance that ran already."""
+    """The `reply` to `agents.spawn` (AGENTS-23)."""
 
+    #: Name of the agent.
     target: str
+    #: Key of the instance.
     instance_key: str
+    #: False when the instance existed before.
     spawned: bool
+    #: The folder that the instance works in.
     cwd: str | None
 
 
 class ListedAgent(Struct, frozen=True, rename="camel"):
-    """One instance in the `reply` to `agents.list` (AGENTS-26). `owner_*` are None for one that nobody spawned."""
+    """One instance in the `reply` to `agents.list` (AGENTS-26)."""
 
+    #: Name of the agent.
     target: str
+    #: Key of the instance.
     instance_key: str
+    #: The agent that spawned it. None when nobody spawned it.
     owner_agent: str | None
+    #: The instance that spawned it. None when nobody spawned it.
     owner_instance_key: str | None
+    #: When it was made: RFC 3339 in UTC.
     created_at: str
+    #: The folder that it works in.
     cwd: str | None
 
 
@@ -363,63 +403,81 @@ class AgentsListed(Struct, frozen=True):
 
 
 class AgentsCatalog(Struct, frozen=True, rename="camel"):
-    """The `reply` to `agents.catalog` (AGENTS-29, AGENTS-30). `callable_agents` leaves the asker out."""
+    """The `reply` to `agents.catalog` (AGENTS-29, AGENTS-30)."""
 
+    #: Name of the Swarm.
     swarm_name: str
+    #: Name of the agent that clients talk to by default.
     entry_agent: str
+    #: Name of the agent that asks.
     self_agent: str
+    #: How many names are in `available_agents`.
     available_count: int
+    #: How many names are in `callable_agents`.
     callable_count: int
+    #: All agents of the Swarm.
     available_agents: list[str]
+    #: The agents that the asker may call: all but itself.
     callable_agents: list[str]
 
 
 class ToolCallPayload(Struct, rename="camel", omit_defaults=True, kw_only=True):
-    """Payload of `tool.call`. `args` is a JSON object, opened by the tool host and the handler only.
+    """Payload of `tool.call`."""
 
-    `message` (the assistant message that made the call) is sent once per message and tool host; later calls of the
-    same message name it by `message_id`.
-    """
-
+    #: The arguments: a JSON object. Only the tool host and the handler open it.
     args: Raw
+    #: The turn that makes the call.
     turn_id: str
+    #: The model's id of the call.
     tool_call_id: str
+    #: The id of the assistant message that made the call.
     message_id: str | None = None
+    #: That message. It is sent once for each tool host. Later calls of the same message have only `message_id`.
     message: OptionalRaw = None
 
 
 class ToolError(Struct, rename="camel", omit_defaults=True, kw_only=True):
     """`error` of a ToolResult (RESULT-05)."""
 
+    #: What went wrong.
     message: str
+    #: Name of the exception's class.
     name: str | None = None
+    #: The stable code, where there is one.
     code: str | None = None
+    #: What to do about it.
     suggestion: str | None = None
+    #: Where more is said about it.
     help_url: str | None = None
 
 
 class ToolResult(Struct, rename="camel", omit_defaults=True, kw_only=True):
-    """Payload of `tool.result` (RESULT-01). `output` is present, possibly nil, when status is `ok`.
+    """Payload of `tool.result` (RESULT-01)."""
 
-    `receipt` is a schemas.receipts.Receipt, present when a jail had the call; it is for operators, never for a model.
-    """
-
+    #: `pending`: the work goes on after this result.
     status: Literal["ok", "error", "pending"]
+    #: The handler's value. With `ok` it is always present, and may be nil.
     output: OptionalRaw = None
+    #: With `pending`: the name of the work that goes on.
     handle: str | None = None
+    #: Why the call failed.
     error: ToolError | None = None
+    #: A schemas.receipts.Receipt, present when a jail had the call. It is for operators and never for a model.
     receipt: OptionalRaw = None
 
 
 class Completion(Struct, frozen=True, rename="camel", kw_only=True):
-    """`input` of a `tool.completed` event (RESULT-04): the pending work `handle` of the call `tool_call_id`, of an
-    earlier step or turn, has ended with `result`, a ToolResult with `ok` or `error`.
-    """
+    """`input` of a `tool.completed` event (RESULT-04): pending work has ended."""
 
+    #: The handle of the work, as the call was answered with it.
     handle: str
+    #: Full name of the tool.
     tool_name: str
+    #: The call that began the work, in an earlier step or turn.
     tool_call_id: str
+    #: The turn of that call.
     turn_id: str
+    #: A ToolResult with `ok` or `error`.
     result: Raw
 
 
@@ -470,32 +528,42 @@ RuntimeEventKind = Literal[
 
 
 class RuntimeEvent(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
-    """Payload of `runtime.event` from an agent: news of a turn that runs. Any of them may be lost.
+    """Payload of `runtime.event` from an agent: news of a turn that runs. Any of them may be lost."""
 
-    `step` counts from 1. A `text` stands `at` characters (code points) behind the begin of its step's text; where that
-    is not what was heard so far, something was lost. `again` voids the text of the step that was heard before; in
-    `turn.started` the turn was begun before, by an incarnation that is gone. `code` is the error's, of `tool.failed`;
-    `done`, `total` and `message` are the handler's own words, of `tool.progress`; `error` is why it failed, of
-    `turn.failed` and `step.failed`. `tool.waits`: the call waits for a person.
-    """
-
+    #: What happened. `tool.waits`: the call waits for a person.
     kind: RuntimeEventKind
+    #: The number of the step, from 1.
     step: int = 0
+    #: A piece of the model's text.
     text: str | None = None
+    #: Where the piece stands in its step's text, in characters (code points). When this is not the length of the text
+    #: that was heard so far, something was lost.
     at: int = 0
+    #: Of a step: the text of it that was heard before is void. Of `turn.started`: the turn was begun before, by an
+    #: incarnation that is gone.
     again: bool = False
+    #: The model's id of the call.
     tool_call_id: str | None = None
+    #: Full name of the tool.
     tool_name: str | None = None
+    #: Of `tool.failed`: the code of the error.
     code: str | None = None
+    #: Of `tool.progress`: how much is done, as the handler says.
     done: float | None = None
+    #: Of `tool.progress`: how much there is in all, as the handler says.
     total: float | None = None
+    #: Of `tool.progress`: the handler's own words.
     message: str | None = None
+    #: Of `turn.failed` and `step.failed`: why it failed.
     error: ErrorPayload | None = None
 
 
 class ToolProgress(Struct, frozen=True, omit_defaults=True):
-    """Payload of `tool.progress`: what a handler says of its work, for people."""
+    """Payload of `tool.progress`: a handler tells people how far its work is."""
 
+    #: How much is done.
     done: float
+    #: How much there is in all. None: the handler does not know.
     total: float | None = None
+    #: The handler's own words.
     message: str | None = None

@@ -26,25 +26,30 @@ KEPT_EXIT_CHARS: Final = 300
 
 
 class JailReceipt(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
-    """The jail. `limits` says for each limit what keeps it: `cgroup` (the kernel, for all of the jail), `rlimit` (the
-    kernel, for each process or user namespace), `sized` (the workdir's own file system, and a look from outside),
-    `watched` (looks from outside while calls run), `host` (us).
+    """The jail."""
 
-    `cpu_ms` and `peak_memory_kb` are the kernel's counts where a control group keeps both, files' pages included. Else
-    they are samples, at most a second old; the latter is then the largest sum that was seen of the memory peaks of
-    living processes. `exit` is why it ended, when it has. `reached` and `denied` are "host:port". `calls` says how a
-    tool's calls with `isolation: call` are kept apart: `forked`, each behind walls of its own inside of this jail, or
-    `alone`, this jail being for one call, where the kernel allows no such walls.
-    """
-
+    #: How much of the walls it had.
     tier: Literal["full", "reduced"]
+    #: Its walls.
     walls: list[Wall]
+    #: What keeps each limit. `cgroup`: the Linux kernel, for all of the jail. `rlimit`: the Linux kernel, for each
+    #: process or user namespace. `sized`: the workdir's own file system, and a look from outside. `watched`: looks from
+    #: outside while calls run. `host`: the tool host.
     limits: dict[str, Mechanism]
+    #: Processor time (milliseconds). It is the Linux kernel's count where a control group keeps both this and the
+    #: memory. Else it is a sample, at most a second old.
     cpu_ms: int = 0
+    #: The largest memory (KiB). It is the Linux kernel's count where a control group keeps both, and then pages of
+    #: files are included. Else it is the largest sum that was seen of the memory peaks of living processes.
     peak_memory_kb: int = 0
+    #: Where its network connections went, as "host:port".
     reached: list[str] = []
+    #: Where its network connections could not go, as "host:port".
     denied: list[str] = []
+    #: Why the jail ended, when it has ended.
     exit: str | None = None
+    #: How the calls of a tool with `isolation: call` are kept apart. `forked`: each has walls of its own inside this
+    #: jail. `alone`: this jail is for one call, because the Linux kernel allows no such walls.
     calls: Literal["forked", "alone"] | None = None
 
 

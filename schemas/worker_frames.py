@@ -28,12 +28,19 @@ MAX_WORKER_FRAME: Final = 8 << 20
 
 
 class WorkerError(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
-    """An exception: its class name and message, and what the attributes of the same names carried."""
+    """An exception of a handler. `code`, `suggestion` and `help_url` are what the exception's attributes of these names
+    held.
+    """
 
+    #: Name of its class.
     name: str
+    #: Its text.
     message: str
+    #: A stable code.
     code: str | None = None
+    #: What to do about it.
     suggestion: str | None = None
+    #: Where more is said about it.
     help_url: str | None = None
 
 
@@ -41,22 +48,25 @@ class WorkerError(Struct, frozen=True, rename="camel", omit_defaults=True, kw_on
 
 
 class Init(Struct, frozen=True, tag="init", rename="camel", omit_defaults=True):
-    """First frame: load the module at `entry`, report `ready` with the exports found. `env` joins the environment.
+    """The first frame: load the module at `entry`, and answer with `ready` and the exports that were found."""
 
-    `import_paths` are folders of modules the tool may import, first first. `output_limit` is how many bytes a result's
-    `output` may have. `jailed`: the worker has a pid namespace to itself, so it may end what its calls leave behind.
-    `offline`: no network was granted, so no socket can be made; an error of that kind should say so. `permissions`:
-    what its handlers may ask of the bus; with `agents`, `ask` frames.
-    """
-
+    #: Version of the protocol.
     protocol: int
+    #: Name of the tool.
     tool: str
+    #: Path of the module.
     entry: str
+    #: Variables that are added to the environment.
     env: dict[str, str]
+    #: Folders of modules that the tool may import, in the order in which they are searched.
     import_paths: list[str] = []
+    #: How many bytes the `output` of a result may have.
     output_limit: int = 1 << 20
+    #: The worker has a pid namespace to itself. So it may end the processes that its calls leave behind.
     jailed: bool = False
+    #: No network was granted, so no socket can be made. An error about a socket should say so.
     offline: bool = False
+    #: What the handlers may ask of the bus. `agents` allows `ask` frames.
     permissions: list[str] = []
 
 
@@ -68,22 +78,29 @@ class Message(Struct, frozen=True, tag="message", rename="camel"):
 
 
 class Call(Struct, frozen=True, tag="call", rename="camel", omit_defaults=True, kw_only=True):
-    """Run one export. `deadline_ms` is what is left; the host ends the jail when it passes.
+    """Run one export."""
 
-    `call_id` is the host's name for the call in this jail, unique there; `tool_call_id` is the model's. `background`:
-    processes that the call leaves behind may live on.
-    """
-
+    #: The tool host's name for the call. It is unique in this jail.
     call_id: str
+    #: Name of the export.
     export: str
+    #: The arguments.
     input: Raw
+    #: The agent that calls.
     agent_name: str
+    #: Its instance.
     instance_key: str
+    #: The turn of the call.
     turn_id: str
+    #: The model's id of the call.
     tool_call_id: str
+    #: The folder that the call works in.
     workdir: str
+    #: The id of the assistant message that made the call.
     message_id: str | None = None
+    #: What is left of the call's time (milliseconds). The tool host ends the jail when it is over.
     deadline_ms: int | None = None
+    #: Processes that the call leaves behind may live on.
     background: bool = False
 
 
@@ -94,11 +111,15 @@ class Cancel(Struct, frozen=True, tag="cancel", rename="camel"):
 
 
 class Answer(Struct, frozen=True, tag="answer", rename="camel", omit_defaults=True, kw_only=True):
-    """What came of an `ask`: a value, or an error."""
+    """The answer to an `ask`: a value, or an error."""
 
+    #: The call whose handler asked.
     call_id: str
+    #: The number of the `ask`.
     ask_id: int
+    #: The value.
     value: OptionalRaw = None
+    #: Why there is no value.
     error: WorkerError | None = None
 
 
@@ -141,52 +162,75 @@ class LoadFailed(Struct, frozen=True, tag="load_failed"):
 
 
 class Result(Struct, frozen=True, tag="result", rename="camel", omit_defaults=True, kw_only=True):
-    """The one result of a call. When it is `pending` and `continues`, a second one tells what the work came to."""
+    """The one result of a call. When it is `pending` and `continues`, a second one tells how the work ended."""
 
+    #: The call.
     call_id: str
+    #: `pending`: the work goes on after this result.
     status: Literal["ok", "error", "pending"]
+    #: The handler's value.
     output: OptionalRaw = None
+    #: With `pending`: the name of the work that goes on.
     handle: str | None = None
+    #: With `pending`: this worker sends the second result.
     continues: bool = False
+    #: Why the call failed.
     error: WorkerError | None = None
 
 
 class Log(Struct, frozen=True, tag="log", rename="camel", omit_defaults=True, kw_only=True):
-    """One line of ctx.logger, or of what the tool printed. `call_id` is None outside a call."""
+    """One line of ctx.logger, or of the tool's printed output."""
 
+    #: How grave it is.
     level: Literal["debug", "info", "warn", "error"]
+    #: The line.
     message: str
+    #: The call that wrote it. None outside a call.
     call_id: str | None = None
 
 
 class Progress(Struct, frozen=True, tag="progress", rename="camel", omit_defaults=True, kw_only=True):
-    """Lossy news of a running call."""
+    """How far a running call is. It may be lost."""
 
+    #: The call.
     call_id: str
+    #: How much is done.
     done: float
+    #: How much there is in all. None: the handler does not know.
     total: float | None = None
+    #: The handler's own words.
     message: str | None = None
 
 
 class Ask(Struct, frozen=True, tag="ask", rename="camel", omit_defaults=True, kw_only=True):
-    """A handler asks something of the bus, in the name of its running call; one `answer` with its `ask_id` follows.
+    """A handler asks something of the bus, in the name of its running call. One `answer` with its `ask_id` follows."""
 
-    `op` says what: `request` (a turn of another agent, and its answer), `send` (a turn that nobody waits for), `spawn`,
-    `list`, `catalog`. The other fields are arguments of one or some of them. `asynchronous` (`request` only): the
-    agent's answer becomes a message to the agent that made the call; this is answered as soon as it cannot get lost.
-    """
-
+    #: The call whose handler asks.
     call_id: str
+    #: The number of this question, unique in its worker.
     ask_id: int
+    #: `request`: a turn of another agent, and its answer. `send`: a turn that nobody waits for. `spawn`, `list` and
+    #: `catalog`: what the frames `agents.*` of these names do. Each of the fields below is an argument of one or more
+    #: of them.
     op: Literal["request", "send", "spawn", "list", "catalog"]
+    #: Name of the agent.
     target: str | None = None
+    #: The input of the event.
     input: OptionalRaw = None
+    #: Key of the instance.
     instance_key: str | None = None
+    #: Type of the event.
     event_type: str | None = None
+    #: How long to wait for the answer (milliseconds).
     timeout_ms: int | None = None
+    #: Metadata of the event.
     metadata: OptionalRaw = None
+    #: The folder that a spawned instance works in.
     cwd: str | None = None
+    #: Of `list`: all instances, and not only those that the caller spawned.
     include_all: bool = False
+    #: Of `request`: the agent's answer becomes a message to the agent that made the call. This `ask` is answered as
+    #: soon as that message cannot get lost.
     asynchronous: bool = field(default=False, name="async")
 
 
@@ -198,13 +242,13 @@ class Forked(Struct, frozen=True, tag="forked"):
 
 
 class Ended(Struct, frozen=True, tag="ended", omit_defaults=True):
-    """From a fork server: the last process of a cell is gone. `status`: as a shell has it, 128 and above for signals.
+    """From a fork server: the last process of a call sandbox is gone."""
 
-    `message`: why it could not even be made.
-    """
-
+    #: The number of the call sandbox.
     cell: int
+    #: The exit status as a shell has it: 128 and above for signals.
     status: int
+    #: Why it could not even be made. None: it was made.
     message: str | None = None
 
 
