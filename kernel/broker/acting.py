@@ -2,11 +2,11 @@
 
 Rules.
 - An agent speaks for its own instance, within the turn of the event that it holds; a client for itself.
-- A tool host that names a `callId` speaks for the agent instance whose open call that is, within that turn, and only if
-  the tool of the call was granted the permission `agents`. Without a `callId` it speaks for itself.
-- Who it is follows from the connection and the call; nothing that the frame says about its sender counts.
-- So does what it began with. Only a tool host's own events name that themselves: the call whose pending work has ended
-  is over by then.
+- A tool host that names a `callId` speaks for the agent instance that made this call, within the same turn. The call
+  must be open, and its tool must have been granted the permission `agents`. Without a `callId` it speaks for itself.
+- The connection and the call decide who speaks. What the frame says about its sender does not count.
+- They also decide the root event. Only a tool host's own events name their root themselves: the call whose pending
+  work has ended is already over then.
 
 Source: docs/design/wire.md section 4; docs/design/sandbox.md section 1.
 """
@@ -23,26 +23,28 @@ from schemas.errors import GoondanError, error_payload
 from schemas.frames import Frame, Source
 from schemas.launch import KernelPlan, ToolSpec
 
-#: One object for all their events, of which there may be many.
+#: One shared object each, because there may be very many events of clients.
 _OPERATOR: Final = Source("client", "operator")
 _CLIENT: Final = Source("client", "client")
 
 
 class Actor(NamedTuple):
-    """Who speaks: `sender` is the principal whose ids are compared, `name` what stands in `from`.
+    """Who speaks in a frame."""
 
-    `session` is who set all this going, and `root` the event that it began with; None where it begins with this frame.
-    `instance` is the agent instance that it is, `turn` the event that this works on; both None for clients and for what
-    a tool host says for itself. `call_id` is the call in whose name a tool host speaks.
-    """
-
+    #: The principal whose frame and event ids are compared.
     sender: str
+    #: The broker writes this into the header's `from`.
     name: str
     source: Source
+    #: The session that all this work is counted with.
     session: str
+    #: The event that all this work began with; None when it begins with this frame.
     root: str | None = None
+    #: The agent instance that speaks; None for a client and for a tool host that speaks for itself.
     instance: Instance | None = None
+    #: The event that this instance works on; None in the same cases.
     turn: Event | None = None
+    #: The call in whose name a tool host speaks; None for everybody else.
     call_id: str | None = None
 
 
@@ -64,8 +66,8 @@ class Actors:
     def of(self, connection: Connection, frame: Frame) -> Actor:
         """Who speaks in `frame`. Raises GoondanError: E_FORBIDDEN, or E_OVERLOADED while the call is not open here.
 
-        A call that is not open may be so again in a moment: its agent is asked to send it anew after the tool host's
-        reconnect and after a restart of the broker. The tool host drops the frame when the call has ended.
+        A call that is not open now may soon be open again: after a reconnect of the tool host and after a restart of
+        the broker, its agent is asked to send it again. The tool host drops the frame when the call has ended.
         """
         instance = connection.instance
         if instance is not None:
@@ -98,7 +100,7 @@ class Actors:
 
 
 def _of_turn(sender: str, instance: Instance, turn: Event | None, call_id: str | None = None) -> Actor:
-    """An agent, which belongs to what its turn began with; what it does between turns is its own."""
+    """An agent. Its session and root are those of its turn; between turns it acts for itself."""
     source = Source("agent", instance.agent, instance.key)
     session, root = (sender, None) if turn is None else (turn.session, turn.root)
     return Actor(sender, instance.agent, source, session, root, instance, turn, call_id)

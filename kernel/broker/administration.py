@@ -1,6 +1,6 @@
-"""The `admin` frames of clients: one table of what can be asked, and what the broker says of itself. Pure.
+"""The `admin` frames of clients: one table of the ops, and the broker's answers about itself. Pure.
 
-`stats` and `cancel` are for everybody, the other ops for operators. An op is answered by the room that knows about it.
+`stats` and `cancel` are for everybody, the other ops for operators. The module that knows about an op answers it.
 
 Source: PROTOCOL.md "A client".
 """
@@ -24,17 +24,17 @@ from schemas.codec import from_raw, to_raw
 from schemas.errors import GoondanError, error_payload
 from schemas.frames import Frame
 
-#: Peers of one class that one answer lists: it has to fit one frame.
+#: At most so many peers of one class are in one answer, because it must fit in one frame.
 MAX_PEERS: Final = 4096
-#: All ops of live configuration: their room tells them apart.
+#: All ops of live configuration. They have one handler, which tells them apart.
 _CONFIG: Final = "config."
 
-#: What answers one op: who asks, the frame, its payload, the time.
+#: The handler of one op. Its arguments: the asking connection, the frame, its payload, the time.
 Op = Callable[[Connection, Frame, dict[str, Any], float], None]
 
 
 class Administration:
-    """Finds who answers an `admin` frame."""
+    """Passes each `admin` frame to its handler."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class Administration:
         self._bus.send(connection, Frame("reply", in_reply_to=frame.id, payload=to_raw(body)))
 
     def _peers(self, connection: Connection, frame: Frame, asked: dict[str, Any], now: float) -> None:
-        """`{op: "peers"}`: agents and tool hosts, which is what `gdn ps` shows of a kernel without a supervisor."""
+        """`{op: "peers"}`: agents and tool hosts. `gdn ps` shows them for a kernel without a supervisor."""
         connections = self._bus.presence.connections
         peers = [
             {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-#: Frames that one client gets at once, and then per second. A turn makes some thirty a second.
+#: Frames that one client may get at once, and then per second. A turn makes about thirty a second.
 LIVE_BURST: Final = 512
 LIVE_PER_S: Final = 512.0
 
@@ -19,7 +19,7 @@ class Allowance:
         self._left = float(LIVE_BURST)
 
     def take(self, now: float) -> bool:
-        """Take one, if there is one."""
+        """Take one frame from the bucket; False when it is empty."""
         if now > self._at:
             self._left = min(float(LIVE_BURST), self._left + (now - self._at) * LIVE_PER_S)
             self._at = now

@@ -1,7 +1,7 @@
-"""Answers on their way to who asked: an agent, a client, a tool host. Pure.
+"""Sends answers to whoever asked: an agent, a client or a tool host. Pure.
 
-Answers to an agent's own requests have a lane of their own, so they do not queue behind the turn that waits. Those to a
-handler's requests go to its tool host at once.
+Answers to an agent's own requests have a lane of their own, so they do not queue behind the turn that waits. Answers to
+a handler's requests go to its tool host at once.
 
 Source: docs/design/delivery.md sections 5 and 7.
 """
@@ -32,7 +32,7 @@ class Answering:
         self._ledger = bus.ledger
 
     def send(self, event: Event) -> None:
-        """Send the answer of an event that has ended to whoever waits for it; nothing when nobody does."""
+        """Send the answer of an ended event to whoever waits for it. Does nothing when nobody waits."""
         asker = event.asker
         if not event.wants_answer or asker is None or not event.finished or event.asynchronous:
             return
@@ -68,7 +68,7 @@ class Answering:
             self._quiet.watch(asking.conn)
 
     def _journaled_answer(self, event_id: str) -> Raw:
-        """An answer that was dropped from memory when its asker had read it, and is asked for again."""
+        """Read an answer back from the journal: the asker had read it, so it left memory, and now asks for it again."""
         for data in self._bus.archive.find_records(event_subject(event_id)):
             record = decode_record(data)
             if isinstance(record, Finished):
@@ -78,12 +78,12 @@ class Answering:
         )
 
     def repeat(self, instance: Instance, connection: Connection) -> None:
-        """An agent is back: what its lane of answers still holds."""
+        """An agent is back: send all answers that its lane still holds."""
         for data in instance.answers.values():
             self._bus.out.append((AGENTS, connection.ident, data))
 
     def acknowledged(self, connection: Connection, frame: Frame, now: float) -> None:
-        """`ack` from a client or a tool host: it has an answer, whose payload need not be kept for it any longer."""
+        """`ack` from a client or a tool host: it has an answer, so the payload is no longer kept for it."""
         answer_id = frame.event_id
         at: Receiver = "client" if connection.cls == CLIENTS else "toolhost"
         if frame.stage == "done" and answer_id is not None and self._mailbox.arrived(answer_id, at=at):
@@ -93,7 +93,7 @@ class Answering:
             self._mailbox.answer_read(answer_id)
 
     def taken(self, instance: Instance, answer_id: str | None) -> bool:
-        """An agent says that it has something. True when that is an answer of its lane: it is sent no more."""
+        """An agent acknowledges an id. True when it is an answer of its lane; this answer is not sent again."""
         if answer_id is None or answer_id not in instance.answers:
             return False
         del instance.answers[answer_id]

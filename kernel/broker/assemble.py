@@ -33,7 +33,7 @@ def assemble(
     blobs: str | None,
     new_kernel: bool = False,
 ) -> Router:
-    """The router with everything that the journal knows. `now` is the broker's clock. `new_kernel`: the kernel has just
+    """The router, with the state that the journal holds. `now` is the broker's clock. `new_kernel`: the kernel has just
     started, and this is its first broker.
 
     Raises GoondanError E_JOURNAL_CORRUPT for a record that cannot be applied for the first time, E_DISK_FULL.
@@ -70,8 +70,8 @@ def assemble(
 
 
 def _give_up(store: Store, bad: list[BadRow]) -> None:
-    """The first failure on a row may be the machine's, so the start ends; from the second on the row is put aside. All
-    of them count at once: with many bad rows there are two failed starts at most, not one for each.
+    """End the start when a row fails for the first time, because the machine may be the cause. From the second failure
+    on, the row is put aside. All bad rows are counted in one start: many of them cause at most two failed starts.
     """
     kept = [row for row in bad if not store.suspect(row.row, row.reason, wall_ms())]
     for row in bad:

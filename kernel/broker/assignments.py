@@ -1,7 +1,7 @@
-"""Which tool host serves which instance, so that the instance's jails stay warm. Pure.
+"""Assigns each instance to one tool host, so that the instance's jails stay warm. Pure.
 
-An instance stays with its host while both are known. Hosts are known by their addresses, which they keep over a
-reconnect and a restart.
+An instance stays with its host while the broker knows both. The broker knows a host by its address, which the host
+keeps over a reconnect and a restart.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from kernel.broker.entities import Connection, Instance
 
 
 class Assignments:
-    """Instances by the address of their tool host; each is the `host` of the instance as well."""
+    """Instances by the address of their tool host. The same host stands in `Instance.host`."""
 
     def __init__(self) -> None:
         self._served: dict[str, dict[Instance, None]] = {}
@@ -34,7 +34,7 @@ class Assignments:
         instance.host = None
 
     def release_all(self, address: str, of: Callable[[Connection], bool] = lambda host: True) -> None:
-        """The host at this address serves nobody any more; only as the connection that `of` says, if given."""
+        """The host at this address serves nobody any more. With `of`, only connections for which it is true count."""
         for instance in list(self._served.get(address, ())):
             if instance.host is not None and of(instance.host):
                 self.release(instance)

@@ -13,12 +13,12 @@ from typing import Final
 from schemas.blobs import KEEP_S
 from schemas.system.blob_files import BlobFolder
 
-#: How often what nobody refers to is looked for (seconds).
+#: How often the keeper looks for files that nobody refers to (seconds).
 SWEEP_S: Final = 300.0
 
 
 class BlobKeeper:
-    """Deletes in the folder at `path`. The thread begins with the first work, and is a daemon."""
+    """Deletes files in the folder at `path`. Its daemon thread starts with the first work."""
 
     def __init__(self, path: str) -> None:
         self._folder = BlobFolder(path)
@@ -30,7 +30,7 @@ class BlobKeeper:
         self._do(lambda: self._folder.remove(files))
 
     def sweep(self, referenced: frozenset[str]) -> None:
-        """Delete soon what is old and not among these."""
+        """Soon delete the old files that are not in `referenced`."""
         self._do(lambda: self._folder.sweep(referenced, KEEP_S))
 
     def _do(self, work: Callable[[], object]) -> None:

@@ -1,8 +1,8 @@
-"""Which large payloads the broker still may have to hand over, and which nobody needs any more. Pure.
+"""Knows which large payloads the broker may still have to hand over, and which nobody needs any more. Pure.
 
-Events and answers only: calls and results are deleted by the one who reads them. A payload is held once by every event,
-answer and delivery that refers to it; what nobody holds any more is to be deleted (`removable`). An answer that a
-receiver has not acknowledged is held on its own, since its event may be forgotten first.
+This is about events and answers only: the reader of a call or a result deletes its payload. Every event, answer and
+delivery that refers to a payload holds it once. A payload that nothing holds is to be deleted (`removable`). An answer
+that its receiver has not acknowledged is held separately, because its event may be forgotten first.
 
 Source: docs/design/wire.md section 7.
 """
@@ -15,14 +15,14 @@ from typing import Final, Literal
 from schemas.blobs import MAX_BLOB_BYTES, MAX_REQUEST_BYTES, check_reference
 from schemas.frames import Blob, Frame
 
-#: Bytes of arguments, by reference, that the calls of all agents may have under way: a tool host has them in memory.
+#: Bytes of arguments by reference that all open calls together may have: the tool host holds them in memory.
 MAX_CALL_BYTES: Final = 64 << 20
-#: Bytes of answers that were sent and are not acknowledged, beside those that the mailbox remembers: who reads slowly,
-#: or has gone without a word, must not fill the folder for all.
+#: Bytes of answers that were sent and not acknowledged, besides those that the mailbox remembers. A receiver that reads
+#: slowly, or has gone silently, must not fill the folder for all others.
 MAX_SENT_BYTES: Final = 256 << 20
 
 
-#: Who is given an answer.
+#: The kind of receiver of an answer.
 Receiver = Literal["agent", "client", "toolhost"]
 
 
@@ -31,42 +31,43 @@ class HeldBlobs:
 
     def __init__(self) -> None:
         self._holders: Counter[str] = Counter()  # by file
-        #: Answer id -> what a client or a tool host was sent and has not acknowledged, in which sweep's time, and who.
+        #: Answers that a client or a tool host has not acknowledged. Answer id -> payload, number of the sweep before
+        #: which it was sent, kind of receiver.
         self._sent: dict[str, tuple[Blob, int, Receiver]] = {}
         self._sent_bytes = 0
         self._sweeps = 0
-        #: The same for agents, until they are back: their answers wait in a lane of their own.
+        #: Answers that agents have not acknowledged, by id: they wait in the agent's lane until it is back.
         self._lanes: dict[str, Blob] = {}
-        #: Files to be deleted; the loop takes them.
+        #: Files to delete. The loop takes them from here.
         self.removable: list[str] = []
 
     def hold(self, blob: Blob | None) -> None:
-        """Something refers to this payload."""
+        """One more thing refers to this payload."""
         if blob is not None:
             self._holders[blob.file] += 1
 
     def release(self, blob: Blob | None) -> None:
-        """It does not any more."""
+        """One thing less refers to this payload."""
         if blob is None:
             return
         self._holders[blob.file] -= 1
         self.discard(blob)
 
     def discard(self, blob: Blob | None) -> None:
-        """A reference that was not taken, in a repeat: nothing needs its file unless it is the one that was."""
+        """A repeat brought a reference that is not used. Its file goes, unless the first frame named the same file."""
         if blob is not None and self._holders[blob.file] <= 0:
             del self._holders[blob.file]
             self.removable.append(blob.file)
 
     def leave(self, blob: Blob | None) -> None:
-        """From now on only the journal refers to this payload: a sweep deletes it when the journal has forgotten it."""
+        """Only the journal refers to this payload now. A sweep deletes it when the journal has forgotten it."""
         if blob is not None:
             self._holders[blob.file] -= 1
             if self._holders[blob.file] <= 0:
                 del self._holders[blob.file]
 
     def sent(self, answer_id: str, blob: Blob | None, *, to: Receiver) -> None:
-        """An answer is on its way, perhaps once more."""
+        """An answer was sent, perhaps not for the first time."""
         if blob is None:
             return
         self.hold(blob)
@@ -81,8 +82,10 @@ class HeldBlobs:
             self.leave(self._unsent(next(iter(self._sent))))
 
     def arrived(self, answer_id: str, *, at: Receiver) -> bool:
-        """A receiver says that it has an answer; True when that was a client, and the answer is large. What was sent to
-        somebody of another kind stays: a tool host knows the ids of events that clients wait for.
+        """A receiver acknowledges an answer. True when the receiver is a client and the answer is large.
+
+        An acknowledgement counts only from the kind of receiver that the answer was sent to: a tool host knows the ids
+        of events that clients wait for.
         """
         if at == "agent":
             self.release(self._lanes.pop(answer_id, None))
@@ -99,7 +102,7 @@ class HeldBlobs:
         return blob
 
     def referenced(self) -> frozenset[str]:
-        """What must not be swept. Answers that were sent two sweeps ago and never acknowledged are given up."""
+        """The files that a sweep must keep. Gives up answers that were sent two sweeps ago and never acknowledged."""
         for answer_id in [name for name, (_, sweep, _) in self._sent.items() if sweep < self._sweeps]:
             self.leave(self._unsent(answer_id))
         self._sweeps += 1
@@ -113,6 +116,6 @@ def size_of(blob: Blob | None) -> int:
 
 def check(frame: Frame, *, from_host: bool) -> None:
     """Raise GoondanError for a bad reference, or for a payload that is too large for what it is for."""
-    # A tool host's own events tell what pending work came to; one that wants an answer is a request like any other.
+    # A tool host's own events carry the result of pending work. An event that wants an answer is an ordinary request.
     asks = frame.type == "tool.call" or (frame.type == "event" and (not from_host or frame.reply_to is not None))
     check_reference(frame, MAX_REQUEST_BYTES if asks else MAX_BLOB_BYTES)

@@ -1,7 +1,7 @@
-"""Open tool calls: who waits for which, and which wait for a tool host. Pure.
+"""The open tool calls: whose they are, and which of them wait for a tool host. Pure.
 
 A call is here from the agent's `tool.call` until its result, or until its event ends. The tool host keeps the result
-itself until the agent has stored it, so nothing of the outcome is kept here.
+until the agent has stored it, so nothing about the outcome is kept here.
 
 Source: docs/design/delivery.md section 6.
 """
@@ -16,7 +16,7 @@ from kernel.broker.shares import Pool, kept_of
 
 
 class Call(Struct, gc=False):
-    """One open call. Times are seconds on the broker's clock; `data` is kept only while no host has it."""
+    """One open call. Times are seconds on the broker's clock."""
 
     id: str
     event: Event
@@ -25,11 +25,13 @@ class Call(Struct, gc=False):
     tool: str | None
     deadline_ms: int | None
     began: float
+    #: The tool host that has the call; None while it waits for one.
     host: Connection | None = None
+    #: The frame to send; kept only while no host has it.
     data: bytes = b""
     #: When it was first sent (CLOCK_BOOTTIME, milliseconds), if that was before this broker began.
     sent_before: int | None = None
-    #: Bytes of its arguments, if they go by reference.
+    #: Size of its arguments (bytes) if they go by reference; else 0.
     large: int = 0
 
     def overdue(self, now: float) -> bool:
@@ -44,7 +46,7 @@ class Calls:
         #: Written by ToolCalls, which keeps `event.work.open_calls` in step.
         self.open: dict[str | None, Call] = {}
         self._waiting: dict[str, Call] = {}
-        #: Of all open calls whose arguments go by reference (bytes).
+        #: Size of all arguments by reference of open calls (bytes).
         self.large = Pool(MAX_CALL_BYTES, kept_of(MAX_CALL_BYTES))
         self.get = self.open.get
 
@@ -52,7 +54,7 @@ class Calls:
         return len(self.open)
 
     def wait(self, call: Call, data: bytes) -> None:
-        """No tool host is there: keep the frame until one comes."""
+        """Keep the frame until a tool host comes, because none is there."""
         call.data = data
         self._waiting[call.id] = call
 
@@ -75,7 +77,7 @@ class Calls:
             self._waiting.pop(call.id, None)
 
     def forget_large(self, call: Call) -> None:
-        """Its arguments are not under way any more."""
+        """Its arguments by reference do not count any more."""
         if call.large:
             self.large.give(call.event.session, call.event.root, call.large)
 

@@ -1,15 +1,15 @@
-"""Cancelling events: who may, what happens to an event that waits or is worked on, and who is told of its end. Pure.
+"""Cancels events: who may do so, what happens to a waiting or leased event, and who is told of its end. Pure.
 
 Rules.
-- The wish is journaled. A queued event ends as cancelled through the journal, like any other end; until that is down
-  it is not handed out.
-- A leased one is its holder's to end: the holder is told (`tool.cancel` with the event's id and epoch), again at its
-  next hello, and answers `failed`. If it is lost or gives the event back instead, the event ends as a queued one does.
-- What the turn has asked other agents for, and waits for, is cancelled with it. What it sent without waiting is not.
-- What a handler has asked for is cancelled when its call has ended, however it ended: nobody waits for it any more.
-- Whoever asked hears of it when the event has ended, and hears the same however often they ask.
-- A broker that has just begun does not know yet what exists and who holds what: it asks to be asked again. A holder
-  that comes back even later, with an event that was ended here meanwhile, is told to end it, too.
+- The wish is journaled. A queued event ends as cancelled through the journal, like any other end. Until the journal
+  has this end, the event is not handed over.
+- A leased event is ended by its holder. The holder is told (`tool.cancel` with the event's id and epoch), again at its
+  next hello, and answers `failed`. If it is lost or gives the event back, the event ends like a queued one.
+- Requests to other agents that the turn waits for are cancelled with it. Requests that it sent without waiting go on.
+- The requests of a handler are cancelled when its call has ended, however it ended: nobody waits for them any more.
+- The asker is told when the event has ended. A repeated question gets the same answer.
+- A broker that has just started does not know yet which events exist and who holds them, so it tells the asker to ask
+  again. A holder may come back even later with an event that has ended here meanwhile: it is told to end it, too.
 
 Source: docs/design/delivery.md section 2; PROTOCOL.md "Cancelling"; docs/decisions/033.
 """
@@ -28,14 +28,14 @@ from schemas.codec import to_raw
 from schemas.errors import GoondanError, error_payload
 from schemas.frames import Frame, Lease
 
-#: Questions that may wait for the end of one event; more are refused with E_OVERLOADED.
+#: Questions that may wait for the end of one event. More are refused with E_OVERLOADED.
 MAX_ASKERS: Final = 64
-#: Events of one instance that one answer lists: it has to fit one frame.
+#: At most so many events of an instance are in one answer, because it must fit in one frame.
 MAX_LISTED: Final = 1000
 
 
 class Cancels:
-    """The cancelling side of the broker."""
+    """The part of the broker that cancels events."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
@@ -75,7 +75,7 @@ class Cancels:
         self.cancel(event)
 
     def list_events(self, connection: Connection, frame: Frame, agent: Any, key: Any, now: float) -> None:
-        """`{op: "events", agent, instanceKey}`: what an instance works on, then what waits for it, in order."""
+        """`{op: "events", agent, instanceKey}`: the event that the instance works on, then its queue in order."""
         if not isinstance(agent, str) or agent not in self._bus.plan.agents or not isinstance(key, str):
             raise GoondanError(error_payload("E_AGENT_NOT_FOUND", f"no agent {str(agent)[:100]!r}"))
         instance = self._mailbox.instances.get((agent, key))
@@ -95,7 +95,7 @@ class Cancels:
     # --- what becomes of events
 
     def cancel(self, event: Event) -> None:
-        """It is to end, with what its turn waits for."""
+        """End this event, and the requests that its turn waits for."""
         if not event.ending and not event.cancelled:
             self._bus.staged.append(Staged("note", self._bus.ledger.cancel_wished(event)))
         event.cancelled = True
@@ -106,7 +106,7 @@ class Cancels:
         self._cancel_requests(event)
 
     def end_queued(self, event: Event) -> None:
-        """A cancelled event that nobody holds ends as soon as the journal has it."""
+        """Stage the end of a cancelled event that nobody holds."""
         if not event.ending:
             self._mailbox.contents.recall(event)
             error = error_payload("E_CANCELLED", "the event was cancelled before its turn began or was over")
@@ -117,25 +117,25 @@ class Cancels:
             self._bus.staged.append(Staged("finish", item, event, answer=answer, state="cancelled", follow=follow))
 
     def holder_here(self, instance: Instance, connection: Connection, leases: list[Lease]) -> None:
-        """An agent said hello with what it holds: it may not have heard."""
+        """An agent said hello with its leases: tell it of cancels that it may not have heard of."""
         for lease in leases:
             event = self._mailbox.events.get(lease.event_id)
             if event is not None and event.instance is instance and event.cancelled:
                 self._bus.send(connection, Frame("tool.cancel", event_id=event.id, epoch=lease.epoch))
 
     def ending(self, event: Event) -> None:
-        """The event ends, in whatever way: what its turn asked for before it heard of a cancel ends with it."""
+        """The event ends, in whatever way. Requests that its turn made before it heard of the cancel end with it."""
         if event.cancelled:
             self._cancel_requests(event)
 
     def call_ended(self, event: Event, call_id: str) -> None:
-        """A call of this turn has ended: what its handler has not heard of is not wanted any more."""
+        """A call of this turn has ended: cancel the requests of its handler that are still open."""
         for request in list(event.work.requests):
             if request.call_id == call_id and not request.cancelled:
                 self.cancel(request)
 
     def ended(self, event: Event) -> None:
-        """The event has ended: whoever asked is told."""
+        """The event has ended: tell everybody who asked."""
         for connection, frame_id in self._asked.pop(event, ()):
             self._reply(connection, frame_id, event.id, event.state)
 
@@ -155,7 +155,7 @@ class Cancels:
 
 
 def _may_cancel(connection: Connection, event: Event) -> bool:
-    """An operator may cancel every event; another client what such clients sent."""
+    """An operator may cancel every event. Any other client may cancel events that came from such clients."""
     if connection.claims.operator:
         return True
     return event.sender == connection.sender and event.source is not None and event.source.name != "operator"

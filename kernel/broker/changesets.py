@@ -1,11 +1,13 @@
-"""Changesets that turns ask for: who may ask, and whose worktrees are over. Pure; the supervisor has the git work done.
+"""Changesets of turns: who may ask for one, and which worktrees are not needed any more. Pure.
+
+The supervisor has the git work done.
 
 Rules.
-- Only a turn that runs may ask: the changeset belongs to the event that its instance holds, whatever the frame says.
-- A question is known by the instance that asks and by its callId. Asked again, it is the same one: a second broker asks
-  the supervisor again, which knows what it has answered.
-- A worktree stays as long as its event is not ended: the turn may be resumed, also after a restart. Which worktrees
-  there are the supervisor tells to every broker; that of an event that nobody knows is over.
+- Only a running turn may ask. The changeset belongs to the event that its instance holds, whatever the frame says.
+- The asking instance and the callId identify a question. A repeat is the same question: a second broker asks the
+  supervisor again, and the supervisor knows its answer.
+- A worktree stays until its event has ended: the turn may be resumed, also after a restart. The supervisor tells every
+  broker which worktrees there are. A worktree whose event is unknown is removed.
 
 Source: docs/changesets.md; docs/decisions/067; requirements BUNDLE-02 to BUNDLE-08.
 """
@@ -24,17 +26,17 @@ from schemas.control import ChangesetAnswered, ChangesetAsked, ChangesetsHeld, C
 from schemas.errors import GoondanError, error_payload, fail
 from schemas.frames import OPERATOR_AGENT, Frame
 
-#: Characters of a question's callId: two ids, and what tells questions of one call apart.
+#: Characters of a question's callId: two ids, and a part that tells the questions of one call apart.
 MAX_CALL_ID: Final = 1024
-#: Questions that wait for the supervisor, of all agents and of one instance, and frames that wait for one of them; more
-#: are refused with E_OVERLOADED and come again.
+#: Questions that may wait for the supervisor: of all agents, and of one instance. Then frames that may wait for one
+#: question. More are refused with E_OVERLOADED, and senders send them again.
 MAX_WAITING: Final = 256
 MAX_WAITING_EACH: Final = 16
 MAX_ASKERS: Final = 16
 
 
 class Question(Struct):
-    """A question that is not answered. `askers`: connection and frame id of who waits."""
+    """A question without an answer yet. `askers`: the connections and frames that wait for it."""
 
     wish: ChangesetWish
     askers: list[tuple[Connection, Frame]]
@@ -90,7 +92,7 @@ class Changesets:
     # --- the supervisor's word
 
     def answered(self, message: ChangesetAnswered) -> None:
-        """What became of a question."""
+        """The supervisor has answered a question."""
         done = message.done
         question = self._waiting.pop(done.request, None)
         if question is None:
@@ -108,11 +110,11 @@ class Changesets:
                 self._bus.error(connection.cls, connection.ident, info, frame)
 
     def held(self, message: ChangesetsHeld) -> None:
-        """The worktrees that there are."""
+        """The supervisor names all worktrees."""
         self._held = {one.changeset_id: one.event_id for one in message.held}
 
     def supervisor_here(self) -> None:
-        """A supervisor has connected: it may not have heard."""
+        """A supervisor has connected: send it the open questions again, because it may have missed them."""
         self._bus.tell_supervisor(WhichChangesets())
         for question in self._waiting.values():
             self._bus.tell_supervisor(ChangesetAsked(question.wish))
@@ -120,7 +122,7 @@ class Changesets:
     # --- when
 
     def tick(self, now: float) -> None:
-        """Worktrees of events that have ended are over."""
+        """Have the worktrees of ended events removed."""
         if not self._held or self._bus.closing:
             return
         events = self._bus.mailbox.events
@@ -133,7 +135,7 @@ class Changesets:
 
 
 def _join(known: Question, connection: Connection, frame: Frame) -> None:
-    """One more frame waits for an answer; the same one again, perhaps over another connection."""
+    """One more frame waits for the answer. A repeated frame replaces itself; it may come over another connection."""
     for at, (_, waiting) in enumerate(known.askers):
         if waiting.id == frame.id:
             known.askers[at] = connection, frame

@@ -1,9 +1,9 @@
-"""What a holder of an event is told of it, and where that is while the event waits. Pure.
+"""The contents of waiting events: in memory or only in the journal. Pure.
 
-Everything that is durable can be read back from the journal, so a queue of 100,000 events need not hold its contents.
-What waits is kept as far as KEPT_BYTES reach, which is more than an ordinary load has. The rest is read back when it is
-needed: one look for one event, at the moment in which it is handed over or ends. A look reads by name, in a transaction
-of its own, so it holds up no checkpoint; it is like the look for a known id that every new event takes.
+A content can be read back from the journal, so a queue of 100,000 events need not keep its contents in memory.
+Up to KEPT_BYTES of the contents of waiting events stay in memory, which is more than an ordinary load has. The rest is
+read back when it is needed: one read for one event, when the event is handed over or ends. A read goes by name, in its
+own transaction, so it delays no checkpoint. Every new event needs a similar read to look for a known id.
 
 Source: docs/decisions/061.
 """
@@ -23,26 +23,26 @@ from schemas.errors import GoondanError
 from schemas.frames import NO_PAYLOAD
 from schemas.spans import is_trace_id, trace_id_of
 
-#: Of events that wait, so much is kept in memory (bytes): some 5,000 ordinary messages.
+#: Contents of waiting events that stay in memory (bytes): about 5,000 ordinary messages.
 KEPT_BYTES: Final = 4 << 20
-#: What the header fields of one take, near enough to budget by (bytes).
+#: The approximate size of the header fields of one event (bytes).
 _HEADER_BYTES: Final = 768
 
 
 class Contents:
-    """Lets go of the contents of events that wait, and brings them back."""
+    """Drops the contents of waiting events from memory, and reads them back."""
 
     def __init__(self, archive: Archive) -> None:
-        """`archive` has what was accepted."""
+        """`archive` is the journal that has the accepted events."""
         self._archive = archive
-        #: Events whose contents are kept while they wait -> what they take.
+        #: Waiting events whose contents are in memory -> their size (bytes).
         self._kept: dict[Event, int] = {}
         self.kept_bytes = 0
-        #: How often one was read back.
+        #: How many contents were read back.
         self.recalled = 0
 
     def rests(self, event: Event) -> None:
-        """The event is in the journal, and waits."""
+        """The event is in the journal and begins to wait."""
         content = event.content_here
         if content is None or content.changed or event.ending or event in self._kept:
             return
@@ -55,9 +55,9 @@ class Contents:
         self.kept_bytes += size
 
     def recall(self, event: Event) -> None:
-        """The event is handed over, or ends, or somebody asks for it: from now on its content is there.
+        """Make sure that the content is in memory: the event is handed over, or ends, or somebody asks for it.
 
-        Raises JournalFailed when the journal does not have it: the next broker looks at the whole file, and says so.
+        Raises JournalFailed when the journal does not have it: the next broker checks the whole file and reports that.
         """
         self.moves(event)
         if event.content_here is None:
@@ -65,7 +65,7 @@ class Contents:
             event.content = self._read(event)
 
     def moves(self, event: Event) -> None:
-        """The event waits no more."""
+        """The event does not wait any more."""
         self.kept_bytes -= self._kept.pop(event, 0)
 
     def _read(self, event: Event) -> Content:
@@ -82,7 +82,7 @@ class Contents:
 
 
 def content_of(record: Accepted, event_id: str) -> Content:
-    """The content of this event, which was accepted."""
+    """The content of the event, from its record in the journal."""
     return Content(
         from_=record.from_,
         payload=record.payload.copy(),  # else it would keep the whole record in memory
@@ -97,10 +97,10 @@ def content_of(record: Accepted, event_id: str) -> Content:
 
 
 def kept_trace(trace_id: str | None, root: str) -> str:
-    """The trace of an event in the journal: earlier versions wrote none, or whatever a client had sent."""
+    """The trace of an event in the journal. Earlier versions wrote none, or any text that a client had sent."""
     return trace_id if trace_id is not None and is_trace_id(trace_id) else trace_id_of(root)
 
 
 def optional(value: Raw | None) -> Raw | None:
-    """An optional payload as it was before it was written: nil stands for none."""
+    """An optional payload as it was before it was written: nil means None."""
     return None if value is None or value == NO_PAYLOAD else value

@@ -1,12 +1,12 @@
-"""Dead letters: events that were given up. They wait for a person, who shows, requeues or drops them. Pure.
+"""Dead letters: events that were given up and wait for a person, who shows, requeues or drops them. Pure.
 
 Rules.
 - Only operators ask (`admin`): `dead.list`, `dead.show`, `dead.requeue`, `dead.drop`.
-- A dead letter is a record of the journal until it is requeued or dropped. So it survives every restart.
-- To requeue is to accept a new event, at the end of its instance's queue. It names the old one in its id, and wants no
-  answer: whoever waited was told long ago. Such ids are the broker's: no peer's event may have one (intake.py).
-- Both take effect and are answered when the journal has them, and say the same when they are repeated. When the disk is
-  full, a dead letter stays one.
+- A dead letter is a record of the journal until it is requeued or dropped, so it survives every restart.
+- To requeue means to accept a new event at the end of the instance's queue. Its id contains the old id. It wants no
+  answer, because the asker was told long ago. Only the broker makes such ids: no peer's event may have one (intake.py).
+- Requeue and drop take effect and are answered when the journal has them. A repeat gets the same answer. When the disk
+  is full, the dead letter stays.
 
 Source: docs/design/delivery.md section 10.
 """
@@ -30,39 +30,42 @@ from schemas.codec import to_raw
 from schemas.errors import GoondanError, error_payload, fail
 from schemas.frames import Frame
 
-#: Dead letters of one list: it has to fit one frame.
+#: At most so many dead letters are in one list, because it must fit in one frame.
 MAX_LISTED: Final = 1000
-#: How the ids of events end that take the place of a dead letter.
+#: The end of the id of an event that replaces a dead letter.
 REQUEUED_SUFFIX: Final = "~requeued"
-#: How the end of a dead letter reads that was sent again, or dropped.
+#: How the journal names the end of a dead letter that was requeued, or dropped.
 REQUEUED: Final = "requeued"
 DROPPED: Final = "dropped"
 
 
 class _Dealing(Struct):
-    """What a person wants done with a dead letter, on its way into the journal. `askers`: connection and frame id."""
+    """A person's decision about a dead letter, while it is on its way into the journal."""
 
+    #: The dead letter.
     event: Event
+    #: What is done with it.
     how: str
+    #: Connection and frame id of everybody who waits for the answer.
     askers: list[tuple[Connection, str]]
 
 
 class DeadLetters:
-    """The dead letters of the mailbox."""
+    """Answers `dead.*`."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
-        #: By the id of the dead letter.
+        #: Decisions on their way into the journal, by the id of the dead letter.
         self._dealings: dict[str, _Dealing] = {}
 
     def list(self, connection: Connection, frame: Frame, event_id: Any) -> None:
-        """`dead.list`: the oldest first."""
+        """`dead.list`: the dead letters, the oldest first."""
         known = self._bus.mailbox.dead
         listed = fitting(_line(event) for event in [*known.values()][:MAX_LISTED])
         self._reply(connection, frame, {"events": listed, "more": len(known) - len(listed)})
 
     def show(self, connection: Connection, frame: Frame, event_id: Any) -> None:
-        """`dead.show`: one of them with what was asked; `large` when that lies in a file."""
+        """`dead.show`: one dead letter with its payload; `large` instead when the payload lies in a file."""
         event = self._dead(event_id)
         accepted, finished = self._records(event)
         body = {**_line(event), "from": accepted.from_, "acceptedMs": accepted.at_ms, "answer": finished.answer}
@@ -71,7 +74,7 @@ class DeadLetters:
         self._reply(connection, frame, body)
 
     def drop(self, connection: Connection, frame: Frame, event_id: Any) -> None:
-        """`dead.drop`: forget it."""
+        """`dead.drop`: forget a dead letter."""
         if self._told_again(connection, frame, event_id, DROPPED):
             return
         event = self._dead(event_id)
@@ -79,7 +82,7 @@ class DeadLetters:
         self._dealings[event.id] = _Dealing(event, DROPPED, [(connection, frame.id)])
 
     def requeue(self, connection: Connection, frame: Frame, event_id: Any) -> None:
-        """`dead.requeue`: a new event with the same content."""
+        """`dead.requeue`: accept a new event with the same content."""
         if self._told_again(connection, frame, event_id, REQUEUED):
             return
         event = self._dead(event_id)
@@ -107,7 +110,7 @@ class DeadLetters:
         self._dealings[event.id] = _Dealing(event, REQUEUED, [(connection, frame.id)])
 
     def settled(self, item: Staged) -> None:
-        """The journal has a decision; perhaps one about a dead letter."""
+        """The journal has a decision. It may be one about a dead letter."""
         dealing = self._dealing(item)
         if dealing is not None:
             self._bus.mailbox.drop_dead(dealing.event)
@@ -115,7 +118,7 @@ class DeadLetters:
                 self._tell(connection, frame_id, dealing.event.id, dealing.how)
 
     def refused(self, item: Staged) -> None:
-        """The disk has no room for the new event: nothing was done."""
+        """The disk has no room for the new event: tell the askers that nothing was done."""
         dealing = self._dealing(item)
         if dealing is not None:
             info = error_payload("E_DISK_FULL", "the disk of the state directory is full; the dead letter stays")
@@ -123,7 +126,7 @@ class DeadLetters:
                 self._bus.error(connection.cls, connection.ident, info, Frame("admin", id=frame_id))
 
     def _dealing(self, item: Staged) -> _Dealing | None:
-        """What `item` says of a dead letter; it is over now."""
+        """The decision about a dead letter that `item` belongs to, if any. It is removed from the list here."""
         event = item.event
         if not self._dealings or event is None:
             return None
@@ -133,7 +136,7 @@ class DeadLetters:
         return None if old is None else self._dealings.pop(old)
 
     def _told_again(self, connection: Connection, frame: Frame, event_id: Any, state: str) -> bool:
-        """Whether this was done before, or is being done, and the question is a repeat."""
+        """Whether the question is a repeat: the same was done before, or is being done now."""
         if not isinstance(event_id, str):
             return False
         dealing = self._dealings.get(event_id)
@@ -175,7 +178,7 @@ class DeadLetters:
 
 
 def new_id(event_id: str) -> str:
-    """The id of the event that takes a dead letter's place: it names the old one as far as there is room."""
+    """The id of the event that replaces a dead letter. It begins with the old id, as far as there is room."""
     name = event_id + REQUEUED_SUFFIX
     if len(name) <= MAX_ID:
         return name

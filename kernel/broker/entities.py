@@ -1,7 +1,7 @@
-"""What the broker holds in memory, plainly: connections, agent instances and events, which refer to each other. Pure.
+"""What the broker holds in memory: connections, agent instances and events, which refer to each other. Pure.
 
-The rules about them are elsewhere: presence.py says who may connect, mailbox.py what becomes of events, assignments.py
-which tool host serves an instance, contents.py where the content of an event is while it waits.
+The rules about them are in other modules: presence.py decides who may connect, mailbox.py keeps the states of events,
+assignments.py chooses the tool host of an instance, contents.py keeps the content of events that wait.
 
 States of an event: `staged` (not yet in the journal) -> `accepted` -> `leased` -> `done` | `failed`, or from any of
 the first three `expired` (deadline passed before it was handed over), `dead` (given up) or `cancelled`.
@@ -33,19 +33,21 @@ from schemas.tokens import Claims, TokenClass
 CLASSES: Final[tuple[TokenClass, ...]] = ("control", "agent", "toolhost", "client")
 CONTROL, AGENTS, TOOLS, CLIENTS = range(4)
 
-#: Of a client's incarnation, so many characters tell its session from others: it is kept with every event.
+#: Characters of a client's incarnation that name its session. They are few because every event keeps them.
 SESSION_CHARS: Final = 64
-#: Targets of one connection of which it is remembered that an event was refused; beyond them the order may be lost.
+#: The broker remembers refused events of one connection for at most so many targets. Beyond that their order may be
+#: lost.
 MAX_REFUSED: Final = 4096
-#: So many refused events of a connection come back at once; for each further so many it is told to wait once as long.
+#: So many refused events of a connection come back at once. For each further group of this size the connection is told
+#: to wait one more period.
 REFUSED_AT_ONCE: Final = 16
 #: The longest time that a refused sender is told to wait (milliseconds).
 MAX_RETRY_MS: Final = 5000
-#: A refused event that is so late (seconds) is not sent any more: what comes after it may come.
+#: A refused event that is so late (seconds) is not expected any more: later events for its target are accepted again.
 REFUSED_S: Final = 10.0
-#: What a request that nobody waits for holds for its answer (bytes): the answer becomes an event, and takes its place.
+#: Room (bytes) that a request without a waiting turn reserves for its answer: the answer becomes an event and uses it.
 ANSWER_ROOM: Final = 64 << 10
-#: What an event counts with beside its payload (bytes).
+#: Bytes that an event counts in addition to its payload.
 _EVENT_BYTES: Final = 256
 
 State = Literal["staged", "accepted", "leased", "done", "failed", "expired", "dead", "cancelled"]
@@ -55,7 +57,7 @@ Handler = Callable[["Connection", Frame, float], None]
 
 
 class RefusedEvent(Struct):
-    """The first event for a target that was refused. After `until` (the broker's clock) its sender has given it up."""
+    """The first refused event for a target. After `until` (the broker's clock) its sender has given the event up."""
 
     event_id: str
     until: float
@@ -89,35 +91,36 @@ class Connection:
         self.address = address
         self.claims = claims
         self.incarnation = hello.incarnation
-        #: What this peer sets going is counted under this name: a client keeps it over its reconnects.
+        #: The work that this peer begins is counted under this name. A client keeps the name over its reconnects.
         self.session = f"client/{self.incarnation[:SESSION_CHARS]}" if cls == CLIENTS else address
         self.started_ms = hello.started_ms or 0
-        #: Tool hosts: the calls that it had when it said hello, running or with a result that is not acknowledged.
+        #: Tool hosts only: the calls that the host had at its hello. They ran, or their result was not acknowledged.
         self.calls: frozenset[str] = frozenset(hello.calls) if cls == TOOLS else frozenset()
         self.pid = hello.pid
         self.last_seen = now
-        #: Somebody looks at `last_seen` now and then (quiet.py).
+        #: True while quiet.py looks at `last_seen` now and then.
         self.watched = False
-        #: What this connection may send, by frame type.
+        #: Frame type -> handler, for the frames that this connection may send.
         self.handlers: dict[str, Handler] = {}
-        #: Agents: the instance it serves, and the tools it may call.
+        #: Agents only: the instance that the process serves.
         self.instance: Instance | None = None
+        #: Agents only: the tools that it may call.
         self.allowed: frozenset[str] = frozenset()
-        #: Clients: how much live news it may get now; None before the first.
+        #: Clients only: how much live news it may get now; None before the first.
         self.allowance: Allowance | None = None
-        #: target -> what was refused for overload first: later ones for it wait until that one is back.
+        #: Target -> the first event that was refused for overload. Later events for the target wait until it is back.
         self.refused: dict[tuple[str, str], RefusedEvent] = {}
 
     @property
     def sender(self) -> str:
-        """The principal whose frame and event ids are compared: all operator clients are one."""
+        """The principal whose frame and event ids are compared. All clients of operators count as one."""
         if self.cls == CLIENTS:
             return "client"
         return self.address
 
     def refuse(self, target: tuple[str, str], event_id: str, now: float, retry_ms: int) -> int:
-        """An event for `target` was refused. Returns when it is to be sent again (milliseconds): the later, the more
-        targets of this connection wait, so that a flood does not come back in a flood.
+        """An event for `target` was refused. Returns the time after which to send it again (milliseconds). The time
+        grows with the number of waiting targets of this connection, so that a flood does not come back at once.
         """
         known = self.refused.get(target)
         if known is None or known.event_id == event_id or known.until <= now:
@@ -131,29 +134,30 @@ class Connection:
 
 
 class Content(Struct):
-    """The parts of an event that nobody asks for while it waits."""
+    """The parts of an event that nobody needs while it waits."""
 
-    #: What stands in the header's `from`.
+    #: The header's `from`.
     from_: str | None = None
     payload: Raw = NO_PAYLOAD
     reply_to: ReplyTo | None = None
-    #: Who waits for whom, ending with the sender; None when nobody waits.
+    #: The instances that wait for each other, the sender last; None when nobody waits.
     chain: list[str] | None = None
-    #: On whose behalf, as an operator said.
+    #: The person on whose behalf the event was sent, as an operator said.
     auth: Raw | None = None
     #: The working directory that an operator named for this event.
     workdir: str | None = None
-    #: What it is a part of, and in that the turn, step or call that it comes from (tracing.py).
+    #: The trace that the event belongs to.
     trace_id: str | None = None
+    #: The turn, step or call in this trace that the event comes from (tracing.py).
     parent_span_id: str | None = None
-    #: Tells the event from another one with the same id (journal/records.py).
+    #: Distinguishes the event from another one with the same id (journal/records.py).
     digest: bytes = b""
-    #: It says more than the journal's record, so it stays here.
+    #: True when it differs from the journal's record, so that it must stay in memory.
     changed: bool = False
 
 
 class Work:
-    """What the turns of one event have come to, and its end."""
+    """What the turns of one event have done so far, and how the event ended."""
 
     __slots__ = (
         "answer",
@@ -174,32 +178,34 @@ class Work:
     )
 
     def __init__(self) -> None:
-        #: What its own turn has asked for and waits for.
+        #: The requests of its own turn that the turn still waits for.
         self.requests: dict[Event, None] = {}
-        #: What its own turn has asked for and has ended, in order.
+        #: The requests of its own turn that have ended, in order.
         self.answered: dict[Event, None] = {}
-        #: The calls that it has made and whose results it has not stored, with the incarnation of the tool host that
-        #: had each (bounded, see tool_calls.py).
+        #: The calls whose results its turn has not stored. callId -> incarnation of the tool host that had the call.
+        #: Their number is bounded (tool_calls.py).
         self.calls: dict[str, str | None] = {}
         #: How many of its calls are open.
         self.open_calls = 0
-        #: Holders that were lost without progress.
+        #: How many holders were lost without progress.
         self.attempts = 0
-        #: The present holder has stored something since it was handed the event.
+        #: True when the present holder has stored something since it got the event.
         self.progressed = False
         #: How many messages its turn has stored, as its holder said last.
         self.position = 0
-        #: A holder that is silent until then is taken for hung (seconds on the broker's clock).
+        #: A holder that is silent until this moment counts as hung (seconds on the broker's clock).
         self.lease_until = 0.0
-        #: Its answer, and what stands for that if it is large.
+        #: Its answer.
         self.answer: Raw | None = None
+        #: The reference to the answer's file if the answer is large.
         self.answer_blob: Blob | None = None
-        #: Of dead letters: why it ended, and when (milliseconds since 1970).
+        #: Dead letters only: why it ended.
         self.cause = ""
+        #: Dead letters only: when it ended (milliseconds since 1970).
         self.ended_ms = 0
-        #: Of dead letters: what it held (bytes).
+        #: Dead letters only: the bytes that it held.
         self.dead_bytes = 0
-        #: What is kept of the answer for the turn that asked: in memory, and in a file (bytes).
+        #: Bytes of the answer that are kept for the turn that asked: in memory, and in a file.
         self.kept_here = self.kept_in_file = 0
 
 
@@ -256,48 +262,48 @@ class Event:
     ) -> None:
         self.id = event_id
         self.instance = instance
-        #: The event that it began with: itself, where no agent and no tool sent it.
+        #: The event that all this work began with. It is this event itself when no agent and no tool sent it.
         self.root = event_id if root is None or root == event_id else root  # one string, not two: there are many events
-        #: Whose work the root is: `client/<incarnation>`, the address of an agent or a tool host that acted by itself,
-        #: or `root/<id>` where that is not known.
+        #: The session of the root: `client/<incarnation>`, the address of an agent or a tool host that acted by itself,
+        #: or `root/<id>` when the session is not known.
         self.session = session or unknown_session(self.root)
         #: The principal that may repeat it.
         self.sender = sender
         self._content: Content | None = content
-        #: Bytes of it in memory, near enough to budget by; they count also while it is in the journal only.
+        #: Approximate size in memory (bytes). It counts also while the content is in the journal only.
         self.inline = size_in_memory(content.payload, content.auth)
-        #: Somebody is to be answered.
+        #: True when its sender wants an answer.
         self.wants_answer = content.reply_to is not None
-        #: How many wait for each other, this sender the last of them.
+        #: Length of the chain of instances that wait for each other; the sender is the last of them.
         self.depth = len(content.chain) if content.chain else 0
-        #: What stands for the payload if that is large.
+        #: The reference to the payload's file if the payload is large.
         self.blob = blob
         self.source = source
         self.deadline = deadline
-        #: The tool call whose handler asked for it; None when an agent or a client did.
+        #: The tool call whose handler sent it; None when an agent or a client sent it.
         self.call_id = call_id
-        #: The event whose turn asked for it and waits; None when nobody's turn does.
+        #: The event whose turn sent this request and waits for it; None when no turn waits.
         self.asking = asking
-        #: An agent asked for it and does not wait: its answer becomes an event of its own (late_answers.py).
+        #: True when an agent sent this request and does not wait: the answer becomes an event (late_answers.py).
         self.asynchronous = asynchronous
-        #: Of such an answer: the correlation id of what it answers.
+        #: Such answers only: the correlation id of the request that is answered.
         self.in_reply_to = in_reply_to
         #: When it was accepted.
         self.since = since
-        # Made when they are used: there may be 100,000 events that wait, and none of them uses one.
+        # The next three are made at their first use: 100,000 events may wait, and none of them uses one.
         self.standing: Standing | None = None
         self._work: Work | None = None
         self._waiting_acks: list[tuple[Connection, str]] | None = None
         self.state: State = "staged"
         #: The connection that waits for the answer right now.
         self.asker: Connection | None = None
-        #: That connection wants to hear of the turn while it runs.
+        #: True when that connection wants news of the turn while it runs.
         self.live = False
-        #: Somebody wishes it to end: nobody is handed it any more.
+        #: True when it was cancelled: it is not handed over any more.
         self.cancelled = False
-        #: How it ends, from the moment in which that is decided.
+        #: The state in which it ends; None until that is decided.
         self.end: State | None = None
-        #: The budgets that its turns are charged to; None: nobody counts.
+        #: The budgets that its turns are charged to; None when no budget counts it.
         self.budget: Line | None = None
 
     @property
@@ -307,7 +313,7 @@ class Event:
 
     @property
     def content(self) -> Content:
-        """What a holder is told of it. contents.py brings it back first where it may be in the journal only."""
+        """The content, which its holder is told. While it is in the journal only, contents.py has to read it back."""
         if self._content is None:
             raise AssertionError(f"the content of event {self.id!r} was not recalled")
         return self._content
@@ -318,16 +324,16 @@ class Event:
 
     @property
     def content_here(self) -> Content | None:
-        """The same; None while it is in the journal only."""
+        """The content if it is in memory; None while it is in the journal only."""
         return self._content
 
     def let_go(self) -> None:
-        """Its content is in the journal, and needed by nobody now."""
+        """Drop the content from memory: it is in the journal, and nobody needs it now."""
         self._content = None
 
     @property
     def work(self) -> Work:
-        """What its turns have come to, and its end."""
+        """What its turns have done so far, and how it ended."""
         if self._work is None:
             self._work = Work()
         return self._work
@@ -340,17 +346,17 @@ class Event:
         return self._waiting_acks
 
     def acknowledged(self) -> None:
-        """Its senders know that it is journaled."""
+        """Its senders were told that it is journaled."""
         self._waiting_acks = None
 
     @property
     def held(self) -> bool:
-        """Whether its clock stands still, because a person is asked."""
+        """Whether its clock stands still because a person is asked."""
         return self.standing is not None and self.standing.holds > 0
 
     @property
     def waits(self) -> bool:
-        """Whether it is not handed out, because only a person can bring it further."""
+        """Whether it is not handed over because its work needs a person's decision first."""
         return self.standing is not None and self.standing.waits
 
     @property
@@ -372,8 +378,8 @@ class Event:
 
     @property
     def keeps_answer(self) -> bool:
-        """Whether the journal keeps the answer when the event has ended, because somebody may ask for it: a client may
-        come back for it, also one that did not wait.
+        """Whether the journal keeps the answer after the end of the event. It does so for clients: a client may come
+        back for the answer, even if it did not wait.
         """
         asked = self.wants_answer or (self.source is not None and self.source.kind == "client")
         return asked and self.asking is None and not self.asynchronous
@@ -385,7 +391,7 @@ class Event:
 
     @property
     def late_for(self) -> tuple[str, str] | None:
-        """The instance (agent, key) that has asked it without waiting, or that it brings such an answer to."""
+        """The instance (agent, key) that sent this request without waiting, or that this late answer goes to."""
         if self.in_reply_to is not None:
             return self.instance.agent, self.instance.key
         source = self.source
@@ -395,29 +401,29 @@ class Event:
 
     @property
     def by_operator(self) -> bool:
-        """Whether an operator has sent it, not an agent in the course of things."""
+        """Whether an operator sent it directly, not through an agent."""
         return self.source is not None and self.source.kind == "client" and self.source.name == "operator"
 
     @property
     def claim(self) -> Claim:
-        """What its turn's place is counted with."""
+        """The claim by which its turn gets a place."""
         return Claim(self.session, self.root, self.by_operator, self.parent, self.depth)
 
     @property
     def size(self) -> int:
-        """Bytes it holds in memory and on disk, near enough to budget by, and those that are kept for its answer."""
+        """Approximate size (bytes): in memory, on disk, and the room that is reserved for its answer."""
         if self.blob is None and not self.asynchronous:
             return self.inline
         return self.inline + size_of(self.blob) + (ANSWER_ROOM if self.asynchronous else 0)
 
 
 def size_in_memory(payload: Raw, auth: Raw | None) -> int:
-    """What an event with this payload takes (bytes), near enough to budget by."""
+    """The approximate size of an event with this payload (bytes)."""
     return _EVENT_BYTES + len(memoryview(payload)) + (0 if auth is None else len(memoryview(auth)))
 
 
 def unknown_session(root: str) -> str:
-    """Stands for the session of a root whose own sender is not known, or not known any more."""
+    """A name for the session of a root whose sender is not known (any more)."""
     return f"root/{root}"
 
 
@@ -448,12 +454,12 @@ class Instance:
     def __init__(self, agent: str, key: str, workdir: Workdir, epoch: int, since: float) -> None:
         self.agent = agent
         self.key = key
-        #: When this broker first heard of it, on the broker's clock (seconds).
+        #: When this broker first heard of it (seconds on the broker's clock).
         self.since = since
         self.workdir = workdir
         self.epoch = epoch
         self.queue: deque[Event] = deque()
-        #: Its unfinished events, also those that are not in the journal yet.
+        #: The number of its unfinished events, with those that are not in the journal yet.
         self.open = 0
         #: Answers to this instance's own requests: answer id -> encoded frame, until acknowledged (the second lane).
         self.answers: dict[str, bytes] = {}
@@ -461,17 +467,19 @@ class Instance:
         self.conn: Connection | None = None
         #: The tool host that serves it; assignments.py writes it.
         self.host: Connection | None = None
-        #: The supervisor has been asked to start it.
+        #: True when the supervisor was asked to start its process.
         self.requested = False
-        #: Who asked for it before there was an event for it, and the frames of such that wait for its process.
+        #: Who started it with `agents.spawn`; None when nobody did.
         self.spawned: Spawned | None = None
+        #: Spawns that wait for its process, by sender and frame id.
         self.spawns: dict[tuple[str, str], PendingSpawn] = {}
-        #: Its process is on its way out: nothing more is handed to it.
+        #: True when its process is about to end: nothing more is handed to it.
         self.leaving = False
-        #: When it began to wait for a place, and how long it waited for the one that its next turn has (seconds).
+        #: When it began to wait for a place (seconds on the broker's clock).
         self.in_line_since = 0.0
+        #: How long it waited for the place of its next turn (seconds).
         self.place_s = 0.0
-        #: Somebody has it deleted: nothing new is taken for it (deletions.py).
+        #: True while it is being deleted: nothing new is accepted for it (deletions.py).
         self.deleting = False
 
     @property
@@ -481,51 +489,63 @@ class Instance:
 
     @property
     def has_queued(self) -> bool:
-        """Whether an event waits that is not just about to end, nor for a person."""
+        """Whether an event waits for its turn. Events that are about to end, or wait for a person, do not count."""
         if self.queue and self.queue[0].waits:
             return False
         return any(not event.ending for event in self.queue)
 
     @property
     def address(self) -> str:
-        """How it is named in a call chain."""
+        """Its name in a call chain."""
         return f"{self.agent}/{self.key}"
 
 
 class PendingSpawn(Struct):
-    """An `agents.spawn` that is answered when the process is there. `until` is on the broker's clock; the start is
-    counted with `claim`.
-    """
+    """An `agents.spawn` that is answered when the process is there."""
 
+    #: The connection that asked.
     conn: Connection
+    #: The id of its frame.
     frame_id: str
+    #: When the asker gives up (seconds on the broker's clock).
     until: float
+    #: The claim that the start is counted with.
     claim: Claim
 
 
 class Staged(Struct, frozen=True):
-    """A decision that takes effect when the journal has `item`.
+    """A decision that takes effect when the journal has `item`."""
 
-    `accept`: the event may be handed out, and its senders are told. `finish`: it has ended as `state`, with its answer.
-    `spawn`: the process of the instance may be started. `deletion`: the instance may go, or has gone. `restart`: the
-    wish may be granted. `fresh`: conversations begin anew. `budget`: see budgets/desk.py. `config`: a patch is in
-    force, or is no more. `approval`: of one item. `note`: nothing waits for it.
-    """
-
+    #: What takes effect.
+    #: - `accept`: the event may be handed over, and its senders are told.
+    #: - `finish`: the event has ended as `state`, with its answer.
+    #: - `spawn`: the process of the instance may be started.
+    #: - `deletion`: the instance may be deleted, or is deleted.
+    #: - `restart`: the wish may be granted.
+    #: - `fresh`: conversations begin anew.
+    #: - `budget`: see budgets/desk.py.
+    #: - `config`: a patch is in force, or was reverted.
+    #: - `approval`: the state of one item has changed.
+    #: - `note`: nothing waits for it.
     kind: Literal["accept", "finish", "spawn", "deletion", "restart", "fresh", "budget", "config", "approval", "note"]
+    #: The writes of the journal.
     item: Item
-    #: What it is about; None for `spawn`, `deletion` and some notes.
+    #: The event that it is about; None for `spawn`, `deletion` and some notes.
     event: Event | None = None
     #: The instance of a `spawn` or a `deletion`.
     instance: Instance | None = None
-    #: Who is told of a `finish`, and the frame that is acknowledged with it.
+    #: The connection that is told of a `finish`.
     conn: Connection | None = None
+    #: Its frame, which is acknowledged then.
     frame_id: str = ""
+    #: The answer of a `finish`.
     answer: Raw = NO_PAYLOAD
+    #: The reference to the answer's file if the answer is large.
     blob: Blob | None = None
+    #: The state in which a `finish` ends the event.
     state: State = "done"
-    #: The event that a `finish` puts into the mailbox: the answer to a request that nobody waits for.
+    #: The event that a `finish` puts into the mailbox: the answer to a request whose sender does not wait.
     follow: Event | None = None
-    #: The subject of what a `restart` or an `approval` is about, the agent of a `fresh`, what a `budget` is about, or
-    #: the id of the patch of a `config`.
+    #: A name, by kind: the journal's subject of a `restart` or an `approval`, the agent of a `fresh`, the tree or the
+    #: model call of a `budget`, the id of the patch of a `config`.
     wish: str = ""
