@@ -49,21 +49,28 @@ _PREFIX: Final = "args."
 
 
 class Condition(Struct, frozen=True, omit_defaults=True):
-    """What one argument must be. `path` are the keys to it, `operator` is one of OPERATORS, `value` its operand."""
+    """A condition on one argument."""
 
+    #: The keys that lead to the argument.
     path: list[str]
+    #: One of OPERATORS.
     operator: str
+    #: The operand.
     value: Any = None
 
 
 class Rule(Struct, frozen=True, rename="camel", omit_defaults=True):
-    """One rule. `tools` are patterns of full tool names. All of `when` must hold. `expires_s`: how long an item
-    waits."""
+    """One rule."""
 
+    #: Patterns of full tool names.
     tools: list[str]
+    #: What is done with a call that matches.
     action: Action
+    #: The conditions. All of them must hold.
     when: list[Condition] = []
+    #: How long an item waits (seconds).
     expires_s: float = DEFAULT_EXPIRY_S
+    #: Why, in the rule's own words.
     reason: str | None = None
 
 
@@ -76,10 +83,13 @@ class Policy(Struct, frozen=True, omit_defaults=True):
 
 
 class Decision(Struct, frozen=True, rename="camel", omit_defaults=True):
-    """What is done with a call. `reason` is the rule's own word, for the person and for the model."""
+    """How a call is decided."""
 
+    #: What is done with the call.
     action: Action
+    #: The rule's own words, for the person and for the model.
     reason: str | None = None
+    #: How long an item waits (seconds).
     expires_s: float = DEFAULT_EXPIRY_S
 
 

@@ -20,21 +20,25 @@ _Tokens = Annotated[int, Meta(ge=0, le=MAX_TOKENS_NAMED)]
 
 
 class BudgetLimits(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True, forbid_unknown_fields=True):
-    """`limits` of the extension `budget`: what everything that one message sets going may use. None: as much as it
-    likes.
+    """`limits` of the extension `budget`: what everything that one message sets going may use. None: no limit."""
 
-    `calls` are calls of models and of tools together; `money` is in units of `currency`; `wall_seconds` are counted
-    from the moment in which the message was accepted, without the time in which a person was asked.
-    """
-
+    #: Calls of models and of tools together.
     calls: _Count | None = None
+    #: Calls of models.
     model_calls: _Count | None = None
+    #: Calls of tools.
     tool_calls: _Count | None = None
+    #: Tokens that models read and write.
     tokens: _Count | None = None
+    #: Tokens that models read.
     input_tokens: _Count | None = None
+    #: Tokens that models write.
     output_tokens: _Count | None = None
+    #: What model calls cost, in units of `currency`.
     money: Annotated[float, Meta(gt=0, le=10**9)] | None = None
+    #: Time since the message was accepted (seconds). Time in which a person was asked does not count.
     wall_seconds: Annotated[float, Meta(ge=1, le=10**9)] | None = None
+    #: The currency's code: three capital letters.
     currency: Annotated[str, Meta(pattern="^[A-Z]{3}$")] = "USD"
 
 
@@ -55,51 +59,56 @@ class Pricing(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=T
 
 
 class BudgetReserve(Struct, frozen=True, rename="camel", omit_defaults=True):
-    """Payload of `budget.reserve`: a call that is about to be made. `id` names it; a repeat is the same call.
+    """Payload of `budget.reserve`: a call that is about to be made."""
 
-    `kind` `tool`: a call that the agent runs itself, counted at once; `id` is its callId. Of a model call
-    `input_tokens` is what it will read, and `output_tokens` the most that it may write, as far as is known.
-    """
-
+    #: Names the call; for a tool call it is the callId. A repeat with the same id is the same call.
     id: str
+    #: `tool`: a call that the agent runs itself. It is counted at once.
     kind: Literal["model", "tool"]
+    #: Of a model call: how many tokens it will read, as far as is known.
     input_tokens: _Tokens = 0
+    #: Of a model call: the most tokens that it may write, as far as is known.
     output_tokens: _Tokens = 0
 
 
 class BudgetLeft(Struct, frozen=True):
-    """How much of one dimension of the budget of agent `whose` is left, and its limit. Money in units, time in
-    seconds.
-    """
+    """How much is left of one dimension of a budget. Money is in units, time in seconds."""
 
+    #: The agent whose budget it is.
     whose: str
+    #: Name of the dimension, as in BudgetLimits.
     dimension: str
+    #: How much is left.
     left: float
+    #: The limit.
     limit: float
 
 
 class BudgetGranted(Struct, frozen=True, rename="camel", omit_defaults=True):
-    """The `reply` to `budget.reserve`. The model may write `output_tokens` at most, None: as many as were named; the
-    call may take `left_ms` milliseconds, None: any time.
-    """
+    """The `reply` to `budget.reserve`."""
 
+    #: How many tokens the model may write at most. None: as many as were named.
     output_tokens: int | None = None
+    #: How long the call may take (milliseconds). None: any time.
     left_ms: int | None = None
+    #: What is left of each budget that the call counts in.
     left: list[BudgetLeft] = []
 
 
 class BudgetSettle(Struct, frozen=True, rename="camel", omit_defaults=True):
-    """Payload of `budget.settle`: what a model call came to.
+    """Payload of `budget.settle`: what a model call used."""
 
-    `unused`: it was not made, so nothing of it is counted. `known` false: nobody has said how many tokens it took, so
-    all that was reserved is counted. `input_tokens` are all that were read; of these came `cached_tokens` from the
-    vendor's cache, and `cache_write_tokens` were put into it.
-    """
-
+    #: The call, as in BudgetReserve.
     id: str
+    #: The call was not made, so nothing of it is counted.
     unused: bool = False
+    #: False: nobody has said how many tokens the call used. Then all that was reserved is counted.
     known: bool = True
+    #: All tokens that were read.
     input_tokens: _Tokens = 0
+    #: All tokens that were written.
     output_tokens: _Tokens = 0
+    #: How many of the tokens read came from the vendor's cache.
     cached_tokens: _Tokens = 0
+    #: How many of the tokens read were put into the vendor's cache.
     cache_write_tokens: _Tokens = 0

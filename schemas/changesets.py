@@ -35,13 +35,15 @@ class ChangesetHint(Struct, frozen=True, rename="camel"):
 
 
 class OpenedChangeset(Struct, frozen=True, rename="camel", omit_defaults=True):
-    """The `reply` to `changeset.open` (BUNDLE-03). `base_ref` is `git:` and the commit that it began with, `workdir`
-    the worktree's absolute path.
-    """
+    """The `reply` to `changeset.open` (BUNDLE-03)."""
 
+    #: Names the changeset.
     changeset_id: str
+    #: The commit that it began with: `git:` and its id.
     base_ref: str
+    #: Absolute path of the worktree.
     workdir: str
+    #: Where to look in the worktree.
     hint: ChangesetHint | None = None
 
 
@@ -53,10 +55,13 @@ class CommitChangeset(Struct, frozen=True, rename="camel", omit_defaults=True):
 
 
 class ChangesetSummary(Struct, frozen=True, rename="camel"):
-    """The files of a commit, by their paths in the repository, in order (BUNDLE-06)."""
+    """The files of a commit (BUNDLE-06), by their paths in the repository, in order."""
 
+    #: Files that existed before and after.
     files_changed: list[str]
+    #: Files that did not exist before.
     files_added: list[str]
+    #: Files that no longer exist.
     files_deleted: list[str]
 
 
@@ -68,35 +73,49 @@ class ChangesetError(Struct, frozen=True):
 
 
 class CommittedChangeset(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
-    """The `reply` to `changeset.commit` (BUNDLE-05). `new_ref` only with `ok`, `error` only without."""
+    """The `reply` to `changeset.commit` (BUNDLE-05)."""
 
+    #: Whether the commit was made.
     status: Literal["ok", "rejected", "failed"]
+    #: The changeset.
     changeset_id: str
+    #: The commit that it began with.
     base_ref: str
+    #: The new commit. Only with `ok`.
     new_ref: str | None = None
+    #: The files of the commit.
     summary: ChangesetSummary | None = None
+    #: Why there is no commit. Only without `ok`.
     error: ChangesetError | None = None
 
 
 class ChangesetWish(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
-    """What an agent asks for, as the broker knows it: who asks, in which event, and one of the two. `request` names the
-    question: asked again, it is the same one.
-    """
+    """An agent's request, as the broker knows it. Either `open` or `commit` is there."""
 
+    #: Names the question. The same question asked again has the same name.
     request: str
+    #: The agent that asks.
     agent: str
+    #: Its instance.
     instance_key: str
+    #: The event whose turn asks.
     event_id: str
+    #: A changeset is to be opened.
     open: OpenChangeset | None = None
+    #: A changeset is to be committed.
     commit: CommitChangeset | None = None
 
 
 class ChangesetDone(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
-    """The answer to a ChangesetWish: one of the three."""
+    """The answer to a ChangesetWish. One of `opened`, `committed` and `error` is there."""
 
+    #: The name of the question.
     request: str
+    #: The changeset that was opened.
     opened: OpenedChangeset | None = None
+    #: How the commit ended.
     committed: CommittedChangeset | None = None
+    #: Why neither was done.
     error: ErrorPayload | None = None
 
 

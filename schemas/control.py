@@ -24,12 +24,13 @@ class Principal(Struct, frozen=True, rename="camel", omit_defaults=True):
 
 
 class Running(Struct, frozen=True, rename="camel"):
-    """A principal that the supervisor has running, with the number of its launch (as in its token). `ready`: it has
-    loaded what it needs.
-    """
+    """A principal whose process the supervisor has running."""
 
+    #: The principal.
     principal: Principal
+    #: The number of its launch, as in its token.
     launch: int
+    #: It has loaded what it needs.
     ready: bool = True
 
 
@@ -51,10 +52,13 @@ class Retire(Struct, frozen=True, tag="retire", tag_field="kind", rename="camel"
 
 
 class Kill(Struct, frozen=True, tag="kill", tag_field="kind", rename="camel"):
-    """End this launch now (hung, or its lease expired) and report its exit."""
+    """End this launch now and report its exit."""
 
+    #: The principal.
     principal: Principal
+    #: The number of its launch.
     launch: int
+    #: Why: for example it hangs, or its lease expired.
     reason: str
 
 
@@ -112,14 +116,18 @@ class Inventory(Struct, frozen=True, tag="inventory", tag_field="kind", rename="
 
 
 class Exited(Struct, frozen=True, tag="exited", tag_field="kind", rename="camel"):
-    """A launch has ended; observed, not guessed. `cause`: for a person, for example `signal SIGKILL`. `started`: it had
-    become ready; an agent that had not is counted by the supervisor, until that says SpawnFailed.
-    """
+    """The process of a launch has ended. The supervisor has observed it."""
 
+    #: The principal.
     principal: Principal
+    #: The number of its launch.
     launch: int
+    #: Why it ended, for a person: for example `signal SIGKILL`.
     cause: str
+    #: Its end was asked for.
     ordered: bool = False
+    #: It had become ready. The supervisor counts the starts of agents that did not become ready, until it sends
+    #: SpawnFailed.
     started: bool = True
 
 
@@ -131,10 +139,13 @@ class Ready(Struct, frozen=True, tag="ready", tag_field="kind", rename="camel"):
 
 
 class SpawnFailed(Struct, frozen=True, tag="spawn_failed", tag_field="kind", rename="camel"):
-    """A principal could not be started `attempts` times in a row; its events end as E_AGENT_SPAWN_FAILED."""
+    """A principal could not be started. Its events end as E_AGENT_SPAWN_FAILED."""
 
+    #: The principal.
     principal: Principal
+    #: How many starts in a row failed.
     attempts: int
+    #: Why the last one failed.
     message: str
 
 
@@ -165,24 +176,30 @@ class BeginAnew(Struct, frozen=True, tag="begin_anew", tag_field="kind", rename=
 
 
 class RestartAgents(Struct, frozen=True, tag="restart_agents", tag_field="kind", rename="camel"):
-    """Every process of these agents is to come to a step boundary and to leave; what has work is wanted again.
-
-    `grace_period_ms`: what takes longer is cut off; None: nothing is. `launches`: only these, None for all.
+    """Every process of these agents is to come to a step boundary and to leave. A principal that has work gets a new
+    process.
     """
 
+    #: Names of the agents.
     agents: list[str]
+    #: After how many milliseconds a process is cut off. None: it is never cut off.
     grace_period_ms: int | None
+    #: Why they restart.
     reason: ShutdownReason = "restart"
+    #: Only the processes of these launches. None: all.
     launches: list[int] | None = None
 
 
 class Revise(Struct, frozen=True, tag="revise", tag_field="kind", rename="camel"):
-    """A piece of the plan (msgpack of KernelPlan) that takes the place of the one that the broker has. Pieces count
-    from 0 and come in order.
+    """One piece of a plan (msgpack of KernelPlan) that takes the place of the one that the broker has. Pieces come in
+    order.
     """
 
+    #: The number of this piece, from 0.
     piece: int
+    #: How many pieces there are.
     pieces: int
+    #: The bytes of the piece.
     data: bytes
 
 

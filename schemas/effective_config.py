@@ -34,23 +34,26 @@ Touched = tuple[str, ...]
 
 
 class ListChange(Struct, frozen=True, omit_defaults=True):
-    """What becomes of a list of names: `removed` go, `added` come at its end, then the names of `order` stand in that
-    order. A name that `order` does not have stays behind the one that it stood behind.
-    """
+    """A change of a list of names."""
 
+    #: Names that are added at the end of the list.
     added: list[str] = []
+    #: Names that are taken out.
     removed: list[str] = []
+    #: The new order. A name that is not here stays behind the name that it stood behind.
     order: list[str] | None = None
 
 
 class Edit(Struct, frozen=True, omit_defaults=True):
-    """A value of one extension's `config`: the keys that lead to it (none: the whole object), and what it becomes.
-    `removed`: it is to go, and `value` is moot.
-    """
+    """A change of one value in one extension's `config`."""
 
+    #: Name of the extension.
     extension: str
+    #: The keys that lead to the value. Empty: the whole object.
     path: list[str]
+    #: The new value.
     value: Any = None
+    #: The value is taken out, and `value` has no meaning.
     removed: bool = False
 
 

@@ -37,11 +37,15 @@ class BadHost(ValueError):
 
 
 class Rule(NamedTuple):
-    """One host or pattern and one port. `host` of a pattern is the domain behind `*.`."""
+    """One host or pattern, and one port."""
 
+    #: The host. Of a pattern: the domain behind `*.`.
     host: str
+    #: The port.
     port: int
+    #: Every name below the domain matches, and not the domain itself.
     pattern: bool = False
+    #: It leads to public addresses only.
     confined: bool = False
 
     def matches(self, host: str, port: int) -> bool:

@@ -69,10 +69,13 @@ class McpSource(Struct, frozen=True, rename="camel", omit_defaults=True):
 
 
 class ToolSource(Struct, frozen=True, omit_defaults=True):
-    """Where a catalog item comes from: the Tool or the Extension of that name (ITEM-02)."""
+    """Where a catalog item comes from (ITEM-02)."""
 
+    #: `config`: a Tool. `extension`: an Extension. `mcp`: an MCP server that an Extension offers.
     type: Literal["config", "extension", "mcp"]
+    #: Name of the Tool or of the Extension.
     name: str
+    #: Which server and tool, of an MCP server.
     mcp: McpSource | None = None
 
 
@@ -227,10 +230,15 @@ class SandboxSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_on
 class ExportSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
     """One export as the tool host needs it."""
 
+    #: Its name.
     name: str
+    #: The JSON Schema of its arguments. None: anything fits.
     parameters: dict[str, Any] | None = None
+    #: It may run again when the outcome of a call is unknown.
     idempotent: bool = False
+    #: Processes that a call leaves behind may live on.
     background: bool = False
+    #: Documented other spellings of parameters, each with its canonical name.
     aliases: dict[str, str] = {}
 
 

@@ -27,50 +27,59 @@ MAX_PATCH_ID: Final = 64
 
 
 class Operation(Struct, frozen=True, omit_defaults=True):
-    """One operation of a JSON Patch (RFC 6902). `value` is there for `add` and `replace`."""
+    """One operation of a JSON Patch (RFC 6902)."""
 
+    #: What it does.
     op: Literal["add", "remove", "replace"]
+    #: A JSON Pointer to what it changes.
     path: str
+    #: Of `add` and `replace`: the new value.
     value: Any | UnsetType = msgspec.UNSET
 
 
 class ConfigProposal(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
-    """Payload of `config.propose`.
+    """Payload of `config.propose`."""
 
-    `id` names the patch: the same proposal under the same id is the same patch. `revision` and `base` say which
-    configuration it was made from: the number of the last patch in it, and the digest of what the bundle says
-    (schemas/effective_config.py). `extension` is who proposes, for the record. `registered` are dynamic tools that the
-    agent has and that the patch may name.
-    """
-
+    #: Names the patch. The same proposal under the same id is the same patch.
     id: str
+    #: The operations, in order.
     patches: list[Operation]
+    #: The number of the last patch in the configuration that the proposal was made from.
     revision: int
+    #: The digest of what the bundle said in that configuration (schemas/effective_config.py).
     base: str
+    #: Why, in the proposer's words.
     reason: str | None = None
+    #: For whom the patch counts.
     scope: Scope = "instance"
+    #: The extension that proposes it, for the record.
     extension: str | None = None
+    #: The dynamic tools that the agent has. The patch may name them.
     registered: list[str] = []
 
 
 class ConfigOutcome(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
-    """The `reply` to `config.propose`. `revision` is the number of the accepted patch, 0 of a rejected one."""
+    """The `reply` to `config.propose`."""
 
+    #: Whether the patch is in force.
     status: Literal["accepted", "rejected"]
+    #: The id of the proposal.
     patch_id: str
+    #: The number of the accepted patch. 0 for a rejected one.
     revision: int = 0
+    #: Why the patch was rejected.
     error: ErrorPayload | None = None
 
 
 class LiveChanges(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
-    """Payload of `config.changed`, and `config` of `welcome`: every change that is in force for the instance, in order.
+    """Payload of `config.changed`, and `config` of `welcome`."""
 
-    `revision` is the number of the last patch or of the last revert; `base` names what the changes are for. `spec` is
-    what the bundle says of the agent from now on (schemas.launch.AgentSpec, msgpack), nil when that has not changed: so
-    a step sees the bundle's part and the patches' part of one moment.
-    """
-
+    #: The number of the last patch or of the last revert.
     revision: int = 0
+    #: The digest of what the bundle says, which the changes are for.
     base: str = ""
+    #: Every change that is in force for the instance, in order.
     changes: list[Change] = []
+    #: What the bundle says of the agent from now on (schemas.launch.AgentSpec, msgpack). Nil when that has not changed.
+    #: A step thus never mixes the bundle of one moment with the patches of another.
     spec: Raw = NO_PAYLOAD

@@ -41,23 +41,31 @@ def is_subject(text: str) -> bool:
 
 
 class OAuthAppSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
-    """One OAuthApp, resolved. `client_secret` is a secret: never logged, never in an error.
+    """One OAuthApp, resolved. URLs are https, or http to this machine."""
 
-    URLs are https, or http to this machine. What is None comes from the metadata of `issuer`, if there is one.
-    `redirect_uri` is on this machine; None: a free port of 127.0.0.1. `fault` says why the app cannot be used.
-    """
-
+    #: Name of the OAuthApp.
     name: str
+    #: How a person agrees.
     flow: Flow = "authorizationCode"
+    #: The id of the client at the server.
     client_id: str = ""
+    #: A secret: it is never logged and never stands in an error.
     client_secret: str | None = None
+    #: The scopes that tokens may have.
     scopes: list[str] = []
+    #: The server whose metadata has the URLs that are None here.
     issuer: str | None = None
+    #: The page where a person agrees.
     authorization_url: str | None = None
+    #: Where tokens come from.
     token_url: str | None = None
+    #: Where device codes come from.
     device_authorization_url: str | None = None
+    #: Where tokens are given back.
     revocation_url: str | None = None
+    #: Where the server sends the person's browser: an address of this machine. None: a free port of 127.0.0.1.
     redirect_uri: str | None = None
+    #: Why the app cannot be used. None: it can be used.
     fault: str | None = None
 
     def __repr__(self) -> str:
@@ -75,22 +83,28 @@ class TokensSpec(Struct, frozen=True, rename="camel"):
 
 
 class TokenRequest(Struct, frozen=True, rename="camel", omit_defaults=True):
-    """Payload of `oauth.token`. `app` is the name of an OAuthApp, `scopes` None for all that the app names. `subject`
-    can only be the turn's own; None means that.
-    """
+    """Payload of `oauth.token`."""
 
+    #: Name of an OAuthApp.
     app: str
+    #: The scopes that the token needs. None: all that the app names.
     scopes: list[str] | None = None
+    #: Whose token it is. It can only be the turn's own. None means that one.
     subject: str | None = None
 
 
 class TokenReady(Struct, frozen=True, rename="camel", omit_defaults=True, tag="ready", tag_field="status"):
-    """The `reply`: a token. `expires_at` is RFC 3339 in UTC, None when the server did not say."""
+    """The `reply`: a token."""
 
+    #: The token.
     access_token: str
+    #: Its type, for example `Bearer`.
     token_type: str
+    #: The scopes that it has.
     scopes: list[str]
+    #: Whose token it is.
     subject: str
+    #: When it expires: RFC 3339 in UTC. None: the server did not say.
     expires_at: str | None = None
 
     def __repr__(self) -> str:
@@ -101,23 +115,30 @@ class TokenReady(Struct, frozen=True, rename="camel", omit_defaults=True, tag="r
 class AuthorizationRequired(
     Struct, frozen=True, rename="camel", omit_defaults=True, tag="authorization_required", tag_field="status"
 ):
-    """The `reply`: a person has to agree first. `authorization_url` is the page for that, `user_code` what to type
-    there (device code only), `expires_at` until when (RFC 3339 in UTC), `message` all of it in words.
-    """
+    """The `reply`: a person has to agree first."""
 
+    #: The page where the person agrees.
     authorization_url: str
+    #: All of this in words.
     message: str
+    #: The scopes that the person is asked for.
     scopes: list[str]
+    #: The person who is asked.
     subject: str
+    #: Until when the person can agree: RFC 3339 in UTC.
     expires_at: str
+    #: Of a device code: what the person types on that page.
     user_code: str | None = None
 
 
 class Granted(Struct, frozen=True, rename="camel"):
     """Payload of `oauth.granted` to an agent, and of the event `auth.granted`."""
 
+    #: Name of the OAuthApp.
     oauth_app_ref: str
+    #: The person who agreed.
     subject: str
+    #: The scopes that were granted.
     scopes: list[str]
 
 
@@ -125,21 +146,30 @@ class Granted(Struct, frozen=True, rename="camel"):
 
 
 class TokenOrder(Struct, frozen=True, rename="camel", omit_defaults=True, tag="token", tag_field="order"):
-    """A token for this subject, asked for by this agent instance."""
+    """An agent instance asks for a token."""
 
+    #: Name of the OAuthApp.
     app: str
+    #: Whose token it is.
     subject: str
+    #: The agent that asks.
     agent: str
+    #: Its instance.
     instance_key: str
+    #: The scopes that the token needs. None: all that the app names.
     scopes: list[str] | None = None
 
 
 class LoginOrder(Struct, frozen=True, rename="camel", omit_defaults=True, tag="login", tag_field="order"):
-    """Begin to ask a person, whether or not there is a token. `device`: by a code that is typed elsewhere."""
+    """Begin to ask a person, even when there is a token already."""
 
+    #: Name of the OAuthApp.
     app: str
+    #: The person who is asked.
     subject: str
+    #: Ask by a code that the person types on another device.
     device: bool = False
+    #: The scopes to ask for. None: all that the app names.
     scopes: list[str] | None = None
 
 
@@ -165,9 +195,13 @@ Order = TokenOrder | LoginOrder | WaitOrder | ListOrder | RevokeOrder
 
 
 class GrantedNews(Struct, frozen=True, rename="camel"):
-    """Payload of `oauth.granted` to the broker. `instances` have asked: agent and instance key of each."""
+    """Payload of `oauth.granted` to the broker."""
 
+    #: Name of the OAuthApp.
     app: str
+    #: The person who agreed.
     subject: str
+    #: The scopes that were granted.
     scopes: list[str]
+    #: The instances that have asked: agent and instance key of each.
     instances: list[tuple[str, str]]

@@ -96,11 +96,15 @@ class OutboxEntry:
 
 
 class Settled(Struct, frozen=True):
-    """An entry has its answer. `error` when the answer is an `error` frame (or none came in time)."""
+    """An entry has its answer."""
 
+    #: The entry.
     entry: Any
+    #: The frame that answered.
     frame: Frame | None
+    #: Why there is no result: the answer was an `error` frame, or none came in time.
     error: ErrorPayload | None = None
+    #: A frame to send back, encoded. None: nothing is sent.
     reply: bytes | None = None
 
 

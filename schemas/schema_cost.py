@@ -82,13 +82,15 @@ class TooCostly(ValueError):
 
 
 class Price(Struct, frozen=True):
-    """What one value costs at worst: `units`; `members` more for an object; `chars` more for each character of a
-    string; `unique` more for each value below it and each level.
-    """
+    """What the check of one value costs at worst (units)."""
 
+    #: For the value.
     units: int = 0
+    #: More for each member of an object.
     members: int = 0
+    #: More for each character of a string.
     chars: int = 0
+    #: More for each value below it and each level.
     unique: int = 0
 
     def plus(self, other: Price, times: int = 1) -> Price:

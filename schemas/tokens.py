@@ -35,18 +35,22 @@ _MAX_TOKEN: Final = 2048
 
 
 class Claims(Struct, frozen=True, rename="camel", omit_defaults=True):
-    """What a token says. `agent` and `instance_key` only for class agent; `operator` lets a client name workdirs.
+    """What a token says."""
 
-    Of class control, `agent` is None for the supervisor and OAUTH for the process that holds OAuth tokens. `uid`: the
-    user of this machine whose token it is; only that user, and root, can read it.
-    """
-
+    #: For what kind of peer it is.
     cls: TokenClass
+    #: Of class agent: the agent. Of class control: None for the supervisor, and OAUTH for the process that holds OAuth
+    #: tokens.
     agent: str | None = None
+    #: Of class agent: its instance.
     instance_key: str | None = None
+    #: The number of the launch that got the token.
     launch: int = 0
+    #: The revision of the bundle that the launch was for.
     revision: str = ""
+    #: The client may name workdirs.
     operator: bool = False
+    #: The user of this machine whose token it is. Only that user, and root, can read it.
     uid: int | None = None
 
 

@@ -39,13 +39,19 @@ _encoder: Final = msgspec.json.Encoder()
 
 
 class IndexLine(Struct, frozen=True, array_like=True):
-    """One turn. `at` is when it began, RFC 3339 in UTC with milliseconds."""
+    """One turn."""
 
+    #: When it began: RFC 3339 in UTC with milliseconds.
     at: str
+    #: Its trace.
     trace_id: str
+    #: Its id.
     turn_id: str
+    #: The event that it was for.
     event_id: str
+    #: The agent.
     agent: str
+    #: Its instance.
     instance_key: str
 
 

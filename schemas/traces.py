@@ -81,13 +81,15 @@ NoteKind = Literal[
 
 
 class TurnDetail(Struct, frozen=True, rename="camel", omit_defaults=True):
-    """The beginning of a turn: its trace, and how long its event had waited since it was accepted (milliseconds).
-    `awaited`: another turn waits for this one. `place_ms`: for how much of the time it waited for a place for its turn.
-    """
+    """The beginning of a turn."""
 
+    #: Its trace.
     trace_id: str
+    #: How long its event had waited since it was accepted (milliseconds).
     waited_ms: int | None = None
+    #: Another turn waits for this one.
     awaited: bool = False
+    #: How much of that time it waited for a place for its turn (milliseconds).
     place_ms: int = 0
 
 
@@ -99,39 +101,50 @@ class FailureDetail(Struct, frozen=True, rename="camel", omit_defaults=True):
 
 
 class ModelDetail(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
-    """The end of a model call: `model` is `provider/name`, tokens as the vendor counts them, `code` of a failure.
-    `attempts`: how often the model was asked; `paused_ms`: how long nothing was asked between them.
-    """
+    """The end of a model call."""
 
+    #: The number of the step.
     step: int
+    #: The model, as `provider/name`.
     model: str = ""
+    #: Why the model ended its message.
     finish_reason: str | None = None
+    #: Tokens that it read, as the vendor counts them.
     input_tokens: int | None = None
+    #: Tokens that it wrote, as the vendor counts them.
     output_tokens: int | None = None
+    #: Of a failure: the error's code.
     code: str | None = None
+    #: How often the model was asked.
     attempts: int = 1
+    #: How long nothing was asked between the attempts (milliseconds).
     paused_ms: int = 0
 
 
 class CallDetail(Struct, frozen=True, rename="camel", omit_defaults=True):
-    """A tool call that was asked for. `tool_name` is what the model wrote, which may name no tool. `direct`: the tool
-    is outside the step's catalog, and a policy (`toolCalls.allowRegistry`) lets the call pass all the same.
-    """
+    """A tool call that was asked for."""
 
+    #: The model's id of the call.
     tool_call_id: str
+    #: What the model wrote. There may be no such tool.
     tool_name: str
+    #: The tool is outside the step's catalog, and the policy `toolCalls.allowRegistry` lets the call pass.
     direct: bool = False
 
 
 class ResultDetail(Struct, frozen=True, rename="camel", omit_defaults=True):
-    """The one result of a call. `receipt` is a Receipt (`schemas.receipts.kept`) if a jail had the call, encoded by
-    itself: of one of a later version its reader loses no more than the receipt. `message` is the error's.
-    """
+    """The one result of a call."""
 
+    #: The model's id of the call.
     tool_call_id: str
+    #: The status of the result.
     status: str
+    #: Of an error: its code.
     code: str | None = None
+    #: A Receipt (`schemas.receipts.kept`), when a jail had the call. It is encoded by itself: a reader that does not
+    #: understand the receipt of a later version loses the receipt only.
     receipt: OptionalRaw = None
+    #: Of an error: its message.
     message: str | None = None
 
 

@@ -29,13 +29,15 @@ _MAX_STEPS: Final = 250_000
 
 
 class Extent(Struct, frozen=True):
-    """How large a value is: `values` in it (names of members included), how many of them are `objects`, characters of
-    its strings, levels.
-    """
+    """How large a value is."""
 
+    #: How many values it contains, names of members included.
     values: int
+    #: How many of these are objects.
     objects: int
+    #: How many characters its strings have.
     chars: int
+    #: How many levels it has.
     depth: int
 
 

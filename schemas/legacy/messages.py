@@ -44,12 +44,17 @@ _CLIENT: Final = re.compile(r"client/[0-9]+\Z")
 class LegacyMessage(
     Struct, frozen=True, omit_defaults=True, rename={"from_": "from", "correlation_id": "correlationId"}
 ):
-    """One message. `from` and `to` are agents' names, `client`, `client/<n>` or `orchestrator`."""
+    """One message. A sender or receiver is an agent's name, `client`, `client/<n>` or `orchestrator`."""
 
+    #: What it is about.
     type: LegacyType
+    #: Who sends it.
     from_: str
+    #: Who receives it.
     to: str
+    #: What it says.
     payload: Any
+    #: The request that it belongs to.
     correlation_id: str | None = None
 
 

@@ -30,16 +30,21 @@ MAX_KNOWN: Final = 4096
 
 
 class Suppressed(Struct, rename="camel", omit_defaults=True, kw_only=True):
-    """The line of a log that stands for others; `suppressed` of them, 0 where they were not counted. The rest is what
-    the tool host's lines have (seconds since 1970; whose they were).
-    """
+    """A line of a log that stands for others. The other fields are as in the tool host's lines."""
 
+    #: When (seconds since 1970).
     time: float | None
+    #: The level of the line.
     level: str = "warn"
+    #: The text of the line.
     message: str
+    #: The tool whose lines they were.
     tool: str | None = None
+    #: The agent whose lines they were.
     agent: str | None = None
+    #: The instance whose lines they were.
     instance_key: str | None = None
+    #: For how many lines it stands. 0: they were not counted.
     suppressed: int = 0
 
 

@@ -26,10 +26,13 @@ _RANGE: Final = r"([0-9]{1,10})-([0-9]{1,10})"
 
 
 class UserNumbers(NamedTuple):
-    """First and last of the numbers of jails and of instances, and the one of every tool host. Users and groups."""
+    """The numbers of users on this machine. Groups have the same numbers."""
 
+    #: First and last of the numbers of jails.
     jails: tuple[int, int]
+    #: The number of every tool host.
     toolhost: int
+    #: First and last of the numbers of instances.
     instances: tuple[int, int]
 
 

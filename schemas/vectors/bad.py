@@ -39,15 +39,23 @@ ID: Final = (text("id"), text("x.1"))
 
 
 class Bad(Struct, frozen=True, kw_only=True):
-    """One vector that must be refused: prefix, `times` × unit, suffix."""
+    """One vector that must be refused. Its bytes are the prefix, `times` × unit, and the suffix."""
 
+    #: Its name.
     name: str
+    #: What it begins with.
     prefix: bytes
+    #: What is repeated.
     unit: bytes = b""
+    #: How often.
     times: int = 0
+    #: What it ends with.
     suffix: bytes = b""
+    #: The code of the refusal.
     code: str = "E_FRAME_INVALID"
+    #: What refuses it.
     stage: str = "frame"
+    #: Which payload it is.
     payload_kind: str | None = None
 
     @property
