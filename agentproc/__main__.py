@@ -1,4 +1,4 @@
-"""`python -m agentproc`: one agent process by hand, or under another process manager. See docs of the options below."""
+"""`python -m agentproc`: one agent process, started by hand or by another process manager."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from schemas.visible import visible_line
 
 
 def run(argv: list[str] | None = None) -> int:
-    """Parse the command line and serve; the exit status (2: what was given cannot be used)."""
+    """Parse the command line and serve. Returns the exit status; 2 means that an option or the token cannot be used."""
     parser = argparse.ArgumentParser(
         prog="python -m agentproc",
         description="One agent process. What it is and may do is in the token and comes from the broker.",

@@ -36,7 +36,7 @@ class ResultAcks:
             self._timer = self._loop.call_later(ACK_DELAY_S, self.flush)
 
     def flush(self) -> None:
-        """Send what waits; what cannot be sent now waits on."""
+        """Send the waiting ids. Ids that cannot be sent now are tried again later."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -27,21 +27,21 @@ MAX_ANSWER_BYTES: Final = MAX_BLOB_BYTES - _ROOM
 
 
 def turn_id(agent: str, instance_key: str, event_id: str, attempt: int = 1) -> str:
-    """The id of the turn of an event: the same in every incarnation, so that callIds are, too."""
+    """The id of an event's turn. It is the same in every incarnation, and so are the callIds made from it."""
     name = f"{agent}\0{instance_key}\0{event_id}".encode("utf-8", "surrogatepass")
     digest = hashlib.sha256(name).hexdigest()[:20]
     return f"t{digest}" if attempt == 1 else f"t{digest}-{attempt}"
 
 
 def input_text(value: Any) -> str:
-    """An event's input as the user message's text: text as it is, anything else as JSON, nothing as ""."""
+    """The text of the user message for an event's input: a text as it is, any other value as JSON, no input as ""."""
     if value is None:
         return ""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
 def answer_payload(end: End, turn: str, event_id: str, at: str, trace_id: str | None = None) -> bytes:
-    """The payload of the `done` or `failed` frame: an AgentEvent with the Answer, within a payload's limit."""
+    """The payload of the `done` or `failed` frame: an AgentEvent with the Answer, within the limit of a payload."""
     output = None if end.output is None else encode_value(end.output)
     if output is not None and len(output) > MAX_ANSWER_BYTES:
         output = encode_value(_too_large(len(output)))
@@ -72,7 +72,7 @@ def failed(error: ErrorPayload, steps: int = 0) -> End:
 
 
 def internal_error(what: str) -> ErrorPayload:
-    """The error of a turn that met a bug; `what` names the exception, its story is in the log."""
+    """The error of a turn that met a bug. `what` names the exception; the log has the traceback."""
     return error_payload("E_INTERNAL", f"the agent process met an unexpected {what}")
 
 

@@ -1,8 +1,10 @@
 """One agent process: a link, the events that come over it one after another, and the ways to leave.
 
-Leaving. Idle for long enough: `bye` asks the broker, which alone decides. `shutdown` or SIGTERM: the running turn goes
-on to its next step boundary, or for as long as was granted, if there is a limit; everything unfinished is released,
-`shutdown_ack` says so, and the process exits 0. A link that the broker refused ends the process with 1.
+How it leaves.
+- It was idle for long enough: it sends `bye`, and the broker alone decides.
+- `shutdown` or SIGTERM: the running turn goes on to its next step boundary, or until the granted time is over, if there
+  is a limit. Then the process releases everything unfinished, sends `shutdown_ack` and exits 0.
+- The broker refused the link: the process exits 1.
 
 Source: docs/design/processes.md section 6; requirement IPC-07.
 """
@@ -34,11 +36,11 @@ from schemas.system.startup import report_failure, report_ready
 #: How long after SIGTERM everything must be released (seconds). The supervisor kills agents 3 s into a stop: by then
 #: the broker must have its events back, instead of learning from a death that they are free.
 TERM_GRACE_S: Final = 2.5
-#: What is kept of the grace for saying that events are released (seconds); at most half of it.
+#: The part of the grace that is kept for the frames that release events (seconds); at most half of the grace.
 RELEASE_S: Final = 1.0
 #: How soon an idle process that has no broker looks again (seconds).
 RECHECK_S: Final = 1.0
-#: Messages kept of the operator agent, whose history no model reads.
+#: How many messages of the operator agent are kept. No model reads its history.
 OPERATOR_MESSAGES: Final = 1000
 #: How long queued frames may take to leave when the process ends (seconds).
 LINGER_S: Final = 0.5
@@ -47,8 +49,8 @@ log = logging.getLogger("agentproc")
 
 
 class AgentApp:
-    """One agent process. `run` is its whole life. `broker_uid` is the broker's user, None for ours. `secrets` are those
-    that its log hides.
+    """One agent process. `run` is its whole life. `broker_uid` is the user of the broker, None for our own user. The
+    log hides `secrets`.
     """
 
     def __init__(
@@ -76,7 +78,8 @@ class AgentApp:
         )
 
     async def run(self, ready: Callable[[], None] | None = None) -> int:
-        """Serve until it is time to leave; the exit status. `ready` is called once the broker has welcomed us.
+        """Serve until it is time to leave, and return the exit status. `ready` is called when the broker has welcomed
+        us.
 
         Raises GoondanError when there is no welcome.
         """
@@ -123,7 +126,7 @@ class AgentApp:
             await self._pause_until_news(idle_since + idle_s - loop.time())
 
     async def _pause_until_news(self, idle_left: float) -> None:
-        """Wait for anything to happen; when nothing is to be done for long enough, ask whether we may leave."""
+        """Wait until anything happens. When there was nothing to do for long enough, ask whether we may leave."""
         timeout: float | None = None
         if self._working is None and self._bye is None:
             if idle_left <= 0 and self.link.ready:
@@ -141,7 +144,7 @@ class AgentApp:
         self._wake.set()
 
     async def _leave(self, runner: TurnRunner) -> int:
-        """Reach a step boundary in time, or not; release what is unfinished; acknowledge."""
+        """Reach a step boundary in time, or not. Then release what is unfinished and acknowledge."""
         loop = asyncio.get_running_loop()
         held = runner.leases()
         runner.pause()
@@ -173,7 +176,9 @@ class AgentApp:
         return 0
 
     async def _until_released(self, working: asyncio.Task[None]) -> None:
-        """Wait for the running turn to come to its step boundary, as long as that may take. It may become less."""
+        """Wait until the running turn comes to its step boundary, as long as that may take. The time can become
+        shorter.
+        """
         loop = asyncio.get_running_loop()
         while not working.done() and not self.link.closed.done():
             patience = None if self._cut_at is None else self._cut_at - loop.time()
@@ -271,7 +276,7 @@ def new_loop() -> asyncio.AbstractEventLoop:
 
 
 def configure_log(name: str, secrets: KnownSecrets | None = None) -> None:
-    """Log lines to stderr, with `name` in each, and without these secrets."""
+    """Write log lines to stderr, with `name` in each line and without these secrets."""
     form = f"%(asctime)s %(levelname)s {name.replace('%', '%%')} %(message)s"
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format=form, force=True)
     for handler in logging.root.handlers:
@@ -289,8 +294,8 @@ def main(
     ready_fd: int | None = None,
     broker_uid: int | None = None,
 ) -> int:
-    """Run one agent process to its end; the exit status. `name` stands in every line of its log. `broker_uid` is the
-    broker's user, None for ours.
+    """Run one agent process to its end, and return the exit status. `name` stands in every line of its log.
+    `broker_uid` is the user of the broker, None for our own user.
 
     `ready_fd` gets a newline when the broker has welcomed us, or the reason why it never will.
     """

@@ -1,11 +1,11 @@
 """Calls of one turn that wait for a person.
 
 Rules.
-- The broker decides which call waits. For calls over the bus it says so in the place of a result; for a call that is to
-  run in this process it is asked first.
-- A call that waits is made anew when the broker has news of it, under the same callId.
-- When every open call of the step waits, the turn is given back (`park`). It goes on from what is stored when a person
-  has decided, perhaps in another process.
+- The broker decides which call waits. Its answer to a call over the bus says so. About a call that runs in this process
+  it is asked first.
+- When the broker has news of a waiting call, the call is made again under the same callId.
+- When every open call of the step waits, the turn is given back (`park`). When a person has decided, the turn goes on
+  from what is stored, perhaps in another process.
 
 Source: docs/decisions/069.
 """
@@ -52,10 +52,10 @@ class AskLink(Protocol):
 
 
 class Approvals:
-    """What of the turn `turn_id` waits. `notes` are the turn's.
+    """The calls of the turn `turn_id` that wait for a person. `notes` are the notes of the turn.
 
-    `wake` is called when that has changed, `told` with the tool call id of each
-    call that begins to wait, `lost` when the lease is gone.
+    `wake` is called when a call begins to wait. `told` is called with the tool call id of that call. `lost` is called
+    when the lease is gone.
     """
 
     def __init__(
@@ -76,16 +76,16 @@ class Approvals:
         self._wake = wake
         self._told = told
         self._lost = lost
-        #: Tool call id -> how to make the call anew.
+        #: Tool call id -> the function that makes the call again.
         self._waiting: dict[str, Callable[[], None]] = {}
         self._asked: dict[str, tuple[Frame, asyncio.Future[Frame]]] = {}
 
     def parks(self, open_calls: Iterable[str]) -> bool:
-        """Whether there are open calls, and all of them wait."""
+        """True when there are open calls and all of them wait."""
         return bool(self._waiting) and all(tool_call_id in self._waiting for tool_call_id in open_calls)
 
     def wait(self, tool_call_id: str, again: Callable[[], None]) -> None:
-        """This call waits for a person; `again` makes it anew."""
+        """This call waits for a person. `again` makes it again."""
         self._waiting[tool_call_id] = again
         with suppress(GoondanError), self._runner.store.write():  # a turn goes on without a note
             self._notes.waits(tool_call_id, self._runner.clock())
@@ -111,7 +111,9 @@ class Approvals:
         run: Callable[[], None],
         done: Callable[[ToolResult], None],
     ) -> None:
-        """A call that is to run in this process: `run` it now, or when a person has agreed; or `done` with why not."""
+        """Handle a call that runs in this process. Calls `run` now or when a person has agreed, or `done` with the
+        refusal.
+        """
         allowed = catalog.check(name, args) if concerns(self._policies, name) else None
         if not isinstance(allowed, Allowed) or decide(self._policies, name, allowed.args).action == "allow":
             run()  # which finds out what is wrong with the arguments
@@ -150,13 +152,13 @@ class Approvals:
         future.add_done_callback(answered)
 
     def drop(self, tool_call_id: str) -> None:
-        """Nobody waits for this call any more."""
+        """Forget this call: its result is not wanted any more."""
         self._waiting.pop(tool_call_id, None)
         asked = self._asked.pop(tool_call_id, None)
         if asked is not None:
             self._link.forget(asked[0].id)
 
     def close(self) -> None:
-        """The turn is left."""
+        """Forget all calls of the turn."""
         for tool_call_id in [*self._waiting, *self._asked]:
             self.drop(tool_call_id)

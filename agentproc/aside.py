@@ -1,7 +1,7 @@
-"""Questions of extensions to the agent's own model that are no part of the conversation: a summary, say.
+"""Questions that extensions ask the agent's own model outside of the conversation, for example for a summary.
 
-One question at a time, because one clock watches a silent model. What is open when the
-turn ends is given up.
+One question is asked at a time, because one clock watches a silent model. A question that is open when the turn ends is
+given up.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from schemas.launch import AgentSpec, ModelSpec
 
 
 class AskOnce(Protocol):
-    """One request to a model; `hidden`: nobody is shown the answer while it is made. Raises GoondanError."""
+    """One request to a model. With `hidden`, nobody sees the answer while it is made. Raises GoondanError."""
 
     async def __call__(self, provider: Provider, request: ModelRequest, *, hidden: bool) -> ModelAnswer: ...
 
 
 class Aside:
-    """The questions of one turn. `time_left` is the turn's, in seconds; None when nothing bounds it."""
+    """The questions of one turn. `time_left` gives the seconds that the turn has left; None when there is no limit."""
 
     def __init__(
         self, spec: AgentSpec, ask_once: AskOnce, time_left: Callable[[], float | None], clock: Callable[[], str]
@@ -36,7 +36,7 @@ class Aside:
         self._asking: asyncio.Task[ModelAnswer] | None = None
 
     async def ask(self, provider: Provider, model: ModelSpec, text: str, system: str | None, step: int) -> str:
-        """What the model answers in this step (from 1). Raises GoondanError."""
+        """The model's answer to `text` in this step (from 1). Raises GoondanError."""
         async with self._turn_of:
             request = ModelRequest(
                 agent=self._spec.name,
@@ -57,6 +57,6 @@ class Aside:
             return asking.result().text
 
     def stop(self) -> None:
-        """Give up what is asked now."""
+        """Give up the question that is open."""
         if self._asking is not None:
             self._asking.cancel()

@@ -1,8 +1,9 @@
-"""Calls of bundled tools whose handlers run in the agent's process, over its own link: `agents`, `handoff`
-and `self-restart`.
+"""Calls of bundled tools whose handlers run in the agent's process, over its own link: `agents`, `handoff` and
+`self-restart`.
 
-The same rules as for calls over the bus: checked against the step's catalog and the tool's schema, inside the same
-middleware, ended by exactly one result. A call has as much time as its turn, because what it waits for is another turn.
+The rules are those of calls over the bus: a call is checked against the step's catalog and the tool's schema, runs
+inside the same middleware and ends with exactly one result. A call has as much time as its turn, because it waits for
+another turn.
 
 Source: docs/decisions/051; requirements CALL-01 to CALL-04, AGENTS-05.
 """
@@ -76,7 +77,7 @@ class BaseCalls:
             return error_result(tool_error_of(error, "E_INTERNAL"))
 
     def drop(self, tool_call_id: str) -> None:
-        """Give a call up; its `done` is not called any more."""
+        """Give a call up. Its `done` is not called any more."""
         task = self._open.pop(tool_call_id, None)
         if task is not None:
             task.cancel()

@@ -1,9 +1,9 @@
-"""Finds out which code has blocked an agent's event loop, so that the process which takes the turn up can say it.
+"""Finds out which code has blocked an agent's event loop, so that the next process of the instance can report it.
 
 While the loop is blocked, nothing in the process can run: no timer, no answer to the broker. The broker ends such a
 process after LEASE_S (kernel/broker/mailbox.py). Before that, a thread of the interpreter that needs no Python writes
-into a file where the loop's thread stands. The file is empty again as soon as the loop goes on. So what the next
-process of the instance finds there is what ended the last one.
+the stack of the loop's thread into a file. When the loop goes on, the file is emptied at once. So if the next process
+of the instance finds a stack there, that code ended the last process.
 
 Only agents with extensions do this: nothing else of an agent may block.
 
@@ -25,12 +25,12 @@ from schemas.errors import error_payload
 from schemas.frames import ErrorPayload
 from schemas.launch import ExtensionSpec
 
-#: A loop that was blocked for so long is written about (seconds). A loop that runs says so every 10 s (RENEW_S), and
-#: one that is silent for 30 s is ended (LEASE_S); this lies between.
+#: A stack is written when the loop was blocked for so long (seconds). A running loop renews its lease every 10 s
+#: (RENEW_S), and a process that is silent for 30 s is ended (LEASE_S); this value lies between the two.
 BLOCKED_S: Final = 20.0
-#: The file in the instance's folder.
+#: The name of the file in the instance's folder.
 BLOCKED_FILE: Final = "blocked"
-#: So much of the file is read (bytes): a hundred frames of a hundred threads are less.
+#: How much of the file is read (bytes). A hundred frames of a hundred threads need less.
 _MAX_READ: Final = 1 << 20
 
 _THREAD: Final = re.compile(r"(?:Current thread|Thread) 0x0*([0-9a-f]+)\b")
@@ -40,10 +40,13 @@ log = logging.getLogger("agentproc")
 
 
 class StackFrame(NamedTuple):
-    """One frame of a stack: `file` as the interpreter writes it, with escapes for what is no ASCII."""
+    """One frame of a stack."""
 
+    #: The path as the interpreter writes it, with escapes for characters that are not ASCII.
     file: str
+    #: The number of the line, as text.
     line: str
+    #: The name of the function.
     function: str
 
 
@@ -55,7 +58,7 @@ class Blocked(NamedTuple):
 
 
 def read_story(text: str) -> Blocked | None:
-    """What a file says; None when the loop was not blocked, or the text is no such file."""
+    """Read the text of the file. None when the loop was not blocked, or when the text has another form."""
     header, _, story = text.partition("\n")
     thread, _, event_id = header.partition(" ")
     stack: list[StackFrame] | None = None
@@ -70,7 +73,7 @@ def read_story(text: str) -> Blocked | None:
 
 
 def blocked_error(blocked: Blocked, extensions: Iterable[ExtensionSpec]) -> ErrorPayload:
-    """The error of the turn: with the name of the extension whose code stands innermost, if there is one."""
+    """The error of the turn. It names the extension whose code is innermost on the stack, if there is one."""
     owners: dict[str, str] = {}
     for extension in extensions:
         owners[_as_written(extension.entry)] = extension.name
@@ -91,9 +94,9 @@ def blocked_error(blocked: Blocked, extensions: Iterable[ExtensionSpec]) -> Erro
 
 
 class LoopWatch:
-    """Watches the loop of this process while it works on an event; for use in the loop's thread.
+    """Watches the loop of this process while it works on an event. To be used in the loop's thread.
 
-    `directory` is the instance's. An agent whose disk does not take the file works without.
+    `directory` is the folder of the instance. When the file cannot be written there, the agent works without the watch.
     """
 
     def __init__(self, directory: str) -> None:
@@ -102,7 +105,7 @@ class LoopWatch:
         self._header = b""
 
     def take(self) -> Blocked | None:
-        """What ended the last process of the instance, if that is known; the next one does not find it any more."""
+        """The reason why the last process of the instance ended, if it is known. The file is emptied."""
         with suppress(OSError):
             descriptor = os.open(self._path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
             try:
@@ -114,12 +117,12 @@ class LoopWatch:
         return None
 
     def begin(self, event_id: str) -> None:
-        """The loop works on this event from now on."""
+        """From now on the loop works on this event."""
         self._header = f"{threading.get_ident():x} {event_id}\n".encode("utf-8", "replace")
         self.go_on()
 
     def go_on(self) -> None:
-        """The loop runs: nothing blocks it now."""
+        """The loop runs, so nothing blocks it now."""
         if not self._header:
             return
         try:
@@ -136,7 +139,7 @@ class LoopWatch:
         faulthandler.dump_traceback_later(BLOCKED_S, file=self._file)
 
     def end(self) -> None:
-        """The loop works on nothing any more."""
+        """The loop works on no event any more."""
         if self._header:
             self._header = b""
             faulthandler.cancel_dump_traceback_later()
@@ -144,7 +147,7 @@ class LoopWatch:
                 os.ftruncate(self._file, 0)
 
     def close(self) -> None:
-        """The process ends."""
+        """Stop watching: the process ends."""
         self.end()
         if self._file >= 0:
             os.close(self._file)

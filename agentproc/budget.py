@@ -1,12 +1,13 @@
-"""A turn that is charged to budgets: its model calls, and the tool calls that run in the agent, are reserved first.
+"""Turns that are charged to budgets. Their model calls, and the tool calls that run in the agent, are reserved first.
 
-The broker counts (kernel/broker/budgets/). An event that says nothing of budgets has none of this.
+The broker counts (kernel/broker/budgets/). Turns of events without budgets do not use this module.
 
 Rules.
-- A model call is made when the broker has granted it, with as many tokens to write as it says, and in the time that it
-  leaves. What it came to is said afterwards; the turn does not wait for the word that this was heard.
-- How much a model will read is not known before the call: it is guessed from the bytes of the request, rather too high.
-- A call that failed before the model has said anything took nothing. One that broke off later took nobody knows what.
+- A model call is made when the broker has granted it. The grant limits the tokens that the model writes and the time.
+  Afterwards the agent reports the real usage, and the turn does not wait for the broker's confirmation.
+- How much a model will read is not known before the call. It is guessed from the bytes of the request, rather too high.
+- A call that failed before the model said anything has used nothing. The usage of a call that broke off later is not
+  known.
 
 Source: docs/decisions/070; PROTOCOL.md "Budgets".
 """
@@ -30,15 +31,16 @@ from schemas.codec import encode_value, from_raw, to_raw
 from schemas.errors import GoondanError, fail
 from schemas.frames import Frame, ToolResult
 
-#: Bytes of a request for one token that the model reads. Vendors' own rules of thumb say four characters of English; a
-#: guess that is too high is given back when the call is settled, one that is too low is not refused in time.
+#: Bytes of a request for one token that the model reads. Vendors' own rules of thumb say four characters of English. A
+#: guess that is too high is given back when the call is settled. After a guess that is too low, the refusal comes too
+#: late.
 BYTES_PER_TOKEN: Final = 3
-#: What extensions hear when a model call was granted: how much is left.
+#: The event that extensions get when a model call was granted: how much is left.
 BUDGET_LEFT: Final = "budget.left"
 
 log = logging.getLogger("agentproc")
 
-#: One request to the model; the provider's news go to the second.
+#: One request to the model. The second argument receives the provider's news.
 Complete = Callable[[ModelRequest, Callable[[ModelNews], None]], Awaitable[ModelAnswer]]
 
 
@@ -50,14 +52,14 @@ class BudgetLink(Protocol):
 
 
 class Notices(Protocol):
-    """Who hears of what is left (extensions.events.EventBus)."""
+    """Receives how much is left (extensions.events.EventBus)."""
 
     def wants(self, kind: str) -> bool: ...
     def emit(self, kind: Any, payload: Any = None, *, emitter: str) -> None: ...
 
 
 class TurnBudget:
-    """The budgets of one turn, as it meets them."""
+    """The budgets of one turn."""
 
     def __init__(self, link: BudgetLink, notices: Notices, event_id: str, epoch: int) -> None:
         self._link = link
@@ -70,8 +72,8 @@ class TurnBudget:
     # --- model calls
 
     async def ask(self, request: ModelRequest, complete: Complete, on_news: Callable[[ModelNews], None]) -> ModelAnswer:
-        """Reserve a model call, make it, and say what it came to. Raises GoondanError: E_BUDGET_SPENT, what else the
-        broker refused it with, or what `complete` raises.
+        """Reserve a model call, make it, and report its usage. Raises GoondanError: E_BUDGET_SPENT, any other refusal
+        of the broker, or what `complete` raises.
         """
         name = os.urandom(12).hex()
         on_news("waiting")
@@ -121,8 +123,8 @@ class TurnBudget:
     def count(
         self, tool_call_id: str, call_id: str, start: Callable[[], None], refused: Callable[[ToolResult], None]
     ) -> None:
-        """Have a call counted that runs in this process; then `start` it, or give `refused` the error. A call that was
-        counted under this `call_id` is the same call.
+        """Count a call that runs in this process. Then call `start`, or `refused` with the error. A call that was
+        counted under this `call_id` before is the same call and is not counted twice.
         """
 
         async def counted() -> None:
@@ -139,13 +141,13 @@ class TurnBudget:
         self._counting[tool_call_id] = self._loop.create_task(counted())
 
     def drop(self, tool_call_id: str) -> None:
-        """A call is given up."""
+        """Give a call up."""
         task = self._counting.pop(tool_call_id, None)
         if task is not None:
             task.cancel()
 
     def close(self) -> None:
-        """The turn is over."""
+        """End the turn's budgets."""
         for tool_call_id in list(self._counting):
             self.drop(tool_call_id)
 
@@ -164,13 +166,13 @@ class TurnBudget:
 
 
 def _size(request: ModelRequest) -> int:
-    """The bytes that a request will have, near enough."""
+    """The approximate size of a request (bytes)."""
     tools = [(item.name, item.description, item.parameters) for item in request.tools]
     return len(encode_value([request.system, request.messages, request.blocks, tools]))
 
 
 def _within(request: ModelRequest, granted: BudgetGranted) -> ModelRequest:
-    """The request as it may be made."""
+    """The request with the limits of the grant."""
     model, timeout_s = request.model, request.timeout_s
     if granted.output_tokens is not None and granted.output_tokens < output_limit(model):
         model = limited_output(model, granted.output_tokens)
@@ -194,12 +196,12 @@ def _came_to(name: str, request: ModelRequest, answer: ModelAnswer) -> BudgetSet
 
 
 def _count(tokens: int) -> int:
-    """A vendor's number, as far as it can be one."""
+    """The number that a vendor reported, made valid."""
     return max(0, min(tokens, MAX_TOKENS_NAMED))
 
 
 def _out_of_time(granted: BudgetGranted) -> GoondanError:
-    """A model call that had not ended when the time of a budget was over."""
+    """The error of a model call that had not ended when the time of a budget was over."""
     rows = [row for row in granted.left if row.dimension == "wallSeconds"]
     row = min(rows, key=lambda row: row.left, default=None)
     whose = "a budget" if row is None else f"the budget of agent {row.whose!r}"

@@ -1,7 +1,7 @@
-"""Tool calls of one agent: check, frame, send, result. Used by the turn loop, and alone by benchmarks.
+"""Tool calls of one agent: check, frame, send, result. The turn loop uses it; benchmarks use it alone.
 
-Every call ends in exactly one ToolResult, whatever happens; only a lost lease ends it otherwise, because then the
-event and its calls belong to another incarnation.
+Every call ends with exactly one ToolResult, whatever happens. There is one exception: when the lease is lost, the event
+and its calls belong to another incarnation.
 
 Source: docs/design/delivery.md section 6; requirements CALL-01 to CALL-07, ERROR-03.
 """
@@ -26,15 +26,16 @@ from schemas.launch import DEFAULT_ERROR_LIMIT, CatalogItem
 from schemas.results import cut_message
 from schemas.spans import call_span
 
-#: A tool call's time when nothing else bounds it: the wall clock limit of a jail (seconds).
+#: The time of a tool call when nothing else limits it: the wall clock limit of a jail (seconds).
 DEFAULT_CALL_S: Final = 120.0
-#: A call ends this much before its turn does, so that its own timeout is what the model or the operator sees
-#: (seconds); a turn with little time left gives half of it.
+#: A call ends this much earlier than its turn (seconds). So the model or the operator sees the call's own timeout. A
+#: turn with little time left gives half of that time.
 TURN_MARGIN_S: Final = 0.5
-#: Cancelled calls that are remembered while no broker is there; others end at their own deadlines.
+#: How many cancelled calls are remembered while no broker is there. Others end at their own deadlines.
 MAX_UNHEARD: Final = 1000
-#: Repeats of a call that may be repeated: so many tool hosts may be lost with it before its outcome is called unknown.
-#: It is seldom the reason; but if it is, it ends the tool host of everybody each time. Its time holds for all of them.
+#: How often a call that may be repeated is made again. After so many lost tool hosts its outcome is called unknown. The
+#: call is seldom the reason for the loss; but if it is, each repeat ends the tool host that everybody uses. All repeats
+#: share the call's time.
 MAX_REPEATS: Final = 3
 
 
@@ -46,21 +47,25 @@ class CallLink(Protocol):
     def forget(self, frame_id: str) -> None: ...
 
 
-#: Gets a call's result and the callId under which the tool host gave it (None: the host gave none).
+#: Gets a call's result, and the callId under which the tool host gave it (None: the tool host gave no result).
 Done = Callable[[ToolResult | GoondanError, str | None], None]
 
 
 class CallContext(Struct, frozen=True):
-    """The turn a call belongs to. `deadline` is in the loop's time (seconds), None when nothing bounds the turn."""
+    """The turn that a call belongs to."""
 
+    #: The id of the turn.
     turn_id: str
+    #: The event that the turn works on.
     event_id: str | None = None
+    #: The epoch under which the event is held.
     epoch: int | None = None
+    #: The end of the turn's time, in the loop's time (seconds); None when nothing limits the turn.
     deadline: float | None = None
 
 
 class OpenCall:
-    """A call that is out."""
+    """A call that was sent and has no result yet."""
 
     __slots__ = ("context", "crashed", "done", "frame", "item", "repeats", "sent", "until", "waits")
 
@@ -77,19 +82,19 @@ class OpenCall:
         self.frame = frame
         self.context = context
         self.done = done
-        #: When its time is over, that of its repeats included (the loop's time).
+        #: The end of its time, repeats included (the loop's time).
         self.until = until
-        #: Is told the call's id when a person is to be asked first.
+        #: Gets the call's id when a person is asked first.
         self.waits = waits
         self.sent = False
-        #: How often it was made anew, under an id of its own each time.
+        #: How often it was made again. Each repeat has an id of its own.
         self.repeats = 0
         #: Its own process has ended once already.
         self.crashed = False
 
 
 class ToolCaller:
-    """Makes the tool calls of one agent over its link. `loop` is the running loop, whose time deadlines are in."""
+    """Makes the tool calls of one agent over its link. `loop` is the running loop; deadlines are in its time."""
 
     def __init__(self, link: CallLink, loop: asyncio.AbstractEventLoop) -> None:
         self._link = link
@@ -99,7 +104,7 @@ class ToolCaller:
 
     @property
     def open_call_ids(self) -> list[str]:
-        """The callIds that wait for a result: what `hello` reports after a reconnect."""
+        """The callIds that wait for a result. `hello` reports them after a reconnect."""
         return list(self._open)
 
     async def call(
@@ -134,12 +139,13 @@ class ToolCaller:
         parent_span_id: str | None = None,
         waits: Callable[[str], None] | None = None,
     ) -> ToolResult | None:
-        """Check a call and send it. A call that may not be made has its result at once, without a frame; else None,
-        and `done` gets the result later (or the GoondanError E_LEASE_LOST).
+        """Check a call and send it. A call that may not be made has its result at once, without a frame. Otherwise this
+        returns None, and `done` gets the result later (or the GoondanError E_LEASE_LOST).
 
-        `message` is the encoded assistant message of the call, for the first call of each message; the others name it
+        `message` is the encoded assistant message, given with the first call of each message; the other calls name it
         by `message_id`. `first_sent_ms` (CLOCK_BOOTTIME) is given for a call that may have been sent before.
-        `parent_span_id` is the step's. `waits` gets the id for `go_on` when a person has to approve the call first.
+        `parent_span_id` is the span of the step. `waits` gets the id for `go_on` when a person has to approve the call
+        first.
         """
         allowed = catalog.check(name, args)
         if not isinstance(allowed, Allowed):
@@ -173,14 +179,14 @@ class ToolCaller:
         return None
 
     def go_on(self, call_id: str) -> None:
-        """A person has decided about this call: make it anew."""
+        """A person has decided about this call: make it again."""
         call = self._open.pop(call_id, None)
         if call is not None and not call.sent:
             call.until = self._loop.time() + self._time_left(call.context)
             self._again(call, call.frame.call_id or "")
 
     def cancel(self, call_ids: list[str]) -> None:
-        """Give calls up and tell the tool host; their `done` is not called any more."""
+        """Give calls up and tell the tool host. Their `done` is not called any more."""
         for call_id in call_ids:
             if (call := self._drop(call_id)) is not None:
                 frame = Frame("tool.cancel", call_id=call.frame.call_id, event_id=call.context.event_id)
@@ -188,13 +194,15 @@ class ToolCaller:
                     self._unheard.append(frame)
 
     def welcomed(self) -> None:
-        """A broker is there (again): calls that were cancelled meanwhile still run in the tool host."""
+        """A broker is there (again). Calls that were cancelled in between still run in the tool host, so cancel them
+        now.
+        """
         unheard, self._unheard = self._unheard, []
         for frame in unheard:
             self._link.send(frame)
 
     def abandon(self) -> None:
-        """Forget every open call without telling anybody: another incarnation may be waiting for the same ones."""
+        """Forget every open call without telling anybody: another incarnation may wait for the same calls."""
         for call_id in list(self._open):
             self._drop(call_id)
 
@@ -233,7 +241,7 @@ class ToolCaller:
         self._finish(call_id, call, result, answered_id)
 
     def _repeat(self, call_id: str, call: OpenCall) -> None:
-        """What ran it was lost, and the export says that twice is as good as once: make the call again."""
+        """Make the call again. Its process or tool host was lost, and the export says that the call may run twice."""
         del self._open[call_id]
         first_id = call_id if call.repeats == 0 else call_id.rpartition("~")[0]
         call.repeats += 1
@@ -273,7 +281,7 @@ class ToolCaller:
 
 
 def call_time_left(context: CallContext, now: float) -> float:
-    """How long a call may take that begins at `now` (seconds)."""
+    """How long a call that begins at `now` may take (seconds)."""
     if context.deadline is None:
         return DEFAULT_CALL_S
     left = context.deadline - now
@@ -281,7 +289,9 @@ def call_time_left(context: CallContext, now: float) -> float:
 
 
 def read_result(frame: Frame, item: CatalogItem) -> ToolResult:
-    """The ToolResult of a `tool.result` frame, its error message within the tool's limit; anything else is an error."""
+    """The ToolResult of a `tool.result` frame, with its error message within the tool's limit. Any other payload is an
+    error.
+    """
     try:
         result = from_raw(frame.payload, ToolResult)
         if result.output is not None:
@@ -319,8 +329,8 @@ def _describe(error: Exception) -> str:
 
 
 def _may_help(result: ToolResult, call: OpenCall) -> bool:
-    """Whether to make this call anew: its tool host was lost, or its own process has ended. The latter is tried once
-    more only, because the tool may be what ended it.
+    """Whether to make this call again: its tool host was lost, or its own process has ended. After the end of its own
+    process it is tried only once more, because the tool may be the reason.
     """
     if call.repeats >= MAX_REPEATS:
         return False
@@ -333,12 +343,12 @@ def _code(result: ToolResult) -> str | None:
 
 
 def _nth(call_id: str, repeats: int) -> str:
-    """The id of a call that was made anew so often."""
+    """The id of a call that was made again `repeats` times."""
     return call_id if repeats == 0 else f"{call_id}~{repeats + 1}"
 
 
 def _refused(error: GoondanError, item: CatalogItem) -> ToolResult:
-    """A call that the bus did not carry."""
+    """The result of a call that the bus did not carry."""
     name = "TimeoutError" if error.info.code == "E_TOOL_TIMEOUT" else "BusError"
     refusal = tool_error(error.info.code, error.info.message, name=name, suggestion=error.info.suggestion)
     return failed_result(refusal, item.error_message_limit)

@@ -14,7 +14,7 @@ from schemas.questions import TIMEOUT_MS
 
 
 async def request(swarm: Swarm, name: str, args: dict[str, Any]) -> Any:
-    """A turn of another agent, and its answer; with `async` the answer comes later, as a message."""
+    """Have another agent run a turn and return its answer. With `async` the answer comes later, as a message."""
     later = bool(args.get("async"))
     timeout_ms = args.get("timeoutMs", None if later else TIMEOUT_MS)
     question = Question(
@@ -32,7 +32,7 @@ async def request(swarm: Swarm, name: str, args: dict[str, Any]) -> Any:
 
 
 async def send(swarm: Swarm, name: str, args: dict[str, Any]) -> Any:
-    """A turn of another agent that nobody waits for."""
+    """Have another agent run a turn, and do not wait for an answer."""
     return await swarm.send(
         Question(
             op="send",
@@ -47,12 +47,12 @@ async def send(swarm: Swarm, name: str, args: dict[str, Any]) -> Any:
 
 
 async def spawn(swarm: Swarm, name: str, args: dict[str, Any]) -> Any:
-    """The process of an instance."""
+    """Start the process of an instance."""
     return await swarm.spawn(name, args["target"], args.get("instanceKey"), args.get("cwd"))
 
 
 async def list_instances(swarm: Swarm, name: str, args: dict[str, Any]) -> Any:
-    """The instances that the caller has spawned, or all."""
+    """The instances that the caller has spawned, or all instances."""
     return await swarm.list(bool(args.get("includeAll")))
 
 

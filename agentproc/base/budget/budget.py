@@ -1,20 +1,20 @@
-"""The bundled extension `budget`: what everything that one message sets going may use.
+"""The bundled extension `budget`: limits on everything that one message sets going.
 
-The broker counts and refuses, by the limits that the bundle gives this extension (kernel/broker/budgets/): an agent
-that is under somebody else's control cannot do without it. Here the model is told when little is left, so that it can
-come to an end by itself.
+The broker counts and refuses, by the limits that the bundle gives to this extension (kernel/broker/budgets/). A
+hijacked agent cannot switch that off. This module tells the model when little is left, so that the model can finish by
+itself.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-#: What the block that the model reads is called.
+#: The name of the block that the model reads.
 BLOCK = "budget"
 
 
 def register(api: Any, config: dict[str, Any]) -> None:
-    """Listen to what is left, and tell the model below `config["warnAt"]` of a limit."""
+    """Listen to how much is left, and tell the model when it is below `config["warnAt"]` of a limit."""
     warn_at = config["warnAt"]
     if not warn_at:
         return
@@ -43,5 +43,5 @@ def register(api: Any, config: dict[str, Any]) -> None:
 
 
 def _amount(number: float) -> str:
-    """A number without what nobody reads."""
+    """A number as text, without digits that are of no use."""
     return f"{number:,.4f}".rstrip("0").rstrip(".")

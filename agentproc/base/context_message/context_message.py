@@ -1,7 +1,7 @@
-"""The bundled extension `context-message`: tells the model where it is, behind the conversation and in each step anew.
+"""The bundled extension `context-message`: tells the model where it runs. The text is made for each step.
 
-It is a block: nothing of it is stored, and what stands before it is the same in every request, so that vendors'
-caches hold.
+It is a block behind the conversation, and it is not stored. Everything before it is the same in every request, so the
+caches of vendors can be used.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _source(ctx: Any) -> dict[str, Any] | None:
     return None if source is None else {"kind": source.kind, "name": source.name}
 
 
-#: What each word of `include` tells; None: there is nothing to tell.
+#: The value that each word of `include` stands for; None when there is nothing to say.
 _VALUES: Final[dict[str, Callable[[Any], Any]]] = {
     "agent": lambda ctx: ctx.turn.agent_name,
     "swarm": lambda ctx: ctx.effective_config.get("swarm") or None,

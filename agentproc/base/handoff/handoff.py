@@ -1,4 +1,4 @@
-"""`handoff__request`: gives a piece of work to another agent and goes on; what comes of it arrives as a message.
+"""`handoff__request`: gives a piece of work to another agent and goes on. The answer arrives as a message.
 
 It runs in the process of the agent that calls it, as `agents` does (docs/decisions/051).
 """
@@ -13,7 +13,9 @@ from schemas.frames import ToolResult
 
 
 async def request(swarm: Swarm, name: str, args: dict[str, Any]) -> ToolResult:
-    """`pending`, with the correlation id as handle; its end is told like that of every pending result."""
+    """Return `pending` with the correlation id as handle. The end of the work is told like that of every pending
+    result.
+    """
     question = Question(
         op="handoff",
         name=name,

@@ -1,7 +1,7 @@
 """The bundled extension `logging`: one line in the agent's log for each turn, step and tool call that ends.
 
-What a line says: what it was, how it ended, and how long it took. Texts of messages and results are never written;
-arguments are, if the config asks for them.
+A line says what ended, how it ended and how long it took. Texts of messages and results are never written. Arguments
+are written if the config asks for them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def register(api: Any, config: dict[str, Any]) -> None:
 
 
 class _Lines:
-    """The layers, which write. `limit` is for one piece of text (characters)."""
+    """The layers that write the lines. `limit` is the longest piece of text (characters)."""
 
     def __init__(
         self, write: Callable[[str], None], warn: Callable[[str], None], limit: int, with_arguments: bool

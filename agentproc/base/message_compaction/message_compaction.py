@@ -1,10 +1,10 @@
-"""The bundled extension `message-compaction`: of a long conversation the model is shown a summary and the end.
+"""The bundled extension `message-compaction`: the model sees a summary of a long conversation and its last messages.
 
-The agent's own model writes the summary, and adds to it each time the conversation has grown beyond the budget again.
-What stands in the store stays as it is: only what the model is shown is shorter. A cut never lies between a call and
-its result, and the message that the turn is about stays word by word.
+The agent's own model writes the summary. It adds to the summary each time the conversation grows beyond the budget
+again. The stored conversation does not change: only the messages that the model sees become fewer. A cut never lies
+between a call and its result. The message that began the turn is always shown word by word.
 
-The summary is in the extension's state of the instance, with the last message that is in it.
+The state of the extension in this instance holds the summary and the id of the last message in it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ INSTRUCTIONS: Final = (
     "Leave out greetings and what has been replaced by something later. Write plain text, in the language of the "
     "conversation."
 )
-#: What stands before the summary in the message that the model is shown.
+#: The line before the summary, in the message that the model sees.
 TITLE: Final = "Summary of the conversation so far, which is no longer shown word by word:\n\n"
 #: The longest summary that is kept (characters): the extension's state has 1 MiB.
 MAX_SUMMARY_CHARS: Final = 100_000
@@ -68,7 +68,7 @@ class _Compaction:
         return await ctx.next()
 
     async def _summarise(self, ctx: Any, summary: str, messages: list[Message]) -> str:
-        """The summary of what `summary` says and of `messages`, piece by piece as the budget allows."""
+        """Ask for a summary of `summary` and of `messages`, in pieces that fit into the budget."""
         for piece in pieces(messages, self._budget):
             before = f"The summary so far:\n{summary}\n\nWhat came then:\n" if summary else ""
             text = f"{before}{piece}\n\nWrite the summary of all of it."
@@ -79,8 +79,8 @@ class _Compaction:
 
 
 def find_cut(messages: list[Message], begin: int, keep: int) -> int:
-    """Where the end begins that stays as it is: at most `keep` tokens, the last message at least, no result without its
-    call. `begin` when there is nothing to cut off.
+    """The index of the first message that stays as it is. At most `keep` tokens stay, but always the last message, and
+    no result stays without its call. Returns `begin` when nothing can be cut off.
     """
     cut, size = len(messages) - 1, tokens_of(messages[-1]) if messages else 0
     while cut > begin and size + tokens_of(messages[cut - 1]) <= keep:
@@ -92,7 +92,9 @@ def find_cut(messages: list[Message], begin: int, keep: int) -> int:
 
 
 def shown(messages: list[Message], summary: str, through: str) -> list[Any]:
-    """What the model is shown: the summary, the user's last message if it is in there, and everything behind."""
+    """The messages that the model sees: the summary, the user's last message if the summary covers it, and all later
+    ones.
+    """
     begin = next((index + 1 for index, message in enumerate(messages) if message.id == through), 0)
     if begin == 0:
         return messages

@@ -11,19 +11,19 @@ from schemas.codec import from_raw
 
 #: Bytes for one token. Vendors' rules of thumb say four characters of English; other languages need more tokens.
 BYTES_PER_TOKEN: Final = 3
-#: Of one tool's result, or of one call's arguments, so much goes into what is summarised (characters): the long ones
-#: are files and listings, whose content can be had again.
+#: How much of one tool's result, or of one call's arguments, goes into the text to summarise (characters). Longer ones
+#: are files and listings, and their content can be read again.
 MAX_VALUE_CHARS: Final = 4000
 
 
 def tokens_of(item: Message | str) -> int:
-    """About how many tokens a message or a text is; rather too many."""
+    """The approximate number of tokens of a message or a text. The guess is rather too high."""
     size = len(item.encode("utf-8", "replace")) if isinstance(item, str) else len(encode_message(item))
     return -(-size // BYTES_PER_TOKEN)
 
 
 def pieces(messages: list[Message], budget: int) -> Iterator[str]:
-    """The conversation as texts of at most `budget` tokens; what is longer by itself is cut."""
+    """The conversation as texts of at most `budget` tokens each. A message that is longer than that is cut."""
     limit = budget * BYTES_PER_TOKEN
     piece = ""
     for message in messages:
@@ -37,7 +37,7 @@ def pieces(messages: list[Message], budget: int) -> Iterator[str]:
 
 
 def render(message: Message) -> str:
-    """One message as lines: who, then what."""
+    """One message as lines: first the speaker, then the content."""
     data = message.data
     if isinstance(data, ToolData):
         lines = []

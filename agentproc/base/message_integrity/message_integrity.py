@@ -1,10 +1,11 @@
-"""The bundled extension `message-integrity`: faults in what the model is to be shown are found, told and kept from it.
+"""The bundled extension `message-integrity`: finds faults in the messages that the model will see, logs and repairs
+them.
 
 Faults come from extensions that remove or replace messages. A vendor would refuse the request, or the model would be
-misled. The kernel itself only sees to it that each call has one result behind it; this extension says what was wrong.
+misled. The kernel itself only makes sure that each call is followed by one result; this extension says what was wrong.
 
 A fault is: a result without its call, a call without its result, a second result of a call, a result that does not
-stand behind its call, and a message without any content.
+follow its call, and a message without any content.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ MAX_TOLD: Final = 5
 
 
 def register(api: Any, config: dict[str, Any]) -> None:
-    """Look at what the model is shown in each step, when every other extension has changed it."""
+    """Check the messages of each step after every other extension has changed them."""
     told: set[str] = set()  # a fault that stays in the conversation is told once
 
     def check(messages: list[Message]) -> list[Message]:
@@ -42,7 +43,7 @@ def register(api: Any, config: dict[str, Any]) -> None:
 
 
 def find_faults(messages: list[Message]) -> list[str]:
-    """What does not fit together, one line each, in the order of the messages."""
+    """One line for each fault, in the order of the messages."""
     faults: list[str] = []
     owed: dict[str, str] = {}  # calls of the last assistant message that have no result yet
     calls: set[str] = set()  # of all before it
@@ -67,7 +68,7 @@ def find_faults(messages: list[Message]) -> list[str]:
 
 
 def repaired(messages: list[Message]) -> list[Message]:
-    """A sound conversation: empty messages left out, results behind their calls."""
+    """The messages without faults: empty messages are left out, and results follow their calls."""
     return presentable([message for message in messages if not _is_empty(message)])
 
 

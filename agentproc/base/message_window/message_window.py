@@ -1,7 +1,7 @@
-"""The bundled extension `message-window`: the model is shown the last messages of a long conversation.
+"""The bundled extension `message-window`: the model sees only the last messages of a long conversation.
 
-Nothing is removed from the conversation. A cut never lies between a call and its result. A window begins with a
-message of the user; where one turn alone is longer than the window, the user's last message stands before the rest.
+Nothing is removed from the conversation. A cut never lies between a call and its result. A window begins with a message
+of the user. When one turn alone is longer than the window, the user's last message stands before the rest.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from agentproc.conversation import Message, ToolData, UserData
 
 
 def register(api: Any, config: dict[str, Any]) -> None:
-    """Narrow what the model is shown in each step."""
+    """Limit the messages that the model sees in each step."""
     limit = config["maxMessages"]
 
     async def step(ctx: Any) -> Any:

@@ -1,7 +1,7 @@
 """The bundled extension `required-tools-guard`: a turn does not end before its required tools were called.
 
-What was called and how often the model was reminded is read from the conversation, so a turn that another process
-takes up after a crash goes on where it was.
+The extension reads from the conversation which tools were called and how often the model was reminded. So it goes on
+correctly when another process takes the turn up after a crash.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Any, Final
 from agentproc.conversation import Append, Message, ToolData
 from schemas.errors import fail
 
-#: In the metadata of a reminder.
+#: The key in the metadata of a reminder.
 REMINDER: Final = "requiredToolsGuard"
 
 
 def register(api: Any, config: dict[str, Any]) -> None:
-    """Look at each step that would end its turn."""
+    """Check each step that would end its turn."""
 
     async def step(ctx: Any) -> Any:
         result = await ctx.next()
@@ -50,7 +50,7 @@ def register(api: Any, config: dict[str, Any]) -> None:
 
 
 def missing_tools(patterns: list[str], own: list[Message]) -> list[str]:
-    """The patterns that no call of the turn's own messages fits that ended well, or goes on in the background."""
+    """The patterns without a matching call among the turn's own messages that ended well or goes on in the background."""
     parts = [part for message in own if isinstance(message.data, ToolData) for part in message.data.content]
     done = [part.tool_name for part in parts if part.result.status != "error"]
     return [pattern for pattern in patterns if not any(fnmatchcase(name, pattern) for name in done)]

@@ -1,4 +1,4 @@
-"""`self-restart__request`: has the kernel restart in place, with its bundle as it is now.
+"""`self-restart__request`: asks the kernel to restart in place, with its bundle as it is now.
 
 It runs in the process of the agent that calls it, like the other tools that talk to the kernel (docs/decisions/051).
 """
@@ -9,12 +9,12 @@ from typing import Any, Final
 
 from agentproc.swarm import Handler, Swarm
 
-#: What the reason is when none is given.
+#: The reason when the call gives none.
 REASON: Final = "tool:self-restart"
 
 
 async def request(swarm: Swarm, name: str, args: dict[str, Any]) -> Any:
-    """Grant or refuse at once; the restart comes when this result is stored and the step has ended."""
+    """Grant or refuse at once. The restart comes when this result is stored and the step has ended."""
     reason = args.get("reason", REASON)
     await swarm.restart(name, reason)
     return {"ok": True, "restartRequested": True, "restartReason": reason}

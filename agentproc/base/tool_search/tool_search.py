@@ -1,6 +1,7 @@
-"""The bundled extension `tool-search`: an agent with many tools shows its model few, and a tool that finds the others.
+"""The bundled extension `tool-search`: an agent with many tools shows few of them, and offers a tool that finds the
+others.
 
-What is deferred can be called all the same. What a search has found is shown from the next step on, in this instance.
+A deferred tool can still be called. Tools that a search has found are shown from the next step on, in this instance.
 """
 
 from __future__ import annotations
@@ -16,16 +17,17 @@ from schemas.launch import CatalogItem
 FIND: Final = "tool-search.find"
 _SHOWN_FIND: Final = "tool-search__find"
 _WORDS: Final = re.compile(r"[^\W_]+")
-#: What a word of the query is worth that is in a tool's name, and in its description or its parameters' names.
+#: The score of a word of the query that is in a tool's name; below, in its description or in the names of its
+#: parameters.
 _IN_NAME: Final = 3
 _IN_TEXT: Final = 1
-#: Letters that two forms of a word have in common, and of a short word that is the beginning of the other.
+#: How many letters two forms of a word have in common; also the length of a short word that begins the other one.
 _SAME_STEM: Final = 4
 _SHORT_STEM: Final = 3
 
 
 def register(api: Any, config: dict[str, Any]) -> None:
-    """Defer tools when every other extension has made the catalog, and offer the search."""
+    """Defer tools after every other extension has changed the catalog, and offer the search."""
     search = _Search(api, config)
     api.pipelines.mutate("step.tools", search.defer, priority=1_000_000)
     api.tools.register(
@@ -52,7 +54,7 @@ def register(api: Any, config: dict[str, Any]) -> None:
 
 
 class _Search:
-    """What was found in one instance, and the tools of the step that runs."""
+    """The tools that were found in one instance, and the tools of the running step."""
 
     def __init__(self, api: Any, config: dict[str, Any]) -> None:
         self._api = api
@@ -61,7 +63,7 @@ class _Search:
         self._found: list[str] = list(api.state.get().get("found", []))
 
     def defer(self, ctx: Any) -> Any:
-        """`step.tools`: all but the ones to keep and the found ones."""
+        """Handle `step.tools`: defer every tool that is neither to be kept nor found."""
         items: list[CatalogItem] = ctx.tool_catalog
         self._tools = [item for item in items if item.name != FIND]
         if len(self._tools) <= self._config["from"]:
@@ -76,7 +78,7 @@ class _Search:
         return item if item.deferred else msgspec.structs.replace(item, deferred=True)
 
     def find(self, ctx: Any, given: dict[str, Any]) -> dict[str, Any]:
-        """The search itself."""
+        """Handle one call of the search."""
         found = best(self._tools, given["query"], self._config["maxResults"])
         names = [item.name.replace(".", "__", 1) for item in found]
         kept = [*(name for name in self._found if name not in names), *reversed(names)][-self._config["maxShown"] :]
@@ -91,7 +93,7 @@ class _Search:
 
 
 def best(tools: list[CatalogItem], query: str, limit: int) -> list[CatalogItem]:
-    """The tools that fit a query best, the best first; those that no word fits are left out."""
+    """The tools that fit a query, the best first. A tool that fits no word is left out."""
     words = set(_words(query))
     scored = [(sum(_worth(word, item) for word in words), item) for item in tools]
     fitting = [(score, item) for score, item in scored if score]
@@ -106,12 +108,12 @@ def _worth(word: str, item: CatalogItem) -> int:
 
 
 def _has(word: str, text: str) -> int:
-    """Whether a word of the text is this one or another form of it."""
+    """The score of a text: whether one of its words is this word or another form of it."""
     return any(_alike(word, known) for known in _words(text))
 
 
 def _alike(one: str, other: str) -> bool:
-    """`files` and `file`, `writing` and `write`; not `form` and `forecast`."""
+    """True for `files` and `file`, `writing` and `write`; false for `form` and `forecast`."""
     if one == other:
         return True
     least = min(len(one), len(other))
