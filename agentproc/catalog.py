@@ -1,10 +1,10 @@
-"""What a step may call: the registry (all that can run), the catalog of one step, and the check of one call.
+"""Which tools a step may call: the registry (all that can run), the catalog of one step, and the check of one call.
 
 Rules.
-- A step's catalog is made anew for every step and does not change while the step runs: what the model was shown is
-  what is enforced.
+- A step's catalog is made for each step and does not change while the step runs. So the calls that are enforced are
+  those that the model was shown.
 - Order of the checks, as recorded: catalog, arguments, registry. A refused call causes no frame.
-- `allow_registry` (off by default) are patterns of tool names that may be called although they are not in the catalog.
+- `allow_registry` (off by default) contains patterns of tool names that may be called without being in the catalog.
 
 Source: requirements CATALOG-01 to CATALOG-07, CALL-01 to CALL-07; recorded parity `executor/*`.
 """
@@ -42,28 +42,28 @@ class StepCatalog:
         self._catalog = catalog
         self._items = {item.name: item for item in items}
         self.items = list(self._items.values())
-        #: What the model is shown; the others may be called all the same.
+        #: The tools that the model sees. The others may still be called.
         self.shown = [item for item in self.items if not item.deferred]
 
     def __contains__(self, name: str) -> bool:
         return name in self._items
 
     def is_outside(self, name: str) -> bool:
-        """Whether a call of this name goes past the catalog, straight to the registry, as a policy allows (CALL-03)."""
+        """Whether a policy allows a call of this name past the catalog, straight to the registry (CALL-03)."""
         return name not in self._items and self._catalog.allowed_outside(name) is not None
 
     def parameters(self, name: str) -> dict[str, Any] | None:
-        """The schema of a tool's arguments; None when it has none, or is not here."""
+        """The schema of a tool's arguments; None when the tool has none or is not in the catalog."""
         item = self._items.get(name)
         return None if item is None else item.parameters
 
     def error_limit(self, name: str) -> int:
-        """How long an error message of this tool may be (ERROR-04)."""
+        """The longest error message of this tool (characters; ERROR-04)."""
         item = self._items.get(name) or self._catalog.allowed_outside(name)
         return DEFAULT_ERROR_LIMIT if item is None else item.error_message_limit
 
     def check(self, name: str, args: Any) -> Allowed | ToolError:
-        """Whether the call may be made; the error is complete except that its message is not cut to a limit."""
+        """Check a call. The error is complete, but its message is not yet cut to a limit."""
         item = self._items.get(name) or self._catalog.allowed_outside(name)
         if item is None:
             return not_in_catalog(name)
@@ -79,7 +79,7 @@ class StepCatalog:
 
 
 class DynamicItems(Protocol):
-    """What extensions have registered (agentproc.extensions.dynamic_tools.DynamicTools)."""
+    """The tools that extensions have registered (agentproc.extensions.dynamic_tools.DynamicTools)."""
 
     @property
     def exposed(self) -> list[CatalogItem]: ...
@@ -90,9 +90,10 @@ class DynamicItems(Protocol):
 
 
 class Catalog:
-    """The registry of one agent, and the catalog its steps start with: the agent's own tools, then the dynamic ones.
+    """The registry of one agent, and the catalog that its steps begin with: the agent's own tools, then the dynamic
+    ones.
 
-    `named` are the dynamic ones that `spec.tools` names. `reach` is what the broker lets through.
+    `named` are the dynamic tools that `spec.tools` names. `reach` are the tools that the broker lets through.
     """
 
     def __init__(
@@ -121,13 +122,15 @@ class Catalog:
 
     @classmethod
     def of(cls, spec: AgentSpec, dynamic: DynamicItems | None = None) -> Catalog:
-        """The catalog of an agent. A name without a registry item is shown bare; calling it is E_TOOL_NOT_FOUND."""
+        """The catalog of an agent. A tool without a registry item is shown by its name only; a call of it is
+        E_TOOL_NOT_FOUND.
+        """
         catalog = cls({}, (), dynamic=dynamic, agent=spec.name)
         catalog.follow(spec)
         return catalog
 
     def follow(self, spec: AgentSpec) -> None:
-        """Steps that begin from now on are of this specification. Nothing happens if the last ones were."""
+        """Steps that begin from now on use this specification. Nothing happens if it is the one in use."""
         if spec is self._followed:
             return
         self._followed = spec
@@ -141,8 +144,8 @@ class Catalog:
             self._dynamic.reserve(registry)
 
     def begin_with(self, tools: Sequence[str] | None) -> None:
-        """What steps begin with from now on: every export of these Tools, and dynamic tools by their own names. None:
-        what the agent declares.
+        """From now on steps begin with every export of these Tools, and with dynamic tools by their own names. None:
+        steps begin with the tools that the agent declares.
         """
         if tools is None:
             self._initial, self._named, self._reach = self._declared, self._declared_dynamic, self._declared_reach
@@ -160,8 +163,8 @@ class Catalog:
 
     @property
     def dynamic(self) -> list[CatalogItem]:
-        """The tools of extensions that a step starts with: those that `spec.tools` names, then what is there by itself
-        (DYNAMIC-08, DYNAMIC-09).
+        """The extensions' tools that a step begins with: those that `spec.tools` names, then those that are exposed by
+        themselves (DYNAMIC-08, DYNAMIC-09).
         """
         if self._dynamic is None:
             return []
@@ -173,11 +176,11 @@ class Catalog:
         return None if self._dynamic is None else self._dynamic.find(name)
 
     def may_come(self, name: str) -> bool:
-        """Whether `spec.tools` names a tool of this name that an extension registers, now or later."""
+        """Whether `spec.tools` names a tool of this name, which an extension registers now or later."""
         return name in self._named
 
     def reaches(self, name: str) -> bool:
-        """Whether a call of this name could be made in some step: the broker allows it, or an extension has it."""
+        """Whether some step could call this name: the broker allows it, or an extension has registered it."""
         return name in self._reach or (self._dynamic is not None and self._dynamic.find(name) is not None)
 
     def of_items(self, items: Iterable[CatalogItem]) -> StepCatalog:
@@ -189,19 +192,19 @@ class Catalog:
         return name in self.registry or (self._dynamic is not None and self._dynamic.find(name) is not None)
 
     def runs_here(self, name: str) -> bool:
-        """Whether the handler is a bundled one of this process (agentproc/base_calls.py)."""
+        """Whether the handler is one of the bundled ones in this process (agentproc/base_calls.py)."""
         item = self.registry.get(name)
         return item is not None and item.in_agent
 
     def allowed_outside(self, name: str) -> CatalogItem | None:
-        """The item of a tool outside the step's catalog that a policy lets through (CALL-03), or None."""
+        """The item of a tool outside of the step's catalog that a policy lets through (CALL-03), or None."""
         if any(fnmatchcase(name, pattern) for pattern in self._patterns):
             found = self.registry.get(name)
             return found if found is not None or self._dynamic is None else self._dynamic.find(name)
         return None
 
     def checker(self, item: CatalogItem) -> ArgumentChecker:
-        """The compiled schema of an item, kept from step to step."""
+        """The compiled schema of an item. It is kept from step to step."""
         known = self._checkers.get(item.name)
         if known is not None and known[0] is item:
             return known[1]

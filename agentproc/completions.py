@@ -1,8 +1,9 @@
-"""What pending work came to, as the conversation has it (pure).
+"""How the end of pending work enters the conversation (pure).
 
-A tool that answered `pending` has ended. Its agent hears of it twice at most: by a frame while a turn runs, whose
-content goes into the conversation before the next model call, and by an event in its mailbox, which begins a turn of
-its own unless the first way has told it already. The message's id is the event's, so the second one is recognised.
+A tool that answered `pending` has ended its call. The agent hears of the end of the work at most twice: by a frame
+while a turn runs, whose content goes into the conversation before the next model call, and by an event in its mailbox.
+The event begins a turn of its own, unless the frame was taken already. The message has the id of the event, so a
+repeated one is recognised.
 
 Source: requirement RESULT-04; PROTOCOL.md "Pending results".
 """
@@ -24,19 +25,24 @@ from schemas.questions import ANSWER_SUFFIX, handoff_correlation
 
 
 class Ended(Struct, frozen=True):
-    """The end of one piece of pending work: what a user message says of it, who said it, and its metadata. `answer` is
-    what extensions are told of another agent's answer, None for anything else and for one that failed.
-    """
+    """The end of one piece of pending work."""
 
+    #: The id of the event, and of the message.
     event_id: str
+    #: The text of the user message.
     text: str
+    #: The source of the message.
     source: MessageSource
+    #: The metadata of the message.
     metadata: dict[str, Any] = {}
+    #: The answer of another agent, as extensions get it. None for any other work, and for an agent that failed.
     answer: dict[str, Any] | None = None
 
 
 def read_completion(frame: Frame, event: AgentEvent) -> Ended:
-    """A `tool.completed` event or frame. Raises GoondanError E_FORBIDDEN when no tool host sent it, E_FRAME_INVALID."""
+    """Read a `tool.completed` event or frame. Raises GoondanError E_FORBIDDEN when the sender is no tool host,
+    E_FRAME_INVALID.
+    """
     if frame.source is None or frame.source.kind != "tool":
         raise fail("E_FORBIDDEN", f"only tool hosts send {TOOL_COMPLETED} events")
     told = from_raw(msgspec.msgpack.encode(event.input), Completion)
@@ -54,13 +60,14 @@ def read_completion(frame: Frame, event: AgentEvent) -> Ended:
     return Ended(event.id, text, MessageSource("tool", told.tool_name))
 
 
-#: In the metadata of the message that an answer becomes: {target, eventId, correlationId, status, response or error}.
+#: The key in the metadata of a message made from an answer: {target, eventId, correlationId, status, response or
+#: error}.
 INTER_AGENT: Final = "__goondanInterAgentResponse"
 
 
 def read_answer(frame: Frame) -> Ended:
-    """The answer to what was asked without waiting: by `agents__request`, or by `handoff__request`, whose handle is the
-    correlation id. Raises GoondanError E_FRAME_INVALID.
+    """Read the answer to a question that was asked without waiting: by `agents__request`, or by `handoff__request`,
+    whose handle is the correlation id. Raises GoondanError E_FRAME_INVALID.
     """
     target, correlation_id = frame.from_ or "", frame.in_reply_to or ""
     event_id = (frame.event_id or "").removesuffix(ANSWER_SUFFIX)
@@ -92,7 +99,7 @@ def read_answer(frame: Frame) -> Ended:
 
 
 def describe_late(frame: Frame) -> str:
-    """What the log says of an answer that came after its asker was told that it got no answer."""
+    """The log line for an answer that came too late: its asker was already told that there was no answer."""
     event_id = (frame.event_id or "").removesuffix(ANSWER_SUFFIX)
     how = ""
     if frame.blob is None:

@@ -1,17 +1,16 @@
-"""The conversation of one instance: messages, the events that change them, and what a model may be shown.
+"""The conversation of one instance: messages, the events that change them, and the form that a model accepts.
 
 NextMessages = BaseMessages + SUM(Events). A turn only appends message events; when it ends they are folded into the
-base. Nothing is stored here (store.py does) and no message is ever changed in place.
+base. store.py stores it. No message is ever changed in place.
 
-The invariant that every vendor enforces: an assistant message with N tool calls is followed at once by N results, one
-for each call, in call order, before anything else; and no result stands anywhere else. Turns keep it by construction;
-`presentable` restores it after events that removed or replaced messages.
+Every vendor enforces this invariant: an assistant message with N tool calls is followed at once by N results, one for
+each call, in call order. No result stands anywhere else. Turns keep the invariant by construction. `presentable`
+restores it after events that removed or replaced messages.
 
 Source: docs/design/turns.md section 3; requirements CONTEXT-10, CALL-15.
 """
 
-# Annotations are no text here (`from __future__ import annotations`): msgspec would compile each of them once more, in
-# every program that starts.
+# No `from __future__ import annotations`: msgspec would compile each annotation again, in every program that starts.
 
 from collections.abc import Iterable, Sequence
 from operator import is_
@@ -32,10 +31,13 @@ class TextPart(Struct, frozen=True, tag_field="type", tag="text"):
 
 
 class ToolCallPart(Struct, frozen=True, tag_field="type", tag="tool-call", rename="camel"):
-    """One tool call. `args` is the JSON object that the model wrote ({} when it wrote something else)."""
+    """One tool call."""
 
+    #: The model's id of the call.
     tool_call_id: str
+    #: The tool as the model named it.
     tool_name: str
+    #: The JSON object that the model wrote; {} when it wrote something else.
     args: dict[str, Any]
 
 
@@ -54,29 +56,29 @@ class SystemData(Struct, frozen=True, tag_field="role", tag="system"):
 
 
 class UserData(Struct, frozen=True, tag_field="role", tag="user"):
-    """What came from outside."""
+    """A message from outside."""
 
     content: str
 
 
 class AssistantData(Struct, frozen=True, tag_field="role", tag="assistant"):
-    """What the model answered: text, then tool calls."""
+    """The model's answer: text, then tool calls."""
 
     content: list[TextPart | ToolCallPart]
 
     @property
     def text(self) -> str:
-        """Its text parts, joined."""
+        """The text parts, joined."""
         return "".join([part.text for part in self.content if isinstance(part, TextPart)])
 
     @property
     def calls(self) -> list[ToolCallPart]:
-        """Its tool calls, in call order."""
+        """The tool calls, in call order."""
         return [part for part in self.content if isinstance(part, ToolCallPart)]
 
 
 class ToolData(Struct, frozen=True, tag_field="role", tag="tool"):
-    """Results of tool calls; the kernel writes one result a message."""
+    """Results of tool calls. The kernel writes one result in each message."""
 
     content: list[ToolResultPart]
 
@@ -85,7 +87,7 @@ MessageData = SystemData | UserData | AssistantData | ToolData
 
 
 class MessageSource(Struct, frozen=True, omit_defaults=True):
-    """Who made a message; `name` is a tool's or an extension's name."""
+    """The author of a message. `name` is the name of a tool or an extension."""
 
     type: Literal["user", "assistant", "tool", "system", "extension"]
     name: str | None = None
@@ -108,26 +110,28 @@ decode_message = msgpack.Decoder(Message).decode
 
 
 class Append(Struct, frozen=True, tag_field="type", tag="append"):
-    """Add a message at the end. An id that is there already is replaced in its place: a repeat changes nothing."""
+    """Add a message at the end. A message with an id that is already there replaces the old one in its place, so a
+    repeat changes nothing.
+    """
 
     message: Message
 
 
 class Replace(Struct, frozen=True, tag_field="type", tag="replace", rename="camel"):
-    """Put another message in the place of `target_id`; nothing happens when there is none."""
+    """Put another message in the place of `target_id`. Nothing happens when there is no such message."""
 
     target_id: str
     message: Message
 
 
 class Remove(Struct, frozen=True, tag_field="type", tag="remove", rename="camel"):
-    """Take a message out; nothing happens when there is none."""
+    """Remove a message. Nothing happens when there is no such message."""
 
     target_id: str
 
 
 class Truncate(Struct, frozen=True, tag_field="type", tag="truncate"):
-    """Take every message out."""
+    """Remove every message."""
 
 
 MessageEvent = Append | Replace | Remove | Truncate
@@ -159,7 +163,7 @@ def fold(base: Iterable[Message], events: Iterable[MessageEvent]) -> list[Messag
 
 
 def is_presentable(messages: Sequence[Message]) -> bool:
-    """Whether every tool call has its result right behind it, in call order, and every result its call."""
+    """Whether each tool call is followed at once by its result, in call order, and each result belongs to a call."""
     owed: list[str] = []
     for message in messages:
         data = message.data
@@ -176,12 +180,12 @@ def is_presentable(messages: Sequence[Message]) -> bool:
 
 
 def presentable(messages: Sequence[Message]) -> list[Message]:
-    """`messages` with the invariant restored: results moved behind their calls, made up where they are missing,
-    and dropped where no call is. A valid list comes back as it is.
+    """Restore the invariant: results are moved behind their calls, made up where they are missing, and dropped where no
+    call is. A valid list is returned as it is.
     """
     if is_presentable(messages):
         return list(messages)
-    # From the end, so that each call finds the nearest result behind it: ids are unique only within a turn.
+    # Walk from the end, so that each call finds the nearest result behind it: ids are unique only within a turn.
     nearest: dict[str, ToolResultPart] = {}
     shown: list[Message] = []
     for message in reversed(messages):
@@ -201,10 +205,10 @@ def presentable(messages: Sequence[Message]) -> list[Message]:
 
 
 class Presented:
-    """`presentable` for a conversation that grows: only what is new since the last time is walked.
+    """`presentable` for a conversation that grows: it walks only the messages that are new since the last time.
 
-    A turn of N steps asks for it N times; walking all of it each time was a third of such a turn's processor time.
-    What was walked counts as long as the very same messages begin the conversation.
+    A turn of N steps calls it N times. Walking all messages each time took a third of such a turn's processor time. The
+    earlier work is used as long as the same message objects begin the conversation.
     """
 
     def __init__(self) -> None:
@@ -215,7 +219,7 @@ class Presented:
         known = self._known
         if len(messages) < len(known) or not all(map(is_, known, messages)):
             known = self._known = []
-        # Behind a presentable beginning no result is owed, so the rest is judged by itself.
+        # No result is missing at the end of a presentable beginning, so the rest is judged by itself.
         if not is_presentable(messages[len(known) :] if known else messages):
             return presentable(messages)
         self._known = messages

@@ -1,4 +1,4 @@
-"""What an extension's `register(api)` gets.
+"""The `api` object that an extension's `register(api)` gets.
 
 Names follow the specification in snake_case.
 
@@ -36,7 +36,7 @@ class PipelineApi:
         self._extension = extension
 
     def register(self, kind: str, handler: Middleware, *, priority: int = 0) -> None:
-        """Put middleware around every `turn`, `step` or `toolCall` that begins from now on; a lower priority is further
+        """Put middleware around every `turn`, `step` or `toolCall` that begins from now on. A lower priority is further
         out. Raises GoondanError E_USAGE.
         """
         self._pipeline.register(kind, handler, extension=self._extension, priority=priority)
@@ -52,8 +52,8 @@ class PipelinesApi:
         self._extension = extension
 
     def mutate(self, point: str, handler: Middleware, *, priority: int = 0) -> None:
-        """Add a handler that gets a context and gives it back, changed or not. Raises GoondanError E_USAGE for a name
-        that is no such point.
+        """Add a handler that gets a context and returns it, changed or not. Raises GoondanError E_USAGE for a name that
+        is no such point.
         """
         self._pipeline.mutate(point, handler, extension=self._extension, priority=priority)
 
@@ -82,7 +82,7 @@ class ToolsApi:
         self._tools.register(item, handler, extension=self._extension, exposed=self._exposed)
 
     def unregister(self, name: str) -> None:
-        """Take a tool of this extension out; an unknown name is ignored."""
+        """Remove a tool of this extension. An unknown name is ignored."""
         self._tools.unregister(name, extension=self._extension)
 
 
@@ -96,18 +96,20 @@ class EventsApi:
         self._extension = extension
 
     def on(self, type: str, handler: EventHandler) -> Callable[[], None]:
-        """Have `handler(payload)` called with each event of this type, in which `*` stands for one segment.
+        """Call `handler(payload)` for each event of this type. A `*` in the type stands for one segment.
 
-        The returned function ends that. Raises GoondanError E_USAGE.
+        The returned function ends the subscription. Raises GoondanError E_USAGE.
         """
         return self._bus.subscribe(type, handler, extension=self._extension)
 
     def once(self, type: str, handler: EventHandler) -> None:
-        """The same for one event only. Raises GoondanError E_USAGE."""
+        """Call `handler(payload)` for one event only. Raises GoondanError E_USAGE."""
         self._bus.subscribe(type, handler, extension=self._extension, once=True)
 
     def emit(self, type: str, payload: dict[str, Any] | None = None) -> None:
-        """Tell all subscribers of the instance. Raises GoondanError E_USAGE for a payload that is no JSON object."""
+        """Send an event to all subscribers of the instance. Raises GoondanError E_USAGE for a payload that is no JSON
+        object.
+        """
         self._bus.emit(type, payload, emitter=f"extension {self._extension}")
 
 
@@ -122,14 +124,14 @@ class LiveConfigApi:
         self._extension = extension
 
     async def propose_patch(self, proposal: dict[str, Any]) -> dict[str, Any]:
-        """Propose `{patches: [{op, path, value}], reason, scope, revision}`; only `patches` must be there.
+        """Propose `{patches: [{op, path, value}], reason, scope, revision}`; only `patches` is required.
 
         `op` is `add`, `remove` or `replace`, `path` a JSON Pointer into the effective configuration. `scope` is
-        `instance` (the default) or `agent`. `revision` is the configuration that it was made from, by default that of
-        the step that runs.
+        `instance` (the default) or `agent`. `revision` is the configuration that the proposal was made from, by default
+        that of the running step.
 
         Returns `{status: accepted | rejected, patchId, effectiveFrom: "next-step", revision, error}`; `error` is None
-        or `{code, message, suggestion}`. Raises GoondanError: E_USAGE for what is no proposal, E_LINK_CLOSED.
+        or `{code, message, suggestion}`. Raises GoondanError: E_USAGE for an invalid proposal, E_LINK_CLOSED.
         """
         return await self._live.propose(proposal, extension=self._extension, registered=self._tools.names)
 
@@ -170,7 +172,7 @@ class ExtensionApi:
         bundle_changes: BundleChanges,
         tokens: AccessTokens | None = None,
     ) -> None:
-        """`tokens` None: nobody gives any here."""
+        """`tokens` is None when nobody can give access tokens here."""
         self.extension = Resource(spec.resource)
         self.pipeline = PipelineApi(pipeline, spec.name)
         self.pipelines = PipelinesApi(pipeline, spec.name)
@@ -187,7 +189,7 @@ class ExtensionApi:
         self._swarm_bundle = SwarmBundleApi(bundle_changes)
 
     def ext_state(self) -> ExtState:
-        """This extension's own object: the same at every call, in memory, empty again in another process."""
+        """This extension's own object in memory, the same at every call. It is empty again in another process."""
         return self._state
 
     @property

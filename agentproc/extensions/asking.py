@@ -1,11 +1,11 @@
-"""`ctx.agents` of turn and step middleware, and `ctx.runtime` of tools that extensions registered: ask other agents of
-the swarm, over the agent's own link.
+"""`ctx.agents` of turn and step middleware, and `ctx.runtime` of tools that extensions registered: they ask other
+agents of the swarm, over the agent's own link.
 
 Rules.
-- A question's id is made of the turn's, of where it is asked (the turn or one of its steps and the extension, or a tool
-  call), and of how often the same was asked there. So middleware that another process enters again asks under the same
-  ids, in whatever order, and gets the stored answers.
-- What is open when the turn has ended is given up; what is asked after that is refused.
+- A question's id has three parts: the id of the turn, the place of the question (the turn or a step with the extension,
+  or a tool call), and how often the same question was asked there. So middleware that another process enters again uses
+  the same ids in any order, and gets the stored answers.
+- When the turn ends, open questions are given up. Later questions are refused.
 
 Source: docs/decisions/060; requirements AGENTS-02, AGENTS-03, AGENTS-12, AGENTS-19.
 """
@@ -26,7 +26,7 @@ from schemas.questions import TIMEOUT_MS
 
 
 class Asking:
-    """What the extensions of one turn have asked."""
+    """The questions that the extensions of one turn ask."""
 
     def __init__(self, swarm: Swarm) -> None:
         self._swarm = swarm
@@ -37,8 +37,8 @@ class Asking:
     def at(
         self, place: str, extension: str, standing: Callable[[], AbstractContextManager[None]] = nullcontext
     ) -> AgentsApi:
-        """What one layer has as `ctx.agents`. `place` is `turn`, or `step1` and so on; within `standing` the layer's
-        clock stands still: what is asked has a limit of its own.
+        """The `ctx.agents` of one layer. `place` is `turn`, or `step1` and so on. While the layer is within `standing`,
+        its clock stands still, because a question has a time limit of its own.
         """
 
         async def ask(op: Literal["request", "send"], fields: dict[str, Any]) -> dict[str, Any]:
@@ -48,7 +48,7 @@ class Asking:
         return AgentsApi(ask)
 
     def in_call(self, tool_call_id: str) -> AgentsApi:
-        """What the handler of one tool call has as `ctx.runtime`; its time is that of the call."""
+        """The `ctx.runtime` of the handler of one tool call. Its time is the time of the call."""
 
         async def ask(op: Literal["request", "send"], fields: dict[str, Any]) -> dict[str, Any]:
             return await self._ask(call_place(tool_call_id), op, fields)
@@ -73,7 +73,7 @@ class Asking:
         """The question's name within its turn."""
         try:
             same = layer, encode_value((op, fields))
-        except Exception:  # it is no JSON value, and is refused for that
+        except Exception:  # It is no JSON value, and is refused for that reason.
             return layer
         self._same[same] += 1
         return f"{layer}.{self._same[same]}"
@@ -86,7 +86,7 @@ class Asking:
 
 
 class AgentsApi:
-    """`ctx.agents`, `ctx.runtime`. What fails raises GoondanError, whose `code` says how: E_AGENT_NOT_FOUND,
+    """`ctx.agents`, `ctx.runtime`. A failure raises GoondanError with one of these codes: E_AGENT_NOT_FOUND,
     E_AGENT_TIMEOUT, E_AGENT_FAILED, E_AGENT_CYCLE, E_AGENT_SPAWN_FAILED, E_TOOL_INVALID_ARGS, E_FRAME_TOO_LARGE.
     """
 
@@ -106,12 +106,12 @@ class AgentsApi:
         async_: bool = False,
         metadata: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """A turn of another agent, and its answer in `response` of {target, eventId, correlationId, accepted, async,
-        response}.
+        """Have another agent run a turn. Returns {target, eventId, correlationId, accepted, async, response};
+        `response` is its answer.
 
-        `instance_key` is the caller's own by default, `timeout_ms` 60,000 and never more than the turn has left. With
-        `async_` it returns at once, `response` is None, and the answer becomes a message of this conversation; then
-        there is no time limit unless `timeout_ms` gives one.
+        `instance_key` is the caller's own by default. `timeout_ms` is 60,000 by default and never more than the turn
+        has left. With `async_` the call returns at once and `response` is None. The answer becomes a message of this
+        conversation, and there is no time limit unless `timeout_ms` gives one.
         """
         patience = None if async_ else TIMEOUT_MS
         return await self._ask(
@@ -136,6 +136,6 @@ class AgentsApi:
         event_type: str | None = None,
         metadata: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """A turn of another agent that nobody waits for: {target, eventId, accepted, sent}."""
+        """Have another agent run a turn and do not wait for it. Returns {target, eventId, accepted, sent}."""
         given = {"target": target, "input": input, "instance_key": instance_key, "event_type": event_type}
         return await self._ask("send", {**given, "metadata": metadata})

@@ -1,7 +1,7 @@
 """`api.swarm_bundle`: changesets of the bundle, over the agent's own link. docs/changesets.md has the rules.
 
-A question's id is made of the tool call in which it is asked and of how often one was asked there, so a call that runs
-again asks for the same changeset. Outside of tool calls each question is one of its own.
+A request's id is made of the tool call that makes it, and of how many requests that call made before. So a call that
+runs again gets the same changeset. Outside of tool calls each request has a new id.
 
 Source: requirements BUNDLE-01 to BUNDLE-10, EVENTS-08.
 """
@@ -29,16 +29,16 @@ from schemas.codec import from_raw, replace_surrogates, to_raw
 from schemas.errors import fail
 from schemas.frames import Frame
 
-#: How long an answer is waited for (milliseconds): changesets are worked on one after another, and each takes a part of
-#: a second, in a large repository some seconds.
+#: How long to wait for an answer (milliseconds). Changesets are handled one after another. Each takes a part of a
+#: second, or some seconds in a large repository.
 ANSWER_MS: Final = 180_000
-#: Characters of a changeset's id that are sent: a right one is shorter.
+#: How many characters of a changeset's id are sent. A valid id is shorter.
 _MAX_ID: Final = 100
 
 #: The tool call in which a handler runs: `<turnId>/<toolCallId>`.
 current_call: ContextVar[str] = ContextVar("current_call", default="")
 
-#: Told when a worktree is there: its path and the changeset's id.
+#: Called when a worktree is there, with its path and the changeset's id.
 Mounted = Callable[[str, str], Awaitable[None]]
 
 
@@ -49,7 +49,7 @@ class PostingLink(Protocol):
 
 
 class BundleChanges:
-    """The changesets of one agent instance. `mounted` tells its extensions of a worktree."""
+    """The changesets of one agent instance. `mounted` tells its extensions about a new worktree."""
 
     def __init__(self, link: PostingLink, mounted: Mounted) -> None:
         self._link = link
@@ -57,7 +57,7 @@ class BundleChanges:
         self._asked: Counter[str] = Counter()
 
     async def open(self, reason: str) -> dict[str, Any]:
-        """A new worktree. Raises GoondanError E_CHANGESET_IO, E_LEASE_LOST, E_FORBIDDEN."""
+        """Make a new worktree. Raises GoondanError E_CHANGESET_IO, E_LEASE_LOST, E_FORBIDDEN."""
         payload = to_raw(OpenChangeset(replace_surrogates(reason[:MAX_REASON])))
         reply = await self._ask(Frame("changeset.open", payload=payload))
         opened = from_raw(reply.payload, OpenedChangeset)
@@ -65,7 +65,7 @@ class BundleChanges:
         return _plain(opened)
 
     async def commit(self, changeset_id: str, message: str) -> dict[str, Any]:
-        """What became of it; what goes wrong is in there. Raises GoondanError E_LEASE_LOST, E_FORBIDDEN."""
+        """Commit a changeset. Returns its outcome, failures included. Raises GoondanError E_LEASE_LOST, E_FORBIDDEN."""
         asked = CommitChangeset(replace_surrogates(changeset_id[:_MAX_ID]), replace_surrogates(message[:MAX_MESSAGE]))
         reply = await self._ask(Frame("changeset.commit", payload=to_raw(asked)))
         return _plain(from_raw(reply.payload, CommittedChangeset))
@@ -91,18 +91,18 @@ class SwarmBundleApi:
 
     async def open_changeset(self, input: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """A git worktree of the bundle: `{changesetId, baseRef, workdir, hint: {bundleRootInWorkdir,
-        recommendedFiles}}`. `input` is `{reason}`, or nothing. Nothing of it is in force before it is committed.
+        recommendedFiles}}`. `input` is `{reason}`, or nothing. No change in it is in force before it is committed.
 
         Raises GoondanError E_CHANGESET_IO, E_USAGE, and E_LEASE_LOST outside of a turn.
         """
         return await self._changes.open(_text(_fields(input), "reason"))
 
     async def commit_changeset(self, input: Mapping[str, Any]) -> dict[str, Any]:
-        """Make a commit of a changeset's worktree; `input` is `{changesetId, message}`.
+        """Commit a changeset's worktree; `input` is `{changesetId, message}`.
 
-        Gives `{status, changesetId, baseRef, newRef, summary: {filesChanged, filesAdded, filesDeleted}, error: {code,
-        message}}`: `newRef` with the status `ok`, `error` with `rejected` and `failed`. What was committed is in force
-        from the next step. Raises GoondanError E_USAGE, and E_LEASE_LOST outside of a turn.
+        Returns `{status, changesetId, baseRef, newRef, summary: {filesChanged, filesAdded, filesDeleted}, error: {code,
+        message}}`. There is a `newRef` with the status `ok`, and an `error` with `rejected` and `failed`. Committed
+        changes are in force from the next step. Raises GoondanError E_USAGE, and E_LEASE_LOST outside of a turn.
         """
         fields = _fields(input)
         changeset_id = _text(fields, "changesetId")

@@ -1,7 +1,7 @@
-"""What middleware gets and gives back: contexts, results, and the conversation as it sees it.
+"""What middleware gets and returns: contexts, results, and its view of the conversation.
 
-A context is one object a layer; what may be changed in it (`args`, `tool_catalog`, `metadata`) is shared by all layers
-of its chain, and everything else is read-only: assigning to it raises AttributeError.
+Each layer gets a context object of its own. The changeable fields (`args`, `tool_catalog`, `metadata`) are shared by
+all layers of the chain. Every other field is read-only: assigning to it raises AttributeError.
 
 Names are the specification's in snake_case. Times are RFC 3339 in UTC.
 
@@ -33,31 +33,32 @@ class ConversationState(Protocol):
 
     @property
     def base_messages(self) -> list[Message]:
-        """What earlier turns left."""
+        """The messages that earlier turns left."""
 
     @property
     def events(self) -> list[MessageEvent]:
-        """What this turn has added so far, in order."""
+        """The message events of this turn so far, in order."""
 
     @property
     def next_messages(self) -> list[Message]:
-        """The conversation as it stands."""
+        """The current messages of the conversation."""
 
 
 # --- results --------------------------------------------------------------------------------------------------------
 
 
 class TurnResult(Struct, kw_only=True):
-    """How a turn ended. Middleware may change `response`, `finish_reason` and `error`, or return another one.
+    """How a turn ended. Middleware may change `response`, `finish_reason` and `error`, or return another result."""
 
-    A result with an `error` is a failed turn. `response_message` is the assistant message that the answer came from;
-    changing `response` changes what is answered, not the conversation.
-    """
-
+    #: The id of the turn.
     turn_id: str
+    #: The answer. A change of it changes the answer, not the conversation.
     response: str | None = None
+    #: The assistant message that the answer came from.
     response_message: Message | None = None
+    #: Why the turn ended.
     finish_reason: str | None = None
+    #: The error of a failed turn. A result with an error is a failed turn.
     error: ErrorPayload | None = None
 
     @property
@@ -75,9 +76,9 @@ class ToolCall(Struct, frozen=True):
 
 
 class ToolCallResult:
-    """The result of one call. `output`, `error` and `status` may be changed, or another one returned.
+    """The result of one call. `output`, `error` and `status` may be changed, or another result returned.
 
-    `output` is a JSON value, decoded when it is first looked at. `error` has message, name, code, suggestion, help_url.
+    `output` is a JSON value; it is decoded at the first access. `error` has message, name, code, suggestion, help_url.
     """
 
     __slots__ = ("_output", "_wire", "error", "handle", "status", "tool_call_id", "tool_name")
@@ -102,7 +103,7 @@ class ToolCallResult:
 
     @classmethod
     def of(cls, tool_call_id: str, tool_name: str, result: ToolResult) -> ToolCallResult:
-        """A result as it came; its output is decoded when it is first looked at."""
+        """A result as it arrived. Its output is decoded at the first access."""
         made = cls.__new__(cls)  # each call has one, and most are never looked into
         made.tool_call_id, made.tool_name = tool_call_id, tool_name
         made.status, made.error, made.handle = result.status, result.error, result.handle
@@ -111,7 +112,7 @@ class ToolCallResult:
 
     @property
     def output(self) -> Any:
-        """The handler's value; None unless status is `ok`."""
+        """The handler's value; None unless `status` is `ok`."""
         if self._wire is not None:
             wire, self._wire = self._wire, None
             self._output = None if wire.output is None else from_raw(wire.output, object)
@@ -123,7 +124,7 @@ class ToolCallResult:
 
     @property
     def untouched(self) -> ToolResult | None:
-        """The result as it came, while nobody has looked at the output or changed anything."""
+        """The result as it arrived; None when somebody has read the output or changed anything."""
         wire = self._wire
         if wire is None or (wire.status, wire.error, wire.handle) != (self.status, self.error, self.handle):
             return None
@@ -136,22 +137,27 @@ class ToolCallResult:
 
 
 class StepResult(Struct, kw_only=True):
-    """How a step ended: one model call and its tool calls, with their results in call order.
+    """How a step ended: one model call and its tool calls.
 
-    Middleware may change `should_continue`: False ends the turn with this step's text, True asks the model once more,
-    which after a failed model call means: try again. The results are stored already; to change what the model sees,
+    Middleware may change `should_continue`. The results are stored already; to change the messages that the model sees,
     emit a message event.
     """
 
+    #: `failed` for a step with an error.
     status: Literal["completed", "failed"] = "completed"
+    #: False ends the turn with this step's text. True asks the model again; after a failed model call that is a retry.
     should_continue: bool = False
+    #: The tool calls, in call order.
     tool_calls: list[ToolCall] = []
+    #: The results, in call order.
     tool_results: list[ToolCallResult] = []
+    #: The metadata of the step, shared by its middleware.
     metadata: dict[str, Any] = {}
+    #: The error of a failed step.
     error: ErrorPayload | None = None
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Raises AttributeError for what has happened already, and cannot be changed by saying so."""
+        """Raises AttributeError for fields that report a fact and cannot be changed."""
         if name in ("status", "tool_calls", "tool_results"):
             raise AttributeError(f"StepResult.{name} is read-only; should_continue is yours to change")
         super().__setattr__(name, value)
@@ -178,7 +184,7 @@ class TurnInfo(Struct, frozen=True):
 
 
 class Agents(Protocol):
-    """The other agents of the swarm, as one layer asks them (agentproc/extensions/asking.py says what each gives)."""
+    """The other agents of the swarm, as one layer asks them (agentproc/extensions/asking.py documents the results)."""
 
     async def request(
         self,
@@ -191,7 +197,7 @@ class Agents(Protocol):
         async_: bool = False,
         metadata: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """A turn of another agent, and its answer."""
+        """Have another agent run a turn, and return its answer."""
 
     async def send(
         self,
@@ -202,13 +208,13 @@ class Agents(Protocol):
         event_type: str | None = None,
         metadata: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """A turn of another agent that nobody waits for."""
+        """Have another agent run a turn, and do not wait for it."""
 
 
 class TurnScope:
-    """What the layers of one turn share. `agents` makes `ctx.agents` of a layer: for a place, an
-    extension, and what lets the layer's clock stand still. `ask_model` asks a question, with a system prompt, in a
-    step.
+    """The state that the layers of one turn share. `agents` makes the `ctx.agents` of a layer from a place, an
+    extension, and a context manager in which the layer's clock stands still. `ask_model` asks the model a question,
+    with a system prompt, in a step.
     """
 
     __slots__ = ("agents", "ask_model", "emit", "execution", "input_event", "metadata", "state")
@@ -232,7 +238,7 @@ class TurnScope:
 
 
 class Unchanged(Enum):
-    """Nobody has said anything else."""
+    """Marks a value that nobody has changed."""
 
     UNCHANGED = "unchanged"
 
@@ -240,22 +246,22 @@ class Unchanged(Enum):
 UNCHANGED: Final = Unchanged.UNCHANGED
 
 
-#: Gets the messages that the model would be shown, and returns those that it is shown (views.py).
+#: Gets the messages that the model would see, and returns the messages that it will see (views.py).
 Change = Callable[[list[Message]], Any]
 
 
 class View(Struct, frozen=True):
-    """One change of what the model is shown, and the extension that asked for it."""
+    """One change of the messages that the model sees, and the extension that asked for it."""
 
     extension: str
     change: Change
 
 
 class StepScope:
-    """What the layers of one step share. `index` counts from 0; `blocks` are shown to the model in this step only.
+    """The state that the layers of one step share. `index` counts from 0. The model sees `blocks` in this step only.
 
-    `system` is the step's system prompt, unless it is the agent's own. `bound` says what may be in the catalog;
-    `settled` is the catalog as it was looked at last, so all of it may be there.
+    `system` is the step's system prompt, unless it is the agent's own. `bound` says which tools may be in the catalog.
+    `settled` is the catalog as it was checked last, so each tool in it is allowed.
     """
 
     __slots__ = (
@@ -284,17 +290,17 @@ class StepScope:
         self.views: list[View] = []
 
     def settle_catalog(self) -> StepCatalog:
-        """The catalog as the layers so far have made it. Raises MiddlewareError when the last of them has put in what
-        is no item or cannot be called.
+        """The catalog as the layers so far have made it. Raises MiddlewareError when the last of them has added an
+        object that is no item, or a tool that cannot be called.
         """
-        if self.tool_catalog != self.settled.items:  # else every layer would pay for looking at every tool
+        if self.tool_catalog != self.settled.items:  # Otherwise every layer would pay for a check of every tool.
             self.tool_catalog = read_items(self.tool_catalog, self.bound)
             self.settled = self.bound.of_items(self.tool_catalog)
         return self.settled
 
 
 class CallScope:
-    """What the layers of one tool call share."""
+    """The state that the layers of one tool call share."""
 
     __slots__ = ("args", "metadata", "step_index", "tool_call_id", "tool_name", "turn")
 
@@ -308,7 +314,7 @@ class CallScope:
 
 
 class _Context:
-    """What every context has."""
+    """The part that all contexts have in common."""
 
     __slots__ = ("_layer", "_next", "_turn")
 
@@ -319,27 +325,27 @@ class _Context:
 
     @property
     def _extension(self) -> str:
-        """The extension whose layer it is."""
+        """The extension that this layer belongs to."""
         return self._layer.extension
 
     @property
     def agent_name(self) -> str:
-        """The agent."""
+        """The name of the agent."""
         return self._turn.execution.agent_name
 
     @property
     def instance_key(self) -> str:
-        """Its instance."""
+        """The instance key."""
         return self._turn.execution.instance_key
 
     @property
     def turn_id(self) -> str:
-        """The turn."""
+        """The id of the turn."""
         return self._turn.execution.turn_id
 
     @property
     def trace_id(self) -> str:
-        """What the turn's work is found by, across agents."""
+        """The id by which the turn's work is found, across agents."""
         return self._turn.execution.trace_id
 
 
@@ -348,21 +354,21 @@ class _Messages(_Context):
 
     @property
     def conversation_state(self) -> ConversationState:
-        """The conversation as it stands."""
+        """The current conversation."""
         return self._turn.state
 
     def emit_message_event(self, event: MessageEvent | dict[str, Any]) -> None:
         """Change the conversation: `{"type": "append", "message": {…}}`, `replace`, `remove` (with `targetId`) or
-        `truncate`. It is stored before this returns.
+        `truncate`. The change is stored before this returns.
 
-        A message needs `data` ({role, content}); id, createdAt and source are filled in. Raises MiddlewareError for
-        anything that is no message event, and after the turn's end.
+        A message needs `data` ({role, content}); id, createdAt and source are filled in. Raises MiddlewareError for an
+        invalid message event, and after the turn's end.
         """
         self._turn.emit(self._extension, event)
 
     @property
     def _place(self) -> str:
-        """What the layer stands around, as it is named in the ids of what it asks."""
+        """The name of this place in the ids of the questions that the layer asks."""
         return "turn"
 
     @property
@@ -372,7 +378,7 @@ class _Messages(_Context):
 
 
 class TurnContext(_Messages):
-    """Around a turn: from the event that began it to its answer."""
+    """The context of turn middleware, from the event that began the turn to its answer."""
 
     __slots__ = ()
 
@@ -383,16 +389,16 @@ class TurnContext(_Messages):
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """Shared by the turn's middleware, and readable in its steps as `ctx.turn.metadata`."""
+        """Shared by the turn's middleware. Its steps can read it as `ctx.turn.metadata`."""
         return self._turn.metadata
 
     def next(self) -> Awaitable[TurnResult]:
-        """The next middleware, or at the end the turn itself. A turn that fails is a result with an error."""
+        """Run the next middleware, or at the end the turn itself. A turn that fails is a result with an error."""
         return self._next()
 
 
 class StepContext(_Messages):
-    """Around a step: one model call and its tool calls."""
+    """The context of step middleware: one model call and its tool calls."""
 
     __slots__ = ("_step",)
 
@@ -406,7 +412,7 @@ class StepContext(_Messages):
 
     @property
     def turn(self) -> TurnInfo:
-        """The turn it belongs to."""
+        """The turn that the step belongs to."""
         turn = self._turn
         return TurnInfo(turn.execution.turn_id, turn.input_event, turn.metadata)
 
@@ -417,10 +423,10 @@ class StepContext(_Messages):
 
     @property
     def tool_catalog(self) -> list[CatalogItem]:
-        """What the model is shown in this step, and what is enforced: change the list or assign another one.
+        """The tools that the model sees in this step and may call. Change the list, or assign another one.
 
-        Items have name, description, parameters, source; a dict with these keys will do. The change counts for this
-        step only.
+        Items have name, description, parameters and source; a dict with these keys is accepted. The change holds for
+        this step only.
         """
         catalog: list[CatalogItem] = self._step.tool_catalog
         return catalog
@@ -435,21 +441,21 @@ class StepContext(_Messages):
         return self._step.metadata
 
     def view_messages(self, change: Change) -> None:
-        """Have the model shown what `change(messages)` returns, in this step only; nothing is stored.
+        """In this step only, show the model the messages that `change(messages)` returns. Nothing is stored.
 
-        `messages` are the whole conversation when the model is asked, as the changes before this one have made it. What
-        is returned is a list of them, and of new ones as `emit_message_event` takes them. The model is always shown a
-        result behind every call. Raises GoondanError E_USAGE for what is no function.
+        When the model is asked, `change` gets the whole conversation as the earlier changes have made it. It returns a
+        list of these messages and of new ones in the form that `emit_message_event` takes. The model always gets a
+        result behind every call. Raises GoondanError E_USAGE when `change` is no function.
         """
         if not callable(change):
             raise fail("E_USAGE", f"extension {self._extension}: view_messages takes a function")
         self._step.views.append(View(self._extension, change))
 
     async def ask_model(self, text: str, *, system: str | None = None) -> str:
-        """The answer of the agent's own model to a question that is no part of the conversation.
+        """Ask the agent's own model a question outside of the conversation, and return the answer.
 
-        Without tools. The call is in the trace of the step, and counts for budgets as every call of a model. Raises
-        GoondanError when the model does not answer, E_USAGE for what is no text.
+        The model gets no tools. The call is in the trace of the step, and counts for budgets like every model call.
+        Raises GoondanError when the model does not answer, E_USAGE when `text` or `system` is no text.
         """
         given: tuple[Any, Any] = (text, system)  # an extension may give anything
         if not isinstance(given[0], str) or not text or not isinstance(given[1], str | None):
@@ -458,16 +464,16 @@ class StepContext(_Messages):
             return await self._step.turn.ask_model(text, system, self._step.index + 1)
 
     def next(self) -> Awaitable[StepResult]:
-        """The next middleware, or at the end the step itself. A failed model call is a result with an error.
+        """Run the next middleware, or at the end the step itself. A failed model call is a result with an error.
 
-        Raises MiddlewareError when `tool_catalog` holds what cannot be called.
+        Raises MiddlewareError when `tool_catalog` contains an item that cannot be called.
         """
         self._step.settle_catalog()
         return self._next()
 
 
 class ToolCallContext(_Context):
-    """Around a tool call."""
+    """The context of tool call middleware."""
 
     __slots__ = ("_call",)
 
@@ -477,7 +483,7 @@ class ToolCallContext(_Context):
 
     @property
     def step_index(self) -> int:
-        """The step's, from 0."""
+        """The index of the step, from 0."""
         return self._call.step_index
 
     @property
@@ -492,7 +498,7 @@ class ToolCallContext(_Context):
 
     @property
     def args(self) -> Any:
-        """The arguments; they are checked after the middleware. May be changed or replaced before next()."""
+        """The arguments. They are checked after the middleware, and may be changed or replaced before next()."""
         return self._call.args
 
     @args.setter
@@ -505,5 +511,5 @@ class ToolCallContext(_Context):
         return self._call.metadata
 
     def next(self) -> Awaitable[ToolCallResult]:
-        """The next middleware, or at the end the call itself. A call that fails is a result with an error."""
+        """Run the next middleware, or at the end the call itself. A call that fails is a result with an error."""
         return self._next()

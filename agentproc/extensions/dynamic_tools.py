@@ -1,13 +1,13 @@
 """Tools that extensions register while they run; their handlers run in the agent's process.
 
 Rules.
-- A name belongs to one extension: registering it again replaces the tool; a name of another extension or of the
-  bundle is refused. A dotted name (`skills.list`) is shown to the model as `skills__list`.
-- A tool is in the catalog of the next step, not of the running one. v0.9 extensions have theirs in the registry only,
-  unless annotated `goondan.ai/expose-tools: auto`.
-- A call ends in exactly one result: what the handler returned, or what it raised. After a crash only a tool that says
-  `idempotent: true` is run again (local_calls.py). A handler that is no coroutine
-  function runs in a thread, because it may block.
+- A name belongs to one extension. Registering it again replaces the tool. A name of another extension or of the bundle
+  is refused. A dotted name (`skills.list`) is shown to the model as `skills__list`.
+- A tool is in the catalog of the next step, not of the running one. The tools of v0.9 extensions are in the registry
+  only, unless the extension is annotated `goondan.ai/expose-tools: auto`.
+- A call ends with exactly one result: the handler's return value, or its exception. After a crash only a tool with
+  `idempotent: true` is run again (local_calls.py). A handler that is no coroutine function runs in a thread, because it
+  may block.
 
 Source: docs/design/tools.md section 8; requirements DYNAMIC-01 to DYNAMIC-08, ITEM-05, CATALOG-06, CATALOG-09,
 HANDLER-02.
@@ -42,7 +42,7 @@ from schemas.launch import CatalogItem, Limits
 
 Handler = Callable[[Any, Any], Any]
 
-#: The largest output of a call (bytes of its encoding): the default of tools in jails. All of it goes into the
+#: The largest output of a call (bytes of its encoding): the default of tools in jails. The whole output goes into the
 #: conversation, and to the model with every later request.
 MAX_OUTPUT: Final = Limits().output_mb << 20
 
@@ -50,20 +50,24 @@ log = logging.getLogger("agentproc")
 
 
 class DynamicTool(Struct, frozen=True):
-    """A registered tool. `metadata` is kept with it and never sent to a model. `named` is the name with a dot that the
-    extension gave it, "" when there is none in it.
-    """
+    """A registered tool."""
 
+    #: The catalog item.
     item: CatalogItem
+    #: The function that runs a call.
     handler: Handler
+    #: The name of the extension that registered the tool.
     extension: str
+    #: Whether the catalog of each step has the tool.
     exposed: bool = True
+    #: The extension's own data about the tool. It is never sent to a model.
     metadata: dict[str, Any] = {}
+    #: The name with a dot that the extension gave it; "" when the name has no dot.
     named: str = ""
 
 
 class LocalContext:
-    """What a handler gets as `ctx`: as in a tool host, read-only (CONTEXT-01 to CONTEXT-08)."""
+    """The `ctx` that a handler gets: as in a tool host, read-only (CONTEXT-01 to CONTEXT-08)."""
 
     __slots__ = ("_values",)
 
@@ -92,7 +96,7 @@ class DynamicTools:
 
     @property
     def dotted(self) -> dict[str, str]:
-        """The names that extensions gave with a dot, by the names that models are shown."""
+        """The names with a dot that extensions gave, by the names that models are shown."""
         return {shown: tool.named for shown, tool in self._tools.items() if tool.named}
 
     @property
@@ -102,16 +106,18 @@ class DynamicTools:
 
     @property
     def exposed(self) -> list[CatalogItem]:
-        """What the next step's catalog has besides the agent's own tools, in the order of registration."""
+        """The tools that the next step's catalog has besides the agent's own tools, in the order of registration."""
         return [tool.item for tool in self._tools.values() if tool.exposed]
 
     def spelt(self, call: AskedCall) -> AskedCall:
-        """A call by the name that models are shown of a tool here: its own spelling, with a dot, means the same one."""
+        """A call with the name that models are shown. A model may also write the name with its dot, which means the
+        same tool.
+        """
         shown = shown_tool_name(call.name)
         return msgspec.structs.replace(call, name=shown) if shown != call.name and shown in self._tools else call
 
     def get(self, name: str) -> DynamicTool | None:
-        """The tool of this name, as a model writes it."""
+        """The tool of this name, in the form that a model writes."""
         return self._tools.get(name)
 
     def find(self, name: str) -> CatalogItem | None:
@@ -120,19 +126,19 @@ class DynamicTools:
         return None if tool is None else tool.item
 
     def reserve(self, taken: Mapping[str, Any]) -> None:
-        """These are the names of the bundle's own tools from now on."""
+        """From now on these are the names of the bundle's own tools."""
         self._taken = taken
 
     def clashes(self, extension: str) -> bool:
-        """Whether a tool of this extension has a name that the bundle has taken since."""
+        """Whether the bundle has taken the name of a tool of this extension since it was registered."""
         return any(tool.extension == extension and name in self._taken for name, tool in self._tools.items())
 
     def register(self, item: Any, handler: Any, *, extension: str, exposed: bool = True) -> None:
         """Add or replace a tool. `item` is a mapping or an object with name, description, parameters and, when
         `handler` is None, the handler and metadata.
 
-        Raises GoondanError E_USAGE for a bad item, E_CONFIG_SCHEMA for parameters that are no JSON Schema,
-        E_TOOL_NAME_CONFLICT for a name that is somebody else's.
+        Raises GoondanError E_USAGE for an invalid item, E_CONFIG_SCHEMA for parameters that are no JSON Schema, and
+        E_TOOL_NAME_CONFLICT for a name that belongs to another extension or to the bundle.
         """
         fields = _fields(item)
         if handler is None:
@@ -154,21 +160,23 @@ class DynamicTools:
         self._tools[shown] = made
 
     def unregister(self, name: str, *, extension: str) -> None:
-        """Take a tool of this extension out; an unknown name is ignored. Dotted and shown names will do."""
+        """Remove a tool of this extension. An unknown name is ignored. The dotted name and the shown name are both
+        accepted.
+        """
         shown = shown_tool_name(str(name))
         known = self._tools.get(shown)
         if known is not None and known.extension == extension:
             del self._tools[shown]
 
     def unregister_all(self, extension: str) -> None:
-        """Take out all tools of an extension."""
+        """Remove all tools of an extension."""
         self._tools = {name: tool for name, tool in self._tools.items() if tool.extension != extension}
 
 
 async def run_handler(
     tool: DynamicTool, args: dict[str, Any], context: LocalContext, timeout_s: float | None
 ) -> ToolResult:
-    """One call of a registered tool. Raises only cancellation."""
+    """Run one call of a registered tool. Raises only cancellation."""
     limit = asyncio.timeout(timeout_s)
     try:
         async with limit:
@@ -199,13 +207,13 @@ async def run_handler(
 
 
 class _Raised(Struct):
-    """What a handler raised in its thread."""
+    """The exception of a handler that ran in a thread."""
 
     error: BaseException
 
 
 def _in_thread(handler: Handler, context: LocalContext, args: dict[str, Any]) -> Any:
-    """What the handler returned, or a _Raised: no future takes a StopIteration, and nobody would hear of it."""
+    """The handler's value, or a _Raised: a future cannot carry a StopIteration, so the exception would be lost."""
     try:
         return handler(context, args)
     except BaseException as error:
@@ -229,7 +237,7 @@ def call_context(
     workdir: str,
     agents: Agents,
 ) -> LocalContext:
-    """The `ctx` of one call. `agents` is for a handler that can await: one in a thread gets None."""
+    """The `ctx` of one call. `agents` is for a handler that can await; a handler in a thread gets None."""
     return LocalContext(
         agent_name=agent,
         instance_key=instance_key,
@@ -283,7 +291,7 @@ def _item(fields: Mapping[str, Any], shown: str, extension: str) -> CatalogItem:
         "deferred": fields.get("deferred"),
     }
     try:
-        # It goes to vendors as JSON, and the extension may go on changing its own.
+        # A copy: the item goes to vendors as JSON, and the extension may change its own object later.
         own = from_raw(output_of({key: value for key, value in given.items() if value is not None}), dict)
         item = msgspec.convert(own, CatalogItem)
     except (msgspec.ValidationError, ValueError) as error:

@@ -50,7 +50,7 @@ def register(api: Any, config: dict[str, Any]) -> None:
 
 
 def missing_tools(patterns: list[str], own: list[Message]) -> list[str]:
-    """The patterns without a matching call among the turn's own messages that ended well or goes on in the background."""
+    """The patterns without a matching call in the turn's own messages that ended well or still runs."""
     parts = [part for message in own if isinstance(message.data, ToolData) for part in message.data.content]
     done = [part.tool_name for part in parts if part.result.status != "error"]
     return [pattern for pattern in patterns if not any(fnmatchcase(name, pattern) for name in done)]

@@ -108,7 +108,7 @@ def _worth(word: str, item: CatalogItem) -> int:
 
 
 def _has(word: str, text: str) -> int:
-    """The score of a text: whether one of its words is this word or another form of it."""
+    """1 when a word of the text is this word or another form of it, otherwise 0."""
     return any(_alike(word, known) for known in _words(text))
 
 
