@@ -11,6 +11,7 @@ Source: docs/decisions/034.
 
 from __future__ import annotations
 
+import os
 from typing import Final
 
 from msgspec import Struct
@@ -48,3 +49,12 @@ class WriteExposure(Struct, frozen=True, omit_defaults=True):
     kept: list[GuardedPlace] = []
     #: Empty folders that the tool host put there.
     made: list[str] = []
+
+
+def leads_to(path: str, device: int, inode: int) -> bool:
+    """Whether the path is still that of this file."""
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return False
+    return (status.st_dev, status.st_ino) == (device, inode)

@@ -19,11 +19,11 @@ from schemas.codec import encode, encode_value
 from schemas.frames import Frame, ToolCallPayload
 from schemas.launch import ExportSpec, SandboxSpec, ToolHostSpec, ToolSpec
 from schemas.receipts import Receipt
+from schemas.tool_host_reports import LogLine, WorkerNews
 from toolhost.calls.asking import Speaker
 from toolhost.host import Host
 from toolhost.jails.sized_workdirs import SizedWorkdirs
 from toolhost.jails.write_exposures import WriteExposures
-from toolhost.news import LogLine, WorkerNews
 from toolhost.policy.facts import find_bwrap, host_facts
 from toolhost.policy.subject import HostFacts
 from toolhost.privileges.ordinary import Ordinary

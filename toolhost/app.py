@@ -23,6 +23,7 @@ from schemas.frames import ORCHESTRATOR, Frame, Welcome
 from schemas.launch import ToolHostSpec
 from schemas.link import Link
 from schemas.system.startup import report_ready
+from schemas.tool_host_reports import WorkerNews
 from schemas.workdirs import EXPOSURES
 from toolhost.calls.promises import PROMISES, PromiseFile
 from toolhost.host import Host
@@ -30,7 +31,6 @@ from toolhost.jails.processes import end_stranded
 from toolhost.jails.sized_workdirs import SizedWorkdirs
 from toolhost.jails.write_exposures import WriteExposures
 from toolhost.logbook import Logbook, put
-from toolhost.news import WorkerNews
 from toolhost.policy.hiding import hidden_folders, with_hidden
 from toolhost.policy.subject import HostFacts
 from toolhost.privileges.powers import Powers

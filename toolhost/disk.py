@@ -18,23 +18,13 @@ import tempfile
 from typing import Final
 
 import msgspec
-from msgspec import Struct
 
+from schemas.tool_host_reports import DiskRow
 from toolhost.launcher import sized, sizes
 from toolhost.launcher.request import Held
 
 #: Below a state root, and below the state directory of one workspace.
 _IMAGES: Final = ("workspaces/*/instances/*/*", "instances/*/*")
-
-
-class Row(Struct, frozen=True, rename="camel", kw_only=True):
-    """One workdir that has an image. Bytes are those that its files and its image take."""
-
-    workdir: str
-    mounted: bool
-    used_bytes: int
-    image_bytes: int
-    problem: str = ""
 
 
 def check(folder: str) -> Held:
@@ -50,13 +40,13 @@ def check(folder: str) -> Held:
         return {"state": "unable", "allowed": 0, "why": error.strerror or str(error)}
 
 
-def go_through(root: str, action: str) -> list[Row]:
+def go_through(root: str, action: str) -> list[DiskRow]:
     """Mount or unmount every one below a state root, or (`list`) none."""
     folders = {folder for pattern in _IMAGES for folder in glob.glob(os.path.join(glob.escape(root), pattern))}
     return [_row(folder, action) for folder in sorted(folders) if os.path.lexists(f"{folder}/{sizes.IMAGE}")]
 
 
-def _row(folder: str, action: str) -> Row:
+def _row(folder: str, action: str) -> DiskRow:
     problem = ""
     mounted = False
     workdir, image = f"{folder}/{sizes.POINT}", f"{folder}/{sizes.IMAGE}"
@@ -77,7 +67,7 @@ def _row(folder: str, action: str) -> Row:
     if mounted:
         at = os.statvfs(workdir)
         used_bytes = (at.f_blocks - at.f_bfree) * at.f_frsize
-    return Row(
+    return DiskRow(
         workdir=workdir,
         mounted=mounted,
         used_bytes=used_bytes,

@@ -25,6 +25,7 @@ from schemas.errors import GoondanError, error_payload
 from schemas.frames import ErrorPayload, Frame, InstanceEnd, InstanceEnded, ToolCallPayload, ToolError
 from schemas.grantable import within
 from schemas.launch import DEFAULT_ERROR_LIMIT, ToolHostSpec, ToolSpec
+from schemas.tool_host_reports import LogLine, WorkerNews
 from toolhost.calls.answers import Announce, Answers, is_polling
 from toolhost.calls.asking import Asking, Speaker
 from toolhost.calls.call_registry import Call, StoredResult
@@ -34,7 +35,6 @@ from toolhost.calls.pending import Promise
 from toolhost.calls.results import error_result, refusal
 from toolhost.jails.sized_workdirs import SizedWorkdirs
 from toolhost.jails.write_exposures import WriteExposures
-from toolhost.news import LogLine, WorkerNews
 from toolhost.policy.subject import HostFacts
 from toolhost.privileges.powers import Powers
 from toolhost.sessions.sessions import Sessions

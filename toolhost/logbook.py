@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from schemas.system.log_admission import Admission, suppressed_lines
-from toolhost.news import LogLine
+from schemas.tool_host_reports import LogLine
 
 #: How long after a line was suppressed the log says so at the latest (seconds).
 REPORT_S: Final = 5.0

@@ -19,7 +19,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kernel.bundle.files import read_file, tree_digest
-from kernel.bundle.inspector import MAX_ANSWER, Inspector, ModuleReport
+from kernel.bundle.inspector import MAX_ANSWER, Inspector
 from kernel.bundle.lookup import Unreadable
 from kernel.bundle.problems import Path, Report, did_you_mean, shown
 from kernel.bundle.tools import CheckedTool
@@ -29,6 +29,7 @@ from schemas.address import build_tool_name
 from schemas.launch import SandboxSpec, ToolSpec
 from schemas.system.directories import DirectoryRefused, open_directory
 from schemas.system.private_files import replace_in
+from schemas.tool_host_reports import ModuleReport
 
 #: Part of every key: what an earlier version found out is asked again.
 FORMAT: Final = 1

@@ -11,14 +11,14 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Mapping, Sequence
-from typing import Final, Literal, Self
+from typing import Final, Self
 
 import msgspec
-from msgspec import Struct
 
 from kernel.paths import state_root
 from kernel.spawn import command, environment
 from schemas.launch import ToolSpec
+from schemas.tool_host_reports import InspectionAnswer, InspectionRequest, ModuleReport
 
 #: One module may take this long to load (seconds): the import of a large library from a cold disk.
 LOAD_TIMEOUT_S: Final = 5.0
@@ -28,26 +28,6 @@ INSPECTION_TIMEOUT_S: Final = 30.0
 MAX_ANSWER: Final = 4 << 20
 #: What is known about handlers, in the workspace's state.
 CACHE_FILE: Final = "cache/handlers.json"
-
-
-class Refusal(Struct, frozen=True):
-    """Why a module cannot serve: `import`, `handlers`, `timeout`, `crash` or `sandbox`, and in words."""
-
-    reason: str
-    message: str
-
-
-class ModuleReport(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
-    """What the inspection says of one tool. `exports` None: it could not tell, or there is an error."""
-
-    name: str
-    method: Literal["jail", "source"]
-    exports: list[str] | None = None
-    error: Refusal | None = None
-
-
-class _Answer(Struct, frozen=True):
-    tools: list[ModuleReport]
 
 
 class Inspector:
@@ -84,19 +64,19 @@ class Inspector:
 
         Can be asked once. Empty when there is no answer; never raises.
         """
-        request = {
-            "tools": tools,
-            "stateDir": self.state_dir or state_root(),
-            "protected": documents,
-            "timeoutS": LOAD_TIMEOUT_S,
-            "values": values,
-        }
+        request = InspectionRequest(
+            tools=[*tools],
+            state_dir=self.state_dir or state_root(),
+            protected=[*documents],
+            timeout_s=LOAD_TIMEOUT_S,
+            values={**values},
+        )
         try:
             process = self._process or self._start()
             data, _ = process.communicate(msgspec.json.encode(request), timeout=INSPECTION_TIMEOUT_S)
             if process.returncode == 0 and len(data) <= MAX_ANSWER:
                 asked = {tool.name for tool in tools}
-                answer = msgspec.json.decode(data, type=_Answer)
+                answer = msgspec.json.decode(data, type=InspectionAnswer)
                 return [finding for finding in answer.tools if finding.name in asked]
         except (OSError, subprocess.SubprocessError, msgspec.DecodeError):
             pass  # nothing was checked, and the caller says so

@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from kernel.bundle.problems import Problem
 from schemas.frames import ErrorPayload
+from schemas.tool_host_reports import Obstacle
 
 UNLIMITED = -1
 
@@ -41,7 +42,7 @@ class Cgroup(Struct, frozen=True):
 
 
 class Lack(Struct, frozen=True):
-    """One thing that stands between this host and the full sandbox, in the tool host's words."""
+    """One place that cannot be used, why, and what would help."""
 
     what: str
     problem: str
@@ -58,7 +59,7 @@ class Survey(Struct, frozen=True, rename="camel", kw_only=True):
     tier: Literal["full", "reduced"] | None
     walls: list[str] = []
     notes: list[str] = []
-    findings: list[Lack] = []
+    findings: list[Obstacle] = []
     bwrap: str | None = None
     bwrap_version: str | None = None
     landlock: int = 0

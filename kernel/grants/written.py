@@ -27,7 +27,7 @@ from kernel.state_root import doubt
 from schemas.errors import fail
 from schemas.grantable import within
 from schemas.system.private_files import replace_file
-from schemas.workdirs import EXPOSURES, LOCK, MAX_SILENCE_S, TOOLHOSTS, WriteExposure
+from schemas.workdirs import EXPOSURES, LOCK, MAX_SILENCE_S, TOOLHOSTS, WriteExposure, leads_to
 
 ACCEPTED_FILE: Final = "accepted-files.json"
 #: A record of exposures, or what was accepted (bytes).
@@ -156,7 +156,7 @@ def _read_host(host: str) -> list[Window]:
             kept = frozenset(place.path for place in exposure.kept)
             windows.append(Window(exposure.folder, exposure.began, exposure.ended, kept))
         else:
-            kept = frozenset(place.path for place in exposure.kept if _leads_to(place.path, place.device, place.inode))
+            kept = frozenset(place.path for place in exposure.kept if leads_to(place.path, place.device, place.inode))
             windows.append(Window(exposure.folder, exposure.began, float("inf") if lives else last, kept, lives))
     return windows
 
@@ -209,14 +209,6 @@ def _is_locked(path: str) -> bool:
     finally:
         os.close(fd)
     return False
-
-
-def _leads_to(path: str, device: int, inode: int) -> bool:
-    try:
-        status = os.lstat(path)
-    except OSError:
-        return False
-    return (status.st_dev, status.st_ino) == (device, inode)
 
 
 def _digest(path: str) -> str:

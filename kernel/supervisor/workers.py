@@ -13,23 +13,12 @@ from typing import Final
 import msgspec
 
 from kernel.supervisor_client import ProcessInfo
+from schemas.tool_host_reports import WorkerNews
 
 #: A line longer than this is none (bytes).
 MAX_LINE: Final = 65536
 #: More workers than any tool host may have; beyond it news is dropped.
 MAX_WORKERS: Final = 65536
-
-
-class WorkerNews(msgspec.Struct, rename="camel", kw_only=True):
-    """One line."""
-
-    op: str
-    pid: int
-    tool: str = ""
-    agent: str | None = None
-    instance_key: str | None = None
-    since: str = ""
-    cause: str | None = None
 
 
 class Workers:
@@ -78,7 +67,7 @@ class Workers:
             return
         if news.op == "exit":
             self._running.pop(news.pid, None)
-        elif news.op == "start" and len(self._running) < MAX_WORKERS:
+        elif len(self._running) < MAX_WORKERS:
             self._running[news.pid] = news
 
     def processes(self) -> list[ProcessInfo]:

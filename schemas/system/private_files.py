@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from typing import Final
+from typing import Final, TypeVar
+
+import msgspec
+
+Item = TypeVar("Item")
 
 #: Hexadecimal digits of a name that is used for some microseconds: too many to be made beforehand.
 _DIGITS: Final = 16
@@ -51,3 +55,15 @@ def replace_file(path: str, data: bytes, *, sync: bool = False) -> None:
         replace_in(folder, os.path.basename(path), data, sync=sync)
     finally:
         os.close(folder)
+
+
+def read_list(path: str, item: type[Item], max_bytes: int) -> list[Item]:
+    """The JSON list that stands in a file of ours; empty when there is none, and when it is no list of `item`.
+
+    Of a file that is longer nothing is believed.
+    """
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW), "rb") as file:
+            return msgspec.json.decode(file.read(max_bytes), type=list[item])  # type: ignore[valid-type]
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return []

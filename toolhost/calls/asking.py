@@ -18,10 +18,10 @@ from typing import Protocol
 from schemas.errors import GoondanError, error_payload, fail
 from schemas.frames import Frame
 from schemas.times import rfc3339
+from schemas.tool_host_reports import LogLine
 from schemas.worker_frames import Answer, Ask
 from toolhost.calls.asks import Asker, Reply, ended, refusal, value_of
 from toolhost.calls.call_registry import Call
-from toolhost.news import LogLine
 
 
 class Speaker(Protocol):

@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from schemas.system.private_files import replace_file
+from schemas.system.private_files import read_list, replace_file
 from toolhost.calls.pending import Promise
 
 PROMISES: Final = "pending.json"
@@ -31,14 +31,7 @@ class PromiseFile:
 
     def read(self) -> list[Promise]:
         """What stands in it; nothing when there is none."""
-        if self._path is None:
-            return []
-        try:
-            fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-            with open(fd, "rb") as file:
-                return msgspec.json.decode(file.read(_MAX_BYTES), type=list[Promise])
-        except (OSError, msgspec.DecodeError, UnicodeDecodeError):
-            return []
+        return [] if self._path is None else read_list(self._path, Promise, _MAX_BYTES)
 
     def write(self, promises: list[Promise]) -> None:
         """Put these in its place."""

@@ -21,13 +21,13 @@ import sys
 from typing import Final
 
 import msgspec
-from msgspec import Struct
 
 from schemas.errors import GoondanError
 from schemas.launch import Filesystem, SandboxSpec, ToolHostSpec, ToolSpec
+from schemas.tool_host_reports import InspectionAnswer, InspectionRequest, ModuleReport
 from schemas.worker_frames import LoadFailed, Ready, WorkerFrame
 from toolhost.drop_privileges import drop_privileges
-from toolhost.inspection.source import NO_HANDLERS, ModuleReport, read_source, refuse
+from toolhost.inspection.source import NO_HANDLERS, read_source, refuse
 from toolhost.jails.jail import Jail
 from toolhost.jails.visit import Visit
 from toolhost.policy.hiding import hidden_folders, with_hidden
@@ -42,20 +42,7 @@ _NO_JAIL: Final = ("bwrap: ", "launcher: ", "boot: ")
 _OURS: Final = re.compile(r" at (?:<frozen |/run/goondan/)")
 
 
-class Request(Struct, frozen=True, rename="camel", kw_only=True):
-    """What comes in."""
-
-    tools: list[ToolSpec]
-    state_dir: str
-    #: The bundle's documents.
-    protected: list[str] = []
-    #: What each tool may take (seconds).
-    timeout_s: float = 5.0
-    #: Values of variables; a module gets those that its tool's sandbox.env names.
-    values: dict[str, str] = {}
-
-
-async def inspect(request: Request, powers: Powers, facts: HostFacts | GoondanError) -> list[ModuleReport]:
+async def inspect(request: InspectionRequest, powers: Powers, facts: HostFacts | GoondanError) -> list[ModuleReport]:
     """Look at every tool, several at once."""
     if isinstance(facts, GoondanError) or not facts.bwrap:
         return [read_source(tool) for tool in request.tools]
@@ -87,7 +74,7 @@ class _Visit(Visit[Ready | LoadFailed]):
 
 
 async def load_in_jail(
-    tool: ToolSpec, spec: ToolHostSpec, host: HostFacts, powers: Powers, request: Request
+    tool: ToolSpec, spec: ToolHostSpec, host: HostFacts, powers: Powers, request: InspectionRequest
 ) -> ModuleReport | None:
     """What a worker says after loading the module. None when no jail can be had on this machine."""
     granted = {name: request.values[name] for name in tool.sandbox.env if name in request.values}
@@ -121,7 +108,7 @@ def _narrowed(tool: ToolSpec) -> ToolSpec:
 def main() -> int:
     """Read the request from stdin, write the findings to stdout. 2: it is none; 1: root stays root."""
     try:
-        request = msgspec.json.decode(sys.stdin.buffer.read(), type=Request)
+        request = msgspec.json.decode(sys.stdin.buffer.read(), type=InspectionRequest)
     except msgspec.DecodeError as error:
         print(f"toolhost.inspection: {error}", file=sys.stderr)
         return 2
@@ -131,7 +118,7 @@ def main() -> int:
     except OSError as error:
         print(f"toolhost.inspection: cannot give up root's powers: {error.strerror or error}", file=sys.stderr)
         return 1
-    answer = {"tools": asyncio.run(inspect(request, powers, facts))}
+    answer = InspectionAnswer(asyncio.run(inspect(request, powers, facts)))
     sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
     return 0
 

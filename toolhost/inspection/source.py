@@ -8,9 +8,8 @@ from __future__ import annotations
 import ast
 from typing import Final, Literal
 
-from msgspec import Struct
-
 from schemas.launch import ToolSpec
+from schemas.tool_host_reports import ModuleReport, Reason, Refusal
 
 #: A module of handlers is written by people.
 MAX_SOURCE_BYTES: Final = 4 << 20
@@ -18,28 +17,6 @@ MAX_SOURCE_BYTES: Final = 4 << 20
 MAX_MESSAGE: Final = 500
 NO_HANDLERS: Final = "the module has no `handlers`, a dict from export names to functions"
 _NO_MAPPING: Final = "`handlers` is no mapping"
-
-#: `sandbox`: what the tool asks for cannot be given to any jail, so the module was not loaded.
-Reason = Literal["import", "handlers", "timeout", "crash", "sandbox"]
-
-
-class Refusal(Struct, frozen=True):
-    """Why a module cannot serve."""
-
-    reason: Reason
-    message: str
-
-
-class ModuleReport(Struct, frozen=True, rename="camel", kw_only=True):
-    """What was found out about one tool's module."""
-
-    #: The tool's.
-    name: str
-    #: How it was found out.
-    method: Literal["jail", "source"]
-    #: None when it could not be told, or with an error.
-    exports: list[str] | None = None
-    error: Refusal | None = None
 
 
 def refuse(tool: ToolSpec, reason: Reason, message: str, method: Literal["jail", "source"] = "source") -> ModuleReport:

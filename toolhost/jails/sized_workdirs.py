@@ -198,9 +198,7 @@ class SizedWorkdirs:
                 os.close(writing)
             if "later" not in answer:
                 return msgspec.convert(answer, Held)
-            os.set_blocking(reading, False)
-            said = await _read(reading)
-            return msgspec.json.decode(said, type=Held)
+            return msgspec.json.decode(await _read(reading), type=Held)
         except DECODE_ERRORS:
             return {"state": "refused", "allowed": 0, "why": "mounting it has come to no end"}
         finally:
@@ -210,25 +208,19 @@ class SizedWorkdirs:
 
 
 async def _read(fd: int) -> bytes:
-    """Everything until the other end is closed, or b"" after some time."""
-    loop = asyncio.get_running_loop()
-    over: asyncio.Future[bytes] = loop.create_future()
-    found = bytearray()
-
-    def readable() -> None:
-        try:
-            data = os.read(fd, _MAX_ANSWER)
-        except BlockingIOError:
-            return
-        found.extend(data)
-        if (not data or len(found) > _MAX_ANSWER) and not over.done():
-            over.set_result(bytes(found))
-
-    loop.add_reader(fd, readable)
+    """Everything until the other end is closed; b"" after some time, or when it is too much."""
+    reader = asyncio.StreamReader()
+    pipe = open(fd, "rb", 0, closefd=False)  # noqa: SIM115 # the transport closes it
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), pipe
+    )
     try:
         async with asyncio.timeout(PATIENCE_S + _LONGER_S):
-            return await over
+            await reader.readexactly(_MAX_ANSWER + 1)
+    except asyncio.IncompleteReadError as end:
+        return end.partial
     except TimeoutError:
-        return b""
+        pass
     finally:
-        loop.remove_reader(fd)
+        transport.close()
+    return b""

@@ -32,8 +32,8 @@ import msgspec
 
 from schemas.errors import fail
 from schemas.grantable import within
-from schemas.system.private_files import replace_file
-from schemas.workdirs import MAX_SILENCE_S, SLACK_NS, GuardedPlace, WriteExposure
+from schemas.system.private_files import read_list, replace_file
+from schemas.workdirs import MAX_SILENCE_S, SLACK_NS, GuardedPlace, WriteExposure, leads_to
 from toolhost.policy.guarding import MADE_NAMES, remove_placeholders
 from toolhost.privileges.powers import Powers
 
@@ -65,7 +65,7 @@ class _Exposed:
             status = os.fstat(fd)
             if stat.S_ISREG(status.st_mode) and status.st_nlink > 1:
                 self.broken.add(path)  # it can be written by another name
-            if not _leads_to(path, status.st_dev, status.st_ino):
+            if not leads_to(path, status.st_dev, status.st_ino):
                 raise BlockingIOError(f"{path} was replaced")
         except OSError:
             os.close(fd)
@@ -74,7 +74,7 @@ class _Exposed:
 
     def look(self) -> bool:
         """Whether every place is still what it was; what is not, is not held any longer."""
-        gone = [path for path, (_, kept) in self.pins.items() if not _leads_to(path, kept.device, kept.inode)]
+        gone = [path for path, (_, kept) in self.pins.items() if not leads_to(path, kept.device, kept.inode)]
         for path in gone:
             os.close(self.pins.pop(path)[0])
             self.broken.add(path)
@@ -114,14 +114,14 @@ class WriteExposures:
         """The record of a tool host that is gone becomes part of ours, and what it made is removed."""
         if path is None:
             return
-        for past in _read(path):
+        for past in read_list(path, WriteExposure, _MAX_BYTES):
             remove_placeholders(past.made, self._powers)
             if past.ended is not None:
                 self._past.append(past)
                 continue
             with suppress(OSError):
                 last = os.stat(path).st_mtime_ns + int(MAX_SILENCE_S * 1e9)
-                kept = [place for place in past.kept if _leads_to(place.path, place.device, place.inode)]
+                kept = [place for place in past.kept if leads_to(place.path, place.device, place.inode)]
                 ended = min(last, time.time_ns() + SLACK_NS)
                 self._past.append(WriteExposure(past.folder, past.began, ended, kept))
         if self._past:
@@ -223,17 +223,6 @@ def joined(exposures: list[WriteExposure]) -> list[WriteExposure]:
     return left
 
 
-def _read(path: str | None) -> list[WriteExposure]:
-    """What stands in a record; nothing when there is none."""
-    if path is None:
-        return []
-    try:
-        with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW), "rb") as file:
-            return msgspec.json.decode(file.read(_MAX_BYTES), type=list[WriteExposure])
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
-        return []
-
-
 def _open_shared(path: str) -> int | None:
     """A folder that others may want to remove, open and locked against that; None when it cannot be. Raises OSError."""
     try:
@@ -246,11 +235,3 @@ def _open_shared(path: str) -> int | None:
         os.close(fd)
         raise
     return fd
-
-
-def _leads_to(path: str, device: int, inode: int) -> bool:
-    try:
-        status = os.lstat(path)
-    except OSError:
-        return False
-    return (status.st_dev, status.st_ino) == (device, inode)

@@ -19,6 +19,7 @@ from schemas.frames import ToolError
 from schemas.hosts import read_network
 from schemas.launch import ToolSpec
 from schemas.times import rfc3339
+from schemas.tool_host_reports import LogLine, WorkerNews
 from schemas.worker_frames import WORKER_PROTOCOL, Cancel, Exit, Init, Message, WorkerError
 from schemas.worker_frames import Call as WorkerCall
 from toolhost.calls.call_registry import Call
@@ -31,7 +32,6 @@ from toolhost.jails.network import JailNetwork
 from toolhost.jails.sized_workdirs import Claim
 from toolhost.jails.worker import Owner, Worker
 from toolhost.limits.decide import lacks_processes, limit_error, with_limit
-from toolhost.news import LogLine, WorkerNews
 from toolhost.policy.hiding import Hiding
 from toolhost.sessions.machine import AskToStop, EndCall, JailAction, Kill, Leave, LeaveCall
 from toolhost.sessions.receipts import Ledger

@@ -23,6 +23,7 @@ import msgspec
 from schemas.errors import GoondanError, tool_error
 from schemas.frames import ToolError
 from schemas.launch import ToolHostSpec, ToolSpec
+from schemas.tool_host_reports import LogLine, WorkerNews
 from schemas.worker_frames import WORKER_PROTOCOL, Ask, LoadFailed, Log, Progress, Ready, Result, WorkerFrame
 from schemas.worker_frames import Answer as AnswerFrame
 from toolhost.calls.answers import Answers, too_much_pending
@@ -39,7 +40,6 @@ from toolhost.jails.jail import Jail
 from toolhost.jails.network import Egress
 from toolhost.jails.worker import Worker
 from toolhost.limits.decide import limit_error
-from toolhost.news import LogLine, WorkerNews
 from toolhost.policy.subject import HostFacts
 from toolhost.sessions import machine
 from toolhost.sessions.live import LiveSession, protocol_error, unavailable

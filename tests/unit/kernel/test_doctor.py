@@ -39,6 +39,7 @@ from kernel.doctor.facts import (
 from kernel.doctor.findings import Finding, judge
 from kernel.import_path import entries_of_current_folder
 from schemas.errors import error_payload
+from schemas.tool_host_reports import Obstacle
 
 COUNTED = dict.fromkeys(("memoryMb", "processes", "cpuSeconds"), "cgroup")
 GOOD = Facts(
@@ -154,7 +155,7 @@ def test_it_says_who_the_tool_host_of_root_is(user: int, level: str) -> None:
     assert not [finding for finding in judge(GOOD) if finding.check == "tool host"]
 
 
-NO_JAIL = Survey(tier=None, findings=[Lack("user namespaces", "bwrap: no", "sudo fix")])
+NO_JAIL = Survey(tier=None, findings=[Obstacle("user namespaces", "bwrap: no", "sudo fix")])
 
 
 @pytest.mark.parametrize(
@@ -253,7 +254,7 @@ anything = st.builds(
     run_dir=st.builds(RunDir),
     running=st.builds(Running),
     bundle=st.builds(Bundle, errors=st.lists(st.builds(Problem), max_size=9)),
-    survey=st.none() | st.builds(Survey, findings=st.lists(st.builds(Lack), max_size=2)),
+    survey=st.none() | st.builds(Survey, findings=st.lists(st.builds(Obstacle), max_size=2)),
 )
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from schemas.launch import ExportSpec, ToolSpec
-from toolhost.inspection.source import MAX_SOURCE_BYTES, ModuleReport, read_source
+from schemas.tool_host_reports import ModuleReport
+from toolhost.inspection.source import MAX_SOURCE_BYTES, read_source
 
 FOUND = {
     "a literal": ("handlers = {'a': f, 'b': g}", ["a", "b"]),

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from kernel.bundle.handlers import Check, check_handlers, inspect, judge
-from kernel.bundle.inspector import Inspector, ModuleReport, Refusal
+from kernel.bundle.inspector import Inspector
 from kernel.bundle.loader import may_declare_tools
 from kernel.bundle.problems import Report
 from kernel.bundle.tools import CheckedTool
 from schemas.launch import SandboxSpec
 from schemas.redaction import Redactor
+from schemas.tool_host_reports import ModuleReport, Reason, Refusal
 from tests.unit.kernel.bundle.conftest import GOOD, Look
 
 
@@ -63,7 +64,7 @@ def test_full_names_are_no_keys_of_handlers(tool: CheckedTool) -> None:
 
 @pytest.mark.requirement("HANDLER-03")
 @pytest.mark.parametrize("reason", ["import", "handlers", "timeout", "crash"])
-def test_a_module_that_cannot_serve(tool: CheckedTool, reason: str) -> None:
+def test_a_module_that_cannot_serve(tool: CheckedTool, reason: Reason) -> None:
     report = judged(tool, ModuleReport(name="words", method="jail", error=Refusal(reason, "a\nb\x1b[31m" + "x" * 999)))
     assert [(p.code, p.path, p.line) for p in report.errors] == [("E_CONFIG_ENTRY", "spec.entry", 26)]
     assert report.errors[0].message.isprintable()

@@ -1,0 +1,109 @@
+"""What the tool host and its programs say to the supervisor and to commands, besides results.
+
+- the log lines of tools, one JSON object a line on standard error;
+- `WorkerNews`, one JSON object a line on the status descriptor;
+- the question and the answer of `python -m toolhost.inspection`;
+- what `python -m toolhost.survey` has found to be in the way of the full sandbox;
+- the rows of `python -m toolhost.disk`.
+
+Source: docs/design/processes.md; docs/design/bundle.md section 5; docs/decisions/040.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+from schemas.launch import ToolSpec
+
+
+class LogLine(Struct, rename="camel", omit_defaults=True, kw_only=True):
+    """One line of a tool, and whose it is as far as the tool host knows."""
+
+    #: Seconds since 1970.
+    time: float
+    level: str
+    message: str
+    tool: str
+    agent: str | None = None
+    instance_key: str | None = None
+    call_id: str | None = None
+
+
+class WorkerNews(Struct, rename="camel", omit_defaults=True, kw_only=True):
+    """A worker has started or ended."""
+
+    op: Literal["start", "exit"]
+    #: The number of the worker's process on the host.
+    pid: int
+    tool: str
+    agent: str | None = None
+    instance_key: str | None = None
+    #: When it started: RFC 3339, UTC.
+    since: str = ""
+    #: Why it ended.
+    cause: str | None = None
+
+
+#: Why a module cannot serve. `sandbox`: no jail can be given what the tool asks for, so the module was not loaded.
+Reason = Literal["import", "handlers", "timeout", "crash", "sandbox"]
+
+
+class InspectionRequest(Struct, frozen=True, rename="camel", kw_only=True):
+    """The tools whose modules are to be looked at."""
+
+    tools: list[ToolSpec]
+    state_dir: str
+    #: The documents of the bundle, which no module sees.
+    protected: list[str] = []
+    #: What each tool may take (seconds).
+    timeout_s: float = 5.0
+    #: Values of variables; a module gets those that its tool's sandbox.env names.
+    values: dict[str, str] = {}
+
+
+class Refusal(Struct, frozen=True):
+    """Why a module cannot serve, also in words."""
+
+    reason: Reason
+    message: str
+
+
+class ModuleReport(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
+    """What was found out about one tool's module."""
+
+    #: The tool's name.
+    name: str
+    #: The module was loaded in a jail, or its source was read.
+    method: Literal["jail", "source"]
+    #: The names in `handlers`. None: they could not be told, or there is an error.
+    exports: list[str] | None = None
+    error: Refusal | None = None
+
+
+class InspectionAnswer(Struct, frozen=True):
+    """The reports of all tools that were asked for."""
+
+    tools: list[ModuleReport]
+
+
+class Obstacle(Struct, frozen=True):
+    """One thing that stands between this host and the full sandbox, and the exact fix."""
+
+    what: str
+    problem: str
+    fix: str
+
+
+class DiskRow(Struct, frozen=True, rename="camel", kw_only=True):
+    """One workdir that has a file system of its own, in an image."""
+
+    workdir: str
+    mounted: bool
+    #: What its files take (bytes).
+    used_bytes: int
+    #: What its image takes on the disk (bytes).
+    image_bytes: int
+    #: Why it could not be mounted or unmounted; "" when it could.
+    problem: str = ""
