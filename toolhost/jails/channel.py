@@ -1,9 +1,9 @@
-"""What comes out of a jail, bytes to frames: pure, and the first wall against a hostile worker.
+"""Makes frames from the bytes that a jail's worker sends. Pure; the first check of what a hostile worker says.
 
 Rules.
 - A frame's length is checked before its bytes are kept; at most one frame is kept per jail.
-- A frame that is not one of the protocol, breaks a limit or comes at the wrong time is a Violation: the caller ends the
-  jail. There is no second chance, because a worker of ours never does it.
+- A frame that is not of the protocol, breaks a limit or comes at the wrong time is a Violation: the caller ends the
+  jail. There is no second chance, because our own worker never sends such a frame.
 - Log, progress and ask frames have a budget; a worker that keeps to WORKER.md stays far below it.
 - `output` is not decoded: it is walked (untrusted.check_json) and forwarded as it came.
 
@@ -20,12 +20,13 @@ from schemas.codec import DECODE_ERRORS
 from schemas.worker_frames import Ask, Log, Progress, Result, WorkerFrame
 from toolhost.untrusted import Violation
 
-#: What a frame needs beside its output: names, ids, an error's texts (bytes).
+#: Bytes of a frame beyond its output: names, ids, an error's texts.
 FRAME_SLACK: Final = 64 << 10
-#: Log and progress frames at once, and then per second; the Python worker drops beyond 1,000 and 200 (and 20 a call).
+#: Log, progress and ask frames that a worker may send at once, and per second after that. The Python worker drops its
+#: own frames much earlier: beyond 1,000 and 200 (and 20 a call).
 NEWS_BURST: Final = 20_000
 NEWS_PER_S: Final = 2_000
-#: Bytes of such frames at once, and then per second.
+#: Bytes of such frames at once, and per second after that.
 NEWS_BYTES_BURST: Final = 64 << 20
 NEWS_BYTES_PER_S: Final = 8 << 20
 
@@ -52,7 +53,7 @@ class Channel:
         return self._have
 
     def feed(self, data: bytes, now: float) -> list[WorkerFrame]:
-        """The frames that `data` completes, in order. Raises Violation; the channel is of no use afterwards."""
+        """Return the frames that `data` completes, in order. Raises Violation; the channel is of no use then."""
         if self._chunks:
             self._chunks.append(data)
             self._have += len(data)
@@ -89,7 +90,7 @@ class Channel:
             raise Violation(f"the worker sent no frame of the protocol ({_reason(error)})") from None
 
     def _spend(self, frame: WorkerFrame, size: int, now: float) -> None:
-        """Take the frame from the budget; Ready and LoadFailed come once and are the caller's to judge."""
+        """Take the frame from the budget. Ready and LoadFailed come once; the caller checks that."""
         if not isinstance(frame, Log | Progress | Ask):
             return
         passed = max(0.0, now - self._news_at)

@@ -1,7 +1,7 @@
 """How a jail is started: its plan becomes a request to the launcher, with the descriptors that belong to it.
 
-What is asked of the file system (the plan needs it, and opening the places) happens beside the loop, the launcher
-answers through it; so a start holds nobody up, and several are on their way at once. Chosen is nothing but which user
+Work on the file system (making the plan, opening the places) runs beside the loop, and the launcher answers through the
+loop. So a start holds nobody up, and several can be on their way at once. The only choice made here is which user
 number is free. Use from the loop's thread.
 
 Source: docs/design/processes.md section 1; docs/design/sandbox.md section 3; docs/decisions/031.
@@ -39,6 +39,7 @@ class Launched(Struct):
     `uid` back.
     """
 
+    #: What the jail is made from.
     plan: LaunchPlan
     #: Our end of the worker's socket.
     channel: socket.socket
@@ -77,10 +78,11 @@ async def launch(make_plan: Callable[[], LaunchPlan], powers: Powers, *, nicenes
     """Start the jail of the plan that `make_plan` returns; it is called on another thread.
 
     `niceness` is its place among others while processors are short (limits/decide.py).
-    Raises what it raises, and GoondanError: E_SANDBOX_DENIED (the workdir moved), E_SANDBOX_UNAVAILABLE (no start).
+    Raises what `make_plan` raises, and GoondanError: E_SANDBOX_DENIED (the workdir moved), E_SANDBOX_UNAVAILABLE (no
+    start).
 
-    A launcher that was lost may have begun this jail. That one ends when it finds its channel closed, having run
-    nothing of a tool; so it can be tried again, once, as another user.
+    A launcher that was lost may have begun this jail. That jail has run nothing of a tool, and ends when it finds its
+    channel closed. So the start is tried once more, as another user.
     """
     for last in (False, True):
         try:
@@ -131,7 +133,7 @@ def _no_start(problem: str, fix: str | None = None) -> GoondanError:
 
 
 def _prepare(plan: LaunchPlan, powers: Powers, niceness: int) -> _Parts:
-    """Descriptors, control groups and folders of one jail. Raises OSError and GoondanError; then nothing is left."""
+    """Make descriptors, control groups and folders of one jail. Raises OSError, GoondanError; then nothing is left."""
     with ExitStack() as undo, ExitStack() as given:
 
         def ours(fd: int) -> int:
@@ -174,7 +176,7 @@ def _prepare(plan: LaunchPlan, powers: Powers, niceness: int) -> _Parts:
 
 
 def _make_private(folder: str, code: str) -> None:
-    """A folder for one jail that has no mounts: its home, its temporary files, and our code under its name there."""
+    """Make the folder of a jail without mounts: its home, its temporary files, and our code under its name there."""
     os.mkdir(folder, 0o700)
     for name in ("home", "tmp", "code"):
         os.mkdir(f"{folder}/{name}", 0o700)
@@ -182,7 +184,7 @@ def _make_private(folder: str, code: str) -> None:
 
 
 def _boot_plan(plan: LaunchPlan) -> bytes:
-    """What the boot stage puts up; bubblewrap installs the filter where there is one."""
+    """What the boot stage has to put up. Where bubblewrap starts the jail, it installs the filter."""
     limits = [
         (number, value + _own_tasks() if number == resource.RLIMIT_NPROC and plan.tier == "reduced" else value)
         for number, value in plan.limits
@@ -202,7 +204,7 @@ def _boot_plan(plan: LaunchPlan) -> bytes:
 
 
 def _identity(path: str) -> tuple[int, int]:
-    """Device and inode of what is at that very path. Raises E_SANDBOX_DENIED when it is, or goes through, a link."""
+    """Device and inode of what is at exactly that path. Raises E_SANDBOX_DENIED when the path is or contains a link."""
     fd = open_place(path)
     try:
         status = os.fstat(fd)
@@ -212,7 +214,7 @@ def _identity(path: str) -> tuple[int, int]:
 
 
 def _own_tasks() -> int:
-    """How many processes and threads this user has: without a user namespace a limit of processes counts them all."""
+    """How many processes and threads this user has. Without a user namespace a limit of processes counts them all."""
     found = 0
     for name in os.listdir("/proc"):
         with suppress(OSError):
@@ -253,7 +255,7 @@ def _memory_file(data: bytes) -> int:
 
 
 def open_place(path: str, kind: str = "file") -> int:
-    """The file or folder of that very path: a tool that can rename what is above it must not send us elsewhere."""
+    """Open the file or folder at exactly that path: a tool that can rename a folder above must not mislead us."""
     flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_DIRECTORY if kind == "dir" else 0)
     try:
         fd = os.open(path, flags)

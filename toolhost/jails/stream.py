@@ -1,9 +1,9 @@
-"""The two ways out of a jail, seen from the host: the worker's socket, and what is written to standard output.
+"""The host's ends of the two ways out of a jail: the worker's socket, and the pipe of the standard output.
 
 Rules.
-- At most one read per wake-up, so that a jail that talks much does not starve the others.
-- What a jail writes to its standard output is read within a budget; beyond it the jail's own write blocks.
-- Frames are judged by channel.py; after one that is refused nothing more is read.
+- A wake-up reads once at most, so that a jail that sends much does not starve the others.
+- The standard output of a jail is read within a budget. Beyond the budget the jail's own write blocks.
+- channel.py checks the frames. After a refused frame nothing more is read.
 
 Source: docs/design/sandbox.md section 5.
 """
@@ -23,20 +23,20 @@ from schemas.worker_frames import HostFrame, WorkerFrame
 from toolhost.jails.channel import Channel
 from toolhost.untrusted import Violation
 
-#: Frames written together: one by one each would wake the worker anew (docs/decisions/016).
+#: Frames that are written together: each written alone would wake the worker once more (docs/decisions/016).
 BURST: Final = 8
-#: One read of a worker's socket (bytes): a socketpair holds about 200 KiB.
+#: Bytes of one read of a worker's socket: a socketpair holds about 200 KiB.
 READ_BYTES: Final = 65536
 #: Bytes of stray output that are read from one jail each second; a full pipe then makes its writers wait.
 STRAY_BYTES_PER_S: Final = 1 << 20
-#: The end of the stray output is kept for the error of a crash (bytes).
+#: Bytes at the end of the stray output that are kept for the error of a crash.
 STRAY_TAIL: Final = 2048
 
 _encode = msgspec.msgpack.Encoder().encode
 
 
 class FrameStream:
-    """Our end of a worker's socket, closed with `close` or at the other end's. Use from the loop's thread only."""
+    """Our end of a worker's socket. `close` or the end of the other side closes it. Use from the loop's thread only."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class FrameStream:
         on_end: Callable[[], None],
         on_violation: Callable[[Violation], None],
     ) -> None:
-        """`channel` becomes ours. `on_end`: the other end is closed, and by now ours too."""
+        """`channel` becomes ours. `on_end` is called when the other end has closed; our end is closed by then."""
         self._loop = loop
         self._channel = Channel(output_limit, loop.time())
         self._on_frames = on_frames
@@ -64,11 +64,11 @@ class FrameStream:
 
     @property
     def closed(self) -> bool:
-        """Whether it is."""
+        """Whether our end is closed."""
         return self._fd < 0
 
     def send(self, frame: HostFrame) -> None:
-        """Queue a frame; what is queued in one turn of the loop is written in bursts."""
+        """Queue a frame. Frames that are queued in one turn of the loop are written in bursts."""
         body = _encode(frame)
         self._pending.append(len(body).to_bytes(4, "little"))
         self._pending.append(body)
@@ -80,13 +80,13 @@ class FrameStream:
 
     @property
     def unread(self) -> int:
-        """Bytes that the worker has not taken."""
+        """Bytes that are not written to the socket yet."""
         return sum(map(len, self._pending))
 
     def give(self, frame: HostFrame, fds: list[int]) -> None:
-        """Send a small frame with descriptors, now; they stay the caller's. Raises OSError when it cannot be sent.
+        """Send a small frame with descriptors at once; they stay the caller's. Raises OSError when it cannot be sent.
 
-        For a fork server, which reads at once what it is sent, and is sent little.
+        For a fork server: it reads at once, and little is sent to it.
         """
         if self._fd < 0:
             raise ConnectionResetError(errno.ECONNRESET, "the jail has ended")
@@ -101,7 +101,7 @@ class FrameStream:
         self._held = True
 
     def release(self) -> None:
-        """The worker may begin."""
+        """The worker may begin: write what was kept."""
         self._held = False
         self._flush()
 
@@ -117,7 +117,7 @@ class FrameStream:
         except OSError:
             self._pending.clear()  # the worker is gone; the reader finds out
             return
-        # A view: of large arguments a socket takes a fortieth at a time.
+        # A view and no copy: of large arguments a socket takes about a fortieth at a time.
         self._pending = [memoryview(data)[sent:]] if sent < len(data) else []
         if bool(self._pending) != self._writing:
             self._writing = not self._writing
@@ -146,7 +146,7 @@ class FrameStream:
             self._on_frames(frames)
 
     def drain(self) -> None:
-        """What the worker sent before it ended counts: hand that on, and close."""
+        """Hand on what the worker sent before it ended, and close."""
         while self._fd >= 0:
             before = self._fd
             try:
@@ -175,7 +175,7 @@ class FrameStream:
 
 
 class StrayOutput:
-    """What a jail writes to its standard output and error, past the worker. Use from the loop's thread only."""
+    """Reads what a jail's processes write to standard output and error. Use from the loop's thread only."""
 
     def __init__(self, fd: int, loop: asyncio.AbstractEventLoop, on_text: Callable[[str], None]) -> None:
         """`fd`, a pipe that does not block, becomes ours."""
@@ -213,7 +213,7 @@ class StrayOutput:
             self._loop.add_reader(self._fd, self._readable)
 
     def close(self) -> None:
-        """The writers are gone: take what is still there, and close. Safe to call again."""
+        """The writers are gone: read what is left, and close. Safe to call again."""
         if self._fd >= 0:
             self._readable()
         self._close()
@@ -234,5 +234,5 @@ class StrayOutput:
 
 
 def last_line(lines: list[str]) -> str:
-    """The last one with anything in it, cut."""
+    """The last line that is not blank, cut to 500 characters."""
     return next((line.strip() for line in reversed(lines) if line.strip()), "")[:500]

@@ -1,7 +1,7 @@
-"""Small folders whose files only their owner may read, copied into memory for a user who is somebody else.
+"""Copies small folders whose files only their owner may read into memory, for a user who is not the owner.
 
-For hosts, or file systems, on which owners cannot be shown as others. Nothing is changed where they are, no link is
-followed, and what begins with a dot comes along empty: in a jail it is covered anyway.
+For hosts or file systems that cannot show owners as others. The originals stay as they are, and no link is followed.
+A file or folder whose name begins with a dot is copied empty: a jail covers it anyway.
 
 Source: docs/design/sandbox.md section 3.2; docs/decisions/038.
 """
@@ -17,8 +17,8 @@ from typing import Final, NamedTuple
 from toolhost.launcher import calls
 from toolhost.launcher.descriptors import opened, reopened, write_all
 
-#: What is copied for each jail at most: entries, bytes and nested folders. A tool is some files; what brings an
-#: environment along is more.
+#: Limits of the copies for one jail: entries, bytes and nested folders. A tool is a few files; a folder that brings an
+#: environment along is larger.
 MAX_ENTRIES: Final = 2048
 MAX_BYTES: Final = 16 << 20
 MAX_DEPTH: Final = 64
@@ -26,18 +26,22 @@ _READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 class _Entry(NamedTuple):
-    """`path` is below the folder that is walked, `folder` a descriptor of the one that `name` is in."""
+    """A file, folder or link below the folder that is walked."""
 
+    #: Its path below the folder that is walked.
     path: str
+    #: A descriptor of the folder that it is in.
     folder: int
+    #: Its name in that folder.
     name: str
+    #: Its status; a link's is its own.
     status: os.stat_result
 
 
 def closed(fd: int, uid: int, *, deep: bool) -> str | None:
     """The first place at (".") or below `fd` (O_PATH) that the user may not read; None when there is none.
 
-    Looks at mode bits: of the first MAX_ENTRIES there, and without `deep` of the top alone. Raises OSError.
+    Checks mode bits of the first MAX_ENTRIES entries; without `deep` only those of `fd` itself. Raises OSError.
     """
     status = os.fstat(fd)
     if not _may_read(status, uid):
@@ -52,8 +56,9 @@ def closed(fd: int, uid: int, *, deep: bool) -> str | None:
 
 
 def copied(fd: int) -> int | bytes | None:
-    """A copy that everybody may read, of a folder as a detached mount, of a file as its content; None if it is too
-    large. Raises OSError.
+    """Make a copy that everybody may read: of a folder a detached mount, of a file its content; None when too large.
+
+    Raises OSError.
     """
     with reopened(fd) as source:
         status = os.fstat(source)
@@ -72,7 +77,7 @@ def copied(fd: int) -> int | bytes | None:
 
 
 def _fill(copy: int, source: int) -> bool:
-    """Copy what is in one folder to another one. False: it is too much."""
+    """Copy the content of one folder into another. False when it is too much."""
     size = 0
     for number, entry in enumerate(_walk(source, "", 0)):
         mode = entry.status.st_mode
@@ -99,7 +104,7 @@ def _copy_file(entry: _Entry, copy: int) -> None:
         if not entry.name.startswith("."):
             with opened(entry.name, _READ, dir_fd=entry.folder) as source:
                 write_all(target, _content(source))
-        # What is compiled names the source's time.
+        # Compiled Python names the modification time of its source.
         os.utime(target, ns=(entry.status.st_atime_ns, entry.status.st_mtime_ns))
 
 
@@ -111,7 +116,7 @@ def _content(source: int) -> bytes:
 
 
 def _walk(folder: int, above: str, depth: int) -> Iterator[_Entry]:
-    """Everything below a folder, what is above before what is in it; not what a dotted folder holds."""
+    """Everything below a folder, each folder before its content. What is in a folder with a dotted name is left out."""
     for name in sorted(os.listdir(folder)):
         status = os.stat(name, dir_fd=folder, follow_symlinks=False)
         yield _Entry(above + name, folder, name, status)

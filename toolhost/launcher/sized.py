@@ -1,13 +1,13 @@
-"""A file system of its own for an instance's workdir, in a file beside it, with a bound on what jails may take of it.
+"""Gives an instance's workdir a file system of its own, in a file beside it, and bounds what jails may take of it.
 
-`folder` is always the instance's folder (a descriptor of it): `workspace` in it is the mount point, `workspace.ext4`
-the image. It is mounted in the namespace that we are in, the host's, so that everybody sees the files, and it stays so.
+`folder` is always a descriptor of the instance's folder. In it, `workspace` is the mount point and `workspace.ext4` the
+image. The image is mounted in the host's namespace, which is ours: everybody sees the files, and it stays mounted.
 
 Rules.
-- Nothing that is there is moved, covered or overwritten: a workdir with files gets no image, and an image is not
+- Files that are there are never moved, covered or overwritten: a workdir with files gets no image, and an image is not
   mounted over files.
-- Whoever mounts holds the lock of `folder`; a file has one loop device and one mount, whoever asks, however often.
-- An image that is there is used or the jail is refused: an empty folder in its place would look like lost work.
+- A mount is made under a lock of `folder`. An image has one loop device and one mount, however often it is asked for.
+- An image that exists is used, or the jail is refused: an empty folder in its place would look like lost work.
 
 Source: docs/design/sandbox.md section 4; docs/decisions/040.
 """
@@ -27,27 +27,28 @@ from toolhost.launcher.descriptors import opened, path_of, reopened, write_text
 from toolhost.launcher.request import Held
 from toolhost.launcher.sizes import IMAGE, POINT
 
-#: The image while it is being made, and what lies in the folder that the mount covers.
+#: The image while it is being made, and the note in the folder that the mount covers.
 UNFINISHED: Final = "workspace.ext4.new"
 NOTE: Final = "NOT-MOUNTED.txt"
-#: Where programs are: the launcher has no environment.
+#: Folders of programs: the launcher has no environment, and so no PATH.
 PROGRAMS: Final = ("/usr/sbin", "/sbin", "/usr/local/sbin", "/usr/bin", "/bin")
-#: What is given back in the file system becomes a hole in the image; damage stops writing instead of spreading.
+#: `discard`: blocks that are freed in the file system become holes in the image. `errors=remount-ro`: damage stops
+#: writing instead of spreading.
 _OPTIONS: Final = "discard,errors=remount-ro"
-#: Of what a program says about its failure (bytes).
+#: Bytes that are kept of what a program says about its failure.
 _MAX_WORDS: Final = 2000
-#: e2fsck's exit status: errors were left.
+#: e2fsck's exit status when it has left errors.
 _UNCORRECTED: Final = 4
 
 
 class Unable(OSError):
-    """This host cannot make such file systems; nothing is left of the try."""
+    """This host cannot make such file systems. The attempt has left nothing behind."""
 
 
 def hold(folder: int, wanted: int | None, *, make: bool) -> Held | None:
-    """Have jails able to take `wanted` bytes more in a workdir that is mounted (None: whatever there is).
+    """Let jails take `wanted` bytes more in a workdir (None: all that is free), at once.
 
-    Takes no time. None when it is not mounted.
+    None when it has an image, or may get one, and is not mounted: `mount` is for that.
     """
     point = _point(folder)
     with _image_of(folder) as image:
@@ -64,7 +65,7 @@ def hold(folder: int, wanted: int | None, *, make: bool) -> Held | None:
 
 
 def mount(folder: int, wanted: int | None, *, make: bool) -> Held:
-    """Mount the workdir's image, and `hold` it. Without one, and with `make`, an empty workdir gets one."""
+    """Mount the workdir's image, and `hold` it. With `make`, an empty workdir without an image gets one."""
     with _locked(folder):
         held = hold(folder, wanted, make=make)  # somebody else may have been faster
         if held is not None:
@@ -95,14 +96,14 @@ def is_mounted(folder: int) -> bool:
 
 
 def unmount(folder: int) -> None:
-    """Unmount the workdir, if its image is mounted there; the loop device goes with it. Raises OSError when in use."""
+    """Unmount the workdir if its image is mounted there; its loop device goes too. Raises OSError when it is in use."""
     with _locked(folder):
         if is_mounted(folder):
             calls.unmount(_at(folder, POINT))
 
 
 def check(folder: int) -> Held:
-    """Make one in the empty folder, use it, and remove it: `sized` when this host can. Raises OSError."""
+    """Make an image in the empty folder, mount it, and remove it: `sized` when this host can. Raises OSError."""
     if os.geteuid() != 0:
         return _watched("only root can mount one", unable=True)
     os.mkdir(POINT, 0o700, dir_fd=folder)
@@ -125,7 +126,7 @@ def _refused(why: str) -> Held:
 
 
 def reason(error: OSError | ValueError) -> str:
-    """What went wrong, without Python's number for it."""
+    """What went wrong, without the number that Python puts before it."""
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
@@ -143,7 +144,7 @@ def _point(folder: int) -> os.stat_result | None:
 
 @contextmanager
 def _image_of(folder: int) -> Iterator[int | None]:
-    """A descriptor of the image, None without one. Raises OSError for something else in its place."""
+    """A descriptor of the image; None without an image. Raises OSError when something else is in its place."""
     with ExitStack() as stack:
         image = None
         with suppress(FileNotFoundError):
@@ -217,7 +218,7 @@ def _made(folder: int) -> Iterator[int]:
 
 
 def _mount(folder: int, image: int) -> None:
-    """Raises Unable for what the host lacks, ValueError and OSError for what is wrong with the image."""
+    """Mount the image. Raises Unable for what the host lacks, ValueError and OSError for a fault of the image."""
     covered = os.listdir(_at(folder, POINT))
     if not set(covered) <= {NOTE}:
         names = ", ".join(sorted(covered)[:5])
@@ -266,7 +267,7 @@ def _program(name: str) -> str:
 
 
 def _run(argv: list[str], image: int) -> tuple[int, str]:
-    """Run a program on the image: its exit status, and what it said."""
+    """Run a program on the image. Returns its exit status and what it said."""
     import subprocess  # launchers do not need it, and start while somebody waits
 
     done = subprocess.run(

@@ -1,11 +1,11 @@
-"""Which part of the tree of control groups is ours.
+"""Finds and makes the part of the tree of control groups that is ours.
 
-Version 1 as root: a group `goondan.PID` of this tool host in each hierarchy, and in it one for each jail, `N`; beside
-it, `goondan-jail.PID.N`, where processors are shared out. Version 2: the same inside the group that was delegated to
-us, whose processes must first move into a group of their own, because a group that hands controllers on may hold none.
-What a tool host that was killed has left behind is removed by the next.
+Version 1, as root: the tool host has a group `goondan.PID` in each hierarchy, and in it a group `N` for each jail.
+Beside it is a group `goondan-jail.PID.N` for each jail, where processors are shared out. Version 2: the same inside the
+group that was delegated to us. The processes of that group first move into a group of their own, because a group that
+hands controllers on may hold no process. A tool host removes what a killed tool host has left behind.
 
-Source: docs/design/sandbox.md section 4; the kernel's cgroup-v1 and cgroup-v2 documents; systemd's CGROUP_DELEGATION.
+Source: docs/design/sandbox.md section 4; Linux's cgroup-v1 and cgroup-v2 documents; systemd's CGROUP_DELEGATION.
 """
 
 from __future__ import annotations
@@ -19,22 +19,23 @@ from toolhost.launcher.descriptors import opened, write_text
 from toolhost.launcher.operations import remove_group
 from toolhost.privileges.tree import Tree
 
-#: The names of our groups begin with it; the number of the tool host's process follows.
+#: How the names of our groups begin; the process id of the tool host follows.
 PREFIX: Final = "goondan."
-#: The names of those that stand beside it; that number and the jail's follow.
+#: How the names of the groups beside it begin; the process id and the jail's number follow.
 _BESIDE: Final = "goondan-jail."
-#: Where the processes of a delegated group are put.
+#: The group into which the processes of a delegated group are moved.
 _LEAF: Final = "goondan-host"
-#: Whoever is moved may have had children since the list was read, and a supervisor that starts everything at once has:
-#: those come in the next round, theirs after that. One that is ending cannot be moved, and is waited for (seconds).
+#: A process may have had children since the list was read, and a supervisor that starts everything at once has some:
+#: they are moved in the next round, and their children in the round after it. A process that is ending cannot be moved;
+#: a pause (seconds) waits for its end.
 _ROUNDS: Final = 100
 _PAUSE_S: Final = 0.002
 
 
 def find_tree(*, controllers: tuple[str, ...] = ("memory", "pids")) -> Tree | None:
-    """The groups that this process may make; None when there are none. Makes the tool host's own group.
+    """Find the groups that this process may make, and make the tool host's own group; None when it may make none.
 
-    `controllers` are those without which version 2 is of no use.
+    Version 2 is used only where it has all of `controllers`.
     """
     mounts = _mounts()
     if "cgroup2" in mounts and (found := _version_2(mounts["cgroup2"], controllers)) is not None:
@@ -43,7 +44,7 @@ def find_tree(*, controllers: tuple[str, ...] = ("memory", "pids")) -> Tree | No
 
 
 def _mounts() -> dict[str, str]:
-    """Where each controller of version 1 is, and version 2 by the name `cgroup2`."""
+    """Where each controller of version 1 is mounted. Version 2 has the key `cgroup2`."""
     found: dict[str, str] = {}
     with suppress(OSError), open("/proc/self/mounts", encoding="utf-8", errors="replace") as source:
         for line in source:
@@ -57,7 +58,7 @@ def _mounts() -> dict[str, str]:
 
 
 def _own() -> dict[str, str]:
-    """The group of this process in each hierarchy: by controller, and by "" in version 2."""
+    """The group of this process in each hierarchy. The key is a controller, and "" for version 2."""
     found: dict[str, str] = {}
     with suppress(OSError), open("/proc/self/cgroup", encoding="utf-8", errors="replace") as source:
         for line in source:
@@ -72,7 +73,7 @@ def _version_1(mounts: dict[str, str]) -> Tree | None:
     folders: dict[str, str] = {}
     for name in ("memory", "pids", "cpu", "cpuacct", "freezer"):
         if name in mounts:
-            # Below our own group, so that whatever limits us limits jails; where that is not to be seen, at the top.
+            # Below our own group, so that what limits us limits jails; at the top where our group cannot be seen.
             for base in (mounts[name] + own.get(name, "/").rstrip("/"), mounts[name]):
                 if (made := _host_group(base)) is not None:
                     folders[name] = made
@@ -112,7 +113,7 @@ def _version_2(mount: str, controllers: tuple[str, ...]) -> Tree | None:
 
 
 def _delegated(folder: str) -> bool:
-    """Whether the part of the tree below `folder` is ours to arrange, as systemd marks it."""
+    """Whether systemd marks the part of the tree below `folder` as ours to arrange."""
     for name in ("user.delegate", "trusted.delegate"):
         with suppress(OSError):
             if os.getxattr(folder, name) == b"1":
@@ -121,7 +122,7 @@ def _delegated(folder: str) -> bool:
 
 
 def _host_group(base: str) -> str | None:
-    """The tool host's group below `base`; leftovers of others that are gone are removed."""
+    """Make the tool host's group below `base`, and remove the groups of tool hosts that are gone; None on failure."""
     try:
         for name in os.listdir(base):
             if name.startswith((PREFIX, _BESIDE)) and not os.path.exists(f"/proc/{name.split('.')[1]}"):
@@ -135,20 +136,20 @@ def _host_group(base: str) -> str | None:
 
 
 def beside(tree: Tree) -> str | None:
-    """How the names of the groups begin that stand beside this process's own; None where none do."""
+    """How the names of the groups beside this process's own begin; None where there are no such groups."""
     if tree.version == 1 and tree.cpu is not None:
         return f"{os.path.dirname(tree.cpu)}/{_BESIDE}{os.getpid()}."
     return None
 
 
 def hand_over(tree: Tree, uid: int) -> None:
-    """Let that user make groups in those of this process. Raises OSError."""
+    """Let that user make groups inside the groups of this process. Raises OSError."""
     for folder in tree.folders:
         os.chown(folder, uid, uid)
 
 
 def read_text(path: str) -> str:
-    """What a file of a group says; "" when it says nothing."""
+    """The text of a group's file; "" when it is empty or cannot be read."""
     with suppress(OSError), opened(path, os.O_RDONLY) as fd:
         return os.read(fd, 1 << 16).decode("ascii", "replace").strip()
     return ""

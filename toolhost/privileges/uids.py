@@ -1,8 +1,7 @@
-"""Which user each jail of a root-run tool host is: numbers that nobody else has, each for one jail at a time. Pure.
+"""User numbers for the jails of a tool host that root runs: nobody else has them, and each is one jail's at a time. Pure.
 
 Nobody assigns numbers in their range (schemas/system/users.py). So no file, service or container has one of them by
-accident, and a process that escaped would own nothing. Blocks in which somebody has a number all the same are passed
-over.
+accident, and a process that escaped would own nothing. A block in which somebody has a number nevertheless is skipped.
 
 Source: docs/design/sandbox.md section 3.2; https://systemd.io/UIDS-GIDS/.
 """
@@ -15,24 +14,24 @@ from typing import Final
 
 from schemas.system.users import UserNumbers
 
-#: Numbers for each tool host; more jails than that are not alive at once.
+#: Numbers for each tool host. More jails than that are never alive at once.
 BLOCK: Final = 4096
-#: Blocks that are tried: one that somebody has is rare, and a service is asked about each.
+#: Blocks that are tried: it is rare that somebody has a number in one, and each try asks a service.
 TRIES: Final = 16
 
 
 def instance_uid(workdir: str, numbers: UserNumbers) -> int:
-    """The user that an instance's workdir (its path) belongs to where owners cannot be mapped: always the same."""
+    """The user that owns an instance's workdir (its path) where owners cannot be mapped; always the same for a path."""
     digest = hashlib.sha256(workdir.encode("utf-8", "surrogateescape")).digest()
     first, last = numbers.instances
     return first + int.from_bytes(digest[:8], "big") % (last - first + 1)
 
 
 class Uids:
-    """The numbers of one tool host. The lowest free one comes first, because what the kernel keeps for it is kept."""
+    """The numbers of one tool host. The lowest free one is given first: what Linux keeps for a user is used again."""
 
     def __init__(self, host_pid: int, numbers: UserNumbers) -> None:
-        """Tool hosts that run side by side have different process ids, and so different numbers, mostly."""
+        """Tool hosts that run side by side have different process ids, and so in most cases different numbers."""
         self._first, last = numbers.jails
         self._last = last
         self._blocks = -(-(last - self._first + 1) // BLOCK)
@@ -46,9 +45,9 @@ class Uids:
         return first, min(first + BLOCK - 1, self._last)
 
     def pass_over(self, taken: Callable[[int, int], bool]) -> bool:
-        """Go on to a block of which nobody has a number: `taken` says whether somebody has one from first to last.
+        """Go on to a block in which nobody has a number. `taken` says whether somebody has one from first to last.
 
-        False when none was found in TRIES; then the numbers are what they were. Before any was given.
+        False when none was found in TRIES; the numbers then stay as they were. Call it before any number is given.
         """
         was = self._block
         for step in range(min(TRIES, self._blocks)):
@@ -64,12 +63,12 @@ class Uids:
         return next((n for n in range(first, last + 1) if n not in self._taken), None)
 
     def take(self) -> int | None:
-        """A number for a new jail, or None."""
+        """A number for a new jail; None when all are taken."""
         found = self.next()
         if found is not None:
             self._taken.add(found)
         return found
 
     def give_back(self, uid: int) -> None:
-        """The jail's last process is gone."""
+        """The jail's last process is gone: its number is free again."""
         self._taken.discard(uid)

@@ -1,13 +1,13 @@
 """Which system calls a jail may make: an allow-list, with conditions on arguments where a call is needed but risky.
 
 Rules.
-- What is not listed does not exist (ENOSYS): programs fall back as they do on an older kernel. `clone3` and `openat2`
-  are left out on purpose, because their arguments lie in memory, where a filter cannot look; libc falls back to
-  `clone` and `openat`.
-- What is listed as refused is refused by name (EPERM), so that a program says "not permitted" and not "too old".
-- A condition looks at the low 32 bits of an argument: the kernel reads all of these arguments as 32 bits wide, so what
-  stands above them must not matter here either.
-- Nobody gets set-user-id or set-group-id bits onto a file: on disk, files of a jail belong to the operator.
+- A call that is not listed fails with ENOSYS, so that programs fall back as on an older kernel. `clone3` and `openat2`
+  are left out on purpose: their arguments lie in memory, where a filter cannot look. libc falls back to `clone` and
+  `openat`.
+- A call that is listed as refused fails with EPERM, so that a program says "not permitted" and not "too old".
+- A condition looks at the low 32 bits of an argument. The Linux kernel reads all of these arguments as 32 bits wide, so
+  the bits above must not matter here either.
+- Nobody can set the set-user-id or set-group-id bits of a file: on disk, files of a jail belong to the operator.
 
 Source: docs/design/sandbox.md section 3.4.
 """
@@ -26,17 +26,21 @@ ENOSYS: Final = 38
 EOPNOTSUPP: Final = 95
 EAFNOSUPPORT: Final = 97
 
-#: What a rule ends in: 0 lets the call through, anything else is the errno that it fails with.
+#: The outcome of a rule: 0 lets the call through, any other number is the errno that it fails with.
 ALLOW: Final = 0
 Verdict = int
 
 
 class Test(Struct, frozen=True):
-    """Whether argument `arg` (0 is the first), masked, is one of `values`; with `unless`, whether it is none."""
+    """A question about one argument of a call: whether it has one of some values."""
 
+    #: Which argument; 0 is the first.
     arg: int
+    #: The bits of the argument that count.
     mask: int
+    #: The values that are looked for.
     values: tuple[int, ...]
+    #: Turn the answer round: the argument must have none of the values.
     unless: bool = False
 
 
@@ -48,7 +52,7 @@ class Case(Struct, frozen=True):
 
 
 class Rule(Struct, frozen=True):
-    """Cases in order, the first that holds counts; `otherwise` when none does."""
+    """Its `cases` are tried in order, and the first that holds counts. `otherwise` counts when none holds."""
 
     cases: tuple[Case, ...]
     otherwise: Verdict
@@ -108,8 +112,8 @@ pidfd_open pidfd_send_signal landlock_create_ruleset landlock_add_rule landlock_
 """
 ALLOWED: Final = tuple(_ALLOWED.split())
 
-#: Refused by name, by what they are. Kernel surface that no tool needs, other processes' memory, and ways to a
-#: namespace or a mount in which a process would be root.
+#: Calls that are refused by name, grouped by what they are: parts of the Linux kernel that no tool needs, the memory of
+#: other processes, and ways to a namespace or a mount in which a process would be root.
 REFUSED: Final[dict[str, tuple[str, ...]]] = {
     "keyring": ("add_key", "request_key", "keyctl"),
     "io_uring": ("io_uring_setup", "io_uring_enter", "io_uring_register"),
@@ -129,10 +133,11 @@ REFUSED: Final[dict[str, tuple[str, ...]]] = {
     "sessions": ("setsid",),  # a session is what the scheduler's autogroup shares the processor by: one per jail
 }  # fmt: skip
 
-#: As on a file system that has none, which programs know how to live with: they would stay on the operator's disk.
+#: Fail as on a file system without extended attributes, which programs can handle. Attributes would stay on the
+#: operator's disk.
 NO_ATTRIBUTES: Final = ("setxattr", "lsetxattr", "fsetxattr", "removexattr", "lremovexattr", "fremovexattr")
 
-#: Takes gigabytes of disk in no time, before anybody can look. As on a file system that has none: libc then writes.
+#: It takes gigabytes of disk before anybody can look. It fails as on a file system without it, and libc then writes.
 NO_ALLOCATION: Final = ("fallocate",)
 
 # --- file modes -----------------------------------------------------------------------------------------------------
@@ -161,8 +166,9 @@ def _mknod(mode: int) -> Rule:
 
 # --- what others would notice ---------------------------------------------------------------------------------------
 
-#: F_SETLEASE, F_NOTIFY, F_SETDELEG: as on a file system without leases. Whoever opens a leased file waits for its
-#: holder, up to 45 s each time, and a descriptor to read is enough to keep an operator's editor or git from writing.
+#: F_SETLEASE, F_NOTIFY, F_SETDELEG fail as on a file system without leases. A program that opens a leased file waits
+#: for the holder, up to 45 s each time. A descriptor for reading is enough to keep an operator's editor or git from
+#: writing.
 _LEASES: Final = (1024, 1026, 1040)
 #: RENAME_WHITEOUT leaves a device on the operator's disk.
 _RENAME_WHITEOUT: Final = 4
@@ -171,29 +177,32 @@ _RENAME_WHITEOUT: Final = 4
 
 #: CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET; NEWTIME is no flag of this call.
 CLONE_NEW: Final = 0x7E020000
-#: A child of the parent's: in a jail without namespaces that is the tool host, which would have to reap it.
+#: The new process is a child of the caller's parent. In a jail without namespaces that parent is the tool host, which
+#: would have to reap it.
 CLONE_PARENT: Final = 0x8000
 #: TIOCSTI types into somebody's terminal, TIOCLINUX into the console; TIOCSETD and TIOCCONS reach drivers.
 _TERMINAL: Final = (0x5412, 0x541C, 0x5423, 0x541D)
-#: The kernel's own personality, and asking which it is; others loosen the protection of memory.
+#: Arguments of `personality`: Linux's own one, and the question which one is set. Others loosen the protection of
+#: memory.
 _PERSONALITIES: Final = (0, 0xFFFFFFFF)
-#: Names, death signals, timer slack, subreapers, no-new-privileges, huge pages, names of memory, and questions.
+#: Options of `prctl`: names, death signals, timer slack, subreapers, no-new-privileges, huge pages, names of memory,
+#: and questions.
 _PRCTL: Final = (1, 2, 3, 4, 15, 16, 21, 23, 27, 29, 30, 36, 37, 38, 39, 40, 41, 42, 47, 52, 0x53564D41)
 
 # --- sockets --------------------------------------------------------------------------------------------------------
 
 AF_UNIX, AF_INET, AF_INET6, AF_NETLINK = 1, 2, 10, 16
 STREAM, DGRAM, RAW, SEQPACKET = 1, 2, 3, 5
-#: Above it are the flags SOCK_NONBLOCK and SOCK_CLOEXEC.
+#: The bits of a socket's type. The flags SOCK_NONBLOCK and SOCK_CLOEXEC are above them.
 TYPE: Final = 0xF
 _ANY_PROTOCOL, _TCP, _UDP = 0, 6, 17
 _ROUTE: Final = 0
-#: NETLINK_ROUTE, what libc asks for addresses and interfaces with.
+#: NETLINK_ROUTE: libc asks it for addresses and interfaces.
 NETLINK: Final = (one_of(0, (AF_NETLINK,)), Test(1, TYPE, (RAW, DGRAM)), one_of(2, (_ROUTE,)))
 
-#: Both ends are here; a datagram one could still be sent or connected elsewhere.
+#: Both ends of the pair are in the jail. A datagram socket could still send, or be connected, to another place.
 _LINKED: Final = allowed_if((one_of(0, (AF_UNIX,)), Test(1, TYPE, (STREAM, SEQPACKET))))
-#: No AF_UNIX: a grant names hosts, and in a workdir of the operator's a program may listen at a path.
+#: No AF_UNIX: a grant names hosts, and a program may listen at a path in an operator's workdir.
 _IP: Final = (one_of(0, (AF_INET, AF_INET6)), Test(1, TYPE, (STREAM, DGRAM)), one_of(2, (_ANY_PROTOCOL, _TCP, _UDP)))
 _FAMILIES: Final = Case((one_of(0, (AF_UNIX, AF_INET, AF_INET6, AF_NETLINK)),), EPERM)
 _SOCKET: Final = Rule((Case(_IP, ALLOW), Case(NETLINK, ALLOW), _FAMILIES), EAFNOSUPPORT)
@@ -202,9 +211,10 @@ _USES_OF_SOCKETS: Final = ("connect", "bind", "listen", "accept", "accept4")
 
 # --- the fork server of a jail ---------------------------------------------------------------------------------------
 
-#: CLONE_NEWNS, NEWIPC and NEWPID are the namespaces of one call; the others are nobody's.
+#: CLONE_NEWNS, NEWIPC and NEWPID make the namespaces of one call. No call needs the others.
 _NOT_OF_A_CALL: Final = CLONE_NEW & ~0x28020000 | CLONE_PARENT
-#: Remounting, moving and sharing (UNBINDABLE, PRIVATE, SLAVE, SHARED) of a mount that is there: new ones only.
+#: Flags that change a mount that is there: remounting, moving and sharing (UNBINDABLE, PRIVATE, SLAVE, SHARED). A fork
+#: server may only make new mounts.
 _MS_OTHER: Final = 32 | 8192 | 0xF << 17
 #: PR_SET_SECCOMP, PR_CAPBSET_DROP.
 _PRCTL_OF_A_SERVER: Final = (*_PRCTL, 22, 24)

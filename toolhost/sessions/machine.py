@@ -61,19 +61,22 @@ class Answer(Struct, frozen=True):
 
 
 class Finish(Struct, frozen=True):
-    """The call ends with what its worker said; its work goes on."""
+    """The call ends with `payload`, which its worker sent. Its work goes on."""
 
     call: Call
     payload: Raw
 
 
 class Conclude(Struct, frozen=True):
-    """The call, or the `work` that went on after it, ends with what its worker said: `payload`, made from `result`."""
+    """The call, or the work that went on after it, has ended with its worker's result."""
 
     session: JailSession
     call: Call
+    #: The work that went on after the call; None when the call itself ends.
     work: Work | None
+    #: What the worker sent.
     result: Result
+    #: The answer that is made from `result`.
     payload: Raw
 
 
@@ -85,7 +88,7 @@ class AskToStop(Struct, frozen=True):
 
 
 class LeaveCall(Struct, frozen=True):
-    """Let the own processes of a call end, with all that it has left behind."""
+    """Let the own processes of a call end, together with everything that the call has left behind."""
 
     session: JailSession
     call: Call
@@ -96,6 +99,7 @@ class EndCall(Struct, frozen=True):
 
     session: JailSession
     call: Call
+    #: Why, for the receipt.
     reason: str
 
 
@@ -106,22 +110,23 @@ class Leave(Struct, frozen=True):
 
 
 class Kill(Struct, frozen=True):
-    """End the jail. Receipts say from now on that it ends for this reason."""
+    """End the jail. From now on receipts name `reason` as the cause of its end."""
 
     session: JailSession
     reason: str
 
 
 class Wait(Struct, frozen=True):
-    """Say `waited` after so many seconds. A session waits for one thing at a time; the last one counts."""
+    """Call `waited` after some time. A session waits for one thing at a time; the last request counts."""
 
     session: JailSession
     seconds: float
+    #: What the session waits for.
     then: Waiting
 
 
 class WaitForStop(Struct, frozen=True):
-    """Say `did_not_stop` after so many seconds."""
+    """Call `did_not_stop` after so many seconds."""
 
     session: JailSession
     call: Call
@@ -148,13 +153,13 @@ class Machine:
         self._names = 0
 
     def session_of(self, call: Call) -> JailSession | None:
-        """Where a call runs."""
+        """The session in which a call runs; None when it does not run."""
         return self.pool.get(call.session) if call.state == "running" else None
 
     # --- a call's way in
 
     def enter(self, session: JailSession, call: Call, now: float) -> None:
-        """The session's jail is about to get the call, under the name `call.worker_call_id`."""
+        """The session's jail is about to get the call, under the name `call.worker_call_id` that is set here."""
         self._names += 1
         call.worker_call_id = str(self._names)
         call.session = session.number
@@ -169,7 +174,7 @@ class Machine:
             session.background = session.background or call.export.background
 
     def not_started(self, session: JailSession, call: Call, why: str, now: float) -> list[Action]:
-        """The jail could not get it."""
+        """The jail could not get the call."""
         session.own.pop(call.worker_call_id, None)
         message = f"the call could not be started: {why}"
         error = tool_error("E_SANDBOX_UNAVAILABLE", message, name="SandboxUnavailable")
@@ -182,7 +187,7 @@ class Machine:
         session.state = "serving"
 
     def asker(self, session: JailSession, name: str, own: Call | None) -> Call | None:
-        """Whose question it is; None for a call that is over. `own`: the call with the processes that ask.
+        """The call in whose name a worker asks; None for a call that is over. `own`: the call whose own processes ask.
 
         Raises Violation.
         """
@@ -197,7 +202,7 @@ class Machine:
         raise Violation("the worker asked in the name of a call that it does not run")
 
     def late_result(self, session: JailSession, name: str) -> list[Action]:
-        """A result that nobody waits for. Raises Violation for one of a call that the session never had."""
+        """Take a result that nobody waits for. Raises Violation when the session never had such a call."""
         if name not in session.abandoned:
             raise Violation("the worker sent a result for a call that it does not run")
         session.abandoned.discard(name)
@@ -214,7 +219,7 @@ class Machine:
     def goes_on(
         self, session: JailSession, call: Call, begun: Work | ToolError, payload: Raw, now: float
     ) -> list[Action]:
-        """A call is answered with `pending`; `begun` is the work that goes on, or why nobody will hear of it."""
+        """A call is answered with `pending`. `begun` is the work that goes on, or why nobody will hear of it."""
         name = call.worker_call_id
         if isinstance(begun, ToolError):
             actions: list[Action] = [
@@ -231,8 +236,9 @@ class Machine:
     def result(
         self, session: JailSession, call: Call, result: Result, payload: Raw, *, spent: bool, now: float
     ) -> list[Action]:
-        """A call has ended, or the work that went on after it. `spent`: it has met a limit of the jail. Raises
-        Violation.
+        """A call, or the work that went on after it, has ended. `spent`: the call has met a limit of the jail.
+
+        Raises Violation.
         """
         name = call.worker_call_id
         work = session.works.get(name)
@@ -245,7 +251,7 @@ class Machine:
         if session.forks:
             actions.append(LeaveCall(session, call))
         elif spent or call.tool.sandbox.isolation == "call":
-            # A jail that has met one of its own limits may hold what nobody can sweep.
+            # A jail that has met one of its own limits may hold something that no sweep can remove.
             freed += self.pool.close(session)
         return [*actions, *freed] if freed else actions
 
@@ -267,7 +273,7 @@ class Machine:
         return told if dying else [*told, *self._give_up(session, [call])]
 
     def cancel(self, call: Call, now: float) -> list[Action]:
-        """Nobody wants the call any more: answer it, ask its handler to stop, and see to it that it does."""
+        """Nobody wants the call any more: answer it, ask its handler to stop, and make sure that it stops."""
         session = self.session_of(call)
         answer = Answer(session, call, tool_error("E_CANCELLED", "the call was cancelled", name="ToolCancelled"))
         if session is None:
@@ -277,13 +283,13 @@ class Machine:
         return [answer, AskToStop(session, call), *left, WaitForStop(session, call, CANCEL_GRACE_S)]
 
     def did_not_stop(self, session: JailSession, call: Call) -> list[Action]:
-        """CANCEL_GRACE_S are over."""
+        """The handler has had CANCEL_GRACE_S to stop."""
         return self._give_up(session, [call]) if call.worker_call_id in session.abandoned else []
 
     def calls_over_limit(
         self, session: JailSession, error: ToolError, names: Iterable[str], now: float
     ) -> list[Action]:
-        """These calls have reached a limit that each of them has."""
+        """These calls have reached a limit that holds for each call alone."""
         actions: list[Action] = []
         calls = [session.calls[name] for name in names if name in session.calls]
         for call in calls:
@@ -293,7 +299,7 @@ class Machine:
         return actions + self._give_up(session, calls)
 
     def call_failed(self, session: JailSession, call: Call, error: ToolError, cause: str, now: float) -> list[Action]:
-        """The own processes of a call are of no use any more: it ends with `error`, unless it has its result."""
+        """The own processes of a call are of no use any more. The call ends with `error`, unless it has its result."""
         actions: list[Action] = [EndCall(session, call, cause)]
         if call.worker_call_id not in session.calls:
             return actions
@@ -306,7 +312,7 @@ class Machine:
         return [*self.pool.leave(session, call.worker_call_id, now)]
 
     def _give_up(self, session: JailSession, calls: Sequence[Call]) -> list[Action]:
-        """Handlers do not end: their own processes must, or else their jail. Others there get a last chance."""
+        """Handlers do not end: end their own processes, or else their jail after a last chance for its other calls."""
         if session.forks:
             return [EndCall(session, call, "it did not end") for call in calls]
         session.rerun = True
@@ -323,13 +329,13 @@ class Machine:
     # --- the end of sessions
 
     def end(self, session: JailSession) -> list[Action]:
-        """It runs nothing and is not needed: it ends, politely if that is of use, so that exit handlers run."""
+        """End a session that runs nothing and is not needed. A serving worker may run exit handlers."""
         if session.abandoned or session.state != "serving":
             return [Kill(session, _NOT_NEEDED)]
         return [Leave(session), Wait(session, EXIT_GRACE_S, "leave")]
 
     def waited(self, session: JailSession, then: Waiting, tool: str) -> list[Action]:
-        """The time is over that `Wait` has named."""
+        """The time that `Wait` named is over."""
         if then == "load":
             message = f"the tool {tool} did not load in {LOAD_TIMEOUT_S:g} s"
             return self.break_off(
@@ -338,7 +344,7 @@ class Machine:
         return [Kill(session, _NOT_NEEDED if then == "leave" else "a call did not end")]
 
     def break_off(self, session: JailSession, error: ToolError, reason: str) -> list[Action]:
-        """It is good for nothing: all of its calls get `error`, and new ones another jail."""
+        """The session is of no use: all its calls get `error`, and new calls get another jail."""
         failed = self._fail_all(session, error)
         return [Kill(session, reason), *failed, *self.pool.close(session)]
 
@@ -347,8 +353,8 @@ class Machine:
     ) -> list[Action]:
         """The last process of its jail has ended: calls that still run end with `error`, or run again.
 
-        `replaced`: it has run nothing, because a place of it was replaced while it was made. `closing`: the tool host
-        ends, and answers nobody.
+        `replaced`: it has run nothing, because one of its places was replaced while the jail was made. `closing`: the
+        tool host ends and answers nobody.
         """
         session.state = "gone"
         running = [call for call in session.calls.values() if call.state == "running"]
