@@ -1,4 +1,4 @@
-"""User numbers for the jails of a tool host that root runs: nobody else has them, and each is one jail's at a time. Pure.
+"""User numbers for the jails of a tool host that root runs: nobody else has them, and each is for one jail. Pure.
 
 Nobody assigns numbers in their range (schemas/system/users.py). So no file, service or container has one of them by
 accident, and a process that escaped would own nothing. A block in which somebody has a number nevertheless is skipped.
