@@ -1,11 +1,11 @@
-"""The configuration that is in force for an agent instance: the bundle's, with the patches that the broker keeps.
+"""The configuration in force for an agent instance: the bundle's configuration with the patches that the broker keeps.
 
 Rules.
-- The broker says what is in force, whole, with `welcome` and with each `config.changed`: the patches, and what the
-  bundle says when that has changed. What is older than what is known, or was made for what another bundle says, is
-  ignored. So is a specification that this process cannot follow (schemas/in_place.py): it is about to be replaced.
-- A step runs with what was in force when it began (step_config.py).
-- A proposal has an id that is derived from its step, so a step that is taken up again proposes the same patch.
+- The broker sends the whole configuration with `welcome` and with each `config.changed`: the patches, and the bundle's
+  part when that has changed. Older news, and patches made for another state of the bundle, are ignored. So is a
+  specification that this process cannot follow (schemas/in_place.py): the process is about to be replaced.
+- A step runs with the configuration that was in force when it began (step_config.py).
+- The id of a proposal is derived from its step, so a step that is taken up again proposes the same patch.
 
 Source: docs/live-config.md; docs/decisions/078; requirements CONFIG-01 to CONFIG-03.
 """
@@ -32,12 +32,12 @@ from schemas.in_place import can_follow
 from schemas.launch import AgentSpec, ExtensionSpec, ModelSpec
 from schemas.live_config import MAX_PROPOSAL_BYTES, ConfigOutcome, ConfigProposal, LiveChanges
 
-#: From when on an accepted patch counts, as proposers are told.
+#: When an accepted patch takes effect, as the proposer is told.
 EFFECTIVE_FROM: Final = "next-step"
 _NO_SECRETS: Final = "A patch is kept as it is. Ask for the token where it is used: api.oauth.get_access_token."
-#: What a proposal may have.
+#: The keys that a proposal may have.
 _KEYS: Final = frozenset(("patches", "reason", "scope", "revision"))
-#: Dynamic tools that one proposal can name: as many as it has operations.
+#: How many dynamic tools one proposal can name: as many as it can have operations.
 _MAX_REGISTERED: Final = 64
 
 
@@ -49,15 +49,16 @@ class ProposingLink(Protocol):
 
 
 class Earlier(Struct, frozen=True):
-    """What an earlier revision of the bundle said of the agent, by names. `base` names it."""
+    """The agent as an earlier revision of the bundle described it, by names. `base` identifies that revision."""
 
     base: str
     said: Applied
 
 
 class InForce:
-    """One configuration of an agent: what the bundle says, with changes. It does not change. `spec` is the bundle's
-    part. `earlier`: this is what the bundle said when it began, and `spec` has what the names in it mean now.
+    """One configuration of an agent: the bundle's part (`spec`) with changes. It does not change. `earlier` is the
+    bundle's part when the configuration began, if that was another; `spec` then has the current meaning of the names in
+    it.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class InForce:
 
     @cached_property
     def base(self) -> str:
-        """Names what the bundle says (schemas.effective_config.digest_of)."""
+        """Identifies the bundle's part (schemas.effective_config.digest_of)."""
         return digest_of(self.spec) if self._earlier is None else self._earlier.base
 
     @cached_property
@@ -80,17 +81,19 @@ class InForce:
 
     @property
     def _differs(self) -> bool:
-        """Whether it is another than what the bundle says now."""
+        """Whether it differs from the bundle's current configuration."""
         return bool(self.changes) or self._earlier is not None
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """As extensions see it; nobody may change this one."""
+        """The configuration as extensions see it. Nobody may change this object."""
         return shown(self.spec, self._applied)
 
     @property
     def tools(self) -> list[str] | None:
-        """Names of Tools and of dynamic tools that a step begins with; None: what the bundle says."""
+        """The names of the Tools and of the dynamic tools that a step begins with; None: those that the
+        bundle gives.
+        """
         own = self._earlier is not None or any(change.tools is not None for change in self.changes)
         return self._applied.tools if own else None
 
@@ -101,13 +104,13 @@ class InForce:
 
     @cached_property
     def model(self) -> ModelSpec:
-        """The model that is asked."""
+        """The model of the step."""
         own = self.spec.model
         return msgspec.structs.replace(own, model=self._applied.model.model) if self._differs else own
 
     @property
     def max_steps(self) -> int:
-        """Steps that a turn may take."""
+        """How many steps a turn may take."""
         return self._applied.max_steps if self._differs else self.spec.max_steps_per_turn
 
     @cached_property
@@ -124,12 +127,12 @@ class InForce:
 
 
 class LiveConfig:
-    """What is in force for one agent instance, and how it is changed."""
+    """The configuration in force for one agent instance, and the way to change it."""
 
     def __init__(
         self, spec: AgentSpec, instance_key: str, link: ProposingLink, redact: Callable[[str], str] = str
     ) -> None:
-        """`redact` takes out of a text what is secret: no patch may hold that."""
+        """`redact` removes secrets from a text. A patch that contains a secret is refused."""
         self._key = instance_key
         self._link = link
         self._redact = redact
@@ -139,8 +142,8 @@ class LiveConfig:
         self._proposed: Counter[str] = Counter()
 
     def take(self, payload: Raw, spec: Raw = NO_PAYLOAD) -> None:
-        """What the broker says is in force: LiveChanges, with what the bundle says in them or beside them. Raises
-        GoondanError E_FRAME_INVALID.
+        """Take the configuration that the broker sends: LiveChanges, with the bundle's part in them or beside them.
+        Raises GoondanError E_FRAME_INVALID.
         """
         told = LiveChanges() if payload == NO_PAYLOAD else from_raw(payload, LiveChanges)
         now = self.current
@@ -155,16 +158,16 @@ class LiveConfig:
             self.current = InForce(now.spec, told.revision, told.changes)
 
     def begin_step(self, turn_id: str, step: int, in_force: InForce) -> None:
-        """A step begins with this: what its extensions propose is made from it."""
+        """A step begins with this configuration. The proposals of its extensions are based on it."""
         self._seen, self._place = in_force, f"{turn_id}/{step}"
         self._proposed.clear()
 
     def end_turn(self) -> None:
-        """No step runs: what is proposed now is made from what is known now."""
+        """No step runs. Proposals are now based on the latest known configuration."""
         self._seen, self._place = None, ""
 
     async def propose(self, proposal: Any, *, extension: str, registered: Sequence[str]) -> dict[str, Any]:
-        """Propose a patch for an extension, and what came of it (LiveConfigApi.propose_patch). `registered` are the
+        """Propose a patch for an extension, and return the outcome (LiveConfigApi.propose_patch). `registered` are the
         names of dynamic tools. Raises GoondanError E_USAGE, E_LINK_CLOSED.
         """
         if not isinstance(proposal, Mapping) or proposal.keys() - _KEYS or "patches" not in proposal:
@@ -207,8 +210,8 @@ class LiveConfig:
     # --- inside
 
     def _new_id(self, extension: str, content: bytes) -> str:
-        """The same for the same proposal of the same step, whatever is in force when that begins once more; outside of
-        steps always another. `content` is the proposal as JSON.
+        """The id is the same for the same proposal of the same step, even if the step begins again with another
+        configuration. Outside of steps each id is new. `content` is the proposal as JSON.
         """
         self._proposed[extension] += 1
         place = self._place or os.urandom(8).hex()

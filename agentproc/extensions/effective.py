@@ -1,6 +1,6 @@
-"""What handlers of `step.config` want of a configuration (schemas/effective_config.py has its shape). Pure.
+"""Reads the configurations that handlers of `step.config` return (schemas/effective_config.py has the shape). Pure.
 
-They may change `tools`, `extensions` and `prompt` for their step; the rest is there to be read.
+A handler may change `tools`, `extensions` and `prompt` for its step. The rest is read-only.
 
 Source: requirements PIPELINE-10, CONFIG-03, EXT-12, RECONCILE-02.
 """
@@ -71,7 +71,7 @@ def wanted_system(config: Mapping[str, Any]) -> str | None:
 
 
 def check_rest(config: Mapping[str, Any], known: Mapping[str, Any]) -> None:
-    """Whether everything else is as it was; `known` is the configuration in force. Raises MiddlewareError."""
+    """Check that everything else is unchanged; `known` is the configuration in force. Raises MiddlewareError."""
     for key in {*config, *known} - {"tools", "extensions", "prompt"}:
         if config.get(key) != known.get(key):
             message = f"effective_config.{str(key)[:80]} is not for step.config; it may change tools, extensions and"
@@ -82,7 +82,7 @@ def check_rest(config: Mapping[str, Any], known: Mapping[str, Any]) -> None:
 
 
 def with_config(spec: ExtensionSpec, config: dict[str, Any]) -> ExtensionSpec:
-    """The extension with another `config`, in its document as well."""
+    """The extension with another `config`, which is also set in its document."""
     resource = {**spec.resource, "spec": {**(spec.resource.get("spec") or {}), "config": config}}
     return msgspec.structs.replace(spec, config=config, resource=resource)
 

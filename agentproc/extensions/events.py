@@ -1,13 +1,14 @@
-"""The events of one agent instance: who has subscribed to what, and who gets an event.
+"""The events of one agent instance: the subscriptions, and the delivery of each event.
 
 Rules.
-- One bus for an instance. What an extension emits, every subscriber of the same instance gets, the emitter included, in
-  the order of subscription. What the kernel tells comes the same way.
+- An instance has one bus. Every subscriber of the instance gets each event of an extension, the emitter included, in
+  the order of subscription. Events of the kernel come the same way.
 - A pattern is a type in which `*` stands for one dot-separated segment or a part of one, and `**` for any number of
   segments, none included.
-- A payload is a JSON object. Each subscriber gets a copy of its own, with the event's `type` in it unless it has one.
-- A handler that raises is logged with its extension, and nobody else hears of it. A coroutine runs on by itself; `emit`
-  waits for nobody.
+- A payload is a JSON object. Each subscriber gets its own copy. The event's `type` is added to it unless the payload
+  has a `type`.
+- When a handler raises, the log names its extension, and the other subscribers are not affected. A coroutine runs as a
+  task of its own; `emit` waits for no handler.
 
 Source: requirements EVENTS-01 to EVENTS-13, RECONCILE-05.
 """
@@ -33,22 +34,23 @@ from schemas.visible import visible_line
 
 Handler = Callable[[dict[str, Any]], Any]
 
-#: Told to an extension before it goes; the kernel waits for its handlers (RECONCILE-05).
+#: Sent to an extension before it is unloaded. The kernel waits for its handlers (RECONCILE-05).
 CLEANUP: Final = "extension.cleanup"
 #: How long all handlers of `extension.cleanup` may take together (seconds).
 CLEANUP_S: Final = 5.0
 #: The longest event type or pattern (characters).
 MAX_TYPE: Final = 200
-#: Subscriptions of one instance: one that is made for each event by mistake is found before memory is full.
+#: The most subscriptions of one instance. An extension that subscribes at each event by mistake is found before the
+#: memory is full.
 MAX_SUBSCRIPTIONS: Final = 10_000
-#: How deep handlers may emit from inside handlers: a circle of two ends instead of taking the whole stack.
+#: How deep handlers may emit from inside handlers. A circle of two handlers ends instead of using up the stack.
 MAX_DEPTH: Final = 32
 
 log = logging.getLogger("agentproc")
 
 
 class _Subscription:
-    """One handler. `spent`: it gets no event any more."""
+    """One handler. When `spent` is true, it gets no more events."""
 
     __slots__ = ("extension", "handler", "once", "pattern", "spent")
 
@@ -75,7 +77,7 @@ class EventBus:
         self._depth = 0
 
     def subscribe(self, pattern: Any, handler: Any, *, extension: str, once: bool = False) -> Callable[[], None]:
-        """Have `handler` called with each event that `pattern` matches; the returned function ends that.
+        """Call `handler` with each event that `pattern` matches. The returned function ends that.
 
         Raises GoondanError E_USAGE.
         """
@@ -90,7 +92,7 @@ class EventBus:
         return lambda: self._end(made)
 
     def emit(self, kind: Any, payload: Any = None, *, emitter: str) -> None:
-        """Tell everybody who has subscribed. Raises GoondanError E_USAGE for what is no event."""
+        """Send an event to every subscriber. Raises GoondanError E_USAGE for an invalid event."""
         if not isinstance(kind, str) or not 0 < len(kind) <= MAX_TYPE:
             raise fail("E_USAGE", f"an event type is a text of 1 to {MAX_TYPE} characters")
         data = _encoded(kind, payload)
@@ -112,7 +114,7 @@ class EventBus:
             self._depth -= 1
 
     async def clean_up(self, extension: str, limit_s: float = CLEANUP_S) -> None:
-        """Tell one extension that it goes, wait for its handlers, and end its subscriptions."""
+        """Tell one extension that it is being unloaded, wait for its handlers, and end its subscriptions."""
         data = _encoded(CLEANUP, {"name": extension})
         tasks: list[asyncio.Task[None]] = []
         for subscription in [found for found in self._subscriptions if found.extension == extension]:
@@ -129,21 +131,21 @@ class EventBus:
                 task.cancel()
 
     def unsubscribe_all(self, extension: str) -> None:
-        """End the subscriptions of one extension, without a word to it."""
+        """End the subscriptions of one extension without telling it."""
         for subscription in [found for found in self._subscriptions if found.extension == extension]:
             self._end(subscription)
 
     def wants(self, kind: str) -> bool:
-        """Whether anybody gets events of this type."""
+        """Whether any subscriber gets events of this type."""
         return any(subscription.matches(kind) for subscription in self._subscriptions)
 
     @property
     def empty(self) -> bool:
-        """Whether nobody has subscribed to anything."""
+        """Whether there are no subscriptions."""
         return not self._subscriptions
 
     def close(self) -> None:
-        """Nobody gets anything any more."""
+        """End every subscription."""
         self._subscriptions.clear()
         for task in self._running:
             task.cancel()
@@ -156,7 +158,7 @@ class EventBus:
             self._subscriptions.remove(subscription)
 
     def _deliver(self, subscription: _Subscription, kind: str, data: Any) -> asyncio.Task[None] | None:
-        """Call one handler; the task in which it runs on."""
+        """Call one handler. Returns the task in which it goes on, if there is one."""
         if subscription.spent:
             return None
         if subscription.once:
@@ -201,7 +203,7 @@ def _encoded(kind: str, payload: Any) -> Any:
 
 @lru_cache(256)
 def compiled(pattern: str) -> re.Pattern[str]:
-    """What a pattern matches, in a type with a dot put before it."""
+    """The regular expression of a pattern. It is applied to a type with a dot put before it."""
     parts: list[str] = []
     for segment in pattern.split("."):
         if segment == "**":

@@ -1,4 +1,4 @@
-"""The items of a step's catalog that middleware may have changed: whether they are items, and can be called at all.
+"""Checks the items of a step's catalog that middleware may have changed: each must be an item, and callable.
 
 Pure. Source: docs/decisions/071; requirements CATALOG-05, ITEM-07.
 """
@@ -25,7 +25,9 @@ class Unreachable(MiddlewareError):
 
 
 def read_items(items: Any, catalog: Catalog) -> list[CatalogItem]:
-    """The items of a catalog. Raises MiddlewareError for what is no item, Unreachable for what cannot be called."""
+    """The items of a catalog. Raises MiddlewareError for an invalid item, Unreachable for a tool that
+    cannot be called.
+    """
     if not isinstance(items, list | tuple):
         raise MiddlewareError(f"tool_catalog is {type(items).__name__}, not a list")
     read: list[CatalogItem] = []

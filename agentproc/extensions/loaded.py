@@ -1,14 +1,14 @@
 """The extensions of one agent instance: loading them in order, exchanging them, and letting them go.
 
 Rules.
-- They are loaded in the order of the list, each `register` awaited before the next begins. One that fails makes every
-  turn of the agent fail with the reason, instead of running without it.
-- An extension is known by its key, `Extension/<name>`. While its key stays in the list, what it has in memory stays:
-  its `ext_state`, its registrations, its connections. Another order changes nothing. Another `config`, or document,
-  lets that one go and registers it again, with the `ext_state` that it had.
-- Before an extension goes, it hears `extension.cleanup`, and its handlers are awaited, five seconds at most.
-- Modules are imported under names of their own, so that two extensions with a file of the same name do not meet;
-  modules beside an entry can be imported by it.
+- Extensions are loaded in the order of the list. Each `register` is awaited before the next begins. When one fails,
+  every turn of the agent fails with the reason; the agent does not run without that extension.
+- An extension is known by its key, `Extension/<name>`. While its key stays in the list, it keeps its `ext_state`, its
+  registrations and its connections in memory. Another order changes nothing. When its `config` or its document changes,
+  that extension is unloaded and registered again with the same `ext_state`.
+- Before an extension is unloaded, it gets `extension.cleanup`, and its handlers are awaited for at most five seconds.
+- Modules are imported under names of their own, so two extensions may have files of the same name. An entry can import
+  the modules beside it.
 
 Source: requirements EXT-06 to EXT-08, LOAD-01 to LOAD-05, RECONCILE-01 to RECONCILE-05, STATE-01 to STATE-04.
 """
@@ -49,11 +49,15 @@ log = logging.getLogger("agentproc")
 
 
 class InstancePaths(Struct, frozen=True):
-    """Where the extensions run. `instance_dir` has the instance's files, `state_dir` the workspace's; both absolute."""
+    """Where the extensions run. The paths are absolute."""
 
+    #: The name of the agent.
     agent: str
+    #: The instance key.
     instance_key: str
+    #: The folder of the instance's files.
     instance_dir: str
+    #: The folder of the workspace's state.
     state_dir: str
 
 
@@ -92,36 +96,36 @@ class Extensions:
 
     @property
     def names(self) -> list[str]:
-        """Those that are loaded, in the order in which they were."""
+        """The names of the loaded extensions, in the order of loading."""
         return list(self._loaded)
 
     async def start(self) -> None:
-        """Load what is in force now. Raises GoondanError E_EXTENSION_FAILED."""
+        """Load the extensions of the configuration in force. Raises GoondanError E_EXTENSION_FAILED."""
         specs = self._live_config.current.extensions
         await self._fit(specs)
         self._settled = specs
 
     async def settle(self, specs: Sequence[ExtensionSpec]) -> None:
-        """A configuration is in force that has these: make the loaded ones fit it, if that was not done for this very
-        list. What `step.config` makes of it comes afterwards. Raises GoondanError E_EXTENSION_FAILED.
+        """A configuration with these extensions is in force. Load, change and unload extensions to match it, unless
+        that was done for this same list. `step.config` is applied afterwards. Raises GoondanError E_EXTENSION_FAILED.
         """
         if specs is not self._settled:
             await self.reconcile(specs)
             self._settled = specs
 
     def fit(self, wanted: Sequence[ExtensionSpec]) -> bool:
-        """Whether the loaded ones are made for this very list already."""
+        """Whether the loaded extensions match this same list already."""
         return wanted is self._fitted
 
     async def reconcile(self, wanted: Sequence[ExtensionSpec]) -> None:
-        """Make the loaded ones those that are wanted: let go what is not in the list, register anew what has another
-        config, load what is new. Raises GoondanError E_EXTENSION_FAILED.
+        """Make the loaded extensions match `wanted`: unload those that are not in the list, register again those with
+        another config, load the new ones. Raises GoondanError E_EXTENSION_FAILED.
         """
         if not self.fit(wanted):
             await self._fit(wanted)
 
     async def close(self) -> None:
-        """The instance ends: every extension may clean up, all at the same time."""
+        """The instance ends. All extensions clean up at the same time."""
         names, self._loaded = list(self._loaded), {}
         await asyncio.gather(*(self._events.clean_up(name) for name in names))
         self._events.close()
@@ -191,17 +195,17 @@ class Extensions:
         self._loaded[spec.name] = _Loaded(spec, module, state)
 
     def _forget(self, name: str) -> None:
-        """Nothing of an extension stays that could not be loaded."""
+        """Remove everything of an extension that could not be loaded."""
         self._pipeline.unregister(name)
         self._tools.unregister_all(name)
         self._events.unsubscribe_all(name)
 
 
 def give_state(specs: Sequence[ExtensionSpec], state_dir: str) -> None:
-    """Show extensions the state of their workspace: `$GOONDAN_STATE_ROOT/extensions/<name>/` is for each to write to.
+    """Show extensions the state of their workspace: each may write to `$GOONDAN_STATE_ROOT/extensions/<name>/`.
 
-    Kernels of other bundles, which share the state root proper, are not theirs. The variable stays what it was where
-    there are none.
+    They do not see the state of other bundles' kernels, which share the state root itself. Without extensions the
+    variable is not changed.
     """
     if not specs:
         return
@@ -214,7 +218,7 @@ def give_state(specs: Sequence[ExtensionSpec], state_dir: str) -> None:
 
 
 def _differs(one: ExtensionSpec, other: ExtensionSpec) -> bool:
-    """Whether an extension has to be registered again. Where its code lies does not matter: it is the same code."""
+    """Whether an extension has to be registered again. The place of its code does not matter: it is the same code."""
     return structs.replace(one, entry="", modules=None) != structs.replace(other, entry="", modules=None)
 
 
@@ -236,7 +240,7 @@ async def _call(register: Any, api: ExtensionApi, spec: ExtensionSpec) -> None:
 
 
 def _takes_config(register: Any) -> bool:
-    """Whether `register` wants `(api, config)`."""
+    """Whether `register` takes `(api, config)`."""
     try:
         parameters = list(inspect.signature(register).parameters.values())
     except (TypeError, ValueError):

@@ -1,10 +1,10 @@
 """Calls of tools whose handlers run in the agent's process: those that extensions registered.
 
-The same rules as for calls over the bus: checked against the step's catalog and the tool's schema, bounded by the
-turn's time, ended by exactly one result, given up without one.
+The rules are those of calls over the bus: a call is checked against the step's catalog and the tool's schema, is
+limited by the turn's time and ends with exactly one result. A call that is given up has no result.
 
 The begin of a call is recorded before its handler runs. A turn that another process takes up runs such a call again
-only if the tool is idempotent; else nobody knows what came of it, and its result says so.
+only if the tool is idempotent. Otherwise its outcome is unknown, and its result says so.
 
 Source: requirements DYNAMIC-07, CALL-01 to CALL-04; docs/decisions/073.
 """
@@ -29,8 +29,8 @@ from schemas.frames import ToolError, ToolResult
 
 
 class LocalCalls:
-    """The calls of one turn that run here. `workdir` is the instance's; `ask` makes a call's way to other agents, and
-    `lost` is called when the lease is gone.
+    """The calls of one turn that run here. `workdir` is the instance's. `ask` makes the `ctx.runtime` of a call. `lost`
+    is called when the lease is gone.
     """
 
     def __init__(
@@ -63,9 +63,9 @@ class LocalCalls:
         again: bool,
         done: Callable[[ToolResult], None],
     ) -> None:
-        """Check the call and run it; `done` gets its result, never from inside this function.
+        """Check the call and run it. `done` gets its result, never from inside this function.
 
-        `again`: an earlier incarnation may have run it.
+        `again`: an earlier incarnation may have run the call.
         """
         allowed = catalog.check(tool.item.name, args)
         if not isinstance(allowed, Allowed):
@@ -96,7 +96,7 @@ class LocalCalls:
 
         async def call() -> None:
             current_call.set(f"{context.turn_id}/{tool_call_id}")
-            # A copy: what a handler does with its arguments is not what the model has said.
+            # A copy: a handler may change its arguments, and the conversation keeps the arguments that the model wrote.
             result = await run_handler(tool, copy.deepcopy(allowed.args), ctx, timeout_s)
             self._open.pop(tool_call_id, None)
             if result.error is not None:
@@ -106,7 +106,7 @@ class LocalCalls:
         self._open[tool_call_id] = self._loop.create_task(call())
 
     def _begin(self, name: str, turn_id: str, tool_call_id: str, again: bool) -> ToolError | None:
-        """Record that the call begins; the error of one that has begun before. Raises GoondanError."""
+        """Record that the call begins. Returns the error of a call that has begun before. Raises GoondanError."""
         if again and self._store.was_started(turn_id, tool_call_id):
             text = f"Tool '{name}' was running when the agent's process ended; what came of it is not known."
             return tool_error("E_TOOL_OUTCOME_UNKNOWN", text, name="AgentLost")
@@ -115,7 +115,7 @@ class LocalCalls:
         return None
 
     def drop(self, tool_call_id: str) -> None:
-        """Give a call up; its `done` is not called any more."""
+        """Give a call up. Its `done` is not called any more."""
         task = self._open.pop(tool_call_id, None)
         if task is not None:
             task.cancel()

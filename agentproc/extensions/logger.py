@@ -19,19 +19,19 @@ class ConsoleLogger:
         self._name = name
 
     def debug(self, *values: Any) -> None:
-        """Details; not in the log by default."""
+        """Log details; by default the log does not contain them."""
         self._write(logging.DEBUG, values)
 
     def info(self, *values: Any) -> None:
-        """What happened."""
+        """Log what happened."""
         self._write(logging.INFO, values)
 
     def warn(self, *values: Any) -> None:
-        """What may be wrong."""
+        """Log what may be wrong."""
         self._write(logging.WARNING, values)
 
     def error(self, *values: Any) -> None:
-        """What went wrong."""
+        """Log what went wrong."""
         self._write(logging.ERROR, values)
 
     log = info

@@ -1,4 +1,4 @@
-"""What extensions keep in memory: `api.ext_state()` and `api.instance.shared`. Both begin empty with each process.
+"""Objects that extensions keep in memory: `api.ext_state()` and `api.instance.shared`. Both are empty in a new process.
 
 Source: requirements STATE-01 to STATE-06.
 """
@@ -24,8 +24,8 @@ class ExtState(dict[str, Any]):
 
 
 class InstanceApi:
-    """`api.instance`. `shared` is one object for all extensions of the agent instance: begin your keys with your name
-    (`guard:data`), and look whether another's key is there.
+    """`api.instance`. `shared` is one object for all extensions of the agent instance. Begin your keys with the name of
+    your extension (`guard:data`), and check that another extension's key is there before you use it.
     """
 
     __slots__ = ("_shared",)

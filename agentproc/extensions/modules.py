@@ -1,8 +1,8 @@
-"""Importing extensions: from the bundle comes what the kernel has recorded when it started, and nothing else.
+"""Importing extensions. Only files that the kernel recorded at its start are imported from the bundle.
 
-A bundle can be a workdir of tools. What is there already is read-only for them, but a module of another name, a
-library that would be found before a source, or a compiled form in `__pycache__` could be put beside it. So modules of
-extensions are always compiled from their sources, and those that have a digest must still have it.
+A bundle can be a workdir of tools. Tools cannot write to its existing files. But a tool could add a module of another
+name, a library that would be found before a source, or a compiled form in `__pycache__`. So modules of extensions are
+always compiled from their sources, and a file with a recorded digest must still have it.
 
 Source: docs/design/turns.md section 8; docs/decisions/034.
 """
@@ -27,7 +27,7 @@ _SUFFIXES: Final = (*EXTENSION_SUFFIXES, ".py")
 
 
 class _Source(SourceFileLoader):
-    """Compiles a module from the very bytes whose digest it has compared."""
+    """Compiles a module from the same bytes whose digest it has compared."""
 
     def __init__(self, name: str, path: str, digest: str | None) -> None:
         super().__init__(name, path)
@@ -57,14 +57,16 @@ def _compare(path: str, data: bytes, digest: str | None) -> None:
 
 
 class _Folder:
-    """The modules of one folder. `recorded` None: whatever lies there."""
+    """The modules of one folder. With `recorded` None, every file in it may be imported."""
 
     def __init__(self, path: str, recorded: Mapping[str, str] | None) -> None:
         self.path = path
         self.recorded = recorded
 
     def spec(self, fullname: str, relative: str) -> ModuleSpec | None:
-        """How to load the module or package that would be at `relative`, without a suffix; None when there is none."""
+        """How to load the module or package that would be at `relative` (a path without a suffix); None when there is
+        none.
+        """
         for suffix in _SUFFIXES:
             if (found := self._file(relative + suffix)) is not None:
                 return spec_from_file_location(fullname, found, loader=self.loader(fullname, relative + suffix))
@@ -80,7 +82,7 @@ class _Folder:
         return None
 
     def loader(self, fullname: str, relative: str) -> _Source | _Library:
-        """For a file of this folder."""
+        """The loader for a file of this folder."""
         kind = _Source if relative.endswith(".py") else _Library
         digest = None if self.recorded is None else self.recorded.get(relative, "")
         return kind(fullname, f"{self.path}/{relative}", digest)
@@ -91,14 +93,16 @@ class _Folder:
         return path if there else None
 
     def _holds(self, relative: str) -> bool:
-        """Whether there is a folder of modules that says nothing of itself."""
+        """Whether there is a folder of modules at `relative`, as for a package without an `__init__` module."""
         if self.recorded is None:
             return os.path.isdir(f"{self.path}/{relative}")
         return any(path.startswith(f"{relative}/") for path in self.recorded)
 
 
 class _Inner:
-    """Finds submodules of what was found in a folder of an extension. First of all finders: nobody else may."""
+    """Finds submodules of modules that were found in a folder of an extension. It comes first of all finders, so no
+    other finder is asked.
+    """
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
@@ -117,7 +121,7 @@ class _Inner:
 
 
 class _Outer:
-    """Finds modules beside an entry. Last of all finders: what is installed goes before."""
+    """Finds modules beside an entry. It comes last of all finders, so installed modules are preferred."""
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
@@ -130,12 +134,14 @@ class _Outer:
 
 
 _folders: list[_Folder] = []
-#: By folder, what was imported from it: modules by their names.
+#: Folder -> the modules that were imported from it, by their names.
 _imported: dict[str, dict[str, ModuleType]] = {}
 
 
 def _asking() -> str | None:
-    """The folder of the code that imports something: of several that have it, its own comes first."""
+    """The folder of the code that runs the import. When several folders have the module, the importer's own comes
+    first.
+    """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         file = frame.f_globals.get("__file__")
@@ -154,7 +160,9 @@ def _from_folder(module: ModuleType | None, path: str) -> bool:
 
 
 def _make_room(folder: _Folder) -> None:
-    """Modules of other extensions stand aside whose names this folder has as well: each extension imports its own."""
+    """Put aside modules of other extensions whose names this folder also has. So each extension imports its own
+    modules.
+    """
     for path, known in _imported.items():
         if path != folder.path:
             tops = {name for name in known if "." not in name and folder.spec(name, name) is not None}
@@ -165,15 +173,15 @@ def _make_room(folder: _Folder) -> None:
 
 
 def _remember(folder: _Folder, before: set[str]) -> None:
-    """Note what was imported since `before` were all modules that there were."""
+    """Record the modules that were imported since there were only those in `before`."""
     new = [(name, sys.modules[name]) for name in sys.modules.keys() - before]
     known = _imported.setdefault(folder.path, {})
     known.update((name, module) for name, module in new if _from_folder(module, folder.path))
 
 
 def import_entry(spec: ExtensionSpec, name: str) -> ModuleType:
-    """Run the entry module of an extension under a name of its own; a bundled one is a module of ours, imported once.
-    Raises what the module raises, or ImportError.
+    """Run the entry module of an extension under a name of its own. The module of a bundled extension is part of the
+    product and imported once. Raises the module's own exceptions, or ImportError.
     """
     place, _, entry = spec.entry.rpartition("/")
     if spec.bundled:

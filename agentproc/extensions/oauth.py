@@ -1,8 +1,8 @@
 """`api.oauth`: access tokens for extensions.
 
-The agent holds none. It asks the kernel, which knows on whose behalf the turn acts; what comes back is for the one who
-asked, and is taken out of this process's log, traces and errors from then on. When somebody has agreed to what was
-asked for, all extensions of the instance hear `auth.granted`.
+The agent keeps no tokens. It asks the kernel, which knows on whose behalf the turn acts. The token goes only to the
+extension that asked. From then on it is removed from this process's log, traces and errors. When a person has granted a
+request, all extensions of the instance get `auth.granted`.
 
 Source: docs/oauth.md; requirements OAUTH-01, OAUTH-02, EVENTS-09.
 """
@@ -20,7 +20,8 @@ from schemas.errors import GoondanError, fail
 from schemas.frames import Frame
 from schemas.oauth import GRANTED_EVENT, REF_PREFIX, Granted, TokenReady, TokenRequest
 
-#: How long the kernel may take to answer (seconds): longer than it gives itself, so that its error comes first.
+#: How long the kernel may take to answer (seconds). It is longer than the kernel's own limit, so the kernel's error
+#: comes first.
 ANSWER_S: Final = 70.0
 _FIELDS: Final = frozenset(("oauthAppRef", "scopes", "subject"))
 
@@ -33,7 +34,7 @@ class PostingLink(Protocol):
 
 
 class AccessTokens:
-    """What the extensions of one agent instance ask the kernel for."""
+    """The requests of one agent instance's extensions to the kernel."""
 
     def __init__(self, link: PostingLink, events: EventBus, secrets: KnownSecrets) -> None:
         self._link = link
@@ -41,7 +42,7 @@ class AccessTokens:
         self._secrets = secrets
 
     async def get(self, request: TokenRequest) -> dict[str, Any]:
-        """The answer as the specification has it. Raises GoondanError."""
+        """The answer in the form of the specification. Raises GoondanError."""
         frame = Frame("oauth.token", payload=to_raw(request))
         waiting = self._link.post(frame)
         try:
@@ -58,7 +59,7 @@ class AccessTokens:
         return answer
 
     def granted(self, frame: Frame) -> None:
-        """`oauth.granted`: somebody has agreed. Raises GoondanError E_FRAME_INVALID."""
+        """Handle `oauth.granted`: a person has agreed. Raises GoondanError E_FRAME_INVALID."""
         news = from_raw(frame.payload, Granted)
         told = {"oauthAppRef": news.oauth_app_ref, "subject": news.subject, "scopes": news.scopes}
         self._events.emit(GRANTED_EVENT, told, emitter="the kernel")
@@ -85,7 +86,7 @@ class OAuthApi:
 
 
 def read_request(request: Mapping[str, Any]) -> TokenRequest:
-    """What an extension asks for. Raises GoondanError E_USAGE."""
+    """Check the request of an extension. Raises GoondanError E_USAGE."""
     if not isinstance(request, Mapping):
         raise _wrong(f"takes an object, not {type(request).__name__}")
     unknown = sorted(str(name) for name in request if name not in _FIELDS)

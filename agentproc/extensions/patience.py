@@ -1,8 +1,8 @@
-"""How long one layer may take outside its next(), however often it waits.
+"""How long one layer may take outside its next(), in however many pieces.
 
 A layer's clock runs while its own code runs or waits. It stands still inside next(), and while the layer waits for
-another agent (`ctx.agents`): both have limits of their own. One timer looks at all layers of the process now and then:
-a timer for each layer would cost more than most layers do.
+another agent (`ctx.agents`): both have limits of their own. One timer checks all layers of the process now and then. A
+timer for each layer would cost more than most layers do.
 
 Source: docs/extensions.md.
 """
@@ -17,15 +17,15 @@ from typing import Any, Final
 
 from agentproc.extensions.pipeline import LAYER_S
 
-#: How often the layers are looked at while any runs (seconds); a layer may have as much more than its time.
+#: How often the layers are checked while any runs (seconds). A layer may exceed its time by as much.
 LOOK_S: Final = 1.0
 
 
 def is_ending() -> bool:
-    """Asked by who has caught a CancelledError or a GeneratorExit: whether the task that runs is to end.
+    """Whether the running task is to end. To be asked after a CancelledError or a GeneratorExit was caught.
 
-    Code of extensions raises these, too: who awaits a task that somebody has cancelled gets a CancelledError of its
-    own. That is a failure like any other.
+    Code of extensions can raise both as well: awaiting a task that somebody cancelled raises a CancelledError. That is
+    a failure like any other.
     """
     try:
         task = asyncio.current_task()
@@ -45,13 +45,13 @@ class Patience:
         self._cancelling = task.cancelling()
         self._left = LAYER_S
         self._since = monotonic()
-        #: How many wait inside: the clock runs at 0.
+        #: How many waits of the layer are open. The clock runs when it is 0.
         self.stands = 0
-        #: Its time was over before it was.
+        #: True when the layer's time was over before the layer was.
         self.expired = False
 
     def stand(self) -> None:
-        """The clock stands still until as many calls of `go_on`."""
+        """Stop the clock until `go_on` was called as often as `stand`."""
         if self.stands == 0:
             self._left -= monotonic() - self._since
         self.stands += 1
@@ -66,7 +66,7 @@ class Patience:
 
     @contextmanager
     def standing(self) -> Iterator[None]:
-        """The clock stands still meanwhile; may be entered from several tasks at once, and within itself."""
+        """The clock stands still inside. Several tasks may enter it at once, and it may be nested."""
         self.stand()
         try:
             yield
@@ -80,7 +80,9 @@ class Patience:
             self._task.cancel()
 
     def is_late(self) -> bool:
-        """Asked by who has caught the layer's CancelledError: whether it came from `look`, and only from there."""
+        """Whether a CancelledError of the layer came from `look`, and only from there. To be asked when it
+        was caught.
+        """
         return self.expired and self._task.uncancel() <= self._cancelling
 
     @staticmethod
@@ -90,8 +92,8 @@ class Patience:
 
 
 class Watch:
-    """The layers of one process. Those whose clock stands still are among them, because a look at them costs less than
-    taking them out.
+    """The layers of one process. Layers whose clock stands still are in it, too: checking them costs less than taking
+    them out.
     """
 
     def __init__(self) -> None:
@@ -114,11 +116,11 @@ class Watch:
         self.running.pop(patience, None)
 
     def look_later(self) -> None:
-        """A clock runs, and nobody is about to look: look at all of them in a while."""
+        """A clock runs, and no check is planned: plan one for all layers."""
         self.timer = asyncio.get_running_loop().call_later(min(LOOK_S, LAYER_S / 4), self._look)
 
     def close(self) -> None:
-        """Nobody is looked at any more."""
+        """Stop checking layers."""
         self.running.clear()
         if self.timer is not None:
             self.timer.cancel()

@@ -1,20 +1,20 @@
 """The middleware engine: which middleware is registered, in which order, and how a chain of it runs.
 
-There are two spellings over it. `register` puts middleware of a kind around a turn, a step or a tool call. `mutate` and
-`wrap` are the spelling of v0.9: handlers at points (points.py runs them).
+It has two spellings. `register` puts middleware of a kind around a turn, a step or a tool call. `mutate` and `wrap` are
+the spelling of v0.9: handlers at points (points.py runs them).
 
 Rules.
-- Three kinds: `turn`, `step`, `toolCall`. What is registered first is outermost; a lower priority comes further out,
-  and equal priorities keep the order of registration. The order is the same on every run.
-- Middleware takes one context and calls `await ctx.next()` exactly once. What it returns is what the layer around it
-  gets from its next(), and in the end what the kernel takes.
-- A layer that raises, never calls next(), calls it twice, does not await it or returns something else has failed. What
-  is around it gets a failed result, not the exception: only the turn, step or call in question ends. So has one that
-  takes longer than LAYER_S outside its next().
+- Three kinds: `turn`, `step`, `toolCall`. The first registered middleware is outermost. A lower priority comes further
+  out; equal priorities keep the order of registration. The order is the same on every run.
+- Middleware takes one context and calls `await ctx.next()` exactly once. Its return value goes to the layer around it,
+  as the value of that layer's next(). The kernel takes the value of the outermost layer.
+- A layer fails when it raises, never calls next(), calls it twice, does not await it, returns something else, or takes
+  longer than LAYER_S outside its next(). The layer around it gets a failed result, not the exception: only the turn,
+  step or call in question ends.
 - Cancellation passes through every layer.
-- One order for both spellings: what is registered with `register`, and the mutators of `turn.pre`, `step.pre` and
-  `toolCall.pre`, stand in one onion in the order above. The other points lie inside of it, in the order of POINTS, each
-  with its handlers in that order. So every `.post` runs before the code behind a next(), and sees what the core made.
+- Both spellings have one order. Middleware of `register` and the mutators of `turn.pre`, `step.pre` and `toolCall.pre`
+  are layers of one onion, in the order above. The other points lie inside of it, in the order of POINTS, each with its
+  handlers in the order above. So every `.post` runs before the code behind a next(), and sees the result of the core.
 
 Source: requirements CALL-09, CALL-11 to CALL-14, COMPAT-03, PIPELINE-01 to PIPELINE-03, PIPELINE-05 to PIPELINE-07,
 PIPELINE-13 to PIPELINE-16, PIPELINE-25.
@@ -37,14 +37,14 @@ KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 
 
 class Point(Struct, frozen=True):
-    """One point. `kind` is the middleware that it belongs to.
+    """One point."""
 
-    `changes` are the fields of its context that a handler may give back as other objects; the rest must come back as
-    it was.
-    """
-
+    #: Whether its handlers are mutators or wraps.
     form: Literal["mutate", "wrap"]
+    #: The kind of middleware that it belongs to.
     kind: Literal["turn", "step", "toolCall", "workspace"]
+    #: The fields of its context that a handler may replace with other objects. All other fields must come back
+    #: unchanged.
     changes: tuple[str, ...] = ()
 
 
@@ -71,14 +71,14 @@ POINTS: Final[Mapping[str, Point]] = {
 #: Points whose mutators stand in the onion of their kind.
 _BEFORE: Final = frozenset(("turn.pre", "step.pre", "toolCall.pre"))
 
-#: Takes a context (a wrap: and next); returns a result or something to await that gives one.
+#: Takes a context (a wrap also takes next). Returns a result, or an awaitable of one.
 Middleware = Callable[..., Any]
 
 R = TypeVar("R")
 
 
-#: How long a layer may take outside next() (seconds). A person waits behind it; what takes longer belongs into a tool
-#: or another agent, which can be seen and cancelled.
+#: How long a layer may take outside next() (seconds). A person waits for it. Longer work belongs into a tool or another
+#: agent, which can be seen and cancelled.
 LAYER_S: Final = 60.0
 
 
@@ -92,17 +92,17 @@ class Patience(Protocol):
         """It runs again."""
 
     def standing(self) -> AbstractContextManager[None]:
-        """It stands still meanwhile."""
+        """The clock stands still inside."""
 
     def is_late(self) -> bool:
-        """Whether it was the clock that cancelled the layer."""
+        """Whether the clock cancelled the layer."""
 
     def is_ending(self) -> bool:
-        """Whether the layer's task is to end; else what the layer raised is its own."""
+        """Whether the layer's task is to end. If not, the exception is the layer's own."""
 
 
 class Watch(Protocol):
-    """Looks after layers while they run (patience.py)."""
+    """Checks layers while they run (patience.py)."""
 
     def enter(self) -> Patience:
         """A layer begins, in the task that runs now."""
@@ -112,29 +112,31 @@ class Watch(Protocol):
 
 
 class MiddlewareError(Exception):
-    """Middleware did not keep to the rules. Becomes an error with the code E_MIDDLEWARE."""
+    """Middleware broke a rule. Becomes an error with the code E_MIDDLEWARE."""
 
 
 def too_slow() -> MiddlewareError:
-    """The layer's time was over (patience.py)."""
+    """The error of a layer whose time was over (patience.py)."""
     return MiddlewareError(f"it took longer than {LAYER_S:g} s outside next()")
 
 
 class Layer(Struct, frozen=True):
-    """One registered handler. `extension` is the name of the Extension that registered it, `point` the point that it is
-    for; None: it is middleware of a kind.
-    """
+    """One registered handler."""
 
+    #: The name of the Extension that registered it.
     extension: str
+    #: The function.
     handler: Middleware
+    #: A lower priority is further out.
     priority: int = 0
+    #: The point that it is for; None: it is middleware of a kind.
     point: str | None = None
 
 
 class Pipeline:
     """The middleware of one agent.
 
-    What a turn asks for is made when something is registered: tuples that do not change, so a chain that runs keeps
+    The lists that a turn reads are made at each registration, as tuples that do not change. So a running chain keeps
     the layers that it began with.
     """
 
@@ -142,7 +144,7 @@ class Pipeline:
         self._layers: dict[Kind, tuple[Layer, ...]] = dict.fromkeys(KINDS, ())
         self._points: dict[str, tuple[Layer, ...]] = {}
         self._wrapped: frozenset[str] = frozenset()
-        #: Whether anything is registered in the older spelling.
+        #: Whether any handler is registered in the older spelling.
         self.uses_points = False
 
     def register(self, kind: str, handler: Middleware, *, extension: str, priority: Any = 0) -> None:
@@ -163,17 +165,17 @@ class Pipeline:
         self._add_to_point("wrap", point, handler, extension, priority)
 
     def unregister(self, extension: str) -> None:
-        """Take out all that an extension has registered."""
+        """Remove every handler that an extension has registered."""
         self._layers = {kind: _without(layers, extension) for kind, layers in self._layers.items()}
         self._points = {point: _without(layers, extension) for point, layers in self._points.items()}
         self._look_over()
 
     def layers(self, kind: Kind) -> Sequence[Layer]:
-        """Outermost first."""
+        """The layers of a kind, the outermost first."""
         return self._layers[kind]
 
     def at(self, point: str) -> Sequence[Layer]:
-        """The handlers of a point that is in no onion, in their order."""
+        """The handlers of a point outside of the onions, in their order."""
         return self._points.get(point, ())
 
     @property
@@ -182,14 +184,14 @@ class Pipeline:
         return not self._wrapped
 
     def has(self, kind: Kind) -> bool:
-        """Whether there is anything to run around a turn, a step or a tool call.
+        """Whether any handler runs around a turn, a step or a tool call.
 
-        A handler at a point of tool calls sees the step as well, so there is something around the step.
+        A handler at a point of tool calls also sees the step, so the step counts as well.
         """
         return kind in self._wrapped
 
     def _look_over(self) -> None:
-        """Find out what there is something to run around, when that has changed."""
+        """After a change, find out which kinds have handlers."""
         points = [point for point, layers in self._points.items() if layers]
         points += [layer.point for layers in self._layers.values() for layer in layers if layer.point is not None]
         kinds = {kind for kind, layers in self._layers.items() if layers} | {POINTS[point].kind for point in points}
@@ -228,13 +230,13 @@ def _without(layers: tuple[Layer, ...], extension: str) -> tuple[Layer, ...]:
 
 
 class Next(Generic[R]):
-    """What a layer's context has as `next`: it takes no arguments and is awaited once."""
+    """The `next` of a layer's context: it takes no arguments and is awaited once."""
 
     __slots__ = ("_index", "_inner", "_state", "patience")
 
     def __init__(self, inner: Callable[[int, Next[R]], Coroutine[Any, Any, R]], index: int, patience: Patience) -> None:
-        """`inner` runs the chain from the layer with this index on, and says `end` to what it is given. `patience` is
-        the clock of the layer that has this next().
+        """`inner` runs the chain from the layer with this index on, and calls the `end` of the Next that it gets.
+        `patience` is the clock of the layer that has this next().
         """
         self._inner = inner
         self._index = index
@@ -251,14 +253,14 @@ class Next(Generic[R]):
         return self._inner(self._index, self)
 
     def end(self, done: bool) -> None:
-        """What is inside has ended; `done`: with a result."""
+        """The inner part has ended; `done`: with a result."""
         self.patience.go_on()
         if done and self._state == "called":
             self._state = "done"
 
     @property
     def standing(self) -> Callable[[], AbstractContextManager[None]]:
-        """The layer waits for what has a limit of its own (patience.py)."""
+        """The layer waits for an operation that has a limit of its own (patience.py)."""
         return self.patience.standing
 
     def close(self) -> None:
@@ -281,15 +283,16 @@ async def run_chain(
 ) -> R:
     """Run `core` inside `layers`.
 
-    `bind` makes the context of a layer from its next(); `accept` checks what a layer returned (raises MiddlewareError);
-    `failed` makes the result of a layer that failed; `watch` ends one that takes too long; `before` runs a mutator that
-    stands among the layers (None: there are none). Raises only what `core` raises, and cancellation.
+    `bind` makes the context of a layer from its next(). `accept` checks the value that a layer returned (raises
+    MiddlewareError). `failed` makes the result of a layer that failed. `watch` ends a layer that takes too long.
+    `before` runs a mutator that is one of the layers (None: there are none). Raises only the exceptions of `core`, and
+    cancellation.
     """
 
     async def enter(index: int, outer: Next[R] | None) -> R:
-        """The layers from `index` on, inside `outer`, whose clock stands still meanwhile.
+        """Run the layers from `index` on, inside `outer`, whose clock stands still meanwhile.
 
-        One coroutine for each layer, because every one costs every layer again.
+        One coroutine for each layer: another one would add to the cost of every layer.
         """
         if outer is not None:
             outer.patience.stand()
