@@ -1,6 +1,6 @@
-"""One agent instance: what stays of it from turn to turn, and what a turn of it works with.
+"""One agent instance: the state that it keeps from turn to turn, and the parts that a turn works with.
 
-Made once for each process. Which event is worked on is not known here (loop.py), nor what a turn does (turn_run.py).
+It is made once for each process. loop.py knows which event is worked on, and turn_run.py runs a turn.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class Instance:
         clock: Callable[[], str] = now_rfc3339,
         secrets: KnownSecrets | None = None,
     ) -> None:
-        """`provider` is the model, None for the one that the specification names. `clock` gives the time as RFC 3339
-        in UTC. `secrets` are those that the process's log hides.
+        """`provider` is the model, None for the one that the specification names. `clock` gives the time as RFC 3339 in
+        UTC. The process's log hides `secrets`.
         """
         loop = asyncio.get_running_loop()
         self.instance_key = instance_key
@@ -86,7 +86,7 @@ class Instance:
         self.live_config = LiveConfig(spec, instance_key, link, self.secrets.redact)
         #: Ends layers of middleware that take too long.
         self.watch = Watch()
-        #: Finds out who blocks the event loop.
+        #: Finds out which code blocks the event loop.
         self.loop_watch = LoopWatch(files)
         self.workspaces = Workspaces(self.pipeline, self.events, self.watch)
         self.extensions = Extensions(
@@ -105,8 +105,8 @@ class Instance:
 
     @property
     def spec(self) -> AgentSpec:
-        """What the bundle says of the agent. It becomes another one between two steps at any time (live_config.py), but
-        not in its model.
+        """The bundle's specification of the agent. It can be replaced between two steps at any time (live_config.py),
+        but not its model.
         """
         return self.live_config.current.spec
 
@@ -115,13 +115,13 @@ class Instance:
         return PointStages(self.pipeline, self.tools, self.extensions, in_force, self.watch)
 
     def redact(self, text: str) -> str:
-        """A text without what is secret of the agent's model, and without the tokens that its extensions got."""
+        """A text without the secrets of the agent's model, and without the tokens of its extensions."""
         if self._redactor is None:
             self._redactor = redactor_of(self.spec.model)
         return self.secrets.redact(self._redactor(text))
 
     def index_turn(self, at: str, trace_id: str, turn_id: str, event_id: str) -> None:
-        """Note where the turn of a trace is found. A turn goes on without."""
+        """Record where the turn of a trace is found. When that fails, the turn goes on."""
         try:
             add(self.spec.state_dir, IndexLine(at, trace_id, turn_id, event_id, self.spec.name, self.instance_key))
         except (OSError, UnicodeEncodeError) as error:
@@ -135,12 +135,12 @@ class Instance:
         return self._provider
 
     def notice(self, ended: Ended) -> None:
-        """Tell extensions of the answer to what was asked without waiting (EVENTS-11)."""
+        """Tell extensions about the answer to a question that was asked without waiting (EVENTS-11)."""
         if ended.answer is not None:
             self.events.emit(DELEGATION_RESULT, ended.answer, emitter="the kernel")
 
     async def close(self) -> None:
-        """Let the extensions clean up, stop timers, give back the file and the model's connections."""
+        """Let the extensions clean up, stop timers, and close the file and the model's connections."""
         await self.extensions.close()
         self.watch.close()
         self.loop_watch.close()

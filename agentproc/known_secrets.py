@@ -1,6 +1,6 @@
-"""Secrets that came to this process while it ran: they are taken out of its log, its traces and its errors.
+"""Secrets that this process received while it ran. They are removed from its log, its traces and its errors.
 
-Extensions get OAuth tokens, and write lines of their own. What they print past the log is not looked at.
+Extensions get OAuth tokens, and write log lines of their own. Output that they print past the log is not checked.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from msgspec import structs
 from schemas.frames import ErrorPayload, ToolResult
 from schemas.redaction import Redactor
 
-#: So many are remembered, the latest: a token is replaced every hour or so, and an agent has a few.
+#: How many secrets are remembered, the latest ones. A token is replaced about every hour, and an agent has a few.
 REMEMBERED: Final = 64
 
 
@@ -25,7 +25,7 @@ class KnownSecrets:
         self._redactor: Redactor | None = None
 
     def add(self, secret: str) -> None:
-        """From now on this is one."""
+        """Treat this text as a secret from now on."""
         self._secrets.pop(secret, None)
         self._secrets[secret] = None
         while len(self._secrets) > REMEMBERED:
@@ -41,7 +41,9 @@ class KnownSecrets:
         return self._redactor(text)
 
     def out_of(self, result: ToolResult) -> ToolResult:
-        """A call's result whose error tells no secret; what an extension returns as output is its own affair."""
+        """A call's result without secrets in its error. The output is not changed; the extension is
+        responsible for it.
+        """
         if not self._secrets or result.error is None:
             return result
         return structs.replace(result, error=structs.replace(result.error, message=self.redact(result.error.message)))
@@ -61,5 +63,5 @@ class HidingFormatter(logging.Formatter):
         self._secrets = secrets
 
     def format(self, record: logging.LogRecord) -> str:
-        """The whole line."""
+        """Format a record as text without secrets."""
         return self._secrets.redact(super().format(record))

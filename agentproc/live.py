@@ -1,9 +1,10 @@
-"""What a running turn tells its asker while it runs: pieces of text, steps, tool calls.
+"""The live news of a running turn for its asker: pieces of text, steps, tool calls.
 
 Rules.
-- Best effort. A frame that the link does not take is lost; nothing here waits, keeps a copy, or fails a turn.
-- Text goes out at once when none did just now, else in batches: a model's 50,000 tokens are some hundred frames.
-- Every piece says where in its step's text it stands, so that whoever reads notices a loss.
+- Best effort. A frame that the link does not take is lost. This module never waits, keeps no copy, and fails no turn.
+- Text goes out at once when none was sent just before, otherwise in batches: a model's 50,000 tokens are some hundred
+  frames.
+- Every piece gives its position in the text of its step, so that a reader notices a loss.
 - Names, ids and codes only. Arguments and results may hold secrets, and stay in the conversation.
 - Nothing is sent for an event whose asker did not wish it.
 
@@ -25,17 +26,17 @@ from schemas.frames import Frame, RuntimeEvent, RuntimeEventKind, ToolProgress
 from schemas.spans import call_span, step_span, turn_span
 from schemas.traces import NoteKind
 
-#: How often text is sent while it flows (seconds): an eye sees no steps below that.
+#: How often text is sent while it flows (seconds). The eye cannot see shorter steps.
 BATCH_S: Final = 0.03
 #: Characters in one frame: at most 12 KiB as UTF-8, which the broker takes (kernel/broker/live.py).
 MAX_PIECE: Final = 3000
-#: Frames in one batch. With BATCH_S it is 800,000 characters a second, and below what the broker passes on.
+#: Frames in one batch. With BATCH_S that is 800,000 characters a second, which is below the limit of the broker.
 MAX_BATCH: Final = 8
-#: Characters that may wait to be sent; a step that makes more, faster, is not told any further.
+#: How many characters may wait to be sent. When a step makes more in too short a time, its further text is not sent.
 MAX_WAITING: Final = 1 << 18
-#: A tool's name or id as it is told (characters).
+#: The longest name or id of a tool in a frame (characters).
 MAX_NAME: Final = 200
-#: A handler's own words about its progress (characters).
+#: The longest progress message of a handler (characters).
 MAX_MESSAGE: Final = 1000
 
 
@@ -46,7 +47,7 @@ class LiveLink(Protocol):
 
 
 class LiveFeed:
-    """The news of the turn `turn_id`, for the event in `frame`. `again`: an earlier incarnation had begun it."""
+    """The news of the turn `turn_id`, for the event in `frame`. `again`: an earlier incarnation began the turn."""
 
     def __init__(
         self, link: LiveLink, loop: asyncio.AbstractEventLoop, frame: Frame, turn_id: str, *, again: bool
@@ -71,12 +72,12 @@ class LiveFeed:
 
     @property
     def on_delta(self) -> Callable[[TextDelta], None] | None:
-        """For the provider; None when nobody listens."""
+        """The function that takes pieces of text from the provider; None when nobody listens."""
         return self._delta if self._wanted else None
 
     def tell(self, actions: Sequence[Action], endings: Sequence[Ending] = ()) -> None:
-        """What the turn does next is news, and all text before it is out first. `endings`: of the turn, or of a step,
-        with these actions.
+        """Send news about the next actions of the turn. All earlier text is sent first. `endings` are the ends of the
+        turn or of a step that come with these actions.
         """
         if not self._wanted:
             return
@@ -124,7 +125,7 @@ class LiveFeed:
             self._send(RuntimeEvent(kind="tool.waits", step=self._step, tool_call_id=call))
 
     def close(self) -> None:
-        """Nothing follows: the timer is stopped, what still waits is dropped."""
+        """Stop the timer, and drop everything that waits."""
         self._wanted = False
         self._restart(again=False)
         if self._timer is not None:
@@ -156,14 +157,14 @@ class LiveFeed:
         self._send_text()
 
     def _restart(self, *, again: bool) -> None:
-        """The step's text begins, or begins anew."""
+        """The step's text begins, or begins again."""
         self._waiting.clear()
         self._size = self._at = 0
         self._muted = False
         self._again = again
 
     def _send_text(self, *, everything: bool = False) -> None:
-        """A batch of what waits; the rest later."""
+        """Send a batch of the waiting text; the rest follows later."""
         if not self._waiting:
             return
         text = replace_surrogates("".join(self._waiting))
@@ -190,7 +191,7 @@ class LiveFeed:
         self._link.send(frame)
 
 
-#: How the ends of turns and steps are called when they are told.
+#: The names of the ends of turns and steps in the news.
 _KINDS: Final[dict[NoteKind, RuntimeEventKind]] = {
     "turn.completed": "turn.completed",
     "turn.failed": "turn.failed",

@@ -1,4 +1,4 @@
-"""What one instance of an agent may write to the log that it shares with the others of that agent."""
+"""Limits how much one instance of an agent may write to the log that all instances of that agent share."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from typing import Final
 
 from schemas.system.log_admission import Admission, suppressed_lines
 
-#: What a line takes beside its message: time, level and name (bytes), about.
+#: The approximate size of a line besides its message: time, level and name (bytes).
 _HEAD: Final = 64
-#: What a traceback takes (bytes), about: it is made after this decision.
+#: The approximate size of a traceback (bytes). It is made after this decision.
 _TRACEBACK: Final = 4096
 
 
 class Share(logging.Filter):
-    """Lets records through as long as the instance has room; before the next one it says how many were suppressed."""
+    """Lets records through as long as the instance has room. The next record after a gap says how many were
+    suppressed.
+    """
 
     def __init__(self, handler: logging.Handler) -> None:
         super().__init__()
@@ -23,7 +25,9 @@ class Share(logging.Filter):
         self._admission: Admission[str] = Admission()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether this record is written. Threads may meet here; then a line more or less is written."""
+        """Whether this record is written. Threads may call this at the same time; then one line too many or too few is
+        written.
+        """
         size = len(record.getMessage()) + _HEAD + (_TRACEBACK if record.exc_info else 0)
         if not self._admission.admit("", "", size, time.monotonic()):
             return False

@@ -3,7 +3,7 @@
 Rules.
 - One turn at a time (turn_run.py).
 - The answer is stored under the event's key before it is sent; a finished event is answered from there again.
-- Whatever goes wrong with the file, the model or our own code ends that turn with one error; the process serves on.
+- A failure of the file, the model or our own code ends that turn with one error. The process goes on serving.
 
 Source: docs/design/turns.md section 2; docs/design/delivery.md section 2.
 """
@@ -42,7 +42,7 @@ from schemas.frames import (
 )
 from schemas.launch import AgentSpec
 
-#: Why a link does not send a large payload.
+#: The reasons why a link does not send a large payload.
 UNSENT: Final = ("E_FRAME_TOO_LARGE", "E_DISK_FULL", "E_STATE", "E_BLOB_UNAVAILABLE")
 
 log = logging.getLogger("agentproc")
@@ -71,8 +71,8 @@ class TurnRunner(Instance):
         self._cancelled: tuple[str, int] | None = None  # the delivery that is to end, if it is not over
         self._broken: GoondanError | None = None  # why the agent cannot work at all
         self._loaded = self.live_config.current  # what the extensions were loaded for
-        #: What comes from the broker for the instance that works, by the type of its frame. Each raises GoondanError
-        #: for a frame that cannot be read.
+        #: The functions that take the broker's frames for the working instance, by the type of the frame. Each raises
+        #: GoondanError for a frame that cannot be read.
         self.takes: Mapping[str, Callable[[Frame], None]] = {
             "tool.progress": self.progress,
             "tool.cancel": self.cancel,
@@ -84,7 +84,7 @@ class TurnRunner(Instance):
         }
 
     async def load_extensions(self) -> None:
-        """Load the agent's extensions. What goes wrong is answered to every event from then on."""
+        """Load the agent's extensions. When that fails, every later event is answered with the error."""
         try:
             await self.extensions.start()
             self._broken = None
@@ -93,7 +93,7 @@ class TurnRunner(Instance):
         self._loaded = self.live_config.current
 
     def leases(self) -> list[Lease]:
-        """What this process holds: asked by the link at every hello."""
+        """The leases that this process holds. The link asks for them at every hello."""
         return [self._lease] if self._lease is not None else []
 
     def holds(self, frame: Frame) -> bool:
@@ -108,12 +108,12 @@ class TurnRunner(Instance):
             self._run.push(Pause())
 
     def abandon(self) -> None:
-        """Leave the running turn as it is, without a word about it."""
+        """Leave the running turn as it is, without telling anybody."""
         if self._run is not None:
             self._run.abandon()
 
     def cancel(self, frame: Frame) -> None:
-        """`tool.cancel` of a whole event: end its turn, whether it runs already or is just about to."""
+        """Handle `tool.cancel` for a whole event: end its turn, whether it runs already or is about to begin."""
         self._cancelled = (frame.event_id or "", frame.epoch or 0)
         if self._run is not None and self.holds(frame):
             self._run.cancel()
@@ -129,7 +129,7 @@ class TurnRunner(Instance):
             self._run.set_clock(frame)
 
     def progress(self, frame: Frame) -> None:
-        """What a tool host says of a call that runs. Raises GoondanError E_FRAME_INVALID."""
+        """Handle a tool host's progress of a running call. Raises GoondanError E_FRAME_INVALID."""
         if self._run is not None:
             self._run.progress(frame)
 
@@ -145,12 +145,14 @@ class TurnRunner(Instance):
             self._lease = None
 
     def completed(self, frame: Frame) -> None:
-        """A `tool.completed` frame: for the turn that runs. Raises GoondanError E_FRAME_INVALID, E_FORBIDDEN."""
+        """Give a `tool.completed` frame to the running turn. Raises GoondanError E_FRAME_INVALID, E_FORBIDDEN."""
         if self._run is not None:
             self._run.completed(read_completion(frame, from_raw(frame.payload, AgentEvent)))
 
     def answered(self, frame: Frame) -> None:
-        """An answer that nobody waits for: for the turn that runs. Raises GoondanError E_FRAME_INVALID."""
+        """Give an answer to a question that was asked without waiting to the running turn. Raises GoondanError
+        E_FRAME_INVALID.
+        """
         if self._run is not None and frame.blob is None:
             self._run.answered(read_answer(frame))
 
@@ -178,7 +180,8 @@ class TurnRunner(Instance):
                 self._run = None
 
     def _look_at(self, frame: Frame, event_id: str, epoch: int) -> Frame | tuple[Begin | BeginCall, TurnRow | None]:
-        """What an event asks for, and what is stored of its turn; the frame that ends an event which needs no turn.
+        """The first input of the event and the stored row of its turn; or the frame that ends an event which needs no
+        turn.
 
         Raises GoondanError.
         """
@@ -200,8 +203,8 @@ class TurnRunner(Instance):
         return first, row
 
     async def _work(self, frame: Frame, first: Begin | BeginCall, row: TurnRow | None) -> Frame | None:
-        """Run the turn of an event: the frame that ends it for us, None when it is no longer ours. Raises GoondanError
-        when the turn cannot begin.
+        """Run the turn of an event. Returns the frame that ends the event, None when the event is no longer ours.
+        Raises GoondanError when the turn cannot begin.
         """
         event_id = frame.event_id or ""
         if self._broken is not None and self._loaded is not self.live_config.current:
@@ -224,7 +227,9 @@ class TurnRunner(Instance):
         return await run.go()
 
     def _fail(self, frame: Frame, info: ErrorPayload) -> Frame:
-        """End an event with this error: in its turn's file, if it has a turn and that can be written."""
+        """End an event with this error. The error is stored with its turn, if it has a turn and the file can be
+        written.
+        """
         event_id, run = frame.event_id or "", self._run
         ended = None if run is None else run.fail(info)
         if ended is not None:
@@ -234,8 +239,8 @@ class TurnRunner(Instance):
         return done_frame(event_id, frame.epoch or 0, "failed", payload)
 
     def _first_input(self, frame: Frame) -> Begin | BeginCall:
-        """What the event asks for. Raises GoondanError E_FRAME_INVALID, E_FORBIDDEN, E_USAGE, or why its large payload
-        cannot be had.
+        """The first input for the turn machine. Raises GoondanError E_FRAME_INVALID, E_FORBIDDEN, E_USAGE, or the
+        reason why its large payload is not available.
         """
         if frame.blob is not None:
             raise GoondanError(from_raw(frame.payload, ErrorPayload))
@@ -263,8 +268,8 @@ class TurnRunner(Instance):
         return BeginCall(call.tool, call.args)
 
     async def _post(self, frame: Frame, trace_id: str | None) -> None:
-        """Send what ends the event, until the broker has it. An answer that cannot be sent, by its size or because the
-        disk is full, becomes a failed one that says so.
+        """Send the frame that ends the event, until the broker has it. An answer that cannot be sent, because of its
+        size or a full disk, becomes a failed one that gives the reason.
         """
         try:
             await self.link.post(frame)

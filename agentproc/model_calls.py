@@ -1,6 +1,6 @@
-"""The model calls of one turn: each a task, what stands around it, and the clock that ends one which says nothing.
+"""The model calls of one turn. Each is a task inside its wraps, and a clock ends a call whose model says nothing.
 
-What comes of a call is an input of the turn machine: `ModelAnswered` or `ModelFailed`.
+The outcome of a call is an input of the turn machine: `ModelAnswered` or `ModelFailed`.
 
 Source: docs/design/turns.md sections 2 and 7.
 """
@@ -29,15 +29,15 @@ from schemas.errors import GoondanError, error_payload
 from schemas.frames import ErrorPayload
 from schemas.results import cut_message
 
-#: A model's failure as it is shown (characters).
+#: The longest error message of a model (characters).
 MODEL_ERROR_CHARS: Final = 1000
 
 log = logging.getLogger("agentproc")
 
 
 class ModelCalls:
-    """Those of the turn of one event; one runs at a time. `push` gives the turn machine an input. `time_left` is the
-    turn's, in seconds; None: nothing bounds it. `lost` is called when the lease is gone.
+    """The model calls of one event's turn; one runs at a time. `push` gives the turn machine an input. `time_left`
+    gives the seconds that the turn has left; None: there is no limit. `lost` is called when the lease is gone.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class ModelCalls:
         self._push = push
         self._time_left = time_left
         self._lost = lost
-        #: What extensions ask the model beside the conversation.
+        #: The questions that extensions ask the model outside of the conversation.
         self.aside = Aside(instance.spec, self.ask_once, time_left, instance.clock)
         self._call: asyncio.Task[None] | None = None
         self._attempts = ModelAttempts()
@@ -69,24 +69,24 @@ class ModelCalls:
         self._stall_timer: asyncio.TimerHandle | None = None
 
     def start(self, request: ModelRequest, stages: Stages | None) -> None:
-        """Ask the model; `stages` are the turn's extensions, if it has some."""
+        """Ask the model. `stages` has the turn's extensions, if there are any."""
         self._call = self._loop.create_task(self._complete(self._instance.provider, request, stages))
 
     def stop(self) -> None:
-        """Nobody waits for the call that runs."""
+        """Give up the running call."""
         if self._call is not None:
             self._call.cancel()
         self._stop_watching()
 
     def close(self) -> None:
-        """The turn is left."""
+        """Give up all calls: the turn is left."""
         self.stop()
         self.aside.stop()
 
     # --- one call
 
     async def _complete(self, provider: Provider, request: ModelRequest, stages: Stages | None) -> None:
-        """The model call, inside what extensions put around it."""
+        """Make the model call inside the wraps of extensions."""
         tries = 0
 
         async def again(blocks: list[dict[str, Any]], catalog: StepCatalog) -> ModelAnswer:
@@ -115,8 +115,8 @@ class ModelCalls:
     async def ask_once(
         self, provider: Provider, request: ModelRequest, *, anew: bool = False, hidden: bool = False
     ) -> ModelAnswer:
-        """One request to the model; `anew`: what was shown of an earlier one is void; `hidden`: nothing is shown of
-        this one. Raises GoondanError, as it may be stored and shown.
+        """Make one request to the model. `anew`: news of an earlier request is void. `hidden`: no news of this request
+        is sent. Raises GoondanError in a form that may be stored and shown.
         """
         attempts = self._attempts = ModelAttempts()
 
@@ -165,7 +165,7 @@ class ModelCalls:
         return answer
 
     def _without_secrets(self, info: ErrorPayload) -> ErrorPayload:
-        """A model's error as it may be stored and shown: without the key, and of bounded length."""
+        """A model's error in a form that may be stored and shown: without the key, and of limited length."""
         redact = self._instance.redact
         message = cut_message(redact(info.message), MODEL_ERROR_CHARS)
         suggestion = None if info.suggestion is None else redact(info.suggestion)
@@ -174,7 +174,7 @@ class ModelCalls:
     # --- a model that says nothing
 
     def _watch(self, request: ModelRequest) -> None:
-        """Look again when the model has had all of its time, unless that is being done."""
+        """Check again when the model's time is over, unless a check is planned already."""
         if self._stall_timer is None and (due := self._stall.due) is not None:
             self._stall_timer = self._loop.call_at(due, self._look, request)
 

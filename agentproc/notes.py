@@ -1,9 +1,9 @@
-"""What a running turn notes about itself, for traces: called inside the transactions that store what is noted, or
-before the next one.
+"""The notes of a running turn, for traces. They are made inside the transaction that stores them, or before the next
+one.
 
 Rules.
 - A turn has one beginning and one end, and so has each of its steps, however often the turn is resumed.
-- A step begins when its model is asked. It ends when nothing of it is left to do: with the middleware around it.
+- A step begins when its model is asked. It ends when all its work is done, the middleware around it included.
 - An error is noted without the model's secrets and with a message of bounded length.
 
 Source: schemas/traces.py; docs/design/traces.md.
@@ -45,17 +45,22 @@ log = logging.getLogger("agentproc")
 
 
 class Ending(Struct, frozen=True):
-    """The end of the turn or of one of its steps, as it was noted: for whoever listens. `step` 0: of the turn."""
+    """The end of the turn or of one of its steps, as it was noted, for live news."""
 
+    #: The kind of the note.
     kind: NoteKind
+    #: The span of the turn or the step.
     span_id: str
+    #: The span around it; None: there is none.
     parent_span_id: str | None
+    #: The step, from 1; 0: the turn itself.
     step: int = 0
+    #: The error of a turn or step that failed.
     error: ErrorPayload | None = None
 
 
 class ModelAttempts:
-    """How often a model was asked for one answer, and how long nothing was asked in between (seconds)."""
+    """How often a model was asked for one answer, and how long no request ran in between (seconds)."""
 
     __slots__ = ("_since", "count", "paused_s")
 
@@ -65,7 +70,7 @@ class ModelAttempts:
         self._since: float | None = None
 
     def hear(self, news: ModelNews, now: float) -> None:
-        """What the provider tells at `now` (seconds)."""
+        """Count the provider's news at `now` (seconds)."""
         if news == "asking":
             self.count += 1
             if self._since is not None:
@@ -74,7 +79,9 @@ class ModelAttempts:
 
 
 class TurnNotes:
-    """The notes of one turn. `parent_span_id` is what its event comes from; `redact` takes secrets out of a text."""
+    """The notes of one turn. `parent_span_id` is the span that the turn's event comes from. `redact` removes secrets
+    from a text.
+    """
 
     def __init__(
         self,
@@ -100,11 +107,11 @@ class TurnNotes:
     # --- the turn
 
     def begun(self, at: str, waited_ms: int | None, place_ms: int, *, awaited: bool) -> None:
-        """The turn begins; its event has waited, and another turn waits for it, or not."""
+        """Note that the turn begins, how long its event has waited, and whether another turn waits for it."""
         self._note("turn.started", at, encode_detail(TurnDetail(self._trace_id, waited_ms, awaited, place_ms)))
 
     def resumed(self, at: str) -> None:
-        """Another process goes on with it."""
+        """Note that another process goes on with the turn."""
         last = self._store.last_step_note(self._turn_id)
         if last is not None and last[0] == "step.started" and (last[1] or "").isdecimal():
             self._step = int(last[1] or "0")
@@ -112,7 +119,7 @@ class TurnNotes:
         self._note("turn.resumed", at)
 
     def ended(self, end: End, at: str) -> None:
-        """The turn ends, and with it what is open of its last step."""
+        """Note the end of the turn, and of its last step if that is open."""
         self._end_step(at, _failure(end))
         if end.status == "completed":
             self._end("turn.completed", at, self._span, self._parent)
@@ -122,7 +129,9 @@ class TurnNotes:
     # --- steps, model calls, tool calls
 
     def actions(self, actions: Sequence[Action], at: str, catalog: StepCatalog) -> None:
-        """Model calls and tool calls that go out now, those from `catalog` or past it, and steps that are over."""
+        """Note the model calls and tool calls that go out now, and the steps that are over. `catalog` is the step's
+        catalog.
+        """
         for action in actions:
             if isinstance(action, AskModel):
                 self._begin_step(action.step, at)
@@ -143,7 +152,7 @@ class TurnNotes:
                 self._end_step(at, None)
 
     def results(self, message: Message, at: str) -> None:
-        """The results in a message."""
+        """Note the results in a message."""
         for part in results_of(message):
             error = part.result.error
             kind: NoteKind = "tool.failed" if part.result.status == "error" else "tool.completed"
@@ -157,7 +166,9 @@ class TurnNotes:
             self._note_call(kind, at, part.tool_call_id, encode_detail(detail))
 
     def received(self, tool_call_id: str, receipt: Raw) -> None:
-        """The tool host's receipt of a call: noted with the call's result, whatever middleware makes of that."""
+        """Remember the tool host's receipt of a call. It is noted with the call's result, even if middleware changes
+        the result.
+        """
         self._receipts[tool_call_id] = receipt
 
     def model_ended(
@@ -169,7 +180,7 @@ class TurnNotes:
         finish_reason: str | None = None,
         usage: Usage | None = None,
     ) -> None:
-        """A model call has ended; noted with what is stored next."""
+        """Remember that a model call has ended. It is noted with the next transaction."""
         ended = ModelDetail(
             step=request.step,
             model=f"{request.model.provider}/{request.model.model}".rstrip("/"),
@@ -183,7 +194,7 @@ class TurnNotes:
         self._model_ends.append(ended)
 
     def model(self, at: str) -> None:
-        """Note the ends of model calls that were remembered."""
+        """Note the remembered ends of model calls."""
         ends, self._model_ends = self._model_ends, []
         for ended in ends:
             kind: NoteKind = "model.failed" if ended.code is not None else "model.answered"
@@ -191,14 +202,14 @@ class TurnNotes:
             self._store.note(self._turn_id, kind, at, encode_detail(ended), span, self._step_span)
 
     def take_endings(self) -> list[Ending]:
-        """The ends that were noted since this was last asked."""
+        """The ends that were noted since the last call of this function."""
         endings, self._endings = self._endings, []
         return endings
 
     # --- inside
 
     def _is_new(self, action: RunTool) -> bool:
-        """Whether a call was not noted yet; one that is made again was, by an earlier incarnation."""
+        """Whether a call was not noted yet. For a call that is made again, an earlier incarnation has noted it."""
         return not action.again and action.part.tool_call_id not in self._called
 
     def _begin_step(self, step: int, at: str) -> None:
@@ -233,7 +244,7 @@ class TurnNotes:
         self._endings.append(Ending(kind, span_id, parent_span_id, step, error))
 
     def waits(self, tool_call_id: str, at: str) -> None:
-        """A call begins to wait for a person."""
+        """Note that a call begins to wait for a person."""
         self._note_call("tool.waits", at, tool_call_id, json.dumps(tool_call_id))
 
     def _note(self, kind: NoteKind, at: str, detail: str | None = None) -> None:
@@ -255,17 +266,17 @@ class TurnNotes:
             return None
 
 
-#: Stands for the error of a turn that failed without one.
+#: The error of a turn that failed without one.
 _UNKNOWN = ErrorPayload("E_AGENT_FAILED", "the turn failed")
 
 
 def _failure(end: End) -> ErrorPayload | None:
-    """Why the step that is open failed; None when it is done, as it is when a turn has no steps left."""
+    """Why the open step failed; None when it is done. A turn without steps left has no failed step."""
     if end.status == "completed" or (end.error is not None and end.error.code == "E_MAX_STEPS"):
         return None
     return end.error or _UNKNOWN
 
 
 def results_of(message: Message) -> list[Any]:
-    """The result parts of a tool message, none of any other."""
+    """The result parts of a tool message; an empty list for any other message."""
     return message.data.content if isinstance(message.data, ToolData) else []

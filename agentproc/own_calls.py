@@ -1,9 +1,9 @@
-"""Calls of one turn that run in the agent's process: of tools that extensions registered, and of bundled ones.
+"""Calls of one turn that run in the agent's process: of tools that extensions registered, and of bundled tools.
 
-What stands before them is the same for both: a person, if a rule asks for one, and then the turn's budget. The broker
-does both for calls that go to a tool host.
+Two checks come before both kinds of call: a person, if a rule asks for one, and then the turn's budget. The broker
+makes both checks for calls that go to a tool host.
 
-Most turns have no such call and ask no other agent. What is needed for either is made at its first use.
+Most turns have no such call and ask no other agent. So the parts for both are made at their first use.
 """
 
 from __future__ import annotations
@@ -46,8 +46,9 @@ class Runner(Protocol):
 
 
 class OwnCalls:
-    """Those of the turn `turn_id`, in the instance's `workdir`. `deadline` is the turn's, in the loop's time, None for
-    no end. `stepped` is called before the result of a bundled one is given, `lost` when the lease is gone.
+    """The calls of the turn `turn_id` that run here, in the instance's `workdir`. `deadline` is the turn's, in the
+    loop's time; None: there is no end. `stepped` is called before the result of a bundled tool is given. `lost` is
+    called when the lease is gone.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class OwnCalls:
 
     @cached_property
     def asking(self) -> Asking:
-        """The ways of extensions to other agents."""
+        """Through it the turn's extensions ask other agents."""
         return Asking(self._swarm)
 
     @cached_property
@@ -98,7 +99,7 @@ class OwnCalls:
         return "_swarm" in self.__dict__ and self._swarm.restarts
 
     def move_deadline(self, deadline: float | None) -> None:
-        """The turn ends then."""
+        """Set the end of the turn."""
         self._deadline = deadline
         if "_swarm" in self.__dict__:
             self._swarm.deadline = deadline
@@ -110,7 +111,7 @@ class OwnCalls:
     def start(
         self, action: RunTool, args: Any, catalog: StepCatalog, context: CallContext, then: Callable[[ToolResult], None]
     ) -> None:
-        """Make this call with these arguments, when it may run; `then` gets its result."""
+        """Make this call with these arguments when it may run. `then` gets its result."""
         part = action.part
         run = partial(self._count, action, args, catalog, context, then)
         self._approvals.admit(catalog, part.tool_name, args, part.tool_call_id, context, run=run, done=then)
@@ -149,7 +150,7 @@ class OwnCalls:
         self._base.start(catalog, part.tool_name, args, tool_call_id=part.tool_call_id, done=ended)
 
     def drop(self, tool_call_id: str) -> None:
-        """Nobody waits for this call any more."""
+        """Forget this call: its result is not wanted any more."""
         self._approvals.drop(tool_call_id)
         if self._budget is not None:
             self._budget.drop(tool_call_id)
@@ -157,7 +158,7 @@ class OwnCalls:
             calls.drop(tool_call_id)
 
     def close(self) -> None:
-        """The turn is left."""
+        """Forget all calls: the turn is left."""
         if "asking" in self.__dict__:
             self.asking.close()
         for calls in self._begun():

@@ -1,10 +1,12 @@
-"""What handlers at points get: the contexts of the v0.9 spelling, over what the layers of a turn share (contexts.py).
+"""The contexts that handlers at points get, in the v0.9 spelling. They are built on the state that the layers of a turn
+share (contexts.py).
 
-A context is made anew for each handler. What a handler gives back is read into the scope that the context came from, so
-that both spellings see the same catalog, arguments and metadata. `dataclasses.replace` is `ctx.replace(blocks=…)`, and
-`{**ctx, "blocks": …}` will do as well.
+Each handler gets a new context. The context that it returns is read into the scope, so both spellings see the same
+catalog, arguments and metadata. A handler changes a field with `ctx.replace(blocks=…)`, as `dataclasses.replace` would,
+or with `{**ctx, "blocks": …}`.
 
-Names of tools that an extension registered with a dot (`skills.list`) have the dot here, whatever the model is shown.
+A tool that an extension registered with a dot (`skills.list`) has the dot in its name here. The model may see another
+name.
 
 Source: requirements PIPELINE-08 to PIPELINE-12, PIPELINE-17 to PIPELINE-23, PIPELINE-26, EXT-13.
 """
@@ -39,7 +41,7 @@ from schemas.address import shown_tool_name
 from schemas.frames import AgentEvent, ErrorPayload
 from schemas.launch import CatalogItem
 
-#: Blocks of one step; what is added in every step by mistake is found early.
+#: The most blocks of one step. An extension that adds blocks in every step by mistake is found early.
 MAX_BLOCKS: Final = 256
 
 T = TypeVar("T", TurnScope, StepScope, CallScope)
@@ -49,9 +51,9 @@ T = TypeVar("T", TurnScope, StepScope, CallScope)
 
 
 class TurnView:
-    """`ctx.turn`. `metadata` is yours to change or replace; it is that of the turn's middleware.
+    """`ctx.turn`. A handler may change or replace `metadata`; it is the metadata of the turn's middleware.
 
-    `result` is there in `turn.post`: its `response`, `finish_reason` and `error` are yours to change.
+    `result` exists in `turn.post`. A handler may change its `response`, `finish_reason` and `error`.
     """
 
     __slots__ = ("_turn", "result")
@@ -77,7 +79,7 @@ class TurnView:
 
     @property
     def trace_id(self) -> str:
-        """What the turn's work is found by, across agents."""
+        """The id by which the turn's work is found, across agents."""
         return self._turn.execution.trace_id
 
     @property
@@ -87,18 +89,18 @@ class TurnView:
 
     @property
     def auth(self) -> Any:
-        """Who asked, as the event says it (`auth.actor`); None when it does not."""
+        """The asker, from the event (`auth.actor`); None when the event has none."""
         auth = self._turn.input_event.auth
         return Resource(auth) if isinstance(auth, dict) else auth
 
     @property
     def messages(self) -> list[Message]:
-        """The conversation as it stands."""
+        """The current messages of the conversation."""
         return self._turn.state.next_messages
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """Shared by all of the turn, from `turn.pre` to `turn.post`."""
+        """Shared by the whole turn, from `turn.pre` to `turn.post`."""
         return self._turn.metadata
 
     @metadata.setter
@@ -107,9 +109,9 @@ class TurnView:
 
 
 class StepView:
-    """`ctx.step`. `metadata` is yours to change or replace; it is that of the step's middleware.
+    """`ctx.step`. A handler may change or replace `metadata`; it is the metadata of the step's middleware.
 
-    `result` is there in `step.post`: its `should_continue` is yours to change.
+    `result` exists in `step.post`. A handler may change its `should_continue`.
     """
 
     __slots__ = ("_step", "result")
@@ -125,7 +127,7 @@ class StepView:
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """Shared by all of the step."""
+        """Shared by the whole step."""
         return self._step.metadata
 
     @metadata.setter
@@ -134,7 +136,7 @@ class StepView:
 
 
 class ToolCallView:
-    """`ctx.tool_call`. `args` are yours to change or replace before the call is made; they are checked after that."""
+    """`ctx.tool_call`. A handler may change or replace `args` before the call is made. They are checked after that."""
 
     __slots__ = ("_call", "name")
 
@@ -158,21 +160,25 @@ class ToolCallView:
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """Shared by all of the call."""
+        """Shared by the whole call."""
         return self._call.metadata
 
 
 class LlmResult(Struct):
-    """`ctx.llm_result`: what the model answered. Everything but `usage` is yours to change."""
+    """`ctx.llm_result`: the model's answer. A handler may change every field but `usage`."""
 
+    #: The text of the answer.
     text: str
+    #: The tool calls of the answer, in order.
     tool_calls: list[ToolCall] = []
+    #: Why the model stopped, in the vendor's word.
     finish_reason: str | None = None
+    #: The tokens as the vendor counted them; None when it did not.
     usage: Usage | None = None
 
 
 class Surroundings(Struct, frozen=True):
-    """What the contexts of an agent have beside the turn: the documents of its Swarm and of itself."""
+    """What an agent's contexts hold besides the turn: the documents of its Swarm and of the agent itself."""
 
     swarm: Resource
     agent: Resource
@@ -182,18 +188,18 @@ class Surroundings(Struct, frozen=True):
 
 
 class PointContext(Generic[T]):
-    """What every context has."""
+    """The part that all contexts have in common."""
 
     fields: ClassVar[tuple[str, ...]] = ()
 
     def copied(self) -> Self:
-        """A context of its own for one handler."""
+        """A copy of the context for one handler."""
         made = object.__new__(type(self))
         made.__dict__.update(self.__dict__)  # copy.copy does the same at ten times the price
         return made
 
     def replace(self, **changes: Any) -> Self:
-        """A copy with these fields. Raises MiddlewareError for a field that there is not."""
+        """A copy with these fields. Raises MiddlewareError for an unknown field."""
         made = self.copied()
         for name, value in changes.items():
             if name not in self.fields:
@@ -211,8 +217,8 @@ class PointContext(Generic[T]):
         return getattr(self, name)
 
     def accept(self, returned: Any, changes: Sequence[str]) -> Self:
-        """The context that a handler has given back. Raises MiddlewareError when it is none, or when the handler
-        changed what it must not.
+        """Check the context that a handler returned, and return it. Raises MiddlewareError when it is no context, or
+        when the handler changed a field that it must not change.
         """
         if type(returned) is not type(self):
             if not isinstance(returned, Mapping):
@@ -228,14 +234,14 @@ class PointContext(Generic[T]):
         return accepted
 
     def check(self, changes: Sequence[str]) -> None:
-        """Whether what may be changed is fit for use. Raises MiddlewareError."""
+        """Check the fields that may be changed. Raises MiddlewareError."""
 
 
 @cache
 def _fixed_fields(
     kind: type[PointContext[Any]], changes: tuple[str, ...]
 ) -> tuple[Sequence[str], Callable[[Any], tuple[Any, ...]]]:
-    """The fields of such a context that are not among those that may be changed, and what reads all of them at once."""
+    """The fields of such a context that must not be changed, and a function that reads all of them at once."""
     fixed = [name for name in kind.fields if name not in changes]
     return fixed, attrgetter(fixed[0], *fixed)  # the first one twice: of a single field it would not make a tuple
 
@@ -283,7 +289,8 @@ class StepPointContext(TurnPointContext):
         self.blocks: list[dict[str, Any]] = scope.blocks
         self.tool_catalog: list[CatalogItem] = _with_dots(scope.tool_catalog, dotted)
         self._bound = scope.bound
-        #: The catalog as it was looked at last: its items can be called. None: nobody has looked at these.
+        #: The items of the catalog as it was checked last; each of them can be called. None: these items were not
+        #: checked yet.
         self._checked: list[CatalogItem] | None = None if dotted else scope.settled.items
         self.llm_result: LlmResult | None = None
         self.llm_error: ErrorPayload | None = None
@@ -294,7 +301,7 @@ class StepPointContext(TurnPointContext):
         if "blocks" in changes:
             check_blocks(self.blocks)
         if "tool_catalog" in changes and self.tool_catalog != self._checked:
-            # Most handlers leave it as it is, and looking at every tool takes long.
+            # Most handlers leave the catalog as it is, and a check of every tool takes long.
             self.tool_catalog = read_items(self.tool_catalog, self._bound)
             self._checked = list(self.tool_catalog)
         if "llm_result" in changes and self.llm_result is not None:
@@ -303,7 +310,7 @@ class StepPointContext(TurnPointContext):
             answer_of(self.llm_result, None)
 
     def read_into(self, scope: StepScope) -> None:
-        """What the handlers have made of it counts from now on."""
+        """Take the handlers' changes over into the scope."""
         scope.effective_config = self.effective_config
         scope.blocks = self.blocks
         if self.tool_catalog != scope.tool_catalog:
@@ -311,7 +318,7 @@ class StepPointContext(TurnPointContext):
 
 
 class ToolCallPointContext(StepPointContext):
-    """`toolCall.*`. `tool_result` is there behind the next() of `toolCall.exec`, and in `toolCall.post`."""
+    """`toolCall.*`. `tool_result` exists behind the next() of `toolCall.exec`, and in `toolCall.post`."""
 
     fields: ClassVar[tuple[str, ...]] = (*StepPointContext.fields, "tool_call", "tool_result")
 
@@ -336,7 +343,7 @@ class ToolCallPointContext(StepPointContext):
 
 
 class WorkspacePointContext(PointContext[TurnScope]):
-    """`workspace.*`: where the repository or the worktree is, and what is known of it."""
+    """`workspace.*`: the path of the repository or the worktree, and its metadata."""
 
     fields: ClassVar[tuple[str, ...]] = ("path", "type", "metadata")
 
@@ -361,7 +368,7 @@ def told(answer: ModelAnswer) -> LlmResult:
 
 
 def answer_of(result: LlmResult, known: ModelAnswer | None) -> ModelAnswer:
-    """The answer that the turn goes on with: the model's own when nothing was changed. Raises MiddlewareError."""
+    """The answer with which the turn goes on: the model's own when no handler changed it. Raises MiddlewareError."""
     if known is not None and told(known) == result:
         return known
     try:
@@ -381,7 +388,7 @@ def _asked(call: ToolCall, known: ModelAnswer | None) -> AskedCall:
 
 
 def check_blocks(blocks: Any) -> None:
-    """Whether they can be shown to a model. Raises MiddlewareError."""
+    """Check that a model can be shown the blocks. Raises MiddlewareError."""
     if not isinstance(blocks, list | tuple):
         raise MiddlewareError(f"blocks is {type(blocks).__name__}, not a list")
     if len(blocks) > MAX_BLOCKS:

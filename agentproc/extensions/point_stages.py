@@ -1,7 +1,7 @@
-"""The points of one turn: each stage of the turn that has points asks here. Without handlers nothing is done.
+"""The points of one turn. Each stage of the turn that has points calls this module. Without handlers it does nothing.
 
-stages.py runs the onion of each kind; what stands inside of it is here. `LayerFailed` goes to the caller, which knows
-what fails with it.
+stages.py runs the onion of each kind; this module runs the points inside of it. `LayerFailed` goes to the caller, which
+knows whether the turn, the step or the call fails with it.
 
 Source: requirements PIPELINE-10 to PIPELINE-25, COMPAT-03, CONFIG-03, RECONCILE-01.
 """
@@ -34,8 +34,8 @@ from agentproc.providers.base import ModelAnswer
 from schemas.errors import GoondanError
 from schemas.launch import CatalogItem
 
-#: How often `step.llmError` may ask the model again in one step: what fails a fourth time in a row is seldom cured by
-#: asking again, and each try costs money.
+#: How often `step.llmError` may ask the model again in one step. A call that fails a fourth time in a row is seldom
+#: cured by asking again, and each try costs money.
 MAX_ASKED_AGAIN: Final = 3
 
 #: One try of a model call, with these blocks and this catalog. Raises GoondanError.
@@ -43,7 +43,7 @@ Ask = Callable[[list[dict[str, Any]], list[CatalogItem]], Awaitable[ModelAnswer]
 
 
 class PointStages:
-    """The points of one turn. `in_force` is what the turn begins with."""
+    """The points of one turn. `in_force` is the configuration that the turn begins with."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class PointStages:
         await self._extensions.settle(in_force.extensions)
 
     def new_config(self) -> dict[str, Any]:
-        """The configuration of a step that begins, as its handlers may change it."""
+        """The configuration of a step that begins, as a copy that its handlers may change."""
         return json_copy(self._in_force.config) if self._pipeline.uses_points else {}
 
     # --- the turn
@@ -78,7 +78,7 @@ class PointStages:
         await mutate(layer, self._turn(turn), POINTS["turn.pre"].changes, self._watch)
 
     async def turn_after(self, turn: TurnScope, result: TurnResult) -> None:
-        """`turn.post`; it may change the result."""
+        """Run `turn.post`, which may change the result."""
         if layers := self._pipeline.at("turn.post"):
             await run_mutators(layers, self._turn(turn, result), POINTS["turn.post"].changes, self._watch)
 
@@ -90,7 +90,7 @@ class PointStages:
         context.read_into(step)
 
     async def before_model(self, step: StepScope) -> None:
-        """`step.config`, then what it has changed is put in place, then `step.tools` and `step.blocks`.
+        """Run `step.config` and apply its changes, then run `step.tools` and `step.blocks`.
 
         Raises LayerFailed, and GoondanError E_EXTENSION_FAILED.
         """
@@ -101,7 +101,7 @@ class PointStages:
                 context.read_into(step)
 
     async def _reconcile(self, step: StepScope) -> None:
-        """Run `step.config`, and put in place what it wants of extensions, tools and prompt."""
+        """Run `step.config`, and apply its choice of extensions, tools and prompt."""
         extensions, handlers = self._in_force.extensions, self._pipeline.at("step.config")
         if not handlers and self._extensions.fit(extensions):
             return
@@ -129,19 +129,19 @@ class PointStages:
             step.tool_catalog = [*kept, *(item for item in self._tools.exposed if item.name not in before)]
 
     async def step_after(self, step: StepScope, result: StepResult) -> None:
-        """`step.post`; it may change the result."""
+        """Run `step.post`, which may change the result."""
         if layers := self._pipeline.at("step.post"):
             await run_mutators(layers, self._step(step, result), POINTS["step.post"].changes, self._watch)
 
     @property
     def wraps_model(self) -> bool:
-        """Whether anything stands around the model call."""
+        """Whether any handler wraps the model call."""
         return bool(self._pipeline.at("step.llmCall") or self._pipeline.at("step.llmError"))
 
     async def ask_model(self, step: StepScope, ask: Ask) -> ModelAnswer:
-        """The model call inside its wraps; asked again as often as `step.llmError` wants and may.
+        """Run the model call inside its wraps. `step.llmError` may have it asked again, within its limit.
 
-        Raises what the last try raised (GoondanError), and LayerFailed.
+        Raises the exception of the last try (GoondanError), and LayerFailed.
         """
         asked_again = 0
         answers: list[ModelAnswer] = []
@@ -195,7 +195,7 @@ class PointStages:
     async def call(
         self, step: StepScope, call: CallScope, core: Callable[[], Awaitable[ToolCallResult]]
     ) -> ToolCallResult:
-        """The call itself inside the wraps of `toolCall.exec`, then `toolCall.post`."""
+        """Run the call inside the wraps of `toolCall.exec`, then `toolCall.post`."""
         wraps, posts = self._pipeline.at("toolCall.exec"), self._pipeline.at("toolCall.post")
         if not wraps and not posts:
             return await core()

@@ -1,12 +1,13 @@
 """How the handlers of one point of the v0.9 spelling run (pipeline.py has the points). Pure.
 
 Rules.
-- A mutator takes one context and gives it back, changed or not, or another one of the same kind. Mutators run one after
-  another in the order of the agent's middleware (priority, then registration), each with what the one before returned.
-- A wrap takes (context, next). `await next(ctx)` gives the context with what came out of it. The first registered is
-  outermost. Unlike the next() of `api.pipeline`, it raises what went wrong inside.
-- A handler that raises, or does not keep to the rules, ends the point: LayerFailed names its extension. What was raised
-  by the core passes through every wrap that does not catch it, and blames nobody.
+- A mutator takes one context and returns it, changed or not, or another one of the same kind. Mutators run one after
+  another in the order of the agent's middleware (priority, then registration). Each gets the context that the one
+  before returned.
+- A wrap takes (context, next). `await next(ctx)` returns the context with the result of the inner part. The first
+  registered wrap is outermost. Unlike the next() of `api.pipeline`, it raises the exceptions of the inner part.
+- A handler that raises or breaks a rule ends the point with LayerFailed, which names its extension. An exception of the
+  core passes through every wrap that does not catch it, and no extension is blamed for it.
 
 Source: requirements PIPELINE-05 to PIPELINE-09, PIPELINE-13 to PIPELINE-16, PIPELINE-20 to PIPELINE-22.
 """
@@ -21,7 +22,7 @@ from agentproc.extensions.pipeline import Layer, MiddlewareError, Patience, Watc
 
 
 class LayerFailed(Exception):
-    """A handler of a point failed. `layer` is whose, `error` what it raised."""
+    """A handler of a point failed. `layer` is the handler's layer, `error` its exception."""
 
     def __init__(self, layer: Layer, error: BaseException) -> None:
         super().__init__(str(error))
@@ -30,28 +31,28 @@ class LayerFailed(Exception):
 
 
 class Accepting(Protocol):
-    """What is needed of a context (point_contexts.py)."""
+    """The part of a context that is needed here (point_contexts.py)."""
 
     def copied(self) -> Any:
-        """A context of its own for one handler, so that what it assigns is seen only when it gives it back."""
+        """A copy of the context for one handler. The handler's assignments count only when it returns the copy."""
 
     def accept(self, returned: Any, changes: Sequence[str]) -> Any:
-        """The context that a handler has returned. Raises MiddlewareError."""
+        """Check and return the context that a handler returned. Raises MiddlewareError."""
 
 
 C = TypeVar("C", bound=Accepting)
 
 
 async def mutate(layer: Layer, context: C, changes: Sequence[str], watch: Watch) -> C:
-    """Run one mutator: the context that the next one gets. Raises LayerFailed, and cancellation."""
+    """Run one mutator and return the context for the next one. Raises LayerFailed, and cancellation."""
     return await run_mutators((layer,), context, changes, watch)
 
 
 async def run_mutators(
     layers: Sequence[Layer], context: C, changes: Sequence[str], watch: Watch, *, keeps: str = ""
 ) -> C:
-    """Run the mutators of one point: the context that the last one gave back. `keeps` is the field that none of them
-    may empty; "": there is none.
+    """Run the mutators of one point and return the context of the last one. `keeps` is a field that none of them may
+    empty; "": there is no such field.
 
     Raises LayerFailed, and cancellation.
     """
@@ -85,7 +86,7 @@ def _require(context: Accepting, field: str) -> None:
 
 
 class _Inside:
-    """`next` of one wrap."""
+    """The `next` of one wrap."""
 
     __slots__ = ("_changes", "_context", "_inner", "_patience", "raised", "state")
 
@@ -104,7 +105,7 @@ class _Inside:
         self.state: Literal["unused", "called", "done", "closed"] = "unused"
 
     def __call__(self, context: Any) -> Awaitable[Any]:
-        """Run what is inside with this context. Raises MiddlewareError for the second call and after the end."""
+        """Run the inner part with this context. Raises MiddlewareError for the second call and after the end."""
         if self.state == "closed":
             raise MiddlewareError("next() was called after the handler had returned")
         if self.state != "unused":
@@ -146,10 +147,10 @@ async def run_wraps(
     *,
     makes: str = "",
 ) -> C:
-    """Run `core` inside the wraps of one point; the context that the outermost returned.
+    """Run `core` inside the wraps of one point and return the context of the outermost wrap.
 
     `makes` is the field that every wrap's context must have filled in; "": a wrap need not call next(). Raises
-    LayerFailed, what `core` raised and no wrap caught, and cancellation.
+    LayerFailed, an exception of `core` that no wrap caught, and cancellation.
     """
     blamed: list[LayerFailed] = []
 

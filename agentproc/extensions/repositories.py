@@ -1,7 +1,7 @@
-"""What is known of the repository in an instance's workdir, without running git in it.
+"""Reads the metadata of the repository in an instance's workdir, without running git in it.
 
-The workdir is a tool's to write: what lies there may be a link, a pipe, or large. So `.git` and the files in it are
-opened relative to the workdir, without following links, and only small regular files are read.
+Tools can write to the workdir, so each file in it may be a link, a pipe, or large. `.git` and the files in it are
+opened relative to the workdir, without following links. Only small regular files are read.
 
 Source: requirements EVENTS-07, PIPELINE-12, PIPELINE-24.
 """
@@ -19,9 +19,9 @@ from msgspec import Struct
 
 from schemas.visible import visible_line
 
-#: Of `config` and `HEAD` (bytes); larger ones are not read, and the repository has no metadata then.
+#: The largest `config` or `HEAD` (bytes). A larger one is not read, and the repository then has no metadata.
 MAX_FILE: Final = 64 * 1024
-#: Of a remote's address and a branch's name (characters).
+#: The longest address of a remote or name of a branch (characters).
 MAX_TEXT: Final = 500
 
 _SECTION: Final = re.compile(r"""\s*\[\s*([A-Za-z0-9.-]+)(?:\s+"((?:[^"\\]|\\.)*)")?\s*\]\s*(?:[#;].*)?""")
@@ -30,23 +30,25 @@ _BRANCH: Final = re.compile(r"ref: refs/heads/(\S.*)")
 
 
 class Repository(Struct, frozen=True):
-    """A repository. `remote` is the address of `origin`, else of the first remote, without user and password; `branch`
-    the branch that is checked out. None: there is none, or it cannot be told.
-    """
+    """A repository."""
 
+    #: The path of the working tree.
     path: str
+    #: The address of `origin`, else of the first remote, without user and password. None: there is none, or it is
+    #: unknown.
     remote: str | None = None
+    #: The branch that is checked out. None: there is none, or it is unknown.
     branch: str | None = None
 
     @property
     def metadata(self) -> dict[str, str]:
-        """What is known, as the event carries it."""
+        """The metadata in the event."""
         known = {"remote": self.remote, "branch": self.branch}
         return {name: value for name, value in known.items() if value is not None}
 
 
 def repository_at(workdir: str) -> Repository | None:
-    """The repository whose working tree `workdir` is; None when it is not a working tree."""
+    """The repository with the working tree `workdir`; None when it is not a working tree."""
     try:
         top = os.open(workdir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:
@@ -92,7 +94,7 @@ def remote_of(config: str) -> str | None:
 
 
 def without_user(address: str) -> str:
-    """An address without user and password: a token in one would be told to every subscriber."""
+    """An address without user and password: every subscriber would get a token that is in it."""
     with suppress(ValueError):
         parts = urlsplit(address)
         if parts.scheme and parts.netloc:
@@ -105,7 +107,7 @@ def _bounded(text: str) -> str:
 
 
 def _text(folder: int, name: str) -> str | None:
-    """A small file of the repository; None when it is not there or not to be read."""
+    """The text of a small file of the repository; None when it does not exist or must not be read."""
     try:
         descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
     except OSError:

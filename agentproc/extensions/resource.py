@@ -12,9 +12,9 @@ from typing import Any
 class Resource(Mapping[str, Any]):
     """A document as it was written, by key or by attribute: `api.extension.spec.config`. Read-only.
 
-    A field that is not there is None as an attribute and KeyError as a key. An attribute may be written in snake_case:
-    `spec.model_config` is `modelConfig`. An object inside is a Resource as well, but for `config`, which is the
-    extension's own and comes as the dict that it is.
+    A missing field is None as an attribute, and KeyError as a key. An attribute may be written in snake_case:
+    `spec.model_config` is `modelConfig`. An object inside is a Resource as well. The exception is `config`: it belongs
+    to the extension and is a plain dict.
     """
 
     __slots__ = ("_fields",)

@@ -1,7 +1,7 @@
-"""Where the tools of extensions come from, as the extensions say it. Pure.
+"""The sources of tools, as extensions write them. Pure.
 
-The present form is `{"type": "mcp", "name": …, "mcp": {"extensionName": …, "serverName": …}}`; the older one is free,
-such as `{"type": "mcp", "extension": …}`, and is read as the present one.
+The present form is `{"type": "mcp", "name": …, "mcp": {"extensionName": …, "serverName": …}}`. The older form is free,
+such as `{"type": "mcp", "extension": …}`, and is converted to the present one.
 
 Source: requirements ITEM-02, ITEM-03, ITEM-05, ITEM-07.
 """
@@ -15,7 +15,9 @@ from schemas.launch import McpSource, ToolSource
 
 
 def source_of(given: Any, extension: str) -> ToolSource:
-    """The source of a tool that `extension` registers: its own name, whatever it says, and the MCP server behind it."""
+    """The source of a tool that `extension` registers: always the extension's own name, and the MCP server
+    behind it.
+    """
     if not isinstance(given, Mapping) or given.get("type") != "mcp":
         return ToolSource("extension", extension)
     mcp = given.get("mcp")
@@ -24,7 +26,9 @@ def source_of(given: Any, extension: str) -> ToolSource:
 
 
 def with_known_source(item: Any) -> Any:
-    """A catalog item as middleware writes it, its source in the present form; one without the older is unchanged."""
+    """A catalog item as middleware writes it, with its source in the present form. An item without the older form is
+    unchanged.
+    """
     source = item.get("source") if isinstance(item, dict) else None
     if not isinstance(source, dict) or "name" in source or not isinstance(source.get("extension"), str):
         return item

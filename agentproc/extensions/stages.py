@@ -1,8 +1,8 @@
-"""The middleware around one running turn: each chain is a task, and what it does becomes inputs of the turn machine.
+"""The middleware around one running turn. Each chain is a task, and its progress becomes inputs of the turn machine.
 
-The machine says when a chain is to be entered (`EnterTurn`, `EnterStep`, each tool call) and when its core is done
-(`LeaveTurn`, `LeaveStep`, the call's result); here the chain is run around a core that waits for that. A chain that
-fails, or returns before its core is done, is an input as well. So the rules of a turn stay in turn.py.
+The machine says when a chain begins (`EnterTurn`, `EnterStep`, each tool call) and when its core is done (`LeaveTurn`,
+`LeaveStep`, the call's result). This module runs the chain around a core that waits for that. When a chain fails, or
+returns before its core is done, that is an input as well. So the rules of a turn stay in turn.py.
 
 Source: docs/design/turns.md section 8; requirements CALL-09 to CALL-14, PIPELINE-02, PIPELINE-14.
 """
@@ -46,19 +46,19 @@ from schemas.errors import GoondanError, error_payload
 from schemas.frames import AgentEvent, ErrorPayload, ToolResult
 from schemas.launch import CatalogItem
 
-#: How long turn middleware may take behind its next() (seconds); the answer waits for it.
+#: How long turn middleware may take behind its next() (seconds). The answer waits for it.
 AFTER_TURN_S: Final = 30.0
 
 log = logging.getLogger("agentproc")
 
-#: Chains that were cancelled and have not ended yet: the event loop itself holds tasks only weakly.
+#: Chains that were cancelled and have not ended yet. They are kept here because the event loop holds tasks only weakly.
 _unwinding: set[asyncio.Task[None]] = set()
 
 
 class Stages:
-    """The chains of one turn. `push` gives the turn machine an input, `use` the run the catalog of its step; `lost` is
-    called when the lease is gone. `asking` is what the turn's extensions ask other agents through, `ask_aside` how
-    they ask the agent's model something of their own.
+    """The chains of one turn. `push` gives the turn machine an input. `use` gives the run the catalog of its step.
+    `lost` is called when the lease is gone. The turn's extensions ask other agents through `asking`, and the agent's
+    own model through `ask_aside`.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Stages:
     # --- the turn
 
     def enter_turn(self) -> None:
-        """Run the turn middleware; its next() pushes TurnEntered, its end TurnLeft."""
+        """Run the turn middleware. Its next() pushes TurnEntered, its end TurnLeft."""
         self._turn_task = self._loop.create_task(self._run_turn())
 
     def leave_turn(self, end: End) -> None:
@@ -152,7 +152,7 @@ class Stages:
     # --- a step
 
     def enter_step(self, step: int, in_force: InForce) -> None:
-        """Run the middleware of a step (from 1) with this configuration; its next() pushes StepEntered, its end
+        """Run the middleware of a step (from 1) with this configuration. Its next() pushes StepEntered, its end
         StepLeft.
         """
         self._place, self._emitted = f"step{step}", 0
@@ -219,11 +219,11 @@ class Stages:
 
     @property
     def blocks(self) -> list[dict[str, Any]]:
-        """What the model is shown beside the conversation in this step."""
+        """The blocks that the model sees besides the conversation in this step."""
         return [] if self._step is None else self._step.blocks
 
     def messages(self, own: list[Message]) -> list[Message]:
-        """What the model is shown of the conversation in this step. Raises GoondanError."""
+        """The messages of the conversation that the model sees in this step. Raises GoondanError."""
         return own if self._step is None else apply_views(self._step.views, own)
 
     def system(self, own: str | None) -> str | None:
@@ -233,13 +233,13 @@ class Stages:
 
     @property
     def wraps_model(self) -> bool:
-        """Whether anything stands around the model call of the step that runs."""
+        """Whether any handler wraps the model call of the running step."""
         return self._step is not None and self._points.wraps_model
 
     async def ask_model(
         self, ask: Callable[[list[dict[str, Any]], StepCatalog], Awaitable[ModelAnswer]]
     ) -> ModelAnswer:
-        """The model call inside what stands around it; `ask` is one try. Raises GoondanError."""
+        """Run the model call inside its wraps; `ask` is one try. Raises GoondanError."""
         if self._step is None:
             raise AssertionError("a model call belongs to a step")
 
@@ -272,10 +272,10 @@ class Stages:
     ) -> None:
         """Run one tool call inside its middleware.
 
-        `start(args, then)` makes the call itself, `drop` gives it up, `done` gets what the outermost layer returned,
-        its error message within `limit` characters.
+        `start(args, then)` makes the call itself, `drop` gives it up. `done` gets the result of the outermost layer,
+        with its error message within `limit` characters.
         """
-        # A copy: layers may change the arguments in place, and the conversation keeps what the model has said.
+        # A copy: layers may change the arguments, and the conversation keeps the arguments that the model wrote.
         args = json_copy(part.args)
         scope, own_step = CallScope(self._turn, step - 1, part.tool_name, part.tool_call_id, args), self._step
 
@@ -307,7 +307,7 @@ class Stages:
                 log.warning("%s", _story(layer, "toolCall", error))
                 told = tool_error_of(error, "E_MIDDLEWARE" if isinstance(error, MiddlewareError) else "E_TOOL")
                 if getattr(error, "suggestion", None) is None and not isinstance(error, GoondanError):
-                    # The message is the extension's own words (CALL-14); who said them stands here.
+                    # The message is the extension's own text (CALL-14). The suggestion says which extension wrote it.
                     told.suggestion = f"It comes from {_whose(layer, 'toolCall')}. {told.suggestion or ''}".rstrip()
                 return ToolCallResult.of(part.tool_call_id, part.tool_name, error_result(told))
 
@@ -332,14 +332,14 @@ class Stages:
         self._calls[part.tool_call_id] = self._loop.create_task(chain())
 
     def drop_calls(self, tool_call_ids: Sequence[str]) -> None:
-        """Nobody waits for these calls any more."""
+        """Give these calls up: their results are not wanted any more."""
         for tool_call_id in tool_call_ids:
             _cancel(self._calls.pop(tool_call_id, None))
 
     # --- the end
 
     def close(self) -> None:
-        """Cancel every chain that still runs; nothing it does counts any more."""
+        """Cancel every chain that still runs. Their later inputs are ignored."""
         if self._timer is not None:
             self._timer.cancel()
         self._stop_step()
@@ -376,7 +376,7 @@ def _unwound(task: asyncio.Task[None]) -> None:
 
 
 def _broken(kind: str, error: BaseException) -> ErrorPayload:
-    """The engine itself failed, no handler: the turn must not wait for ever for what will not come."""
+    """The error when the engine itself failed, not a handler. Without an end the turn would wait for ever."""
     log.error("the %s middleware", kind, exc_info=error)
     return error_payload("E_INTERNAL", f"the {kind} middleware: {type(error).__name__}: {error}")
 
@@ -414,7 +414,7 @@ def _whose(layer: Layer, kind: str) -> str:
 
 
 def _cause(error: BaseException) -> BaseException:
-    """What the handler of a point raised."""
+    """The exception that the handler of a point raised."""
     return error.error if isinstance(error, LayerFailed) else error
 
 
@@ -433,7 +433,7 @@ def _turn_result(turn_id: str, end: End, transcript: Transcript) -> TurnResult:
 
 
 def _changed_end(result: TurnResult, core: End | None) -> End | None:
-    """The end that the result asks for; None when it is the core's."""
+    """The end that the result asks for; None when it is the same as the end of the core."""
     if core is not None and (result.response, result.finish_reason, result.error) == (
         core.response,
         core.finish_reason,

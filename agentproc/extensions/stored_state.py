@@ -1,8 +1,8 @@
-"""`api.state`: what an extension keeps beyond the process, one JSON object for each scope.
+"""`api.state`: the state of an extension that outlives the process, one JSON object for each scope.
 
-Scopes. `instance`: of this agent instance; one process writes it. `workspace`: of all instances of all agents that have
-the extension; many processes write it, so a change names the revision that it was made from, and one that is not the
-latest is refused.
+Scopes. `instance` belongs to this agent instance, and one process writes it. `workspace` belongs to all instances of
+all agents with the extension, and many processes write it. So a change names the revision that it was made from, and a
+change from an older revision is refused.
 
 A file is replaced as a whole and synced, so that a crash leaves the old object or the new one. A file that cannot be
 read is an error that names it; it is never overwritten.
@@ -27,14 +27,14 @@ from schemas.errors import GoondanError, fail
 
 Scope = Literal["instance", "workspace"]
 SCOPES: Final = ("instance", "workspace")
-#: The largest object, as JSON (bytes). State is read and written whole; what grows belongs into files of its own.
+#: The largest object, as JSON (bytes). State is read and written whole; growing data belongs into files of its own.
 MAX_BYTES: Final = 1024 * 1024
-#: How often `update` begins anew when others were faster. Each try is a lock and two small files.
+#: How often `update` tries again when other processes were faster. Each try costs a lock and two small files.
 MAX_TRIES: Final = 100
-#: How long a file's lock is waited for (seconds). It is held for as long as two small files take; longer means that the
-#: process that holds it was stopped.
+#: How long to wait for a file's lock (seconds). It is held while two small files are read and written. If it is held
+#: longer, the process that holds it was stopped.
 LOCK_S: Final = 2.0
-#: Between two looks at the lock (seconds).
+#: The pause between two tries to get the lock (seconds).
 LOCK_PAUSE_S: Final = 0.002
 
 
@@ -49,20 +49,21 @@ class StoredState:
         }
 
     def get(self, *, scope: Scope = "instance") -> dict[str, Any]:
-        """The object as it was set last, {} at first. Yours to change; only `set` stores it. Raises GoondanError
+        """The object as it was last set, {} at first. You may change it; only `set` stores it. Raises GoondanError
         E_STATE (the file cannot be read), E_USAGE.
         """
         return self.read(scope=scope)[0]
 
     def read(self, *, scope: Scope = "workspace") -> tuple[dict[str, Any], int]:
-        """The object and its revision, which grows with each change; 0 for one that was never set. Raises as `get`."""
+        """The object and its revision. The revision grows with each change; 0 means never set. Raises as `get`."""
         return _read(self._path(scope))
 
     def set(self, value: dict[str, Any], *, scope: Scope = "instance", revision: int | None = None) -> int:
-        """Store an object, durably; its revision. `revision` is the one that the change was made from.
+        """Store an object, durably, and return its revision. `revision` is the one that the change was made from.
 
-        Raises GoondanError E_STATE_CONFLICT when the stored one is another (nothing is changed), E_USAGE for what is no
-        JSON object, or for a workspace's without `revision`; E_TOOL_LIMIT beyond MAX_BYTES; E_STATE, E_DISK_FULL.
+        Raises GoondanError E_STATE_CONFLICT when the stored revision is another (nothing is changed); E_USAGE when the
+        value is no JSON object, or a workspace object comes without `revision`; E_TOOL_LIMIT beyond MAX_BYTES; E_STATE,
+        E_DISK_FULL.
         """
         path = self._path(scope)
         if scope == "workspace" and revision is None:
@@ -80,8 +81,8 @@ class StoredState:
     def update(
         self, change: Callable[[dict[str, Any]], dict[str, Any]], *, scope: Scope = "workspace"
     ) -> dict[str, Any]:
-        """Store what `change` makes of the object, which is called again when another process was faster; the new
-        object. Raises as `set`, and what `change` raises.
+        """Store the object that `change` makes of the current one, and return it. `change` is called again when another
+        process was faster. Raises as `set`, and the exceptions of `change`.
         """
         for _ in range(MAX_TRIES):
             value, revision = self.read(scope=scope)
@@ -138,7 +139,7 @@ def _read(path: str) -> tuple[dict[str, Any], int]:
 
 @contextmanager
 def _locked(path: str) -> Iterator[None]:
-    """Alone with the file at `path`, whose folder is made."""
+    """Hold the lock of the file at `path`. Its folder is made when it is missing."""
     with _named(path):
         os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
         lock = os.open(path + ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

@@ -1,4 +1,4 @@
-"""What an extension's code gives or raises, made fit for the wire (pure).
+"""Converts the values and exceptions of an extension's code for the wire (pure).
 
 Source: docs/design/turns.md section 8; requirements ERROR-03, RESULT-05, HANDLER-07, CALL-13, CALL-14.
 """
@@ -26,8 +26,8 @@ _CODE: Final = re.compile(r"E_[A-Z0-9_]{1,60}")
 
 
 def error_of(error: BaseException, code: str, what: str) -> ErrorPayload:
-    """An exception as the error of a turn; `what` says where it came from. An exception with a `code`, `suggestion` or
-    `help_url` of its own keeps them.
+    """An exception as the error of a turn. `what` says where it came from. The exception's own `code`, `suggestion` and
+    `help_url` are kept.
     """
     if isinstance(error, GoondanError):
         return error.info
@@ -68,9 +68,9 @@ def given_error(value: Any) -> ErrorPayload | None:
 
 
 def json_copy(value: Any) -> Any:
-    """A copy of a JSON value that shares nothing with it that can be changed.
+    """A copy of a JSON value that shares no changeable part with it.
 
-    `copy.deepcopy` looks for cycles and for objects that occur twice, which no JSON value has, at ten times the price.
+    `copy.deepcopy` looks for cycles and for repeated objects, which no JSON value has. It takes ten times as long.
     """
     kind = type(value)
     if kind is dict:
@@ -81,7 +81,7 @@ def json_copy(value: Any) -> Any:
 
 
 def output_of(value: Any) -> Raw:
-    """A handler's value as output. Raises ValueError that says why it is no JSON value."""
+    """A handler's value as output. Raises ValueError with the reason when it is no JSON value."""
     try:
         data = encode_value(value)
         check_depth(data)
@@ -103,7 +103,9 @@ def bad_output(message: str) -> ToolResult:
 
 
 def wire_result(result: ToolCallResult, limit: int) -> ToolResult:
-    """What the outermost middleware returned, as it is stored; an error's message within `limit` characters."""
+    """The result of the outermost middleware in the form that is stored. An error's message is within `limit`
+    characters.
+    """
     wire = result.untouched or _encoded(result)
     if wire.error is not None and len(wire.error.message) > limit:
         wire.error.message = cut_message(wire.error.message, limit)

@@ -1,7 +1,7 @@
-"""What the model is shown of the conversation in one step: changes that layers of the step ask for. Pure.
+"""Changes of the messages that the model sees in one step. Layers of the step ask for them. Pure.
 
-A view is computed when the model is asked, from the conversation as it then is. Nothing of it is stored: what a view
-leaves out is there again in the next step, and for everybody who reads the conversation.
+A view is computed when the model is asked, from the conversation of that moment. It is not stored. A message that a
+view leaves out is there again in the next step, and everybody who reads the conversation sees it.
 
 Source: docs/decisions/072; requirement CONTEXT-10.
 """
@@ -20,8 +20,8 @@ from schemas.errors import GoondanError
 
 
 def apply_views(views: Iterable[View], messages: list[Message]) -> list[Message]:
-    """The messages after every change, in the order in which they were asked for. Raises GoondanError, which names the
-    extension whose change fails or gives back what is no list of messages.
+    """The messages after every change, in the order in which the layers asked. Raises GoondanError, which names the
+    extension whose change fails or does not return a list of messages.
     """
     for view in views:
         try:

@@ -1,4 +1,4 @@
-"""Telling extensions of the repository in which the agent works, and of worktrees that changesets have.
+"""Tells extensions about the repository in which the agent works, and about the worktrees of changesets.
 
 Source: requirements EVENTS-07, EVENTS-08, BUNDLE-10, PIPELINE-12, PIPELINE-24.
 """
@@ -22,7 +22,7 @@ log = logging.getLogger("agentproc")
 
 
 class Workspaces:
-    """Which workdir the extensions of an instance have been told of."""
+    """Remembers the workdir that the extensions of an instance were told about."""
 
     def __init__(self, pipeline: Pipeline, events: EventBus, watch: Watch) -> None:
         self._watch = watch
@@ -31,8 +31,8 @@ class Workspaces:
         self._told = ""
 
     async def enter(self, workdir: str) -> None:
-        """The next turn works here. A repository is told once for as long as the workdir stays the same: first to the
-        mutators of `workspace.repoAvailable`, then as an event with what they have made of its metadata.
+        """The next turn works in this workdir. A repository is announced once for as long as the workdir stays the
+        same: first to the mutators of `workspace.repoAvailable`, then as an event with the metadata that they return.
         """
         if workdir == self._told or (self._pipeline.empty and self._events.empty):
             return
@@ -48,7 +48,9 @@ class Workspaces:
         self._events.emit(REPO_AVAILABLE, payload, emitter="the kernel")
 
     async def mounted(self, path: str, changeset_id: str) -> None:
-        """A changeset has a worktree: told to the mutators of `workspace.worktreeMounted`, then as an event."""
+        """A changeset has a worktree. It is announced to the mutators of `workspace.worktreeMounted`, then
+        as an event.
+        """
         context = WorkspacePointContext(path, "worktree", {"changesetId": changeset_id})
         told = await self._mutated(WORKTREE_MOUNTED, context)
         payload: dict[str, Any] = {"path": told.path, "changesetId": changeset_id}
@@ -58,7 +60,7 @@ class Workspaces:
         self._events.emit(WORKTREE_MOUNTED, payload, emitter="the kernel")
 
     async def _mutated(self, point: str, context: WorkspacePointContext) -> WorkspacePointContext:
-        """What the mutators of a point make of it; of those that fail it is logged."""
+        """The context after the mutators of a point. When one of them fails, that is logged."""
         try:
             mutators = self._pipeline.at(point)
             return await run_mutators(mutators, context, POINTS[point].changes, self._watch)
