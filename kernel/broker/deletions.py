@@ -1,4 +1,4 @@
-"""Deleting an instance: its work, its process, its jails, its folder, in this order. Pure; folders.py moves files.
+"""Deletes an instance: its work, its process, its jails, its folder, in this order. Pure; folders.py moves files.
 
 Phases of a deletion: `work` (its events end) -> `process` (its process leaves) -> `jails` (tool hosts end its jails) ->
 `tombstone` (the journal writes that it is to go) -> `folder` (its folder is moved away) -> `end` (the journal writes
@@ -7,13 +7,13 @@ that it has gone) -> over.
 Rules.
 - Without `force`, an instance that has work stays, and the refusal names the work. With `force` the work is cancelled:
   whoever waits for an answer gets E_INSTANCE_DELETED.
-- Up to the tombstone a deletion can be given up, and nothing of the instance has gone but its work. From the tombstone
-  on it is carried out, by the next broker if need be.
-- While it lasts, new events and spawns for the instance are refused with E_OVERLOADED, which senders answer by sending
-  again. What comes after it starts a new instance, which has the name in common with the old one and nothing else.
-- Answers that the instance has asked for without waiting are wanted by nobody any more; a new instance of that name
-  never hears of them.
-- A second question about a deletion joins it. One that comes later hears of the end for as long as ids are kept.
+- Before the tombstone, a deletion can be given up; the instance has lost only its work then. After the tombstone, the
+  deletion is carried out, if necessary by the next broker.
+- During the deletion, new events and spawns for the instance are refused with E_OVERLOADED; their senders send them
+  again. An event after the deletion starts a new instance, which shares only the name with the old one.
+- Nobody wants the answers to requests that the instance sent without waiting. A new instance of that name never gets
+  them.
+- A second question about a deletion joins it. A later question is told of the end for as long as ids are kept.
 
 Source: docs/decisions/058; docs/design/delivery.md section 9.
 """
@@ -38,42 +38,46 @@ from schemas.codec import from_raw, to_raw
 from schemas.errors import GoondanError, error_payload, fail
 from schemas.frames import OPERATOR_AGENT, ORCHESTRATOR, ErrorPayload, Frame, InstanceEnd, InstanceEnded
 
-#: How long a holder may take to end a cancelled turn before its process is killed (seconds): its calls get 2 s to stop.
+#: How long a holder may take to end a cancelled turn (seconds). Then its process is killed. Its calls get 2 s to stop.
 CANCEL_S: Final = 5.0
-#: How long its process may take to be gone (seconds): the supervisor kills one that does not leave within 10 s.
+#: How long its process may take to end (seconds): the supervisor kills a process that does not leave within 10 s.
 LEAVE_S: Final = 15.0
 #: How long tool hosts may take to end the jails of an instance (seconds): a killed jail is gone within milliseconds,
 #: unless its disk does not answer; a tool host that ended is back within two seconds.
 JAILS_S: Final = 15.0
 #: How often a tool host that has not answered is asked again (seconds): the question may have been lost.
 ASK_AGAIN_S: Final = 2.0
-#: Questions that may wait for one deletion; more are refused with E_OVERLOADED.
+#: Questions that may wait for one deletion. More are refused with E_OVERLOADED.
 MAX_ASKERS: Final = 64
-#: Ids that a refusal names.
+#: A refusal names at most so many ids.
 MAX_NAMED: Final = 3
 
 Phase = Literal["work", "process", "jails", "tombstone", "folder", "end", "undo", "over"]
 
 
 class Deletion(Struct):
-    """One that is under way. `until`: when the phase is given up, or a holder is killed (the broker's clock)."""
+    """A deletion that is under way."""
 
+    #: The instance that is deleted.
     instance: Instance
+    #: True when unfinished work does not prevent the deletion.
     force: bool
+    #: When the present phase is given up, or a holder is killed (seconds on the broker's clock).
     until: float
+    #: The present phase.
     phase: Phase = "work"
-    #: Connection and frame id of those who wait for the end.
+    #: Connection and frame id of everybody who waits for the end.
     askers: list[tuple[Connection, str]] = []
-    #: Tool hosts by incarnation: the frame that was sent last, and when. None: its jails have ended.
+    #: Tool hosts by incarnation: id and time of the last frame to it. None: the host has ended the jails.
     hosts: dict[str, tuple[str, float] | None] = {}
-    #: Others work in its workdir, which stays.
+    #: True when others work in the instance's workdir, so that it stays.
     keep_workdir: bool = False
-    #: Why it was given up.
+    #: Why the deletion was given up; None when it was not.
     error: ErrorPayload | None = None
 
 
 class Deletions:
-    """All of them."""
+    """All deletions that are under way."""
 
     def __init__(
         self, bus: Bus, cancels: Cancels, processes: Processes, directory: Directory, folders: Folders
@@ -86,7 +90,7 @@ class Deletions:
         self._active: dict[tuple[str, str], Deletion] = {}
 
     def resume(self, tombstones: Iterable[records.InstanceDeleted], now: float) -> None:
-        """What an earlier broker had decided."""
+        """Go on with the deletions that an earlier broker had decided."""
         for tombstone in tombstones:
             agent, key = tombstone.agent, tombstone.key
             instance = self._bus.instance(agent, key, now)
@@ -97,7 +101,7 @@ class Deletions:
     # --- questions
 
     def ask(self, connection: Connection, frame: Frame, asked: dict[str, Any], now: float) -> None:
-        """`{op: "instance.delete", agent, instanceKey, force}`: answered when it has gone."""
+        """`{op: "instance.delete", agent, instanceKey, force}`: answered when the instance is deleted."""
         agent, key, force = asked.get("agent"), asked.get("instanceKey"), asked.get("force") is True
         if not isinstance(agent, str) or not (is_resource_name(agent) or agent == OPERATOR_AGENT):
             raise fail("E_AGENT_NOT_FOUND", f"{str(agent)[:100]!r} is no agent's name")
@@ -126,7 +130,7 @@ class Deletions:
         self._advance(deletion, now)
 
     def _told_again(self, connection: Connection, frame: Frame, agent: str, key: str) -> bool:
-        """Whether there is no such instance; then the question was a repeat, and is answered."""
+        """Whether there is no such instance. Then the question may be a repeat, and it is answered here."""
         if (agent, key) in self._bus.mailbox.instances or self._folders.exists(agent, key):
             return False
         if self._bus.archive.find_ended(records.deleted_subject(agent, key)) is None:
@@ -146,7 +150,7 @@ class Deletions:
         return deletion
 
     def _work(self, instance: Instance) -> list[str]:
-        """What the instance has to do, in words."""
+        """The unfinished work of the instance, in words."""
         found: list[str] = []
         waiting = [event.id for event in instance.queue]
         if instance.leased is not None:
@@ -164,7 +168,7 @@ class Deletions:
         return found
 
     def _asked_by(self, instance: Instance) -> list[Event]:
-        """Unfinished events that the instance has sent, and whose answers become events of its own."""
+        """The unfinished requests that the instance has sent without waiting: their answers become its events."""
         return [
             event
             for event in self._bus.mailbox.events.values()
@@ -181,12 +185,12 @@ class Deletions:
     # --- going on
 
     def advance(self, now: float) -> None:
-        """Something has happened, or time has passed."""
+        """Take all steps that are possible now: something has happened, or time has passed."""
         for deletion in list(self._active.values()):
             self._advance(deletion, now)
 
     def tick(self, now: float) -> None:
-        """Folders that were moved, and whatever else is due."""
+        """Handle folders that were moved, and everything else that is due."""
         if not self._active:
             return
         for moved in self._folders.moved():
@@ -218,7 +222,7 @@ class Deletions:
                 self._processes.kill(instance, "its instance is to be deleted, and its turn does not end", now)
         if instance.open or instance.leased is not None or instance.spawns:
             return False
-        # An answer whose end is on its way to the journal is an event of this instance in a moment.
+        # A request whose end is on its way to the journal will soon be an event of this instance.
         return not any(event.ending for event in self._asked_by(instance))
 
     def _process_is_gone(self, deletion: Deletion, now: float) -> bool:
@@ -241,7 +245,7 @@ class Deletions:
         here = {host.incarnation for host in hosts}
         if here and all(deletion.hosts[name] is None for name in here):
             return True
-        # One that is away may be back in a moment, with its jails; one that has ended took them along.
+        # A tool host that is away may soon be back, with its jails. A tool host that has ended has no jails any more.
         if not here and (now >= deletion.until or (self._bus.control is None and not deletion.hosts)):
             return True
         if now >= deletion.until:
@@ -250,7 +254,7 @@ class Deletions:
         return False
 
     def ended(self, connection: Connection, frame: Frame, now: float) -> None:
-        """`reply` from a tool host: the jails of an instance are gone, or what they still do."""
+        """`reply` from a tool host: the jails of an instance have ended, or what they still do."""
         for deletion in self._active.values():
             asked = deletion.hosts.get(connection.incarnation)
             if deletion.phase != "jails" or asked is None or asked[0] != frame.in_reply_to:
@@ -269,13 +273,13 @@ class Deletions:
 
     @property
     def active(self) -> bool:
-        """Whether any is under way."""
+        """Whether a deletion is under way."""
         return bool(self._active)
 
     # --- the end
 
     def _bury(self, deletion: Deletion, now: float) -> None:
-        """Nothing of it runs any more."""
+        """Stage the tombstone: no part of the instance runs any more."""
         instance = deletion.instance
         if instance.open or instance.leased is not None:
             deletion.phase, deletion.until = "work", now + CANCEL_S
@@ -295,12 +299,12 @@ class Deletions:
         own = instance_workdir(self._bus.plan.state_dir, instance.agent, instance.key)
         mailbox = self._bus.mailbox
         elsewhere = (other.workdir.path for other in mailbox.instances.values() if other is not instance)
-        # What an operator has named for an event counts while that is worked on.
+        # A workdir that an operator named for an event counts while the event is leased.
         named = (one.leased.content.workdir for one in mailbox.holding if one.leased is not None)
         return any(path is not None and (path == own or path.startswith(f"{own}/")) for path in (*elsewhere, *named))
 
     def settled(self, instance: Instance, now: float) -> None:
-        """The journal has the tombstone, or that it is over."""
+        """The journal has the tombstone, or the end of the deletion."""
         deletion = self._active.get((instance.agent, instance.key))
         if deletion is None:
             return
@@ -350,6 +354,6 @@ def _counted(count: int, what: str) -> str:
 
 
 def _named(names: list[str], count: int) -> str:
-    """The first of so many, in brackets."""
+    """The first MAX_NAMED of `count` names, in brackets."""
     shown = ", ".join(repr(name[:MAX_ID]) for name in names[:MAX_NAMED])
     return f" ({shown}{', …' if count > MAX_NAMED else ''})" if shown else ""

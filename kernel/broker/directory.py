@@ -1,14 +1,14 @@
-"""Which agents and instances there are, and starting one before there is an event for it: `agents.*`. Pure.
+"""Answers `agents.*`: lists agents and instances, and starts an instance that has no event yet. Pure.
 
-Agents ask for themselves, tool hosts in the name of an open call (acting.py); both are served alike.
+Agents ask for themselves. Tool hosts ask in the name of an open call (acting.py). Both are served in the same way.
 
 Rules.
-- Every frame here ends in one `reply` or `error`. `agents.spawn` is answered when the process has said hello; one that
-  cannot be started, or not in time, ends in an error.
-- A repeat (same sender, same frame id) is the same request: it starts nothing and is told the same.
+- Every frame gets one `reply` or `error`. `agents.spawn` is answered when the process has said hello. A process that
+  cannot be started, or not in time, is answered with an error.
+- A repeat (same sender, same frame id) is the same request: it starts nothing and gets the same answer.
 - An instance has a working directory of its own, or the one that a spawn gave it (workdirs.py).
-- What is remembered of spawned instances is bounded for each asker and in all; what has no process goes first. It is
-  written down before the asker is told, so that a new broker knows it.
+- The number of remembered spawned instances is bounded, for each asker and in all. Instances without a process are
+  forgotten first. A spawn is journaled before the asker is told, so that a new broker knows it.
 
 Source: docs/design/wire.md section 4; docs/design/delivery.md section 5; requirements AGENTS-22 to AGENTS-30.
 """
@@ -46,7 +46,7 @@ from schemas.frames import (
 )
 from schemas.times import rfc3339
 
-#: How long a process may take to be there when the asker names no deadline (seconds).
+#: How long a process may take to start when the asker names no deadline (seconds).
 SPAWN_S: Final = 60.0
 #: Instances that one asker has spawned, and that all have, of which it is remembered who did.
 MAX_OWNED: Final = 256
@@ -56,21 +56,21 @@ MAX_WAITING: Final = 256
 
 
 class Directory:
-    """The side of the broker that knows who there is."""
+    """Knows the instances that were spawned, and those who wait for their processes."""
 
     def __init__(self, bus: Bus, actors: Actors, processes: Processes) -> None:
         self._bus = bus
         self._actors = actors
         self._processes = processes
-        #: Oldest first.
+        #: Spawned instances, the oldest first.
         self._spawned: dict[Instance, None] = {}
         #: Instances for whose process somebody may still wait.
         self._awaited: dict[Instance, None] = {}
-        #: Launches that have loaded what they need.
+        #: Launches that are ready: they have loaded all that they need.
         self._ready: set[int] = set()
 
     def restore(self, records: Iterable[SpawnRecord]) -> None:
-        """What a broker before this one has remembered, oldest first."""
+        """Take over the records of an earlier broker, the oldest first."""
         for record in list(records)[-MAX_SPAWNED:]:
             if record.agent in self._bus.plan.agents and is_instance_key(record.key):
                 created = record.created - self._bus.booted_at
@@ -115,7 +115,7 @@ class Directory:
         self._reply(connection, frame.id, AgentsListed(len(agents), agents))
 
     def spawn(self, connection: Connection, frame: Frame, now: float) -> None:
-        """`agents.spawn`: start the process of an instance; it is told when it is there."""
+        """`agents.spawn`: start the process of an instance; answered when the process is there."""
         actor = self._actors.of(connection, frame)
         me = _instance(actor)
         target, key = frame.to or "", frame.instance_key or me.key
@@ -173,15 +173,15 @@ class Directory:
         if instance.spawns:
             self._processes.want(instance, now)
 
-    # --- what comes of it
+    # --- results of spawns
 
     def welcomed(self, instance: Instance) -> None:
-        """The process of an instance has said hello. It may end yet, while it loads its extensions."""
+        """The process of an instance has said hello. It may still fail while it loads its extensions."""
         if self._is_there(instance):
             self._started(instance)
 
     def heard(self, message: Ready | Inventory | Exited) -> None:
-        """News of the supervisor: who has loaded what it needs."""
+        """News of the supervisor about processes that are ready, run or have ended."""
         if isinstance(message, Exited):
             self._ready.discard(message.launch)
             return
@@ -193,7 +193,7 @@ class Directory:
             self.welcomed(instance)
 
     def _is_there(self, instance: Instance) -> bool:
-        """Whether its process is connected and ready; of one that was started by hand nobody says so."""
+        """Whether its process is connected and ready. Nobody reports this of a process that was started by hand."""
         launch = 0 if instance.conn is None else instance.conn.claims.launch
         return instance.conn is not None and (launch == 0 or launch in self._ready)
 
@@ -210,13 +210,13 @@ class Directory:
             self.failed(instance, "E_AGENT_SPAWN_FAILED", spawn_failure(message))
 
     def failed(self, instance: Instance, code: str, message: str) -> None:
-        """The process of an instance does not come: who waits for it is told."""
+        """The process of an instance cannot be started: tell everybody who waits for it."""
         for waiting in instance.spawns.values():
             self._refuse(waiting, code, message)
         instance.spawns.clear()
 
     def deleted(self, instance: Instance) -> Item:
-        """Forget an instance: who spawned it, and that it has spawned others. Returns what to write of it."""
+        """Forget who spawned an instance, and which others it spawned. Returns the writes for the journal."""
         writes: tuple[Write, ...] = ()
         if instance in self._spawned:
             del self._spawned[instance]
@@ -230,7 +230,7 @@ class Directory:
         return Item(writes)
 
     def tick(self, now: float) -> None:
-        """Whoever has waited long enough is told so; the process may still come."""
+        """Answer those whose time is over. The process may still start."""
         for instance in list(self._awaited):
             for by, waiting in list(instance.spawns.items()):
                 if waiting.until <= now:
@@ -242,7 +242,7 @@ class Directory:
     # --- inside
 
     def _make_room(self, me: Instance) -> None:
-        """Forget the oldest spawned instance that has no process and no work, where there are too many."""
+        """If there are too many, forget the oldest spawned instance that has no process and no work."""
         owned = [i for i in self._spawned if _owner(i) == (me.agent, me.key)]
         for among, limit in ((owned, MAX_OWNED), ([*self._spawned], MAX_SPAWNED)):
             if len(among) < limit:
@@ -269,7 +269,7 @@ class Directory:
         )
 
     def _record(self, instance: Instance, spawned: Spawned) -> SpawnRecord:
-        """What is remembered of a spawned instance beyond the broker's life."""
+        """The record of a spawned instance, which a later broker reads."""
         owner, cwd = (spawned.owner_agent, spawned.owner_key), spawned.cwd
         record = SpawnRecord(instance.agent, instance.key, *owner, self._bus.booted_at + spawned.created)
         return record if cwd is None else replace(record, cwd=cwd.path, beneath=cwd.beneath)
@@ -298,7 +298,7 @@ def _owner(instance: Instance) -> tuple[str, str] | None:
 
 
 def _workdir(actor: Actor, me: Instance, frame: Frame, opened: Sequence[str]) -> Workdir | None:
-    """What `cwd` of a spawn means: None, or a folder that the asker works in or that the policy opens."""
+    """The workdir that `cwd` of a spawn names: in the asker's workdir, or opened by the policy. None without `cwd`."""
     asked = AgentsSpawn() if frame.payload == NO_PAYLOAD else from_raw(frame.payload, AgentsSpawn)
     if asked.cwd is None:
         return None

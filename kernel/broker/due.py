@@ -1,4 +1,4 @@
-"""Queued events by their deadline, so that a look at the clock costs nothing while nothing is due. Pure."""
+"""Things by the moment at which they are due. While nothing is due, a look costs nothing. Pure."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from typing import Final, Generic, TypeVar
 
 Item = TypeVar("Item")
 
-#: Entries of things that have ended, beyond those that still wait, at which the heap is made anew.
+#: When the heap has so many more entries than things that wait, it is made anew.
 _STALE: Final = 1024
 
 
 class Due(Generic[Item]):
-    """Things with a moment each (seconds on the broker's clock). `waits` says whether one still matters."""
+    """Things that have one moment each (seconds on the broker's clock). `waits(item)` is False for a thing that no
+    longer matters.
+    """
 
     def __init__(self, waits: Callable[[Item], bool]) -> None:
         self._waits = waits
@@ -26,7 +28,7 @@ class Due(Generic[Item]):
         return len(self._heap)
 
     def add(self, moment: float, item: Item) -> None:
-        """This one is due then."""
+        """Add a thing that is due at `moment`."""
         heappush(self._heap, (moment, next(self._order), item))
         if len(self._heap) > self._limit:
             self._heap = [entry for entry in self._heap if self._waits(entry[2])]
@@ -34,7 +36,7 @@ class Due(Generic[Item]):
             self._limit = 2 * len(self._heap) + _STALE
 
     def take(self, now: float) -> Iterator[Item]:
-        """Take out what is due, the earliest first, without what does not matter any more."""
+        """Remove and yield the things that are due, the earliest first. Things that no longer matter are left out."""
         while self._heap and self._heap[0][0] <= now:
             item = heappop(self._heap)[2]
             if self._waits(item):

@@ -1,7 +1,7 @@
-"""How events end: the journal writes the end, with its answer, before anybody hears of it. Pure.
+"""Ends events: the journal writes the end, with its answer, before anybody is told. Pure.
 
-An event ends by the word of its holder, or in its agent's place: at its deadline, when its agent cannot take it, after
-too many attempts. Whoever asked gets an answer in any case.
+The holder of an event ends it. The broker ends it instead at its deadline, when its agent cannot take it, and after too
+many attempts. The asker gets an answer in every case.
 
 Source: docs/design/delivery.md sections 2 and 5.
 """
@@ -31,14 +31,14 @@ class Ends:
         self._ledger = bus.ledger
 
     def end(self, event: Event, state: Literal["expired", "dead"], code: str, message: str) -> None:
-        """End an event in its agent's place: the sender gets an answer all the same."""
+        """End an event instead of its agent. The sender gets an answer, too."""
         if not event.ending:
             self._mailbox.contents.recall(event)
             answer = failure_answer(event, error_payload(code, message))
             self.stage(event, state, answer, None, cause=f"{code}: {message}")
 
     def without_agent(self) -> None:
-        """After a restart: events for agents that the bundle has no more become dead letters."""
+        """After a restart: events for agents that are no longer in the bundle become dead letters."""
         for event in list(self._mailbox.events.values()):
             if not event.ending and event.instance.agent not in self._bus.plan.agents:
                 message = f"the bundle has no agent {event.instance.agent!r} any more"
@@ -55,7 +55,7 @@ class Ends:
         conn: Connection | None = None,
         frame_id: str = "",
     ) -> None:
-        """Have the journal write an end; a second word about it waits for the first and changes nothing."""
+        """Have the journal write an end. A second end of the same event waits for the first and changes nothing."""
         item, follow = Item(()), None
         if not event.ending:
             self._mailbox.contents.recall(event)
@@ -70,5 +70,5 @@ class Ends:
         self._bus.staged.append(staged if follow is None else structs.replace(staged, follow=follow))
 
     def expire(self, event: Event) -> None:
-        """Its deadline has passed while it waited."""
+        """End an event whose deadline has passed while it waited."""
         self.end(event, "expired", "E_AGENT_TIMEOUT", "the deadline passed before the agent could take the event")

@@ -1,13 +1,13 @@
-"""Places that turns lend to those whom they ask and wait for. Pure.
+"""Loans: a turn lends its place to an agent that it asks and waits for. Pure.
 
-A turn that waits for an answer does nothing else. So one of the agents that it asks may use its place: otherwise turns
-that wait could hold every place, and nobody could answer. Each loan is one more process. Loans are bounded by root and
-in all.
+A turn that waits for an answer does nothing else, so one of the agents that it asks may use its place. Otherwise
+waiting turns could hold every place, and nobody could answer. Each loan means one more process. The number of loans is
+bounded, for each root and in all.
 
-Both bounds grow with the depth of the asked one (how many wait for it in a row), and the deepest goes first. So what
-waits at depth d can be kept waiting only by loans of depth d or more: if nobody at all went on, the deepest that waits
-would get a place, since all loans are less deep than it and so fewer than its bound. Nothing can come to a standstill
-for want of places.
+Both bounds grow with the depth of the borrower (how many turns wait for it in a row), and the deepest one is first.
+So only loans of depth d or more can keep a borrower of depth d waiting. Suppose that nobody could go on: then all loans
+are less deep than the deepest waiting borrower, so they are fewer than its bound, and it gets a place. Therefore a
+lack of places never stops all work.
 
 Source: docs/decisions/047.
 """
@@ -20,27 +20,30 @@ from typing import Final, Generic, TypeVar
 
 Key = TypeVar("Key")
 
-#: Places that one root may have lent beside one for each step of its longest chain.
+#: Places that one root may have lent, in addition to one for each step of its longest chain.
 LENT_BY_ROOT: Final = 8
-#: Places that all may have lent, beside as many as there are: four chains of the greatest length (events.MAX_CHAIN).
+#: Places that all roots may have lent, in addition to the number of places: four longest chains (events.MAX_CHAIN).
 LENT_SPARE: Final = 128
 
 
 class _Lender(Generic[Key]):
-    """A turn that waits, and those whom it waits for. `to` has its place now; `entered`: it stands in a heap."""
+    """A turn that waits, and those that it waits for."""
 
     __slots__ = ("depth", "entered", "root", "to", "waiting")
 
     def __init__(self, root: str, depth: int) -> None:
         self.root = root
         self.depth = depth
+        #: Those that want its place.
         self.waiting: dict[Key, None] = {}
+        #: The one that has its place now.
         self.to: Key | None = None
+        #: True when it is in a heap.
         self.entered = False
 
 
 class Loans(Generic[Key]):
-    """All lenders. A lender is named by the id of the event that its turn is about; `places` is how many there are."""
+    """All lenders. The name of a lender is the id of the event of its turn. `places` is the number of places."""
 
     def __init__(self, places: int) -> None:
         self.lent = 0
@@ -49,22 +52,23 @@ class Loans(Generic[Key]):
         self._lenders: dict[str, _Lender[Key]] = {}
         self._where: dict[Key, list[str]] = {}
         self._borrowed: dict[Key, tuple[str, str]] = {}  # key -> lender, root
-        #: (-depth, turn, lender, root); those whose root has lent too much are parked under its name.
+        #: Lenders as (-depth, turn, lender, root).
         self._heap: list[tuple[int, int, str, str]] = []
+        #: Root -> lenders that wait until the root has lent less.
         self._parked: dict[str, list[tuple[int, int, str, str]]] = {}
         self._turns = count()
 
     def of_root(self, root: str) -> int:
-        """Places that a root has lent."""
+        """How many places a root has lent."""
         return self._of_root.get(root, 0)
 
     def may_lend(self, lender: str, root: str, depth: int) -> bool:
-        """Whether this turn may lend its place to one at `depth`."""
+        """Whether this turn may lend its place to a borrower at `depth`."""
         known = self._lenders.get(lender)
         return (known is None or known.to is None) and self._within(root, depth) and self._in_all(depth)
 
     def wait(self, key: Key, lender: str, root: str, depth: int) -> None:
-        """`key` would take the place of this turn."""
+        """`key` wants the place of this turn."""
         found = self._lenders.get(lender)
         if found is None:
             found = self._lenders[lender] = _Lender(root, depth)
@@ -74,7 +78,7 @@ class Loans(Generic[Key]):
             self._enter(lender, found)
 
     def discard(self, key: Key) -> None:
-        """It does not wait any more."""
+        """`key` does not wait any more."""
         for lender in self._where.pop(key, ()):
             found = self._lenders.get(lender)
             if found is not None:
@@ -82,7 +86,7 @@ class Loans(Generic[Key]):
                 self._forget(lender, found)
 
     def first(self) -> tuple[Key, str, str, int] | None:
-        """Who is next to get a place lent: the key, its lender, their root, and the depth."""
+        """The next borrower: its key, its lender, their root, and the depth. None when nobody may borrow now."""
         heap = self._heap
         while heap:
             _, _, lender, root = heap[0]
@@ -102,7 +106,7 @@ class Loans(Generic[Key]):
         return None
 
     def lend(self, key: Key, lender: str, root: str, depth: int) -> None:
-        """It gets the place."""
+        """`key` borrows the place."""
         found = self._lenders.get(lender)
         if found is None:
             found = self._lenders[lender] = _Lender(root, depth)
@@ -112,7 +116,7 @@ class Loans(Generic[Key]):
         self.lent += 1
 
     def give_back(self, key: Key) -> None:
-        """It has done its work, or is gone."""
+        """`key` gives the place back: it has done its work, or is gone."""
         lender, root = self._borrowed.pop(key)
         self.lent -= 1
         left = self._of_root.pop(root) - 1
@@ -128,7 +132,7 @@ class Loans(Generic[Key]):
         self._unpark(root)
 
     def over(self, lender: str) -> None:
-        """The turn has ended: it waits for nobody any more."""
+        """The lender's turn has ended, so it waits for nobody any more."""
         found = self._lenders.pop(lender, None)
         if found is not None:
             for key in found.waiting:
@@ -149,7 +153,7 @@ class Loans(Generic[Key]):
             heappush(self._heap, (-found.depth, next(self._turns), lender, found.root))
 
     def _unpark(self, root: str) -> None:
-        """One loan less: the deepest of those that waited for that."""
+        """The root has one loan less: put its deepest parked lender back into the heap."""
         parked = self._parked.get(root)
         if parked:
             heappush(self._heap, heappop(parked))

@@ -1,13 +1,13 @@
-"""OAuth tokens: what agents and operators ask for, ordered of the process that holds them. Pure.
+"""OAuth tokens: passes questions of agents and operators to the process that holds the tokens, as orders. Pure.
 
 Rules.
-- An agent asks within a turn, and gets tokens of that turn's subject: whom its event names in `auth`. Nothing that the
-  agent says changes that. A turn without `auth` acts for LOCAL_SUBJECT if it all began with a client's message, and for
-  nobody if an agent began it by itself. Tokens of an app itself need no turn.
-- Only agents with extensions get any, of apps that the bundle declares, and with scopes that they name.
-- Each order has one answer. It is kept until it is there, and goes out again to another process that holds tokens; the
-  asker is told after ORDER_S in any case. The answer goes to the connection that asked, and to no other.
-- That process is started when the first order is given. Its payloads pass through here unopened.
+- An agent asks within a turn. It gets tokens of the turn's subject, whom the event names in `auth`; the agent cannot
+  change the subject. A turn without `auth` acts for LOCAL_SUBJECT if its root is a client's message. It acts for nobody
+  if an agent began the work by itself. Tokens of an app itself need no turn.
+- Only agents with extensions get tokens, only of apps that the bundle declares, and with scopes that the agent names.
+- Each order has one answer. The order is kept until the answer is there. It is sent again to a new process that holds
+  tokens. The asker is told after ORDER_S in any case. The answer goes only to the connection that asked.
+- The process is started with the first order. Its payloads pass through the broker unopened.
 
 Source: docs/decisions/068; requirements OAUTH-01, OAUTH-02, EVENTS-09.
 """
@@ -47,7 +47,7 @@ from schemas.tokens import OAUTH
 #: How long an order may take (seconds): longer than the two requests of 20 s each that it can need, and than a restart
 #: of the process in between.
 ORDER_S: Final = 60.0
-#: The same where a person is waited for (seconds): longer than any authorization lasts.
+#: The same for an order that waits for a person (seconds): longer than any authorization lasts.
 WAIT_S: Final = 1900.0
 #: Orders that have no answer, of all and of one asker; more are refused. Each is a request to somebody's server.
 MAX_OPEN: Final = 256
@@ -57,17 +57,22 @@ OPS: Final = ("auth.login", "auth.wait", "auth.list", "auth.revoke")
 
 
 class _Open(Struct):
-    """One order. `asker` is the sender and the frame that asked; the connection is the one that it came over last."""
+    """An order that has no answer yet."""
 
+    #: The id of the order.
     id: str
+    #: What is ordered.
     order: Order
+    #: The sender and the frame that asked.
     asker: tuple[str, str, str]
+    #: The connection over which that frame came last.
     connection: Connection
+    #: When the asker is told that no answer came (seconds on the broker's clock).
     until: float
 
 
 class TokenOrders:
-    """The orders of the bus."""
+    """All open orders."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
@@ -128,7 +133,7 @@ class TokenOrders:
     # --- who answers
 
     def here(self, connection: Connection, now: float) -> None:
-        """The process that holds tokens was welcomed: it gets everything that is open."""
+        """The process that holds tokens was welcomed: send it all open orders."""
         self._holder = connection
         for item in list(self._open.values()):
             self._send(connection, item)
@@ -141,12 +146,12 @@ class TokenOrders:
                 self._bus.tell_supervisor(TokensWanted())
 
     def supervisor_here(self) -> None:
-        """A supervisor has connected: it may not have heard."""
+        """A supervisor has connected: ask it again for the process, because it may have missed the question."""
         if self._open and self._holder is None:
             self._bus.tell_supervisor(TokensWanted())
 
     def revised(self) -> None:
-        """There is another plan: the process says hello again, and gets its apps."""
+        """The plan has changed: the process says hello again and gets the apps of the new plan."""
         if self._holder is not None:
             info = error_payload("E_HELLO_REQUIRED", "there is a new revision")
             self._bus.error(self._holder.cls, self._holder.ident, info, None)
@@ -160,7 +165,7 @@ class TokenOrders:
             self._settle(item, frame.type, frame.payload)
 
     def granted(self, connection: Connection, frame: Frame, now: float) -> None:
-        """`oauth.granted` from that process: the instances that have asked are told, as far as they live."""
+        """`oauth.granted` from that process: tell the instances that have asked and that still have a process."""
         if connection is not self._holder:
             raise fail("E_FORBIDDEN", "only the process that holds tokens tells of agreements")
         news = from_raw(frame.payload, GrantedNews)
@@ -171,7 +176,7 @@ class TokenOrders:
                 self._bus.send(told, Frame("oauth.granted", payload=payload))
 
     def tick(self, now: float) -> None:
-        """Orders whose time is over."""
+        """Answer orders whose time is over with an error."""
         for item in [item for item in self._open.values() if item.until <= now]:
             message = "the process that holds tokens did not answer in time"
             self._settle(item, "error", to_raw(error_payload("E_OAUTH_UNAVAILABLE", message)))
@@ -210,7 +215,7 @@ class TokenOrders:
             raise fail("E_OAUTH_UNAVAILABLE", "no process holds tokens here", suggestion=suggestion)
 
     def _send(self, holder: Connection, item: _Open) -> None:
-        """Its id names the order: `send` would give it another each time."""
+        """Send an order. The frame's id is the order's id; `Bus.send` would give a new id each time."""
         frame = Frame("oauth.order", payload=to_raw(item.order))
         self._bus.send(holder, frame)
         del self._open[item.id]
@@ -229,7 +234,7 @@ def is_holder(connection: Connection) -> bool:
 
 
 def subject_of(event: Event) -> str:
-    """On whose behalf the turn of an event acts. Raises GoondanError E_OAUTH_SUBJECT for nobody."""
+    """The subject on whose behalf the turn of an event acts. Raises GoondanError E_OAUTH_SUBJECT when there is none."""
     auth = event.content.auth
     if auth is None:
         if event.session.startswith("client/"):

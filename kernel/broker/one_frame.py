@@ -1,7 +1,7 @@
-"""Lists for operators and agents that have to fit one frame, whatever the names and ids in them are. Pure.
+"""Cuts lists for operators and agents so that they fit in one frame, whatever names and ids they contain. Pure.
 
-Ids and keys are anybody's text. A frame that is too long would end the connection of whoever asked: nobody could look
-any more.
+Anybody can choose ids and keys. A frame that is too long would end the connection of the asker, and nobody could see
+the list any more.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from typing import Final, TypeVar
 
 from schemas.codec import encode_value
 
-#: Bytes of the entries of one answer: what is left of a frame of 1 MiB is more than all else in it takes.
+#: Bytes of the entries of one answer. The rest of a frame of 1 MiB is enough for everything else in it.
 LIST_BYTES: Final = 768 << 10
 
 T = TypeVar("T")
 
 
 def fitting(entries: Iterable[T], room: int = LIST_BYTES) -> list[T]:
-    """The first of these entries, as many as fit."""
+    """The first entries, as many as fit into `room` bytes."""
     found: list[T] = []
     for entry in entries:
         room -= len(encode_value(entry))

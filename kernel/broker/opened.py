@@ -1,8 +1,8 @@
 """Bounds of the payloads that the broker opens itself. Pure.
 
-To open a payload costs the broker's loop time, which everybody shares: looking through a MiB that was made for it takes
-0.4 s. What these frames say is short, so longer ones are refused before a byte of the payload is looked at. Payloads
-that only pass through are never opened, and have no such bound.
+Everybody shares the time of the broker's loop, and to open a payload takes time: a MiB that was made to be slow takes
+0.4 s. The payloads of these frames are short, so longer ones are refused before a byte of them is read. Payloads that
+only pass through are never opened and have no such bound.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ MOST: Final = {
 
 
 def bounded(kind: str, handle: Callable[[Any, Frame, float], None]) -> Callable[[Any, Frame, float], None]:
-    """The handler of a type of frames, which is asked only when the payload is short enough.
+    """Wrap a handler: it is called only when the payload is short enough for its frame type.
 
-    What it returns raises GoondanError E_FRAME_TOO_LARGE.
+    The returned handler raises GoondanError E_FRAME_TOO_LARGE for a longer payload.
     """
     most = MOST.get(kind)
     if most is None:

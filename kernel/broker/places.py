@@ -1,16 +1,15 @@
-"""Places for turns: who has one, who waits, and who is next. Pure.
+"""Places for turns: who has a place, who waits for one, and who is next. Pure.
 
-A turn needs a place while it runs, and an agent that is being started for it has that place already. There is a fixed
-number of them, and some more that are kept for what operators send themselves.
+A turn needs a place while it runs. An agent that is being started for a turn already has the place. The number of
+places is fixed, and some more are kept for events that operators send themselves.
 
 Rules.
-- A place goes to whoever may have one by the rule of shares (shares.py), of those that wait to the lightest
-  (wishes.py).
-- Who may not have one of its own may get the place of a turn that waits for it (loans.py).
-- A place is taken for a reason (`Claim`): an event, whose session and root it is counted with. Where several wait for
-  one instance, any of them may pay.
+- The rule of shares decides who may have a place (shares.py). Of those that wait, the lightest is first (wishes.py).
+- An instance that may not have a place of its own may borrow the place of a turn that waits for it (loans.py).
+- A place is taken for an event (`Claim`), and is counted with its session and root. When several events wait for one
+  instance, the place may be counted with any of them.
 
-Keys are whatever stands for an instance.
+A key stands for an instance.
 
 Source: docs/decisions/047.
 """
@@ -31,27 +30,33 @@ Key = TypeVar("Key")
 
 
 class Claim(Struct, frozen=True):
-    """Why somebody is to get a place: a session's, a root's. `operator`: an operator sent it. `lender` is the id of the
-    event whose turn waits for it, and `depth` how many wait for it in a row.
-    """
+    """The event for which a place is taken."""
 
+    #: The session that the place is counted with.
     session: str
+    #: The root that the place is counted with.
     root: str
+    #: True when an operator sent the event.
     operator: bool = False
+    #: The id of the event whose turn waits for this one; None when no turn waits.
     lender: str | None = None
+    #: How many turns wait for it in a row.
     depth: int = 0
 
 
 class Grant(Struct, Generic[Key], frozen=True):
-    """Who may have a place now, and on which claim; `lent`: its lender's."""
+    """A place that may be given now."""
 
+    #: Who gets it.
     key: Key
+    #: The claim on which it is given.
     claim: Claim
+    #: True when it is the place of the claim's lender.
     lent: bool
 
 
 class Places(Generic[Key]):
-    """`number` of them, and `kept` more for operators."""
+    """All places: `number`, and `kept` more for operators."""
 
     def __init__(self, number: int, kept: int) -> None:
         self.pool = Pool(number + kept, kept)
@@ -60,34 +65,34 @@ class Places(Generic[Key]):
         self._common: Line[Key] = Line(self.pool, turns)
         self._operators: Line[Key] = Line(self.pool, turns)
         self._held: dict[Key, Grant[Key]] = {}
-        #: Of those that wait: root -> claim.
+        #: For each key that waits: root -> claim.
         self._claims: dict[Key, dict[str, Claim]] = {}
 
     @property
     def capacity(self) -> int:
-        """How many may have one now, with those that are lent."""
+        """How many places there are now, with those that are lent."""
         return self.pool.capacity + self._loans.lent
 
     @property
     def lent(self) -> int:
-        """How many are lent."""
+        """How many places are lent."""
         return self._loans.lent
 
     @property
     def waiting(self) -> int:
-        """How many wait."""
+        """How many keys wait for a place."""
         return len(self._claims)
 
     def holds(self, key: Key) -> bool:
-        """Whether it has a place."""
+        """Whether this key has a place."""
         return key in self._held
 
     def waits(self, key: Key) -> bool:
-        """Whether it waits for one."""
+        """Whether this key waits for a place."""
         return key in self._claims
 
     def take(self, key: Key, claim: Claim) -> bool:
-        """A place at once, where nobody waits and the rule allows it."""
+        """Take a place at once. False when somebody waits or the rule of shares does not allow it."""
         if self._claims:
             return False
         if self.pool.may_take(claim.session, claim.root, 1, operator=claim.operator):
@@ -99,12 +104,12 @@ class Places(Generic[Key]):
         return False
 
     def force(self, key: Key, claim: Claim) -> None:
-        """It has a place already, as its process says: nobody can be asked any more."""
+        """Count a place that its process already has: it is too late to ask the rule of shares."""
         if key not in self._held:
             self.grant(Grant(key, claim, lent=False))
 
     def wait(self, key: Key, claims: Iterable[Claim]) -> None:
-        """Stand in line for a place on any of these claims, beside those that it has made before."""
+        """Wait for a place on any of these claims, in addition to its earlier claims."""
         if key in self._held:
             return
         known = self._claims.setdefault(key, {})
@@ -116,14 +121,14 @@ class Places(Generic[Key]):
                 self._loans.wait(key, claim.lender, claim.root, claim.depth)
 
     def withdraw(self, key: Key) -> None:
-        """It waits no more."""
+        """This key does not wait any more."""
         if self._claims.pop(key, None) is not None:
             self._common.discard(key)
             self._operators.discard(key)
             self._loans.discard(key)
 
     def first(self) -> Grant[Key] | None:
-        """Who may have a place now. None: nobody waits, or nobody of those who wait may have one."""
+        """Who may have a place now. None when nobody waits, or when none of those who wait may have one."""
         best: First[Key] | None = None
         for line, operator in ((self._common, False), (self._operators, True)):
             found = line.first()
@@ -140,7 +145,7 @@ class Places(Generic[Key]):
         return Grant(key, Claim(self._claims[key][root].session, root, lender=lender, depth=depth), lent=True)
 
     def grant(self, grant: Grant[Key]) -> None:
-        """It has the place."""
+        """Give the place."""
         key, claim = grant.key, grant.claim
         if key in self._claims:
             self.withdraw(key)
@@ -154,7 +159,7 @@ class Places(Generic[Key]):
             self._operators.served(claim.session, claim.root)
 
     def release(self, key: Key) -> None:
-        """It has none any more."""
+        """Take the place back."""
         grant = self._held.pop(key, None)
         if grant is None:
             return
@@ -168,5 +173,5 @@ class Places(Generic[Key]):
             self._operators.lighter(claim.session, claim.root)
 
     def over(self, event_id: str) -> None:
-        """The turn of this event has ended: it lends its place to nobody any more."""
+        """The turn of this event has ended: it does not lend its place any more."""
         self._loans.over(event_id)

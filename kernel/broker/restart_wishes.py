@@ -14,11 +14,17 @@ WishState = Literal["checking", "staged", "wished", "due", "done"]
 
 
 class Wish(Struct):
-    """One wish. `at_ms`: when (milliseconds since 1970). `askers`: connection and frame id of who waits for a word."""
+    """One wish for a restart."""
 
+    #: The subject of its records in the journal.
     subject: str
+    #: Why the agent wishes it, in the agent's words.
     reason: str
+    #: The event whose turn wishes it.
     event_id: str
+    #: When (milliseconds since 1970).
     at_ms: int
+    #: How far it has come.
     state: WishState
+    #: Connection and frame id of everybody who waits for the answer.
     askers: list[tuple[Connection, str]] = []

@@ -1,15 +1,15 @@
 """Wishes of agents for a restart of the kernel: the bundled tool `self-restart`. Pure; the supervisor acts.
 
 Rules.
-- A wish is known by the instance that asks and by the callId of its tool call. Asked again, it is the same wish, for as
-  long as the ids of events are kept.
-- The supervisor looks at the bundle first. A bundle that may not run is an error for who asked, and nothing changes.
-- Then the wish is journaled, and only then it is answered. It is carried out when the event whose turn asked is not
-  held any more: the tool's result is stored then, and the turn's step has ended.
-- Every start of a kernel fulfils what was wished before: it reads the bundle, as a restart does. So no wish is carried
-  out twice, and none keeps a kernel from starting.
-- At most MAX_WISHES in WINDOW_S. Several that come together are one restart. The bundle is looked at MAX_LOOKS times in
-  that time at most, whatever comes of it.
+- The asking instance and the callId of its tool call identify a wish. A repeat is the same wish, for as long as the ids
+  of events are kept.
+- First the supervisor checks the bundle. If the bundle may not run, the asker gets an error and nothing changes.
+- Then the wish is journaled, and after that it is answered. It is carried out when no process holds the asking event
+  any more: then the tool's result is stored, and the turn's step has ended.
+- Every start of a kernel fulfils all earlier wishes, because it reads the bundle as a restart does. So no wish is
+  carried out twice, and no wish keeps a kernel from starting.
+- At most MAX_WISHES wishes are granted in WINDOW_S. Wishes that come together cause one restart. In the same time the
+  bundle is checked at most MAX_LOOKS times, whatever the result.
 
 Source: docs/decisions/056; requirements RESTART-01 to RESTART-04.
 """
@@ -28,29 +28,29 @@ from schemas.control import RestartAsked, RestartChecked, RestartDue, RestartUnd
 from schemas.errors import GoondanError, error_payload, fail
 from schemas.frames import ErrorPayload, Frame, RestartAnswer, RestartRequest
 
-#: So many wishes are granted in so many seconds: a model that restarts in a loop must leave time for work.
+#: So many wishes are granted in so many seconds: a model that wishes restarts in a loop must leave time for work.
 MAX_WISHES: Final = 3
 WINDOW_S: Final = 60.0
-#: Wishes for which the bundle is read, in as many seconds: a wish that is refused is not counted above, and reading a
-#: bundle takes a processor for up to a second. A model that corrects the bundle step by step needs fewer.
+#: The bundle is read for so many wishes in the same time: a refused wish is not counted above, and reading a bundle
+#: takes a processor for up to a second. A model that corrects the bundle step by step needs fewer.
 MAX_LOOKS: Final = 10
-#: Frames that may wait for what becomes of one wish; more are refused with E_OVERLOADED.
+#: Frames that may wait for the result of one wish. More are refused with E_OVERLOADED.
 MAX_ASKERS: Final = 64
-#: Of a reason so much is kept (characters): it is for the log.
+#: Characters of a reason that are kept, for the log.
 MAX_REASON: Final = 500
-#: The tool that wishes; whoever may not call it may not wish.
+#: The tool that makes wishes. An agent that may not call it may not wish.
 TOOL: Final = "self-restart__request"
-#: How long a sender waits when the kernel is restarting already (milliseconds).
+#: How long a sender waits when the kernel is already restarting (milliseconds).
 _LATER_MS: Final = 1000
 
 
 class Restarts:
-    """The wishes of the bus."""
+    """All wishes for a restart."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
         self._wishes = bus.wishes
-        #: When the bundle was looked at for a wish (milliseconds since 1970), the oldest first.
+        #: When the bundle was checked for a wish (milliseconds since 1970), the oldest first.
         self._looks: deque[int] = deque(maxlen=MAX_LOOKS)
 
     def ask(self, connection: Connection, frame: Frame, now: float) -> None:
@@ -90,7 +90,7 @@ class Restarts:
     # --- the supervisor's word
 
     def checked(self, message: RestartChecked) -> None:
-        """The bundle may run, or may not."""
+        """The supervisor has checked the bundle: it may run, or it may not."""
         wish = self._wishes.get(message.wish)
         if wish is None or wish.state != "checking":
             return
@@ -102,14 +102,14 @@ class Restarts:
         self._bus.staged.append(Staged("restart", item, wish=wish.subject))
 
     def undone(self, message: RestartUndone) -> None:
-        """What was due was not done, and will not be: the kernel goes on as it is."""
+        """The supervisor will not restart the kernel: the kernel goes on as it is."""
         self._bus.closing = self._bus.draining is not None
         for wish in self._wishes.values():
             if wish.state == "due":
                 wish.state = "done"
 
     def supervisor_here(self) -> None:
-        """A supervisor has connected: it may not have heard."""
+        """A supervisor has connected: tell it of wishes again, because it may have missed them."""
         for wish in self._wishes.values():
             if wish.state == "checking":
                 self._bus.tell_supervisor(RestartAsked(wish.subject))
@@ -119,7 +119,7 @@ class Restarts:
     # --- the journal's
 
     def settled(self, subject: str) -> None:
-        """The journal has the wish: who asked is told, and it is carried out when their step has ended."""
+        """The journal has the wish: tell the askers. It is carried out when their step has ended."""
         wish = self._wishes.get(subject)
         if wish is None or wish.state != "staged":
             return
@@ -132,7 +132,7 @@ class Restarts:
             self._carry_out(wish)
 
     def refused(self, subject: str) -> None:
-        """The disk has no room for it."""
+        """The disk has no room for the wish: refuse it."""
         wish = self._wishes.get(subject)
         if wish is not None:
             self._refuse(wish, error_payload("E_DISK_FULL", "the disk of the state directory is full"))
@@ -140,13 +140,13 @@ class Restarts:
     # --- when
 
     def left(self, event: Event) -> None:
-        """A turn does not hold this event any more."""
+        """No process holds this event any more."""
         for wish in self._wishes.values():
             if wish.state == "wished" and wish.event_id == event.id:
                 self._carry_out(wish)
 
     def tick(self, now: float) -> None:
-        """Wishes that a broker before this one had granted, and those that are over for long enough."""
+        """Carry out wishes that an earlier broker had granted, and forget wishes that ended long enough ago."""
         if not self._wishes:
             return
         settled_in = now - self._bus.started_ms / 1000 >= RETURN_S  # by then every holder has said what it holds
@@ -161,7 +161,7 @@ class Restarts:
     # --- inside
 
     def _carry_out(self, wish: Wish) -> None:
-        """Nothing is handed out from now on, so that the turn does not go on before the restart."""
+        """Carry the wish out. No event is handed over from now on, so the turn does not go on before the restart."""
         wish.state = "due"
         self._bus.closing = True
         self._bus.tell_supervisor(RestartDue(wish.reason))
@@ -192,7 +192,7 @@ class Restarts:
 
 
 def _join(wish: Wish, connection: Connection, frame_id: str) -> None:
-    """One more frame waits for what becomes of a wish; the same one again, perhaps over another connection."""
+    """One more frame waits for the result of a wish. A repeated frame may come over another connection."""
     for at, (_, known) in enumerate(wish.askers):
         if known == frame_id:
             wish.askers[at] = connection, frame_id

@@ -1,15 +1,15 @@
-"""Who holds how much of something that there is a fixed amount of, and who may have more. Pure.
+"""Shares of a fixed amount: who holds how much of it, and who may have more. Pure.
 
-It is counted by session (who set the work going) and by root (the one event that it began with). The rule is one line:
+The amount is counted by session (who began the work) and by root (the event that the work began with). The rule is:
 
-    what a session and the root hold, added, may be at most twice what is left after the next piece.
+    the sum of what a session and a root hold may be at most twice the amount that is free after the next piece.
 
-So one root alone gets half of everything, and a session with many roots two thirds. Two sessions with one root each
-get a third each, and whoever comes next still finds something. Nobody has to be counted as "waiting" for that, and
-nothing is taken back: who holds more than the rule gives gets nothing more until the others have caught up. Nobody who
-holds something takes the last piece.
+So one root alone gets half of everything, and a session with many roots two thirds. Two sessions with one root each get
+a third each, and whoever comes next still finds something. The rule does not need to count who waits, and it takes
+nothing back: a holder that has more than the rule allows gets nothing more until the others have caught up. A holder
+never takes the last piece.
 
-A part is kept for what operators send themselves: for everything else it does not count as free.
+A part is kept for events that operators send themselves. For everybody else this part does not count as free.
 
 Source: docs/decisions/047.
 """
@@ -20,7 +20,7 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
-#: What a session and a root hold may be this many times what they leave.
+#: A session and a root may together hold this many times the amount that they leave free.
 TIMES_LEFT: Final = 2
 #: One part in so many is kept for operators.
 KEPT_PART: Final = 16
@@ -29,15 +29,18 @@ Quota = Literal["root", "session", "whole"]
 
 
 class Shortage(Struct, frozen=True):
-    """Why something is refused: which quota, how much its holder has of it, and with how much it would get more now."""
+    """Why something is refused."""
 
+    #: The quota that is used up.
     quota: Quota
+    #: How much its holder has of it.
     held: int
+    #: How much the holder may have at most to get more now.
     limit: int
 
 
 class Pool:
-    """One such thing. `capacity` is all of it; `kept` of that is for operators only."""
+    """A fixed amount that is shared. `capacity` is all of it; `kept` of that is for operators only."""
 
     __slots__ = ("_roots", "_sessions", "capacity", "held", "kept")
 
@@ -57,11 +60,11 @@ class Pool:
         return self._roots.get(root, 0)
 
     def free(self, *, operator: bool) -> int:
-        """What nobody holds, for an operator's own message or for any other; not below 0."""
+        """The free amount, for an operator's own event or for any other; never below 0."""
         return max(0, self.capacity - self.held - (0 if operator else self.kept))
 
     def allows(self, weight: int, amount: int, *, operator: bool) -> bool:
-        """Whether a session and a root that hold `weight`, added, may have `amount` more."""
+        """Whether a session and a root that together hold `weight` may have `amount` more."""
         left = self.capacity - self.held - amount - (0 if operator else self.kept)
         return left >= 0 and weight <= TIMES_LEFT * left
 
@@ -71,7 +74,7 @@ class Pool:
         return self.allows(weight, amount, operator=operator)
 
     def shortage(self, session: str, root: str, amount: int, *, operator: bool) -> Shortage | None:
-        """What stands against `amount` more, if anything does."""
+        """Why this root may not have `amount` more; None when it may."""
         of_session, of_root = self.of_session(session), self.of_root(root)
         if self.allows(of_session + of_root, amount, operator=operator):
             return None
@@ -84,15 +87,15 @@ class Pool:
         return Shortage("root", of_root, may - of_session)
 
     def take(self, session: str, root: str, amount: int) -> None:
-        """Count `amount` more, whatever the rule says: the caller has asked it, or has no choice."""
+        """Count `amount` more without a check: the caller has checked the rule, or has no choice."""
         self.held += amount
         sessions, roots = self._sessions, self._roots
         sessions[session] = sessions.get(session, 0) + amount
-        # The very number that the caller holds, for the first piece: there may be 100,000 roots with one each.
+        # For the first piece, store the caller's own number object: there may be 100,000 roots with one piece each.
         roots[root] = roots[root] + amount if root in roots else amount
 
     def give(self, session: str, root: str, amount: int) -> None:
-        """Count `amount` less, which was taken under the same names."""
+        """Count `amount` less. It was taken under the same names."""
         self.held -= amount
         for holders, name in ((self._sessions, session), (self._roots, root)):
             left = holders[name] - amount
@@ -103,12 +106,12 @@ class Pool:
 
 
 def kept_of(amount: int) -> int:
-    """The part that is kept for operators."""
+    """The part of `amount` that is kept for operators."""
     return max(1, amount // KEPT_PART)
 
 
 def describe_shortage(shortage: Shortage, root: str, what: str, amount: int, capacity: int) -> str:
-    """A shortage in words: which quota, with the numbers; `what` is counted."""
+    """A shortage in words: the quota and the numbers. `what` names the thing that is counted."""
     refused = f"no room for {amount:,} {what} of root {root[:100]!r} now"
     if shortage.quota == "whole":
         return f"{refused}: all together hold {shortage.held:,} of {shortage.limit:,} (quota: whole)"

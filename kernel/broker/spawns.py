@@ -1,4 +1,4 @@
-"""What is remembered of an instance that somebody has asked for with `agents.spawn`. Pure."""
+"""What the broker remembers of an instance that was started with `agents.spawn`. Pure."""
 
 from __future__ import annotations
 
@@ -8,29 +8,36 @@ from kernel.broker.workdirs import Beneath, Workdir
 
 
 class Spawned(Struct, frozen=True):
-    """An instance that was asked for with `agents.spawn`. `owner_*` asked first; `created` is on the broker's clock.
+    """An instance that was started with `agents.spawn`."""
 
-    `by` is the sender and the frame id that started it last, so that a repeat is told the same. `cwd`: the working
-    directory that it was given, None where it has its own.
-    """
-
+    #: The agent that asked first.
     owner_agent: str
+    #: The instance key of this agent.
     owner_key: str
+    #: When it asked (seconds on the broker's clock).
     created: float
+    #: The working directory that the spawn gave; None when the instance has its own.
     cwd: Workdir | None
+    #: Sender and frame id of the last spawn, so that a repeat gets the same answer.
     by: tuple[str, str]
 
 
 class SpawnRecord(Struct, frozen=True, omit_defaults=True):
-    """A spawned instance, remembered beyond the broker's life. `created`: seconds since 1970. `gone`: no more. `cwd`
-    and `beneath`: the working directory that it was given (workdirs.Workdir).
-    """
+    """A spawned instance, as a later broker is told of it."""
 
+    #: The agent of the instance.
     agent: str
+    #: The instance key.
     key: str
+    #: The agent that asked first.
     owner_agent: str = ""
+    #: The instance key of this agent.
     owner_key: str = ""
+    #: When it asked (seconds since 1970).
     created: float = 0.0
+    #: The working directory that the spawn gave (workdirs.Workdir); None when the instance has its own.
     cwd: str | None = None
+    #: True when the instance is not remembered any more.
     gone: bool = False
+    #: How this directory is reached (workdirs.Workdir).
     beneath: Beneath | None = None

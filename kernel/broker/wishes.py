@@ -1,11 +1,12 @@
-"""Who is next for a place: of all that wait, those whose session and root hold least. Pure.
+"""Chooses who gets the next place: whoever's session and root hold the least. Pure.
 
-Instances stand in line by root, in the order in which they came; among roots and among sessions that hold equally much
-it goes round. One instance may stand in several lines, one for each root that waits for it: any of them may pay.
+For each root, instances wait in the order in which they came. Roots that hold equally much take turns, and so do
+sessions. One instance may wait in several lines, one for each root that waits for it: its place may be counted with any
+of them.
 
-Two heaps, of sessions and of a session's roots, make that a step of O(log n), however many wait. What is held changes
-while they wait, so an entry that has become heavier is put back when it comes up, and what has become lighter is
-entered anew (`lighter`).
+Two heaps, of sessions and of a session's roots, make one choice cost O(log n), however many wait. The held amounts
+change during the wait. An entry that has become heavier is put back when it reaches the top. An entry that has become
+lighter is entered again (`lighter`).
 
 Source: docs/decisions/047.
 """
@@ -20,12 +21,12 @@ from kernel.broker.shares import Pool
 
 Key = TypeVar("Key")
 
-#: Entries of a heap beyond what waits, at which it is made anew.
+#: When a heap has so many more entries than things that wait, it is made anew.
 _STALE: Final = 64
 
 
 class _Root(Generic[Key]):
-    """Those that wait for one root of one session. `turn` orders equals: who was served last comes last."""
+    """Those that wait for one root of one session. `turn` orders equal ones: the one that was served last is last."""
 
     __slots__ = ("keys", "turn")
 
@@ -35,7 +36,7 @@ class _Root(Generic[Key]):
 
 
 class _Session(Generic[Key]):
-    """The roots of one session that wait; `heap` has (what the root holds, its turn, its name)."""
+    """The waiting roots of one session. `heap` has (amount that the root holds, its turn, its name)."""
 
     __slots__ = ("heap", "roots", "turn")
 
@@ -46,12 +47,14 @@ class _Session(Generic[Key]):
 
 
 class First(Generic[Key]):
-    """Who is next: what its session and root hold, added, and whose turn it is."""
+    """The one that is next."""
 
     __slots__ = ("key", "root", "session", "turn", "weight")
 
     def __init__(self, weight: int, turn: int, key: Key, session: str, root: str) -> None:
+        #: The sum of what its session and its root hold.
         self.weight = weight
+        #: Orders equal weights: the lower one is first.
         self.turn = turn
         self.key = key
         self.session = session
@@ -59,13 +62,13 @@ class First(Generic[Key]):
 
 
 class Line(Generic[Key]):
-    """All that wait for a piece of one pool. Lines that are compared take their `turns` from one counter."""
+    """Everybody that waits for a piece of one pool. Lines that are compared share one counter of `turns`."""
 
     def __init__(self, pool: Pool, turns: Iterator[int]) -> None:
         self._pool = pool
         self._turns = turns
         self._sessions: dict[str, _Session[Key]] = {}
-        #: (what the session and its lightest root hold, its turn, its name)
+        #: Sessions as (sum of what the session and its lightest root hold, turn, name).
         self._heap: list[tuple[int, int, str]] = []
         self._where: dict[Key, list[tuple[str, str]]] = {}
 
@@ -73,7 +76,7 @@ class Line(Generic[Key]):
         return len(self._where)
 
     def add(self, key: Key, session: str, root: str) -> None:
-        """Stand in the line of a root, behind those that stand there. Once more changes nothing."""
+        """Wait in the line of a root, behind the others. A second call changes nothing."""
         found = self._sessions.get(session)
         if found is None:
             found = self._sessions[session] = _Session(next(self._turns))
@@ -101,7 +104,7 @@ class Line(Generic[Key]):
                     del self._sessions[session]
 
     def served(self, session: str, root: str) -> None:
-        """Somebody of this root has got a place: equals come first now."""
+        """An instance of this root got a place: roots with an equal weight are first now."""
         found = self._sessions.get(session)
         if found is None:
             return
@@ -121,7 +124,7 @@ class Line(Generic[Key]):
             self._enter(session, found)
 
     def first(self) -> First[Key] | None:
-        """Who is next, if anybody waits."""
+        """The one that is next; None when nobody waits."""
         heap = self._heap
         while heap:
             entry = heap[0]
@@ -138,7 +141,7 @@ class Line(Generic[Key]):
         return None
 
     def _lightest(self, found: _Session[Key]) -> tuple[int, str]:
-        """The root of a waiting session that is next, and what it holds."""
+        """The next root of a waiting session: what it holds, and its name."""
         heap = found.heap
         while True:
             name = heap[0][2]

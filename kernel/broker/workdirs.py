@@ -1,12 +1,12 @@
 """Which working directory a spawned instance gets. Pure: no file is looked at.
 
 Rules.
-- Without `cwd` an instance has a working directory of its own. With it, it shares the asker's or a folder below that;
-  any other only where the operator's policy opens it (`spawn.workdirs`).
-- Folders in a working directory belong to the jails that work there: what is a folder now is a link a moment later. So
-  a shared directory has a base, the folder that the kernel or the operator has named, and tool hosts follow no link
-  beneath it (toolhost/policy/beneath.py). An instance that hands its directory on hands on the base, too.
-- What the policy has opened, it can close: then calls in there are refused.
+- Without `cwd` an instance has a working directory of its own. With `cwd` it shares the asker's directory, or a folder
+  in it. Any other directory must be opened by the operator's policy (`spawn.workdirs`).
+- Jails that work in a directory can change its folders: a folder can become a link at any moment. So a shared directory
+  has a base, the folder that the kernel or the operator has named. Tool hosts follow no link beneath the base
+  (toolhost/policy/beneath.py). An instance that passes its directory on passes on the base, too.
+- The policy can close a directory that it had opened. Then calls in this directory are refused.
 
 Source: docs/decisions/060; requirement AGENTS-22.
 """
@@ -23,28 +23,30 @@ from schemas.address import is_path
 from schemas.errors import fail
 from schemas.grantable import within
 
-#: What a refusal names.
+#: The setting that a refusal names.
 SETTING: Final = "spawn.workdirs"
 
 
 class Beneath(Struct, frozen=True, array_like=True):
-    """How a shared working directory is reached: links on the way to `base` are followed, none beneath it. `by_policy`:
-    the operator's policy has opened it, and nothing else has.
-    """
+    """How a shared working directory is reached."""
 
+    #: Links on the path to this folder are followed, links beneath it are not.
     base: str
+    #: True when only the operator's policy has opened the directory.
     by_policy: bool = False
 
 
 class Workdir(Struct, frozen=True):
-    """A working directory, an absolute path. `beneath` None: it is the instance's own, or an operator's word."""
+    """A working directory."""
 
+    #: An absolute path.
     path: str
+    #: How it is reached when it is shared. None: it is the instance's own, or an operator has named it.
     beneath: Beneath | None = None
 
 
 def shared(mine: Workdir, cwd: str, opened: Sequence[str]) -> Workdir:
-    """What `cwd` means for an asker that works in `mine`. `opened` are the folders of the policy.
+    """The directory that `cwd` names for an asker that works in `mine`. `opened` are the folders of the policy.
 
     Raises GoondanError E_FORBIDDEN, E_TOOL_INVALID_ARGS.
     """
@@ -66,12 +68,12 @@ def shared(mine: Workdir, cwd: str, opened: Sequence[str]) -> Workdir:
 
 
 def opening(path: str, opened: Sequence[str]) -> str | None:
-    """The folder of the policy that `path` is or lies in; None when there is none."""
+    """The folder of the policy that contains `path` or is `path`; None when there is none."""
     return next((folder for folder in opened if within(path, folder)), None)
 
 
 def check_opened(workdir: Workdir, opened: Sequence[str]) -> None:
-    """Raise GoondanError E_FORBIDDEN when the policy opens this working directory no more."""
+    """Raise GoondanError E_FORBIDDEN when the policy no longer opens this working directory."""
     beneath = workdir.beneath
     if beneath is not None and beneath.by_policy and beneath.base not in opened:
         message = f"the operator's policy does not open the working directory {workdir.path[:200]!r} any more"

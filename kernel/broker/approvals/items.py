@@ -1,4 +1,4 @@
-"""Items that wait for a person: what they are bound to, and what they become. Pure."""
+"""Items that wait for a person: what an item is bound to, and its states. Pure."""
 
 from __future__ import annotations
 
@@ -17,10 +17,14 @@ from schemas.codec import check_depth, check_json, encode_value, from_raw
 from schemas.errors import GoondanError
 from schemas.frames import Frame, ToolCallPayload
 
-#: `staged`: on its way into the journal. `waits`: for a person. `deciding`: a decision is on its way into the journal.
-#: `approved`, `denied`, `answered`: decided. `starting`: its use is on its way into the journal. `started`: used.
+#: - `staged`: the item is on its way into the journal.
+#: - `waits`: it waits for a person.
+#: - `deciding`: a decision is on its way into the journal.
+#: - `approved`, `denied`, `answered`: it is decided.
+#: - `starting`: its use is on its way into the journal.
+#: - `started`: it is used.
 ItemState = Literal["staged", "waits", "deciding", "approved", "denied", "answered", "starting", "started"]
-#: States in which a person has not decided.
+#: States without a decision of a person.
 OPEN: Final[frozenset[ItemState]] = frozenset({"staged", "waits", "deciding"})
 
 #: What a call's payload has besides its arguments (bytes): ids, of 1,024 characters at most.
@@ -30,67 +34,83 @@ _Decision = Literal["approved", "denied", "answered"]
 
 
 class Decided(Struct, frozen=True):
-    """How a person decided, or the kernel in the person's place (`uid` None). `at_ms`: milliseconds since 1970."""
+    """A decision about an item."""
 
     how: _Decision
+    #: The user who decided; None when the kernel decided in the person's place.
     uid: int | None
+    #: When (milliseconds since 1970).
     at_ms: int
+    #: The person's reason.
     reason: str | None = None
+    #: The person's answer to a question.
     answer: Raw | None = None
 
 
 class Item(Struct):
     """One item. Times without a unit in their name are seconds on the broker's clock."""
 
+    #: The subject of its records in the journal.
     subject: str
+    #: The callId of the call.
     id: str
+    #: A short name that people can type (`code_of`).
     code: str
+    #: The event whose turn asks.
     event: Event
     kind: Kind
+    #: The tool of the call.
     tool: str
+    #: What the decision is bound to (`digest_of`).
     digest: str
+    #: When the person was asked.
     asked: float
-    #: None: it waits for as long as its event does.
+    #: When it counts as denied. None: it waits as long as its event does.
     expires: float | None
     #: Bytes that it holds in the journal.
     size: int
     state: ItemState = "staged"
+    #: The decision; None while there is none.
     decided: Decided | None = None
-    #: What becomes `decided` when the journal has it.
+    #: A decision on its way into the journal; it becomes `decided` when the journal has it.
     deciding: Decided | None = None
-    #: When the call was allowed to start (milliseconds of CLOCK_BOOTTIME); 0 where that was before this boot.
+    #: When the call was allowed to start (milliseconds of CLOCK_BOOTTIME); 0 if that was before this boot.
     started_ms: int = 0
-    #: Its call was allowed to start by an earlier broker, so it may have run.
+    #: True when an earlier broker allowed the call to start, so it may have run.
     restored: bool = False
-    #: The time of the budgets that its event is charged to stands still for it.
+    #: True while the time of its event's budgets stands still for this item.
     holds_budgets: bool = False
-    #: Its turn has been told of the decision.
+    #: True when its turn was told of the decision.
     told: bool = False
-    #: Frames that wait for it: of its agent, and of operators who decide.
+    #: The frame of its agent that waits for the decision, and its connection.
     asker: tuple[Connection, Frame] | None = None
+    #: Connection and frame id of operators who wait until their decision is journaled.
     operators: list[tuple[Connection, str]] = []
-    #: The events whose clocks it holds: its own, and those that wait for that one.
+    #: The events whose clocks stand still for it: its own event, and those whose turns wait for that one.
     chain: list[Event] = []
 
     @property
     def open(self) -> bool:
-        """Whether a person has not decided."""
+        """Whether a person still has to decide."""
         return self.state in OPEN
 
 
 class CallContent(Struct, frozen=True):
-    """The content of a call: its arguments for rules, the same as bytes, and the payload that goes on to a tool
-    host."""
+    """The content of a call."""
 
+    #: The arguments as rules see them.
     args: Any
+    #: The same arguments as bytes.
     data: bytes
+    #: The payload that goes on to a tool host.
     payload: ToolCallPayload | None
 
 
 def read_call(frame: Frame, aliases: dict[str, str]) -> CallContent:
-    """What a `tool.call` says. Arguments that lie in a file, or are larger than a person is shown, are UNREADABLE.
+    """The content of a `tool.call`. Arguments in a file, or larger than a person is shown, are UNREADABLE.
 
-    The bytes are made anew of what was read: so what is shown and what runs cannot differ by how it was encoded.
+    The bytes are encoded again from the arguments that were read. So a trick in the encoding cannot make the shown call
+    differ from the call that runs.
 
     Raises GoondanError E_FRAME_INVALID.
     """
@@ -105,7 +125,7 @@ def read_call(frame: Frame, aliases: dict[str, str]) -> CallContent:
 
 
 def read_args(raw: Raw, aliases: dict[str, str]) -> tuple[Any, bytes]:
-    """Arguments as rules see them (aliases renamed), and their bytes. Raises GoondanError E_FRAME_INVALID."""
+    """The arguments as rules see them (aliases renamed), and their bytes. Raises GoondanError E_FRAME_INVALID."""
     check_depth(bytes(raw))
     args = from_raw(raw, dict)
     check_json(args, "args")
@@ -115,7 +135,7 @@ def read_args(raw: Raw, aliases: dict[str, str]) -> tuple[Any, bytes]:
 
 
 def digest_of(tool: str, workdir: str, data: bytes) -> str:
-    """What an approval is bound to (SHA-256, hexadecimal)."""
+    """The digest that an approval is bound to (SHA-256, hexadecimal)."""
     args = msgspec.msgpack.decode(data) if data else None
     return hashlib.sha256(_ordered.encode([tool, workdir, args])).hexdigest()
 

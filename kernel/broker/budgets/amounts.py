@@ -1,6 +1,6 @@
-"""What is counted, and how much of it is allowed. Pure values.
+"""Amounts that budgets count, their limits and prices. Pure values.
 
-Money is counted in billionths of its unit, as whole numbers: sums of fractions would drift.
+Money is counted in billionths of its unit, as whole numbers: sums of fractions would become inexact.
 
 Source: docs/decisions/070.
 """
@@ -13,36 +13,41 @@ from msgspec import Struct
 
 from schemas.budgets import BudgetLimits, Pricing
 
-#: Billionths of a unit of money in one.
+#: Billionths in one unit of money.
 NANO: Final = 1_000_000_000
-#: Tokens that a price is for.
+#: A price is for so many tokens.
 _PRICED: Final = 1_000_000
 
-#: The names of bundles, in the order in which they are looked at.
+#: The dimensions as bundles name them, in the order in which they are checked.
 Dimension = Literal["calls", "modelCalls", "toolCalls", "tokens", "inputTokens", "outputTokens", "money", "wallSeconds"]
 
 
 class Spend(Struct, array_like=True):
-    """An amount of everything that is counted. `money` is in billionths."""
+    """An amount of everything that is counted."""
 
+    #: Calls of models.
     model_calls: int = 0
+    #: Calls of tools.
     tool_calls: int = 0
+    #: Tokens that models read.
     input_tokens: int = 0
+    #: Tokens that models wrote.
     output_tokens: int = 0
+    #: Billionths of the currency's unit.
     money: int = 0
 
     @property
     def calls(self) -> int:
-        """Of models and of tools."""
+        """Calls of models and of tools together."""
         return self.model_calls + self.tool_calls
 
     @property
     def tokens(self) -> int:
-        """Read and written."""
+        """Tokens that were read and written, together."""
         return self.input_tokens + self.output_tokens
 
     def add(self, other: "Spend") -> None:
-        """Count `other`, too."""
+        """Add `other`."""
         self.model_calls += other.model_calls
         self.tool_calls += other.tool_calls
         self.input_tokens += other.input_tokens
@@ -50,7 +55,7 @@ class Spend(Struct, array_like=True):
         self.money += other.money
 
     def take(self, other: "Spend") -> None:
-        """Count `other`, which was added, no more."""
+        """Subtract `other`, which was added before."""
         self.model_calls -= other.model_calls
         self.tool_calls -= other.tool_calls
         self.input_tokens -= other.input_tokens
@@ -58,7 +63,7 @@ class Spend(Struct, array_like=True):
         self.money -= other.money
 
     def of(self, dimension: Dimension) -> int:
-        """What it has of one dimension; money in billionths. Of `wallSeconds` nothing."""
+        """The amount of one dimension; money in billionths, 0 for `wallSeconds`."""
         match dimension:
             case "calls":
                 return self.calls
@@ -79,21 +84,30 @@ class Spend(Struct, array_like=True):
 
 
 class Limits(Struct, frozen=True):
-    """Upper bounds of one budget; None: no bound. `money` in billionths of `currency`, `wall_ms` in milliseconds."""
+    """The limits of one budget. None: no limit."""
 
+    #: Calls of models and of tools together.
     calls: int | None = None
+    #: Calls of models.
     model_calls: int | None = None
+    #: Calls of tools.
     tool_calls: int | None = None
+    #: Tokens that models read and write, together.
     tokens: int | None = None
+    #: Tokens that models read.
     input_tokens: int | None = None
+    #: Tokens that models write.
     output_tokens: int | None = None
+    #: Billionths of `currency`.
     money: int | None = None
+    #: Time of the tree (milliseconds).
     wall_ms: int | None = None
+    #: The currency of `money`.
     currency: str = "USD"
 
     @property
     def rows(self) -> list[tuple[Dimension, int]]:
-        """The bounds that there are. `wallSeconds` in milliseconds, `money` in billionths."""
+        """The limits that are set. `wallSeconds` in milliseconds, `money` in billionths."""
         rows: list[tuple[Dimension, int | None]] = [
             ("calls", self.calls),
             ("modelCalls", self.model_calls),
@@ -108,7 +122,7 @@ class Limits(Struct, frozen=True):
 
 
 def limits_of(written: BudgetLimits) -> Limits:
-    """The bounds that a bundle gives."""
+    """The limits that a bundle gives."""
     return Limits(
         calls=written.calls,
         model_calls=written.model_calls,
@@ -123,11 +137,15 @@ def limits_of(written: BudgetLimits) -> Limits:
 
 
 class Prices(Struct, frozen=True):
-    """Billionths for a million tokens."""
+    """The prices of a model, in billionths for a million tokens."""
 
+    #: Tokens that the model reads for the first time.
     input: int = 0
+    #: Tokens that the model writes.
     output: int = 0
+    #: Tokens that it reads from the vendor's cache.
     cached_input: int = 0
+    #: Tokens that are put into this cache.
     cache_write: int = 0
 
     def cost(self, fresh: int, output: int, cached: int = 0, written: int = 0) -> int:
@@ -138,7 +156,7 @@ class Prices(Struct, frozen=True):
         return -(-whole // _PRICED)
 
     def affordable_output(self, money: int) -> int | None:
-        """How many tokens a model may write for so much; None: any number."""
+        """How many tokens a model may write for this amount of money; None: any number."""
         return None if not self.output else max(0, money) * _PRICED // self.output
 
 
@@ -146,7 +164,7 @@ FREE: Final = Prices()
 
 
 def prices_of(pricing: Pricing | None) -> Prices:
-    """The prices of a model; one that names none costs nothing."""
+    """The prices of a model. A model without prices costs nothing."""
     if pricing is None:
         return FREE
     cached = pricing.input_per_million if pricing.cached_input_per_million is None else pricing.cached_input_per_million

@@ -1,19 +1,20 @@
-"""The book of budgets: what each tree of work has used, and whether it may have more. A pure state machine.
+"""The book of budgets: what each tree of work has used, and whether it may use more. A pure state machine.
 
-A tree is everything that began with one event (`rootEvent`). An account is the budget of one agent in one tree. A line
-are the accounts that a turn is charged to: its own agent's, and those of all whose turns led to it. Each of them is
-charged with the whole amount, and each can say no.
+A tree is all work that began with one event (`rootEvent`). An account is the budget of one agent in one tree. A line is
+the list of accounts that a turn is charged to: the account of its own agent, and those of all agents whose turns led to
+it. Each account is charged with the whole amount, and each can refuse.
 
 Rules.
 - A tool call is counted when it starts, and stays counted. A call that is sent again under its callId is the same call.
-- A model call is held with what it may use at most, and settled with what it used. While others hold something that
-  they may give back, it waits; when nobody does, it is refused, or may write only as much as there is room for.
-- What is held is spent when the turn that holds it loses its process or ends: nobody knows what became of the call.
-- Tool calls are too quick for a write of each. The journal knows a number above all that were counted: after the death
-  of a broker as many count as could have been, never fewer (`slack`).
+- A model call first holds the most that it may use, and is settled with the amount that it used. When there is no room
+  for it, it waits while others hold an amount that they may give back. When nobody does, it is refused, or it may write
+  only as much as there is room for.
+- A held amount counts as spent when the turn loses its process or ends: nobody knows whether the call was made.
+- Tool calls are too frequent to write each of them. The journal has a number that is above the real count. After the
+  death of a broker, as many calls count as could have been made, never fewer (`slack`).
 - While a person is asked about a call of the tree, the time of the tree stands still.
-- When one dimension is spent, no call of that line starts any more; only where `toolCalls` alone is spent, models may
-  be asked on, so that they can say what they have.
+- When one dimension is spent, no call of this line starts any more. If only `toolCalls` is spent, models may still be
+  asked, so that they can tell what they have found.
 
 Source: docs/decisions/070.
 """
@@ -30,7 +31,7 @@ from msgspec import Struct, structs
 from kernel.broker.budgets.amounts import FREE, Dimension, Limits, Prices, Spend
 from kernel.broker.journal.records import BudgetHold, BudgetTree
 
-#: An answer shorter than this (tokens) is of no use: a model call that could write less is refused.
+#: A shorter answer (tokens) is of no use: a model call that could write only less is refused.
 MIN_OUTPUT: Final = 256
 #: Tool calls that may be counted ahead of the journal: one in so many of the lowest limit, and so many at most. That is
 #: also what a broker that is killed costs a budget.
@@ -41,30 +42,35 @@ MAX_HOLDS: Final = 16
 #: Tool calls of one event that are counted and whose results are not stored: each of them takes memory, and a part of
 #: every record of its tree. An agent has some hundred open at once.
 MAX_CHARGED: Final = 4096
-#: Bytes that stand for a tool call.
+#: Bytes of the digest that stands for a tool call.
 DIGEST_BYTES: Final = 8
-#: Stands for the agent where nobody knows who has spent it: what a broker had counted ahead when it was killed.
+#: The name of the spender when nobody knows who it was: a killed broker had counted the calls ahead.
 UNKNOWN: Final = ""
 
-#: `journal`: the journal has to be ahead first. `others`: others may give back what they hold. `results`: results of
-#: earlier calls have to be stored.
+#: Why a call has to wait.
+#: - `journal`: the journal must first have a higher number.
+#: - `others`: others may give back what they hold.
+#: - `results`: results of earlier calls must first be stored.
 Wait = Literal["journal", "others", "results"]
 
 
 class Shortage(Struct, frozen=True):
-    """Why nothing more is given: of whose budget which dimension, with its limit and what is spent of it. `wanted` is
-    what the call would have taken, 0 where nothing at all is left. Money in billionths, `wallSeconds` in milliseconds.
-    """
+    """Why nothing more is given. Money is in billionths, `wallSeconds` in milliseconds."""
 
+    #: The budget that is used up.
     account: Account
+    #: The dimension of it that is used up.
     dimension: Dimension
+    #: The limit of this dimension.
     limit: int
+    #: How much of it is spent.
     spent: int
+    #: How much the call would have taken; 0 when nothing at all is left.
     wanted: int = 0
 
 
 class Account:
-    """The budget of one agent in one tree. `limits` None: the bundle gives it none any more."""
+    """The budget of one agent in one tree. `limits` is None when the bundle does not limit the agent any more."""
 
     __slots__ = ("agent", "by", "held", "limits", "spent")
 
@@ -73,11 +79,11 @@ class Account:
         self.limits = limits
         self.spent = Spend()
         self.held = Spend()
-        #: The same as `spent`, by the agent that has spent it.
+        #: The amounts in `spent` by the agent that spent them.
         self.by: dict[str, Spend] = {}
 
     def charge(self, spender: str, amount: Spend) -> None:
-        """It was spent by this agent."""
+        """Add an amount that this agent has spent."""
         self.spent.add(amount)
         own = self.by.get(spender)
         if own is None:
@@ -97,22 +103,27 @@ class Line:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Whose accounts they are: the path of what follows from this turn."""
+        """The agents of these accounts. They are the path of the work that follows from this turn."""
         return tuple(account.agent for account in self.accounts)
 
 
 class Hold(Struct, frozen=True):
-    """A model call that is under way. `amount` is what it may use at most; `output_tokens` of that was granted."""
+    """A model call that is under way."""
 
+    #: Its id; no other model call has it.
     id: str
+    #: The event whose turn makes it.
     event_id: str
+    #: The agent that makes it.
     spender: str
+    #: The accounts that it is charged to.
     line: Line
+    #: The most that it may use. Its `output_tokens` are what was granted.
     amount: Spend
 
 
 class Tree:
-    """What began with one event. `began_ms`: when that was accepted (milliseconds since 1970)."""
+    """All work that began with one event. `began_ms`: when the event was accepted (milliseconds since 1970)."""
 
     __slots__ = (
         "accounts",
@@ -136,34 +147,37 @@ class Tree:
     def __init__(self, root: str, began_ms: int) -> None:
         self.root = root
         self.began_ms = began_ms
-        #: When its last event ended; None: there are some.
+        #: When its last event ended; None while it has unfinished events.
         self.ended_ms: int | None = None
-        #: For how long its time has stood still, and up to which moment (milliseconds since 1970) that is counted.
+        #: How long its time has stood still (milliseconds).
         self.stood_ms = 0
+        #: Up to which moment that is counted (milliseconds since 1970).
         self.stood_until_ms = 0
         self.accounts: dict[str, Account] = {}
         self.lines: dict[tuple[tuple[str, ...], str | None], Line] = {}
         self.holds: dict[str, Hold] = {}
-        #: The path of each agent's last event: for the end of pending work, of which only the root is known.
+        #: The path of each agent's last event. The end of pending work needs it, because it knows only the root.
         self.paths: dict[str, tuple[str, ...]] = {}
-        #: Tool calls of turns that are not over, by their events: each is counted, and may be sent again.
+        #: Event -> counted tool calls of its unfinished turn, which may be sent again.
         self.charged: dict[str, set[bytes]] = {}
-        #: Tool calls that this broker has counted, and how many of them the journal has been told of.
+        #: Tool calls that this broker has counted, and how many of them the journal was told of.
         self.counted = self.told = 0
-        #: How far that may go by each record: the one that the journal has, and those that are on their way there.
+        #: The highest count that each record allows: the record in the journal, and those on their way there.
         self.ceilings: deque[int] = deque([0])
-        #: The lowest of them.
+        #: The lowest of these.
         self.ceiling = 0
-        #: What the last record allows beyond its own number.
+        #: How many calls the last record allows beyond its own number.
         self.slack = 0
-        #: The journal has been told of this tree.
+        #: True when the journal was told of this tree.
         self.known = False
 
 
 class _Standing(Struct):
-    """The time of a tree stands still. `items`: what a person is asked about; since when: milliseconds since 1970."""
+    """The time of a tree stands still because a person is asked."""
 
+    #: How many calls the person is asked about.
     items: int
+    #: Since when (milliseconds since 1970).
     since_ms: int
 
 
@@ -174,18 +188,18 @@ class Book:
         self.trees: dict[str, Tree] = {}
         self.limits: dict[str, Limits] = {}
         self.prices: dict[str, Prices] = {}
-        #: Trees that the journal is to hear of.
+        #: Trees that have changed, so that the journal needs a new record.
         self.dirty: dict[Tree, None] = {}
-        #: Model calls that nobody settles any more: what the journal still has of them can go.
+        #: Model calls that nobody will settle: their records in the journal can go.
         self.lost: list[Hold] = []
         self._held: list[BudgetHold] = []
-        #: Of trees whose time stands still, also of those that have no account yet; by their roots.
+        #: Trees whose time stands still, by their roots. Some have no account yet.
         self._standing: dict[str, _Standing] = {}
-        #: Trees that are over, the first that ended first.
+        #: Trees that are over; the one that ended first is first.
         self.ended: dict[Tree, None] = {}
 
     def revise(self, limits: Mapping[str, Limits], prices: Mapping[str, Prices]) -> None:
-        """What the bundle says from now on, by agent."""
+        """Use these limits and prices of the bundle from now on, by agent."""
         self.limits, self.prices = dict(limits), dict(prices)
         for tree in self.trees.values():
             for account in tree.accounts.values():
@@ -194,7 +208,7 @@ class Book:
     # --- lines
 
     def line(self, root: str, path: tuple[str, ...], agent: str, at_ms: int) -> Line | None:
-        """What a turn of `agent` is charged to; None: to nothing."""
+        """The accounts that a turn of `agent` is charged to; None when there are none."""
         own = agent if agent in self.limits and agent not in path else None
         if not path and own is None:
             return None
@@ -225,13 +239,13 @@ class Book:
     # --- time
 
     def lasted_ms(self, tree: Tree, now_ms: int) -> int:
-        """The time that a tree has used: since it began, without the time for which that stood still."""
+        """The time that a tree has used (milliseconds), without the time for which it stood still."""
         standing = self._standing.get(tree.root)
         until = now_ms if standing is None else max(tree.began_ms, standing.since_ms)
         return max(0, until - tree.began_ms - tree.stood_ms)
 
     def stand_still(self, root: str, since_ms: int) -> None:
-        """A person is asked about one more call of what began with this event."""
+        """A person is asked about one more call of this tree."""
         tree = self.trees.get(root)
         if tree is not None:  # after a crash: what the journal has counted of it already
             since_ms = max(since_ms, tree.stood_until_ms)
@@ -245,7 +259,7 @@ class Book:
             standing.since_ms = min(standing.since_ms, since_ms)
 
     def go_on(self, root: str, now_ms: int) -> None:
-        """A person is asked about one of these calls no more. What it took is counted, also while others wait."""
+        """A person is no longer asked about one of these calls. Its time is counted, also while others still wait."""
         standing = self._standing.get(root)
         if standing is None:
             return
@@ -262,7 +276,7 @@ class Book:
     # --- what is spent
 
     def spent(self, line: Line, now_ms: int) -> Shortage | None:
-        """Which budget has nothing left; `toolCalls` alone does not count."""
+        """The budget that has nothing left; None when all have something. A spent `toolCalls` alone does not count."""
         lasted_ms = self.lasted_ms(line.tree, now_ms)
         for account in line.accounts:
             limits = account.limits
@@ -288,7 +302,7 @@ class Book:
     # --- tool calls
 
     def charge_tool(self, line: Line, spender: str, event_id: str, call_id: str, now_ms: int) -> Shortage | Wait | None:
-        """Count a tool call that is about to start; None: it may start. One that was counted before may, too."""
+        """Count a tool call that is about to start. None: it may start. So may a call that was counted before."""
         tree = line.tree
         digest = digest_of(event_id, call_id)
         counted = tree.charged.get(event_id)
@@ -321,7 +335,7 @@ class Book:
         return None
 
     def stored(self, line: Line, event_id: str, call_ids: Iterable[str]) -> None:
-        """The results of these calls are stored: nobody sends them again."""
+        """The results of these calls are stored, so nobody sends the calls again."""
         counted = line.tree.charged.get(event_id)
         if counted is not None:
             counted.difference_update(digest_of(event_id, call_id) for call_id in call_ids)
@@ -331,7 +345,7 @@ class Book:
     def reserve(
         self, line: Line, spender: str, event_id: str, hold_id: str, wanted: tuple[int, int], now_ms: int
     ) -> Hold | Shortage | Wait:
-        """Hold what a model call may use. `wanted`: tokens that it reads, and those that it may write."""
+        """Hold the amount that a model call may use. `wanted`: tokens that it reads, tokens that it may write."""
         tree = line.tree
         if (shortage := self.spent(line, now_ms)) is not None:
             return shortage
@@ -351,7 +365,7 @@ class Book:
         return hold
 
     def _room(self, account: Account, read: int, output: int, least: int, prices: Prices) -> int | Shortage | Wait:
-        """How much a model may write by this account: `output`, or less."""
+        """How many tokens a model may write by this account: `output`, or fewer."""
         limits, spent, held = account.limits, account.spent, account.held
         if limits is None:
             return output
@@ -383,8 +397,8 @@ class Book:
         return room
 
     def settle(self, hold: Hold, amount: Spend | None) -> None:
-        """A model call has used `amount`; None: nobody knows, so all that was held counts. With a `Spend()` it was not
-        made.
+        """A model call has used `amount`. None: nobody knows, so the whole held amount counts. An empty `Spend()`: the
+        call was not made.
         """
         tree = hold.line.tree
         if tree.holds.pop(hold.id, None) is None:
@@ -395,23 +409,23 @@ class Book:
         self.dirty[tree] = None
 
     def left(self, line: Line, event_id: str) -> None:
-        """The turn of this event is held by nobody: the model calls that it had under way count as spent."""
+        """No process holds the turn of this event any more: its model calls that are under way count as spent."""
         for hold in [hold for hold in line.tree.holds.values() if hold.event_id == event_id]:
             self.lose(hold)
 
     def lose(self, hold: Hold) -> None:
-        """Nobody will say what this model call came to."""
+        """Nobody will settle this model call: the whole held amount counts."""
         self.settle(hold, None)
         self.lost.append(hold)
 
     # --- ends
 
     def event_over(self, line: Line, event_id: str) -> None:
-        """The event has ended: nobody sends calls of its turns again."""
+        """The event has ended, so nobody sends calls of its turn again."""
         line.tree.charged.pop(event_id, None)
 
     def tree_over(self, tree: Tree, now_ms: int) -> None:
-        """No event of the tree is left. What it has used is kept, for who looks, and for work that goes on."""
+        """The tree has no unfinished event. Its amounts are kept for people who look, and for pending work."""
         if tree.ended_ms is None:
             tree.ended_ms = now_ms
             self.ended[tree] = None
@@ -426,7 +440,7 @@ class Book:
     # --- the journal
 
     def record(self, tree: Tree) -> BudgetTree:
-        """What the journal is told now. As long as it knows nothing newer, `slack` tool calls may be counted."""
+        """The next record of the tree. Until the journal has a newer one, `slack` more tool calls may be counted."""
         self.dirty.pop(tree, None)
         tree.known = True
         tree.told, tree.slack = tree.counted, slack_of(tree)
@@ -454,7 +468,7 @@ class Book:
         tree.ceiling = min(tree.ceilings)
 
     def restore(self, record: BudgetTree) -> Tree:
-        """A tree as the journal knows it. Tool calls that may have been counted since count."""
+        """Restore a tree from the journal. Tool calls that may have been counted after the record count as made."""
         tree = self.trees[record.root] = Tree(record.root, record.began_ms)
         tree.paths = {agent: tuple(path) for agent, path in record.paths.items()}
         tree.charged = {
@@ -473,11 +487,11 @@ class Book:
         return tree
 
     def restore_hold(self, record: BudgetHold) -> None:
-        """A model call that was under way. Its tree may have been written later."""
+        """Remember a model call that was under way. The record of its tree may come later."""
         self._held.append(record)
 
     def adopt_holds(self) -> None:
-        """All trees are there: the model calls that were under way are held again."""
+        """All trees are restored: hold the model calls that were under way again."""
         for record in self._held:
             tree = self.trees.get(record.root)
             if tree is None:  # a tree is written before its first model call, so that was damaged
@@ -489,7 +503,7 @@ class Book:
         self._held.clear()
 
     def restored(self) -> None:
-        """All of the journal was read: what a broker that is gone may have counted ahead, counts."""
+        """The whole journal was read: calls that an earlier broker may have counted ahead count as made."""
         for tree in self.trees.values():
             ahead, tree.slack = tree.slack, 0  # what comes now waits for a record of its own
             if tree.ended_ms is not None:
@@ -507,7 +521,7 @@ class Book:
 
 
 def slack_of(tree: Tree) -> int:
-    """How many tool calls of a tree may be counted ahead of the journal; none of a tree that is over."""
+    """How many tool calls of a tree may be counted ahead of the journal; 0 for a tree that is over."""
     if tree.ended_ms is not None:
         return 0
     slack = MAX_SLACK
@@ -520,6 +534,6 @@ def slack_of(tree: Tree) -> int:
 
 
 def digest_of(event_id: str, call_id: str) -> bytes:
-    """Stands for a call of an event."""
+    """The digest that stands for a call of an event."""
     name = f"{event_id}\0{call_id}".encode("utf-8", "surrogatepass")
     return hashlib.blake2b(name, digest_size=DIGEST_BYTES).digest()

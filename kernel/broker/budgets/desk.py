@@ -1,8 +1,8 @@
-"""What agents ask of budgets, and what the journal is told of them. Pure; book.py has the rules.
+"""Answers the budget frames of agents, and writes budgets to the journal. Pure; book.py has the rules.
 
-- A tool call is counted when its frame comes, without another frame.
+- A tool call is counted when its own frame comes; it needs no budget frame.
 - A model call is reserved by `budget.reserve` and settled by `budget.settle`. Each is answered when the journal has it.
-- What waits for others is looked at again when one of them has settled, in the order in which it came.
+- Model calls that wait for others are tried again, in the order in which they came, when another one has settled.
 
 Source: docs/decisions/070; PROTOCOL.md "Budgets".
 """
@@ -29,13 +29,13 @@ from schemas.errors import GoondanError, error_payload, fail
 from schemas.frames import Frame
 from schemas.launch import KernelPlan
 
-#: Trees that are over are kept for this long (milliseconds), and so many of them at most: for `gdn budget`, and for
-#: pending work that ends later.
+#: How long ended trees are kept (milliseconds), and how many at most: for `gdn budget`, and for pending work that ends
+#: later.
 KEEP_MS: Final = 7 * 24 * 3600 * 1000
 MAX_ENDED: Final = 1024
-#: Trees of one answer: it has to fit a frame, whatever number of agents has spent something.
+#: Trees in one answer: it must fit in one frame, however many agents have spent something.
 MAX_LISTED: Final = 50
-#: How soon a tool call is sent again that is ahead of the journal (milliseconds): a write takes about as long.
+#: A tool call that is too far ahead of the journal is sent again after this time (milliseconds): about one write.
 JOURNAL_MS: Final = 2
 #: Characters of an id that an agent gives a model call.
 MAX_HOLD_ID: Final = 64
@@ -67,7 +67,7 @@ class Budgets:
         self.revise(bus.plan)
 
     def revise(self, plan: KernelPlan) -> None:
-        """The bundle gives these budgets and prices from now on."""
+        """Use the budgets and prices of `plan` from now on."""
         specs = plan.agents.values()
         self._book.revise(
             {spec.name: limits_of(spec.budget) for spec in specs if spec.budget is not None},
@@ -75,7 +75,7 @@ class Budgets:
         )
 
     def resume(self, paths: Mapping[str, tuple[str, ...]]) -> None:
-        """All of the journal was read. `paths` are those of accepted events, by their ids."""
+        """The whole journal was read. `paths` are the paths of accepted events, by their ids."""
         bus, book = self._bus, self._book
         events = bus.mailbox.events
         book.adopt_holds()
@@ -96,9 +96,10 @@ class Budgets:
     # --- what is asked
 
     def line_of(self, event: Event, root: str | None, turn: Event | None) -> Line | None:
-        """What a new event is charged to, as far as that is known; `begin` does the rest. `root`: what its sender has
-        begun with, if not with this; `turn`: the one that asks. Raises GoondanError E_BUDGET_SPENT when a turn asks and
-        no more may start.
+        """The line that a new event is charged to, if it is known already; `begin` does the rest.
+
+        `root` is the event that the sender's work began with, if it is another one. `turn` is the asking turn. Raises
+        GoondanError E_BUDGET_SPENT when a turn asks and no more work may start.
         """
         book, agent = self._book, event.instance.agent
         if root is None or not (book.limits or book.trees):
@@ -213,7 +214,7 @@ class Budgets:
 
     @property
     def waiting(self) -> list[tuple[Event, float]]:
-        """The events whose model calls wait for what others may give back, and since when (the broker's clock)."""
+        """The events whose model calls wait until others give something back, and since when (the broker's clock)."""
         return [(waiting.event, waiting.since) for waiting in self._waiting.values()]
 
     def tell(self, connection: Connection, frame: Frame, event_id: Any) -> None:
@@ -259,9 +260,9 @@ class Budgets:
             self._bus.error(connection.cls, connection.ident, info, Frame("budget.reserve", id=frame_id))
 
     def begin(self, event: Event, *, anew: bool) -> None:
-        """The event is held by a process. An account is opened only now: many more events wait than are worked on.
+        """A process holds the event now. The account is opened only now, because most events only wait.
 
-        `anew`: another process may have held it before. What that had under way counts.
+        `anew`: another process may have held the event before. The calls that it had under way count.
         """
         if event.budget is None and self._book.limits:
             event.budget = self._book.line(event.root, (), event.instance.agent, self._ms(event.since))
@@ -277,17 +278,17 @@ class Budgets:
         self._look(line.tree)
 
     def stand_still(self, event: Event, since: float) -> None:
-        """A person is asked about a call of this event, since then (the broker's clock)."""
+        """A person is asked about a call of this event since `since` (the broker's clock)."""
         self._book.stand_still(event.root, self._ms(since))
         self.flush()
 
     def go_on(self, event: Event, now: float) -> None:
-        """A person is asked about one of its calls no more. The journal gets that together with the decision."""
+        """A person is no longer asked about one of its calls. The journal gets this together with the decision."""
         self._book.go_on(event.root, self._ms(now))
         self.flush()
 
     def tick(self, now: float) -> None:
-        """What was lost with a process is written down, and what waits for others is looked at again."""
+        """Write down the calls that were lost with a process, and try waiting model calls again."""
         book = self._book
         if book.dirty or book.lost:
             self.flush()
@@ -301,7 +302,7 @@ class Budgets:
             self._bus.staged.append(Staged("note", self._bus.ledger.budget_over(tree.root)))
 
     def flush(self) -> None:
-        """Tell the journal of what has changed."""
+        """Stage records of all trees that have changed."""
         book = self._book
         lost, book.lost = book.lost, []
         gone: dict[Tree, list[str]] = {}
@@ -357,7 +358,7 @@ class Budgets:
         self._bus.staged.append(Staged("budget", self._bus.ledger.budget(record, over), wish=_RECORD))
 
     def _look(self, tree: Tree) -> None:
-        """A tree without events is over; one that has used nothing is forgotten."""
+        """End a tree without unfinished events. A tree that has used nothing is forgotten."""
         if self._bus.mailbox.open.of_root(tree.root):
             return
         for hold in list(tree.holds.values()):
@@ -378,7 +379,7 @@ class Budgets:
         self._bus.send(connection, Frame("reply", in_reply_to=frame_id, payload=to_raw(granted)))
 
     def _wall_left(self, line: Line, now_ms: int) -> int | None:
-        """How long what starts now may take (milliseconds, 1 at least); None: any time."""
+        """How long a call that starts now may take (milliseconds, at least 1); None: any time."""
         limits = [account.limits.wall_ms for account in line.accounts if account.limits is not None]
         bounds = [limit for limit in limits if limit is not None]
         return max(1, min(bounds) - self._book.lasted_ms(line.tree, now_ms)) if bounds else None
