@@ -13,14 +13,17 @@ from schemas.times import rfc3339
 
 
 class Found(Struct, frozen=True):
-    """One instance. `instance_key` is None where the folder's name holds only a part of a long one. `bytes`: of the
-    conversation, not of the workdir. `written`: seconds since 1970.
-    """
+    """One instance."""
 
+    #: The agent.
     agent: str
+    #: Its key. None: it is long, and the folder's name holds only a part of it.
     instance_key: str | None
+    #: Its folder.
     folder: str
+    #: The size of its conversation, without the workdir.
     bytes: int
+    #: When it was last written (seconds since 1970).
     written: float
 
     def document(self) -> dict[str, Any]:

@@ -64,10 +64,13 @@ class KernelRecord(msgspec.Struct, rename="camel", omit_defaults=True, kw_only=T
 
 
 class Locks(msgspec.Struct):
-    """The folder and the two locks of a running kernel, as descriptors."""
+    """The open descriptors of a running kernel's folder and of its two locks."""
 
+    #: The folder.
     folder_fd: int
+    #: The lock that the supervisor alone holds, or a broker that was started by hand.
     lock_fd: int
+    #: The lock that every trusted process of the kernel holds.
     alive_fd: int
 
     def close(self) -> None:

@@ -28,11 +28,15 @@ _INSTANCE: Final = re.compile(rb"\S+ \S+ [A-Z]+ ([^/\s]+)/(\S+) ")
 
 
 class Source(NamedTuple):
-    """Who wrote a line. `group` is who shares the room with others: an agent, or a tool that works for none."""
+    """The writer of a line."""
 
+    #: The writers that share the room with it: an agent, or a tool that works for none.
     group: str = ""
+    #: The tool.
     tool: str | None = None
+    #: The agent.
     agent: str | None = None
+    #: The instance.
     instance_key: str | None = None
 
 

@@ -28,11 +28,15 @@ _LEVEL: Final = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL)\b ?")
 
 
 class LogLine(Struct, frozen=True):
-    """One line. `time` is seconds since 1970; `level` is INFO for a line that names none."""
+    """One line."""
 
+    #: When it was written (seconds since 1970).
     time: float
+    #: The process that wrote it.
     role: str
+    #: Its level. INFO for a line that names none.
     level: str
+    #: Its text.
     text: str
 
 

@@ -51,27 +51,30 @@ _MAX_MARK: Final = 4096
 
 
 class StateRoot(Struct, frozen=True, kw_only=True):
-    """A state root that may be used.
+    """A state root that may be used."""
 
-    `believable`: policies, accepted files and records of trust may be read from it; else `why` says in one sentence why
-    not and what helps. `mended` are lines that say what was closed just now.
-    """
-
+    #: Where it is.
     path: str
+    #: Policies, accepted files and records of trust may be read from it.
     believable: bool
+    #: Why it is not believable, and what helps, in one sentence.
     why: str | None = None
+    #: One line for each folder or file that was closed to others just now.
     mended: list[str] = []
 
 
 class Level(NamedTuple):
-    """One folder or file that was looked at. `problem` is '' when it is in order; `mendable`: the next command mends
-    it.
-    """
+    """One folder or file that was looked at."""
 
+    #: Where it is.
     path: str
+    #: Its owner.
     uid: int
+    #: Its mode.
     mode: int
+    #: What is wrong with it. '': nothing.
     problem: str = ""
+    #: The next command mends it.
     mendable: bool = False
 
 

@@ -50,47 +50,65 @@ _TIMEVAL: Final = struct.Struct("@ll")
 
 
 class ProcessInfo(msgspec.Struct, rename="camel", kw_only=True):
-    """One line of `gdn ps`. `pid` is the host's, None while there is none; `since`: RFC 3339, when `status` began."""
+    """One line of `gdn ps`."""
 
+    #: Its role.
     role: str
+    #: Its name.
     name: str
+    #: Its instance.
     instance_key: str | None
+    #: Its pid on the host. None: there is no process.
     pid: int | None
+    #: What it does.
     status: str
+    #: When `status` began: RFC 3339.
     since: str
+    #: How often it was restarted.
     restarts: int
+    #: Why it ended last.
     last_exit: str | None
 
 
 class Request(msgspec.Struct, rename="camel", omit_defaults=True):
-    """What a command asks. Of a restart: `reason`, for the log; `agent`, whose processes alone restart; `fresh`,
-    conversations begin anew. `after`: see the operation `news`.
-    """
+    """A command's request."""
 
+    #: The operation.
     op: str
+    #: Of a restart: why, for the log.
     reason: str = ""
+    #: Of a restart: the agent whose processes alone restart.
     agent: str | None = None
+    #: Of a restart: conversations begin anew.
     fresh: bool = False
+    #: See the operation `news`.
     after: int = 0
     #: The changeset that is to be taken back.
     changeset: str | None = None
 
 
 class Reply(msgspec.Struct, rename="camel", omit_defaults=True, kw_only=True):
-    """What it is told."""
+    """The supervisor's reply."""
 
+    #: The operation was done.
     ok: bool = False
+    #: Why it was not done.
     error: ErrorPayload | None = None
+    #: The processes.
     processes: list[ProcessInfo] | None = None
+    #: Name of the entry agent.
     entry_agent: str | None = None
     #: The entry agent's model in a few words.
     model: str | None = None
+    #: Other commands may use the kernel.
     shared: bool = False
+    #: The kernel is about to end.
     stopping: bool = False
     #: How many processes of an agent were restarted.
     restarted: int | None = None
-    #: What has happened to a bundle that is watched, and how many such lines there were in all.
+    #: What has happened to a bundle that is watched.
     news: list[str] | None = None
+    #: How many such lines there were in all.
     told: int = 0
     #: What became of a changeset that was to be taken back.
     committed: CommittedChangeset | None = None

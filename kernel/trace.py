@@ -34,119 +34,179 @@ class Note(Struct, frozen=True):
 
 
 class Turn(Struct, frozen=True, kw_only=True):
-    """One row of `turns`, whose it is, and its answer's end. `instance_key` None: too long to stand in a path."""
+    """One row of `turns`, whose it is, and how its answer ended."""
 
+    #: The turn.
     turn_id: str
+    #: The event that it was for.
     event_id: str
+    #: The agent.
     agent: str
+    #: Its instance. None: the key is too long to stand in a path.
     instance_key: str | None
+    #: How often the event was begun.
     attempt: int
+    #: The state of the turn.
     status: str
+    #: When it began: RFC 3339 in UTC.
     started_at: str
+    #: When it ended. None: it has not ended.
     ended_at: str | None = None
+    #: Why the model ended its last message.
     finish_reason: str | None = None
+    #: Why it failed.
     error: ErrorPayload | None = None
+    #: Its trace.
     trace_id: str | None = None
+    #: The span that it is a part of.
     parent_span_id: str | None = None
+    #: How long its event had waited (milliseconds).
     waited_ms: int | None = None
 
 
 class Waits(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
-    """What a turn has waited for while nothing of it was at work (milliseconds). Before it began: for the messages
-    before it and the start of its process (`queue_ms`), and for a place for its turn. Then: for its model, for other
-    agents, for a jail to begin with its call, for a process that resumes it, and for a person.
-    """
+    """The times of a turn in which nothing of it was at work (milliseconds)."""
 
+    #: Before it began: it waited for the messages before it and for the start of its process.
     queue_ms: int = 0
+    #: Before it began: it waited for a place for its turn.
     place_ms: int = 0
+    #: It waited for its model.
     model_ms: int = 0
+    #: It waited for other agents.
     agents_ms: int = 0
+    #: It waited for a jail to begin with its call.
     sandbox_ms: int = 0
+    #: Its process was gone, and it waited for another one that resumes it.
     lost_ms: int = 0
+    #: It waited for a person.
     person_ms: int = 0
 
 
 class ModelCall(Struct, rename="camel", omit_defaults=True, kw_only=True):
-    """One model call. `status` is `lost` when another process had to ask again, or the turn ended without it, and
-    `interrupted` when it ended with its kernel. `attempts`: how often the model was asked, with `paused_ms` in between.
-    """
+    """One model call."""
 
+    #: `lost`: another process had to ask again, or the turn ended without it. `interrupted`: it ended with its kernel.
     status: Literal["answered", "failed", "running", "lost", "interrupted"]
+    #: When it began: RFC 3339 in UTC.
     started_at: str
+    #: How long it took (milliseconds).
     duration_ms: int | None = None
+    #: The model, as `provider/name`.
     model: str | None = None
+    #: Why the model ended its message.
     finish_reason: str | None = None
+    #: Tokens that it read.
     input_tokens: int | None = None
+    #: Tokens that it wrote.
     output_tokens: int | None = None
+    #: Of a failure: the error's code.
     code: str | None = None
+    #: How often the model was asked.
     attempts: int = 1
+    #: How long nothing was asked between the attempts (milliseconds).
     paused_ms: int = 0
 
 
 class ToolCall(Struct, rename="camel", omit_defaults=True, kw_only=True):
-    """One tool call. `status` is its result's (ok, error, pending), or `running`, `lost` or `interrupted`; `receipt` is
-    what the tool host saw of the jail that had it. `direct`: by a policy it went past the step's catalog. `turns` are
-    those of other agents that it asked for; of `duration_ms`, `work_ms` was neither their time nor its jail's to begin.
-    `asked_at` says when a person was asked about it, again after each time that its turn was resumed.
-    """
+    """One tool call."""
 
+    #: The model's id of the call.
     tool_call_id: str
+    #: What the model wrote.
     tool_name: str
+    #: The status of its result (ok, error, pending), or `running`, `lost` or `interrupted`.
     status: str
+    #: When it began: RFC 3339 in UTC.
     started_at: str
+    #: How long it took (milliseconds).
     duration_ms: int | None = None
+    #: Of an error: its code.
     code: str | None = None
+    #: What the tool host observed of the call and its jail.
     receipt: Receipt | None = None
+    #: A policy let it pass although the tool is outside the step's catalog.
     direct: bool = False
+    #: Of an error: its message.
     message: str | None = None
+    #: Its span.
     span_id: str | None = None
+    #: What is left of `duration_ms` without the time of the turns that it asked for, and without the time that its jail
+    #: took to begin.
     work_ms: int | None = None
+    #: The turns of other agents that it asked for.
     turns: list[Trace] = []
+    #: When a person was asked about it. There is one entry more for each time that its turn was resumed.
     asked_at: list[str] = []
 
 
 class Step(Struct, rename="camel", omit_defaults=True, kw_only=True):
     """One step. An operator call has no step of its own: its number is 0 and it has no model call."""
 
+    #: Its number, from 1.
     step: int
+    #: When it began: RFC 3339 in UTC.
     started_at: str
+    #: How long it took (milliseconds).
     duration_ms: int | None = None
+    #: Its model call.
     model: ModelCall | None = None
+    #: Its tool calls.
     tools: list[ToolCall] = []
+    #: Why it failed.
     error: ErrorPayload | None = None
 
 
 class Trace(Struct, rename="camel", omit_defaults=True, kw_only=True):
-    """One turn, as `gdn trace --json` prints it. Tokens are sums over the model calls that said any. `status` is
-    `interrupted` for one that ended with its kernel, and goes on when the kernel starts again. `resumed_at` says when
-    another process went on, `lost_at` when the one before was last heard of; `last_at` is that of the whole turn.
-    `turns` are those that its middleware asked for, or of which it is not known which call did. `awaited`: whoever
-    asked for it waited.
-    """
+    """One turn, as `gdn trace --json` prints it."""
 
+    #: The turn.
     turn_id: str
+    #: The event that it was for.
     event_id: str
+    #: The agent.
     agent: str
+    #: Its instance. None: the key is too long to stand in a path.
     instance_key: str | None
+    #: How often the event was begun.
     attempt: int
+    #: The state of the turn. `interrupted`: it ended with its kernel, and goes on when the kernel starts again.
     status: str
+    #: When it began: RFC 3339 in UTC.
     started_at: str
+    #: When it ended. None: it has not ended.
     ended_at: str | None = None
+    #: How long it took (milliseconds).
     duration_ms: int | None = None
+    #: Why the model ended its last message.
     finish_reason: str | None = None
+    #: The sum over its model calls that said a number.
     input_tokens: int | None = None
+    #: The sum over its model calls that said a number.
     output_tokens: int | None = None
+    #: When another process went on with it.
     resumed_at: list[str] = []
+    #: Its steps.
     steps: list[Step]
+    #: Why it failed.
     error: ErrorPayload | None = None
+    #: Its trace.
     trace_id: str | None = None
+    #: Its span.
     span_id: str | None = None
+    #: The span that it is a part of.
     parent_span_id: str | None = None
+    #: How long something of it was at work (milliseconds).
     work_ms: int | None = None
+    #: How long it waited, and for what.
     waits: Waits | None = None
+    #: When each process before a resumption was last heard of.
     lost_at: list[str] = []
+    #: When the turn was last heard of.
     last_at: str | None = None
+    #: The turns that its middleware asked for, and those of which nobody knows which call asked for them.
     turns: list[Trace] = []
+    #: The asker of this turn waited for it.
     awaited: bool = False
 
     @property

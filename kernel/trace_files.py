@@ -41,21 +41,26 @@ _NOTES_FROM: Final = "SELECT type, at, detail, turn_id FROM runtime_events WHERE
 
 
 class ConversationFile(Struct, frozen=True):
-    """One conversation file, and whose it is. `instance_key` None: too long to stand in a path."""
+    """One conversation file."""
 
+    #: Where it is.
     path: str
+    #: The agent.
     agent: str
+    #: Its instance. None: the key is too long to stand in a path.
     instance_key: str | None
+    #: When it was last written (seconds since 1970).
     written: float = 0.0
 
 
 class Which(Struct, frozen=True, kw_only=True):
-    """The turns that are read of a file: those of these events, or with this name (a turn's id, or its event's), or of
-    this trace; of none of these the one that began last.
-    """
+    """The turns that are read from a file. Without any of the three it is the turn that began last."""
 
+    #: The turns of these events.
     events: Sequence[str] = ()
+    #: The turns with this id, or whose event has this id.
     name: str | None = None
+    #: The turns of this trace.
     trace: str | None = None
 
 

@@ -30,21 +30,29 @@ Intervals = list[tuple[int, int]]
 
 
 class TraceTree(Struct, rename="camel", omit_defaults=True, kw_only=True):
-    """A trace, as `gdn trace --json` prints it. `status` is the worst of its turns that nobody asked for: `running`,
-    `interrupted`, `failed`, else `completed`. Tokens and `work_ms` are sums over all turns. `turns` are those that hang
-    on no other; `turn_count` counts all, `left_out` those that are not shown because there are too many.
-    """
+    """A trace, as `gdn trace --json` prints it."""
 
+    #: The trace.
     trace_id: str
+    #: The worst of the turns that nobody asked for: `running`, `interrupted`, `failed`, else `completed`.
     status: str
+    #: When it began: RFC 3339 in UTC.
     started_at: str
+    #: How long it took (milliseconds).
     duration_ms: int | None = None
+    #: The sum over all turns (milliseconds).
     work_ms: int = 0
+    #: The sum over all turns.
     input_tokens: int | None = None
+    #: The sum over all turns.
     output_tokens: int | None = None
+    #: The agents that took part.
     agents: list[str] = []
+    #: How many turns there are.
     turn_count: int = 0
+    #: How many turns are not shown, because there are too many.
     left_out: int = 0
+    #: The turns that are not part of another one.
     turns: list[Trace] = []
 
 

@@ -15,24 +15,31 @@ from schemas.oauth import OAuthAppSpec
 
 
 class CheckedAgent(Struct):
-    """An Agent with what its references lead to. `tools` are names of Tools, `model` is None after an error.
+    """An Agent with what its references lead to."""
 
-    `model_document` and `model_body` are the Model that it names. `uses` says where each of the tools stands in
-    spec.tools. `resource` is the whole document as plain values. `dynamic` are tools in spec.tools that an extension
-    registers, by the names that models are shown.
-    """
-
+    #: Its document.
     document: Document
+    #: Its name.
     name: str
+    #: Its document as a struct.
     body: resources.AgentBody
+    #: Names of its Tools.
     tools: list[str] = []
+    #: Where each of the tools stands in spec.tools.
     uses: dict[str, int] = {}
+    #: Its extensions, in order.
     extensions: list[ExtensionSpec] = []
+    #: Its model. None after an error.
     model: ModelSpec | None = None
+    #: The document of the Model that it names.
     model_document: Document | None = None
+    #: That document as a struct.
     model_body: resources.ModelBody | None = None
+    #: The system prompt.
     system: str | None = None
+    #: The whole document as plain values.
     resource: dict[str, Any] = {}
+    #: Tools in spec.tools that an extension registers, by the names that models are shown.
     dynamic: list[str] = []
 
 

@@ -33,11 +33,15 @@ class Source(Struct, frozen=True):
 
 
 class Loaded(Struct):
-    """What was read. `complete` is False when something may stand in what could not be read."""
+    """The documents of a bundle."""
 
+    #: The folder of the bundle.
     root: str
+    #: The files that were read.
     sources: list[Source]
+    #: Their documents.
     documents: list[Document]
+    #: False: a part could not be read, and anything may stand there.
     complete: bool
 
 

@@ -52,21 +52,29 @@ def short(value: Any) -> str:
 
 
 class Outcome(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
-    """What became of one example. `index` counts from 0, `line` is where its input stands in the manifest.
+    """How one example ended."""
 
-    `differences` say why it failed; `output` and `error` are what the call answered, `reason` why it was not made.
-    """
-
+    #: Full name of the tool.
     tool: str
+    #: The number of the example, from 0.
     index: int
+    #: The manifest that it stands in.
     file: str
+    #: The line of its input there.
     line: int
+    #: Whether it passed.
     status: Literal["passed", "failed", "skipped"]
+    #: Its arguments.
     input: dict[str, Any]
+    #: How long the call took (milliseconds).
     duration_ms: float = 0.0
+    #: Why it failed.
     differences: list[str] = []
+    #: The call's result.
     output: Any = None
+    #: The call's error.
     error: Any = None
+    #: Why no call was made.
     reason: str = ""
 
 

@@ -20,10 +20,13 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class Unknown(Struct, frozen=True):
-    """A member that there is not. `name` as it is written (`api.events.listen`), `line` from 1."""
+    """A use of a member that does not exist."""
 
+    #: The member as it is written: `api.events.listen`.
     name: str
+    #: The line, from 1.
     line: int
+    #: A member with a similar name.
     suggestion: str | None = None
 
 

@@ -37,23 +37,29 @@ _NO_REGISTER: Final = "it has no function register"
 
 
 class CheckedExtension(Struct):
-    """An Extension whose document has been looked at. `entry` and `root` are absolute, '' when they were not found.
+    """An Extension whose document was checked."""
 
-    `modules` are those that it may import from the bundle, `beside` where they are if not in `root`. `missing` says
-    why an agent cannot use it, although nothing is wrong with it; None: it can. `depends_on` are names of Extensions.
-    `bundled`: its code comes with the kernel. `schema` is what its config must fit, None when anything does.
-    """
-
+    #: Its document.
     document: Document
+    #: Its name.
     name: str
+    #: The document as a struct.
     resource: resources.Extension | resources.ExtensionV09
+    #: Absolute path of its module. '': it was not found.
     entry: str = ""
+    #: Absolute path of its folder. '': it was not found.
     root: str = ""
+    #: The modules that it may import from the bundle.
     modules: dict[str, str] = {}
+    #: Where these are, if not in `root`.
     beside: list[str] = []
+    #: Why an agent cannot use it, although nothing is wrong with it. None: it can.
     missing: str | None = None
+    #: Names of the Extensions that it depends on.
     depends_on: list[str] = []
+    #: Its code comes with the kernel.
     bundled: bool = False
+    #: The Extension whose code it runs.
     code_of: resources.Extension | None = None
 
     @property

@@ -32,38 +32,51 @@ Status = Literal["own", "bundled", "nothing", "accepted", "pending", "changed"]
 
 
 class Rule(Struct, frozen=True):
-    """One widening of a policy. `at` is its place in its document."""
+    """One widening of a policy."""
 
+    #: The tool that gets more.
     tool: str
+    #: What it gets.
     sandbox: resources.SandboxPart
+    #: The document of the policy.
     document: Document
+    #: Its place in that document.
     at: Path
+    #: The bundle that it is for. None: any.
     bundle: str | None = None
 
 
 class Opened(Struct, frozen=True):
-    """A folder that a policy opens as a working directory of spawned instances, and where that stands."""
+    """A folder that a policy opens as a working directory of spawned instances."""
 
+    #: The folder.
     path: str
+    #: The document of the policy.
     document: Document
+    #: Its place in that document.
     at: Path
 
 
 class GrantContext(Struct, frozen=True, kw_only=True):
-    """What grants are decided by. `accepted` maps a tool's id to the digest that was accepted, `pins` a package's name
-    to the digest of what is installed ('' when it cannot be pinned). `kept` are folders that no tool may write to or
-    around, `hidden` folders that no tool may see; `home` is the operator's home directory. `sized_workdirs`: see
-    ToolHostSpec. `opened`: see KernelPlan.spawn_workdirs.
-    """
+    """What grants are decided by."""
 
+    #: The widenings of the policy.
     rules: Sequence[Rule] = ()
+    #: The digest that was accepted for each tool, by the tool's id.
     accepted: Mapping[str, str] = {}
+    #: The digest of what is installed, by the package's name. '': it cannot be pinned.
     pins: Mapping[str, str] = {}
+    #: Folders that no tool may write to or around.
     kept: Sequence[str] = ()
+    #: Folders that no tool may see.
     hidden: Sequence[str] = ()
+    #: The operator's home directory.
     home: str = ""
+    #: The bundle.
     bundle: str = ""
+    #: See ToolHostSpec.
     sized_workdirs: bool = False
+    #: See KernelPlan.spawn_workdirs.
     opened: Sequence[Opened] = ()
 
 
@@ -116,10 +129,13 @@ def _granted(tool: CheckedTool, context: GrantContext, files: Files, report: Rep
 
 
 class Danger(Struct, frozen=True):
-    """A path that nobody may grant. `field` is its place in the sandbox."""
+    """A path that nobody may grant."""
 
+    #: The path.
     path: str
+    #: Why.
     reason: str
+    #: Its place in the sandbox.
     field: tuple[str | int, ...]
 
 

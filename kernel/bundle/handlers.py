@@ -40,17 +40,18 @@ _MAX_MESSAGE: Final = 300
 
 
 class Check(Struct, frozen=True):
-    """With what modules are looked at. `documents` are the bundle's files, which no module sees; `redact` takes values
-    of the environment out of what modules say; `env` is the person's environment.
+    """How modules are inspected."""
 
-    `reviewed`: the user has agreed to what the bundle asks for. Of another bundle a module gets no variable, and reads
-    nothing but its own folder. What a packaged tool gets the operator has accepted, or it is nothing.
-    """
-
+    #: The inspection.
     inspector: Inspector
+    #: The bundle's files. No module sees them.
     documents: Sequence[str]
+    #: Takes values of the environment out of what modules print and raise.
     redact: Callable[[str], str]
+    #: The person's environment.
     env: Mapping[str, str]
+    #: The user has agreed to what the bundle asks for. A module of a bundle that was not reviewed gets no variable and
+    #: reads only its own folder. A packaged tool gets what the operator has accepted, or nothing.
     reviewed: bool = True
 
 

@@ -45,23 +45,29 @@ REVISION_CHARS: Final = 32
 
 
 class Inspected(Struct):
-    """A bundle that was looked at. `checked` is complete only without errors; grants were decided by `grant_context`.
+    """A bundle that was inspected."""
 
-    `written` are the files that a tool may have written, and that nobody has accepted. `judgement` says what the bundle
-    asks for and whether the user has agreed to it: `judgement.trusted` is whether it was reviewed. `redact` takes
-    values of the environment out of what is printed; the problems have passed it.
-    """
-
+    #: Where it is.
     path: str
+    #: Its documents.
     loaded: Loaded
+    #: What the documents describe. It is complete only without errors.
     checked: Checked
+    #: Its errors. Values of the environment are taken out.
     errors: list[Problem]
+    #: Its warnings. Values of the environment are taken out.
     warnings: list[Problem]
+    #: What its grants were decided by.
     grant_context: GrantContext
+    #: Its packages.
     packages: list[Package]
+    #: What the bundle asks for, and whether the user has agreed to it. `judgement.trusted`: it was reviewed.
     judgement: Judgement
+    #: Takes values of the environment out of what is printed.
     redact: EnvironmentRedactor
+    #: How many problems more there are.
     dropped: int = 0
+    #: The files that a tool may have written and that nobody has accepted.
     written: list[Written] = []
 
 
@@ -204,13 +210,15 @@ def may_declare_tools(source: bytes) -> bool:
 
 
 class Opened(Struct, frozen=True):
-    """A bundle that may run: its plan, and what it asks for beyond its jails, all of which was agreed to. `files` are
-    those that it was read from, `trees` the folders of its tools' code; changes of others cannot concern it.
-    """
+    """A bundle that may run."""
 
+    #: Its plan.
     plan: KernelPlan
+    #: What it asks for beyond its jails. All of it was agreed to.
     powers: list[Power]
+    #: The files that it was read from. A change of another file cannot concern it.
     files: list[str] = []
+    #: The folders of its tools' code. A change in another folder cannot concern it.
     trees: list[str] = []
 
 

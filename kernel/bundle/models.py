@@ -38,11 +38,15 @@ _NAMES: Final = ", ".join(BY_NAME)
 
 
 class ModelFault(Struct, frozen=True):
-    """Why a Model cannot be used by an agent. `{}` in the message is what its document says at `path`."""
+    """Why an agent cannot use a Model."""
 
+    #: The code of the error.
     code: str
+    #: The message. `{}` in it stands for what the document says at `path`.
     message: str
+    #: The place in the document.
     path: Path
+    #: What to do about it.
     suggestion: str
 
 

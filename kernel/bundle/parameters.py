@@ -32,12 +32,17 @@ _BOUNDS: Final = {
 
 
 class Parameter(Struct, frozen=True, omit_defaults=True):
-    """One row. `default` is JSON, "" when the schema names none."""
+    """One row."""
 
+    #: Name of the parameter.
     name: str
+    #: Its type.
     type: str
+    #: It must be given.
     required: bool = False
+    #: Its default as JSON. "": the schema names none.
     default: str = ""
+    #: What it means.
     description: str = ""
 
 

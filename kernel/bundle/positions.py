@@ -35,11 +35,15 @@ Plain = str | int | float | bool | None
 
 
 class Scalar(Struct, frozen=True, array_like=True, tag="s"):
-    """One value. `text` is what stands in the file, `value` what it means; lines and columns count from 1."""
+    """One value."""
 
+    #: What it means.
     value: Plain
+    #: What stands in the file.
     text: str
+    #: Its line, from 1.
     line: int
+    #: Its column, from 1.
     column: int
 
 

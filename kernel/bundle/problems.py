@@ -37,19 +37,25 @@ Path = tuple[str | int, ...]
 
 
 class Problem(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
-    """One error or warning. `line` and `column` count from 1 and are 0 when the problem has no place in a file.
+    """One error or warning."""
 
-    `path` is the place in the document, `resource` the document's identity (`Tool/bash`) where it is known.
-    """
-
+    #: Its code.
     code: str
+    #: What is wrong.
     message: str
+    #: The file that it is in.
     file: str
+    #: The line, from 1. 0: the problem has no place in a file.
     line: int = 0
+    #: The column, from 1. 0: the problem has no place in a file.
     column: int = 0
+    #: The place in the document.
     path: str = ""
+    #: The document's identity (`Tool/bash`), where it is known.
     resource: str = ""
+    #: What to do about it.
     suggestion: str = ""
+    #: Where more is said about it.
     help_url: str | None = None
 
 

@@ -16,22 +16,26 @@ Use = ToolUse | ExtensionUse | AgentUse
 
 
 class Ref(Struct, frozen=True):
-    """A reference, normalised. `at` is the path of what was written, below the item."""
+    """A reference, normalised."""
 
+    #: Kind of the resource.
     kind: str
+    #: Name of the resource.
     name: str
+    #: The package that it is in.
     package: str | None = None
+    #: The path of what was written, below the item.
     at: Path = ()
 
 
 class BadRef(Struct, frozen=True):
-    """Why something is no reference. `{}` in the message stands for what is written at `at`.
+    """Why something is no reference."""
 
-    An empty message: what is wrong has been reported already.
-    """
-
+    #: What is wrong. `{}` in it stands for what is written at `at`. "": it was reported already.
     message: str
+    #: The path of what was written, below the item.
     at: Path = ()
+    #: What to do about it.
     suggestion: str | None = None
 
 

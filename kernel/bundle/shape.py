@@ -58,16 +58,18 @@ class Environment:
 
 
 class Document(Struct):
-    """One document: its nodes, and where it stands. `resource` is its identity once kind and name are known.
+    """One document."""
 
-    `from_file`: it was read from a file of a bundle, so that `${NAME}` in it means the user's variables. What reaches a
-    running swarm in another way is never expanded: whoever can change a document there must not read the environment.
-    """
-
+    #: The file that it is in.
     file: str
+    #: Its nodes.
     node: Mapping
+    #: Its number in the file, from 0.
     index: int = 0
+    #: Its identity, once kind and name are known.
     resource: str = ""
+    #: It was read from a file of a bundle, so that `${NAME}` in it means the user's variables. A document that reaches
+    #: a running swarm in another way is never expanded: its author must not be able to read the environment.
     from_file: bool = False
 
     def place(self, *path: str | int) -> Position:

@@ -28,23 +28,29 @@ BUNDLED_EXPORTS: Final = frozenset({"setChatAction", "downloadFile"})
 
 
 class CheckedTool(Struct):
-    """A Tool whose document has been looked at. `entry` and `root` are absolute, '' when they could not be found.
+    """A Tool whose document was checked."""
 
-    `sandbox` is what the document asks for, with absolute paths; `granted` is what it gets, and `narrowed` what agents
-    leave of that, both from kernel/bundle/granting.py. `package` is '' for the bundle's own. `in_agent`: its
-    handlers run in the process of the agent that calls it; only bundled tools have that.
-    """
-
+    #: Its document.
     document: Document
+    #: Its name.
     name: str
+    #: The document as a struct.
     body: resources.ToolBody | resources.ToolV09Body
+    #: Absolute path of its module. '': it could not be found.
     entry: str = ""
+    #: Absolute path of its folder. '': it could not be found.
     root: str = ""
+    #: It comes with the kernel.
     bundled: bool = False
+    #: What the document asks for, with absolute paths.
     sandbox: launch.SandboxSpec = field(default_factory=launch.SandboxSpec)
+    #: The package that it comes from. '': the bundle's own.
     package: str = ""
+    #: What it gets (kernel/bundle/granting.py).
     granted: launch.SandboxSpec | None = None
+    #: What agents leave of that, by the agent's name (kernel/bundle/granting.py).
     narrowed: dict[str, launch.SandboxSpec] = {}
+    #: Its handlers run in the process of the agent that calls it. Only bundled tools have that.
     in_agent: bool = False
 
     @property

@@ -37,29 +37,37 @@ BASE: Final = "@goondan/base"
 
 
 class FileChange(Struct, frozen=True):
-    """One file. `before` and `after` are its modes, None where it is not there."""
+    """A change of one file."""
 
+    #: Its path in the repository.
     path: str
+    #: Its mode before. None: it did not exist.
     before: str | None
+    #: Its mode after. None: it no longer exists.
     after: str | None
 
 
 class Places(Struct, frozen=True, kw_only=True):
-    """Paths in the repository: the bundle's folder, its documents, the files that its prompts are in, and what runs
-    (files, and folders with all that is in them).
-    """
+    """Paths in the repository."""
 
+    #: The bundle's folder.
     prefix: str
+    #: The bundle's documents.
     documents: Collection[str]
+    #: The files with its prompts.
     prompts: Collection[str]
+    #: The files and folders of its code. A folder stands for all that is in it.
     code: Collection[str]
 
 
 class Written(Struct, frozen=True):
-    """A document as it is written: the file that it is in, its `Kind/name`, and all of it as plain values."""
+    """A document as a file has it."""
 
+    #: The file that it is in.
     file: str
+    #: Its `Kind/name`.
     resource: str
+    #: All of it as plain values.
     value: Any
 
 

@@ -35,27 +35,38 @@ _MAX_INTENT: Final = 4 << 20
 
 
 class Step(Struct, frozen=True):
-    """One file: what it was and what it becomes; None where it is not there."""
+    """The change of one file."""
 
+    #: Its path in the repository.
     path: str
+    #: The file before. None: it did not exist.
     before: TreeEntry | None
+    #: The file after. None: it no longer exists.
     after: TreeEntry | None
 
 
 class Intent(Struct, frozen=True, kw_only=True):
-    """What is going to happen: `ref` moves from `old` to `new` in the checkout at `top`. `lock` is device and inode of
-    our lock of the index.
-    """
+    """A change that is going to be made."""
 
+    #: The changeset.
     changeset: str
+    #: The folder of the checkout.
     top: str
+    #: The folder of its repository.
     git_dir: str
+    #: The index of the checkout.
     index: str
+    #: The reference that moves.
     ref: str
+    #: The commit that it moves from.
     old: str
+    #: The commit that it moves to.
     new: str
+    #: The changes of files.
     steps: list[Step]
+    #: Device and inode of our lock of the index.
     lock: tuple[int, int]
+    #: The umask with which files are made.
     umask: int
 
 

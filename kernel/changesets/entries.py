@@ -14,8 +14,11 @@ SUBMODULE: Final = "160000"
 
 
 class TreeEntry(Struct, frozen=True):
-    """One file of a commit. `size` in bytes; -1 where it is not known, and of a submodule."""
+    """One file of a commit."""
 
+    #: Its mode, as git writes it.
     mode: str
+    #: The id of its object.
     oid: str
+    #: Its size (bytes). -1: it is not known, or the entry is a submodule.
     size: int = -1

@@ -149,13 +149,15 @@ def _verb(arguments: Iterable[str]) -> str:
 
 
 class Layout(Struct, frozen=True):
-    """Where a repository keeps what all its worktrees share, the index of the checkout, and objects. `object_format`:
-    how they are named, `sha1` or `sha256`.
-    """
+    """The places of a repository."""
 
+    #: Where it keeps what all its worktrees share.
     common_dir: str
+    #: The index of the checkout.
     index: str
+    #: Where it keeps objects.
     objects: str
+    #: How objects are named: `sha1` or `sha256`.
     object_format: str
 
 

@@ -29,26 +29,37 @@ MAX_COMMITTED: Final = 1000
 
 
 class Record(Struct, kw_only=True, rename="camel", omit_defaults=True):
-    """One changeset. `base` and `commit` are commits, `parent` what the commit was made on. `request` names the
-    question that it answers, `event_id` the event whose turn has it; an operator's has neither. `opened_at`,
-    `ended_at`: RFC 3339. `reverts`: the changeset that this one takes back.
-    """
+    """One changeset."""
 
+    #: Names it.
     changeset_id: str
+    #: Whether it can still be committed.
     state: Literal["open", "committed"]
+    #: The agent that opened it.
     agent: str
+    #: Its instance.
     instance_key: str
+    #: The event whose turn has it. "": it is an operator's.
     event_id: str
+    #: The question that it answers. "": it is an operator's.
     request: str
+    #: Why it was opened, in the words of whoever opened it.
     reason: str
+    #: The commit that it began with.
     base: str
+    #: When it was opened: RFC 3339.
     opened_at: str
     #: Where the repository keeps what it knows of the worktree.
     admin_dir: str = ""
+    #: The commit that its own commit was made on.
     parent: str = ""
+    #: Its own commit.
     commit: str = ""
+    #: When it ended: RFC 3339.
     ended_at: str = ""
+    #: How the commit ended.
     result: CommittedChangeset | None = None
+    #: The changeset that this one takes back.
     reverts: str = ""
 
 

@@ -40,24 +40,28 @@ BEGUN: Final = LENGTH.pack(0)
 
 
 class Answer(Struct, frozen=True, kw_only=True):
-    """What a task came to: `done` of a wish, `committed` of a revert, `held` of the other tasks. `revision`: what the
-    bundle is now, if a commit has changed it.
-    """
+    """The result of a task."""
 
+    #: Of a wish: its answer.
     done: ChangesetDone | None = None
+    #: Of a revert: how the commit ended.
     committed: CommittedChangeset | None = None
+    #: Of the other tasks: the changesets whose worktrees exist.
     held: list[HeldChangeset] = []
+    #: The bundle as it is now, if a commit has changed it.
     revision: Revision | None = None
 
 
 class Task(Struct, frozen=True, kw_only=True):
-    """One of the first three, or none: then the worktrees that there are is what is asked. `powers` are those of the
-    revision that runs.
-    """
+    """A task. With none of `wish`, `revert` and `remove` it asks which worktrees there are."""
 
+    #: A request of an agent.
     wish: ChangesetWish | None = None
+    #: The changeset that is to be taken back.
     revert: str | None = None
+    #: The changesets whose worktrees are removed.
     remove: list[str] = []
+    #: The powers of the revision that runs.
     powers: list[Power] = []
 
 

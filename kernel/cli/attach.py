@@ -48,16 +48,19 @@ READY_S: Final = 40.0
 
 
 class BundleTarget(msgspec.Struct, frozen=True):
-    """A bundle and the state of its workspace, by whose record its kernel is found. `policy` is a file of grants that
-    a kernel is started with, `trust` whether it is trusted for this time, `accept_loss` whether a damaged journal is
-    given up, `watch` whether it follows changes of the bundle.
-    """
+    """A bundle and the state of its workspace. The workspace's record leads to the kernel."""
 
+    #: The bundle.
     bundle: str
+    #: The state of the workspace.
     state_dir: str
+    #: A file of grants that a kernel is started with.
     policy: str | None = None
+    #: A kernel that is started trusts the bundle for this time.
     trust: bool = False
+    #: A kernel that is started gives a damaged journal up.
     accept_loss: bool = False
+    #: A kernel that is started follows changes of the bundle.
     watch: bool = False
 
 

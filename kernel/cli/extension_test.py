@@ -40,10 +40,13 @@ ALONE: Final = "trial"
 
 
 class Trial(msgspec.Struct):
-    """One extension as one agent has it. `before` are those that it depends on. `agent` "": nobody uses it."""
+    """One extension as one agent has it."""
 
+    #: The extension.
     extension: ExtensionSpec
+    #: The agent. "": no agent uses the extension.
     agent: str
+    #: The extensions that it depends on.
     before: list[ExtensionSpec] = []
 
 

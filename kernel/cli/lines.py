@@ -28,10 +28,13 @@ MAX_LINES_BYTES: Final = 16 << 20
 
 
 class Line(msgspec.Struct, frozen=True):
-    """One line without its end. `number` counts from 1; `data` is None when it was longer than the limit."""
+    """One line."""
 
+    #: Its number, from 1.
     number: int
+    #: Its bytes without its end. None: it was longer than the limit.
     data: bytes | None
+    #: How many bytes it has.
     size: int
 
 

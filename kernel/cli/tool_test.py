@@ -167,13 +167,19 @@ _IN_AGENT: Final = "it asks other agents, and there is no swarm here"
 
 
 class Run(msgspec.Struct):
-    """One example that may be run. `reason` says why it is not."""
+    """One example."""
 
+    #: Full name of the tool.
     full_name: str
+    #: Its number.
     index: int
+    #: The tool.
     subject: CheckedTool
+    #: The example.
     example: Example
+    #: The result is compared with the one that the example has.
     compares: bool
+    #: Why it is not run. "": it is run.
     reason: str = ""
 
 

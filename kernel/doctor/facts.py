@@ -19,18 +19,25 @@ UNLIMITED = -1
 
 
 class Versions(Struct, frozen=True, kw_only=True):
-    """What runs. `libzmq_ipc`: whether libzmq can use the sockets of one machine at all. `current_folder`: the
-    entries of PYTHONPATH, empty or relative, by which Python imports from the folder that `gdn` is called in.
-    """
+    """The versions of the programs that run."""
 
+    #: This kernel.
     kernel: str
+    #: Python.
     python: str
+    #: The binding of libzmq.
     pyzmq: str
+    #: The library.
     libzmq: str
+    #: It can use sockets within one machine.
     libzmq_ipc: bool = True
+    #: Entries of PYTHONPATH that are empty or relative: Python imports from the folder that `gdn` is called in.
     current_folder: list[str] = []
+    #: The operating system.
     system: str = "Linux"
+    #: Its release.
     release: str = ""
+    #: The type of its processor.
     machine: str = ""
 
 
@@ -44,123 +51,162 @@ class Cgroup(Struct, frozen=True):
 class Lack(Struct, frozen=True):
     """One place that cannot be used, why, and what would help."""
 
+    #: The place.
     what: str
+    #: Why it cannot be used.
     problem: str
+    #: What would help.
     fix: str
 
 
 class Survey(Struct, frozen=True, rename="camel", kw_only=True):
-    """What `python -m toolhost.survey` says after it has started a jail, as far as it is used here.
+    """The answer of `python -m toolhost.survey` after it has started a jail, as far as it is used here."""
 
-    `tier` is the sandbox that tools get, None when none can run and `findings` say why; `walls` are what a jail has,
-    and `limits` what keeps each limit of it. `user` is who a tool host is, None when it was not said.
-    """
-
+    #: The sandbox that tools get. None: none can run, and `findings` say why.
     tier: Literal["full", "reduced"] | None
+    #: The walls that a jail has.
     walls: list[str] = []
+    #: Remarks on them.
     notes: list[str] = []
+    #: What stands between this host and the full sandbox.
     findings: list[Obstacle] = []
+    #: Path of bubblewrap.
     bwrap: str | None = None
+    #: Its version.
     bwrap_version: str | None = None
+    #: Version of Landlock. 0: there is none.
     landlock: int = 0
+    #: What keeps each limit of a jail.
     limits: dict[str, str] = {}
+    #: The user of a tool host. None: it was not said.
     user: int | None = None
 
 
 class Host(Struct, frozen=True, kw_only=True):
-    """What bears on jails beside the survey. The three numbers are sysctls, None where this system has none such.
-
-    `setuid_bwrap` is a bubblewrap on the PATH that is setuid, "" without one. `systemd`: it runs this machine.
-    `user_numbers` are the first and the last user that root's tool hosts and their jails can be, `numbers_problem` what
-    is wrong with the setting of these, `numbers_account` an account of this machine that has one of them; "" for none.
+    """What else has an effect on jails. The three fields about user namespaces are sysctls, None where this system has
+    none.
     """
 
+    #: The user.
     uid: int
+    #: The first and the last user that root's tool hosts and their jails can have.
     user_numbers: tuple[int, int] = (0, 0)
+    #: What is wrong with the setting of these numbers. "": nothing.
     numbers_problem: str = ""
+    #: An account of this machine that has one of these numbers. "": none has.
     numbers_account: str = ""
+    #: A bubblewrap on the PATH that is setuid. "": there is none.
     setuid_bwrap: str = ""
+    #: AppArmor restricts user namespaces.
     apparmor_userns: int | None = None
+    #: Ordinary users may make user namespaces.
     userns_clone: int | None = None
+    #: How many user namespaces there may be.
     max_userns: int | None = None
+    #: The control group.
     cgroup: Cgroup = Cgroup("none")
+    #: systemd runs this machine.
     systemd: bool = True
 
 
 class Limits(Struct, frozen=True, kw_only=True):
-    """Soft and hard limits of this process; `pids_max` is its control group's."""
+    """Limits of this process: first the soft one, then the hard one."""
 
+    #: Open files.
     open_files: tuple[int, int]
+    #: Processes.
     processes: tuple[int, int]
+    #: The limit of its control group. None: there is none.
     pids_max: int | None = None
 
 
 class Variable(Struct, frozen=True, kw_only=True):
-    """One environment variable. `wanted_by`: who needs it; `padded`: its value begins or ends with white space."""
+    """One environment variable."""
 
+    #: Its name.
     name: str
+    #: It is set.
     is_set: bool
+    #: Who needs it.
     wanted_by: str = ""
+    #: Its value begins or ends with white space.
     padded: bool = False
 
 
 class Folder(Struct, frozen=True, kw_only=True):
-    """A place where files are written. `problem` says why they cannot be; `filesystem` is its type."""
+    """A folder in which files are written."""
 
+    #: Where it is.
     path: str
+    #: Why files cannot be written there.
     problem: str | None = None
+    #: How many bytes are free.
     free_bytes: int | None = None
+    #: How many files can be made.
     free_files: int | None = None
+    #: The type of its file system.
     filesystem: str = ""
 
 
 class StateLevel(Struct, frozen=True, kw_only=True):
-    """One folder or file of the state that is not in order. `mendable`: the next command mends it."""
+    """One folder or file of the state that is not in order."""
 
+    #: Where it is.
     path: str
+    #: What is wrong.
     problem: str
+    #: The next command mends it.
     mendable: bool
 
 
 class StateLevels(Struct, frozen=True, kw_only=True):
-    """Whose the state root and its levels are. `refused` says why commands do not use it; `levels` are those that are
-    not in order, and `looked_at` how many were looked at; `doubt` says why policies and records of trust are not read
-    from it, None when they are. `homeless`: it was chosen for want of a home directory. `uid` and `mode` are the
-    root's, None as long as there is none.
-    """
+    """The state root and its levels: whose they are, and what is wrong with them."""
 
+    #: Path of the state root.
     root: str = ""
+    #: Its owner. None: there is no state root yet.
     uid: int | None = None
+    #: Its mode. None: there is no state root yet.
     mode: int | None = None
+    #: How many levels were looked at.
     looked_at: int = 0
+    #: The levels that are not in order.
     levels: list[StateLevel] = []
+    #: Why commands do not use the state root. "": they use it.
     refused: str = ""
+    #: What to do about it.
     fix: str = ""
+    #: Why policies and records of trust are not read from it. None: they are.
     doubt: str | None = None
+    #: It was chosen because there is no home directory.
     homeless: bool = False
 
 
 class RunDir(Struct, frozen=True, kw_only=True):
-    """The runtime directory: that of the kernel that runs, else the one that the next kernel will take.
+    """The runtime directory: that of the kernel that runs, else the one that the next kernel will take."""
 
-    `path` is "" when that will be a fresh one. `socket_bytes` is the length of the longest path of a socket in it.
-    `unused` are usual places that cannot be used. `unused_xdg` is an XDG_RUNTIME_DIR that cannot be used, "" when there
-    is none such.
-    """
-
+    #: Where it is. "": the next kernel will make a fresh one.
     path: str = ""
+    #: Length of the longest path of a socket in it.
     socket_bytes: int = 0
+    #: Why it cannot be used.
     problem: str | None = None
+    #: What to do about it.
     fix: str = ""
+    #: Usual places that cannot be used.
     unused: list[Lack] = []
+    #: An XDG_RUNTIME_DIR that cannot be used. "": there is none such.
     unused_xdg: str = ""
 
 
 class LockPlace(Struct, frozen=True, kw_only=True):
-    """The folder of locks and record in the state. `problem` says why it cannot be used, and `fix` what to do."""
+    """The folder of the locks and of the kernel's record, in the state."""
 
+    #: Where it is.
     path: str = ""
+    #: Why it cannot be used.
     problem: str | None = None
+    #: What to do about it.
     fix: str = ""
 
 
@@ -172,40 +218,58 @@ class Sized(Struct, frozen=True, kw_only=True):
 
 
 class Running(Struct, frozen=True, kw_only=True):
-    """The kernel of this bundle. `left`: a killed kernel's files are there; `hangs`: it does not answer; `cut off`:
-    its runtime directory was removed.
-    """
+    """The kernel of this bundle."""
 
+    #: `left`: files of a killed kernel are there. `hangs`: it does not answer. `cut off`: its runtime directory was
+    #: removed. `by hand`: a broker runs without a supervisor.
     status: Literal["none", "runs", "by hand", "hangs", "left", "cut off"] = "none"
+    #: Its pid.
     pid: int | None = None
+    #: How many processes it has.
     processes: int = 0
 
 
 class Bundle(Struct, frozen=True, kw_only=True):
-    """The bundle. `refused` says why it could not even be looked at. `sized_workdirs`: the operator's policy wants
-    file systems for workdirs.
-    """
+    """The bundle."""
 
+    #: Where it is.
     path: str = ""
+    #: Its errors.
     errors: list[Problem] = []
+    #: Its warnings.
     warnings: list[Problem] = []
+    #: How many problems more there are.
     dropped: int = 0
+    #: Why it could not be looked at.
     refused: ErrorPayload | None = None
+    #: The operator's policy wants file systems for workdirs.
     sized_workdirs: bool = False
 
 
 class Facts(Struct, frozen=True, kw_only=True):
-    """Everything. `survey` is the tool host's half, None when it did not answer; `sized` is None if nobody wants it."""
+    """Everything that was looked at."""
 
+    #: The versions of the programs.
     versions: Versions
+    #: The machine.
     host: Host
+    #: The limits of this process.
     limits: Limits
+    #: The environment variables that the bundle uses.
     variables: list[Variable]
+    #: The folder of the state.
     state: Folder
+    #: The state root and its levels.
     levels: StateLevels = StateLevels()
+    #: The runtime directory.
     run_dir: RunDir
+    #: The kernel of this bundle.
     running: Running
+    #: The bundle.
     bundle: Bundle
+    #: The tool host's half. None: it did not answer.
     survey: Survey | None = None
+    #: File systems for workdirs. None: nobody wants them.
     sized: Sized | None = None
+    #: The folder of the locks.
     lock: LockPlace = LockPlace()

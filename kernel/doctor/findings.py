@@ -62,12 +62,17 @@ _RELEASE: Final = re.compile(r"(\d+)\.(\d+)")
 
 
 class Finding(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
-    """One line of the report. `check` is a stable name within its area."""
+    """One line of the report."""
 
+    #: The part of the report.
     area: Area
+    #: A stable name within its area.
     check: str
+    #: How grave it is.
     level: Level
+    #: What was found.
     message: str
+    #: What to do about it.
     fix: str | None = None
 
 

@@ -27,17 +27,27 @@ Tier = Literal["full", "reduced"]
 
 
 class Part(Struct, frozen=True, kw_only=True):
-    """Some of a sandbox, with absolute paths. None: not said. `venv` counts if `says_venv`; `limits` by attribute."""
+    """A part of a sandbox, with absolute paths. None: the part does not say."""
 
+    #: How calls are kept apart.
     isolation: Isolation | None = None
+    #: What may be reached.
     network: Any = None
+    #: What may be read.
     read: list[str] | None = None
+    #: What may be written.
     write: list[str] | None = None
+    #: Variables of the environment.
     env: list[str] | None = None
+    #: What handlers may ask of the bus.
     permissions: list[Literal["agents", "restart"]] | None = None
+    #: The part says something about `venv`. Without it `venv` does not count.
     says_venv: bool = False
+    #: The virtual environment.
     venv: str | None = None
+    #: Limits, by the names of their attributes.
     limits: dict[str, int] = {}
+    #: The tier that the tool needs at least.
     min_tier: Tier | None = None
 
 

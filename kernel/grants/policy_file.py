@@ -42,8 +42,11 @@ MARK: Final = "# --- accepted requests, written by `gdn grant`; what you write y
 class Widening(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, omit_defaults=True):
     """What the operator adds to one tool."""
 
+    #: The tool.
     tool: Annotated[str, Meta(min_length=1)]
+    #: What it gets in addition.
     sandbox: SandboxPart
+    #: The bundle that it is for. None: any.
     bundle: Annotated[str, Meta(min_length=1)] | None = None
 
 
@@ -69,17 +72,24 @@ class SpawnPolicy(Struct, frozen=True, rename="camel", forbid_unknown_fields=Tru
 class Policy(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, omit_defaults=True):
     """Everything that operators have decided."""
 
+    #: What tools get in addition.
     widen: list[Widening] = []
+    #: The packaged tools that were accepted.
     accepted: list[Accepted] = []
+    #: What workdirs may take of the disk.
     disk: DiskPolicy = DiskPolicy()
+    #: Where spawned instances may work.
     spawn: SpawnPolicy = SpawnPolicy()
 
 
 class Read(Struct, frozen=True):
-    """A policy, and where each of its `widen` and of its `spawn.workdirs` stands: its document and its number there."""
+    """A policy that was read from a file."""
 
+    #: The policy.
     policy: Policy = Policy()
+    #: Where each of its `widen` stands: the document, and the number there.
     places: list[tuple[Document, int]] = []
+    #: Where each of its `spawn.workdirs` stands: the document, and the number there.
     workdir_places: list[tuple[Document, int]] = []
 
 

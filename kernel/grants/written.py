@@ -35,27 +35,30 @@ _MAX_RECORD: Final = 16 << 20
 
 
 class Window(Struct, frozen=True):
-    """Tools could write below `folder` from `began` to `ended` (nanoseconds), but not to what is in `kept`.
+    """A time in which tools could write below a folder."""
 
-    `open`: they still can.
-    """
-
+    #: The folder.
     folder: str
+    #: When it began (nanoseconds since 1970).
     began: int
+    #: When it ended (nanoseconds since 1970).
     ended: float
+    #: What tools could not write to.
     kept: frozenset[str]
+    #: Tools can still write there.
     open: bool = False
 
 
 class Written(Struct, frozen=True):
-    """A file that a tool may have written. `folder` is where tools could write, `open` whether they still can.
+    """A file that a tool may have written."""
 
-    `digest` is the SHA-256 of what is there now in hexadecimal digits, '' when it cannot be read.
-    """
-
+    #: The file.
     path: str
+    #: The folder in which tools could write.
     folder: str
+    #: Tools can still write there.
     open: bool
+    #: SHA-256 of its bytes now, in hexadecimal digits. '': it cannot be read.
     digest: str
 
 

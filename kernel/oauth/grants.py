@@ -23,23 +23,31 @@ LAST_S: Final = 5.0
 
 
 class Grant(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """The tokens of one app and one subject. Times are seconds since 1970.
+    """The tokens of one app and one subject. Times are seconds since 1970."""
 
-    `server` and `client_id` say to whom the refresh token may be sent. `refreshing_since`: a refresh has begun, and its
-    outcome is not stored. `lost`: why there is no token any more; the others are empty then.
-    """
-
+    #: Name of the OAuthApp.
     app: str
+    #: Whose tokens they are.
     subject: str
+    #: The server that the refresh token may be sent to.
     server: str
+    #: The client that the refresh token was given to.
     client_id: str
+    #: The scopes that were granted.
     scopes: list[str] = []
+    #: The access token. A secret.
     access_token: str = ""
+    #: Its type.
     token_type: str = "Bearer"  # noqa: S105 - a word of the protocol
+    #: When it came.
     obtained_at: float = 0.0
+    #: How long it is good (seconds). None: the server did not say.
     lifetime_s: float | None = None
+    #: The refresh token. A secret.
     refresh_token: str | None = None
+    #: When a refresh began whose outcome is not stored yet. None: no refresh is open.
     refreshing_since: float | None = None
+    #: Why there is no token any more. The other fields of tokens are then empty.
     lost: str | None = None
 
     def __repr__(self) -> str:

@@ -18,17 +18,19 @@ from schemas.origins import is_open, origin_of
 
 
 class Endpoints(msgspec.Struct, frozen=True, kw_only=True):
-    """Where to send what; None where nobody says.
+    """The URLs of a server. None: nobody has said it."""
 
-    `auth_methods` are the ways in which a client may say who it is, None when nobody says. `says_issuer`: each redirect
-    names the issuer (`iss`).
-    """
-
+    #: The page where a person agrees.
     authorization: str | None = None
+    #: Where tokens come from.
     token: str | None = None
+    #: Where device codes come from.
     device: str | None = None
+    #: Where tokens are given back.
     revocation: str | None = None
+    #: The ways in which a client may prove who it is. None: nobody has said it.
     auth_methods: list[str] | None = None
+    #: Each redirect names the issuer (`iss`).
     says_issuer: bool = False
 
 

@@ -35,12 +35,17 @@ _INTERVALS: Final = (1.0, 60.0)
 
 
 class Tokens(msgspec.Struct, frozen=True):
-    """What a server gave. `lifetime_s` and `scopes` are None when it did not say."""
+    """The tokens that a server gave."""
 
+    #: The access token. A secret.
     access_token: str
+    #: Its type.
     token_type: str
+    #: How long it is good (seconds). None: the server did not say.
     lifetime_s: float | None
+    #: The refresh token. A secret.
     refresh_token: str | None
+    #: The scopes that were granted. None: the server did not say.
     scopes: list[str] | None
 
     def __repr__(self) -> str:
@@ -49,12 +54,17 @@ class Tokens(msgspec.Struct, frozen=True):
 
 
 class DeviceCode(msgspec.Struct, frozen=True):
-    """What a server gave for a device. `page`: where a person types `user_code`, with the code in it if it can be."""
+    """The codes that a server gave for a device."""
 
+    #: The code that this side asks for the token with. A secret.
     device_code: str
+    #: The code that a person types.
     user_code: str
+    #: The page where a person types it. Where the server can do that, the code is in this URL already.
     page: str
+    #: How long the codes are good (seconds).
     lifetime_s: float
+    #: How long to wait between two requests for the token (seconds).
     interval_s: float
 
     def __repr__(self) -> str:

@@ -27,16 +27,18 @@ _WHOLE_HOST: Final = ("state_dir", "max_jails", "jail_idle_s", "sized_workdirs")
 
 
 class Difference(Struct, frozen=True, kw_only=True):
-    """What changes. `whole`: the setting for which the whole kernel has to restart, None for none. `agents` and `tools`
-    are those that changed, came or went. `replaced` are agents whose processes cannot go on with that. `quiet`: a
-    change for which no process has to restart, such as the entry agent, the files that jails may not write, or an
-    OAuthApp: the process that holds tokens is told.
-    """
+    """What a new revision changes."""
 
+    #: The agents that changed, came or went.
     agents: list[str] = []
+    #: The tools that changed, came or went.
     tools: list[str] = []
+    #: The agents whose processes cannot go on with the new revision.
     replaced: list[str] = []
+    #: The setting for which the whole kernel has to restart. None: there is none.
     whole: str | None = None
+    #: A change for which no process has to restart: for example of the entry agent, of the files that jails may not
+    #: write, or of an OAuthApp. The process that holds tokens is told of the last.
     quiet: bool = False
 
     @property

@@ -29,11 +29,13 @@ class Held(Struct, kw_only=True):
 
 
 class Waiting(Struct, kw_only=True):
-    """A command that is connected. `rest`: what came after its last whole line. `asked`: the line that it waits for an
-    answer to, empty when it waits for none. `holds`: it uses the kernel.
-    """
+    """A command that is connected."""
 
+    #: Its connection.
     fd: int
+    #: The bytes after its last whole line.
     rest: bytes = b""
+    #: The line that it waits for an answer to. Empty: it waits for none.
     asked: bytes = b""
+    #: It uses the kernel.
     holds: bool = False

@@ -22,12 +22,13 @@ _JUNK_ENDS: Final = ("~", ".swp", ".swo", ".swx", ".tmp", ".pyc", ".bak")
 
 
 class Watched(Struct, frozen=True):
-    """Where the files of a bundle are. `files` are looked at one by one; of `documents` every YAML file below, if it
-    is a folder; of `trees` everything.
-    """
+    """The files of a bundle that are watched."""
 
+    #: These files.
     files: list[str]
+    #: This file. If it is a folder: every YAML file below it.
     documents: str | None = None
+    #: Every file below these folders.
     trees: list[str] = []
 
 

@@ -13,22 +13,28 @@ from schemas.frames import ErrorPayload
 
 
 class Revision(Struct, frozen=True, tag="revision", kw_only=True):
-    """A bundle that may run. `revision` names its content, `plan` is the msgpack of its KernelPlan, `powers` are what
-    it asks for beyond its jails. `files`, `trees`: see kernel.bundle.loader.Opened.
-    """
+    """A bundle that may run."""
 
+    #: Names its content.
     revision: str
+    #: msgpack of its KernelPlan.
     plan: bytes
+    #: What it asks for beyond its jails.
     powers: list[Power]
+    #: See kernel.bundle.loader.Opened.
     files: list[str] = []
+    #: See kernel.bundle.loader.Opened.
     trees: list[str] = []
 
 
 class RevisionRefused(Struct, frozen=True, tag="refused", kw_only=True):
-    """A bundle that may not run: the error, and every problem as `gdn validate --json` has it."""
+    """A bundle that may not run."""
 
+    #: Why it may not run.
     error: ErrorPayload
+    #: Every problem, as `gdn validate --json` has it.
     problems: list[Any] = []
+    #: How many problems more there are.
     dropped: int = 0
 
     def exception(self) -> GoondanError:

@@ -30,10 +30,13 @@ TOOLHOST_NAME: Final = "1"
 
 
 class _Promise(NamedTuple):
-    """Our ends of what a tool host was promised: the pipe of its token, and the memory file of granted values."""
+    """Our ends of what a tool host was promised."""
 
+    #: The number of its start.
     run: int
+    #: The pipe of its token.
     token_fd: int
+    #: The memory file of granted values.
     values_fd: int
 
     def close(self) -> None:

@@ -60,14 +60,21 @@ ServicePhase = Literal["stopped", "starting", "ready", "waiting", "stopping"]
 
 
 class Service(Struct, frozen=True):
-    """One program that must run. `run` numbers its starts, `deaths` counts those in a row, `proven`: was ready once."""
+    """One program that must run."""
 
+    #: Its role.
     role: str
+    #: Its phase.
     phase: ServicePhase = "stopped"
+    #: The number of its last start.
     run: int = 0
+    #: How many times in a row it died.
     deaths: int = 0
+    #: How often it was restarted.
     restarts: int = 0
+    #: It was ready at least once.
     proven: bool = False
+    #: Why it ended last.
     last_exit: str | None = None
 
 
@@ -82,10 +89,13 @@ class Up(Struct, frozen=True):
 
 
 class Down(Struct, frozen=True):
-    """The process of start `run` is gone, or could not be started. `final`: it said that trying again is no use."""
+    """A process is gone, or could not be started."""
 
+    #: The number of its start.
     run: int
+    #: Why.
     cause: str
+    #: It said that another start is no use.
     final: bool = False
 
 
@@ -134,10 +144,13 @@ class TerminateProcess(Struct, frozen=True):
 
 
 class Later(Struct, frozen=True):
-    """Feed `event` to the service after `seconds`."""
+    """Give an event to a service after a time."""
 
+    #: The service.
     role: str
+    #: The time (seconds).
     seconds: float
+    #: The event.
     event: ServiceEvent
 
 
@@ -198,10 +211,13 @@ def _died(service: Service, event: Down) -> tuple[Service, list[ServiceAction]]:
 
 
 class Stopping(Struct, frozen=True):
-    """Where the stop is: index into STOP_ORDER, whether that group has been killed, and until when it has time."""
+    """How far the stop is."""
 
+    #: The number of the group in STOP_ORDER.
     index: int
+    #: The group has been killed.
     killed: bool
+    #: Until when the group has time.
     until: float
 
 

@@ -20,24 +20,35 @@ if TYPE_CHECKING:
 
 
 class Options(msgspec.Struct, kw_only=True):
-    """What the supervisor is told. Paths are absolute. `run_dir`: a runtime directory that was named by hand. `umask`
-    is the one of whoever started it: that of its jails. `resume_fd`: what the program hands over that
-    this one replaces.
-    """
+    """The supervisor's options. Paths are absolute."""
 
+    #: The bundle.
     bundle: str
+    #: The state of the workspace.
     state_dir: str
+    #: A runtime directory that was named by hand.
     run_dir: str | None = None
+    #: The descriptor on which it says that it is ready.
     ready_fd: int | None = None
+    #: The descriptor that ends when its starter is gone.
     parent_fd: int | None = None
+    #: Other commands may use it.
     shared: bool = False
+    #: Hosts that tools may reach in addition.
     allow_net: list[str] = []
+    #: A file of grants.
     policy: str | None = None
+    #: The bundle is trusted for this time.
     trust: bool = False
+    #: The descriptor with the powers that a person has just agreed to.
     agreed_fd: int | None = None
+    #: The umask of whoever started it. Its jails have the same.
     umask: int = 0o022
+    #: A damaged journal is given up.
     accept_loss: bool = False
+    #: The descriptor with what the program before handed over, of a kernel that restarts in place.
     resume_fd: int | None = None
+    #: It follows changes of the bundle.
     watch: bool = False
 
 

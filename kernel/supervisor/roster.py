@@ -37,19 +37,23 @@ AgentPhase = Literal["asked", "starting", "ready", "leaving", "dying"]
 
 
 class Agent(Struct):
-    """One launch of one principal.
+    """One launch of one principal."""
 
-    `born`: its pid is known. `ordered`: its end was asked for and counts nothing. `since`: when the phase began.
-    `slow`: its start takes longer than STARTING_S.
-    """
-
+    #: The principal.
     principal: Principal
+    #: The number of the launch.
     launch: int
+    #: When the phase began.
     since: float
+    #: The phase.
     phase: AgentPhase = "asked"
+    #: Its pid is known.
     born: bool = False
+    #: Its end was asked for, so that it does not count as a failure.
     ordered: bool = False
+    #: It was ready once.
     was_ready: bool = False
+    #: Its start takes longer than STARTING_S.
     slow: bool = False
 
     @property

@@ -40,11 +40,15 @@ _log = logging.getLogger("supervisor")
 
 
 class Launch(msgspec.Struct, kw_only=True):
-    """One start of a program. `pass_fds` are given to it and closed here after the start."""
+    """One start of a program."""
 
+    #: The module that runs.
     module: str
+    #: Its arguments.
     arguments: list[str]
+    #: Its environment.
     env: Mapping[str, str]
+    #: Descriptors that are given to it. They are closed here after the start.
     pass_fds: list[int]
 
 

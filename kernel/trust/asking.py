@@ -19,12 +19,13 @@ if TYPE_CHECKING:
 
 
 class Asking(Struct, frozen=True, kw_only=True):
-    """What a command brings along. `everything`: it was given --trust. `agreed`: powers that a person has just agreed
-    to on its screen. `running`: see kernel.trust.judge.Consent.
-    """
+    """What a command knows about the user's agreement."""
 
+    #: The command was given --trust.
     everything: bool = False
+    #: Powers that a person has just agreed to on its screen.
     agreed: Sequence[Power] = ()
+    #: See kernel.trust.judge.Consent.
     running: Sequence[Power] | None = None
 
 

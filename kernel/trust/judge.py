@@ -21,35 +21,40 @@ SHIPPED: Final[tuple[Power, ...]] = (OwnModel(),)
 
 
 class Consent(Struct, frozen=True, kw_only=True):
-    """What the user has agreed to before this look. `known`: there is a record of this bundle.
+    """What the user has agreed to before this look."""
 
-    `everything`: all of it, for one command. `own`: the user says that the folder is their own work. `elsewhere`: the
-    folder is a clone of a repository that others can change. `running` are the powers of the revision that runs.
-    """
-
+    #: The powers that were agreed to.
     agreed: Sequence[Power] = ()
+    #: There is a record of this bundle.
     known: bool = False
+    #: The user says that the folder is their own work.
     own: bool = False
+    #: The user agrees to everything, for one command.
     everything: bool = False
+    #: The bundle comes with the kernel.
     shipped: bool = False
+    #: The folder is a clone of a repository that others can change.
     elsewhere: bool = False
+    #: The powers of the revision that runs.
     running: Sequence[Power] | None = None
 
 
 class Judgement(Struct, frozen=True, kw_only=True):
-    """Whether the bundle is trusted, and why.
+    """Whether the bundle is trusted, and why."""
 
-    `powers` are all that it asks for. `missing` are those that nobody has agreed to, `changed` the modules that have
-    other bytes than those that were agreed to and need a new agreement. `known`: it was agreed to once.
-    `unbelieved` says why records cannot be read or written; None when they can.
-    """
-
+    #: All powers that it asks for.
     powers: list[Power]
+    #: The powers that nobody has agreed to.
     missing: list[Power]
+    #: The modules whose bytes have changed since the agreement. They need a new one.
     changed: list[Module]
+    #: Why it is trusted or not.
     reason: Literal["nothing to ask", "record", "command", "shipped", "running", "not trusted"]
+    #: It was agreed to once.
     known: bool = False
+    #: The folder is a clone of a repository that others can change.
     elsewhere: bool = False
+    #: Why records cannot be read or written. None: they can.
     unbelieved: str | None = None
 
     @property

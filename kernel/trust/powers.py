@@ -20,14 +20,14 @@ from schemas.grantable import within
 
 
 class Module(Struct, frozen=True, rename="camel", tag="module"):
-    """Code of the bundle that runs in agent processes, outside of every jail, as the user.
+    """Code of the bundle that runs in agent processes, outside of every jail, as the user."""
 
-    `extension` is the resource's name, `entry` the module's path from the bundle's folder. `digest` is made from all
-    modules that it may import (SHA-256, hexadecimal); it is no part of the identity: see `changed_modules`.
-    """
-
+    #: Name of the Extension.
     extension: str
+    #: The module's path from the bundle's folder.
     entry: str
+    #: SHA-256 of all modules that it may import, in hexadecimal digits. It is no part of the identity: see
+    #: `changed_modules`.
     digest: str
 
 
@@ -43,10 +43,13 @@ class Variable(Struct, frozen=True, rename="camel", tag="variable"):
 
 
 class Folder(Struct, frozen=True, rename="camel", tag="folder"):
-    """A file or folder outside of the bundle that a tool reads, or any that it writes to. `path` is absolute."""
+    """A file or folder outside of the bundle that a tool reads, or any that it writes to."""
 
+    #: The tool.
     tool: str
+    #: What the tool may do with it.
     access: Literal["read", "write"]
+    #: Its absolute path.
     path: str
 
 
@@ -104,14 +107,13 @@ class Permission(Struct, frozen=True, rename="camel", tag="permission"):
 
 
 class Setting(Struct, frozen=True, rename="camel", tag="setting"):
-    """A rule of the sandbox or the kernel that the bundle makes weaker. `whose` is a resource such as Tool/NAME.
+    """A rule of the sandbox or the kernel that the bundle makes weaker."""
 
-    `name` is the field, `value` what it is set to: `minTier`, `allowRegistry`, `extensionsMayAdd`, and
-    limits above the defaults.
-    """
-
+    #: The resource, for example Tool/NAME.
     whose: str
+    #: The field: `minTier`, `allowRegistry`, `extensionsMayAdd`, or a limit that is above its default.
     name: str
+    #: What it is set to.
     value: str
 
 

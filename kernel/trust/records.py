@@ -37,18 +37,21 @@ FORMAT: Final = 1
 
 
 class Record(Struct, frozen=True, rename="camel", kw_only=True):
-    """What was agreed to. `bundle` is the folder, or the file where that is not a goondan.yaml.
+    """A user's agreement."""
 
-    `own`: the user says that all of it is their own work, so that changed modules need no question. `when` is RFC 3339,
-    `by` the user's name or number, `how` is `question`, `command` or `init`.
-    """
-
+    #: The folder of the bundle, or its file where that is not a goondan.yaml.
     bundle: str
+    #: The powers that were agreed to.
     powers: list[Power]
+    #: The user says that all of it is their own work, so that changed modules need no question.
     own: bool = False
+    #: When: RFC 3339.
     when: str = ""
+    #: The user's name or number.
     by: str = ""
+    #: How: `question`, `command` or `init`.
     how: str = ""
+    #: The version of this record's form.
     format: int = FORMAT
 
 
