@@ -1,13 +1,13 @@
-"""The calls of a jail that forks them, each in a sandbox of its own: its own socket, its own output, its own end.
+"""The calls of a jail that forks them. Each call has a sandbox of its own: its own socket, output and end.
 
 A call sandbox is a process namespace inside the jail, made by the jail's fork server. Its worker speaks the same
 protocol as any other, over a socket that belongs to it alone, so nothing that it says can be about another call.
-States: spare (made ahead, has heard nothing) -> entered (it has its call) -> dying -> ended (its last process is gone).
+States: spare (made ahead, was told nothing) -> entered (it has its call) -> dying -> ended (its last process is gone).
 
 Rules.
-- A call sandbox runs one call and is told to leave when that has its result. One that stays is ended.
-- The fork server ends it, and is trusted. A server that does not is taken for broken, and its jail ended.
-- One is made ahead while a jail is in use: making one takes milliseconds, and a call then waits for none of them.
+- A call sandbox runs one call and is told to leave when the call has its result. If it stays, it is ended.
+- The fork server ends call sandboxes, and is trusted. If it does not end one, it is broken, and its jail is ended.
+- A sandbox is made ahead while a jail is in use. Making one takes milliseconds, and a call does not wait for them.
 
 Source: docs/design/sandbox.md section 5; docs/decisions/030.
 """
@@ -24,7 +24,7 @@ from toolhost.jails.jail import Jail, exit_cause
 from toolhost.jails.worker import Owner, Worker
 from toolhost.untrusted import Violation
 
-#: What a worker that was told to leave may take (seconds): enough to run exit handlers.
+#: How long a worker that was told to leave may take (seconds): enough for exit handlers.
 LEAVE_S: Final = 0.3
 #: How long the fork server may take to end a sandbox (seconds): it is one system call, but jails yield to others.
 KILL_S: Final = 20.0
@@ -36,7 +36,7 @@ class CallSandbox(Worker):
     def __init__(
         self, number: int, jail: Jail, owner: Owner, loop: asyncio.AbstractEventLoop, output_limit: int
     ) -> None:
-        """Ask the jail's fork server for it. Raises OSError when there are no descriptors left."""
+        """Ask the jail's fork server for a sandbox. Raises OSError when there are no descriptors left."""
         self.number = number
         self.jail = jail
         #: The worker call id of its call; None while it is spare.
@@ -73,7 +73,7 @@ class CallSandbox(Worker):
             self._set_timer(LEAVE_S, self.kill, "not needed any more")
 
     def kill(self, reason: str) -> None:
-        """End all of its processes. Its call is the caller's affair. Safe to call again."""
+        """End all its processes. The caller ends its call. Safe to call again."""
         if self._reason is None:
             self.dying, self._reason = True, reason
             self._stream.close()
@@ -81,7 +81,7 @@ class CallSandbox(Worker):
             self._set_timer(KILL_S, self.jail.kill, "did not end a call")
 
     def ended(self, cause: str, unmade: str | None = None) -> None:
-        """Its last process has ended. `unmade`: it never was there, for this reason."""
+        """Its last process has ended. `unmade`: why it never existed, if it did not."""
         self.dying, self.unmade = True, unmade
         self._end(cause)
 
@@ -127,17 +127,17 @@ class CallSandboxes:
         return self._by_name.get(name)
 
     def prepare(self) -> None:
-        """Have one made ahead for the next call, if there is none. Raises OSError when none can be asked for."""
+        """Have a sandbox made for the next call, if there is none. Raises OSError when none can be asked for."""
         if self._spare is None:
             self._spare = self._make()
 
     def processes(self) -> dict[str, int]:
-        """The first process of each call that runs, by the call's name in the jail. Called from any thread."""
+        """The first process of each running call, by the call's name in the jail. Called from any thread."""
         sandboxes = list(self._sandboxes.values())
         return {sandbox.name: sandbox.pid for sandbox in sandboxes if sandbox.name is not None and sandbox.pid}
 
     def heard(self, frame: WorkerFrame) -> None:
-        """The fork server says that a sandbox is there, or gone. Raises Violation for anything else."""
+        """The fork server says that a sandbox exists, or is gone. Raises Violation for anything else."""
         if not isinstance(frame, Forked | Ended) or frame.cell not in self._sandboxes:
             raise Violation("the fork server sent a frame that is none of its, or told of a call that it does not run")
         sandbox = self._sandboxes[frame.cell]
@@ -152,7 +152,7 @@ class CallSandboxes:
         sandbox.ended(cause, frame.message)
 
     def close(self, cause: str) -> None:
-        """The jail is gone, and with it every call sandbox."""
+        """The jail is gone, and so is every call sandbox."""
         self._spare = None
         self._by_name.clear()
         while self._sandboxes:

@@ -4,12 +4,12 @@ States: `starting` (the worker has not said `ready`) -> `live` -> `dying` (kille
 While it is being launched there is no Jail yet (launch.py).
 
 Rules.
-- Without namespaces (the tier reduced) it ends with every process of its process session instead.
-- A jail ends as a whole, by SIGKILL to the first process of its pid namespace: the kernel then ends every other one,
-  and that process is over only when all of them are. `gone` is reported after that, never before.
-- A frame that is refused ends the jail at once; how the jail is read is stream.py's affair.
+- A jail ends as a whole, by SIGKILL to the first process of its pid namespace. Linux then ends every other process
+  there, and the first one is over only when all of them are. `gone` is reported after that, never before.
+- Without namespaces (the tier reduced) the jail ends with every process of its process session instead.
+- A refused frame ends the jail at once. stream.py reads the jail.
 
-The host decides what a jail is for; nothing here knows calls or tools.
+The host decides what a jail is for; this module knows no calls and no tools.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ from toolhost.signalling import signal_all
 from toolhost.watch import procfs
 from toolhost.watch.jail_usage import JailUsage
 
-#: How long bubblewrap may take to name its first process before it is killed without (seconds).
+#: How long bubblewrap may take to name the jail's first process before it is killed without that (seconds).
 STATUS_PATIENCE_S: Final = 2.0
-#: bubblewrap's status lines are some hundred bytes; a longer one is none of its (bytes).
+#: bubblewrap's status lines have some hundred bytes; a longer line is not from bubblewrap (bytes).
 MAX_STATUS: Final = 4096
 
-#: How the boot stage ends when a place of the jail was replaced while it was being made (inside/confine.py).
+#: The exit status of the boot stage when a place of the jail was replaced while it was made (inside/confine.py).
 REPLACED: Final = 124
 
 _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 
 
 class Owner(worker.Owner, Protocol):
-    """Who a jail reports to, in the loop."""
+    """The object that a jail reports to, in the loop."""
 
     def jail_found(self, jail: Jail, pid: int) -> None:
-        """The first process of the jail is known: `pid` here on the host. Its namespaces are there."""
+        """The first process of the jail is known: `pid` is its number on the host. Its namespaces are there."""
 
 
 class Jail(worker.Worker):
@@ -107,9 +107,9 @@ class Jail(worker.Worker):
             self.worker_pid = self.pid
 
     def strays(self) -> list[int]:
-        """Processes of the jail beside its first one and the worker, as this host counts them; children first found.
+        """Processes of the jail besides its first one and the worker, by their numbers on this host; children first.
 
-        A few file reads: for idle jails only. Descendants show up once what stands above them is gone.
+        A few file reads: for idle jails only. A descendant shows once the processes above it are gone.
         """
         if self.worker_pid is None or self.dying:
             return []
@@ -126,9 +126,9 @@ class Jail(worker.Worker):
         return [] if self.usage.view is None else procfs.outer_processes(self.usage.view)
 
     def used(self) -> Used:
-        """What its processes have used: by the kernel's count, else what was seen of them and what the worker says.
+        """What its processes have used: as Linux counts it, or else what was seen of them and what the worker says.
 
-        A few file reads, because this is asked in the loop: a jail with many processes is the watch's affair.
+        A few file reads, because the loop asks. The watch looks at jails with many processes.
         """
         cpu_s, memory = self.usage.seen()
         ticks = kilobytes = 0
@@ -142,7 +142,7 @@ class Jail(worker.Worker):
 
     @property
     def was_replaced(self) -> bool:
-        """Whether it has ended before it ran anything, because a place of it was replaced meanwhile."""
+        """Whether it ended before it ran anything, because one of its places was replaced."""
         return not self.live and self._exit_code == REPLACED and self.last_words.startswith("boot: ")
 
     # --- the end
@@ -190,7 +190,7 @@ class Jail(worker.Worker):
                 self._jail_owner.jail_found(self, pid)
 
     def kill(self, reason: str) -> None:
-        """End the jail as a whole. Its calls are the caller's affair. Safe to call again."""
+        """End the jail as a whole. The caller ends its calls. Safe to call again."""
         if self.gone or self._reason is not None:
             return
         self.dying = True
@@ -203,7 +203,7 @@ class Jail(worker.Worker):
             elif self._status < 0:
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
             else:
-                # Killed before it has told its child's number, bubblewrap could leave that child waiting for ever.
+                # Without its child's number: if bubblewrap were killed now, that child could wait for ever.
                 self._set_timer(STATUS_PATIENCE_S, self._kill_outside)
 
     def _kill_outside(self) -> None:
@@ -213,7 +213,7 @@ class Jail(worker.Worker):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def _exited(self) -> None:
-        """bubblewrap has ended. The jail has only when its first process has, too."""
+        """bubblewrap has ended. The jail has ended only when its first process has ended, too."""
         if self._status >= 0:
             self._status_readable()  # the exit code may still be there
         self._loop.remove_reader(self._pidfd)

@@ -1,5 +1,5 @@
 """The tool host's side of the network. It starts the egress proxy, has sockets made in jails, gives them to the proxy,
-and keeps what the proxy says of them.
+and keeps what the proxy reports about them.
 
 One proxy serves all jails of a tool host. It is started for the first jail that has a network. When it ends, its jails
 have no network any more, and the next jail gets a new proxy.
@@ -31,9 +31,9 @@ from toolhost.seccomp.program import relay_program
 
 #: How long a jail's sockets may take (seconds): a short program and one round trip, some 30 ms.
 ATTACH_S: Final = 10.0
-#: How long the proxy may take to say what it has seen before a result goes without (seconds).
+#: How long the proxy may take to report what it has seen; after that a result goes out without it (seconds).
 SETTLE_S: Final = 0.5
-#: Refused and reached hosts that are kept of one jail.
+#: How many refused and reached hosts are kept of one jail.
 MAX_KEPT: Final = 256
 
 
@@ -44,17 +44,17 @@ class JailNetwork:
         self.network = network
         self.layout = layout
         self.denied: deque[Denied] = deque(maxlen=MAX_KEPT)
-        #: How many were denied, kept or not.
+        #: How many connections were denied, kept or not.
         self.denied_count = 0
         #: Hosts and ports that were reached, each once.
         self.reached: dict[tuple[str, int], None] = {}
 
     def denied_since(self, count: int) -> list[Denied]:
-        """What was denied after `denied_count` was `count`, as far as it is kept."""
+        """The denials since `denied_count` was `count`, as far as they are kept."""
         return list(self.denied)[max(0, len(self.denied) - (self.denied_count - count)) :]
 
     def note(self, news: Denied | Reached) -> None:
-        """Keep what the proxy says."""
+        """Keep a report of the proxy."""
         if isinstance(news, Denied):
             self.denied.append(news)
             self.denied_count += 1
@@ -63,20 +63,20 @@ class JailNetwork:
 
 
 class _Attached:
-    """A jail that is, or is being, attached."""
+    """A jail that is attached, or is being attached."""
 
     def __init__(self, known: JailNetwork) -> None:
         self.known = known
         #: Set when the proxy serves the jail, or when it is known that it cannot: then `problem` says why.
         self.decided = asyncio.Event()
         self.problem: str | None = None
-        #: Whoever waits for the network was told that it is there.
+        #: Whether those who wait for the network were told that it is there.
         self.is_up = False
         self.settling: dict[int, tuple[Callable[[], None], asyncio.TimerHandle]] = {}
 
 
 class Egress:
-    """The proxy, seen from the tool host. Use from the loop's thread only."""
+    """The proxy, as the tool host sees it. Use from the loop's thread only."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class Egress:
         on_lost: Callable[[int], None],
         on_news: Callable[[int, Denied | Failed], None],
     ) -> None:
-        """`on_lost` is told each jail whose network ended with the proxy, `on_news` what a jail could not reach."""
+        """`on_lost` gets each jail whose network ended with the proxy, `on_news` what a jail could not reach."""
         self._loop = loop
         self._launcher = launcher
         self._on_lost = on_lost
@@ -100,7 +100,7 @@ class Egress:
         self._attaching: set[asyncio.Task[None]] = set()
 
     def attach(self, jail: int, pid: int, known: JailNetwork, ready: Callable[[str | None], None]) -> None:
-        """Give the jail with the process `pid` its network. `ready` gets None, or why it has none; later, never now."""
+        """Give the jail of the process `pid` its network. `ready` gets None, or why it has none; never at once."""
         attached = self._jails[jail] = _Attached(known)
         task = self._loop.create_task(self._attach(jail, pid, attached, ready))
         self._attaching.add(task)
@@ -131,7 +131,10 @@ class Egress:
             ready(problem)
 
     async def _listen(self, pid: int, layout: Layout) -> tuple[tuple[Listener, ...], list[int]]:
-        """Have the sockets made in the jail: the listeners that could be, and the descriptors. Raises OSError."""
+        """Have the sockets made in the jail. Returns the listeners that could be made, and descriptors.
+
+        Raises OSError.
+        """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         answered = asyncio.Event()
         with ours:
@@ -165,7 +168,7 @@ class Egress:
         self._say(Close(jail))
 
     def settle(self, jail: int, done: Callable[[], None]) -> None:
-        """Call `done` when everything that has happened in the jail so far is known, after SETTLE_S at the latest."""
+        """Call `done` when everything that has happened in the jail is known, and after SETTLE_S at the latest."""
         known = self._jails.get(jail)
         if known is None or self._channel is None:
             self._loop.call_soon(done)
@@ -192,7 +195,7 @@ class Egress:
     # --- processes
 
     async def _start_proxy(self) -> None:
-        """See to it that it runs, or that somebody is about to start it. Raises OSError."""
+        """Make sure that the proxy runs, or that it is being started. Raises OSError."""
         if self._channel is not None:
             return
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -211,7 +214,7 @@ class Egress:
             raise
 
     async def _run(self, program: Run, fds: list[int]) -> None:
-        """Have the launcher start one of the two programs; a launcher that is lost meanwhile is asked once more.
+        """Have the launcher start one of the two programs. If the launcher is lost meanwhile, it is asked once more.
 
         Raises OSError.
         """
@@ -268,7 +271,7 @@ class Egress:
             done()
 
     def _lost(self) -> None:
-        """The proxy has ended: nothing of its jails' networks is left."""
+        """The proxy has ended, and with it the networks of its jails."""
         self._end_channel()
         if self._closed:
             return
@@ -293,7 +296,7 @@ class Egress:
                 os.close(fd)
 
     def _say(self, message: messages.Message, fds: list[int] | None = None) -> None:
-        """Send, or queue while the proxy reads slower than results come; `fds` stay the caller's."""
+        """Send a message, or queue it while the proxy does not read; `fds` stay the caller's."""
         if self._channel is not None:
             self._outbox.append((messages.encode(message), [os.dup(fd) for fd in fds or []]))
             self._flush()

@@ -1,4 +1,4 @@
-"""The processes of jails, as the host's /proc shows them, and the end of those that nothing else would end.
+"""The processes of jails, as the host's /proc shows them, and the end of those that nothing else ends.
 
 Two kinds of processes outlive what made them.
 
@@ -23,9 +23,9 @@ from typing import Final
 from toolhost.policy.conventions import JAIL_CODE
 from toolhost.signalling import signal_all
 
-#: Rounds of finding and killing; each takes some milliseconds, and what is stopped first can start nothing more.
+#: Rounds of finding and killing. Each takes some milliseconds; a process that is stopped first starts no other one.
 MAX_ROUNDS: Final = 50
-#: What stands in the arguments of every jail's bubblewrap.
+#: A part of the arguments of every jail's bubblewrap.
 _OURS: Final = f"{JAIL_CODE}/boot.py".encode()
 
 
@@ -77,7 +77,7 @@ def stranded() -> list[int]:
 
 
 def end_stranded() -> int:
-    """Kill them; how many there were."""
+    """Kill these processes. Returns how many there were."""
     return signal_all(stranded, signal.SIGKILL)
 
 

@@ -1,12 +1,12 @@
-"""File systems of their own for the workdirs that we make: asked of the launcher before a jail starts in one.
+"""File systems of their own for the workdirs that we make. The launcher is asked before a jail starts in one.
 
 Rules.
-- Each jail in a workdir can take `diskMb`, whatever was there before. So what jails can take together is set anew
-  before each of them starts: the sum over those that live there. When there is none, others may write what they like.
+- Each jail in a workdir can take `diskMb`, whatever was there before. So the bound of all jails there is set anew
+  before each jail starts: it is the sum over the jails that live. Without a jail, others may write without a bound.
 - A workdir that has an image is used with it or not at all, whatever the operator has chosen since.
-- Where none can be made, it is said once, and what is written is watched.
+- Where none can be made, this is logged once, and the watch looks at what is written.
 
-What is done as root is the launcher's (`launcher/sized.py`). Use from the loop's thread only.
+The launcher does the part that needs root (`launcher/sized.py`). Use from the loop's thread only.
 
 Source: docs/design/sandbox.md section 4; docs/decisions/040.
 """
@@ -32,11 +32,11 @@ from toolhost.launcher.sizes import IMAGE, MIB, POINT
 from toolhost.privileges.launcher_link import LauncherLost
 from toolhost.privileges.powers import Powers
 
-#: How much longer than the launcher's own patience is waited (seconds).
+#: How much longer we wait than the launcher itself does (seconds).
 _LONGER_S: Final = 5.0
-#: An answer is a sentence and a number (bytes).
+#: Largest answer (bytes): it is a sentence and a number.
 _MAX_ANSWER: Final = 8192
-#: Less room than this is none (bytes): what is written comes in pieces.
+#: Less room than this counts as none (bytes): writes come in pieces.
 _FULL: Final = MIB
 #: `<state_dir>/instances/<agent>/<key>/workspace`.
 _DEPTH: Final = 4
@@ -44,7 +44,7 @@ _HELP: Final = 'docs/sandbox.md, "A file system for each workdir", says what can
 
 
 def mount_point(workdir: str, state_dir: str) -> str | None:
-    """The instance's workspace that `workdir` is or lies in (both resolved); None when it is somebody's own folder."""
+    """The instance's workspace that `workdir` is or lies in (both resolved); None for somebody's own folder."""
     if not within(workdir, state_dir):
         return None
     parts = workdir[len(state_dir) :].strip("/").split("/")
@@ -60,13 +60,13 @@ class Claim(Struct, eq=False):
     point: str
     #: What the jail may take (bytes).
     size: int
-    #: Whether the file system keeps it to that.
+    #: Whether the file system enforces that.
     sized: bool = False
-    #: Whether nothing was left out because the disk below has not so much.
+    #: Whether all of `size` is available; False when the disk below has less room.
     whole: bool = False
 
     def limit_met(self) -> str | None:
-        """The limit of its tool that has filled the file system, if it is full."""
+        """The limit of its tool that has filled the file system; None while there is room."""
         with suppress(OSError):
             at = os.statvfs(self.point)
             if self.sized and at.f_favail == 0:
@@ -77,18 +77,18 @@ class Claim(Struct, eq=False):
 
 
 class _Point(Struct, eq=False):
-    #: The last to ask must be the one whose sum counts.
+    #: Held while a sum is set, so that the last one to ask sets the sum that counts.
     lock: asyncio.Lock
     claims: list[Claim] = []
 
 
 class SizedWorkdirs:
-    """Those of one tool host."""
+    """The sized workdirs of one tool host."""
 
     def __init__(
         self, powers: Powers, folder: str | None = None, warn: Callable[[str], None] = lambda message: None
     ) -> None:
-        """`folder` is one of ours, in which it can be tried whether such file systems can be made."""
+        """`folder` is one of ours: in it we can try whether such file systems can be made."""
         self._powers = powers
         self._folder = folder
         self._warn = warn
@@ -98,15 +98,15 @@ class SizedWorkdirs:
         self._left: set[asyncio.Task[None]] = set()
 
     def configure(self, spec: ToolHostSpec) -> None:
-        """Find out whether this host can, as soon as the operator wants it."""
+        """Find out whether this host can make them, as soon as the operator wants them."""
         if spec.sized_workdirs and self._able is None:
             self._able = asyncio.ensure_future(self._check())
 
     async def claim(self, tool: ToolSpec, workdir: str | None, spec: ToolHostSpec) -> Claim | None:
-        """Have a jail of that tool able to take its `diskMb` there. None: the workdir has no file system of its own.
+        """Let a jail of that tool take its `diskMb` there. None: the workdir has no file system of its own.
 
-        `release` it when the jail is gone. Raises GoondanError E_SANDBOX_UNAVAILABLE when the workdir has one that
-        cannot be used, E_SANDBOX_DENIED and OSError.
+        `release` the claim when the jail is gone. Raises GoondanError E_SANDBOX_UNAVAILABLE when the workdir has one
+        that cannot be used, E_SANDBOX_DENIED and OSError.
         """
         if workdir is None or tool.sandbox.isolation == "shared":
             return None
@@ -137,7 +137,7 @@ class SizedWorkdirs:
         return claim
 
     def release(self, claim: Claim | None) -> None:
-        """Its jail is gone."""
+        """The jail of the claim is gone."""
         if claim is not None and (of_point := self._points.get(claim.point)) is not None:
             of_point.claims.remove(claim)
             if not of_point.claims and claim.sized:
@@ -148,7 +148,7 @@ class SizedWorkdirs:
                 del self._points[claim.point]
 
     async def settled(self) -> None:
-        """Wait until what is left is known to the workdirs without jails."""
+        """Wait until workdirs without jails are given back what their jails could take."""
         await asyncio.gather(*self._left)
 
     async def _leave(self, point: str, of_point: _Point) -> None:
@@ -181,7 +181,7 @@ class SizedWorkdirs:
         return not problem
 
     async def _ask(self, point: str, request: Hold | Check) -> Held:
-        """Of the launcher, about the folder of `point`. One that was lost may have done it: that is found then."""
+        """Ask the launcher about the folder of `point`. A lost launcher may have done it; the second try sees that."""
         try:
             return await self._ask_once(point, request)
         except LauncherLost:
@@ -208,7 +208,7 @@ class SizedWorkdirs:
 
 
 async def _read(fd: int) -> bytes:
-    """Everything until the other end is closed; b"" after some time, or when it is too much."""
+    """Read until the other end is closed; b"" when that takes too long or brings too much."""
     reader = asyncio.StreamReader()
     pipe = open(fd, "rb", 0, closefd=False)  # noqa: SIM115 # the transport closes it
     transport, _ = await asyncio.get_running_loop().connect_read_pipe(

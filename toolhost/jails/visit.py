@@ -1,4 +1,4 @@
-"""A jail that is asked one thing, and ended."""
+"""A jail that answers one question and is then ended."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from toolhost.policy.subject import HostFacts
 from toolhost.privileges.powers import Powers
 from toolhost.untrusted import Violation
 
-#: What its worker may send (bytes): it says one thing.
+#: What its worker may send (bytes): one answer.
 OUTPUT_LIMIT: Final = 1 << 20
 Told = TypeVar("Told")
 
 
 class Visit(ABC, Generic[Told]):
-    """Who such a jail reports to (jail.Owner)."""
+    """The object that such a jail reports to (jail.Owner)."""
 
     def __init__(self) -> None:
         #: The jail, once it is there.
@@ -35,9 +35,9 @@ class Visit(ABC, Generic[Told]):
     async def answer(
         self, tool: ToolSpec, spec: ToolHostSpec, host: HostFacts, powers: Powers, timeout_s: float
     ) -> tuple[Jail, Told | str]:
-        """The jail of the tool, which is gone by then, and what was told in it, or in words why nothing was.
+        """The jail of the tool, which is gone by then, and its answer, or in words why there is none.
 
-        Raises GoondanError where there can be no such jail, TimeoutError, and what `ask` raises.
+        Raises GoondanError when no such jail can be made, TimeoutError, and what `ask` raises.
         """
         launched = await launch(lambda: plan(look_up(tool, None, spec, host, powers), host), powers)
         loop = asyncio.get_running_loop()
@@ -61,14 +61,14 @@ class Visit(ABC, Generic[Told]):
 
     @abstractmethod
     def hear(self, jail: Jail, frame: WorkerFrame) -> None:
-        """A frame of the jail's worker, or of that of a call in it; `tell` what it means."""
+        """Handle a frame of the jail's worker, or of the worker of a call in it; `tell` the answer."""
 
     @abstractmethod
     def describe_end(self, jail: Jail, cause: str) -> str:
-        """In words: the jail has ended without an answer."""
+        """In words: how the jail ended without an answer."""
 
     def tell(self, what: Told | str) -> None:
-        """This is the answer, if there was none before."""
+        """Take this as the answer, unless there is one already."""
         if not self._told.done():
             self._told.set_result(what)
 
@@ -84,7 +84,7 @@ class Visit(ABC, Generic[Told]):
         self.tell(str(violation))
 
     def worker_printed(self, worker: Worker, text: str) -> None:
-        """The last line is in the worker's last words; the others are nobody's business."""
+        """Nothing to do: the worker's last words hold the last line, and nobody needs the others."""
 
     def worker_gone(self, worker: Worker, cause: str) -> None:
         if isinstance(worker, Jail):

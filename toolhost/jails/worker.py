@@ -1,4 +1,4 @@
-"""One worker, seen from the host: what it is told, what it says and prints, and whether it is being ended.
+"""One worker as the host sees it: what it is told, what it says and prints, and whether it is being ended.
 
 A jail is one (jail.py). The sandbox of one call, in a jail that forks its calls, is another (call_sandboxes.py).
 
@@ -22,10 +22,10 @@ EXIT_GRACE_S: Final = 0.25
 
 
 class Owner(Protocol):
-    """Who a worker reports to, in the loop."""
+    """The object that a worker reports to, in the loop."""
 
     def worker_frames(self, worker: Worker, frames: list[WorkerFrame]) -> None:
-        """Frames of the worker, already within the limits."""
+        """Frames of the worker, which keep to the limits."""
 
     def worker_broken(self, worker: Worker, violation: Violation) -> None:
         """The worker broke the protocol. It is being ended."""
@@ -34,7 +34,7 @@ class Owner(Protocol):
         """Something was written to the standard output or error of its processes."""
 
     def worker_gone(self, worker: Worker, cause: str) -> None:
-        """Its last process has ended. The last report of a worker."""
+        """Its last process has ended. This is the last report of a worker."""
 
 
 class Worker(ABC):
@@ -63,13 +63,13 @@ class Worker(ABC):
         self._output = StrayOutput(output, loop, lambda text: owner.worker_printed(self, text))
         #: Queue a frame for the worker.
         self.send: Callable[[HostFrame], None] = self._stream.send
-        #: Keep what is sent from now on: the worker must not begin yet. Until `release`.
+        #: Keep what is sent from now on until `release`: the worker must not begin yet.
         self.hold = self._stream.hold
         self.release = self._stream.release
 
     @abstractmethod
     def kill(self, reason: str) -> None:
-        """End all of its processes. Its calls are the caller's affair. Safe to call again."""
+        """End all its processes. The caller ends its calls. Safe to call again."""
 
     def mark_live(self) -> None:
         """The worker has said `ready`."""
@@ -77,7 +77,7 @@ class Worker(ABC):
 
     @property
     def unread(self) -> int:
-        """Bytes that the worker has not taken."""
+        """Bytes that are not written to its socket yet."""
         return self._stream.unread
 
     @property
@@ -99,13 +99,13 @@ class Worker(ABC):
             self._set_timer(EXIT_GRACE_S, self.kill, "closed its channel")
 
     def _set_timer(self, delay_s: float, action: Callable[..., None], *args: object) -> None:
-        """Do this after so many seconds, in place of what was to be done then."""
+        """Call `action` after so many seconds, in place of what was planned before."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer = self._loop.call_later(delay_s, action, *args)
 
     def _end(self, cause: str) -> None:
-        """Its last process has ended. What it sent and wrote before counts."""
+        """Its last process has ended. What it sent and wrote before still counts."""
         if self._timer is not None:
             self._timer.cancel()
         self._reason = self._reason or cause

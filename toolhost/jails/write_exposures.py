@@ -1,4 +1,4 @@
-"""The folders of others that jails can write to at the moment, and the record of it (schemas/workdirs.py).
+"""The folders of others that jails can write to now, and the record of that (schemas/workdirs.py).
 
 A write exposure is a time in which jails could write to a folder.
 
@@ -6,8 +6,8 @@ Rules.
 - An exposure begins, and is on disk, before the first jail that can write to its folder starts. It ends after the last
   one.
 - The places that stay read-only are held open, so that nothing else can get their inode. A program of the host may put
-  another file in such a place (an editor that saves by renaming). That takes the mount away that kept it: then `intact`
-  is False, and the jails of the folder must make way for new ones.
+  another file in such a place (an editor that saves by renaming). That removes the mount that protected the place: then
+  `intact` is False, and new jails must replace the jails of the folder.
 - A folder that was made for a jail is shared-locked while it is in use, and removed only under an exclusive lock:
   another tool host may guard it as well.
 
@@ -37,9 +37,9 @@ from schemas.workdirs import MAX_SILENCE_S, SLACK_NS, GuardedPlace, WriteExposur
 from toolhost.policy.guarding import MADE_NAMES, remove_placeholders
 from toolhost.privileges.powers import Powers
 
-#: Exposures of one tool host that are kept apart; beyond it those of one folder are joined.
+#: Exposures of one tool host that are kept apart. Above that number, exposures of one folder are joined.
 MAX_EXPOSURES: Final = 200
-#: A record larger than this is none of ours (bytes).
+#: A larger record was not written by us (bytes).
 _MAX_BYTES: Final = 16 << 20
 
 
@@ -73,7 +73,7 @@ class _Exposed:
         self.pins[path] = (fd, GuardedPlace(path, status.st_dev, status.st_ino))
 
     def look(self) -> bool:
-        """Whether every place is still what it was; what is not, is not held any longer."""
+        """Whether every place is still what it was. A place that is not is no longer held."""
         gone = [path for path, (_, kept) in self.pins.items() if not leads_to(path, kept.device, kept.inode)]
         for path in gone:
             os.close(self.pins.pop(path)[0])
@@ -84,16 +84,16 @@ class _Exposed:
         return [kept for path, (_, kept) in self.pins.items() if path not in self.broken]
 
     def end(self) -> WriteExposure:
-        """What there is to say about it afterwards."""
+        """The exposure as it goes into the record, now that it is over."""
         self.look()
         kept = self.kept()
         for fd, _ in self.pins.values():
             os.close(fd)
         remove_placeholders(self.made, self._powers)
-        # The clock of files runs behind this one: what was written until now has no later time, and somebody who writes
-        # from now on shall not be taken for a tool.
+        # The clock of files is behind this one: what was written until now has no later time. And a person who writes
+        # from now on is not taken for a tool.
         now = time.time_ns()
-        # The clock may have been set meanwhile; no file escapes by that.
+        # The clock may have been set meanwhile; `lasted` makes sure that no file escapes because of that.
         lasted = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - self.began_after_boot + SLACK_NS
         return WriteExposure(self.folder, min(self.began, now - lasted), max(now, self.began + lasted), kept)
 
@@ -102,7 +102,7 @@ class WriteExposures:
     """All write exposures of one tool host. `path` is the record, None when none can be kept."""
 
     def __init__(self, path: str | None, powers: Powers) -> None:
-        """Goes on with what stands in the record."""
+        """Goes on with the content of the record."""
         self._powers = powers
         self._path = path
         self._present: dict[str, _Exposed] = {}
@@ -111,7 +111,7 @@ class WriteExposures:
         self.take_over(path)
 
     def take_over(self, path: str | None) -> None:
-        """The record of a tool host that is gone becomes part of ours, and what it made is removed."""
+        """Make the record of a tool host that is gone part of ours, and remove the folders that it made."""
         if path is None:
             return
         for past in read_list(path, WriteExposure, _MAX_BYTES):
@@ -131,7 +131,7 @@ class WriteExposures:
                 os.unlink(path)
 
     def begin(self, folders: list[str], guarded: list[str], made: list[str]) -> None:
-        """A jail is about to start that can write to these. Raises GoondanError E_SANDBOX_DENIED: it may not."""
+        """A jail that can write to these folders is about to start. Raises GoondanError E_SANDBOX_DENIED."""
         begun: list[str] = []
         new = False
         try:
@@ -159,7 +159,7 @@ class WriteExposures:
             raise fail("E_SANDBOX_DENIED", text, suggestion="Call again; see whether the disk is full.") from None
 
     def end(self, folders: list[str]) -> None:
-        """The last process of a jail is gone."""
+        """The last process of a jail that could write to these folders is gone."""
         before = len(self._present)
         for folder in dict.fromkeys(folders):
             self._leave(folder)
@@ -167,12 +167,12 @@ class WriteExposures:
             self._write()
 
     def intact(self, folders: list[str]) -> bool:
-        """Whether everything in these that must stay read-only still does: a few system calls."""
+        """Whether everything in these folders that must stay read-only still does. Takes a few system calls."""
         with self._lock:
             return all(present.look() for folder in folders if (present := self._present.get(folder)) is not None)
 
     def beat(self) -> None:
-        """Every second or so while there are jails."""
+        """Call every second or so while there are jails."""
         if self._present and self._path is not None:
             with suppress(OSError):
                 os.utime(self._path)
@@ -189,7 +189,7 @@ class WriteExposures:
         self._past.append(present.end())
 
     def _write(self, *, durable: bool = False) -> None:
-        """Put the record in place. Raises OSError when a beginning cannot be recorded; an end can wait for the next."""
+        """Put the record in place. Raises OSError when a beginning cannot be recorded; an end can wait."""
         self._past = joined(self._past)
         if self._path is None:
             return
@@ -203,8 +203,8 @@ class WriteExposures:
 
 
 def joined(exposures: list[WriteExposure]) -> list[WriteExposure]:
-    """At most MAX_EXPOSURES of those in folders that are still there: the two of a folder with the least between them
-    become one, in which only that was kept that was in both.
+    """At most MAX_EXPOSURES of the exposures in folders that still exist. The two of one folder with the shortest time
+    between them become one, which keeps only the places that were kept in both.
     """
     left = sorted((one for one in exposures if os.path.isdir(one.folder)), key=lambda one: (one.folder, one.began))
     while len(left) > MAX_EXPOSURES:
@@ -224,7 +224,7 @@ def joined(exposures: list[WriteExposure]) -> list[WriteExposure]:
 
 
 def _open_shared(path: str) -> int | None:
-    """A folder that others may want to remove, open and locked against that; None when it cannot be. Raises OSError."""
+    """Open and lock a folder that others may want to remove; None when it cannot be locked. Raises OSError."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except (NotADirectoryError, PermissionError):

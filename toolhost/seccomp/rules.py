@@ -227,24 +227,25 @@ _OF_A_SERVER: Final[dict[str, Rule]] = {
 
 # --- a jail that drops root itself ------------------------------------------------------------------------------------
 
-#: PR_CAPBSET_DROP: whoever has no capability is refused by the kernel, and only the boot stage has one.
+#: PR_CAPBSET_DROP: the kernel refuses it to a process without the capability, and only the boot stage has that one.
 _OF_ONE_THAT_DROPS: Final = {"prctl": allowed_if((one_of(0, (*_PRCTL, 24)),), otherwise=EINVAL)}
 
 
 # --- a jail without mounts and namespaces ---------------------------------------------------------------------------
 
-#: It is the operator's own user, and Landlock is not asked about these: they would count for every file of that user,
-#: by a path or by a descriptor that was opened to read. A watch tells the names in folders that cannot be listed.
+#: Such a jail is the operator's own user, and Landlock does not decide about these calls. They would work on every file
+#: of that user, by a path or by a descriptor opened for reading. A watch (inotify) tells names in folders that
+#: cannot be listed.
 _OF_ANY_FILE: Final = (
     "chmod", "fchmod", "fchmodat", "fchmodat2", "chown", "fchown", "lchown", "fchownat",
     "utime", "utimes", "futimesat", "utimensat", "inotify_add_watch",
 )  # fmt: skip
 _ATTRIBUTES_READ: Final = ("getxattr", "lgetxattr", "fgetxattr", "listxattr", "llistxattr", "flistxattr")
-#: Those of terminals, pipes and descriptors. Others set flags of files that were opened to read, or seal them for good.
+#: Requests for terminals, pipes and descriptors. Others set flags of files that are open for reading, or seal them.
 _IOCTL: Final = (
     0x5401, 0x5402, 0x5403, 0x5404, 0x540F, 0x5410, 0x5411, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451, 0x5452,
 )  # fmt: skip
-#: And these for every process of that user: the first argument says which, 0 is whoever asks.
+#: These would work on every process of that user. The first argument names the process; 0 is the caller.
 _OF_ANY_PROCESS: Final = ("prlimit64", "sched_setaffinity", "sched_setattr", "sched_setparam", "sched_setscheduler")
 _ITSELF: Final = one_of(0, (0,))
 _BARE: Final[dict[str, Rule]] = {
@@ -258,12 +259,12 @@ _BARE: Final[dict[str, Rule]] = {
 
 
 def rules(*, sockets: bool, server: bool = False, drops: bool = False, bare: bool = False) -> dict[str, Rule]:
-    """The rule of every call that has one; all others are ENOSYS. `sockets`: the tool was granted a network.
+    """The rule of every call that has one; all others fail with ENOSYS.
 
-    `bare`: for a jail without mounts and namespaces (reduced.py), in which paths and process numbers are the host's.
-
-    `server`: for a jail's fork server, which puts the walls around each call and then the filter without `server` on
-    it. Filters add up, so this one lets through all that the other does. `drops`: the jail begins as root.
+    `sockets`: the tool was granted a network. `server`: for a jail's fork server, which puts up the walls around each
+    call and then adds the filter without `server`. Filters add up, so this one allows everything that the other allows.
+    `drops`: the jail begins as root. `bare`: for a jail without mounts and namespaces (reduced.py), in which paths and
+    process numbers are the host's.
     """
     made = dict.fromkeys(ALLOWED, Rule((), ALLOW))
     made |= {name: Rule((), EPERM) for names in REFUSED.values() for name in names}

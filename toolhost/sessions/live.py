@@ -1,6 +1,6 @@
-"""One session whose jail is there: what the jail is told and what becomes of it, what logs, results and receipts say.
+"""One session whose jail is there: what the jail is told, and what its logs, results and receipts say.
 
-What happens to the session is decided in machine.py. Here the actions that concern one jail alone are performed.
+machine.py decides what happens to the session. This module performs the actions that concern one jail alone.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from toolhost.sessions.session import JailSession
 from toolhost.signalling import signal_all
 from toolhost.untrusted import Violation, output_limit
 
-#: A jail in which strays are still found after so many looks is ended.
+#: How many looks in turn may find strays in a jail before it is ended.
 STRAY_LOOKS: Final = 3
 
 
@@ -49,26 +49,26 @@ class LiveSession:
     def __init__(self, session: JailSession, jail: Jail, hiding: Hiding, claim: Claim | None = None) -> None:
         self.session = session
         self.jail = jail
-        #: What its tool must not see.
+        #: The folders that its tool must not see.
         self.hiding = hiding
-        #: What it may take in its workdir; None where that has no file system of its own.
+        #: What it may take in its workdir; None where the workdir has no file system of its own.
         self.claim = claim
         self.ledger = Ledger(jail.plan)
         #: The sandboxes of its calls; None for a jail that runs calls in its worker.
         self.sandboxes: CallSandboxes | None = None
-        #: What is known of its connections; None where none were granted.
+        #: What is known of its connections; None when it has no network.
         self.network: JailNetwork | None = None
-        #: Which messages its worker has.
+        #: The messages that its worker has.
         self.messages = SentMessages()
         #: Set when its jail's last process has ended.
         self.gone = asyncio.Event()
         #: How many looks in turn have found strays.
         self.strays = 0
-        #: What it waits for.
+        #: Runs when what it waits for is over.
         self.timer: asyncio.TimerHandle | None = None
 
     def stop_timer(self) -> None:
-        """Wait for nothing any more."""
+        """Stop waiting."""
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None
@@ -78,9 +78,9 @@ class LiveSession:
     def load(
         self, tool: ToolSpec, environment: Mapping[str, str], owner: Owner, loop: asyncio.AbstractEventLoop
     ) -> None:
-        """Tell the worker what to load, with what it was granted of `environment`. It waits for its network, if any.
+        """Tell the worker what to load, with the granted part of `environment`. It waits for its network, if any.
 
-        A shared jail is everybody's, and has nothing of the environment.
+        A shared jail is for everybody, so it gets nothing of the environment.
         """
         jail, layout = self.jail, self.jail.plan.layout
         names = tool.sandbox.env if tool.sandbox.isolation != "shared" else []
@@ -110,7 +110,7 @@ class LiveSession:
             (self.sandboxes or jail).hold()  # until its sockets are there
 
     def send_call(self, call: Call, messages: MessageCache, now: float) -> None:
-        """Hand a call to its worker, with the message that made it. Raises OSError when it gets no sandbox."""
+        """Hand a call to its worker, with the message that made it. Raises OSError when the call gets no sandbox."""
         worker: Worker = self.jail
         sent = self.messages
         if self.sandboxes is not None:
@@ -138,7 +138,7 @@ class LiveSession:
         worker.send(frame)
 
     def perform(self, action: JailAction) -> None:
-        """Do to the jail, or to the worker of one call, what was decided."""
+        """Perform an action on the jail, or on the worker of one call."""
         if isinstance(action, Kill):
             self.jail.kill(action.reason)
             self.ledger.ended(action.reason)
@@ -157,13 +157,13 @@ class LiveSession:
                     sandbox.kill(action.reason)
 
     def own_call(self, worker: Worker) -> Call | None:
-        """The call that has this worker for itself; None for the worker of a jail."""
+        """The call that this worker was made for; None for the worker of a jail."""
         return self.session.own.get(worker.name or "") if isinstance(worker, CallSandbox) else None
 
     def sweep(self) -> bool:
         """Kill what calls have left behind in an idle jail. False: it comes back, so the jail must end.
 
-        The worker sweeps after its calls; a hostile one may not. So this looks from outside while nothing runs.
+        The worker sweeps after its calls, but a hostile worker may not. So this looks from outside while nothing runs.
         """
         session = self.session
         if session.clean or session.background or session.state != "serving":
@@ -181,9 +181,9 @@ class LiveSession:
     # --- results and receipts
 
     def ending(self, cause: str, worker: Worker) -> ToolError:
-        """Why a call that was running has failed when its worker has ended: that of its jail, or its own."""
+        """Why a running call has failed when its worker ended; the worker is the jail's or the call's own."""
         usage = self.jail.usage
-        # The kernel may have ended a single call before anybody has looked at its jail.
+        # Linux may have ended a single call before anybody looked at its jail.
         met = usage.limit_met() if isinstance(worker, CallSandbox) else usage.met
         if met is not None:
             return limit_error(met, usage.limits)
@@ -202,7 +202,7 @@ class LiveSession:
         return tool_error("E_TOOL_CRASHED", f"the tool's process {cause} {while_}{said}", name="ToolCrashed")
 
     def explained(self, error: WorkerError) -> WorkerError:
-        """A handler's error, with the wall or the limit that it has met, as far as that can be told at once."""
+        """A handler's error together with the wall or the limit that it met, as far as that is known at once."""
         if self.network is None:
             error = without_network(error)
         usage = self.jail.usage
@@ -211,10 +211,9 @@ class LiveSession:
         return with_limit(error, usage.limits, refused=refused, counted=usage.keeper.counts_processes, full=full)
 
     def receipt(self, call: Call, now: float, cause: str | None = None) -> Raw:
-        """The receipt of a call that this jail has, or had, until now.
+        """The receipt of a call that this jail has, or had until now.
 
-        `cause`: why its processes end before it had a result. Those of a call without processes of its own are the
-        jail's.
+        `cause`: why the call's processes end before it had a result; for a call without its own processes, the jail's.
         """
         ledger, call_s = self.ledger, now - call.started
         if ledger.is_due(now, call_s):
@@ -231,7 +230,7 @@ class LiveSession:
     # --- logs and news
 
     def log_line(self, level: str, message: str, call: Call | None = None) -> LogLine:
-        """A line of this jail, with whose it is: the call's, or that of the one instance that the jail is for."""
+        """A log line of this jail, with its owner: the owner of the call, or the one instance that the jail is for."""
         line = LogLine(time=time.time(), level=level, message=message, tool=self.jail.name)
         if call is not None:
             line.agent, line.instance_key, line.call_id = call.agent, call.instance_key, call.id
@@ -240,7 +239,7 @@ class LiveSession:
         return line
 
     def network_line(self, news: Denied | Failed) -> LogLine:
-        """What the egress proxy has refused this jail, or could not get for it."""
+        """A log line: the egress proxy refused this jail something, or could not reach something for it."""
         what = "was denied" if isinstance(news, Denied) else "could not be reached"
         return self.log_line("warn", f"{shown(news.host, news.port)} {what}: {news.reason}")
 
@@ -266,7 +265,7 @@ class LiveSession:
 
 
 def unavailable(message: str) -> ToolError:
-    """The error of calls that could not be put behind their walls."""
+    """The error of calls whose walls could not be put up."""
     return tool_error("E_SANDBOX_UNAVAILABLE", message, name="SandboxUnavailable")
 
 

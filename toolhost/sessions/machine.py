@@ -1,15 +1,15 @@
-"""Sessions and the calls in them, decided: inputs in, actions out. No jails, sockets, files, loops or clock.
+"""Decides about sessions and the calls in them: inputs in, actions out. No jails, sockets, files, loops or clock.
 
-The shell (sessions.py) tells what has happened and performs the actions in their order; pool.py decides which call goes
-where. Calls are answered by actions, each once.
+The shell (sessions.py) says what has happened, and performs the actions in their order. pool.py decides which call goes
+where. Each call is answered by one action.
 
 Rules.
-- A jail that is ended for one call's sake gives the others in it SIBLING_GRACE_S to finish; after that they run again
-  if their export is idempotent, and else their outcome is unknown.
-- A cancelled call's handler is asked to stop, and after CANCEL_GRACE_S its jail ends like that.
-- A call with processes of its own ends by these alone, and its jail goes on.
-- What a worker says about a call that its session does not run is a Violation: the shell ends the jail, or that call's
-  processes.
+- A jail that is ended because of one call gives its other calls SIBLING_GRACE_S to finish. After that they run again if
+  their export is idempotent; otherwise their outcome is unknown.
+- The handler of a cancelled call is asked to stop. After CANCEL_GRACE_S its jail is ended in the same way.
+- A call with processes of its own ends by ending these alone, and its jail goes on.
+- A worker that speaks of a call that its session does not run commits a Violation: the shell ends the jail, or that
+  call's processes.
 
 Source: docs/design/sandbox.md section 5; docs/decisions/081.
 """
@@ -30,16 +30,16 @@ from toolhost.sessions.pool import Assign, End, Pool, Start
 from toolhost.sessions.session import JailSession
 from toolhost.untrusted import Violation
 
-#: What siblings of a call that ran out of time may still take (seconds): most calls take less.
+#: How long the other calls of a jail may go on when one ran out of time (seconds): most calls take less.
 SIBLING_GRACE_S: Final = 5.0
-#: What a cancelled handler may take to stop before its jail is ended (seconds).
+#: How long a cancelled handler may take to stop before its jail is ended (seconds).
 CANCEL_GRACE_S: Final = 2.0
-#: What a worker that was told to leave may take (seconds): enough to run exit handlers, short for whoever waits.
+#: How long a worker that was told to leave may take (seconds): enough for exit handlers, and short for those who wait.
 EXIT_GRACE_S: Final = 0.3
-#: What a tool's module may take to load when none of its calls has a deadline (seconds).
+#: How long a tool's module may take to load when none of its calls has a deadline (seconds).
 LOAD_TIMEOUT_S: Final = 60.0
-#: How often a call goes to a new jail because a place of the last one was replaced while it was made: an editor that
-#: saves does that once, a hostile neighbour for ever.
+#: How often a call gets a new jail because a place of the last one was replaced while the jail was made. An editor that
+#: saves replaces a place once, a hostile neighbour for ever.
 MAX_MADE: Final = 3
 
 _NOT_NEEDED: Final = "not needed any more"
@@ -49,7 +49,7 @@ _NOT_NEEDED: Final = "not needed any more"
 
 
 class Answer(Struct, frozen=True):
-    """The call ends with this error, or the `work` that went on after it."""
+    """The call, or the work that went on after it, ends with this error."""
 
     #: Where it ran; None for a call that has waited.
     session: JailSession | None
@@ -57,6 +57,7 @@ class Answer(Struct, frozen=True):
     error: ToolError
     #: Why its processes end, for the receipt.
     cause: str | None = None
+    #: The work that went on after the call; None when the call itself ends.
     work: Work | None = None
 
 

@@ -1,19 +1,19 @@
-"""Which session a call goes to, and which sessions there are: pure, with the time as an argument.
+"""Decides which session a call goes to, and which sessions there are. Pure, with the time as an argument.
 
-There are never more sessions than `max_jails`, closed ones included, because their processes still live.
+There are never more sessions than `max_jails`. Closed sessions count, because their processes still live.
 
 Rules.
-- Calls with the same key share a session, up to MAX_CALLS_PER_JAIL at a time; MAX_CALLS where each is forked. Work that
-  goes on after its call was answered has places of its own, MAX_PENDING_PER_JAIL of them; where each is forked it
-  stays in its own.
-- A call that waits for a launch is an ordinary waiting call: it can be withdrawn for nothing. The jail comes anyway,
-  and is there for the next one.
-- When no session is left for a new key, the idle session that was used longest ago is closed; while none is idle,
-  calls wait. The next session goes to the agent that has the fewest, and among equals to who came first: an agent with
-  many instances does not keep another one out.
-- One root (the message that it all began with) leaves an eighth of the sessions: there, nobody gets a further one who
-  has more in use than would be left. Calls may block for long, and pending work for an hour.
-- The host performs what is returned: start a jail for a session, put calls into it, end it.
+- Calls with the same key share a session, up to MAX_CALLS_PER_JAIL at a time; MAX_CALLS where each call is forked. Work
+  that goes on after its call was answered has MAX_PENDING_PER_JAIL places of its own; where each call is forked, it
+  keeps the place of its call.
+- A call that waits for a launch can be withdrawn like any waiting call. The jail is launched all the same, and serves
+  the next call.
+- When no session is left for a new key, the session that has been idle longest is closed; while none is idle, calls
+  wait. The next session goes to the agent that has the fewest, and among equals to the call that came first: an agent
+  with many instances does not keep another one out.
+- A root (the message that all work began with) leaves an eighth of the sessions to others. It gets one of that eighth
+  only while it has no more sessions in use than would be left. Calls may block for long, and pending work for an hour.
+- The host performs the returned actions: start a jail for a session, put calls into it, end it.
 
 Source: docs/design/sandbox.md sections 1 and 5.
 """
@@ -29,19 +29,19 @@ from toolhost.calls.call_registry import Call
 from toolhost.policy.nested import MAX_CALLS
 from toolhost.sessions.session import MAX_CALLS_PER_JAIL, JailSession, Key, agent_of
 
-#: One session in so many is left by whoever has some in use. Of fewer sessions than that none is.
+#: A root that has sessions in use leaves one session in so many to others. It leaves none of fewer sessions than that.
 LEFT_PART: Final = 8
 
 
 class Start(Struct, frozen=True):
-    """Launch a jail for this session, and say `launched` or `failed`. `call` is one of those that need it."""
+    """Launch a jail for this session, and then call `launched` or `failed`. `call` is one of those that need it."""
 
     session: JailSession
     call: Call
 
 
 class Assign(Struct, frozen=True):
-    """Run this call in this session, which has been launched."""
+    """Run this call in this session, whose jail is there."""
 
     session: JailSession
     call: Call
@@ -57,12 +57,12 @@ PoolAction = Start | Assign | End
 
 
 def _root(call: Call) -> str:
-    """Whose work a call is: what it began with, or its agent where nobody said that."""
+    """The root of a call; its agent where no root is known."""
     return call.root_event or call.agent
 
 
 class Pool:
-    """All sessions, and the calls that wait for one."""
+    """All sessions, and the calls that wait for a place in one."""
 
     def __init__(self, max_jails: int) -> None:
         self.max_jails = max(1, max_jails)
@@ -79,12 +79,12 @@ class Pool:
     # --- the hot path
 
     def find(self, key: Key) -> JailSession | None:
-        """An open session of this key with room; mark it with `enter`."""
+        """An open session of this key that has room; `enter` takes the room."""
         session = self._by_key.get(key)
         return session if session is not None and session.room > 0 else None
 
     def enter(self, session: JailSession, worker_call_id: str, call: Call) -> None:
-        """The call is now run by the session's jail."""
+        """The session's jail runs the call now."""
         session.calls[worker_call_id] = call
         if session.idle_since is not None:
             session.idle_since = None
@@ -92,7 +92,7 @@ class Pool:
             self._idle.pop(session, None)
 
     def leave(self, session: JailSession, worker_call_id: str, now: float) -> list[PoolAction]:
-        """The session's jail is through with a call (whoever has answered it)."""
+        """The session's jail has finished with a call, whoever has answered it."""
         session.calls.pop(worker_call_id, None)
         session.pending.discard(worker_call_id)
         if not session.calls:
@@ -104,7 +104,7 @@ class Pool:
     # --- the rest
 
     def launched(self, session: JailSession, now: float) -> list[PoolAction]:
-        """The session's jail is there: its calls may begin."""
+        """The session's jail is there: its waiting calls may begin."""
         session.state = "loading"
         if session.closed:
             return [End(session)]
@@ -113,7 +113,7 @@ class Pool:
         return self._serve()
 
     def failed(self, session: JailSession) -> tuple[list[Call], list[PoolAction]]:
-        """The session's jail could not be launched: the calls that have waited for it, which are the host's affair."""
+        """The session's jail could not be launched. Returns the calls that waited for it, for the host to answer."""
         calls = [] if session.closed else list(self._waiting.pop(session.key, ()))
         return calls, self.gone(session)
 
@@ -123,12 +123,12 @@ class Pool:
         return self._serve()
 
     def place(self, key: Key, call: Call) -> list[PoolAction]:
-        """Find a place for a call that `find` had none for."""
+        """Find a place for a call after `find` found none."""
         self._waiting.setdefault(key, deque()).append(call)
         return self._serve()
 
     def withdraw(self, key: Key, call: Call) -> None:
-        """The call needs no place any more. No matter if it has none."""
+        """The call needs no place any more. A call without a place is no error."""
         waiting = self._waiting.get(key)
         if waiting is not None and call in waiting:
             waiting.remove(call)
@@ -136,7 +136,7 @@ class Pool:
                 del self._waiting[key]
 
     def close(self, session: JailSession) -> list[PoolAction]:
-        """Nothing new goes to this session. End it now if it is idle; else `leave` does with its last call."""
+        """Nothing new goes to this session. It ends now if it is idle, and otherwise when its last call leaves."""
         if session.closed or session.number not in self._sessions:
             return []
         self._unlist(session)
@@ -144,13 +144,13 @@ class Pool:
         return actions + self._serve()
 
     def gone(self, session: JailSession) -> list[PoolAction]:
-        """The session's jail has ended for good; its calls are the host's affair."""
+        """The session's jail has ended for good. The host answers its calls."""
         self._unlist(session)
         self._sessions.pop(session.number, None)
         return self._serve()
 
     def retire(self, before: float) -> list[PoolAction]:
-        """End what has been idle since `before` or longer."""
+        """End the sessions that have been idle since `before` or longer."""
         actions: list[PoolAction] = []
         for session in list(self._idle):
             if session.idle_since is None or session.idle_since > before:
@@ -163,16 +163,16 @@ class Pool:
         return list(self._sessions.values())
 
     def idle(self) -> list[JailSession]:
-        """The idle ones, longest idle first."""
+        """The idle sessions, the one idle longest first."""
         return list(self._idle)
 
     @property
     def waiting_count(self) -> int:
-        """Calls without a place."""
+        """How many calls have no place."""
         return sum(map(len, self._waiting.values()))
 
     def _serve(self) -> list[PoolAction]:
-        """Give waiting calls what places there are."""
+        """Give places to waiting calls, as far as there are any."""
         actions: list[PoolAction] = []
         if not self._waiting:
             return actions
@@ -206,7 +206,7 @@ class Pool:
             actions += [Assign(session, calls.popleft()) for _ in range(min(room, len(calls)))]
             if not calls:
                 del self._waiting[key]
-        # Sessions that are being ended already will serve the first of them.
+        # Sessions that are already ending make room for the first of these keys.
         leaving = sum(1 for session in self._sessions.values() if session.closed and not session.calls)
         for session in list(self._idle)[: max(0, short - leaving)]:
             self._unlist(session)

@@ -1,8 +1,8 @@
 """Receipts of the calls of one jail: kept encoded, because a warm call takes less time than describing its jail. Pure.
 
-The part about the jail is encoded again only when something in it has changed; the part about the call is one number.
-When processor time and memory are looked at is decided here, too: after a call that took long, and else once a second
-at most, so that it costs quick calls nothing.
+The part about the jail is encoded anew only when it has changed; the part about the call is one number. This module
+also decides when processor time and memory are looked at: after a call that took long, and otherwise once a second at
+most. So quick calls pay nothing for it.
 
 Source: docs/design/sandbox.md section 7.
 """
@@ -20,9 +20,9 @@ from schemas.receipts import CallReceipt, JailReceipt
 from toolhost.limits.decide import Used
 from toolhost.policy.launch_plan import LaunchPlan
 
-#: A look costs some 150 µs: at most so often (seconds), …
+#: Seconds between two looks: one takes some 150 µs.
 LOOK_S: Final = 1.0
-#: … but always after a call that took this long (seconds), which it does not make noticeably longer.
+#: A call that took this long (seconds) is always followed by a look, which does not make it noticeably longer.
 LONG_S: Final = 0.05
 
 _START: Final = b"\x82\xa4jail"
@@ -49,7 +49,7 @@ class Ledger:
         return now - self._looked_at >= LOOK_S or call_s >= LONG_S
 
     def look(self, now: float, used: Used) -> None:
-        """Note what was seen. Neither value ever falls."""
+        """Note what was seen. Neither value ever gets smaller."""
         self._looked_at = now
         self._change(
             cpu_ms=max(self._known.cpu_ms, used.cpu_ms),

@@ -1,4 +1,4 @@
-"""One jail and the calls in it, as far as decisions need it: what pool.py and machine.py change. Pure.
+"""One jail and the calls in it, as far as decisions need it. pool.py and machine.py change it. Pure.
 
 States: `launching` (there is no jail yet; its calls wait) -> `loading` (the worker has not said `ready`) -> `serving`
 -> `gone`. Beside its state a session can be `closed`: it finishes what it runs, takes nothing new, and then ends.
@@ -16,40 +16,40 @@ from schemas.frames import ToolError
 from toolhost.calls.call_registry import Call
 from toolhost.calls.pending import Work
 
-#: Calls in one jail at a time; more wait in the host, where they can be cancelled for nothing.
+#: Calls in one jail at a time. More calls wait in the host, where cancelling them costs nothing.
 MAX_CALLS_PER_JAIL: Final = 64
 #: Calls in one jail that were answered with `pending` and whose work goes on there.
 MAX_PENDING_PER_JAIL: Final = 256
-#: Ended calls of a jail by whose names it may still ask something, by mistake; whoever names an older one is lying.
+#: Names of ended calls that a jail may still use in a question, by mistake. Whoever uses an older name is hostile.
 ENDED_KNOWN: Final = 1024
 
-#: (tool, generation, agent, instanceKey, workdir, its base), with less or more of it for other kinds of isolation.
+#: (tool, generation, agent, instanceKey, workdir, its base), shorter or longer for other kinds of isolation.
 Key = tuple[str, ...]
-#: Parts of a key that name an instance.
+#: How many parts of a key name an instance.
 _OF_INSTANCE: Final = 4
 
 State = Literal["launching", "loading", "serving", "gone"]
 
 
 class JailSession(Struct, eq=False):
-    """One jail's. Calls are known by their worker call ids."""
+    """The session of one jail. Calls are known by their worker call ids."""
 
-    #: Says which calls belong to it.
+    #: Calls with this key belong to it.
     key: Key
     #: How many calls it takes at a time.
     most: int = MAX_CALLS_PER_JAIL
-    #: Whose work it does.
+    #: The root that it works for.
     root: str = ""
-    #: Tells it from every other session.
+    #: Its number; no other session has it.
     number: int = 0
     state: State = "launching"
-    #: Whether it takes nothing new, and ends with what it runs.
+    #: Whether it takes nothing new, and ends after its last call.
     closed: bool = False
-    #: Since when it runs nothing (seconds); None while it runs something, or was never ready to.
+    #: Since when it runs nothing (seconds); None while it runs something, or before its first launch has ended.
     idle_since: float | None = None
     #: The calls that it runs.
     calls: dict[str, Call] = {}
-    #: Those of them that were answered, and whose place is free.
+    #: Those of its calls that were answered and whose place is free.
     pending: set[str] = set()
     #: The work that goes on after its call was answered.
     works: dict[str, Work] = {}
@@ -61,15 +61,15 @@ class JailSession(Struct, eq=False):
     own: dict[str, Call] = {}
     #: Whether each call has processes of its own.
     forks: bool = False
-    #: What its tool was granted of the bus.
+    #: The permissions of its tool.
     permissions: Sequence[str] = ()
-    #: Why its calls fail when that is not simply how it ended.
+    #: Why its calls fail, when that is something else than how the jail ended.
     reason: ToolError | None = None
-    #: Whether it was ended for another call's sake, so that idempotent calls run again.
+    #: Whether it was ended because of another call, so that idempotent calls run again.
     rerun: bool = False
     #: Whether an export has run that may leave processes behind.
     background: bool = False
-    #: Whether nothing has run since strays were looked for.
+    #: Whether nothing has run since the last look for strays.
     clean: bool = True
 
     @property
@@ -84,27 +84,27 @@ class JailSession(Struct, eq=False):
 
     @property
     def is_full_of_pending(self) -> bool:
-        """Whether no more work can go on here."""
+        """Whether no more work can go on here after its call was answered."""
         return len(self.pending) >= MAX_PENDING_PER_JAIL
 
     @property
     def instance(self) -> tuple[str, str] | None:
-        """The agent and the instance that it is for; None for one that is for several."""
+        """The agent and the instance that the jail is for; None for a jail that serves several."""
         return (self.key[2], self.key[3]) if len(self.key) >= _OF_INSTANCE else None
 
     @property
     def agent(self) -> str:
-        """Whose jail it is; a shared one is nobody's."""
+        """The agent that the jail is for; "" for a shared one."""
         return agent_of(self.key)
 
     def under_way(self) -> list[str] | None:
-        """What its jail must be watched for: calls by their names; None when there is nothing. From any thread."""
+        """The names of the calls for which its jail must be watched; None when there are none. From any thread."""
         calls = [*list(self.calls), *list(self.abandoned)]
         return calls if calls or self.background else None
 
 
 def agent_of(key: Key) -> str:
-    """Whose jail one with this key is; a shared one is nobody's."""
+    """The agent of a jail with this key; "" for a shared one."""
     return key[2] if len(key) > 2 else ""
 
 

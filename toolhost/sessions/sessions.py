@@ -1,7 +1,7 @@
-"""The shell around machine.py: jails are started and ended here, and hear and are told what the machine decides.
+"""The shell around machine.py: it starts and ends jails, hears them, and performs what the machine decides.
 
-How a jail starts is starting.py's affair, what is done to one jail live.py's. Everything that comes out of a jail is
-checked against what its session was given: a Violation ends it, or only the processes of the call that it came from.
+starting.py starts a jail, and live.py acts on one jail. Everything that comes out of a jail is checked against what its
+session was given: a Violation ends the jail, or only the processes of the call that it came from.
 
 Rules.
 - Every call that is placed here ends in exactly one result, whatever its jail does.
@@ -51,9 +51,9 @@ from toolhost.untrusted import Violation
 from toolhost.watch.jail_usage import JailUsage
 from toolhost.watch.watch import Watch
 
-#: Results up to this size wait for news of the network; larger ones would be looked through twice (bytes).
+#: Results up to this size (bytes) wait for news of the network; larger ones would be looked through twice.
 SETTLED_BYTES: Final = 65536
-#: Answers that may wait for a worker which does not read (bytes): four of the largest.
+#: Bytes that may wait for a worker that does not read: four of the largest answers.
 MAX_UNREAD: Final = 16 << 20
 
 
@@ -72,7 +72,7 @@ class Sessions:
         on_log: Callable[[LogLine], None],
         on_worker: Callable[[WorkerNews], None],
     ) -> None:
-        """Calls wait until `open`."""
+        """Calls wait until `open` is called."""
         self._loop = loop
         self._answers = answers
         self._messages = messages
@@ -96,7 +96,7 @@ class Sessions:
     # --- life
 
     def configure(self, spec: ToolHostSpec, changed: Iterable[str]) -> None:
-        """Jails of tools that changed (by name) finish what they run."""
+        """Follow a new spec. Jails of changed tools (by name) finish what they run."""
         self._starter.configure(spec)
         self._idle_s = spec.jail_idle_s
         self.pool.max_jails = max(1, spec.max_jails)
@@ -106,7 +106,7 @@ class Sessions:
                 self._perform(self.pool.close(session))
 
     def open(self, facts: HostFacts | None, why_none: GoondanError | None = None) -> None:
-        """It is known now whether jails can be made: run what has waited for that."""
+        """It is known now whether jails can be made: run the calls that have waited for that."""
         self._starter.facts, self._unavailable = facts, why_none
         held, self._held = self._held or [], None
         for call in held:
@@ -114,11 +114,11 @@ class Sessions:
                 self.place(call)
 
     def fork_calls(self) -> None:
-        """The walls around one call hold inside of a jail: from now on calls of a tool that wants it share one."""
+        """The walls around one call hold inside a jail: from now on a tool's forked calls share one jail."""
         self._starter.fork_calls()
 
     async def close(self) -> None:
-        """Kill every jail and wait until all of their processes are gone, CLOSE_S at most. Calls are not answered."""
+        """Kill every jail and wait until all their processes are gone, CLOSE_S at most. Calls are not answered."""
         self._closing = True
         for live in list(self._live.values()):  # what is being launched is killed when it is there
             live.jail.kill("the tool host was stopped")
@@ -132,7 +132,7 @@ class Sessions:
         self._watch.close()
 
     async def end_all_of(self, owner: tuple[str, str]) -> None:
-        """End the jails of an agent instance, and wait until their last processes are gone; shared ones are not its."""
+        """End the jails of an agent instance and wait until their last processes are gone. Shared jails stay."""
         while sessions := [session for session in self.pool.sessions() if session.instance == owner]:
             for session in sessions:
                 self._perform(self.pool.close(session))
@@ -147,15 +147,15 @@ class Sessions:
 
     @property
     def jail_count(self) -> int:
-        """Jails whose processes are not all gone."""
+        """How many jails still have processes."""
         return len(self.pool.sessions())
 
     def live_of(self, session: JailSession) -> LiveSession:
-        """What there is of a session whose jail is there."""
+        """The live session of a session whose jail is there."""
         return self._live[session.number]
 
     def tick(self) -> None:
-        """Now and then: retire what is idle, end what runs for too long, sweep what calls have left behind."""
+        """Call now and then: retires idle sessions, ends what runs too long, sweeps what calls have left behind."""
         self._perform(self.pool.retire(self._loop.time() - self._idle_s))
         self._starter.beat()
         there = list(self._live.values())
@@ -200,12 +200,14 @@ class Sessions:
         self._perform(self._machine.run_out(call, self._loop.time(), dying=dying))
 
     def cancel(self, call: Call) -> None:
-        """Nobody wants the call any more: its handler is asked to stop."""
+        """Nobody wants the call any more: ask its handler to stop."""
         self._perform(self._machine.cancel(call, self._loop.time()))
 
     def _takes_calls(self, live: LiveSession) -> bool:
-        """Whether what was hidden from this jail, or read-only for it, still is. If not, somebody replaced it: a jail
-        that sees what it must not ends, and every jail that can write there takes no more calls.
+        """Whether a jail takes calls: what was hidden from it, or read-only for it, still is.
+
+        If it is not, somebody replaced it. A jail that sees something hidden ends. When a read-only place was replaced,
+        every jail that can write there takes no more calls.
         """
         if not self._sees_nothing_hidden(live):
             return False
@@ -217,7 +219,7 @@ class Sessions:
         return False
 
     def _sees_nothing_hidden(self, live: LiveSession) -> bool:
-        """Whether a jail still sees nothing of what is hidden from it; one that does is ended."""
+        """Whether a jail still sees nothing that is hidden from it. A jail that sees something is ended."""
         seen = live.hiding.broken()
         if seen is not None and not live.jail.dying:
             reason = f"{seen}, which no tool may see, was made or replaced while the jail could see what it lies in"
@@ -266,7 +268,7 @@ class Sessions:
                         self._do_to_jail(live, action)
 
     def _do_to_jail(self, live: LiveSession, action: JailAction | Wait | WaitForStop | End) -> None:
-        """What is done to a jail that is there, now or after some time."""
+        """Act on a jail that is there, now or after some time."""
         match action:
             case End():
                 if not live.jail.dying:
@@ -291,7 +293,7 @@ class Sessions:
         live, result = self._live[action.session.number], action.result
         if live.network is None or (result.error is None and memoryview(action.payload).nbytes > SETTLED_BYTES):
             self._answers.conclude(action.call, action.work, action.payload)
-        else:  # what was reached, and whether it was the sandbox that refused, the proxy says after the fact
+        else:  # the proxy tells only afterwards what was reached, and whether the sandbox refused it
             self._egress.settle(live.session.number, lambda: self._settled(live, action.call, action.work, result))
 
     def _settled(self, live: LiveSession, call: Call, work: Work | None, result: Result) -> None:
@@ -313,13 +315,13 @@ class Sessions:
             self._perform(self._machine.did_not_stop(live.session, call))
 
     def _break_off(self, live: LiveSession, error: ToolError, reason: str) -> None:
-        """End a jail that is good for nothing; all of its calls get `error`, and new ones another jail."""
+        """End a jail that is of no use: all its calls get `error`, and new calls get another jail."""
         self._perform(self._machine.break_off(live.session, error, reason))
 
     # --- the start and the end of a jail
 
     async def _start(self, session: JailSession, call: Call) -> None:
-        """Launch the jail of a session, for this call and whoever else waits for it."""
+        """Launch the jail of a session, for this call and the others that wait for it."""
         try:
             niceness = self._watch.niceness_of_next(len(self._launching) - 1)
             live = await self._starter.start(session, call, self._live.values(), self, niceness)
@@ -335,7 +337,7 @@ class Sessions:
             self._perform(actions)
 
     def adopt(self, live: LiveSession) -> None:
-        """The jail of a session is there: from here on it is watched and heard."""
+        """The jail of a session is there: watch it and listen to it from here on."""
         self._live[live.session.number] = self._by_jail[live.jail] = live
         live.jail.usage.running = live.session.under_way
         self._watch.add(live.jail.usage)
@@ -392,7 +394,7 @@ class Sessions:
             self._break_off(live, unavailable(message), "has no network")
 
     def _network_lost(self, number: int) -> None:
-        """The egress proxy has ended. What runs in the jail sees its connections end; new calls get another one."""
+        """The egress proxy has ended. The jail's connections end, and new calls get another jail."""
         if (live := self._live.get(number)) is not None:
             self._perform(self.pool.close(live.session))
 
@@ -401,7 +403,7 @@ class Sessions:
             self._on_log(live.network_line(news))
 
     def _over_limit(self, usage: JailUsage, limit: str, names: list[str] | None) -> None:
-        """A jail has reached one of its limits, or these calls in it one of theirs (watch.Report)."""
+        """A jail has reached one of its limits, or these calls in it have reached theirs (watch.Report)."""
         live = next((live for live in self._live.values() if live.jail.usage is usage), None)
         if live is None or live.jail.dying:
             return
@@ -425,11 +427,11 @@ class Sessions:
                 return
 
     def worker_broken(self, worker: Worker, violation: Violation) -> None:
-        """A worker broke the protocol: its call, or every call of its jail, ends here and now (worker.Owner)."""
+        """A worker broke the protocol: its call, or every call of its jail, ends at once (worker.Owner)."""
         self._worker_failed(self._live_with(worker), worker, protocol_error(violation, worker), str(violation))
 
     def worker_printed(self, worker: Worker, text: str) -> None:
-        """Something came over the standard output or error of a jail or of one call (worker.Owner)."""
+        """A jail or one call wrote to its standard output or error (worker.Owner)."""
         live = self._live_with(worker)
         for line in filter(str.strip, text.splitlines()):
             self._on_log(live.log_line("info", line[:8192], live.own_call(worker)))
@@ -458,7 +460,7 @@ class Sessions:
             self._perform(self._machine.call_failed(live.session, call, error, cause, self._loop.time()))
 
     def _hear(self, live: LiveSession, worker: Worker, frame: WorkerFrame) -> None:
-        """One frame of a worker. The worker of one call can speak of that one only. Raises Violation."""
+        """Handle one frame of a worker. The worker of one call can speak of that call only. Raises Violation."""
         if live.sandboxes is not None and worker is live.jail and not isinstance(frame, Ready):
             live.sandboxes.heard(frame)
         elif isinstance(frame, Result):

@@ -1,7 +1,7 @@
-"""The start of jails for one tool host, and what is given back when they are gone.
+"""Starts the jails of one tool host, and gives back what they had when they are gone.
 
-What a jail will see is looked up and planned, and its write exposures are put on record, both beside the loop. Then it
-is launched, and its worker is told what to load.
+Beside the loop, what a jail will see is looked up and planned, and its write exposures are recorded. Then the jail is
+launched, and its worker is told what to load.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from toolhost.sessions.live import LiveSession
 from toolhost.sessions.session import JailSession
 from toolhost.untrusted import output_limit
 
-#: What the system says of a jail that could not be started may name a long path (characters).
+#: The system's message about a jail that did not start may name a long path; so many characters of it are kept.
 MAX_REASON: Final = 1000
-#: How long is waited for the last process of a jail that was killed (seconds): it takes milliseconds.
+#: How long a killed jail's last process is waited for (seconds): it takes milliseconds.
 CLOSE_S: Final = 3.0
 
 
@@ -50,9 +50,9 @@ class JailStarter:
         exposures: WriteExposures | None,
         sized: SizedWorkdirs | None,
     ) -> None:
-        """`environment` are the values that can be granted. `exposures` None: there is no record of them."""
+        """`environment` holds the values that can be granted. Without `exposures` no write exposure is recorded."""
         self.powers = powers
-        #: What jails can be made of here; None while none can.
+        #: What is known of this host; None while no jail can be made.
         self.facts: HostFacts | None = None
         self._loop = loop
         self._spec = spec
@@ -70,14 +70,14 @@ class JailStarter:
         return self.facts is not None and forks(tool, self.facts)
 
     def fork_calls(self) -> None:
-        """The walls around one call hold inside of a jail: from now on calls of a tool that wants it share one."""
+        """The walls around one call hold inside a jail: from now on a tool's forked calls share one jail."""
         if self.facts is not None:
             self.facts = msgspec.structs.replace(self.facts, nests=True)
 
     async def start(
         self, session: JailSession, call: Call, there: Iterable[LiveSession], owner: Owner, niceness: int
     ) -> LiveSession:
-        """Start the jail of a session for this call. Raises GoondanError and OSError: nothing is left of it then.
+        """Start the jail of a session for this call. Raises GoondanError and OSError; then nothing is left of the jail.
 
         `there` are the sessions whose jails are there. `niceness`: see launch.launch.
         """
@@ -115,14 +115,14 @@ class JailStarter:
                 self.powers.offload.submit(partial(self._exposures.end, named))
         limit = output_limit(tool.sandbox.limits.output_mb)
         jail = Jail(launched, owner, self.powers, self._loop, output_limit=limit, name=tool.name)
-        # A shared jail is everybody's: whatever was asked for, it has no permissions.
+        # A shared jail is for everybody: it has no permissions, whatever was asked for.
         session.permissions = () if tool.sandbox.isolation == "shared" else tool.sandbox.permissions
         live = LiveSession(session, jail, hiding, claim)
         live.load(tool, self._environment, owner, self._loop)
         return live
 
     def is_guarded(self, live: LiveSession) -> bool:
-        """Whether everything is still in its place that must stay read-only for this jail."""
+        """Whether everything that must stay read-only for this jail is still in its place."""
         return self._exposures.intact(live.jail.plan.request.named)
 
     def ended(self, live: LiveSession) -> None:
@@ -131,19 +131,18 @@ class JailStarter:
         self.powers.offload.submit(partial(self._exposures.end, live.jail.plan.request.named))
 
     def beat(self) -> None:
-        """Every second or so while there are jails."""
+        """Call every second or so while there are jails."""
         self._exposures.beat()
 
     async def settled(self) -> None:
-        """Wait until the workdirs without jails know what is left there."""
+        """Wait until workdirs without jails are given back what their jails could take."""
         await self._sized.settled()
 
 
 async def _last_one_ended(there: Iterable[LiveSession], workdir: str | None) -> None:
-    """Wait for jails in this workdir that are being ended: what those still write to it would count as the growth of
-    the next one, and would change files under it.
+    """Wait for ending jails in this workdir. What they still write would count for the next jail, and change its files.
 
-    Raises GoondanError E_SANDBOX_UNAVAILABLE when one does not end: the kernel cannot kill it, for example while a disk
+    Raises GoondanError E_SANDBOX_UNAVAILABLE when one does not end. Then Linux cannot kill it, for example while a disk
     does not answer.
     """
     try:
@@ -158,7 +157,7 @@ async def _last_one_ended(there: Iterable[LiveSession], workdir: str | None) -> 
 
 
 def why_not(error: Exception) -> ErrorPayload:
-    """Why calls fail whose jail could not be started."""
+    """The error of calls whose jail could not be started."""
     if isinstance(error, GoondanError):
         return error.info
     if isinstance(error, OSError):
