@@ -1,22 +1,21 @@
 """`python -m agentproc.forkserver`: the warm parent of agent processes.
 
-It imports what an agent needs once and forks: an agent shares the pages of its code with all others. So it must stay
-fork-safe: no thread, no event loop, no ZeroMQ context, no bundle code.
+It imports once what every agent needs, and forks. So an agent shares the pages of its code with all others. The fork
+server must stay fork-safe: no thread, no event loop, no ZeroMQ context, no bundle code.
 
-It is ready after the first step of what makes agents quick and small (warmup.py). The others follow when the whole
-kernel is ready and the first agents had their time. What is asked meanwhile is answered between two steps; those
-agents share less.
+It is ready after the first step of the warm-up (warmup.py). The other steps follow when the whole kernel is ready and
+the first agents had their time. Requests that come meanwhile are answered between two steps; those agents share less.
 
-One agent is always forked ahead and waits for its request, so that a request costs no fork: two forks and the end of
-the process between them were half of the time to an agent's welcome. It has no name and no token before its request,
-and ends when the fork server does.
+One agent is always forked ahead and waits for its request, so a request costs no fork. Two forks and the end of the
+middle process were half of the time to an agent's welcome. The waiting agent has no name and no token before its
+request, and ends when the fork server does.
 
-Parents. An agent is forked twice, so that it becomes a child of the supervisor (a subreaper) and outlives the fork
-server: the middle process ends at once, the agent waits until its parent is the supervisor, only then asks to be
-killed with it, and looks once more.
+Parents. An agent is forked twice. So it becomes a child of the supervisor (a subreaper) and outlives the fork server.
+The middle process ends at once. The agent waits until its parent is the supervisor. Only then it asks to be killed with
+its parent, and checks the parent once more.
 
-Bursts. A fork takes a millisecond or two of a processor, and forks come one after the other. So requests that are there
-together share one middle process: nine forks for eight agents instead of sixteen.
+Bursts. A fork takes a millisecond or two of a processor, and forks run one after the other. So requests that wait at
+the same time share one middle process: nine forks for eight agents instead of sixteen.
 
 Source: docs/design/processes.md section 3. Protocol: schemas/forkserver.py.
 """
@@ -54,30 +53,30 @@ from schemas.system.startup import (
 )
 from schemas.visible import visible_line
 
-#: How long a new agent waits to become the supervisor's child (seconds): it takes microseconds, or never happens.
+#: How long a new agent waits to become the supervisor's child (seconds). It takes microseconds, or never happens.
 ADOPTION_S: Final = 2.0
-#: Requests that are read at once: the broker has so many agents started at a time.
+#: How many requests are read at once: as many as the broker lets agents start at a time.
 BURST: Final = 8
-#: Exit status of an agent that could not even begin (sysexits: internal software error).
+#: Exit status of an agent that could not begin (sysexits: internal software error).
 EXIT_FAILED: Final = 70
-#: When the kernel is ready, the warm-up waits until nothing has been asked for so long (seconds): the first agents are
-#: waited for, and want the processor.
+#: When the kernel is ready, the warm-up waits until there was no request for so long (seconds). The first agents are
+#: waited for and need the processor.
 WARM_AFTER_S: Final = 0.1
-#: The warm-up begins after so long (seconds) when nobody says that the kernel is ready: it was started by hand.
+#: The warm-up begins after so long (seconds) when nobody says that the kernel is ready. Then it was started by hand.
 KERNEL_STARTS_S: Final = 1.0
-#: After so many requests that came before, it goes on nevertheless: all later agents are smaller for it.
+#: After so many earlier requests the warm-up goes on in any case, because all later agents become smaller.
 MAX_COLD: Final = 4
 
 
 class Spare(NamedTuple):
-    """An agent process that waits for its request at the other end of `channel`; it ends when that is closed."""
+    """An agent process that waits for its request at the other end of `channel`. It ends when the channel is closed."""
 
     pid: int
     channel: socket.socket
 
 
 class ForkServer:
-    """Keeps an agent process waiting, hands each request to one and forks the next after the replies."""
+    """Keeps an agent process waiting, gives each request to one, and forks the next after the replies."""
 
     def __init__(self, server: socket.socket, keep: Collection[int] = ()) -> None:
         self._server = server
@@ -86,7 +85,9 @@ class ForkServer:
         self._kernel_ready = False
 
     def serve(self, warming: Iterator[None]) -> int:
-        """Answer requests until the other end is closed; the exit status. Takes the steps of `warming` meanwhile."""
+        """Answer requests until the other end is closed, and take the steps of `warming` meanwhile. Returns the exit
+        status.
+        """
         self._prepare(1)
         goes_on = self._warm(warming)
         while goes_on:
@@ -95,7 +96,7 @@ class ForkServer:
         return 0
 
     def _warm(self, warming: Iterator[None]) -> bool:
-        """Take the steps when there is time for them; False when the other end is closed."""
+        """Take the steps when there is time for them. False when the other end is closed."""
         for _ in range(MAX_COLD):
             if not self._is_asked(WARM_AFTER_S if self._kernel_ready else KERNEL_STARTS_S):
                 break
@@ -115,7 +116,7 @@ class ForkServer:
         return bool(select.select([self._server], [], [], within_s)[0])
 
     def _answer_waiting(self) -> bool:
-        """Wait for a request, answer it and those behind it; False when the other end is closed."""
+        """Wait for a request and answer it and the requests behind it. False when the other end is closed."""
         requests, over = self._receive()
         for done, (packet, descriptors) in enumerate(requests):
             try:
@@ -132,7 +133,7 @@ class ForkServer:
         return not over
 
     def _receive(self) -> tuple[list[tuple[bytes, list[int]]], bool]:
-        """The next request and those behind it, BURST at most, none for WARM; and whether the other end is closed."""
+        """The next request and those behind it, at most BURST and without WARM; and whether the other end is closed."""
         requests: list[tuple[bytes, list[int]]] = []
         while not requests or (len(requests) < BURST and self._is_asked(0.0)):
             try:
@@ -148,7 +149,7 @@ class ForkServer:
         return requests, False
 
     def answer(self, packet: bytes, descriptors: Collection[int]) -> ForkReply:
-        """Have the request carried out; every failure is a reply with an error."""
+        """Carry the request out. Every failure is a reply with an error."""
         try:
             if len(packet) > MAX_PACKET:
                 return ForkReply(seq=0, error=f"a request of more than {MAX_PACKET} bytes")
@@ -161,13 +162,13 @@ class ForkServer:
             return ForkReply(seq=request.seq, error=f"no agent could be forked: {error.strerror or error}")
 
     def close(self) -> None:
-        """Let the waiting agents go."""
+        """Let the waiting agents end."""
         while self._spares:
             self._spares.popleft().channel.close()
 
     def _prepare(self, wanted: int) -> None:
-        """Have an agent waiting, or where there is none, one for each that is wanted and one more; if that fails now,
-        the next request says why.
+        """Have an agent waiting. When there is none, fork one for each request and one more. If that fails now, the
+        reply to the next request gives the reason.
         """
         if not self._spares:
             with suppress(OSError):
@@ -183,7 +184,7 @@ class ForkServer:
         return _give(self._spares.popleft(), packet, descriptors)
 
     def _fork(self, number: int) -> None:
-        """Fork so many agents by one process between; their pids come from there. Raises OSError when the system
+        """Fork so many agents through one middle process, which reports their pids. Raises OSError when the system
         refuses all of them.
         """
         threads = len(os.listdir("/proc/self/task"))
@@ -217,7 +218,7 @@ class ForkServer:
             raise OSError(0, said.decode("utf-8", "replace") or "the process between was killed")
 
     def _middle(self, tell: int, channels: Sequence[socket.socket]) -> NoReturn:
-        """The process between fork server and agents: fork, say the pids, end."""
+        """The middle process between fork server and agents: fork, report the pids, end."""
         begun = False
         try:
             for channel in channels:
@@ -280,7 +281,7 @@ def _agent(channel: socket.socket, keep: Collection[int]) -> NoReturn:
 
 
 def _await_parent(parent_pid: int) -> None:
-    """The middle process has closed its descriptors and is about to end; wait until we have been handed on."""
+    """Wait until the supervisor is the parent. The middle process has closed its descriptors and is about to end."""
     give_up = time.monotonic() + ADOPTION_S
     pause = 0.00002
     while os.getppid() != parent_pid:
@@ -305,7 +306,7 @@ def _redirect(log_path: str | None) -> None:
 
 
 def _close_inherited(keep: Collection[int]) -> None:
-    """Close what the agent is not meant to have; the fork server's socket first of all."""
+    """Close the descriptors that the agent must not have, the fork server's socket first."""
     for name in os.listdir("/proc/self/fd"):
         if int(name) > 2 and int(name) not in keep:
             with suppress(OSError):
@@ -313,7 +314,7 @@ def _close_inherited(keep: Collection[int]) -> None:
 
 
 def _warming(providers: Collection[str], scratch: str | None) -> Iterator[None]:
-    """The warm-up, and then no garbage and no holes."""
+    """The steps of the warm-up. Then garbage is collected and holes are filled."""
     yield from warm_up(providers, scratch)
     gc.unfreeze()
     gc.collect()
@@ -323,7 +324,7 @@ def _warming(providers: Collection[str], scratch: str | None) -> Iterator[None]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Parse the command line, serve; the exit status."""
+    """Parse the command line and serve. Returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m agentproc.forkserver", description="Starts agent processes.")
     parser.add_argument("--socket-fd", type=int, required=True, help="AF_UNIX SOCK_SEQPACKET socket to the supervisor")
     parser.add_argument("--ready-fd", type=int, help="descriptor that gets one newline when requests can be sent")

@@ -1,7 +1,7 @@
 """The Messages API of Anthropic, and of servers that speak it. Pure; http.py does the sending.
 
-Request: roles alternate, the results of all calls of an answer stand in one user message right behind it, and no text
-is blank. Answer: content blocks, each begun, filled by deltas and ended; unknown events and blocks are skipped.
+Request: roles alternate. The results of all calls of an answer are in one user message directly behind it. No text is
+blank. Answer: content blocks; each is begun, filled by deltas and ended. Unknown events and blocks are skipped.
 
 Source: docs/design/turns.md section 6; Anthropic's API reference, "Messages" and "Streaming".
 """
@@ -32,14 +32,15 @@ from agentproc.turn import AskedCall
 from schemas.launch import CatalogItem, ModelSpec
 from schemas.model_providers import BY_NAME
 
-#: The version of the interface: that of the vendor's own package when its requests were recorded, where the key is a
-#: bearer token as well (tests/contract/model_requests/). It refuses `temperature`, `top_p` and `top_k`.
+#: The version of the interface. It is the version of the vendor's own package at the time when its requests were
+#: recorded (tests/contract/model_requests/), and there, too, the key is a bearer token. This version refuses
+#: `temperature`, `top_p` and `top_k`.
 VERSION: Final = "2026-10-21"
-#: `max_tokens`, which the vendor demands, unless the params say otherwise: what every model since 2024 allows.
+#: `max_tokens`, which the vendor requires, when the params do not give it. Every model since 2024 allows this value.
 DEFAULT_MAX_TOKENS: Final = 8192
 #: Errors inside a stream after which the same request may succeed.
 _PASSING: Final = frozenset(("overloaded_error", "api_error", "rate_limit_error", "timeout_error"))
-#: Reasons to stop that leave an answer without its end.
+#: Stop reasons of an answer that was cut off.
 _CUT: Final = frozenset(("max_tokens", "model_context_window_exceeded"))
 _THINKING: Final = frozenset(("thinking", "redacted_thinking"))
 
@@ -54,35 +55,44 @@ class TextBlock(Struct, frozen=True, tag_field="type", tag="text"):
 
 
 class ToolUse(Struct, frozen=True, tag_field="type", tag="tool_use"):
-    """A call that the model made."""
+    """A tool call of the model."""
 
+    #: The id of the call.
     id: str
+    #: The name of the tool.
     name: str
+    #: The arguments.
     input: dict[str, Any]
 
 
 class ToolResultBlock(Struct, frozen=True, tag_field="type", tag="tool_result", omit_defaults=True):
-    """The result of one."""
+    """The result of a tool call."""
 
+    #: The id of the call.
     tool_use_id: str
+    #: The result as text.
     content: str
+    #: Whether the call failed.
     is_error: bool = False
 
 
-#: Thinking goes back as it came, so it is a dict.
+#: Thinking is sent back exactly as it was received, so it is a dict.
 Block = TextBlock | ToolUse | ToolResultBlock | dict[str, Any]
 
 
 class Tool(Struct, frozen=True, omit_defaults=True):
-    """A tool that is offered."""
+    """A tool in the request."""
 
+    #: The name of the tool.
     name: str
+    #: The JSON Schema of its arguments.
     input_schema: dict[str, Any]
+    #: The description that the model reads.
     description: str | None = None
 
 
 class Anthropic:
-    """The vendor."""
+    """The vendor's requests and answers."""
 
     name = "anthropic"
     server = BY_NAME["anthropic"].server
@@ -91,7 +101,7 @@ class Anthropic:
         self._written = Written(self.name, Turns)
 
     def request(self, request: ModelRequest) -> WireRequest:
-        """POST /v1/messages. The model's params are passed on as they are; messages, tools and system are ours."""
+        """POST /v1/messages. The model's params are sent unchanged; messages, tools and system come from us."""
         model = request.model
         turns = self._written.of(request)
         system = "\n\n".join(text for text in (request.system, *turns.rules) if text and text.strip())
@@ -109,11 +119,11 @@ class Anthropic:
         return WireRequest(f"{self._base(model)}/v1/messages", _headers(model), encode_json(body))
 
     def forget(self) -> None:
-        """Let go of the conversation."""
+        """Drop the conversation."""
         self._written.forget()
 
     def reader(self, request: ModelRequest) -> Reader:
-        """For one answer."""
+        """The reader for one answer."""
         return Reader(request.model.model)
 
     def listing(self, request: ModelRequest) -> WireRequest:
@@ -130,16 +140,16 @@ def _headers(model: ModelSpec) -> dict[str, str]:
 
 
 class Turns:
-    """The conversation as alternating messages, of which the first is the user's. `rules` are its system messages."""
+    """The conversation as alternating messages; the first is the user's. `rules` are its system messages."""
 
     def __init__(self) -> None:
         self.rules: list[str] = []
-        self._turns: list[bytes] = []  # but for the last
+        self._turns: list[bytes] = []  # all but the last one
         self._role: Literal["user", "assistant"] = "user"
-        self._blocks: list[bytes] = []  # of the last
+        self._blocks: list[bytes] = []  # the blocks of the last one
 
     def add(self, entry: HistoryEntry) -> None:
-        """The next entry."""
+        """Add the next entry."""
         if not isinstance(entry, Said):
             if entry.system:
                 self.rules.append(entry.text)
@@ -152,7 +162,7 @@ class Turns:
         self._add("user", [ToolResultBlock(call.id, call.result, call.is_error) for call in entry.calls])
 
     def json(self, beside: str | None = None) -> Raw:
-        """All messages as a JSON array; `beside` is what the user says at the end of this request alone."""
+        """All messages as a JSON array. `beside` is a text of the user at the end of this request only."""
         told = [encode_json(TextBlock(beside))] if beside else []
         if told and self._role == "assistant":
             return Raw(b"[%s]" % b",".join([*self._turns, _turn(self._role, self._blocks), _turn("user", told)]))
@@ -173,7 +183,7 @@ def _turn(role: str, blocks: list[bytes]) -> bytes:
 
 
 def blocks_of(said: Said) -> list[Block]:
-    """An answer as the vendor gave it: thinking has to be where it was. Without any, text and then calls."""
+    """An answer as the vendor sent it, because thinking must keep its place. Without thinking: text, then calls."""
     uses = [ToolUse(call.id, call.name, call.args) for call in said.calls]
     order = said.kept.get("blocks")
     if isinstance(order, list):
@@ -189,7 +199,7 @@ def blocks_of(said: Said) -> list[Block]:
 
 
 def offer(item: CatalogItem) -> Tool:
-    """A tool as the vendor is told of it; its schema must say that it is an object."""
+    """A tool in the vendor's form. Its schema must say that it is an object."""
     return Tool(item.name, {"type": "object", "properties": {}, **(item.parameters or {})}, item.description)
 
 
@@ -230,7 +240,7 @@ class _Event(Struct, frozen=True):
     error: Any = None
 
 
-#: A content block that has begun and holds nothing yet is at most this long (characters of JSON, id and name included).
+#: The longest content block that has begun and holds no content yet (characters of JSON, id and name included).
 _EMPTY_BLOCK: Final = 512
 
 _decode_event: Final = msgspec.json.Decoder(_Event)
@@ -238,7 +248,7 @@ _decode_message: Final = msgspec.json.Decoder(_Message)
 
 
 class _Open:
-    """A content block while it is filled: the block as it began, and the pieces of its text, JSON or thought."""
+    """A content block while it is filled: the first form of the block, and the pieces of its text, JSON or thinking."""
 
     __slots__ = ("block", "pieces", "signature")
 
@@ -270,7 +280,7 @@ class Reader:
         return self._size.chars
 
     def read(self, event: SseEvent) -> str:
-        """Take the next event; the text that it adds."""
+        """Take the next event. Returns the text that it adds."""
         if event.data.strip() in ("", "[DONE]"):  # the latter from servers that speak both interfaces
             return ""
         said = decode_json(_decode_event, event.data)
@@ -302,7 +312,7 @@ class Reader:
         return "".join([self._begin(index, block) for index, block in enumerate(message.content)])
 
     def answer(self) -> ModelAnswer:
-        """The answer, after everything was read."""
+        """The answer. To be called after everything was read."""
         if not self.done and self._stop is None:
             raise Fault("broken", "half an answer: its end is missing")
         blocks = [self._blocks[index] for index in sorted(self._blocks)]
@@ -342,7 +352,7 @@ class Reader:
         return piece if block.kind == "text" else ""
 
     def _keep(self, blocks: list[_Open]) -> dict[str, Any] | None:
-        """The order of an answer with thinking: thoughts whole, texts, and calls by their number."""
+        """The order of an answer with thinking: whole thinking blocks, texts, and calls by their number."""
         if not any(block.kind in _THINKING for block in blocks):
             return None
         order: list[Any] = []
@@ -366,7 +376,7 @@ class Reader:
 
 
 def _counted(usage: _Usage, output_tokens: int) -> Usage:
-    """What was read is all of it, also what went into the vendor's cache or came from there."""
+    """The usage with every input token counted, also those that went into the vendor's cache or came from it."""
     cached, written = usage.cache_read_input_tokens or 0, usage.cache_creation_input_tokens or 0
     return Usage((usage.input_tokens or 0) + cached + written, output_tokens, cached, written)
 
@@ -379,7 +389,7 @@ def _call(block: _Open) -> AskedCall:
 
 
 def _thought(block: _Open) -> dict[str, Any]:
-    """A block of thinking as the vendor wants it back: whole, with its signature."""
+    """A block of thinking in the form that the vendor wants back: whole, with its signature."""
     if block.kind == "redacted_thinking":
         return block.block
     thought = "".join(block.pieces) or _text(block.block.get("thinking"))
@@ -396,7 +406,7 @@ def _stream_error(error: Any) -> Fault:
     return Fault("busy" if kind in _PASSING else "final", f"an error: {error_words(error) or kind[:80] or 'no reason'}")
 
 
-#: What the module of a provider has (agentproc/providers/choose.py). The streams are as the vendor writes them.
+#: The part that each provider's module has (agentproc/providers/choose.py). The streams are as the vendor writes them.
 VENDOR: Final = Anthropic
 REHEARSED: Final = (
     """\

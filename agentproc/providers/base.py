@@ -1,4 +1,5 @@
-"""What the turn loop needs of a model: one question, one answer. A provider knows neither the bus nor the store.
+"""The interface between the turn loop and a model: one question, one answer. A provider uses neither the bus nor the
+store.
 
 Source: docs/design/turns.md section 6; requirements NAME-03 (tool names go to the vendor and come back unchanged).
 """
@@ -22,63 +23,74 @@ from schemas.redaction import Redactor
 
 
 class ModelRequest(Struct, frozen=True, kw_only=True):
-    """One model call. `messages` keep the invariant of conversation.py; `tools` are the step's catalog, in order.
+    """One model call."""
 
-    `step` counts the turn's model calls from 1; `timeout_s` is what is left of the turn, None when nothing bounds it.
-    `blocks` are what extensions add to this request alone (EXT-13): they stand behind the conversation, so that what
-    comes before them is the same in every request.
-    """
-
+    #: The name of the agent.
     agent: str
+    #: The model to ask.
     model: ModelSpec
+    #: The conversation. It keeps the invariant of conversation.py.
     messages: list[Message]
+    #: The catalog of the step, in order.
     tools: list[CatalogItem]
+    #: The number of the turn's model call, from 1.
     step: int
+    #: The system prompt.
     system: str | None = None
+    #: The time that the turn has left (seconds); None when there is no limit.
     timeout_s: float | None = None
+    #: Blocks that extensions add to this request only (EXT-13). They stand behind the conversation, so the part before
+    #: them is the same in every request.
     blocks: list[dict[str, Any]] = []
 
 
 class Usage(Struct, frozen=True):
-    """Tokens as the vendor counted them. `input_tokens` are all that were read; of these came `cached_tokens` from its
-    cache, and `cache_write_tokens` were put into it.
-    """
+    """Tokens as the vendor counted them."""
 
+    #: All tokens that the model read.
     input_tokens: int = 0
+    #: The tokens that the model wrote.
     output_tokens: int = 0
+    #: The part of `input_tokens` that came from the vendor's cache.
     cached_tokens: int = 0
+    #: The part of `input_tokens` that was put into the vendor's cache.
     cache_write_tokens: int = 0
 
 
 class ModelAnswer(Struct, frozen=True, kw_only=True):
-    """What the model said: text, tool calls in order, and why it stopped (the vendor's word).
+    """The answer of the model."""
 
-    `metadata` goes into the stored message's: what the vendor wants to see again (history.py, `kept_by`).
-    """
-
+    #: The text.
     text: str = ""
+    #: The tool calls, in order.
     calls: list[AskedCall] = []
+    #: Why the model stopped, in the vendor's word.
     finish_reason: str | None = None
+    #: The tokens; None when the vendor did not count them.
     usage: Usage | None = None
+    #: Data that the vendor wants to get back (history.py, `kept_by`). It goes into the metadata of the stored message.
     metadata: dict[str, Any] | None = None
 
 
 class TextDelta(Struct, frozen=True):
-    """A piece of text while the answer is still being made. `again`: the pieces before are void, it begins anew."""
+    """A piece of text of an answer that is not complete yet. `again`: the earlier pieces are void, and the text begins
+    again.
+    """
 
     text: str
     again: bool = False
 
 
-#: What a provider tells while a request runs. `asking`: a try goes out. `content`: the model has said more (text,
-#: arguments, thinking; nothing that only keeps a connection alive). `waiting`: no try is out until the next one is due.
+#: A provider's news while a request runs. `asking`: a try goes out. `content`: the model has sent more text, arguments
+#: or thinking; data that only keeps a connection alive does not count. `waiting`: no try is out until the next one is
+#: due.
 ModelNews = Literal["asking", "content", "waiting"]
 
 
 class Provider(Protocol):
-    """A model. Made when the first turn needs it, closed when the process ends.
+    """A model. It is made when the first turn needs it, and closed when the process ends.
 
-    `needs_history`: whether a request holds the whole conversation, or (a console) the messages of this turn only.
+    `needs_history`: whether a request has the whole conversation, or (for a console) only the messages of this turn.
     """
 
     needs_history: bool
@@ -89,19 +101,19 @@ class Provider(Protocol):
         on_delta: Callable[[TextDelta], None] | None = None,
         on_news: Callable[[ModelNews], None] | None = None,
     ) -> ModelAnswer:
-        """Ask the model; `on_delta` gets pieces of text early, from providers that stream, and `on_news` hears whether
-        the model is at work. A provider that tells nothing counts as asking.
+        """Ask the model. `on_delta` gets pieces of text early, from providers that stream. `on_news` gets the
+        provider's news; a provider without news counts as asking.
 
-        Raises GoondanError E_MODEL_FAILED when there is no answer after the provider's own retries. Cancelling the
-        task ends the request.
+        Raises GoondanError E_MODEL_FAILED when there is no answer after the provider's own retries. Cancelling the task
+        ends the request.
         """
 
     async def close(self) -> None:
-        """Give connections back."""
+        """Close connections."""
 
 
 def redactor_of(model: ModelSpec) -> Redactor:
-    """Takes what is secret of a model out of texts: its key, and the password of its endpoint."""
+    """Removes a model's secrets from texts: its key, and the password of its endpoint."""
     try:
         password = urlsplit(model.endpoint or "").password
     except ValueError:
@@ -115,10 +127,10 @@ def model_failed(message: str, *, suggestion: str | None = None) -> GoondanError
 
 
 def asked_call(call_id: str, name: str, arguments: str | dict[str, Any]) -> AskedCall:
-    """A tool call from a vendor's answer, fit for storing and sending.
+    """A tool call from a vendor's answer, in a form that can be stored and sent.
 
-    Arguments as JSON text are read strictly (a blank text means {}); what cannot be read makes a call that is
-    answered with an error instead of being sent. Lone surrogates become U+FFFD, integers beyond 64 bits doubles.
+    Arguments as JSON text are read strictly; a blank text means {}. A call with unreadable arguments is not sent, it is
+    answered with an error. Lone surrogates become U+FFFD, integers beyond 64 bits become doubles.
     """
     name, call_id = replace_surrogates(name), replace_surrogates(call_id)
     try:
@@ -134,12 +146,12 @@ def asked_call(call_id: str, name: str, arguments: str | dict[str, Any]) -> Aske
 
 
 def read_json(text: str) -> Any:
-    """JSON text to a value; NaN and infinity are refused, in any spelling. Raises ValueError, RecursionError."""
+    """The value of a JSON text. NaN and infinity are refused in any spelling. Raises ValueError, RecursionError."""
     return _json.decode(text)
 
 
 def scan_json(text: str, start: int) -> tuple[Any, int]:
-    """The JSON value that begins at `start`, and where it ends. Raises ValueError, RecursionError."""
+    """The JSON value that begins at `start`, and the position of its end. Raises ValueError, RecursionError."""
     return _json.raw_decode(text, start)
 
 
@@ -156,7 +168,7 @@ _json: Final = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite)
 
 
 def storable(value: Any) -> Any:
-    """A JSON value with integers that the wire cannot carry as doubles (docs/design/wire.md section 2). Raises
+    """A JSON value in which integers that the wire cannot carry are doubles (docs/design/wire.md section 2). Raises
     OverflowError.
     """
     if isinstance(value, int):

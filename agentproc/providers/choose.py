@@ -1,4 +1,4 @@
-"""Which provider serves a model. Each is imported when an agent needs it: most of their weight is in what they use."""
+"""Chooses the provider of a model. A provider is imported when an agent needs it, because its libraries are heavy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from schemas.model_providers import BY_NAME
 
 
 class Wire(Protocol):
-    """What the module of a provider has."""
+    """The names that a provider's module has."""
 
     VENDOR: type[Vendor]
     """Speaks the vendor's wire."""
@@ -32,7 +32,7 @@ def wire_of(provider: str) -> Wire:
 
 
 def make_provider(model: ModelSpec) -> Provider:
-    """The provider of a model. Cheap: nothing is connected or loaded for connecting before the first call.
+    """The provider of a model. This is cheap: connecting, and loading the parts for it, wait for the first call.
 
     Raises GoondanError E_CONFIG_INVALID_VALUE when there is no such provider.
     """

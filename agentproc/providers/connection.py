@@ -4,11 +4,12 @@ An agent asks one model, one question at a time, so there is one connection and 
 (the parser of Node, in C); asyncio's transport and ssl do the rest.
 
 Rules.
-- The connection is kept after an answer that was read to its end, closed after any other. A kept one that the server
-  has closed meanwhile is replaced without a word: nothing of an answer had come, and asking again is always allowed.
-- Nothing waits or grows without bound: connecting, silence, a head's time, size and number of headers, the framing
-  around a body, and what is read ahead have limits.
-- Every failure is a Fault in words of ours: the system's and TLS's own are short and hold no header and no key.
+- The connection is kept after an answer that was read to its end, closed after any other. A kept connection that the
+  server has closed meanwhile is replaced silently: no part of an answer had come, and asking again is always allowed.
+- There is a limit for each wait and each size: connecting, silence, the time, size and number of headers, the framing
+  around a body, and the data that is read ahead.
+- Every failure is a Fault with our own text. The texts of the system and of TLS in it are short and contain no header
+  and no key.
 
 Source: RFC 9110 and 9112; RFC 8305 (addresses); decision 020.
 """
@@ -32,39 +33,39 @@ from agentproc.providers.vendor import Fault, FaultKind, plain
 
 #: How long an unused connection is kept (seconds): about as long as servers keep theirs.
 KEEP_ALIVE_S: Final = 60.0
-#: Status line and headers of one answer, those of answers of the kind "go on" before it included (bytes); servers
-#: themselves take less.
+#: The largest head of one answer: status line and headers, those of earlier "go on" answers included (bytes). Servers
+#: themselves accept less.
 MAX_HEAD_BYTES: Final = 65_536
-#: Headers of one answer; vendors send about thirty.
+#: The most headers of one answer. Vendors send about thirty.
 MAX_HEADERS: Final = 256
-#: What may arrive behind a head without a byte of the body: chunk sizes with their extensions, trailers (bytes).
+#: The most data behind a head without a byte of the body (bytes): chunk sizes with their extensions, trailers.
 MAX_FRAMING_BYTES: Final = 65_536
-#: One answer with its framing (bytes): four times the longest body that is read (http.py). A server that sends every
-#: letter as a chunk of its own needs six times its body, but such bodies are short.
+#: The largest answer with its framing (bytes): four times the longest body that is read (http.py). A server that sends
+#: every letter as a chunk of its own needs six times its body, but such bodies are short.
 MAX_WIRE_BYTES: Final = 512 << 20
-#: What is read of a body before anybody takes it (bytes); then the server has to wait.
+#: How much of a body is read ahead (bytes). Then the server has to wait.
 READ_AHEAD_BYTES: Final = 1 << 20
-#: How long one address is tried before the next one is tried beside it (seconds; RFC 8305 section 5).
+#: How long one address is tried alone, before the next one is tried at the same time (seconds; RFC 8305 section 5).
 NEXT_ADDRESS_S: Final = 0.25
 
 
 class Patience(Struct, frozen=True):
-    """How long is waited for a server (seconds)."""
+    """How long to wait for a server (seconds)."""
 
-    #: For a connection. Across the world it takes one; a host that drops packets would take minutes.
+    #: For a connection. Across the world it takes one second; a host that drops packets would take minutes.
     connect_s: float = 10.0
-    #: For the whole head, from the request on, whatever arrives of it; then for each next byte of the body. Models
-    #: think, and local servers read long prompts, without a sign of life. Beyond five minutes, the load balancers in
-    #: between have given up as well.
+    #: For the whole head, counted from the request. Then for each next byte of the body. Models think, and local
+    #: servers read long prompts, without sending anything. After five minutes the load balancers in between have given
+    #: up as well.
     silence_s: float = 300.0
     #: For the rest of a stream that has said it is complete, so that its connection can be used again.
     rest_s: float = 0.5
-    #: For the body of a refusal, whose status has said what matters.
+    #: For the body of a refusal. Its status has already said the important part.
     refusal_s: float = 10.0
 
 
 class Client:
-    """Asks servers, and keeps the connection to the last one. For one task at a time."""
+    """Asks servers, and keeps the connection to the last one. Only one task may use it at a time."""
 
     def __init__(self) -> None:
         self._kept: Connection | None = None
@@ -72,9 +73,10 @@ class Client:
         self._tls: ssl.SSLContext | None = None
 
     async def ask(self, method: str, url: str, headers: Mapping[str, str], body: bytes, patience: Patience) -> Response:
-        """Send a request; its answer, of which status and headers are there. Close it. Raises Fault.
+        """Send a request. Returns its answer as soon as status and headers are there; the caller closes it. Raises
+        Fault.
 
-        `headers` have lower-case names and are fit to be sent; those that every request has come by themselves.
+        `headers` have lower-case names and valid values. The headers of every request are added here.
         """
         route = self._route
         if route is None or route.url != url:
@@ -154,7 +156,9 @@ class Client:
 async def _dial(
     loop: asyncio.AbstractEventLoop, connection: Connection, host: str, port: int, tls: ssl.SSLContext | None
 ) -> None:
-    """Connect to one of the host's addresses: the next one is tried beside an address that does not answer soon."""
+    """Connect to one of the host's addresses. When an address does not answer soon, the next one is tried at the same
+    time.
+    """
     addresses = await _addresses(loop, host, port)
     sock = await _race(loop, addresses) if len(addresses) > 1 else await _reach(loop, addresses[0])
     try:
@@ -167,7 +171,7 @@ async def _dial(
 
 
 async def _addresses(loop: asyncio.AbstractEventLoop, host: str, port: int) -> list[Any]:
-    """Of a host, families in turns: one of them is often broken as a whole. Raises OSError."""
+    """The addresses of a host, alternating between families: one family is often broken as a whole. Raises OSError."""
     with suppress(ValueError):  # asking the resolver takes threads, and each of them memory
         return [(host, port, 0, 0) if ip_address(host).version == 6 else (host, port)]
     found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -190,7 +194,7 @@ async def _reach(loop: asyncio.AbstractEventLoop, address: Any) -> socket.socket
 
 
 async def _race(loop: asyncio.AbstractEventLoop, addresses: list[Any]) -> socket.socket:
-    """The first socket that is connected. Raises the first OSError when none is."""
+    """The first socket that is connected. Raises the first OSError when no socket is."""
     tries: set[asyncio.Task[socket.socket]] = set()
     todo = list(addresses)
     failure: BaseException | None = None
@@ -218,7 +222,9 @@ async def _race(loop: asyncio.AbstractEventLoop, addresses: list[Any]) -> socket
 
 
 def _cause(error: BaseException) -> tuple[str, bool]:
-    """Why there is no connection, as the system or TLS says it; and whether that is the server's certificate."""
+    """The reason for a failed connection, in the words of the system or TLS; and whether it is the server's
+    certificate.
+    """
     if isinstance(error, ssl.SSLError):
         text = error.verify_message if isinstance(error, ssl.SSLCertVerificationError) else str(error)
         return plain(text)[:200], True
@@ -231,7 +237,7 @@ def _cause(error: BaseException) -> tuple[str, bool]:
 
 
 class Connection(asyncio.Protocol):
-    """A transport, and the answer that is arriving on it."""
+    """A transport, and the answer that arrives on it."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
@@ -241,11 +247,11 @@ class Connection(asyncio.Protocol):
         self._idle_since = 0.0
 
     def usable(self) -> bool:
-        """Whether the next request may go over it."""
+        """Whether the next request may use it."""
         return not self._lost and self.loop.time() - self._idle_since < KEEP_ALIVE_S
 
     def send(self, request: bytes, patience: Patience) -> Response:
-        """Send a request; what arrives from now on is its answer."""
+        """Send a request. All data from now on belongs to its answer."""
         response = self._reader = Response(self, patience)
         self._write(request)
         return response
@@ -257,7 +263,7 @@ class Connection(asyncio.Protocol):
         await tunnel.granted
 
     async def upgrade(self, tls: ssl.SSLContext, host: str) -> None:
-        """Speak TLS with what is at the other end of the tunnel."""
+        """Speak TLS with the server at the other end of the tunnel."""
         if self._transport is None or self._lost:
             raise ConnectionResetError
         self._reader = None
@@ -292,7 +298,9 @@ class Connection(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
-        """Bytes for whoever waits; nobody asked for more, so then the connection is not what it should be."""
+        """Bytes for the waiting response. When there is none, the server sent data without a request, so the connection
+        is dropped.
+        """
         if self._reader is None:
             self.abort()
         else:
@@ -336,7 +344,7 @@ class _Tunnel:
 
 
 class Response:
-    """The answer to one request. `headers` have lower-case names; a repeated one is joined with commas."""
+    """The answer to one request. `headers` have lower-case names; a repeated header is joined with commas."""
 
     def __init__(self, connection: Connection, patience: Patience) -> None:
         self.status = 0
@@ -359,11 +367,11 @@ class Response:
 
     @property
     def unheard(self) -> bool:
-        """Whether the connection was lost before a single byte."""
+        """Whether the connection was lost before the first byte."""
         return self._heard == 0 and self._fault is not None and self._fault.kind == "busy"
 
     async def head(self) -> None:
-        """Wait for status and headers, for `silence_s` in all. Raises Fault."""
+        """Wait for status and headers, `silence_s` in all. Raises Fault."""
         timer = self._connection.loop.call_later(self._patience.silence_s, self._headless)
         try:
             while not self._has_head:
@@ -372,7 +380,7 @@ class Response:
             timer.cancel()
 
     async def read(self) -> bytes:
-        """What has arrived of the body, at least one byte; nothing at its end. Raises Fault."""
+        """The data of the body that has arrived, at least one byte; no bytes at its end. Raises Fault."""
         while not self._parts:
             if self._complete:
                 return b""
@@ -384,7 +392,7 @@ class Response:
         return data
 
     def close(self) -> None:
-        """Give the connection back, if the answer was read to its end; else it is closed."""
+        """Give the connection back if the answer was read to its end. Otherwise close it."""
         connection = self._connection
         self._parser = None  # each holds the other
         if self._complete and self._keeps and self._fault is None:
@@ -394,7 +402,7 @@ class Response:
             connection.abort()
 
     async def _wait(self) -> None:
-        """Wait for a byte of the body or the end of it. Framing is no byte of the body, and extends nothing."""
+        """Wait for a byte of the body or for its end. Framing is not part of the body and does not extend the wait."""
         timer = self._connection.loop.call_later(self._patience.silence_s, self._silent)
         try:
             await self._news_comes()
@@ -454,7 +462,7 @@ class Response:
             self._tell()
 
     def lost(self) -> None:
-        """The connection is over: the end of a body that has no length, else of our hopes."""
+        """The connection is over. A body without a length is complete; any other open answer fails."""
         self._keeps = False
         if self._complete:
             return
@@ -469,7 +477,7 @@ class Response:
     # --- from the parser
 
     def on_message_begin(self) -> None:
-        """An answer begins; behind the one that was asked for, it is nonsense."""
+        """An answer begins. After a second answer the connection is not kept."""
         if self._complete:
             self._keeps = False
 
@@ -489,7 +497,7 @@ class Response:
         self.headers[key] = f"{self.headers[key]}, {text}" if key in self.headers else text
 
     def on_headers_complete(self) -> None:
-        """The body follows; or, after an answer of the kind "go on", the real one."""
+        """The headers are complete. The body follows; after a "go on" answer, the real answer follows."""
         if self._complete or self._parser is None or self._fault is not None:
             return
         status = self._parser.get_status_code()

@@ -1,7 +1,7 @@
 """The embedded provider: a console behind the model's interface. Deterministic, without key and network.
 
 It turns commands into tool calls and tool results into readable text, so that `make run` works on a fresh machine
-through the same turn, catalog, validation and sandbox as any model. It never pretends to be one.
+through the same turn, catalog, validation and sandbox as any model. It never pretends to be a model.
 
 Commands, one a line (JSON may span lines); several calls in one input run in parallel:
     /TOOL {json}      /TOOL key=value …      /tools      /help      @AGENT text
@@ -25,9 +25,9 @@ from agentproc.turn import AskedCall
 from schemas.frames import ToolResult
 from schemas.launch import CatalogItem
 
-#: Text shown of one result (characters); a console is no place for more, and an answer must fit into a frame.
+#: The longest text of one result (characters). A console is no place for more, and an answer must fit into a frame.
 MAX_SHOWN: Final = 16_384
-#: Description shown of one tool in the list (characters).
+#: The longest description of one tool in the list (characters).
 MAX_DESCRIPTION: Final = 100
 #: The tool that asks another agent; present when the bundle grants it.
 REQUEST_TOOL: Final = "agents__request"
@@ -51,7 +51,7 @@ class Reply(Struct, frozen=True):
 
 
 class EmbeddedProvider:
-    """Answers every request at once, from the messages of the turn alone."""
+    """Answers every request at once, from the messages of the turn only."""
 
     needs_history = False
 
@@ -61,15 +61,15 @@ class EmbeddedProvider:
         on_delta: Callable[[TextDelta], None] | None = None,
         on_news: Callable[[ModelNews], None] | None = None,
     ) -> ModelAnswer:
-        """Commands of the last user message as tool calls; or the results behind it as text."""
+        """Turn the commands of the last user message into tool calls, or the results behind it into text."""
         return answer(request.messages, request.tools)
 
     async def close(self) -> None:
-        """Nothing to give back."""
+        """Nothing to close."""
 
 
 def answer(messages: Sequence[Message], tools: Sequence[CatalogItem]) -> ModelAnswer:
-    """What the console says next (pure)."""
+    """The console's next answer (pure)."""
     results: list[ToolResultPart] = []
     told: list[str] = []  # of pending work that has ended since
     for message in reversed(messages):
@@ -117,7 +117,7 @@ def parse(text: str, tools: Sequence[CatalogItem]) -> list[AskedCall] | Reply:
 
 
 def _command(text: str, at: int, line: str, items: dict[str, CatalogItem], index: int) -> tuple[AskedCall | Reply, int]:
-    """One `/` command, and how many characters of `text` it took."""
+    """One `/` command, and the number of characters of `text` that it took."""
     name = line[1:].split(maxsplit=1)[0] if line[1:].strip() and not line[1].isspace() else ""
     rest = line[1 + len(name) :].lstrip()
     if name == "tools" and not rest:
@@ -143,7 +143,9 @@ def _command(text: str, at: int, line: str, items: dict[str, CatalogItem], index
 
 
 def _pairs(name: str, rest: str, item: CatalogItem | None) -> dict[str, Any] | Reply:
-    """`key=value` words as arguments: text where the schema says string, else JSON where it reads as such."""
+    """`key=value` words as arguments. A value is text when the schema says string; otherwise JSON if it can be read as
+    JSON.
+    """
     try:
         words = shlex.split(rest)
     except ValueError as error:
@@ -181,7 +183,7 @@ def _ask_agent(line: str, items: dict[str, CatalogItem]) -> AskedCall | Reply:
 
 
 def list_tools(tools: Sequence[CatalogItem]) -> str:
-    """The catalog, one line a tool."""
+    """The catalog as text, one line for each tool."""
     if not tools:
         return "This agent has no tools. Add some to its spec.tools."
     width = max(len(item.name) for item in tools)
@@ -212,7 +214,7 @@ def _broken_json(name: str, text: str, error: Exception, item: CatalogItem | Non
 
 
 def _example(name: str, item: CatalogItem | None) -> str:
-    """How to write the call, from the tool's schema."""
+    """An example of the call, from the tool's schema."""
     schema = (item.parameters if item else None) or {}
     required, properties = schema.get("required", []), schema.get("properties", {})
     example: dict[str, Any] = {}
@@ -227,7 +229,7 @@ def _example(name: str, item: CatalogItem | None) -> str:
 
 
 def show_results(parts: Sequence[ToolResultPart]) -> str:
-    """Results as a person reads them; several get a line with number and tool each."""
+    """Results as a person reads them. With several results, each has a line with its number and tool."""
     if len(parts) == 1:
         return show_result(parts[0])
     return "\n\n".join(f"[{n}] {part.tool_name}\n{show_result(part)}" for n, part in enumerate(parts, 1))
@@ -263,7 +265,7 @@ def _show_error(name: str, result: ToolResult) -> str:
 
 
 def _show_process(output: dict[str, Any]) -> str:
-    """What a command printed; how it ended only when it did not end well."""
+    """The output of a command. Its exit is shown only when it failed."""
     pieces = [_cut(output["stdout"].rstrip("\n"))] if output["stdout"] else []
     stderr = output.get("stderr")
     if isinstance(stderr, str) and stderr:

@@ -1,9 +1,9 @@
-"""The conversation as a vendor is shown it. Pure.
+"""The conversation in the form that a vendor accepts. Pure.
 
-Our messages may hold what a vendor refuses: ids that repeat between turns, or that another vendor wrote; tool names
-that a model made up; empty texts. One bad message would make every later request fail, so they are made fit here:
-each call comes with exactly one result, ids are unique within the request, names of the catalog stay as they are
-(NAME-03) and only other ones are rewritten.
+Our messages may contain parts that a vendor refuses: ids that repeat between turns or come from another vendor, tool
+names that a model made up, empty texts. One bad message would make every later request fail, so they are changed here.
+Each call comes with exactly one result. Ids are unique within the request. Names of the catalog stay as they are
+(NAME-03), and only other names are rewritten.
 
 Source: docs/design/turns.md section 5; requirements ERROR-08, NAME-03.
 """
@@ -33,11 +33,11 @@ from agentproc.providers.base import ModelRequest, storable
 from schemas.codec import check_depth, encode_value
 from schemas.frames import ToolResult
 
-#: In an assistant message's metadata: what only its vendor understands and wants to see again (see `kept_by`).
+#: The key in an assistant message's metadata for data that only its vendor understands and wants back (see `kept_by`).
 KEPT: Final = "vendor"
-#: Nesting of what is kept; it travels inside a message, whose frame has a limit of its own.
+#: The deepest nesting of the kept data. It travels inside a message, whose frame has a limit of its own.
 MAX_KEPT_DEPTH: Final = 32
-#: Stands where a vendor takes no empty text.
+#: The text in place of an empty text, which a vendor does not accept.
 EMPTY: Final = "(empty message)"
 #: A tool name that every vendor takes.
 _NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}")
@@ -46,25 +46,33 @@ _ID: Final = re.compile(r"[a-zA-Z0-9_-]{1,40}")
 
 
 class AnsweredCall(Struct, frozen=True):
-    """A tool call with its result as text. `args` is an object."""
+    """A tool call with its result as text."""
 
+    #: The id of the call, unique within the request.
     id: str
+    #: The name of the tool.
     name: str
+    #: The arguments, an object.
     args: dict[str, Any]
+    #: The result as text.
     result: str
+    #: Whether the call failed.
     is_error: bool
 
 
 class Said(Struct, frozen=True):
-    """The model's words, then its calls; both may be empty. `kept` is what `kept_by` gave."""
+    """An answer of the model: text, then calls."""
 
+    #: The text; it may be empty.
     text: str
+    #: The calls; there may be none.
     calls: list[AnsweredCall]
+    #: The data that `kept_by` stored.
     kept: dict[str, Any]
 
 
 class Told(Struct, frozen=True):
-    """What a user said, or (system) what the conversation itself prescribes."""
+    """A message of the user, or (system) instructions inside the conversation."""
 
     text: str
     system: bool = False
@@ -74,9 +82,9 @@ HistoryEntry = Said | Told
 
 
 def kept_by(provider: str, model: str, **values: Any) -> dict[str, Any] | None:
-    """Metadata for an assistant message, so that `entries` finds `values` again for this very model only.
+    """Metadata for an assistant message, from which `entries` restores `values` for this same model only.
 
-    None when they could not be stored: then the vendor has to do without.
+    None when they could not be stored. Then the vendor has to do without them.
     """
     try:
         kept = {KEPT: {"provider": provider, "model": model, **storable(values)}}
@@ -87,15 +95,15 @@ def kept_by(provider: str, model: str, **values: Any) -> dict[str, Any] | None:
 
 
 def entries(messages: Sequence[Message], catalog: Collection[str], provider: str, model: str) -> list[HistoryEntry]:
-    """The conversation in order; an assistant message without text and calls is left out.
+    """The entries of the conversation, in order. An assistant message without text and calls is left out.
 
-    `catalog` are the names of the tools that the request offers.
+    `catalog` are the names of the tools in the request.
     """
     return Entries(catalog, provider, model).extend(presentable(messages))
 
 
 class Entries:
-    """Makes entries of a conversation that comes in parts; `entries` says of what kind."""
+    """Makes the entries of a conversation that comes in parts (see `entries`)."""
 
     def __init__(self, catalog: Collection[str], provider: str, model: str) -> None:
         self._catalog = catalog
@@ -105,7 +113,7 @@ class Entries:
         self._calls = 0
 
     def extend(self, messages: Sequence[Message]) -> list[HistoryEntry]:
-        """The entries of the next part, which keeps the conversation's invariant by itself."""
+        """The entries of the next part. Each part keeps the conversation's invariant by itself."""
         results: list[ToolResultPart] = []
         for message in messages:
             if isinstance(message.data, ToolData):
@@ -125,7 +133,7 @@ class Entries:
 
     def _call(self, part: ToolCallPart, result: ToolResult) -> AnsweredCall:
         self._calls += 1
-        # The number counts calls, so a message keeps its ids however the conversation grows.
+        # The number counts calls, so a message keeps its ids when the conversation grows.
         own = f"call_{self._calls}"
         call_id = part.tool_call_id if _ID.fullmatch(part.tool_call_id) else own
         copy = 1
@@ -137,20 +145,20 @@ class Entries:
 
 
 class Writer(Protocol):
-    """Writes a conversation down in a vendor's form, entry by entry."""
+    """Writes a conversation in a vendor's form, entry by entry."""
 
     def add(self, entry: HistoryEntry) -> None:
-        """The next one."""
+        """Add the next entry."""
 
 
 W = TypeVar("W", bound=Writer)
 
 
 class Written(Generic[W]):
-    """A conversation as a vendor is shown it, which grows from one request to the next: only what is new is written.
+    """A conversation in a vendor's form, which grows from one request to the next. Only the new part is written.
 
-    A turn of N steps asks N times with the same beginning; writing it anew each time would cost N times N. What was
-    written before counts as long as the very same messages begin the request, with the same tools and model.
+    A turn of N steps asks N times with the same beginning. Writing all of it each time would cost N times N. The
+    earlier part is used as long as the same message objects begin the request, with the same tools and model.
     """
 
     def __init__(self, provider: str, writer: Callable[[], W]) -> None:
@@ -159,7 +167,7 @@ class Written(Generic[W]):
         self.forget()
 
     def forget(self) -> None:
-        """Begin anew with the next request; until then nothing of the conversation is held here."""
+        """Begin again with the next request. Until then this object holds no conversation."""
         self._messages: list[Message] = []
         self._offered: tuple[str, list[str]] | None = None
         self._writer: W | None = None
@@ -192,14 +200,16 @@ class Written(Generic[W]):
 
 
 def tool_name(name: str, catalog: Collection[str]) -> str:
-    """The name of an earlier call; one that is in no catalog and no vendor would take is rewritten."""
+    """The name of an earlier call. A name that is not in the catalog and that no vendor would accept is rewritten."""
     if name in catalog or _NAME.fullmatch(name):
         return name
     return re.sub(r"[^a-zA-Z0-9_-]", "_", name)[:64] or "unnamed"
 
 
 def result_text(result: ToolResult) -> str:
-    """A result as the model reads it: text as it is, other output as JSON, an error or a handle with all its fields."""
+    """A result as the model reads it: a text as it is, other output as JSON, an error or a handle with all
+    its fields.
+    """
     if result.status != "ok":
         fields = {"status": result.status, "handle": result.handle, "error": result.error}
         return _json({name: value for name, value in fields.items() if value is not None})
@@ -208,8 +218,8 @@ def result_text(result: ToolResult) -> str:
 
 
 def blocks_text(blocks: Sequence[dict[str, Any]]) -> str | None:
-    """The blocks of a step as the model reads them, None without any: each between tags that name its type; a `text` as
-    it is, anything else as JSON.
+    """The blocks of a step as the model reads them; None when there are none. Each stands between tags that name its
+    type. Its `text` is written as it is, any other value as JSON.
     """
     if not blocks:
         return None
