@@ -1,4 +1,4 @@
-"""What the `gdn` of an installed wheel calls: the module path is put in order before anything else is imported.
+"""The entry point of the `gdn` of an installed wheel. It puts the module path in order before it imports anything else.
 
 pip writes that script, and its interpreter is not isolated. What it has imported by then cannot be taken back; see
 docs/decisions/044.

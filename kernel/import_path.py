@@ -1,10 +1,10 @@
-"""Where modules come from: in programs that we start, and in `gdn` itself.
+"""The places that modules come from, in programs that we start and in `gdn` itself.
 
 Programs of ours run isolated (`python -I`). Such an interpreter looks into its own library and its own site-packages,
 and not into the current folder, PYTHONPATH or the user's site-packages, whose .pth files and `usercustomize` do not run
-either. Our own packages are found by start.py, from where it lies. What we need of others may lie elsewhere: in the
-user's site-packages, or in a folder that PYTHONPATH named. A parent has found it, and tells its children in which
-folders; they look there last.
+either. Our own packages are found by start.py, from where it lies. Packages of others that we need may lie elsewhere:
+in the user's site-packages, or in a folder that PYTHONPATH named. A parent has found it, and tells its children in
+which folders; they look there last.
 """
 
 from __future__ import annotations

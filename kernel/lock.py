@@ -1,15 +1,16 @@
-"""Who runs the kernel of a workspace: the folder `kernel` in its state, with two locks and a record.
+"""The process that runs the kernel of a workspace, as the folder `kernel` in its state says with two locks and a
+record.
 
 Two locks (flock: they end with the processes, whatever kills those):
-- `lock` is held by the supervisor alone, or by a broker that was started by hand. Whoever cannot have it is told
+- `lock` is held by the supervisor alone, or by a broker that was started by hand. A process that cannot have it is told
   E_KERNEL_RUNNING. So two kernels never share a state, wherever their sockets are.
-- `alive` is held by every trusted process of the kernel through one inherited descriptor. A new start waits for it,
-  so it never meets what a killed kernel has not finished dying of.
+- `alive` is held by every trusted process of the kernel through one inherited descriptor. A new start waits for it, so
+  it never meets processes of a killed kernel.
 
 `kernel.json` says where the sockets are. Every command finds the kernel by it: the runtime directory can be another
 one than a command would choose, because the environment differs, or because another user was there first.
 
-The files of the locks stay. Should the state be deleted under a kernel, a lock counts only if its path still leads to
+The files of the locks stay. The state may be deleted under a kernel. So a lock counts only if its path still leads to
 the locked file. The folder lies in the state, so jails never see it.
 """
 
@@ -141,7 +142,7 @@ def held_record(locks: Locks) -> KernelRecord | None:
 
 
 def read_record(state_dir: str) -> KernelRecord | None:
-    """What the kernel of a workspace says of itself; a killed one says it, too. None without one.
+    """The record of a workspace's kernel. The record of a killed kernel is still there. None without one.
 
     Raises GoondanError E_STATE when others can change the folder.
     """

@@ -3,8 +3,8 @@
 A role has up to three files: `<role>.log`, which its processes append to; `<role>.log.1`, what that was before it grew
 too large; and `<role>.log.2`, what is kept of everything before that, a fair share for each source (log_shares.py).
 
-Everything is opened below the folder's descriptor and never through a link. What takes another file's place was made in
-that moment under a name that nobody can guess.
+Everything is opened below the folder's descriptor and never through a link. A file that takes another file's place was
+made at that moment, under a name that nobody can guess.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from typing import Final
 
 from kernel.log_names import OLD_SUFFIX, OLDER_SUFFIX, SUFFIX
 
-# What reads and rewrites lines is imported where a log has become too large: every command and every start opens logs.
+# The modules that read and rewrite lines are imported only when a log has become too large: every command and every
+# start opens logs.
 
 #: A log that is larger moves to `<name>.1` (bytes); what is kept of all older lines is at most as large.
 MAX_LOG_BYTES: Final = 8 << 20

@@ -1,8 +1,8 @@
 """Reading log files while programs write them: their ends, and what is added later.
 
 A log that becomes too large is either renamed at a start or copied and emptied in use (kernel/log_bounds.py); in both
-cases its old content is `<role>.log.1`. A reader that follows goes on there, so that it loses nothing. What was there
-before is in `<role>.log.2`, as far as it was kept.
+cases its old content is `<role>.log.1`. A reader that follows goes on there, so that it loses nothing. Earlier lines
+are in `<role>.log.2`, as far as they were kept.
 
 Source: docs/design/commands.md section 8.
 """

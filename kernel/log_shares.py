@@ -1,9 +1,9 @@
-"""What is kept of old log lines when there is no room for all: a fair share for each source (pure).
+"""The old log lines that are kept when there is no room for all: a fair share for each source (pure).
 
 A source is who wrote a line: an instance of an agent, or a tool that worked for it; what a process says for itself is
-one, too. Room is shared among agents first, then among the sources of each. Whoever wrote little keeps everything, so
-that nobody can push others' lines out by writing much; of a source with too many lines the oldest and the newest stay,
-and a line in their middle says how many went.
+one, too. Room is shared among agents first, then among the sources of each. A source that wrote little keeps all its
+lines, so that nobody can push others' lines out by writing much. A source with too many lines keeps the oldest and the
+newest, and a line in the middle says how many are gone.
 
 Source: docs/decisions/043.
 """

@@ -69,7 +69,7 @@ class Reader:
         """The entries of complete lines, without their line ends."""
         parsed = [parse(line) for line in lines]
         if not self._begun:
-            # Where we begin to read, lines can belong to one further up; they are not older than the next known time.
+            # The first lines that we read can belong to a line further up. They are not older than the next known time.
             known = next((time for time, _, _ in parsed if time is not None), None)
             if known is not None:
                 self._last, self._begun = (known, "INFO"), True

@@ -1,4 +1,4 @@
-"""Where things are: the bundle, the state of its workspace, and the runtime directory with the sockets.
+"""The paths of the bundle, of the state of its workspace, and of the runtime directory with the sockets.
 
 A bundle's identity is its place: `X` and `X/goondan.yaml` are the same workspace and the same kernel, whatever the
 spelling. The state lies under `$GOONDAN_STATE_ROOT` (default `~/.goondan`), the sockets usually under
@@ -30,7 +30,7 @@ DIGEST_CHARS: Final = 16
 MAX_SOCKET_PATH: Final = 107
 #: Where runtime directories are made when there is no usable XDG_RUNTIME_DIR.
 FRESH_BASE: Final = "/tmp"
-#: Where the state goes without a home directory: what lies in the first survives a restart of the machine.
+#: The places for the state when there is no home directory. Files in the first one survive a restart of the machine.
 HOMELESS: Final = ("/var/tmp", "/tmp")
 #: The longest name of a socket in a runtime directory.
 LONGEST_SOCKET: Final = "supervisor.sock"
@@ -78,7 +78,7 @@ def is_utf8(path: str) -> bool:
 
 
 def quickstart_folders() -> list[str]:
-    """Where the quickstart bundle can be: in the source tree, or where an installation puts it."""
+    """The places of the quickstart bundle: in the source tree, or where an installation puts it."""
     source_tree = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     return [
         os.path.join(source_tree, "examples", "quickstart"),
@@ -87,7 +87,9 @@ def quickstart_folders() -> list[str]:
 
 
 def identity(bundle: str) -> str:
-    """What names a bundle's workspace: its directory for `goondan.yaml` and for directories, else the file itself."""
+    """The path that names a bundle's workspace: its directory for `goondan.yaml` and for directories, else the file
+    itself.
+    """
     path = os.path.realpath(bundle)
     return os.path.dirname(path) if os.path.basename(path) == BUNDLE_FILE and not os.path.isdir(path) else path
 

@@ -179,7 +179,9 @@ def _agent(
 
 
 def _addable(agent: CheckedAgent, checked: Checked) -> list[str]:
-    """What the agent's extensions may add to a step beyond spec.tools; bundled ones add nothing (decision 071)."""
+    """The tools that the agent's extensions may add to a step beyond spec.tools. Bundled ones add nothing (decision
+    071).
+    """
     if all(extension.bundled for extension in agent.extensions):
         return []
     patterns = agent.body.policy.tool_calls.extensions_may_add

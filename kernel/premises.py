@@ -112,7 +112,7 @@ class Premises:
         return lock.is_quiet(self._locks)
 
     def settle(self, keep: Sequence[str] = ()) -> None:
-        """Nobody of an earlier kernel lives: remove its files, but for those in `keep` that we have made already."""
+        """No process of an earlier kernel lives. Remove its files, except those in `keep`, which are ours already."""
         for path in self._record.leftovers:
             if path != self.run_dir:
                 rundir.clear(path)
@@ -144,7 +144,7 @@ class Premises:
             lost.close()
 
     def leave(self) -> None:
-        """The kernel ends: nothing of it is left. What it has met and could not clear stays for the next one."""
+        """The kernel ends: nothing of it is left. Files that it could not remove stay for the next one."""
         if self._settled:
             rundir.remove(self._directory)
             lock.remove_record(self._locks)

@@ -1,11 +1,11 @@
-"""The runtime directory: private, one kernel's at a time, empty again when that kernel is gone.
+"""The runtime directory. It is private and belongs to one kernel at a time. It is empty again when that kernel is gone.
 
-It holds the sockets and the tokens of clients. The kernel that uses it has a lock on the directory itself (flock on
-its descriptor). Which one it is says the record in the state (kernel/lock.py).
+It holds the sockets and the tokens of clients. The kernel that uses it has a lock on the directory itself (flock on its
+descriptor). The record in the state says which directory it is (kernel/lock.py).
 
-Where it is made: in the first of the usual places that only we can change. When none of them can be used, because
-another user was there first, or because somebody has opened it to others, it is a fresh one with a name that nobody
-can foresee, in /tmp or else in the state. A place that was named by hand is used, or refused.
+It is made in the first of the usual places that only we can change. Sometimes none of them can be used, because another
+user was there first or because somebody has opened it to others. Then it is a fresh one with a name that nobody can
+foresee, in /tmp or else in the state. A place that was named by hand is used, or refused.
 """
 
 from __future__ import annotations

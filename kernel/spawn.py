@@ -44,7 +44,7 @@ ENVIRONMENT: Final = frozenset(
         VARIABLE,
     )
 )
-#: What agents need besides: their models' servers may be behind a proxy or a company's certificate.
+#: Variables that agents need in addition: their models' servers may be behind a proxy or a company's certificate.
 AGENT_ENVIRONMENT: Final = frozenset(
     name
     for upper in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR")

@@ -2,13 +2,14 @@
 
 `python -m` would put the current directory first on the module path, where a user's `json.py` waits, and PYTHONPATH can
 do the same. Isolated (-I) neither happens, but packages that run from a source tree are not found. So our packages are
-found by name, before all others, in the folder that this one lies in. That folder itself is never on the path: it may
-be a workdir of tools, and what a tool puts there under the name of a module that is only tried for (the standard
-library tries for `org`) must not be imported.
+found by name, before all others, in the folder that this one lies in. That folder itself is never on the path, because
+it may be a workdir of tools. The standard library tries to import modules that may not exist, such as `org`. A file of
+that name, put there by a tool, must not be imported.
 
-`--packages` names a folder in which our parent has found what we need of others (import_path.py), to look into last.
+`--packages` names a folder in which our parent has found packages of others that we need (import_path.py). It is
+searched last.
 
-What the program was given as descriptors stays its own: none of them passes on to what it starts.
+The program keeps the descriptors that it was given for itself: the processes that it starts do not inherit them.
 """
 
 from __future__ import annotations

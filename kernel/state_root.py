@@ -1,13 +1,14 @@
-"""The state root, before anything in it is used: whose it is, who could write to it, and what is believed from it.
+"""The check of the state root before anything in it is used: its owner, who could write to it, and which of its files
+are believed.
 
-Every level is opened by the checked walk (schemas/system/directories.py): it belongs to us and is closed to others.
-What is ours and too open is closed, and a line says so. What cannot be closed, or belongs to somebody else, is refused
-with the GOONDAN_STATE_ROOT line to use instead.
+Every level is opened by the checked walk (schemas/system/directories.py): it belongs to us and is closed to others. A
+level that is ours and too open is closed, and a line says so. A level that cannot be closed, or that belongs to
+somebody else, is refused. The error names the GOONDAN_STATE_ROOT line to use instead.
 
-What decides about powers (policy.yaml, accepted files, records of trust) is believed only from a root that nobody else
-could have filled: not from one that lies in a bundle or a checkout, where whoever wrote that also wrote the state, and
-not from one that others could write to, until its owner has looked and confirmed it. That is remembered in a file of
-the root itself, which is there as long as nothing in it is to be believed.
+Some files decide about powers: policy.yaml, accepted files, records of trust. They are believed only from a root that
+nobody else could have filled. A root in a bundle or a checkout is not believed, because the author of that may have
+written the state as well. A root that others could write to is not believed until its owner has looked and confirmed
+it. A file in the root marks this. It is there as long as nothing in the root is to be believed.
 """
 
 from __future__ import annotations
@@ -264,7 +265,7 @@ def others_could_write(mode: int, group_is_ours: Callable[[], bool]) -> bool:
 
 
 def owners(path: str, root: str) -> tuple[int, ...]:
-    """Who may own a level of `root`: we; and under root, for what tool hosts have there, their user."""
+    """The users that may own a level of `root`: we; and under root, for the levels of tool hosts, their user."""
     user = os.geteuid()
     handed = not _TOOLHOSTS.isdisjoint(os.path.relpath(path, root).split("/"))
     return (user, TOOLHOST_UID) if user == 0 and handed else (user,)

@@ -112,7 +112,7 @@ class Reply(msgspec.Struct, rename="camel", omit_defaults=True, kw_only=True):
     told: int = 0
     #: What became of a changeset that was to be taken back.
     committed: CommittedChangeset | None = None
-    #: Where the bundle's code runs, if others can write to its own folder.
+    #: The folder that the bundle's code runs from, if others can write to its own folder.
     private_copy: str | None = None
 
 

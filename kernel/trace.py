@@ -1,8 +1,8 @@
 """A turn's notes as the story of the turn: steps, each with its model call and its tool calls (pure).
 
-Whatever is missing is left open: a turn that runs, one that a killed process left, notes that were dropped for their
-age, kinds that a later version writes. Times are RFC 3339; durations are whole milliseconds, None while open, and 0
-where the wall clock went backwards. How turns of several agents hang together is in trace_tree.py, which also fills in
+Parts that are missing stay open: of a turn that runs or that a killed process left, of notes that were dropped for
+their age, of kinds that a later version writes. Times are RFC 3339; durations are whole milliseconds, None while open,
+and 0 where the wall clock went backwards. The tree of turns of several agents is in trace_tree.py, which also fills in
 `work_ms` and `waits`.
 
 Source: docs/design/traces.md; schemas/traces.py has what is noted.

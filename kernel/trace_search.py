@@ -1,7 +1,8 @@
 """Finding turns and traces in a workspace: by the index that agents write (schemas/trace_index.py), else in the files.
 
-What is not in the index may be older than it: turns of earlier versions, and those that it has forgotten. They are
-looked for in every file of a workspace that has few; beside many instances only if that is wished, since it takes long.
+A turn that is not in the index may be older than the index: a turn of an earlier version, or one that it has forgotten.
+They are looked for in every file of a workspace that has few; beside many instances only if that is wished, since it
+takes long.
 
 Source: docs/decisions/018 and 059.
 """
@@ -32,7 +33,7 @@ MAX_FILES: Final = 1000
 MAX_TURNS: Final = 1000
 #: Turns that began last, as the index says; a line of it may be of a turn whose beginning was not stored.
 _LATEST: Final = 8
-#: What stands before an event's id in the ids by which its answer is recognised.
+#: The prefix of an event's id in the ids of its answer.
 _CORRELATIONS: Final = (correlation(""), handoff_correlation(""))
 
 
@@ -144,14 +145,14 @@ class Search:
         return places if self._everywhere or len(places) <= MAX_FILES else None
 
     def _hint(self, agent: str | None, instance: str | None) -> str | None:
-        """What to do about a turn that was not found where it was looked for."""
+        """The suggestion for a turn that was not found."""
         if self._places(agent, instance) is not None:
             return None
         return "Check the id. An old turn is found with --search, which reads the files of all instances."
 
 
 def _names(name: str) -> list[str]:
-    """What may be meant: a turn or an event; the event behind a correlation id; the one behind an answer's id."""
+    """What a name can mean: a turn or an event; the event of a correlation id; the event of an answer's id."""
     names = [name, *(name.removeprefix(prefix) for prefix in _CORRELATIONS if name.startswith(prefix))]
     if name.endswith(ANSWER_SUFFIX):
         names.append(names[-1].removesuffix(ANSWER_SUFFIX))

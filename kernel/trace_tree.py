@@ -9,7 +9,8 @@ Rules.
 - A call waits from its beginning until its jail has it, as its receipt says, and while a turn that it asked for is
   queued or runs. While a person is asked about it, it waits for the person and not for its jail.
 
-What a file says is not believed: no data makes a circle, and what lies too deep hangs as high as is shown.
+The content of files is not believed: no data can make a circle, and a turn that lies too deep is shown at the deepest
+level.
 """
 
 from __future__ import annotations
@@ -169,7 +170,7 @@ def _span_of(turn: Trace, now: str) -> tuple[int, int] | None:
 
 
 def _measure(turn: Trace, now: str) -> None:
-    """Where the time of a turn went; the turns that hang on it have been measured."""
+    """How a turn used its time. The turns that it asked for have been measured before."""
     span = _span_of(turn, now)
     if span is None:
         return

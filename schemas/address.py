@@ -1,7 +1,8 @@
 """Names and addresses: tools, agents, instances, and where an instance's files are.
 
-An address is what stands in `from` and `to`: an agent's name, the reserved `orchestrator`, `client/<n>` or
-`toolhost/<n>`. Agent names hold no slash, so the forms never meet. Which ones exist is not known here.
+An address stands in `from` and `to`. It is an agent's name, the reserved `orchestrator`, `client/<n>` or
+`toolhost/<n>`. Agent names hold no slash, so no two forms can be confused. This module does not know which agents
+exist.
 
 Source: docs/design/tools.md section 2; docs/design/processes.md section 8; requirements NAME-01 to NAME-13, IPC-03.
 """
@@ -64,8 +65,8 @@ def is_export_name(name: str) -> bool:
 
 
 def shown_tool_name(name: str) -> str:
-    """What models are shown of the name that an extension gives a tool: `skills.list` is `skills__list`. Only the first
-    dot is replaced (NAME-14).
+    """The form in which models see the name that an extension gives a tool: `skills.list` is `skills__list`. Only the
+    first dot is replaced (NAME-14).
     """
     return name.replace(".", SEPARATOR, 1)
 

@@ -119,7 +119,7 @@ def concerns(policies: Iterable[Policy], tool: str) -> bool:
 
 
 def decide(policies: Iterable[Policy], tool: str, args: Any) -> Decision:
-    """What is done with a call of `tool` with these arguments, a JSON object or UNREADABLE."""
+    """The decision about a call of `tool` with these arguments: a JSON object or UNREADABLE."""
     strictest = _RUN
     for policy in policies:
         found = _of_policy(policy, tool, args)

@@ -1,4 +1,4 @@
-"""What agents, the broker and clients tell each other about items that wait for a person."""
+"""The messages of agents, the broker and clients about items that wait for a person."""
 
 # Annotations are no text here (`from __future__ import annotations`): msgspec would compile each of them once more, in
 # every program that starts.

@@ -103,7 +103,7 @@ class ArgumentChecker:
         self._is_valid = validator.is_valid
 
     def _first_issue(self, args: dict[str, Any]) -> list[str]:
-        """What is said of arguments in which not every fault can be looked for."""
+        """The message for arguments that are too large to look for every fault."""
         if not self._graph.forks:  # then the first one is found without the others
             try:
                 self._validator.validate(args)
@@ -124,7 +124,9 @@ class ArgumentChecker:
 
 
 def _graph(schema: Any) -> tuple[Graph | None, TooCostly | None]:
-    """What checks cost, or why it is too much: found out before the validator is made, which may not survive it."""
+    """The cost of checks, or why it is too high. It is computed before the validator is made, which may not survive the
+    schema.
+    """
     try:
         graph = Graph(schema)
         graph.check()

@@ -26,7 +26,7 @@ INLINE_FRAME_BYTES: Final = 512 << 10
 MAX_OUTPUT_BYTES: Final = 64 << 20
 #: One payload: the largest output, and the result, answer and event around it (bytes).
 MAX_BLOB_BYTES: Final = MAX_OUTPUT_BYTES + (256 << 10)
-#: What is asked of somebody: an event's payload, a call's arguments with their message (bytes).
+#: The limit of a request (bytes): an event's payload, or a call's arguments with their message.
 MAX_REQUEST_BYTES: Final = 16 << 20
 #: The arguments of one call: they, and the message that made it, must fit a frame to a worker, of 8 MiB (bytes).
 MAX_ARGS_BYTES: Final = (8 << 20) - (64 << 10)

@@ -1,4 +1,4 @@
-"""What the broker and the supervisor tell each other: payloads of `runtime.event` frames on the control socket.
+"""The messages of the broker and the supervisor: payloads of `runtime.event` frames on the control socket.
 
 Level-triggered: the broker sends the whole set of wanted principals at each control connect and changes after; the
 supervisor reconciles to the set. Nothing here is ever seen by an agent, a tool host or a client.

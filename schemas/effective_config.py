@@ -29,7 +29,7 @@ from schemas.same_json import same_json
 #: A change of the order of a list is kept under this name; no tool and no extension can have it.
 ORDER: Final = "#order"
 
-#: What a change touches: names from the outside in, such as `("tools", "bash")`.
+#: The path of a part that a change touches: names from the outside in, such as `("tools", "bash")`.
 Touched = tuple[str, ...]
 
 
@@ -176,7 +176,7 @@ def change_list(names: Sequence[str], change: ListChange) -> list[str]:
 
 
 def change_of(before: Applied, after: Applied) -> Change:
-    """What leads from one configuration to another: nothing that both have in common is in it."""
+    """The changes that lead from one configuration to another. Parts that both have in common are not among them."""
     edits = [
         edit
         for name in after.extensions

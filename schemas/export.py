@@ -154,7 +154,9 @@ def _without_raw_defaults(kind: type[Any]) -> type[Any]:
 
 
 def _fields_described(modules: Iterable[ModuleType]) -> dict[tuple[str, frozenset[str]], dict[str, str]]:
-    """Of each struct of these modules, known by its name and its fields, what stands above each field (`#:`)."""
+    """The comment above each field (`#:`), for each struct of these modules. A struct is known by its name and its
+    fields.
+    """
     found: dict[tuple[str, frozenset[str]], dict[str, str]] = {}
     for module in modules:
         source = inspect.getsource(module)
@@ -181,7 +183,7 @@ def _comment_above(lines: list[str], at: int) -> str:
 
 
 def _refine(name: str, definition: dict[str, Any]) -> None:
-    """What the structs know but cannot say as types; docstrings without their indentation."""
+    """Adds facts that types cannot express, and takes the indentation out of docstrings."""
     paragraphs = inspect.cleandoc(definition.get("description", "")).split("\n\n")
     definition["description"] = "\n\n".join(" ".join(part.split()) for part in paragraphs)
     if name == "Frame":
@@ -209,7 +211,7 @@ def write(folder: Path) -> list[Path]:
 
 
 def drift(folder: Path = COMMITTED) -> list[str]:
-    """What differs between the files in `folder` and what the structs give; empty when nothing does."""
+    """The differences between the files in `folder` and what the structs give; empty when there are none."""
     wanted = export()
     problems = []
     for name, content in wanted.items():

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 from typing import Any, Final
 
-#: What the checker of arguments begins each issue with, and what it is called here.
+#: The beginning of each issue of the checker of arguments, and the words for it here.
 _ARGS: Final = "args"
 
 

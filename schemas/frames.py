@@ -1,11 +1,11 @@
 """The frames of the bus: one header struct, and one struct for each payload.
 
 Rules.
-- One ZeroMQ part is one frame: a msgpack map with the header's fields in camelCase. Everything the broker decides
-  on is in the header; `payload` is opaque to it and travels as the sender encoded it.
+- One ZeroMQ part is one frame: a msgpack map with the header's fields in camelCase. The header has everything that the
+  broker decides on. `payload` is opaque to the broker and travels as the sender encoded it.
 - New fields come last and have a default. A receiver skips fields that it does not know.
-- The struct here is mutable on purpose: the broker overwrites what a sender may not say about itself (`from`,
-  `instanceKey`, `source`, `chain`, `auth`, `workdir`) before it encodes the header anew.
+- The struct here is mutable on purpose: a sender may not decide some fields (`from`, `instanceKey`, `source`, `chain`,
+  `auth`, `workdir`). The broker overwrites them before it encodes the header anew.
 
 Source: docs/design/wire.md section 1; PROTOCOL.md; requirements IPC-01 to IPC-08.
 """
@@ -255,9 +255,9 @@ class Welcome(Struct, frozen=True, rename="camel", omit_defaults=True):
     spec: Raw = NO_PAYLOAD
     #: The folder of large payloads: an absolute path on the broker's machine.
     blobs: str | None = None
-    #: What `accepted` promises: that an event survives a loss of power, or only the end of a process.
+    #: The promise of `accepted`: the event survives a loss of power, or only the end of a process.
     durability: Literal["power", "process"] = "power"
-    #: Of an agent's conversations: one that was begun under a lower number begins anew.
+    #: The number of an agent's conversations. One that was begun under a lower number begins anew.
     generation: int = 0
     #: Changes of its configuration that are in force for an agent (schemas.live_config.LiveChanges); nil: none.
     config: Raw = NO_PAYLOAD

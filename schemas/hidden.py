@@ -1,9 +1,9 @@
-"""Folders of the kernel that no jail may see: state roots, places of runtime directories, that of the key. Pure.
+"""Folders of the kernel that no jail may see: state roots, places of runtime directories, the folder of the key. Pure.
 
 A state root holds conversations, logs, packages and the operator's policy; a runtime directory holds sockets and
 tokens; the folder of the key holds what OAuth tokens are encrypted with. Nothing that is granted may be such a folder
-or lie in one. What may: a workdir that is an instance's workspace, and for a tool the package that it belongs to, or
-its own folder in the private copy that it is run from.
+or lie in one. There are exceptions: a workdir that is an instance's workspace, the package that a tool belongs to, and
+the tool's own folder in the private copy that it is run from.
 
 The kernel asks while it checks a bundle, by the paths as they are written. The tool host asks again for the real paths
 of each launch.
@@ -21,12 +21,12 @@ from schemas.grantable import within
 
 #: The state root's name in the home directory of whoever has set no GOONDAN_STATE_ROOT.
 STATE_ROOT: Final = ".goondan"
-#: Where the key of OAuth tokens is, in the same home directory, unless the environment names another place.
+#: The place of the key of OAuth tokens in the same home directory, unless the environment names another place.
 KEYS: Final = ".config/goondan/keys"
-#: What is beneath a state root, or beneath the state directory of one workspace, and is the kernel's alone.
+#: Entries below a state root, or below the state directory of one workspace, that are the kernel's alone.
 _KERNELS: Final = ("workspaces", "instances", "toolhosts", "blobs", "logs")
 _PACKAGES: Final = "packages"
-#: Where runtime directories of any user are, also those with random names that kernels make when the usual is taken.
+#: The places of every user's runtime directories. Kernels make those with random names when the usual one is taken.
 _RUNTIME: Final = re.compile(r"/tmp/goondan-[0-9]+(?:-[^/]*)?(?=/|$)")
 #: Beneath the state directory of a workspace: copies of a bundle's code, which run if others can write to the bundle.
 COPIES: Final = "private"

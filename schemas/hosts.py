@@ -33,7 +33,7 @@ _NUMBER: Final = re.compile(r"(?:[0-9]+|0x[0-9a-f]*)\Z")
 
 
 class BadHost(ValueError):
-    """What is no host, or no rule; the text says why and repeats nothing of it."""
+    """A text is no host, or no rule. The message says why and repeats nothing of the text."""
 
 
 class Rule(NamedTuple):

@@ -1,4 +1,4 @@
-"""What a process is told to be: the launch specifications, handed over in `welcome`.
+"""The launch specifications, which tell a process what it is. They are handed over in `welcome`.
 
 The kernel computes them from a validated bundle (kernel/plan.py); agents and tool hosts receive only their own.
 Nothing here is read from a user's file: those structs are in resources.py.
@@ -62,7 +62,9 @@ class ModelSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only
 
 
 class McpSource(Struct, frozen=True, rename="camel", omit_defaults=True):
-    """Of a tool of an MCP server: the extension that offers it, and the name that the server gives itself (ITEM-03)."""
+    """The origin of an MCP server's tool: the extension that offers it, and the name that the server gives itself
+    (ITEM-03).
+    """
 
     extension_name: str
     server_name: str | None = None
@@ -207,7 +209,7 @@ class PythonSpec(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=
 
 
 class SandboxSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True, forbid_unknown_fields=True):
-    """What a tool asks for; the defaults are what it gets when it asks for nothing."""
+    """The request of a tool. A tool that asks for nothing gets the defaults."""
 
     #: One jail for everyone, one for each agent instance, or that with each call on its own.
     isolation: Literal["shared", "instance", "call"] = "instance"
@@ -260,7 +262,7 @@ class ToolSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=
     sandbox: SandboxSpec = field(default_factory=SandboxSpec)
     #: It comes with the kernel.
     bundled: bool = False
-    #: What agents that narrow the grant leave of it, by the agent's name.
+    #: The rest of the grant under each agent that narrows it, by the agent's name.
     narrowed: dict[str, SandboxSpec] = {}
     #: Of a narrowed tool: the paths that were granted as a whole.
     cut_from: Filesystem | None = None
@@ -313,7 +315,7 @@ class KernelPlan(Struct, frozen=True, rename="camel", omit_defaults=True, kw_onl
     agent_idle_s: float = 300.0
     #: The Swarm's name, "" in a bundle without one.
     swarm: str = ""
-    #: What the journal survives: a loss of power, or the end of every process.
+    #: The event that the journal survives: a loss of power, or the end of every process.
     durability: Literal["power", "process"] = "power"
     #: The Swarm's policy.keptAgents; None: a sixteenth of `maxLiveAgents`, one at least.
     kept_agents: int | None = None

@@ -5,15 +5,16 @@ what is queued, asks whether there is something to read, reads until there is no
 schedules another), and schedules one more turn whenever it has written after it asked. Against `zmq.asyncio`
 this was measured at twice the rate of tool calls (docs/decisions/006).
 
-Large payloads go through files (blobs.py), written and read in threads. What waits for a file to be written waits in
-the peer. While one is read, nothing more is received: frames keep their order, and one payload at a time is in memory.
+Large payloads go through files (blobs.py), written and read in threads. An entry waits in the peer until its file is
+written. While a file is read, nothing more is received: so frames keep their order, and only one payload at a time is
+in memory.
 
 How it learns of a new broker. The socket probes on every connection (an empty message), the broker answers
 E_HELLO_REQUIRED, and the peer says hello; nothing is sent while no broker is there (IMMEDIATE).
 
-Whom it talks to. Before each hello the place of the socket is looked at, and until the welcome every frame must come
-from a process of the broker's user (broker_identity.py). Then frames are taken as they come: who sent one is costly to
-ask, and only the broker can listen in that place.
+How it knows the broker. Before each hello it checks the place of the socket. Until the welcome every frame must come
+from a process of the broker's user (broker_identity.py). Later frames are not checked: the check of a sender is costly,
+and only the broker can listen in that place.
 """
 
 from __future__ import annotations
@@ -326,7 +327,7 @@ class Link:
         frame = entry.unwritten
         if frame is None:
             return
-        # What is accepted must survive what the kernel promises; calls and results end with the processes anyway.
+        # Accepted events must survive what the kernel promises. Calls and results end with the processes anyway.
         durable = frame.type in ("event", "ack") and self.welcome.durability == "power"
 
         def done(blob: Blob | None, error: GoondanError | None) -> None:

@@ -1,4 +1,4 @@
-"""What agents and the broker say to each other about live configuration. docs/live-config.md has the rules.
+"""The messages of agents and the broker about live configuration. docs/live-config.md has the rules.
 
 Source: requirements CONFIG-01, CONFIG-02.
 """
@@ -14,7 +14,7 @@ from msgspec import Raw, Struct, UnsetType
 from schemas.effective_config import Change
 from schemas.frames import NO_PAYLOAD, ErrorPayload
 
-#: Who a patch is for: the instance whose extension proposes it, or all instances of its agent.
+#: The instances that a patch is for: the one whose extension proposes it, or all instances of its agent.
 Scope = Literal["instance", "agent"]
 #: Operations of one patch: more is no patch but another configuration.
 MAX_OPERATIONS: Final = 64

@@ -1,4 +1,4 @@
-"""What the first byte of a msgpack value says of it: the table that walks over hostile bytes use. Pure.
+"""The meaning of a msgpack value's first byte, as a table for walks over hostile bytes. Pure.
 
 Two walks use it. codec.py counts and measures any value; toolhost/untrusted.py demands that a value is JSON.
 

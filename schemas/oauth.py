@@ -74,7 +74,7 @@ class OAuthAppSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_o
 
 
 class TokensSpec(Struct, frozen=True, rename="camel"):
-    """What the process that holds tokens is told in `welcome`: the apps of the bundle by their names."""
+    """The `welcome` of the process that holds tokens: the apps of the bundle by their names."""
 
     apps: dict[str, OAuthAppSpec]
 

@@ -3,16 +3,16 @@
 States: `absent` (no welcome yet, or the broker was lost) -> `greeting` (hello sent) -> `ready` -> `closed`.
 
 Rules.
-- What must arrive is an OutboxEntry in the outbox, under its frame id, until it is answered. After every welcome all
-  entries are sent again, oldest first, with the ids they had: the broker and the receivers drop repeats.
+- A frame that must arrive is an OutboxEntry in the outbox, under its frame id, until it is answered. After every
+  welcome all entries are sent again, oldest first, with the ids they had: the broker and the receivers drop repeats.
 - An entry is answered by: `ack`, `reply` or `error` with its id in `inReplyTo` (kind `post`); a `tool.result` with
   its callId (kind `call`); an `event` with its correlation id in `inReplyTo` (kind `ask`).
 - The broker asks for hello: a connection's first frame is libzmq's empty probe, the broker answers E_HELLO_REQUIRED
   without `inReplyTo`, and that alone starts a greeting. So a new broker behind the same path is noticed at once.
 - Credit: at most `window` new `event` and `tool.call` frames are unanswered at a time; the rest waits here in order.
 - E_OVERLOADED puts the entry back; it and everything later for the same target wait until the time it names.
-- A payload that is too large for a frame goes into a file first: its entry is `unwritten`, and so everything later for
-  the same target waits for it. Without a folder for such files, frames may have the full size, and no more.
+- A payload that is too large for a frame goes into a file first: its entry is `unwritten`, and everything later for the
+  same target waits for it. Without a folder for such files a frame may have the full size, but not more.
 
 Source: docs/design/wire.md section 5; docs/design/delivery.md section 5; PROTOCOL.md "Hello" and "Sending until
 answered".
@@ -356,8 +356,8 @@ class Peer:
         return frame.in_reply_to in self._by_correlation
 
     def unreadable(self, frame: Frame, error: ErrorPayload, now: float) -> Outcome | None:
-        """What to do about a frame whose payload cannot be had. Who waits for it gets the error; anything else is
-        delivered with `blob` still set, and with the error as its payload.
+        """What to do about a frame whose payload cannot be had. If somebody waits for it, that caller gets the error.
+        Any other frame is delivered with `blob` still set and with the error as its payload.
         """
         frame.payload = to_raw(error)
         outcome = self.receive(frame, now)

@@ -1,4 +1,4 @@
-"""What an agent asks of other agents: defaults, event types, names, and what a failed answer means. Pure.
+"""Requests from one agent to another: defaults, event types, names, and what a failed answer means. Pure.
 
 Agents ask by themselves (the bundled `agents` and `handoff`) and through a tool's `ctx.runtime`; both follow this.
 

@@ -11,6 +11,8 @@ from schemas.launch import AgentSpec
 
 
 def reachable_tools(spec: AgentSpec) -> frozenset[str]:
-    """What `spec.tools` names, what the policy opens to the model, and what the agent's extensions may add."""
+    """The tools that `spec.tools` names, those that the policy opens to the model, and those that the agent's
+    extensions may add.
+    """
     opened = {item.name for item in spec.registry if any(fnmatchcase(item.name, p) for p in spec.allow_registry)}
     return frozenset(spec.catalog) | opened | frozenset(spec.addable)

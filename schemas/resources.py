@@ -1,9 +1,9 @@
 """The bundle's kinds: what a person may write in `goondan.yaml`, field by field.
 
 Every struct is strict: a field that it does not know is an error, because a misspelt field of a manifest would
-otherwise be a setting that silently does nothing. The descriptions are part of the exported JSON Schema. What no
-type can say (a name's form, a reference that must exist, two fields that exclude each other) is checked by
-kernel/bundle/.
+otherwise be a setting that silently does nothing. The descriptions are part of the exported JSON Schema. kernel/bundle/
+checks the rules that no type can express: a name's form, a reference that must exist, two fields that exclude each
+other.
 
 Source: docs/design/bundle.md section 3; docs/design/sandbox.md section 1; requirements SCHEMA-01 to SCHEMA-12, EXT-01
 to EXT-03, COMPAT-01, COMPAT-02, BASE-03.

@@ -1,4 +1,4 @@
-"""What may be said in a tool's result: error messages cut to the tool's limit.
+"""The error message in a tool's result, cut to the tool's limit.
 
 Source: requirements ERROR-03, ERROR-04, ERROR-05, ERROR-10; recorded parity `executor/limit-*`.
 """

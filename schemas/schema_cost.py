@@ -1,4 +1,4 @@
-"""What checking a value against a JSON Schema can cost, before it is done. Pure, and linear in the schema.
+"""The cost of checking a value against a JSON Schema, computed before the check. Pure, and linear in the schema.
 
 A schema of a few lines can ask for a billion looks at one value: two references to a schema that has two references,
 and so on. The checks of all agents share a tool host, so the worst case is computed from the schema's graph instead of
@@ -38,9 +38,9 @@ MAX_LEVELS: Final = 250
 BACKTRACK_LIMIT: Final = 10_000
 #: What these steps cost (units).
 BACKTRACK_UNITS: Final = 24_000
-#: What one state of a pattern costs for one character, where every state may be active at once (units).
+#: The cost of one state of a pattern for one character, when every state may be active at once (units).
 STATE_UNITS: Final = 1.2
-#: What `uniqueItems` costs for one value at any depth of the array, and comparing with a constant (units).
+#: The cost of `uniqueItems` for one value at any depth of the array, and of comparing with a constant (units).
 UNIQUE_UNITS: Final = 50
 CONST_UNITS: Final = 30
 #: A reference to one of the meta-schemas, which the validator knows by itself (units).
@@ -366,7 +366,7 @@ _MANY: Final = 2
 
 
 def pattern_price(pattern: str) -> Price:
-    """What matching one string against a pattern costs: `chars` for each of its characters."""
+    """The cost of matching one string against a pattern: `chars` for each of its characters."""
     units = BACKTRACK_UNITS if _FANCY.search(pattern) else 0
     return Price(units, chars=max(1, int(_states(pattern) * STATE_UNITS)))
 
@@ -424,7 +424,7 @@ def _after_atom(pattern: str, at: int) -> int:
 
 
 class _Document:
-    """Where references lead: by pointer, by anchor, by the `$id` of a part."""
+    """The targets of references: by pointer, by anchor, by the `$id` of a part."""
 
     def __init__(self, schema: Any) -> None:
         self._resources: dict[str, tuple[Any, tuple[str | int, ...]]] = {"": (schema, ())}

@@ -4,8 +4,8 @@ Rules.
 - A turn that begins adds one line: when, trace, turn, event, agent, instance key, as a JSON array. No line is changed.
 - There is a file for each first digit of a trace id, so a trace is in one of sixteen. A file that has grown takes the
   place of its predecessor (`.1`). So the folder is bounded, and the oldest turns are forgotten first.
-- It is a hint. What is true stands in the conversation files, and everything here can be deleted. So nothing is synced,
-  a turn goes on when its line cannot be written, and a reader skips what it cannot read.
+- It is a hint. The conversation files hold the truth. Everything here can be deleted. So nothing is synced, a turn goes
+  on when its line cannot be written, and a reader skips what it cannot read.
 - Lines of several processes never mix: each is one write at the end of the file. It begins with a line break of its
   own, because a loss of power may have cut the line before.
 
@@ -101,8 +101,8 @@ def named(state_dir: str, name: str) -> list[IndexLine]:
 
 
 def last(state_dir: str, number: int, agent: str | None = None, instance_key: str | None = None) -> list[IndexLine]:
-    """The turns that began last, the last one first; of one agent, or one instance key, if given. What is not among the
-    last of a file is not looked for.
+    """The turns that began last, the last one first; of one agent, or one instance key, if given. Only the last lines
+    of a file are searched.
     """
     found: list[IndexLine] = []
     for digit in _DIGITS:

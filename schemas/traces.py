@@ -1,4 +1,4 @@
-"""What is noted about a turn while it runs, where, and under which names: agents write it, `gdn trace` reads it.
+"""The notes on a turn while it runs, their places and their names. Agents write them, `gdn trace` reads them.
 
 An instance's conversation file holds two tables for this. `turns` has one row for each event, and stays; in
 `runtime_events` one row is one note, in the order in which things happened, and old notes are dropped. `at` is RFC 3339

@@ -1,4 +1,4 @@
-"""What checking one value against one schema costs: first by its size alone, then by walking both. Pure.
+"""The cost of checking one value against one schema: first by its size alone, then by walking both. Pure.
 
 A schema may be cheap for usual values and dear for large ones: `uniqueItems` over a million items, a pattern over a
 megabyte. So a value is measured before it is checked. For nearly all values the number of their bytes is enough.
@@ -18,7 +18,7 @@ from schemas.schema_cost import Graph, Price
 
 #: What one check may cost (units of schema_cost: half a second).
 MAX_CHECK_UNITS: Final = 50_000_000
-#: What wording the faults of one value may cost, in copied values: about 6 µs each, so a third of a second.
+#: The limit for wording the faults of one value, in copied values: about 6 µs each, so a third of a second.
 MAX_WORDING: Final = 60_000
 #: Lists and objects that are counted in a value whose bytes are too many: a third of a second.
 MAX_CONTAINERS: Final = 100_000
@@ -245,7 +245,7 @@ class _Walk:
 
 
 def _cost(price: Price, values: int, chars: int, value: Any) -> float:
-    """What one subschema by itself costs for one value with `values` and `chars` in it."""
+    """The cost of one subschema by itself for one value with `values` and `chars` in it."""
     cost = float(price.units)
     if isinstance(value, str):
         cost += price.chars * chars

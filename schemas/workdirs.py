@@ -1,10 +1,10 @@
-"""When jails could write to which folders: the tool host writes it down, the kernel reads it before it loads a bundle.
+"""The record of write exposures. The tool host writes it, and the kernel reads it before it loads a bundle.
 
 `<state root>/workspaces/<digest>/toolhosts/<name>/workdirs.json` is a list of write exposures. The file `lock` beside
 it is locked for as long as that tool host lives. While jails do, the list is touched every second.
 
 A file that a jail has made or changed has a time of change (`st_ctime`, which no program can set) within an exposure of
-a folder that it lies in. What stood read-only there all the time (`kept`) is exempt: others may have changed it.
+a folder that it lies in. A place that was read-only there all the time (`kept`) is exempt: others may have changed it.
 
 Source: docs/decisions/034.
 """

@@ -24,7 +24,7 @@ def policies_of(extensions: Iterable[ExtensionSpec]) -> list[Policy]:
 
 
 def describe_faults(config: dict[str, Any]) -> list[str]:
-    """What is wrong with rules that fit the schema of the config: worded as its issues are."""
+    """The faults of rules that fit the schema of the config. They are worded as the schema's issues are."""
     return [
         "config"
         + "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in fault.path)

@@ -1,4 +1,4 @@
-"""What an example of a manifest promises, and where an output does not keep it. Pure.
+"""The examples of a manifest: what each promises, and where an output differs from it. Pure.
 
 An object in the example need not show every key: what it does not show is not compared, so that a duration or a path
 can be left out. Lists and everything else must be equal; a number is equal to the same number of another type, never

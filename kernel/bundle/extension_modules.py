@@ -1,7 +1,7 @@
 """Which modules belong to an extension, with their digests: what an agent process may import from the bundle.
 
-A folder of its own belongs to the extension whole. Of an entry that lies in the bundle's root, which tools may write
-to, only those modules count that it imports by name, and that these import in turn.
+A folder of its own belongs to the extension whole. An entry may lie in the bundle's root, which tools may write to.
+Then only those modules count that it imports by name, and those that these import in turn.
 
 Source: docs/decisions/034.
 """

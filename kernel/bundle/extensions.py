@@ -1,4 +1,4 @@
-"""What is wrong with one Extension by itself, and what an agent needs to run it.
+"""The checks of one Extension by itself, and the specification that an agent needs to run it.
 
 An extension is trusted code, but a kernel process never imports it: whether its module has a `register` is read from
 the syntax tree. A module that gives itself that name by other means than a definition, an assignment or an import at

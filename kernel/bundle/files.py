@@ -193,8 +193,8 @@ def list_documents(folder: str) -> Iterator[str]:
 def tree_digest(root: str) -> tuple[str, bool]:
     """SHA-256 over a tool's folder, or over the one file that is its root, and whether it covers everything.
 
-    Hidden files and compiled modules do not count. Content counts up to MAX_DIGESTED_BYTES a file, beyond it size
-    and time. What cannot be read counts as such, so that the digest changes when it can be.
+    Hidden files and compiled modules do not count. Content counts up to MAX_DIGESTED_BYTES a file, beyond it size and
+    time. A file that cannot be read counts as unreadable, so that the digest changes when it can be read.
     """
     total = hashlib.sha256()
     if not os.path.isdir(root):

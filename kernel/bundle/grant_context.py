@@ -1,4 +1,5 @@
-"""What grants are decided by, gathered from this machine: the policy, digests of packages, folders that must be kept.
+"""The context in which grants are decided, gathered from this machine: the policy, digests of packages, folders that
+must be kept.
 
 Source: docs/design/sandbox.md section 1.
 """

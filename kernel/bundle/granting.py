@@ -1,4 +1,4 @@
-"""What each tool of a checked bundle is granted, and what agents leave of it; with an error for everything that widens.
+"""The grants of a checked bundle's tools, and how agents narrow them. Everything that would widen a grant is an error.
 
 Requests are in the manifests. A tool of the bundle's own tree and of @goondan/base gets what it requests; one of
 another package gets the defaults until its request has been accepted for exactly this code. The operator's policy
@@ -224,7 +224,7 @@ def _narrow(agent: CheckedAgent, tools: Mapping[str, CheckedTool], files: Files,
 
 
 def _own_part(agent: CheckedAgent, tool: CheckedTool, files: Files, report: Report) -> Part | None:
-    """What spec.tools[] of an agent says about one tool, checked against what that tool has or has asked for."""
+    """One agent's narrowing of one tool (spec.tools[]), checked against what the tool has or has asked for."""
     index = agent.uses[tool.name]
     use = agent.body.tools[index]
     if isinstance(use, str) or use.sandbox is None:

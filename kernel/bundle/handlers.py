@@ -1,6 +1,6 @@
 """The check that every export has a handler: what is known about each module, and what it means for its document.
 
-What a jail has said about the same files is kept in the workspace's state and believed the next time.
+The result that a jail gave for the same files is kept in the workspace's state and used the next time.
 
 Source: docs/design/bundle.md section 5; requirements HANDLER-03, HANDLER-04, VALIDATE-02.
 """
@@ -119,7 +119,7 @@ def spec_for(tool: CheckedTool, check: Check) -> ToolSpec:
 
 
 def inspect(tools: Sequence[CheckedTool], check: Check) -> dict[str, ModuleReport]:
-    """What is known about each tool, from the cache or from the inspection; by the tool's name. Never raises."""
+    """The report on each tool, from the cache or from the inspection, by the tool's name. Never raises."""
     inspector = check.inspector
     specs = {tool.name: spec_for(tool, check) for tool in tools}
     keys = {tool.name: _key(tool) if specs[tool.name] == tool_spec(tool) else None for tool in tools}

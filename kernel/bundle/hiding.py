@@ -33,7 +33,7 @@ _SECRET_VALUE: Final = re.compile(
 _SETTINGS: Final = frozenset(("true", "false", "none", "null", "auto", "default", "enabled", "disabled", "required"))
 #: A shorter value of a variable that only the bundle names is looked for nowhere: it would hit ordinary words.
 _SHORTEST_NAMED: Final = 8
-#: Of a secret of several lines, such as a private key, each line of this length is hidden by itself.
+#: When a secret has several lines, as a private key has, each line of this length is hidden by itself.
 _SHORTEST_LINE: Final = 16
 
 

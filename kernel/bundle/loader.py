@@ -250,7 +250,7 @@ def open_bundle(
 ) -> Opened:
     """The bundle at `path`: every door to running it goes through here.
 
-    Where others can write to the bundle, its code is copied, and the plan names the copy. `runs` False: somebody only
+    When others can write to the bundle, its code is copied, and the plan names the copy. `runs` False: somebody only
     wants to know what is in it.
 
     Raises BundleError with every problem when it cannot run, and GoondanError E_BUNDLE_UNTRUSTED when the user has not

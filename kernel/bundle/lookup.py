@@ -1,4 +1,4 @@
-"""What the rules ask of the file system: an interface, so that the rules themselves touch none (files.py does)."""
+"""The questions that the rules ask about the file system, as an interface. The rules touch no file; files.py does."""
 
 from __future__ import annotations
 

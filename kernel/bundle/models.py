@@ -5,8 +5,8 @@ OPENAI_BASE_URL, else `embedded`. GOONDAN_PROVIDER settles the provider, GOONDAN
 quickstart and `gdn init` use `auto`. A bundle that names a vendor without its key is E_CONFIG_MISSING_ENV, never
 embedded.
 
-A key belongs to one origin: the vendor's, or that of the endpoint. Where the bundle names the endpoint, the user has to
-agree to it (kernel/trust); before that the model is held without its key.
+A key belongs to one origin: the vendor's, or that of the endpoint. When the bundle names the endpoint, the user has to
+agree to it (kernel/trust). Before that the model is held without its key.
 
 Source: docs/design/bundle.md section 6; docs/decisions/019 and 046.
 """
@@ -26,7 +26,7 @@ from schemas.model_providers import BY_NAME, PROVIDERS, ModelProvider
 from schemas.origins import is_open, origin_of
 from schemas.resources import ModelBody, ValueSource
 
-#: What a person says to `auto`: a provider, and the name of a model.
+#: A person's choice for `auto`: a provider, and the name of a model.
 PROVIDER_VARIABLE: Final = "GOONDAN_PROVIDER"
 MODEL_VARIABLE: Final = "GOONDAN_MODEL"
 #: Which variable makes `auto` choose which provider, in this order.

@@ -1,7 +1,7 @@
 """The parameters of an export as rows of a table: what a person reads instead of a JSON Schema. Pure.
 
-Nested properties get a dotted name (`filter.status`), those of a list's items brackets (`users[].name`). What a row
-cannot say (unions of objects, conditions) is in the schema itself, which `gdn tool show --json` prints.
+Nested properties get a dotted name (`filter.status`), those of a list's items brackets (`users[].name`). A row cannot
+show everything, for example unions of objects and conditions. `gdn tool show --json` prints the schema itself.
 
 Source: requirements SCHEMA-08 to SCHEMA-11.
 """

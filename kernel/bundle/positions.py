@@ -92,7 +92,7 @@ class Fault(Struct, frozen=True):
 
 
 class Budget:
-    """What a bundle may still use of MAX_NODES and MAX_CHARS; shared by its files."""
+    """The part of MAX_NODES and MAX_CHARS that a bundle may still use. Its files share it."""
 
     def __init__(self, nodes: int = MAX_NODES, chars: int = MAX_CHARS) -> None:
         self.nodes = nodes

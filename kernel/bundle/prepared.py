@@ -33,7 +33,7 @@ class Prepared(Struct, frozen=True):
 
 
 def manifest_digest(data: bytes) -> str:
-    """By what the bytes of a manifest are found: SHA-256, in hexadecimal digits."""
+    """The name of a manifest's bytes: their SHA-256 in hexadecimal digits."""
     return hashlib.sha256(data).hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""What is wrong with a bundle: one problem each, with its place, and the report that collects them.
+"""The problems of a bundle, each with its place, and the report that collects them.
 
 Source: docs/design/bundle.md section 7; requirements VALIDATE-04, ERROR-06, ERROR-07.
 """

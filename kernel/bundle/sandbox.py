@@ -1,4 +1,4 @@
-"""What documents ask of the sandbox: whether anybody can grant it, and how the tool host is told. Pure.
+"""The sandbox requests of documents: whether anybody can grant them, and how the tool host is told. Pure.
 
 Source: docs/design/bundle.md section 3; docs/design/sandbox.md section 1.
 """

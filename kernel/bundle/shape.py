@@ -1,8 +1,8 @@
 """A document's nodes to the struct of its kind, with an error for every place that does not fit.
 
-The struct is the only description of what is allowed. Building never stops at an error: what is missing or wrong
-becomes an empty stand-in of the right type ("", [], 0), so that the rules after it can look at everything else; an
-empty required value therefore means "already reported" to them. A plan is only made from a bundle without errors.
+The struct is the only description of what is allowed. Building never stops at an error. A value that is missing or
+wrong becomes an empty value of the right type ("", [], 0), so that later rules can check everything else. To them an
+empty required value therefore means "already reported". A plan is only made from a bundle without errors.
 
 `${NAME}` is replaced here, in string values only. Messages repeat what stands in the file, never what it became.
 
@@ -86,7 +86,7 @@ class Document(Struct):
         return Position(self.file, entry.line, entry.column, path, self.resource)
 
     def text(self, *path: str | int) -> str:
-        """What stands in the file at `path`, shortened and in quotes; '' when it is no scalar."""
+        """The text in the file at `path`, shortened and in quotes; '' when it is no scalar."""
         node, _ = node_at(self.node, path)
         return shown(node.text) if isinstance(node, Scalar) else "''"
 

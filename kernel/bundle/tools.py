@@ -224,7 +224,7 @@ def _hint(schema: Any, fault: Any) -> str | None:
 
 
 def _in_words(error: Any) -> str:
-    """What is wrong with a schema, without the value: it may have come from the environment, or be of any length."""
+    """The fault of a schema, without the value: it may have come from the environment, or be of any length."""
     kind, where = error.kind.name, list(error.instance_path)
     if kind == "type":
         return "expected " + " or ".join(str(name) for name in error.kind.types)

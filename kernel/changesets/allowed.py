@@ -1,6 +1,6 @@
 """What a changeset may change of a bundle. Pure.
 
-What may be changed (docs/changesets.md has it as a table); everything that is not named here is the operator's.
+A changeset may change the following (docs/changesets.md has it as a table). Everything else is the operator's.
 - Prompts: `prompt.system` and `prompt.systemRef` of an Agent, and the files that they name.
 - Other Markdown files below the bundle's folder, where no code is.
 - `tools` of an Agent: Tools of the bundle, within `extensionsMayAdd`. Those of packages and of `@goondan/base` only
@@ -72,7 +72,7 @@ class Written(Struct, frozen=True):
 
 
 def refused_files(changes: Iterable[FileChange], places: Places) -> list[str]:
-    """What is wrong with the files of a changeset, before what is in them: a sentence each."""
+    """The faults of a changeset's files, apart from their content: one sentence for each."""
     return [f"{change.path}: {why}" for change in changes if (why := _why_file(change, places)) is not None]
 
 

@@ -2,8 +2,8 @@
 
 Order: the index is locked, so that no git command of the user's comes between; what is going to happen is written down
 (`intent.json`); the files are changed; the bundle is looked at as it stands there; the branch is moved, which is the
-decision; the index follows. Whoever finds an intent and no process behind it undoes it when the branch was not moved,
-and completes it when it was. A file that is neither as before nor as after is somebody's own work, and stays.
+decision; the index follows. A process that finds an intent whose own process is gone completes it when the branch was
+moved, and else undoes it. A file that is neither as before nor as after is somebody's own work, and stays.
 
 Source: docs/decisions/067.
 """

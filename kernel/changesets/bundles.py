@@ -88,7 +88,7 @@ def invalid(found: Inspected) -> GoondanError:
 
 
 def refusal(found: RevisionRefused) -> GoondanError:
-    """What it means for a changeset that the bundle with it may not run."""
+    """The error of a changeset with which the bundle may not run."""
     if found.error.code == "E_BUNDLE_UNTRUSTED":
         return denied(found.error.message)
     return fail("E_CHANGESET_INVALID", f"the bundle would not run: {found.error.message}")

@@ -18,7 +18,7 @@ from kernel.changesets.git import io_error
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 #: The largest file that is compared (bytes): no changeset writes a larger one.
 _MAX_FILE: Final = 2 << 20
-#: What stands where no changeset has put anything: it has no mode that a file of a changeset could have.
+#: An entry that no changeset has put there: no file of a changeset could have its mode.
 NO_FILE: Final = ("", b"")
 _NO_FILE_ERRORS: Final = (errno.ELOOP, errno.ENOTDIR, errno.ENXIO)
 

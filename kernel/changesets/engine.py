@@ -1,8 +1,8 @@
 """Opening and committing the changesets of one bundle, and taking commits back. One at a time: whoever works here holds
 the lock of the changesets' folder.
 
-Everything that it does can be killed at any point. What is half done is completed or undone by whoever comes next
-(`Engine.recover`); a question that is asked again is answered from the record.
+Everything that it does can be killed at any point. The next process completes or undoes what is half done
+(`Engine.recover`). A question that is asked again is answered from the record.
 
 Source: docs/decisions/067; requirements BUNDLE-02 to BUNDLE-08.
 """
@@ -50,9 +50,9 @@ from schemas.visible import visible_line
 #: Worktrees of one instance, and in all: each is a copy of the repository.
 MAX_OPEN_OF_ONE: Final = 8
 MAX_OPEN: Final = 64
-#: What a worktree may hold (bytes): more is a repository of data, which would be copied for each changeset.
+#: The largest size of a worktree (bytes). A larger repository holds data, which would be copied for each changeset.
 MAX_WORKTREE_BYTES: Final = 256 << 20
-#: What a worktree leaves free of its disk (bytes): a kernel whose disk is full takes no messages.
+#: The space that a worktree leaves free on its disk (bytes): a kernel whose disk is full takes no messages.
 KEPT_FREE_BYTES: Final = 256 << 20
 #: Files that the hint names.
 MAX_HINTED: Final = 100
@@ -319,7 +319,7 @@ class Engine:
         head: Mapping[str, TreeEntry],
         changes: Mapping[str, Proposed | None],
     ) -> dict[str, Proposed | None]:
-        """What is to be changed of `head`, where `changes` were made from `base`. Raises E_CHANGESET_CONFLICT."""
+        """The changes to make to `head`, when `changes` were made from `base`. Raises E_CHANGESET_CONFLICT."""
         merged: dict[str, Proposed | None] = {}
         odd = []
         for path, ours in changes.items():

@@ -14,7 +14,7 @@ from typing import Final
 #: Folders in each other, and bytes of a path.
 MAX_DEPTH: Final = 32
 MAX_PATH: Final = 1024
-#: What some file systems leave out of a name when they compare it.
+#: The characters that some file systems ignore when they compare names.
 _IGNORED: Final = frozenset(
     "\u200c\u200d\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u206a\u206b\u206c\u206d\u206e\u206f\ufeff"
 )

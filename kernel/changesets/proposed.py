@@ -1,4 +1,4 @@
-"""What stands in the worktree of a changeset, compared with the commit that it began with.
+"""The files in the worktree of a changeset, compared with the commit that it began with.
 
 The folder is not trusted. It is read through descriptors, from its top, without following any link, and everything
 once: what was read is what is judged and committed, whatever happens to the folder meanwhile. Its `.git` is never

@@ -22,14 +22,14 @@ from schemas.errors import GoondanError, fail
 
 #: Of a file `.git` or `commondir` (bytes).
 _MAX_POINTER: Final = 4096
-#: What says that somebody has begun something in a checkout and not ended it.
+#: Signs that somebody has begun an operation in a checkout and not ended it.
 _BUSY: Final = ("MERGE_HEAD", "CHERRY_PICK_HEAD", "REVERT_HEAD", "rebase-merge", "rebase-apply", "BISECT_LOG")
 #: How to get a repository.
 MAKE_ONE: Final = "Make one in the bundle's folder: git init && git add -A && git commit -m 'The bundle'."
 
 
 class Head(Struct, frozen=True):
-    """What is checked out: a branch by its full name, and its commit."""
+    """The branch that is checked out, by its full name, and its commit."""
 
     ref: str
     commit: str

@@ -1,8 +1,8 @@
 """`python -m kernel.changesets.worker`: does the git work of a kernel's changesets, one task after another.
 
 A process of its own, started when there is something to do: neither the broker nor the supervisor waits for a disk, and
-agents need not see the repository. Tasks and answers pass over a socket, each with its length before it. What a worker
-before this one was killed in is completed or undone first.
+agents need not see the repository. Tasks and answers pass over a socket, each with its length before it. If an earlier
+worker was killed in a task, that task is completed or undone first.
 
 Source: docs/decisions/067.
 """
@@ -35,7 +35,8 @@ from schemas.system.startup import close_to_others, die_with_parent, set_process
 
 #: What is before every message: its length in bytes.
 LENGTH: Final = struct.Struct("!I")
-#: What a worker says when it begins with a task: a message without content. Who is killed before that has not tried.
+#: A worker sends this message without content when it begins with a task. A worker that is killed before that has not
+#: tried the task.
 BEGUN: Final = LENGTH.pack(0)
 
 

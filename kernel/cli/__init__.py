@@ -160,6 +160,6 @@ def _usage(error: click.ClickException, as_json: bool) -> int:
 
 
 def _reader_is_gone() -> int:
-    """Nobody reads stdout any more: no complaint, and none from the interpreter's own flush either."""
+    """Nobody reads stdout any more. Neither this nor the interpreter's own flush reports an error."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     return EXIT_BROKEN_PIPE

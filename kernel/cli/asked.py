@@ -1,4 +1,4 @@
-"""What waits for a person, while a command talks to a swarm: shown, and asked on a terminal.
+"""The items that wait for a person while a command talks to a swarm. They are shown, and asked on a terminal.
 
 The broker says when its list has changed, and the list is read anew then. News can be lost, so it is read now and then
 as well.
@@ -74,7 +74,7 @@ class Asked:
         return found
 
     async def announce(self) -> None:
-        """Where nobody can be asked: write each item and its command to stderr, until cancelled."""
+        """When nobody can be asked: write each item and its command to stderr, until cancelled."""
         while True:
             await self.changed.wait()
             self.changed.clear()

@@ -250,7 +250,7 @@ class _Batch:
             if cancelling.left:
                 raise SystemExit(self.status)
             if not reader.done():
-                # What is under way gets its error line by itself; nothing more is read.
+                # Each call that is under way gets its error line by itself. Nothing more is read.
                 self.lost = self.lost or session.lost_error()
                 reader.cancel()
                 await asyncio.wait({reader})

@@ -1,4 +1,5 @@
-"""What the shell offers when a person presses Tab: agents, tools, instances, logs of the bundle that the line names.
+"""The completions that the shell offers when a person presses Tab: agents, tools, instances, logs of the bundle that
+the line names.
 
 Rules.
 - Documents are read, and nothing else: no check, no module of a tool, no kernel is asked. Quick enough for a key press.

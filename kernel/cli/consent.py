@@ -1,8 +1,8 @@
 """The question that `gdn` asks before a bundle runs that asks for more than the user has agreed to.
 
-The kernel decides: it refuses to start with E_BUNDLE_UNTRUSTED. Only then is the bundle looked at here, and shown. What
-the user agrees to is what was shown, and the kernel compares it with what it then reads itself. So it does not matter
-what happens to the files in between: something else is refused again, and asked about again.
+The kernel decides: it refuses to start with E_BUNDLE_UNTRUSTED. Only then is the bundle looked at here, and shown. The
+user agrees to what was shown. The kernel compares this with what it then reads itself. So it does not matter what
+happens to the files in between: something else is refused again, and asked about again.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def remember(inspected: Inspected, state_dir: str, *, how: str, own: bool | None
 
 
 def _drop_typed_ahead() -> None:
-    """What was typed or pasted before the question was there is no answer to it."""
+    """Text that was typed or pasted before the question appeared is no answer to it."""
     import termios
 
     with suppress(termios.error, OSError, ValueError):

@@ -1,7 +1,7 @@
 """`gdn dead list|show|requeue|drop`: messages that were given up, and what becomes of them.
 
-A message is given up when agents ended on it five times without progress, or could not be started for it. Whoever
-waited for its answer was told; the message stays until a person has decided.
+A message is given up when agents ended on it five times without progress, or could not be started for it. The asker
+that waited for its answer was told. The message stays until a person has decided.
 
 Source: docs/design/delivery.md section 10.
 """

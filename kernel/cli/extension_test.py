@@ -158,7 +158,7 @@ def _needed(name: str, own: dict[str, Any]) -> set[str]:
 
 
 def run_one(trial: Trial, plan: KernelPlan) -> dict[str, Any]:
-    """What came of one trial, in a process and a state of its own."""
+    """The result of one trial, in a process and a state of its own."""
     from kernel.spawn import AGENT_ENVIRONMENT, environment, memory_file
     from kernel.spawn import command as program
 

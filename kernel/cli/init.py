@@ -80,7 +80,7 @@ def _repository(folder: str, made: list[str]) -> str:
 
 
 def _trust(folder: str) -> None:
-    """What was just written by us needs no question, whatever model the environment names later."""
+    """A bundle that we have just written needs no question, whatever model the environment names later."""
     from kernel.bundle.loader import inspect_bundle
     from kernel.cli.consent import remember
     from kernel.cli.state import state_of

@@ -1,6 +1,6 @@
 """`gdn instance list|show|delete`: the instances of a workspace, those without a process too.
 
-What is on disk is read as `gdn trace` reads it, and a kernel is asked for the rest only if one runs. To delete is the
+Files on disk are read as `gdn trace` reads them. A kernel is asked for the rest only if one runs. To delete is the
 kernel's work: only the kernel knows what an instance still has to do.
 """
 
@@ -157,7 +157,7 @@ def render(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _processes(place: BundleTarget) -> dict[tuple[str, str], dict[str, Any]]:
-    """What `gdn ps` has about agents, by agent and key; nothing where no kernel runs."""
+    """The lines of `gdn ps` about agents, by agent and key; empty when no kernel runs."""
     from kernel.supervisor_client import SupervisorClient
 
     client = SupervisorClient.connect(place.state_dir)
@@ -180,7 +180,7 @@ def _processes(place: BundleTarget) -> dict[tuple[str, str], dict[str, Any]]:
 
 
 def _events(place: BundleTarget, agent: str, key: str) -> tuple[list[dict[str, Any]], int]:
-    """What the instance works on and what waits for it, as the broker says; nothing where no kernel runs."""
+    """The event that the instance works on and those that wait for it, as the broker says. Empty without a kernel."""
     from kernel.cli.operator_question import ask_broker
     from schemas.errors import GoondanError
 

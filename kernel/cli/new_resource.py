@@ -146,7 +146,7 @@ def read_bundle(path: str, name: str, kind: str) -> bytes | None:
 
 
 def addition(path: str, before: bytes, document: bytes) -> bytes:
-    """What to put behind the last document of a file, so that one is added. Raises GoondanError E_INIT."""
+    """The text to put behind the last document of a file, so that a document is added. Raises GoondanError E_INIT."""
     from kernel.bundle.positions import Budget, Composed, Fault, compose, decode
     from schemas.errors import fail
 

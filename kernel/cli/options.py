@@ -44,7 +44,7 @@ class Seconds(click.FloatRange):
     `nan` is neither less nor more than a limit, so a range alone lets it through.
     """
 
-    #: Nobody waits longer for one answer, and as milliseconds it fits every integer of the wire.
+    #: No command waits longer for one answer. As milliseconds it fits every integer of the wire.
     MOST: Final = 366 * 24 * 3600
 
     def __init__(self) -> None:

@@ -1,9 +1,9 @@
 """Writing files for a person beneath one folder, and nowhere else.
 
-The folder is the one that the person has named. What lies in it may be somebody else's work: a clone, or a folder that
-a tool had as its workdir. There `tools` can be a link that leads to the person's home. So below the folder everything
-is reached by the descriptors of its directories, no link is followed, and everything is looked at before the first
-byte is written. What was written is removed again when a later step fails.
+The folder is the one that the person has named. The files in it may be somebody else's work: it may be a clone, or a
+folder that a tool had as its workdir. There `tools` can be a link that leads to the person's home. So below the folder
+everything is reached by the descriptors of its directories, no link is followed, and everything is looked at before the
+first byte is written. What was written is removed again when a later step fails.
 """
 
 from __future__ import annotations

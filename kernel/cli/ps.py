@@ -62,7 +62,9 @@ def _why(bundle: str | None, as_json: bool) -> int:
 
 
 def external(broker: ByHand) -> list[ProcessInfo]:
-    """What a broker without a supervisor says of itself and of its peers; their number of restarts nobody knows."""
+    """The lines of a broker without a supervisor, about itself and its peers. Nobody knows how often these were
+    restarted.
+    """
     import time
 
     from kernel.cli.operator_question import ask_kernel

@@ -233,7 +233,9 @@ class _Talk:
                 interrupts.target = prompt.interrupted
 
     async def _read(self, prompt: Prompt) -> Line | None:
-        """The next message. What waits for a person is asked first; what comes while one types is said."""
+        """The next message. Items that wait for a person are asked first. An item that comes while the person types is
+        announced.
+        """
         import asyncio
 
         await self._asked.ask_waiting(prompt)

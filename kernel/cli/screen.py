@@ -1,4 +1,4 @@
-"""What a turn shows while it runs: its text on stdout, a line of status on stderr, each only on a terminal.
+"""The display of a running turn: its text on stdout and a line of status on stderr, each only on a terminal.
 
 The status stands where the cursor is, so it is there only while no line of text is open. A terminal without cursor
 movement (TERM=dumb) gets text and no status; NO_COLOR takes the colours away.

@@ -60,7 +60,7 @@ class Session:
         close_memory()
         loop = asyncio.get_running_loop()
         self.lost = loop.create_future()
-        # What ends with the kernel is said once, by whoever asks; nobody reads the loop's own complaints.
+        # The command that waits for the connection reports its end once. Nobody reads the loop's own complaints.
         loop.set_exception_handler(lambda loop, context: None)
         loop.add_reader(self._kernel.pidfd, self._gone)
         run_dir, token = self._read_token()

@@ -71,7 +71,7 @@ def command(
 
 
 def _find(state_dir: str, name: str | None, agent: str | None, instance: str | None, search: bool) -> Trace | TraceTree:
-    """What is wanted: a trace, or a turn with all that hangs on it. Raises GoondanError."""
+    """The part that is wanted: a trace, or a turn with all turns that it led to. Raises GoondanError."""
     import time
 
     from kernel.trace_search import Search
@@ -138,7 +138,7 @@ def _turn(trace: Trace, start: str, style: Style) -> Iterator[Line]:
 
 
 def _times(trace: Trace) -> str:
-    """Where the time of a turn went: work, and what was waited for."""
+    """How a turn used its time: work, and what it waited for."""
     waits = trace.waits
     if waits is None:
         return ""
@@ -206,7 +206,7 @@ def _tool(call: ToolCall, style: Style) -> str:
 
 
 def _jail(jail: JailReceipt) -> str:
-    """What the tool host saw of the jail until the call had its result."""
+    """What the tool host observed of the jail until the call had its result."""
     from kernel.cli.terminal import printable
 
     what = [f"jail {jail.tier}", f"peak {jail.peak_memory_kb / 1024:.1f} MiB", f"cpu {duration(jail.cpu_ms)}"]

@@ -78,7 +78,7 @@ def _trust(path: str | None, as_json: bool, *, show: bool, own: bool) -> int:
 
 
 def _shown(inspected: Inspected) -> list[str]:
-    """The screen. What no person reads lands in logs: an address can hold a value of the environment."""
+    """The screen. Output that no person reads lands in logs, and an address can hold a value of the environment."""
     from kernel.cli.output import is_terminal
     from kernel.cli.terminal import style_of
     from kernel.cli.trust_screen import screen

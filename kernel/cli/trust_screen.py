@@ -41,7 +41,7 @@ MAX_REST: Final = 36
 
 _MODEL_TITLE: Final = "Sends conversations, with what its agents read, to"
 _OTHERS_TITLE: Final = "Its files can be changed by others (so it is run from a private copy)"
-#: What a person should read first stands first: kinds, and what they mean.
+#: The kinds and their meanings. The one that a person should read first stands first.
 _SECTIONS: Final[tuple[tuple[tuple[type, ...], str], ...]] = (
     ((Module,), "Runs this code as you, outside of every jail: it can do whatever you can"),
     ((OpenKey,), "Sends a key over plain http: everybody on the way can read it"),
@@ -57,7 +57,7 @@ _SECTIONS: Final[tuple[tuple[tuple[type, ...], str], ...]] = (
 
 
 def screen(judgement: Judgement, bundle: str, style: Style | None = None) -> list[str]:
-    """What a person should know before agreeing: everything the first time, then only what is new."""
+    """The text that a person should read before agreeing: everything the first time, later only what is new."""
     paint = style or Style()
     shown = _row(bundle)
     if judgement.trusted:
@@ -107,7 +107,7 @@ def _rows(powers: Sequence[Power], many: bool) -> list[str]:
 
 
 def _harmless(power: Power) -> tuple[bool, ...]:
-    """What sorts a section that is not shown whole: the worst first, so that many small things hide no great one."""
+    """The order of a section that is not shown whole: the worst first, so that many small things hide no great one."""
     match power:
         case Variable(name):
             return (not is_secret_by_name(name),)

@@ -139,7 +139,7 @@ def _refused(problems: list[Problem]) -> tuple[dict[str, Any], list[str]]:
 
 
 def _cwd() -> str:
-    """Where paths are shown from; a directory that is gone is no reason to fail."""
+    """The folder that shown paths begin from. A directory that is gone is no reason to fail."""
     try:
         return os.getcwd()
     except OSError:

@@ -1,4 +1,4 @@
-"""What `gdn ps --why` prints: one line for each wait, the longest first, then what is wrong. Pure."""
+"""The output of `gdn ps --why`: one line for each wait, the longest first, then what is wrong. Pure."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """`--workdir`: the directory that an operator gives to tools instead of the instance's own.
 
-It can be written to by every tool that is called there. What is the system's, or runs outside of jails, the tool host
-refuses (toolhost/policy/refusals.py); what is the kernel's own is refused here, before anything is started.
+It can be written to by every tool that is called there. The tool host refuses folders of the system and folders of code
+that runs outside of jails (toolhost/policy/refusals.py). The kernel's own folders are refused here, before anything is
+started.
 
 Source: docs/design/sandbox.md section 1.
 """

@@ -218,7 +218,7 @@ def _sized(sized: Sized) -> Finding:
 
 
 def _userns(host: Host, *, works: bool) -> Finding:
-    """What this host allows; a host whose jails work has found a way, and is told so."""
+    """What this host allows. A host whose jails work all the same is told so."""
     message, fix = "", ""
     if host.max_userns == 0:
         message, fix = "user.max_user_namespaces is 0", "sudo sysctl -w user.max_user_namespaces=15000"
@@ -359,7 +359,7 @@ def _lock(place: LockPlace) -> Iterator[Finding]:
 
 
 def _levels(levels: StateLevels) -> Iterator[Finding]:
-    """Whose the state is, level by level, and whether what decides about powers is read from it."""
+    """The owner of the state, level by level, and whether files that decide about powers are read from it."""
     if not levels.root:
         return  # the finding about the state directory says why
     if levels.refused:

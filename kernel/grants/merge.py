@@ -71,7 +71,8 @@ def narrow(base: SandboxSpec, part: Part) -> SandboxSpec:
     """What `base` allows and `part` leaves."""
     files = base.filesystem
     write = files.write if part.write is None else meet_paths(files.write, part.write)
-    # What can be written can be read; a place that may no longer be written stays readable unless `read` says else.
+    # A place that can be written can be read. A place that may no longer be written stays readable unless `read` says
+    # else.
     read = [*files.read, *files.write]
     if part.read is not None:
         read = meet_paths(read, [*part.read, *(part.write or [])])
@@ -165,12 +166,12 @@ def as_part(sandbox: SandboxSpec) -> Part:
 
 
 def without_grants(request: SandboxSpec) -> SandboxSpec:
-    """What a tool gets whose request nobody has accepted: the defaults, and less where it asks for less."""
+    """The grant of a tool whose request nobody has accepted: the defaults, and less where it asks for less."""
     return narrow(request, as_part(DEFAULTS))
 
 
 def requested(request: SandboxSpec) -> list[str]:
-    """What a request asks for beyond the defaults, one thing each, in words that a person decides on."""
+    """The parts of a request beyond the defaults, each in words that a person decides on."""
     found: list[str] = []
     network = hosts.read_network(request.network)
     if not network.none:
@@ -206,7 +207,7 @@ def join_paths(paths: Iterable[str]) -> list[str]:
 
 
 def _outside(read: Iterable[str], write: Iterable[str]) -> list[str]:
-    """What is to be read besides what can be written, and so read as well."""
+    """The places to read that are not below a place to write: what can be written can be read as well."""
     writable = list(write)
     return [path for path in join_paths(read) if not any(within(path, folder) for folder in writable)]
 

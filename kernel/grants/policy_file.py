@@ -9,8 +9,8 @@
     disk: {sized: true}         # written by hand: workdirs of instances get file systems of their own (docs/sandbox.md)
     spawn: {workdirs: [/srv/p]} # written by hand: where else spawned agents may work (docs/agents.md)
 
-Whoever can write it decides what tools may do, so it must belong to the operator and be closed to changes by others.
-What is accepted stands at the end, behind a line of its own, so that the part written by hand keeps its comments.
+A user who can write it decides what tools may do. So it must belong to the operator and be closed to changes by others.
+Accepted requests stand at the end, behind a line of their own, so that the part written by hand keeps its comments.
 
 Source: docs/design/sandbox.md section 1.
 """
@@ -35,7 +35,7 @@ from schemas.resources import SandboxPart
 from schemas.system.private_files import replace_file
 
 POLICY_FILE: Final = "policy.yaml"
-#: What `gdn grant` writes begins with this line, and goes to the end of the file.
+#: The part that `gdn grant` writes begins with this line and goes to the end of the file.
 MARK: Final = "# --- accepted requests, written by `gdn grant`; what you write yourself stands above ---"
 
 

@@ -1,8 +1,8 @@
 """Files of a bundle that a tool may have written: a kernel does not load them before the operator has accepted them.
 
 Tool hosts write down when jails could write to which folders (schemas/workdirs.py). A file there whose time of change
-lies in such a time may be a tool's work, unless it stood read-only. Nobody but the system sets that time, so nothing
-has to be compared with what was there before; whoever edits a file while no tool can write to its folder is not asked.
+lies in such a time may be a tool's work, unless it stood read-only. Only the system sets that time, so nothing has to
+be compared with the state before. A person who edits a file while no tool can write to its folder is not asked.
 
 What was accepted is pinned to its bytes, in `<state root>/accepted-files.json`.
 

@@ -1,8 +1,8 @@
 """Carries out the broker's orders: tokens, logins, lists, revocations.
 
 Rules.
-- One thing at a time for each app and subject: whoever asks while a token is refreshed waits, and gets the new one.
-- What begins a refresh is on disk before it is sent (grants.py).
+- One thing at a time for each app and subject: an asker waits while a token is refreshed, and gets the new one.
+- The beginning of a refresh is on disk before the request is sent (grants.py).
 - A token goes to the server that it came from, and in an answer to whoever may have it. It is in no log and no error.
 - A redirect counts once, for the one who was asked, if its state and its issuer are right.
 """
@@ -47,7 +47,7 @@ from schemas.visible import visible_line
 METADATA_S: Final = 3600.0
 #: After a server has failed it is left alone for so long (seconds): an agent in a loop must not knock at its door.
 FAILED_S: Final = 5.0
-#: What is added to the interval of a device code when the server asks for patience (seconds), as RFC 8628 has it.
+#: RFC 8628: this is added to the interval of a device code when the server asks for patience (seconds).
 SLOWER_S: Final = 5.0
 #: A device code is asked about for so long at most, whatever the server says (seconds).
 MAX_DEVICE_S: Final = 1800.0
@@ -512,7 +512,7 @@ def _asked_scopes(app: OAuthAppSpec, scopes: list[str] | None) -> list[str]:
 
 
 def _with_held(app: OAuthAppSpec, grant: Grant | None, scopes: Iterable[str]) -> list[str]:
-    """What a person is asked for: what is wanted now, and what was agreed to before and is still named."""
+    """The scopes that a person is asked for: those wanted now, and those agreed to before that are still named."""
     held = [] if grant is None else [scope for scope in grant.scopes if scope in app.scopes]
     return list(dict.fromkeys([*scopes, *held]))
 

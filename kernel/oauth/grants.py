@@ -1,4 +1,4 @@
-"""What somebody has agreed to: the tokens of one app and one subject, and what to do when one is asked for. Pure.
+"""Grants: the tokens of one app and one subject, and what to do when one is asked for. Pure.
 
 A refresh is written down before it is sent. A server that rotates refresh tokens takes the old one once, so a process
 that is killed before the answer is stored may have lost the only good one. The next process tries the old one once
@@ -82,7 +82,7 @@ Verdict = Use | Refresh | Fetch | Login
 
 
 def server_of(app: OAuthAppSpec) -> str:
-    """To whom the tokens of an app belong: its issuer, else its token endpoint."""
+    """The server that the tokens of an app belong to: its issuer, else its token endpoint."""
     return app.issuer or app.token_url or ""
 
 

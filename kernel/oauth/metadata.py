@@ -1,4 +1,4 @@
-"""Where the endpoints of an OAuth server are: from the OAuthApp, and from what its issuer publishes. Pure.
+"""The endpoints of an OAuth server: from the OAuthApp, and from the document that its issuer publishes. Pure.
 
 An issuer speaks for itself only: its document must name it, letter by letter, and no endpoint of it is plain http, but
 on this machine for an issuer that is on it. What the OAuthApp itself says wins.
@@ -58,7 +58,7 @@ def is_here(url: str) -> bool:
 
 
 def document_urls(issuer: str) -> list[str]:
-    """Where an issuer publishes its document: as OpenID Connect has it, and as RFC 8414 has it."""
+    """The URLs at which an issuer publishes its document: that of OpenID Connect, and that of RFC 8414."""
     parts = urlsplit(issuer)
     path = parts.path.rstrip("/")
     places = [f"{path}/.well-known/openid-configuration", f"/.well-known/oauth-authorization-server{path}"]

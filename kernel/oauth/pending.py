@@ -19,7 +19,7 @@ MAX_PENDING: Final = 256
 MAX_ASKERS: Final = 1024
 #: How long a person has to agree to a redirect (seconds).
 LIFETIME_S: Final = 600.0
-#: Who asks again with less time left than this gets a new one (seconds): a person needs a while.
+#: When less time is left than this, an asker gets a new request (seconds): a person needs a while.
 SPARE_S: Final = 60.0
 
 
@@ -53,7 +53,7 @@ class Pending:
         self.redirect_uri = redirect_uri
         self.user_code = user_code
         self.askers: set[tuple[str, str]] = set()
-        #: What of it runs by itself: the polling of a device code, or the end of its time.
+        #: The part of it that runs by itself: the polling of a device code, or the end of its time.
         self.task: asyncio.Task[None] | None = None
         self.outcome: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
         self.outcome.add_done_callback(_looked_at)

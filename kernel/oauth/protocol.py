@@ -115,7 +115,7 @@ def challenge_of(verifier: str) -> str:
 def authorization_url(
     endpoint: str, *, client_id: str, redirect_uri: str, scopes: Iterable[str], state: str, challenge: str
 ) -> str:
-    """The page on which a person agrees. What the endpoint's own query says stays, but for the names used here."""
+    """The page on which a person agrees. The endpoint's own query stays, without the names used here."""
     ours = {
         "response_type": "code",
         "client_id": client_id,

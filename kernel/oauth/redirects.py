@@ -27,7 +27,7 @@ MAX_CONNECTIONS: Final = 16
 DEFAULT_PATH: Final = "/callback"
 _ADDRESS: Final = "127.0.0.1"
 
-#: What came with a redirect, by name, to whether it was good, and what to tell the person.
+#: Takes the parameters of a redirect by name. Gives whether it was good, and what to tell the person.
 Arrived = Callable[[dict[str, str]], Awaitable[tuple[bool, str]]]
 
 

@@ -1,8 +1,8 @@
 """Grants on disk, each in a file of its own, encrypted with AES-256-GCM.
 
 A file is replaced as a whole and synced. Its name is a digest of app and subject, and is bound to its content, so that
-no file can stand in for another. What cannot be read (another key, a damaged disk) is put aside under another name and
-said once; its person has to agree again.
+no file can stand in for another. A file that cannot be read (another key, a damaged disk) is put aside under another
+name and reported once. Its person has to agree again.
 """
 
 from __future__ import annotations

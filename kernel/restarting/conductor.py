@@ -1,8 +1,8 @@
-"""Restarts of a kernel, from the first word to the moment in which processes are ended: of the whole kernel, of one
-agent's processes, or of what a change of a watched bundle affects.
+"""Restarts of a kernel, from the request until processes are ended: of the whole kernel, of one agent's processes, or
+of what a change of a watched bundle affects.
 
-Whoever asks (a person, an agent by way of the broker, a file that has changed), the bundle is read first; what may not
-run stops nothing.
+A person asks for a restart, or an agent through the broker, or a file has changed. In each case the bundle is read
+first. A bundle that may not run stops nothing.
 """
 
 from __future__ import annotations
@@ -211,7 +211,7 @@ class Conductor:
             if line != self._refused:
                 self.news.say(line)
             self._refused = line
-            # What it lacks may come as a new file, in a place that nobody knows yet.
+            # The missing part may come as a new file, in a place that is not known yet.
             root = self._bundle if os.path.isdir(self._bundle) else os.path.dirname(self._bundle)
             files, trees = watcher.watched.files, watcher.watched.trees
             watcher.watched = self._watched(files, [*trees, root])
@@ -240,7 +240,7 @@ class Conductor:
                 await self._apply(plan, revision, change)
 
     async def _apply(self, plan: KernelPlan, revision: Revision, change: Difference) -> None:
-        """What the change affects goes on with it, or restarts where it cannot; and nothing else does."""
+        """Processes that the change affects go on with it, or restart when they cannot. No other process restarts."""
         self._opened = Opened(plan, revision.powers, revision.files, revision.trees)
         self._kernel.revise(self._opened)
         try:

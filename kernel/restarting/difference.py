@@ -18,7 +18,7 @@ from schemas.frames import OPERATOR_AGENT
 from schemas.in_place import can_follow
 from schemas.launch import AgentSpec, KernelPlan, ToolSpec
 
-#: Of a plan: what a broker or a tool host takes only when it starts.
+#: Fields of a plan that a broker or a tool host takes only when it starts.
 _WHOLE: Final = (
     "state_dir", "max_live_agents", "agent_idle_s", "durability", "kept_agents", "mailbox_mb", "max_open_events",
     "spawn_workdirs",
@@ -84,7 +84,9 @@ def _agents(plan: KernelPlan) -> dict[str, Any]:
 
 
 def _told(spec: AgentSpec, copy: str) -> AgentSpec:
-    """What an agent makes use of: of the registry the tools that it can reach, all of it where extensions may look."""
+    """The tools that an agent uses: those of the registry that it can reach, or the whole registry when extensions may
+    look at it.
+    """
     extensions = [replace(one, entry=one.entry.removeprefix(copy)) for one in spec.extensions]
     registry = spec.registry
     if not extensions:

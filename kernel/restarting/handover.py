@@ -1,8 +1,8 @@
-"""What a supervisor hands over to the program that takes its place, under the same pid and with the same descriptors.
+"""The handover from a supervisor to the program that takes its place, under the same pid and with the same descriptors.
 
 The locks of the kernel, its runtime directory, the socket that commands connect to and every command that is connected
-stay open across execve, so nobody else can become the kernel in between, and commands go on as if nothing had been.
-Everything else was ended before: the new program starts its processes anew.
+stay open across execve. So no other process can become the kernel in between, and commands go on without an
+interruption. All other processes were ended before. The new program starts its own.
 
 The values pass in a memory file, because a plan holds keys.
 """

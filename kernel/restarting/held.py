@@ -1,6 +1,6 @@
-"""What stays open across the restart of a supervisor, as plain values: see handover.py.
+"""The descriptors that stay open across the restart of a supervisor, as plain values: see handover.py.
 
-A module of its own, because every start needs these, and only a restart the rest.
+It is a module of its own, because every start needs it. Only a restart needs the rest of the package.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""What files of a bundle look like from outside: size, time and number of each, without reading any.
+"""The marks of a bundle's files: size, time and inode number of each. No file is read.
 
-The system is asked again and again, instead of being asked to tell: a bundle has some dozen files, and that costs tens
-of microseconds. It holds on every file system, and for files that an editor exchanges (docs/decisions/057).
+The files are polled. The system is not asked to report changes: a bundle has some dozen files, and one look at them
+costs tens of microseconds. Polling works on every file system, and for files that an editor exchanges
+(docs/decisions/057).
 """
 
 from __future__ import annotations

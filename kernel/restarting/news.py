@@ -1,4 +1,4 @@
-"""What is said about a bundle that is watched: for the log, and for `gdn run`."""
+"""News about a bundle that is watched: for the log, and for `gdn run`."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class News:
         self._more = asyncio.Event()
 
     async def after(self, known: int) -> tuple[list[str], int]:
-        """The lines after the first `known`, as soon as there is one, and how many there are. Who knows more than there
-        are has asked the program before this one.
+        """The lines after the first `known`, as soon as there is one, and how many there are. A command that knows more
+        lines than there are has asked the program before this one.
 
         Raises GoondanError E_KERNEL_NOT_RUNNING when there will be no more.
         """

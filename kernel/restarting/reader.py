@@ -1,7 +1,7 @@
 """`python -m kernel.restarting.reader`: reads the bundle of a kernel that runs, in a process of its own.
 
-So a kernel serves on meanwhile, whatever the bundle is, and what is tried is the very program that a restart begins: if
-the installation is broken, this fails and nothing has been stopped.
+So the kernel goes on serving meanwhile, whatever the bundle is. A restart begins with the same program: if the
+installation is broken, this process fails and nothing has been stopped.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from schemas.system.startup import close_to_others, die_with_parent, set_process
 
 
 class Task(msgspec.Struct):
-    """What is to be read: the options of the supervisor, and what the revision that runs asks for."""
+    """The input of a read: the options of the supervisor, and what the revision that runs asks for."""
 
     options: Options
     running: list[Power]

@@ -1,7 +1,7 @@
-"""Agents as processes: performs what the roster decides, and tells the roster what happened.
+"""The processes of agents: performs the roster's decisions and tells the roster what happened.
 
-An agent is asked of the fork server and comes to us as an adopted child. With each request goes the writing end of a
-pipe on which the agent says that it was welcomed. Its token is made here, for this launch only.
+The fork server makes an agent on request, and the agent becomes our child by adoption. Each request carries the writing
+end of a pipe, on which the agent says that it was welcomed. Its token is made here, for this launch only.
 
 Source: docs/design/processes.md section 3.
 """
@@ -69,7 +69,7 @@ class Agents:
     # --- the fork server
 
     def kernel_ready(self) -> None:
-        """Nobody waits for the start of the kernel any more: fork servers may do what they have put off."""
+        """The start of the kernel is over. Fork servers may now do the work that they have put off."""
         self._kernel_ready = True
         if self._socket is not None:
             with suppress(OSError):  # it died, or many requests are under way: then it begins by itself

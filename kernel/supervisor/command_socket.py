@@ -1,10 +1,10 @@
 """`supervisor.sock`: how the commands reach a supervisor, also while its broker is down. This is the listening half;
 supervisor_client.py says what is spoken.
 
-Who may connect: the directory is closed to others, and the peer's uid is checked besides.
+Only our own user may connect: the directory is closed to others, and the peer's uid is checked as well.
 
-What was read of a connection is kept here, and not in a stream of asyncio's: a restart in place hands over the
-descriptors, with what was read and not answered.
+The bytes read from a connection are kept here, and not in a stream of asyncio's: a restart in place hands over the
+descriptors with the bytes that were read and not answered.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Tokens, plans and values of the environment pass by descriptor: arguments and environments can be read in /proc.
 
-A tool host may start before the plan is known. What it needs of the plan is promised then: its token comes on a pipe,
-which it reads to the end before anything else, and the end is there when all that was promised is.
+A tool host may start before the plan is known. Then the parts of the plan that it needs are promised. Its token comes
+on a pipe, which it reads to the end before anything else. The pipe ends when everything that was promised is there.
 """
 
 from __future__ import annotations

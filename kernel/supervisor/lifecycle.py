@@ -1,4 +1,4 @@
-"""Which process should run, and what to do about each that does not: decisions only.
+"""Decisions about processes: which should run, and what to do about each that does not.
 
 Two machines here and one in roster.py, each fed with events and answering with actions that the supervisor performs:
 
@@ -41,7 +41,7 @@ STOP_ORDER: Final[tuple[tuple[str, float], ...]] = (
     ("forkserver", 0.5),
     ("broker", 1.0),
 )
-#: What each group gets when nobody waits for its work any more (seconds): enough to say goodbye.
+#: The time that each group gets when nobody waits for its work any more (seconds): enough to say goodbye.
 HURRY_S: Final = 0.2
 #: How long a killed group may take to be gone (seconds); then the stop goes on without it.
 KILL_WAIT_S: Final = 0.5
@@ -234,7 +234,7 @@ class KillGroup(Struct, frozen=True):
 
 
 class Finished(Struct, frozen=True):
-    """Nobody is left, or nobody who listens: `left` are the groups that not even SIGKILL ended in time."""
+    """The stop is over. `left` are the groups that not even SIGKILL ended in time."""
 
     left: tuple[str, ...]
 

@@ -1,4 +1,4 @@
-"""What a supervisor is told on its command line, and the plan that comes of it."""
+"""The options of a supervisor's command line, and the plan that they lead to."""
 
 from __future__ import annotations
 

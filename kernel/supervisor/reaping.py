@@ -34,8 +34,8 @@ SWEEP_DELAY_S: Final = 0.05
 class Readiness:
     """The reading end of a ready descriptor.
 
-    `on_ready` is called once for the newline. What else comes before the end is kept: `report` is the error that the
-    program gave as its reason, when it did.
+    `on_ready` is called once for the newline. Other lines before the end are kept: `report` is the error that the
+    program gave as its reason, if it gave one.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, on_ready: Callable[[], None]) -> None:
@@ -241,7 +241,8 @@ class Reaper:
 def children_of_this_process() -> set[int]:
     """Living and dead children that have not been waited for.
 
-    Where the kernel does not list them (CONFIG_PROC_CHILDREN), only one of the dead: enough to collect them in turn.
+    If the Linux kernel does not list them (CONFIG_PROC_CHILDREN), only one that has died: enough to collect them in
+    turn.
     """
     found: set[int] = set()
     with suppress(ChildProcessError):

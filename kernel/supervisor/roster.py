@@ -1,7 +1,7 @@
-"""Which agents should run, and what to do about each that does not: decisions only.
+"""Decisions about agents: which should run, and what to do about each that does not.
 
-- What is wanted (the broker says) is kept apart from what runs (the supervisor observes), and every event ends in
-  comparing the two, so a lost or repeated event does no harm.
+- The agents that the broker wants are kept apart from those that the supervisor observes to run. Every event ends with
+  a comparison of the two, so a lost or repeated event does no harm.
 - A launch has a number of its own, never used twice, so a late event about an earlier life is told apart.
 - An agent that dies before it was ready counts on its principal: at MAX_START_FAILURES the principal is given up and
   the broker is told. Ordered deaths (a kill that the broker asked for, a retirement, a lost fork server) never count.
@@ -176,7 +176,7 @@ class Roster:
         return actions
 
     def spawned(self, launch: int, now: float) -> list[AgentAction]:
-        """The agent has a pid. What it was told to do before it had one, it is told now."""
+        """The agent has a pid. Orders that it could not get before it had a pid are given to it now."""
         agent = self._by_launch.get(launch)
         if agent is None or agent.born:
             return []

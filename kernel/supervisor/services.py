@@ -1,4 +1,5 @@
-"""Broker, tool host, fork server, holder of OAuth tokens as processes: performs what their state machines decide.
+"""The processes of broker, tool host, fork server and holder of OAuth tokens: performs the decisions of their state
+machines.
 
 Source: docs/design/processes.md section 2.
 """

@@ -1,4 +1,4 @@
-"""What the tool host says about its jailed workers on its status descriptor: one JSON object a line.
+"""The tool host's news about its jailed workers, on its status descriptor: one JSON object a line.
 
 `{"op":"start","pid":…,"tool":…,"agent":…,"instanceKey":…,"since":…}` and `{"op":"exit","pid":…,"cause":…}`; `pid` is
 the host's number. Only `gdn ps` reads it, so what is wrong is skipped.

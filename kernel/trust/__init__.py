@@ -4,5 +4,5 @@
 `judge` decides. These three are pure. `owners` and `clones` look at folders, `records` keeps what was agreed to,
 `private_copy` makes the copies that are run where others can write.
 
-What packages ask for is not part of it: `gdn grant` has that.
+Requests of packages are not part of it: `gdn grant` accepts those.
 """

@@ -1,7 +1,7 @@
 """The powers that a bundle asks for, read from its checked documents. Pure.
 
-What counts is what the documents of the bundle ask for, before the operator's policy widens it and after the bundle's
-own agents have narrowed it. Tools of packages are left out: `gdn grant` accepts what they ask for, nothing else does.
+The requests in the bundle's documents count, before the operator's policy widens them and after the bundle's own agents
+have narrowed them. Tools of packages are left out: only `gdn grant` accepts their requests.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ def powers_of(
     env: Mapping[str, str],
     real: Callable[[str], str] = lambda path: path,
 ) -> list[Power]:
-    """What the bundle asks for, each once, in the order in which a person should read it: the most dangerous first.
+    """The powers that the bundle asks for, each once, in the order in which a person should read them: the most
+    dangerous first.
 
     `root` is the bundle's folder, `env` the user's environment: only which variables are set counts, and the address
     in one that a model's endpoint consists of. `real` resolves links: a path in the bundle can lead out of it.
@@ -87,7 +88,7 @@ def _variables(documents: Iterable[Document], agents: Iterable[CheckedAgent]) ->
 
 
 def _policy(agent: CheckedAgent, checked: Checked) -> Iterable[Power]:
-    """What an agent's policy opens, and its limits that are above the defaults."""
+    """The settings that an agent's policy opens, and its limits that are above the defaults."""
     resource = f"Agent/{agent.name}"
     for pattern in agent.body.policy.tool_calls.allow_registry:
         yield Setting(resource, "allowRegistry", pattern)
@@ -122,8 +123,8 @@ def _module(extension: ExtensionSpec, root: str) -> Module:
 
 
 def _asked(tool: CheckedTool, agents: list[CheckedAgent]) -> SandboxSpec | None:
-    """What the bundle asks for a tool: of its own, what the manifest says; of a bundled one, what agents that can call
-    it leave of that. None for tools of packages, and for bundled ones that no agent can call.
+    """The bundle's request for a tool. For its own tool it is what the manifest says. For a bundled tool it is what the
+    agents that can call it leave of that. None for tools of packages, and for bundled ones that no agent can call.
     """
     if tool.package:
         return None
@@ -157,7 +158,7 @@ def _widening(agent: CheckedAgent, checked: Checked) -> Iterable[str]:
 
 
 def _folders(tool: CheckedTool, sandbox: SandboxSpec, root: str, real: Callable[[str], str]) -> Iterable[Power]:
-    """What is opened counts, and not how it is spelt: a link in the bundle can lead anywhere."""
+    """The real path counts, and not its spelling: a link in the bundle can lead anywhere."""
     venv = sandbox.python.venv
     for path in map(real, (*sandbox.filesystem.read, *([venv] if venv is not None else []))):
         if not within(path, root):

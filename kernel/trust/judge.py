@@ -16,7 +16,7 @@ from schemas.errors import GoondanError, fail
 
 #: Set to 1, it trusts every bundle of the command: for CI, where nobody is asked and the bundle is the subject.
 VARIABLE: Final = "GOONDAN_TRUST"
-#: What the shipped quickstart asks for; a quickstart that asks for more is somebody's own.
+#: The powers of the shipped quickstart. A quickstart that asks for more is somebody's own.
 SHIPPED: Final[tuple[Power, ...]] = (OwnModel(),)
 
 

@@ -35,7 +35,8 @@ def look(
         agreed=[*(record.powers if record is not None else ()), *asking.agreed],
         known=record is not None or bool(asking.agreed),
         own=record is not None and record.own,
-        # What trusted everything at the start trusts nothing that a model may have written since.
+        # A command may have trusted everything at the start. That does not extend to files that a model may have
+        # written since.
         everything=asking.running is None and (asking.everything or everything_trusted(os.environ)),
         shipped=is_shipped(bundle, loaded, checked),
         # From each module's own folder: it can be a clone inside a repository of one's own.
@@ -56,8 +57,8 @@ def is_shipped(bundle: str, loaded: Loaded, checked: Checked) -> bool:
 
 
 def _files(loaded: Loaded, checked: Checked) -> Iterable[str]:
-    """What is read or run of the bundle. Of a tool its entry and its folder: the rest of it runs in jails. Of one that
-    is given something there, a key say, all of it: whoever can change a module of it gets the same.
+    """What is read or run of the bundle. For a tool: its entry and its folder. The rest of it runs in jails. For a tool
+    that gets something there, for example a key: all of it. A user who can change one of its modules gets the same.
     """
     yield from (source.path for source in loaded.sources)
     yield loaded.root

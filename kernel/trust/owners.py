@@ -1,4 +1,4 @@
-"""Who else can change the files of a bundle: other owners, groups, everybody.
+"""The other users who can change the files of a bundle: other owners, groups, everybody.
 
 Looked at are the files themselves and every folder above them, up to `/`: whoever can write to one of those can put
 something else in the place of the file. The system and the user count as one; so does a group that holds only the user.
@@ -24,7 +24,7 @@ MAX_NAMED: Final = 8
 
 
 def others_who_can_write(paths: Iterable[str]) -> list[Owner | Writers]:
-    """Owners first, each once. What cannot be looked at is left out: it cannot be loaded either."""
+    """Owners first, each once. A file that cannot be looked at is left out: it cannot be loaded either."""
     owners: set[int] = set()
     groups: set[int | None] = set()
     seen: set[str] = set()

@@ -92,7 +92,7 @@ def sweep(state_dir: str, keep: str = "") -> None:
 
 
 def _folders(extensions: Iterable[ExtensionSpec], root: str) -> list[str]:
-    """Of an entry in the bundle's own folder the modules alone are taken."""
+    """When the entry lies in the bundle's own folder, only its modules are taken."""
     folders = {os.path.dirname(extension.entry) for extension in extensions}
     return [folder for folder in folders if folder != root and within(folder, root)]
 

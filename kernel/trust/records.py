@@ -1,4 +1,4 @@
-"""What this user has agreed to: one file for each bundle, `<state root>/trust/<digest of its folder>.json`.
+"""The user's agreements: one file for each bundle, `<state root>/trust/<digest of its folder>.json`.
 
 A record is believed only if nobody else could have written it, and if it does not lie inside the bundle or a clone,
 where it would come along with them. A record that is not believed is as good as none: the user is asked.
@@ -113,7 +113,7 @@ def every(state_root: str) -> list[Record]:
 def why_not_believed(state_root: str, bundle: str) -> str | None:
     """Why records below this state root are not read for the bundle; None when they are."""
     root, subject = os.path.realpath(state_root), identity(bundle)
-    # Nobody gets a home directory from somebody else, even if it holds a bundle.
+    # A home directory never comes from somebody else, even if it holds a bundle.
     if within(root, subject) and not is_homes_own(root):
         return "it lies inside the bundle"
     return doubt(root) or _doubt_of_folder(os.path.join(root, FOLDER))

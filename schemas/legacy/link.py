@@ -185,7 +185,8 @@ class LegacyPort:
     async def _end(self, held: _Held, frame: Frame) -> None:
         """Send what ends an event, until the broker has it; it is named as held until then.
 
-        Raises GoondanError. What is too large leaves the event as it was: it can still be ended otherwise.
+        Raises GoondanError. A message that is too large leaves the event as it was: the event can still be ended in
+        another way.
         """
         held.ended = True
         try:

@@ -1,4 +1,4 @@
-"""Who may write how much to a log at once: a bucket for each source, and one for each group of sources (pure).
+"""How much each source may write to a log at once: a bucket for each source, and one for each group of sources (pure).
 
 A source that writes more than its bucket holds is stopped until the bucket fills again; how many of its lines were
 suppressed stands in the log before its next one. Sources of one group share a bucket as well, so that an agent gets no

@@ -15,7 +15,7 @@ from schemas.system.users import DEFAULT, VARIABLE, read_user_numbers
 
 
 def problem() -> str | None:
-    """What is wrong with the variable of this process, so that it is not heeded; None when nothing is."""
+    """Why the variable of this process is not used; None when nothing is."""
     try:
         read_user_numbers(os.environ.get(VARIABLE))
     except ValueError as error:

@@ -1,7 +1,8 @@
 """Files of the state that are put in place whole: nobody reads half of one, and nothing is written through a name.
 
 The new content is written to a file of its own whose name nobody can guess, made in this moment (O_EXCL, no links), and
-takes the old one's place by its name. Whatever stands there, a link to another file, say, is replaced and not followed.
+takes the old one's place by its name. An entry that is there already, for example a link to another file, is replaced
+and not followed.
 """
 
 from __future__ import annotations

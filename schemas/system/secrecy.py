@@ -1,4 +1,4 @@
-"""What keeps the memory of a process with keys or tokens in it from others: no core, no look from outside.
+"""Protects the memory of a process that holds keys or tokens: no core file, and no other process can read it.
 
 A process that crashes leaves its memory in a file where limits allow one, and other processes of the same user can read
 the memory of one that lives. docs/decisions/044 has the table of who does what, and why.

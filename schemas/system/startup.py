@@ -1,4 +1,4 @@
-"""What every process of the system does when it starts and is ready: name, parent, token, readiness.
+"""The steps that every process takes when it starts and is ready: name, parent, token, readiness.
 
 Source: docs/design/processes.md section 1.
 """
@@ -50,8 +50,8 @@ def _prctl(option: int, argument: int | bytes) -> None:
 def close_to_others() -> int:
     """From now on what this process makes is closed to other users, whatever mode it names; the umask until now.
 
-    For every trusted process of a kernel: state and runtime files are nobody else's. What is made for a person, or by
-    a jail, is under the caller's umask instead, which is carried to where jails are started.
+    For every trusted process of a kernel: state and runtime files are nobody else's. Files for a person, and files that
+    a jail makes, get the caller's umask instead. It is passed on to the start of jails.
     """
     return os.umask(PRIVATE_UMASK)
 
