@@ -1,7 +1,8 @@
-"""`python -I -S toolhost/launcher/__main__.py FD UMASK [helper]`: started by the tool host, and ends with it.
+"""`python -I -S toolhost/launcher/__main__.py FD UMASK [helper]`: the tool host starts it, and it ends with the tool
+host.
 
-It is a launcher. Under root it is the privileged helper, which forks launchers. What jails write is made under UMASK
-(octal digits; `-` for the one that we were started with). What we make is closed to others.
+It is a launcher. With `helper` it is the privileged helper (under root), which forks launchers. Jails write files under
+UMASK (octal digits; `-` for the one that we were started with). Files that we make are closed to others.
 """
 
 import os
@@ -11,8 +12,8 @@ import sys
 
 ROOT = __file__.rpartition("/toolhost/launcher/")[0]
 
-# -I leaves our own root out of the path, and it is on it for this one name alone: it may be a workdir of tools, and a
-# `json.py` there must not be ours.
+# -I leaves our own root out of the path. It is added for this one import alone: the root may be a workdir of tools, and
+# a `json.py` there must not be imported by us.
 sys.path.insert(0, ROOT)
 import toolhost  # noqa: E402, F401
 
@@ -22,10 +23,10 @@ from toolhost.launcher import privileged_helper, program  # noqa: E402
 
 inherited = os.umask(0o077)
 umask = inherited if sys.argv[2] == "-" else int(sys.argv[2], 8)
-# What jails are given passes through here. It is no more than this: a process whose memory is closed as well could not
-# set up the namespaces of another, as root without CAP_SYS_PTRACE, nor its niceness, as an ordinary user.
+# What jails are given passes through here. No more is closed than this: a process whose memory is closed as well could
+# not set up the namespaces of another process, as root without CAP_SYS_PTRACE, nor its niceness, as an ordinary user.
 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-# What it was given beside its socket: tokens, a shell's leftovers.
+# Descriptors that came in addition to its socket: tokens, a shell's leftovers.
 os.closerange(int(sys.argv[1]) + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 os.set_inheritable(int(sys.argv[1]), False)
 channel = socket.socket(fileno=int(sys.argv[1]))

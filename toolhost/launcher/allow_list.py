@@ -1,8 +1,8 @@
 """What a tool host that gave root up may ask of its launcher and its privileged helper: the checks. Pure.
 
 Root's processes get the allow-list before the tool host gives root up, and keep it until they end. A tool host that
-somebody has taken over can ask for anything. It gets a jail, whose user is nobody else. In that jail no folder can be
-written to that belongs to the system, to the home directory, to our code or to our state.
+somebody has taken over can ask for anything. At most it gets a jail, whose user owns nothing else. In that jail no
+folder can be written to that belongs to the system, to the home directory, to our code or to our state.
 
 Source: docs/design/sandbox.md section 3.1; docs/decisions/039.
 """
@@ -15,12 +15,12 @@ from typing import Final, TypedDict
 
 from toolhost.launcher.request import Enclosed, Launch
 
-#: What is written for a jail's share of processors, as niceness.
+#: The niceness values that set a jail's share of processors.
 _NICENESS: Final = range(20)
-#: The folder in which it is tried whether workdirs can have file systems of their own; a process's number follows.
+#: The folder in which we try whether workdirs can have file systems of their own; a process's number follows.
 TRIAL: Final = "sized-check."
 _TRIAL: Final = re.compile(r"(?:/workspaces/[^/]+)?/sized-check\.[0-9]+")
-#: Where an instance's folder is, in a state root, and what lies in it.
+#: The path of an instance's folder in a state root, and of everything in it.
 _WORKSPACE: Final = re.compile(r"(?:/workspaces/[^/]+)?/instances/[^/]+/[^/]+/workspace(?:/.*)?", re.DOTALL)
 _NUMBER: Final = re.compile(r"[1-9][0-9]{0,9}")
 
@@ -53,7 +53,7 @@ class AllowList(TypedDict):
 
 
 class NotAllowed(OSError):
-    """What was asked for is not among what may be had."""
+    """The tool host asked for something that the allow-list does not have."""
 
     def __init__(self, text: str) -> None:
         super().__init__(errno.EPERM, text)
@@ -70,9 +70,9 @@ def is_jails(uid: int, allowed: AllowList) -> bool:
 
 
 def check_launch(request: Launch, allowed: AllowList, *, enclosed: bool) -> None:
-    """Raise NotAllowed for a launch that is none of a jail's; its places are for `check_writable`.
+    """Raise NotAllowed for a launch that is not a jail's. `check_writable` checks its places.
 
-    `enclosed`: jails are made by a bubblewrap that runs as root, for want of user namespaces.
+    `enclosed`: jails are made by a bubblewrap that runs as root, because there are no user namespaces.
     """
     if request["enclosure"] is not None and not enclosed:
         raise NotAllowed("jails have user namespaces here")
@@ -102,7 +102,7 @@ def _is_group(path: str, allowed: AllowList) -> bool:
 
 
 def check_writable(path: str, allowed: AllowList, state_root: str | None) -> None:
-    """Raise NotAllowed for a place that nobody in a jail may write to. `path` has no links."""
+    """Raise NotAllowed for a place that no jail may write to. `path` has no links."""
     if not path.startswith("/") or path.endswith(" (deleted)"):
         raise NotAllowed(f"{path} is no place of this host")
     if state_root is not None and within(path, state_root):
@@ -117,18 +117,18 @@ def check_writable(path: str, allowed: AllowList, state_root: str | None) -> Non
 
 
 def check_workspace(path: str, state_root: str | None) -> None:
-    """Raise NotAllowed for anything but an instance's folder, and what lies in it. `path` has no links and no `..`."""
+    """Raise NotAllowed unless `path` is an instance's folder or lies in one. `path` has no links and no `..`."""
     if state_root is None or not path.startswith(state_root) or not _WORKSPACE.fullmatch(path[len(state_root) :]):
         raise NotAllowed(f"{path} is no instance's folder")
 
 
 def check_trial(path: str, state_root: str | None) -> None:
-    """Raise NotAllowed for anything but the folder in which it is tried whether workdirs can have file systems."""
+    """Raise NotAllowed unless `path` is the folder in which file systems for workdirs are tried."""
     if state_root is None or not path.startswith(state_root) or not _TRIAL.fullmatch(path[len(state_root) :]):
         raise NotAllowed(f"{path} is no folder to try that in")
 
 
 def state_root_of(state_dir: str) -> str:
-    """The state root of every workspace, that of one alone when it stands by itself."""
+    """The state root of every workspace; for a state directory that stands by itself, that directory."""
     above, _, _ = state_dir.rpartition("/")
     return above.rpartition("/")[0] if above.endswith("/workspaces") else state_dir

@@ -69,13 +69,13 @@ def _old(name: str, *arguments: int | bytes | None) -> int:
 
 
 def prctl(option: int, argument: int = 0, /) -> int:
-    """What the kernel answers. Raises OSError."""
+    """Call prctl and return its answer. Raises OSError."""
     words = [ctypes.c_ulong(word) for word in (argument, 0, 0, 0)]
     return _check(_libc.prctl(option, *words), "prctl")
 
 
 def sibling() -> int:
-    """Fork a process whose parent is our own parent: that one can wait for it. 0 in the new process.
+    """Fork a process whose parent is our own parent, so that our parent can wait for it. 0 in the new process.
 
     Only for a process with one thread that will exec or exit: the interpreter is not told.
     """
@@ -89,23 +89,23 @@ def child_in_user_namespace() -> int:
 
 
 def leave_mount_namespace() -> None:
-    """A mount namespace of our own, from which nothing gets back to the host's."""
+    """Go into a mount namespace of our own. Mounts there do not show in the host's."""
     _check(_libc.unshare(CLONE_NEWNS), "unshare")
     _check(_libc.mount(None, b"/", None, _MS_REC | _MS_SLAVE, None), "make / a slave")
 
 
 def leave_network_namespace() -> None:
-    """A network namespace of our own, with a loopback interface that is down."""
+    """Go into a network namespace of our own. Its loopback interface is down."""
     _check(_libc.unshare(_CLONE_NEWNET), "unshare")
 
 
 def mount_tmpfs(at: str, options: str) -> None:
-    """A file system in memory."""
+    """Mount a file system in memory."""
     _check(_libc.mount(b"tmpfs", os.fsencode(at), b"tmpfs", _MS_NOSUID | _MS_NODEV, options.encode()), f"mount {at}")
 
 
 def detached_tmpfs(options: dict[str, str]) -> int:
-    """A file system in memory that is mounted nowhere, as a descriptor of its top folder."""
+    """Make a file system in memory that is mounted nowhere. Returns a descriptor of its top folder."""
     context = _call("fsopen", _FSOPEN, b"tmpfs", _FSOPEN_CLOEXEC)
     try:
         for name, value in options.items():
@@ -117,13 +117,13 @@ def detached_tmpfs(options: dict[str, str]) -> int:
 
 
 def mount_ext4(device: str, at: str, options: str) -> None:
-    """The file system of a block device."""
+    """Mount the file system of a block device."""
     flags = _MS_NOSUID | _MS_NODEV
     _check(_libc.mount(os.fsencode(device), os.fsencode(at), b"ext4", flags, options.encode()), "mount")
 
 
 def unmount(at: str) -> None:
-    """What is mounted there. Raises OSError while it is in use."""
+    """Unmount what is mounted there. Raises OSError while it is in use."""
     _check(_libc.umount2(os.fsencode(at), 0), "unmount")
 
 
@@ -146,18 +146,18 @@ def set_attributes(tree: int, *, read_only: bool, user_namespace: int | None, re
 
 
 def attach(tree: int, at: str) -> None:
-    """Put a detached mount in its place."""
+    """Mount a detached mount at its place."""
     _call("move_mount", _MOVE_MOUNT, tree, b"", _AT_FDCWD, os.fsencode(at), _MOVE_MOUNT_F_EMPTY_PATH)
 
 
 def bind_to_itself(fd: int) -> None:
-    """What is open there becomes a mount of its own, with what is mounted below it."""
+    """Make what is open there a mount of its own, with everything that is mounted below it."""
     at = f"/proc/self/fd/{fd}".encode()
     _check(_libc.mount(at, at, None, _MS_BIND | _MS_REC, None), "bind")
 
 
 def change_root(folder: str) -> None:
-    """A mount of this namespace becomes its root, and what was the root is out of reach."""
+    """Make a mount of this namespace its root. The old root is out of reach after that."""
     os.chdir(folder)
     _old("pivot_root", b".", b".")  # the old one lies on top of the new one
     _check(_libc.umount2(b".", _MNT_DETACH), "umount2")
@@ -165,19 +165,19 @@ def change_root(folder: str) -> None:
 
 
 def is_bounding(number: int) -> bool:
-    """Whether what is executed as root has that capability."""
+    """Whether programs that root executes from here have that capability."""
     return bool(_libc.prctl(_PR_CAPBSET_READ, number, 0, 0, 0) == 1)  # refused for a number that the kernel lacks
 
 
 def bound_capabilities(kept: tuple[int, ...]) -> None:
-    """What is executed as root from now on has these capabilities at most."""
+    """Let programs that root executes from now on have these capabilities at most."""
     for number in range(_CAPABILITIES):
         if number not in kept and is_bounding(number):
             prctl(_PR_CAPBSET_DROP, number)
 
 
 def die_with_parent() -> None:
-    """Be killed when the process ends whose child this is."""
+    """Be killed when our parent ends."""
     prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
@@ -189,7 +189,7 @@ def permitted_capabilities() -> int:
 
 
 def keep_capabilities(kept: int) -> None:
-    """Have these of the first 32 capabilities (bits), and no other ones, also no ambient and inheritable ones."""
+    """Keep these of the first 32 capabilities (bits) and no others, and no ambient or inheritable ones."""
     _libc.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
     header = struct.pack("=Ii", _LINUX_CAPABILITY_VERSION_3, 0)
     _check(_libc.capset(header, struct.pack("=6I", kept, kept, 0, 0, 0, 0)), "capset")
@@ -214,7 +214,7 @@ def clock_of(pid: int) -> int:
 
 
 def fresh_session_keyring() -> None:
-    """Leave the session keyring of whoever started us behind. Kernels without keyrings have none to leave."""
+    """Leave the session keyring of the process that started us. A Linux kernel without keyrings has none to leave."""
     try:
         _old("keyctl", _KEYCTL_JOIN_SESSION_KEYRING, None)
     except OSError:

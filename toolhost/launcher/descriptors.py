@@ -23,7 +23,7 @@ def reopened(fd: int, flags: int = os.O_RDONLY) -> AbstractContextManager[int]:
 
 
 def path_of(fd: int) -> str:
-    """Where an open file or folder is, without links."""
+    """The path of an open file or folder, without links."""
     return os.readlink(f"/proc/self/fd/{fd}")
 
 
@@ -34,7 +34,7 @@ def write_all(fd: int, content: bytes) -> None:
 
 
 def write_text(path: str, text: str) -> None:
-    """Set what a file of the kernel says. Raises OSError."""
+    """Write a file of the Linux kernel. Raises OSError."""
     with opened(path, os.O_WRONLY) as fd:
         os.write(fd, text.encode())
 

@@ -1,9 +1,9 @@
-"""What a launcher does for a tool host that gave root up, where bubblewrap runs as root: one program, one set of walls.
+"""Checks of a launch by a tool host that gave root up, where bubblewrap runs as root: one program, one set of walls.
 
 On other hosts the launcher becomes a user who owns nothing before it executes anything, so the program does not matter.
-Here bubblewrap runs as root. The tool host chooses mounts, from what jails are made of. It does not choose the program,
-its environment, its namespaces, its capabilities or its filter: the allow-list says all of these, and it was written
-before anything hostile was read.
+Here bubblewrap runs as root. The tool host chooses the mounts among the parts that jails are made of. It does not
+choose the program, its environment, its namespaces, its capabilities or its filter. The allow-list fixes them, and it
+was written before anything hostile was read.
 
 Source: docs/decisions/038 and 039.
 """
@@ -17,19 +17,19 @@ from typing import Final
 from toolhost.launcher.allow_list import NotAllowed, within
 from toolhost.launcher.request import Enclosed, Launch
 
-#: Options and a filter are some kilobytes (bytes).
+#: Largest size of the options and of a filter, which have some kilobytes (bytes).
 MAX_TEXT: Final = 1 << 20
-#: Options that put something in its place, and how many words follow.
+#: Options that put something at a place, and how many words follow each.
 _MOUNTS: Final = {
     "--ro-bind": 2, "--bind": 2, "--ro-bind-data": 2, "--symlink": 2, "--tmpfs": 1, "--proc": 1, "--dev": 1,
     "--perms": 1, "--size": 1, "--dir": 1, "--remount-ro": 1, "--setenv": 2, "--chdir": 1,
 }  # fmt: skip
-#: Of those: what takes its first word from where bubblewrap stands.
+#: Those of them that take their first word from bubblewrap's own root directory.
 _BINDS: Final = ("--ro-bind", "--bind")
 
 
 def way_of(request: Launch, ways: list[Enclosed]) -> Enclosed:
-    """The one of the ways that has this root directory. Raises NotAllowed. Pure."""
+    """The entry of `ways` that has this root directory. Raises NotAllowed. Pure."""
     for way in ways:
         if request["enclosure"] == way["enclosure"]:
             return way
@@ -46,7 +46,7 @@ def check_enclosed(request: Launch, options: bytes, code: bytes, allowed: Enclos
     walls = allowed["walls"]
     if words[: len(walls)] != walls or words[-1] != "":
         raise NotAllowed("these are not the walls of a jail")
-    # Processes of the host show in its /proc, which bubblewrap needs itself.
+    # Processes of the host show in its /proc, which bubblewrap needs for itself.
     sources = [path for path in allowed["enclosure"]["shown"] if path != "/proc"]
     _check_mounts(words[len(walls) : -1], [*sources, str(request["stage"])])
 
@@ -71,7 +71,7 @@ def _is_plain(path: str) -> bool:
 
 
 def hold(request: Launch, fds: list[int], ways: list[Enclosed]) -> None:
-    """Check such a launch, and put in place of what was looked at a copy that nobody else can write to."""
+    """Check such a launch. What was checked is replaced by a copy that nobody else can write to."""
     allowed = way_of(request, ways)
     found = {}
     for number in (allowed["options"], allowed["filter"]):

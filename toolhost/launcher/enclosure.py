@@ -1,8 +1,8 @@
-"""The root directory of a bubblewrap that runs as root: what jails are made from, and nothing else of the host.
+"""The root directory of a bubblewrap that runs as root. It has what jails are made from, and nothing else of the host.
 
-It follows paths in folders that other jails may be changing at that moment. Whatever a link there leads to, it is in
-here. For the same reason bubblewrap gets no power over files: it may look everywhere and write where root could as an
-owner, which here is the memory that this directory is made of.
+bubblewrap follows paths in folders that other jails may be changing at that moment. A link there can lead only to
+something in this root directory. For the same reason bubblewrap gets no power over files: it may look everywhere, and
+write only where root as an owner could. Here that is the memory that this directory is made of.
 
 Source: docs/decisions/038; toolhost/policy/enclosure.py says what is in it.
 """
@@ -18,19 +18,19 @@ from toolhost.launcher.descriptors import opened
 from toolhost.launcher.places import Kept
 from toolhost.launcher.request import Enclosure, Stage
 
-#: CAP_DAC_READ_SEARCH (to mount in folders that are closed to root), SETGID, SETUID, SETPCAP (for the jail, to drop
-#: them), NET_ADMIN (the loopback interface), SYS_ADMIN (mounts and namespaces).
+#: CAP_DAC_READ_SEARCH (to mount in folders that are closed to root); SETGID, SETUID and SETPCAP (the jail drops them);
+#: NET_ADMIN (the loopback interface); SYS_ADMIN (mounts and namespaces).
 KEPT: Final = (2, 6, 7, 8, 12, 21)
-#: CAP_DAC_OVERRIDE, in place of the first: containers have that one.
+#: CAP_DAC_OVERRIDE, in place of the first: containers have this one.
 _ELSE: Final = 1
-#: Room for mount points and accounts; inodes are what it takes most of.
+#: Room for mount points and accounts, which need inodes most of all.
 _OPTIONS: Final = "mode=0755,size=1m,nr_inodes=2k"
 
 
 def enter(
     top: str, enclosure: Enclosure, stages: list[Stage], trees: list[staging.Tree], uid: int, kept: list[Kept]
 ) -> None:
-    """In a new mount namespace: make that directory and go there. `top` is a folder that it may cover for that."""
+    """In a new mount namespace, make that directory and go there. `top` is a folder that it may cover for that."""
     shown = [_copied(path) for path in enclosure["shown"]]  # now: `top` may cover some, and then they are another's
     calls.leave_mount_namespace()
     if enclosure["network"]:

@@ -1,8 +1,8 @@
-"""Loop devices: which one has a file, and a new one for it.
+"""Loop devices: finds the device of a file, or attaches a new one.
 
-A device goes with its last user (LO_FLAGS_AUTOCLEAR): whoever unmounts need not know of it, and nothing is left of one
-that was made in vain. Two devices for one file would be two file systems that destroy each other, so a file that has
-one gets no other; who asks holds a lock.
+A device goes with its last user (LO_FLAGS_AUTOCLEAR). So whoever unmounts need not know of it, and nothing is left of a
+device that was made in vain. Two devices for one file would be two file systems that destroy each other: a file that
+has a device gets no other one. The caller holds a lock.
 
 Source: loop(4).
 """
@@ -23,13 +23,13 @@ from toolhost.launcher.descriptors import opened
 MAJOR: Final = 7
 _CONFIGURE, _GET_STATUS64, _GET_FREE = 0x4C0A, 0x4C05, 0x4C82
 _AUTOCLEAR: Final = 4
-#: Past the page cache of the disk below, where that can be done: what is written would be in memory twice.
+#: Writes pass the page cache of the disk below, where that is possible: the data would be in memory twice.
 _DIRECT_IO: Final = 16
 #: struct loop_info64: device, inode, …, flags, …; struct loop_config: descriptor, block size, info, 64 bytes unused.
 _INFO: Final = struct.Struct("=QQQQQIIII64s64s32sQQ")
 _CONFIG: Final = struct.Struct("=II")
 _UNUSED: Final = bytes(64)
-#: Somebody else may take the free device before we do; so often it is tried again.
+#: How often a free device is tried: another process may take it before we do.
 _TRIES: Final = 16
 
 
@@ -45,8 +45,8 @@ def of(image: int, number: int) -> str | None:
 
 
 def attach(image: int) -> tuple[str, int]:
-    """The loop device of this file (a descriptor), a new one if it has none: its name, and a descriptor that keeps it
-    until it is mounted. Raises OSError, which says what is missing.
+    """The loop device of this file (a descriptor); a new one if it has none. Returns its name, and a descriptor that
+    keeps it until it is mounted. Raises OSError, which says what is missing.
     """
     for name in sorted(os.listdir("/sys/block")):
         if name.startswith("loop") and os.path.exists(f"/sys/block/{name}/loop"):

@@ -1,7 +1,7 @@
 """The privileged operations: the few things on the file system that need root, done for a tool host that gave it up.
 
-Each is narrow. What it may be done to is in the allow-list, or follows from it. Nothing is opened, made or removed
-through a link that somebody else could have put there.
+Each is narrow. The allow-list says what it may act on, directly or by what follows from it. Nothing is opened, made or
+removed through a link that somebody else could have put there.
 
 Source: docs/decisions/039.
 """
@@ -22,7 +22,7 @@ from toolhost.launcher.descriptors import opened, status_numbers, write_text
 from toolhost.launcher.places import hand_over, make_folders, open_folder
 from toolhost.launcher.sockets import held_by
 
-#: What freezes a control group of version 1.
+#: The file that freezes a control group of version 1.
 FREEZER_STATE: Final = "freezer.state"
 #: A group's share of the processors, in version 1.
 SHARES: Final = "cpu.shares"
@@ -31,9 +31,10 @@ _PAGE: Final = 1 << 16
 
 
 class Settled:
-    """What the tool host has told the privileged helper since its start. Launchers that were forked before read it too.
+    """What the tool host has told the privileged helper since its start. Launchers that were forked before read it,
+    too.
 
-    Two values: the state root, None as long as nobody has said which it is; and whether bubblewrap may run as root.
+    Two values: the state root, None until it is known; and whether bubblewrap may run as root.
     """
 
     def __init__(self) -> None:
@@ -51,7 +52,9 @@ class Settled:
 
 
 class Operations:
-    """Every public method can be asked for by its name, and is described in privileges/powers.py. Raises OSError."""
+    """The operations: every public method can be asked for by its name; privileges/powers.py has them. Raises
+    OSError.
+    """
 
     def __init__(self, allowed: AllowList, settled: Settled) -> None:
         self._allowed = allowed
@@ -59,14 +62,14 @@ class Operations:
         self._state_dir: str | None = None
 
     def settle(self, enclosed: bool) -> None:
-        """Set whether bubblewrap has to run as root. Set before the first jail of a tool; False is final."""
+        """Set whether bubblewrap has to run as root. Call it before the first jail of a tool; False is final."""
         state_root, before = self._settled.read()
         self._settled.write(state_root, enclosed=before and bool(enclosed))
 
     def claim_state(self, state_dir: str, above: str, name: str) -> None:
         """Set where the state is (once), and make the folder `above`/`name` in it.
 
-        All folders in `above` get the tool host's user as their owner: this one, and those of tool hosts that ended.
+        All folders in `above` get the tool host's user as owner: this one, and those of tool hosts that have ended.
         """
         state_dir = os.path.realpath(state_dir)
         if self._state_dir not in (None, state_dir):
@@ -87,7 +90,7 @@ class Operations:
                 hand_over(folder, self._allowed["user"])
 
     def make_trial(self, number: int) -> str:
-        """Make the folder in which it is tried whether workdirs can have file systems of their own; its path."""
+        """Make the folder in which file systems for workdirs are tried. Returns its path."""
         if self._state_dir is None:
             raise NotAllowed("there is no state yet")
         make_folders(self._state_dir, [f"{allow_list.TRIAL}{int(number)}"])
@@ -111,7 +114,7 @@ class Operations:
             return [f"{folder}/{name}" for name in make_placeholders(here, self._allowed["guarded"])]
 
     def remove_placeholder(self, path: str) -> None:
-        """Remove one that is empty, unless another tool host guards it."""
+        """Remove a placeholder that is empty, unless another tool host guards it."""
         folder, _, name = path.rpartition("/")
         if name not in self._allowed["guarded"]:
             raise NotAllowed(f"{path} is no placeholder")
@@ -120,7 +123,7 @@ class Operations:
             remove_unguarded(name, here)
 
     def make_group(self, number: int) -> None:
-        """Make the control group of a jail that stands beside the tool host's."""
+        """Make a jail's control group beside the tool host's."""
         path = self._beside(number)
         os.mkdir(path)
         try:
@@ -131,15 +134,15 @@ class Operations:
             raise
 
     def remove_group(self, number: int) -> None:
-        """Remove it; no process is in it any more."""
+        """Remove such a group. No process is in it any more."""
         os.rmdir(self._beside(number))
 
     def remove_groups(self) -> None:
-        """Remove all that are empty: the tool host ends."""
+        """Remove all empty groups: the tool host ends."""
         remove_groups(self._allowed["groups"], self._allowed["beside"])
 
     def set_niceness(self, pid: int, value: int) -> None:
-        """What the session of a jail's process has against others where the scheduler groups by session."""
+        """Set the niceness of the session of a jail's process, where the scheduler groups by session."""
         self._check_jails(pid)
         if not 0 <= value < 20:
             raise NotAllowed(f"the niceness of a jail cannot be {value}")
@@ -162,19 +165,19 @@ class Operations:
 
 
 def user_of(pid: int) -> int:
-    """The user of a process: what its files in /proc say of it is root's for some. Raises OSError."""
+    """The user of a process. Its files in /proc do not tell: for some processes they are root's. Raises OSError."""
     return status_numbers(f"/proc/{int(pid)}", "Uid")[0]
 
 
 def set_niceness(pid: int, niceness: int) -> None:
-    """Set that of the session of a process. Raises OSError."""
+    """Set the niceness of a process's session. Raises OSError."""
     write_text(f"/proc/{pid}/autogroup", str(niceness))
 
 
 def make_placeholders(folder: int, names: Sequence[str]) -> list[str]:
-    """Make the missing ones of these names in an open folder, as its owner's, as far as possible; those that were made.
+    """Make the missing ones of these names in an open folder, with its owner, as far as possible. Returns those made.
 
-    They lie among a person's files and are not as closed as what we make for ourselves.
+    They lie among a person's files, so they are less closed than what we make for ourselves.
     """
     made = []
     owner = os.fstat(folder)
@@ -192,8 +195,8 @@ def make_placeholders(folder: int, names: Sequence[str]) -> list[str]:
 
 
 def remove_unguarded(name: str, folder: int | None = None) -> None:
-    """Remove an empty folder, `name` being its path or its name in `folder`, unless a tool host guards it: each that
-    does has locked it. Raises OSError.
+    """Remove an empty folder unless a tool host guards it: such a tool host has locked it. `name` is its path, or its
+    name in `folder`. Raises OSError.
     """
     with opened(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder) as fd:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -201,8 +204,8 @@ def remove_unguarded(name: str, folder: int | None = None) -> None:
 
 
 def remove_group(folder: str) -> None:
-    """A control group and those in it, as far as no process is left in them. One that was left frozen goes on, so that
-    what was killed in it can end: in version 1 that waits.
+    """Remove a control group and those in it, as far as they have no process. A frozen group is set going: in version 1
+    a process that was killed while frozen ends only then.
     """
     with suppress(OSError):
         write_text(f"{folder}/{FREEZER_STATE}", "THAWED")
@@ -214,9 +217,7 @@ def remove_group(folder: str) -> None:
 
 
 def remove_groups(folders: list[str], beside: str | None) -> None:
-    """The groups of a tool host that ends, as far as they are empty: `folders`, and those whose paths begin with
-    `beside`.
-    """
+    """Remove the empty groups of a tool host that ends: `folders`, and the groups whose paths begin with `beside`."""
     for folder in folders:
         remove_group(folder)
     above, _, start = (beside or "").rpartition("/")

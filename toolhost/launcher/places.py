@@ -1,7 +1,7 @@
 """Paths and descriptors that root's processes use for somebody who may not be trusted: no link leads anywhere else.
 
-What stays read-only in a folder that a jail may write to, whatever the tool host plans, is our code and our state. The
-plan of an honest tool host mounts all of it read-only as well (toolhost/policy). `keep` holds for one that is not.
+Our code and our state stay read-only in every folder that a jail may write to, whatever the tool host plans. An honest
+tool host's plan mounts all of it read-only as well (toolhost/policy). `keep` protects it from a tool host that is not.
 
 Source: docs/design/sandbox.md section 5; docs/decisions/039.
 """
@@ -20,14 +20,14 @@ from toolhost.launcher.allow_list import AllowList, NotAllowed, check_workspace,
 from toolhost.launcher.descriptors import opened, path_of
 from toolhost.launcher.request import Stage
 
-#: Folders above a place; the kernel's paths have at most 4096 bytes.
+#: How many folders a path can have: Linux's paths have at most 4096 bytes.
 _MAX_DEPTH = 2048
 _FLAGS = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @contextmanager
 def open_folder(path: str) -> Iterator[int]:
-    """The folder of that very path (O_PATH). Raises OSError, also when a link is on the way."""
+    """Open the folder at exactly that path (O_PATH). Raises OSError, also when a link is on the way."""
     with opened(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW) as fd:
         if path_of(fd) != path:
             raise NotAllowed(f"{path} leads through a link")
@@ -35,9 +35,9 @@ def open_folder(path: str) -> Iterator[int]:
 
 
 def make_folders(root: str, names: list[str]) -> None:
-    """Make a folder in a folder and so on, below `root`, as root's, closed to others. Raises OSError.
+    """Make a folder in a folder and so on, below `root`. They are root's and closed to others. Raises OSError.
 
-    Links on the way are followed where only root can have put them.
+    Links on the way are followed only where root alone can have put them.
     """
     here = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -60,10 +60,10 @@ def _is_roots(folder: int, name: str) -> bool:
 
 
 def hand_over(folder: int, uid: int) -> None:
-    """A folder and the plain files in it become that user's. Raises OSError.
+    """Give a folder and the plain files in it to that user. Raises OSError.
 
-    Whoever owns it already may be at work in it: a name is looked at once, and what was looked at is what changes
-    hands; a file with another name somewhere is left alone.
+    A former owner may be at work in it. So each name is looked at once, and the very file that was looked at is given
+    away. A file with a second name is left alone.
     """
     with opened(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=folder) as top:
         os.fchown(top, uid, uid)
@@ -75,11 +75,11 @@ def hand_over(folder: int, uid: int) -> None:
 
 
 def check_stages(stages: list[Stage], fds: list[int], allowed: AllowList, state_root: str | None) -> list[Kept]:
-    """What must stay read-only in those that can be written to.
+    """What must stay read-only in the stages that can be written to.
 
-    Raises NotAllowed when one of them could be written to, or would be given away, and must not be.
+    Raises NotAllowed for a stage that could be written to, or would be given away, and must not be.
 
-    By its path and by what it lies in: a folder of the system may be mounted elsewhere as well.
+    Both its path and the folders that it lies in count: a folder of the system may be mounted elsewhere as well.
     """
     closed = None
     kept: list[Kept] = []
@@ -111,7 +111,7 @@ def _identity(status: os.stat_result) -> tuple[int, int]:
 
 
 def _above(fd: int) -> list[tuple[int, int]]:
-    """A place and all folders that it lies in, as (device, inode)."""
+    """A place and all folders above it, as (device, inode)."""
     status = os.fstat(fd)
     found = [_identity(status)]
     is_folder = stat.S_ISDIR(status.st_mode)
@@ -137,13 +137,14 @@ class Kept(NamedTuple):
     stage: int
     #: The names that lead to the place from there.
     names: list[str]
-    #: Which inode it is.
+    #: The device of its file system.
     device: int
+    #: Its inode there.
     inode: int
 
 
 def kept_in(index: int, folder: str, places: list[str]) -> list[Kept]:
-    """Those of the places that lie in the folder which is that stage, without such as lie in others."""
+    """Those of the places that lie in the folder of that stage. A place that lies in another one is left out."""
     inside = [path for path in dict.fromkeys(places) if path != folder and within(path, folder)]
     found = []
     for path in inside:
@@ -156,11 +157,10 @@ def kept_in(index: int, folder: str, places: list[str]) -> list[Kept]:
 
 
 def keep(top: str, stages: list[Stage], kept: list[Kept]) -> None:
-    """In a mount namespace with the stages in their places, seen from the folder `top`: mount each of them onto itself,
-    to be read.
+    """Mount each kept place onto itself, read-only, in a mount namespace with the stages in their places.
 
-    So is each folder on the way, as it is: a folder that is a mount point cannot be renamed away. Raises OSError, also
-    when something else is there meanwhile.
+    The folders on the way are mounted onto themselves as they are: a mount point cannot be renamed away. `top` is the
+    folder from which the stages are seen. Raises OSError, also when something else is there meanwhile.
     """
     for place in kept:
         here = os.open(top + stages[place.stage]["at"], _FLAGS | os.O_DIRECTORY)
@@ -178,7 +178,7 @@ def keep(top: str, stages: list[Stage], kept: list[Kept]) -> None:
 
 
 def _mounted(folder: int, name: str) -> int:
-    """That place in a folder, which becomes a mount of its own."""
+    """Make that place in a folder a mount of its own. Returns a descriptor of it."""
     with opened(name, _FLAGS, dir_fd=folder) as fd:
         before = os.fstat(fd)
         if stat.S_ISLNK(before.st_mode):

@@ -10,8 +10,8 @@ end of its socket.
 
 Rules.
 - One request at a time, one answer to each. It never starts a program that a request names.
-- A launcher is forked from here and not executed anew, which takes two milliseconds and shares what is loaded. It is
-  the tool host's child, and so is every jail, as if the tool host had started it.
+- A launcher is forked from here and not executed anew: that takes two milliseconds and shares the loaded modules. It is
+  the tool host's child, and so is every jail, as if the tool host had started them.
 - It ends when the tool host ends, and removes the control groups that the tool host has left.
 
 Source: docs/design/sandbox.md section 3.1; docs/decisions/039.
@@ -35,15 +35,15 @@ from toolhost.launcher.places import Kept, check_stages
 from toolhost.launcher.request import Check, Hold, Launch, Run
 from toolhost.launcher.sizes import POINT
 
-#: A request is a name and some paths; the allow-list names the folders of our code (bytes).
+#: Largest request (bytes): a name and some paths. The allow-list names the folders of our code.
 MAX_REQUEST: Final = 1 << 16
-#: How long jails may take to end after their tool host (seconds), until their groups are left to the next one.
+#: How long jails may take to end after their tool host (seconds). Groups that remain are left to the next tool host.
 _LEFT_S: Final = 2.0
 _LEFT_POLL_S: Final = 0.02
 
 
 def serve(channel: socket.socket, umask: int) -> NoReturn:
-    """Do what is asked until the tool host is gone. `umask` is what jails write under."""
+    """Serve requests until the tool host is gone. Jails write under `umask`."""
     program.begin("gdn-privileged")
     gc.collect()
     gc.freeze()  # what is here now is shared with every launcher
@@ -77,14 +77,14 @@ def serve(channel: socket.socket, umask: int) -> NoReturn:
 
 
 def _received(channel: socket.socket) -> bytes:
-    """A request; nothing when the tool host is gone, perhaps with an answer of ours unread."""
+    """A request; b"" when the tool host is gone. Then it may have left an answer of ours unread."""
     with suppress(ConnectionError):
         return channel.recv(MAX_REQUEST)
     return b""
 
 
 def _make_launcher(channel: socket.socket, umask: int, allowed: AllowList, settled: Settled, fds: list[int]) -> int:
-    """Fork one: its number. The tool host's end of its socket is added to `fds`."""
+    """Fork a launcher. Returns its process number, and adds the tool host's end of its socket to `fds`."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         pid = calls.sibling()
@@ -101,7 +101,7 @@ def _make_launcher(channel: socket.socket, umask: int, allowed: AllowList, settl
 
 
 def guard(request: Launch | Run | Hold | Check, fds: list[int], allowed: AllowList, settled: Settled) -> list[Kept]:
-    """What must stay read-only for it. Raises OSError for what a launcher does not do for this tool host."""
+    """What must stay read-only for a request. Raises OSError when a launcher must not do it for this tool host."""
     state_root, may_enclose = settled.read()
     if "argv" in request:
         check_launch(request, allowed, enclosed=may_enclose)

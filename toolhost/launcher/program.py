@@ -1,9 +1,10 @@
 """The launcher's loop: a request comes in, a process goes out.
 
 Rules.
-- The new process is the tool host's child, not ours: it waits for it, and is the parent that bubblewrap dies with.
-- The answer is sent as soon as that process exists. What fails in it afterwards is one line on its standard error,
-  beginning with `launcher: `, and status 125.
+- The new process is the tool host's child, not ours: the tool host waits for it, and bubblewrap dies with the tool
+  host.
+- The answer is sent as soon as that process exists. A later failure in it is one line on its standard error that begins
+  with `launcher: `, and status 125.
 - Nothing of ours reaches the new program: not a descriptor beyond `places`, no signal setting, no session keyring.
 """
 
@@ -24,24 +25,24 @@ from toolhost.launcher.descriptors import write_text
 from toolhost.launcher.places import Kept
 from toolhost.launcher.request import MAX_DESCRIPTORS, MAX_REQUEST, PATIENCE_S, Check, Hold, Launch, Run
 
-#: Descriptors are moved to this or above before they go to their places, so that no place is taken by one of them.
+#: Descriptors are first moved to this number or above, so that no place is taken by one of them.
 _ABOVE: Final = 64
 FAILED: Final = 125
-#: Where the descriptors of a program of ours begin.
+#: The first descriptor of a program of ours.
 _FIRST_PLACE: Final = 3
 _EGRESS: Final = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "egress")
 _PROGRAMS: Final = {"proxy": f"{_EGRESS}/start.py", "listen": f"{_EGRESS}/listen.py"}
 
 
-#: Raises OSError for a request of a tool host that is not to have what it asks for, with the descriptors of its places;
-#: else what must stay read-only in these.
+#: Checks a request of a tool host that gave root up, with the descriptors of its places. Raises OSError when the tool
+#: host may not have it; otherwise returns what must stay read-only in the places.
 Guard = Callable[[Launch | Run | Hold | Check, list[int]], list[Kept]]
 
 
 def serve(channel: socket.socket, umask: int, guard: Guard | None = None) -> NoReturn:
-    """Do what the tool host asks for until it is gone. Without a `guard` it is as mighty as we are.
+    """Do what the tool host asks for until it is gone. Without a `guard` it may ask for anything that we can do.
 
-    `umask` is what jails write under; what we make is closed to others.
+    Jails write under `umask`; files that we make are closed to others.
     """
     begin("gdn-launcher")
     namespaces = staging.UserNamespaces()
@@ -96,7 +97,7 @@ def _receive(channel: socket.socket) -> tuple[bytes, list[int]]:
 
 
 def _start(output: int, become: Callable[[], NoReturn]) -> int:
-    """Fork a child of the tool host, which becomes something else; what fails in it is written to `output`."""
+    """Fork a child of the tool host, which calls `become`. A failure in it is written to `output`."""
     pid = calls.sibling()
     if pid == 0:
         kept = _moved(output)  # where it stays, whatever is moved around below
@@ -113,7 +114,7 @@ def _launch(
     places, uid = request["places"], request["uid"]
     staged = staging.Staged([], 0)
     counter: list[int] = []
-    gate, opened = os.pipe()  # it goes through when its counter is there, or could not be made
+    gate, opened = os.pipe()  # the child goes through when its counter is there, or could not be made
     try:
         if uid is not None:
             staged = staging.copy(request["stages"], fds[len(places) :], uid, request["fallbackOwner"], namespaces)
@@ -140,13 +141,13 @@ def _launch(
 
 
 def _put_first(thread: int) -> None:
-    """Let this thread of the tool host run before all that have no such place, whenever it has something to do."""
+    """Let this thread of the tool host run before all that have no such place, whenever it is ready."""
     if os.path.exists(f"/proc/{os.getppid()}/task/{thread}"):
         os.sched_setscheduler(thread, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(1))
 
 
 def _run(request: Run, fds: list[int]) -> dict[str, Any]:
-    """Start a program of ours, as who we are: it gives up by itself what it does not need. Raises OSError."""
+    """Start a program of ours with our own powers; it gives up by itself what it does not need. Raises OSError."""
     places = range(_FIRST_PLACE, _FIRST_PLACE + len(fds))
     options = ("-I", "-S", "-B", _PROGRAMS[request["program"]])
 
@@ -160,13 +161,13 @@ def _run(request: Run, fds: list[int]) -> dict[str, Any]:
 
 
 def _execute(argv: list[str], env: dict[str, str], placed: dict[int, int], inherited: tuple[int, ...] = ()) -> NoReturn:
-    """Run a program with these descriptors by their places, and of ours with the `inherited` ones alone."""
+    """Execute a program with these descriptors at their places; of our own it inherits only `inherited`."""
     for number in (signal.SIGPIPE, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)  # what is ignored stays ignored through exec
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     for place, fd in placed.items():
         os.dup2(fd, place)  # inheritable; everything else of ours is closed on exec
-    # Whatever else would survive exec, were it not marked: the interpreter's own, a debugger's.
+    # Whatever else would survive exec without the mark: descriptors of the interpreter or of a debugger.
     for name in os.listdir("/proc/self/fd"):
         if int(name) not in placed and int(name) not in inherited:
             with suppress(OSError):  # the listing's own
@@ -175,7 +176,7 @@ def _execute(argv: list[str], env: dict[str, str], placed: dict[int, int], inher
 
 
 def _workdir(request: dict[str, Any], fds: list[int], channel: socket.socket) -> dict[str, Any]:
-    """What is asked about a workdir: at once, or by a process that takes its time while jails go on being launched."""
+    """Answer a request about a workdir: at once, or by a process that takes its time while jails are launched."""
     with suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:  # such processes are all that we are the parent of
             pass
@@ -203,12 +204,12 @@ def _workdir(request: dict[str, Any], fds: list[int], channel: socket.socket) ->
 
 
 def _become(request: Launch, fds: list[int], staged: staging.Staged, kept: list[Kept], umask: int) -> NoReturn:
-    """Everything between fork and exec."""
+    """Do everything between fork and exec."""
     os.umask(0o022)  # the jail's user goes through the folders that its places are put in
     for path in request["joins"]:
         write_text(path, "0")
     os.setsid()
-    # Of the whole session, against others; the kernel takes ten such a second from a user.
+    # The niceness of the whole session against others; Linux takes ten changes a second from a user.
     with suppress(OSError):
         write_text("/proc/self/autogroup", str(request["niceness"]))
     calls.fresh_session_keyring()

@@ -1,4 +1,4 @@
-"""What the tool host asks of the launcher: one JSON object per message of a SOCK_SEQPACKET socket, and descriptors.
+"""The requests of the tool host to the launcher: a JSON object per message of a SOCK_SEQPACKET socket, and descriptors.
 
     launch:   {"argv", "env", "folder", "places", "stage", "stages", "uid", "fallbackOwner", "enclosure", "joins",
                "niceness", "counted"}                           -> {"pid", "unmapped"} or {"error", "fix"}
@@ -8,22 +8,22 @@
     check:    {"check": true}                                       -> {"state", "allowed", "why"}
     prompt:   {"prompt": thread}: of the tool host, it comes first  -> nothing
 
-The descriptors of a launch are those of `places`, in its order, then those of `stages`. With its answer comes one, the
-counter of processor time, if it was asked for and could be had. Those of a run become its descriptors from 3 on.
-Those of `hold` and `check` are a folder and a pipe: what takes time is done by a process of its own, which writes the
-answer into the pipe; what comes at once is {"later": true} then.
+A launch has the descriptors of `places`, in its order, then those of `stages`. Its answer has one descriptor, the
+counter of processor time, if that was asked for and was possible. The descriptors of a run become its descriptors from
+3 on. `hold` and `check` have two, a folder and a pipe. What takes time is done by a process of its own, which writes
+the answer into the pipe; the immediate answer is then {"later": true}.
 """
 
 from __future__ import annotations
 
 from typing import Final, Literal, TypedDict, final
 
-#: A request: arguments, places and stages of one jail, some kilobytes (bytes).
+#: Largest request (bytes): arguments, places and stages of one jail have some kilobytes.
 MAX_REQUEST: Final = 1 << 17
 #: Descriptors in one message; the kernel's own limit is 253.
 MAX_DESCRIPTORS: Final = 200
-#: What a process may take that makes or mounts a file system (seconds): some ten milliseconds, and as long as a crash's
-#: journal or a damaged one takes to read.
+#: How long a process may take that makes or mounts a file system (seconds). It takes some ten milliseconds, and after a
+#: crash or damage as long as it takes to read the journal.
 PATIENCE_S: Final = 60
 
 
@@ -49,13 +49,19 @@ class Stage(TypedDict):
 
 
 class Enclosure(TypedDict):
-    """A root directory of its own for what is run, which then stays root: see toolhost/policy/enclosure.py."""
+    """A root directory of its own for a program that then stays root: see toolhost/policy/enclosure.py."""
 
+    #: Paths of the host that show in it.
     shown: list[str]
+    #: Links in it: (path, target).
     links: list[tuple[str, str]]
+    #: Files in it: (path, text).
     texts: list[tuple[str, str]]
+    #: Where the jail's home is.
     home: str
+    #: Room of the home (bytes).
     homeBytes: int
+    #: Whether it has a network namespace of its own.
     network: bool
 
 
@@ -110,8 +116,8 @@ class Launch(TypedDict):
 
 @final
 class Run(TypedDict):
-    """Start one of the two programs of the egress folder: its options are ours, then come `arguments`, then the numbers
-    of the descriptors that it is given.
+    """Start one of the two programs of the egress folder. Our options come first, then `arguments`, then the numbers of
+    the descriptors that it is given.
     """
 
     program: Literal["proxy", "listen"]
@@ -120,9 +126,9 @@ class Run(TypedDict):
 
 @final
 class Hold(TypedDict):
-    """Have jails able to take so much in the workdir of an instance, whose folder comes with it."""
+    """Let jails take so much in the workdir of an instance. The instance's folder comes with the request."""
 
-    #: How much (bytes). None: whatever there is, for whoever else writes there.
+    #: How much (bytes). None: all that is free, for anybody else who writes there.
     hold: int | None
     #: Whether an empty workdir gets a file system of its own.
     make: bool
@@ -130,13 +136,13 @@ class Hold(TypedDict):
 
 @final
 class Check(TypedDict):
-    """Find out, in an empty folder that comes with it, whether such file systems can be made here."""
+    """Find out, in an empty folder that comes with it, whether file systems for workdirs can be made here."""
 
     check: bool
 
 
 class Held(TypedDict):
-    """What became of it."""
+    """The outcome of a `hold` or a `check`."""
 
     #: `sized`: jails can take `allowed` bytes and no more. `watched`: the workdir has no file system of its own.
     #: `unable`: the same, because this host cannot make one. `refused`: it has one that cannot be used.

@@ -1,8 +1,8 @@
-"""How large the file system of an instance's workdir is, and how much of it may be taken. Pure.
+"""The size of the file system of an instance's workdir, and how much of it may be taken. Pure.
 
-The image is as large as the disk that it lies on and holds next to nothing: a hole takes no room. What jails may take
-is set before each of them starts, by the blocks that ext4 keeps back from everybody (`reserved_clusters`). So nothing
-has to grow or to shrink, and the bound holds after files were removed, too.
+The image is as large as the disk that it lies on and holds next to nothing: a hole takes no room. Before each jail
+starts, the bound of what jails may take is set by the blocks that ext4 keeps back from everybody (`reserved_clusters`).
+So nothing has to grow or to shrink, and the bound also holds after files were removed.
 
 Source: docs/design/sandbox.md section 4; docs/decisions/040; the kernel's sysfs-fs-ext4 document.
 """
@@ -19,17 +19,17 @@ MIB: Final = 1 << 20
 GIB: Final = 1 << 30
 #: The size of a block, and of a page where the loop device writes through (bytes).
 BLOCK: Final = 4096
-#: Of the image (bytes). A terabyte takes 60 ms to make and 2.6 MiB, 64 GiB 5 ms and 272 KiB.
+#: Smallest size of an image (bytes). A terabyte takes 60 ms to make and 2.6 MiB, 64 GiB take 5 ms and 272 KiB.
 SMALLEST: Final = 64 * GIB
 LARGEST: Final = 1024 * GIB
-#: One inode for so many bytes: a million in the smallest. Inodes that were never used take no room.
+#: One inode for so many bytes: a million in the smallest image. Inodes that were never used take no room.
 BYTES_PER_INODE: Final = 65536
-#: The journal goes round in so much (MiB): enough for bursts of small files, and all that an empty workdir comes to.
+#: The size of the journal (MiB): enough for bursts of small files, and nearly all that an empty workdir takes.
 JOURNAL_MIB: Final = 16
 #: What the operator can still write when jails cannot (bytes).
 SPARE: Final = 64 * MIB
-#: Of the disk that the image lies on (bytes): what jails may take ends before it, because a file system whose image
-#: cannot grow loses writes that it has promised.
+#: What always stays free of the disk that the image lies on (bytes): a file system whose image cannot grow loses writes
+#: that it has promised.
 KEPT_FREE: Final = 32 * MIB
 
 #: struct ext4_super_block, which begins here, and its fields: magic, state, reserved blocks (low and high half).
@@ -41,14 +41,14 @@ _HAS_ERRORS: Final = 2
 
 
 def image_size(disk: int) -> int:
-    """Of an image on a disk of that size (bytes)."""
+    """The size of an image on a disk of that size (bytes)."""
     return min(max(disk, SMALLEST), LARGEST) // MIB * MIB
 
 
 def make_options(size: int, uid: int, gid: int) -> list[str]:
-    """For mke2fs: an empty file system in a sparse file of that size, whose root belongs to that owner.
+    """Options of mke2fs for an empty file system in a sparse file of that size. Its root belongs to that owner.
 
-    The file is known to hold zeros, so no tables are written, neither now nor later by the kernel.
+    The file is known to hold zeros, so neither mke2fs now nor Linux later writes tables.
     """
     return [
         "-q", "-F", "-t", "ext4", "-b", str(BLOCK), "-i", str(BYTES_PER_INODE), "-m", f"{SPARE * 100 / size:.9f}",
@@ -58,24 +58,24 @@ def make_options(size: int, uid: int, gid: int) -> list[str]:
 
 
 def allowed(wanted: int, disk_free: int) -> int:
-    """What jails may take of what they want to be able to, on a disk with so much room left (bytes)."""
+    """How much jails may take (bytes) when they want `wanted` and the disk has `disk_free` left."""
     return max(0, min(wanted, disk_free - KEPT_FREE))
 
 
 def kept_back(free: int, spare: int, may_take: int) -> int:
-    """How many of the `free` blocks nobody gets, so that `may_take` bytes are left beside the operator's `spare`."""
+    """How many of the `free` blocks are kept back, so that `may_take` bytes are left beside the operator's `spare`."""
     return max(0, free - spare - -(-may_take // BLOCK))
 
 
 def spare_blocks(superblock: bytes) -> int:
-    """What only the operator may take (blocks). Raises ValueError when this is no ext4."""
+    """The blocks that only the operator may take. Raises ValueError when this is no ext4."""
     _check(superblock)
     low, high = (struct.unpack_from("<I", superblock, at)[0] for at in (_RESERVED_LOW, _RESERVED_HIGH))
     return int(low | high << 32)
 
 
 def has_errors(superblock: bytes) -> bool:
-    """Whether the kernel has found it damaged. Raises ValueError when this is no ext4."""
+    """Whether Linux has found it damaged. Raises ValueError when this is no ext4."""
     _check(superblock)
     return bool(struct.unpack_from("<H", superblock, _STATE)[0] & _HAS_ERRORS)
 

@@ -1,4 +1,4 @@
-"""What sockets of another process hold: asked through copies of them, which are closed at once."""
+"""Tells what sockets of another process hold. It asks copies of them, which are closed at once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SO_MEMINFO: Final = 55
 
 
 def held_by(pid: int, numbers: list[int]) -> int:
-    """What these sockets of one process have under way (bytes). What cannot be asked counts for nothing."""
+    """Bytes that lie unread in these sockets of one process. A socket that cannot be asked counts for nothing."""
     total = 0
     with suppress(OSError):
         pidfd = os.pidfd_open(pid)

@@ -24,7 +24,7 @@ from toolhost.launcher.request import Stage
 
 #: Room for mount points, and for one file that is copied (bytes).
 _ROOM: Final = copying.MAX_BYTES + (1 << 20)
-#: Descriptors of user namespaces that are kept; each is some kilobytes of the kernel's.
+#: Descriptors of user namespaces that are kept; each takes some kilobytes of the Linux kernel's memory.
 MAX_NAMESPACES: Final = 1024
 
 
@@ -79,7 +79,7 @@ class Staged(NamedTuple):
 
 
 class NotReadable(OSError):
-    """A place that the jail's user cannot be given; `fix` is what its owner can do."""
+    """The jail's user cannot be given a place. `fix` says what the owner of the place can do."""
 
     def __init__(self, problem: str, fix: str) -> None:
         super().__init__(errno.EPERM, problem)
@@ -87,10 +87,10 @@ class NotReadable(OSError):
 
 
 def copy(stages: list[Stage], fds: list[int], uid: int, fallback: int | None, namespaces: UserNamespaces) -> Staged:
-    """Detached copies of the places, with their owners mapped.
+    """Make detached copies of the places, with their owners mapped.
 
     The jail's user is `fallback` when a place had to be given to it, or is its own already. Call it in the host's mount
-    namespace. Raises OSError; then none is left.
+    namespace. Raises OSError; then no copy is left.
     """
     if fallback is not None and any(
         not stage["readOnly"] and os.stat(fd).st_uid == fallback for stage, fd in zip(stages, fds, strict=True)
@@ -122,7 +122,7 @@ def copy(stages: list[Stage], fds: list[int], uid: int, fallback: int | None, na
 
 
 def close(trees: list[Tree]) -> None:
-    """Close what is a descriptor."""
+    """Close the trees that are descriptors."""
     while trees:
         tree = trees.pop()
         if isinstance(tree, int):
@@ -164,9 +164,9 @@ def _readable(stage: Stage, fd: int, uid: int, copied: list[str]) -> Tree:
 
 
 def give(fd: int, uid: int) -> None:
-    """A folder of ours, and all that is in it, becomes that user's. Links are not followed. Raises OSError.
+    """Give a folder of ours, and all that is in it, to that user. Links are not followed. Raises OSError.
 
-    No process of a jail is in it: whoever could be is that user already, and then there is nothing to do.
+    No process of a jail is in it. A process that could be there has that user already, and then there is nothing to do.
     """
     with reopened(fd, os.O_RDONLY | os.O_DIRECTORY) as top:
         if os.fstat(top).st_uid == uid:
@@ -204,14 +204,16 @@ def _detached(stage: Stage, fd: int, namespace: int | None, *, recursive: bool) 
 
 
 def attach(folder: str, stages: list[Stage], trees: list[Tree], kept: list[Kept]) -> None:
-    """In a new mount namespace: an empty folder, every copy in its place there, and what is kept read-only in them."""
+    """In a new mount namespace: make an empty folder with every copy in its place, and keep places read-only in
+    them.
+    """
     calls.leave_mount_namespace()
     calls.mount_tmpfs(folder, f"mode=0755,size={_ROOM},nr_inodes=1k")
     place("", stages, trees, kept)
 
 
 def place(top: str, stages: list[Stage], trees: list[Tree], kept: list[Kept]) -> None:
-    """Put the copies in their places, as seen from the folder `top`, and keep read-only in them what is to stay so."""
+    """Put the copies in their places, as seen from the folder `top`. The `kept` places in them are made read-only."""
     for stage, tree in zip(stages, trees, strict=True):
         at = top + stage["at"]
         if isinstance(tree, bytes):
@@ -222,7 +224,7 @@ def place(top: str, stages: list[Stage], trees: list[Tree], kept: list[Kept]) ->
 
 
 def put(at: str, is_folder: bool, tree: int) -> None:
-    """Mount a copy at a new place, and close it."""
+    """Mount a copy at a new place, and close the copy."""
     os.makedirs(at if is_folder else os.path.dirname(at), 0o755, exist_ok=True)
     if not is_folder:
         write(at, b"")
@@ -231,6 +233,6 @@ def put(at: str, is_folder: bool, tree: int) -> None:
 
 
 def write(at: str, content: bytes) -> None:
-    """A new file that everybody may read."""
+    """Write a new file that everybody may read."""
     with opened(at, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644) as fd:
         write_all(fd, content)

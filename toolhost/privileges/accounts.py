@@ -1,7 +1,7 @@
-"""Who has user numbers on this machine: accounts, ranges of other users' containers, and processes that run.
+"""Finds out who has user numbers on this machine: accounts, ranges of other users' containers, and running processes.
 
-A directory service (LDAP, Active Directory through SSSD or winbind) can have an account for any number, and a jail that
-had it would own that person's files. So each tool host asks, while it is root, before it takes a block of numbers.
+A directory service (LDAP, Active Directory through SSSD or winbind) can have an account for any number, and a jail with
+that number would own that person's files. So each tool host asks, while it is root, before it takes a block of numbers.
 
 Source: docs/decisions/039.
 """
@@ -15,18 +15,18 @@ import time
 from contextlib import suppress
 from typing import Final
 
-#: Numbers of a block that a service is asked for one by one: more jails than these are seldom alive at once.
+#: Numbers of a block that are asked of a service one by one: more jails than these are seldom alive at once.
 ASKED: Final = 96
-#: A service that does not answer must not hold up the start (seconds, for a whole block).
+#: Longest wait for a service (seconds, for a whole block): one that does not answer must not hold up the start.
 PATIENCE_S: Final = 2.0
-#: Sources of accounts that are files, or whose numbers lie elsewhere by their own definition.
+#: Sources of accounts that are files, or whose numbers are elsewhere by definition.
 _KNOWN: Final = frozenset(("files", "compat", "systemd", "mymachines", "db"))
-#: Larger than any file of accounts that a person has written (bytes).
+#: More than any file of accounts has that a person wrote (bytes).
 _MAX_FILE: Final = 8 << 20
 
 
 class Accounts:
-    """What is known of this machine, looked up once."""
+    """What is known of this machine, found out once."""
 
     def __init__(self, etc: str = "/etc", proc: str = "/proc") -> None:
         self._numbers = {*_second_field(f"{etc}/passwd"), *_second_field(f"{etc}/group"), *_owners(proc)}
@@ -68,13 +68,13 @@ def _lines(path: str) -> list[str]:
 
 
 def _second_field(path: str) -> list[int]:
-    """The numbers of accounts: name:password:NUMBER:…"""
+    """The numbers of the accounts in a file: name:password:NUMBER:…"""
     fields = (line.split(":") for line in _lines(path))
     return [int(found[2]) for found in fields if len(found) > 2 and found[2].isdecimal()]
 
 
 def _ranges(path: str) -> list[tuple[int, int]]:
-    """Ranges that users have for containers of theirs: name:FIRST:COUNT"""
+    """The ranges that users have for their containers, from a file: name:FIRST:COUNT"""
     fields = (line.split(":") for line in _lines(path))
     found = [entry for entry in fields if len(entry) == 3 and entry[1].isdecimal() and entry[2].isdecimal()]
     return [(int(first), int(count)) for _, first, count in found]
@@ -91,7 +91,7 @@ def _has_services(path: str) -> bool:
 
 
 def _owners(proc: str) -> set[int]:
-    """Who runs processes, other tool hosts' jails among them."""
+    """The users that run processes; jails of other tool hosts are among them."""
     found = set()
     with suppress(OSError):
         for name in os.listdir(proc):

@@ -1,8 +1,8 @@
-"""What a tool host that root has started becomes: a user of its own with three powers, which can come by no other.
+"""What a tool host that root has started becomes: a user of its own with three powers, and no way to more.
 
-The privileged helper and the launcher (launcher/), which were started before, do what it cannot do any more. With what
-is left it reads folders that are closed to others, looks at what jails use, and ends their processes. Root that has no
-number for it, as in some containers, stays root, with what it had of the powers that it needs.
+The privileged helper and the launcher (launcher/), which were started before, do what it can no longer do. With its
+three powers it reads folders that are closed to others, looks at what jails use, and ends their processes. Where root
+has no number for it, as in some containers, it stays root and keeps only the powers that it needs.
 
 Source: docs/design/sandbox.md section 3.1; capabilities(7); docs/decisions/039.
 """
@@ -17,16 +17,16 @@ from typing import Final
 from schemas.system.own_users import TOOLHOST_UID
 from toolhost.launcher import calls
 
-#: What it keeps: to reach what lies in closed folders, to end jails, to look at their memory and their files in /proc.
+#: The powers that it keeps: reach closed folders; end jails; look at their memory and their files in /proc.
 KEPT: Final = {"DAC_READ_SEARCH": 2, "KILL": 5, "SYS_PTRACE": 19}
-#: What it has besides where it must stay root: with these root opens what is not its own.
+#: What it also keeps where it must stay root: with this, root opens what it does not own.
 OF_ROOT: Final = {"DAC_OVERRIDE": 1}
 #: Without these it cannot become another user, or could not work as one.
 _NEEDED: Final = {"CHOWN": 0, "DAC_READ_SEARCH": 2, "SETGID": 6, "SETUID": 7, "SETPCAP": 8}
 
 
 def future_user() -> int:
-    """Who this process, which is root, will be: TOOLHOST_UID, or 0 where that cannot be."""
+    """The user that this process, which is root, will become: TOOLHOST_UID, or 0 where that is not possible."""
     held = calls.permitted_capabilities()
     able = all(held >> number & 1 for number in _NEEDED.values())
     return TOOLHOST_UID if able and _is_mapped("uid_map") and _is_mapped("gid_map") else 0
@@ -42,10 +42,10 @@ def _is_mapped(name: str) -> bool:
 
 
 def drop_capabilities(user: int, filter_program: bytes | None) -> None:
-    """Become `user` (see `future_user`) and give up the rest, for good. Call it before there are threads: each has
-    powers of its own. `filter_program` is for this process and all of its threads; None on a machine without one.
+    """Become `user` (see `future_user`) and give up the rest for good.
 
-    Raises OSError when the system refuses.
+    Call it before there are threads, because each thread has powers of its own. `filter_program` is for this process
+    and all its threads; None on a machine without a filter. Raises OSError when the system refuses.
     """
     held = calls.permitted_capabilities()
     wanted = KEPT if user else KEPT | OF_ROOT

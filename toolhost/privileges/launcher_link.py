@@ -1,13 +1,14 @@
-"""The link to the launcher process: requests go out, answers come back through the loop, several on their way at once.
+"""The link to the launcher process. Requests go out, answers come back through the loop, several are on their way at
+once.
 
 Rules.
-- Nothing here waits: a request is written when there is room, its answer read when it is there.
-- The launcher answers in the order of the requests. At most MAX_ASKED are with it; more wait here, where they cost it
+- Nothing here waits: a request is written when there is room, and its answer is read when it is there.
+- The launcher answers in the order of the requests. At most MAX_ASKED are with it. More wait here, where they cost it
   no descriptors.
-- A launcher that has ended, or has not answered a request for ANSWER_S, is ended and started again. Whatever was with
-  it fails with LauncherLost: it may have started those jails or not. What still waits here goes to the new one.
-- It is the child of the loop's thread, under root too, where the privileged helper forks it. So that thread is the
-  parent of every jail, and bubblewrap dies with the thread whose child it is.
+- A launcher that has ended, or has not answered a request for ANSWER_S, is ended and started again. The requests that
+  it had fail with LauncherLost: it may have started those jails or not. The requests that wait here go to the new one.
+- The launcher is the child of the loop's thread, under root too, where the privileged helper forks it. So that thread
+  is the parent of every jail, and bubblewrap dies with its parent thread.
 
 Source: docs/design/sandbox.md section 3; docs/decisions/022 and 031.
 """
@@ -31,38 +32,38 @@ from typing import Any, Final
 from toolhost.launcher.request import Check, Hold, Launch, Run
 from toolhost.offload import Offload
 
-#: Where the launcher finds its socket.
+#: The descriptor of the launcher's socket in the launcher.
 _LAUNCHER_FD: Final = 3
-#: An answer is a number or a sentence (bytes), and one descriptor.
+#: Largest answer (bytes): it is a number or a sentence, and one descriptor.
 _MAX_ANSWER: Final = 4096
-#: From a request to its answer (seconds). It takes a millisecond or two on an idle machine, and a
-#: third of a second was seen among twenty fork bombs on two processors; starting it takes some 50 ms.
+#: From a request to its answer (seconds). It takes a millisecond or two on an idle machine; a third of a second was
+#: seen among twenty fork bombs on two processors. Starting the launcher takes some 50 ms.
 ANSWER_S: Final = 10.0
-#: Requests that are with the launcher at a time: enough that it never waits for us between two.
+#: Requests that are with the launcher at a time: enough that it never waits for us between two requests.
 MAX_ASKED: Final = 4
-#: Until a request is sent again that the launcher's socket has had no room for (seconds).
+#: After this time (seconds) a request is sent again for which the launcher's socket had no room.
 _FULL_S: Final = 0.001
 #: What is ignored stays ignored through exec.
 _DEFAULT_SIGNALS: Final = (signal.SIGPIPE, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
 
 
-#: What the launcher says, and the descriptors that came with it.
+#: The launcher's answer, and the descriptors that came with it.
 Answer = tuple[dict[str, Any], list[int]]
 
 
 class LauncherLost(OSError):
-    """The launcher is gone, and whether it has done what it was asked for is not known."""
+    """The launcher is gone. It may have done what it was asked for, or not."""
 
 
-#: Starts a launcher: our end of its socket, and its number. It raises OSError.
+#: Starts a launcher and returns our end of its socket and its process number. Raises OSError.
 StartLauncher = Callable[[], tuple[socket.socket, int]]
 
 
 class LauncherLink:
-    """The launcher process of this process: started when it is needed, and again should it be gone.
+    """The launcher process of this process. It is started when it is needed, and again when it is gone.
 
-    One for the whole process: it costs some megabytes and does nothing between two jails. Use from one loop at a time;
-    between two of them nothing may be asked for.
+    There is one for the whole process: it costs some megabytes and does nothing between two jails. Use it from one loop
+    at a time; no request may be open when the loop changes.
     """
 
     def __init__(self, start: StartLauncher, offload: Offload) -> None:
@@ -77,7 +78,7 @@ class LauncherLink:
         atexit.register(self.close)  # it would end by itself, but perhaps after us
 
     async def ask(self, request: Launch | Run | Hold | Check, fds: list[int]) -> Answer:
-        """Its answer, and the descriptors that came with it. `fds` must stay open until then.
+        """Send a request. Returns its answer, and the descriptors that came with it. `fds` must stay open until then.
 
         Raises LauncherLost, or another OSError when the launcher cannot be started; then nothing was begun.
         """
@@ -97,22 +98,24 @@ class LauncherLink:
                 raise self._lost(f"it has not answered for {ANSWER_S:g} s") from None
 
     def prepare(self, owner_uid: int, owner_gid: int, uid: int) -> None:
-        """Let it make what the next jail of that user will need, unless somebody waits for it."""
+        """Let it prepare what the next jail of that user will need, unless a request waits."""
         if not self._asked:
             self._tell({"prepare": [owner_uid, owner_gid, uid]})
 
     def put_first(self, thread: int) -> None:
-        """Let this thread of ours run as soon as it wants to, on a busy machine, too. Only root's launcher can."""
+        """Let this thread of ours run as soon as it is ready, on a busy machine, too. Only root's launcher can do
+        that.
+        """
         self._tell({"prompt": thread})
 
     def _tell(self, request: dict[str, object]) -> None:
-        """What has no answer, and is left out when there is no room for it."""
+        """Send a request that has no answer. It is left out when there is no room for it."""
         if self._channel is not None:
             with suppress(OSError):
                 _send(self._channel, json.dumps(request).encode(), [])
 
     def close(self) -> None:
-        """End it and wait for its end, which is at once."""
+        """End it and wait for its end, which comes at once."""
         if self._channel is not None:
             self._channel.close()
             self._channel = None
@@ -120,14 +123,14 @@ class LauncherLink:
                 os.waitpid(self.pid, 0)
 
     def start(self) -> socket.socket:
-        """See to it that it runs: our end of its socket. It has the powers of who calls. Raises OSError."""
+        """Make sure that it runs. Returns our end of its socket. It has the caller's powers. Raises OSError."""
         if self._channel is None:
             self._channel, self.pid = self._start()
             self._channel.setblocking(False)
         return self._channel
 
     def _post(self, loop: asyncio.AbstractEventLoop, data: bytes, fds: list[int]) -> asyncio.Future[Answer] | None:
-        """Send a request: where its answer goes. None while there is no room for it. Raises OSError."""
+        """Send a request and return the future of its answer; None while there is no room for it. Raises OSError."""
         began_before = self._channel is not None
         channel = self.start()
         try:
@@ -145,7 +148,7 @@ class LauncherLink:
         return answer
 
     def _readable(self, loop: asyncio.AbstractEventLoop, channel: socket.socket) -> None:
-        """One answer, or the end."""
+        """Read one answer, or notice the end."""
         data, given = b"", list[int]()
         with suppress(OSError):
             try:
@@ -164,7 +167,7 @@ class LauncherLink:
             loop.remove_reader(channel.fileno())
 
     def _lost(self, how: str) -> LauncherLost:
-        """End it, and fail what was with it: with what is returned."""
+        """End the launcher, and fail the requests that it had with the returned error."""
         error = LauncherLost(f"the launcher of jails is gone: {how}")
         channel, self._channel = self._channel, None
         if channel is not None:
@@ -181,7 +184,7 @@ class LauncherLink:
         return error
 
     def _drop(self, answer: dict[str, Any], given: list[int]) -> None:
-        """Nobody wants this jail any more."""
+        """Nobody wants this jail any more: end it."""
         for fd in given:
             os.close(fd)
         if "pid" in answer:
@@ -202,7 +205,7 @@ def _send(channel: socket.socket, data: bytes, fds: list[int]) -> None:
 
 
 def spawn(umask: int | None, *options: str) -> tuple[socket.socket, int]:
-    """Start the program: our end of its socket, and its number. `umask` is that of jails, None for ours.
+    """Start the program. Returns our end of its socket and its process number. `umask` is for jails; None: ours.
 
     Raises OSError.
     """
@@ -210,7 +213,7 @@ def spawn(umask: int | None, *options: str) -> tuple[socket.socket, int]:
     program = os.path.join(os.path.dirname(os.path.dirname(os.path.realpath(__file__))), "launcher", "__main__.py")
     argv = [sys.executable, "-I", "-S", program, str(_LAUNCHER_FD), "-" if umask is None else f"{umask:o}", *options]
     with theirs:
-        # What this process was given to inherit, for instance tokens, the program closes before it does anything else.
+        # The program first closes what this process was given to inherit, for instance tokens.
         actions: list[tuple[int, int, int] | tuple[int, int, str, int, int]] = [
             (os.POSIX_SPAWN_DUP2, theirs.fileno(), _LAUNCHER_FD),
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),

@@ -22,12 +22,12 @@ class Ordinary(Powers):
     """See powers.Powers."""
 
     def __init__(self, umask: int | None = None) -> None:
-        """`umask` is what jails write under, None for that of this process."""
+        """`umask` is the one that jails write under; None: that of this process."""
         super().__init__(os.geteuid(), lambda: spawn(umask), Uids(os.getpid(), NUMBERS))
 
     @cached_property
     def tree(self) -> Tree | None:  # type: ignore[override] # it is found when it is asked for, and read only
-        """Found once; what is empty of it goes when the process ends."""
+        """Found once. Its empty groups are removed when the process ends."""
         found = find_tree()
         if found is not None:
             atexit.register(remove_groups, found.folders, beside(found))

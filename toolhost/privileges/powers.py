@@ -1,4 +1,4 @@
-"""What a tool host can have done on this machine, whoever has started it.
+"""What a tool host can have done on this machine, whoever started it.
 
 There are two kinds: `Ordinary` (ordinary.py) does everything itself, `Rooted` (rooted.py) asks a privileged helper and
 a launcher that stay root. One is made at the start (toolhost/drop_privileges.py) and passed on. Nobody else asks
@@ -18,7 +18,7 @@ from toolhost.privileges.uids import Uids
 
 
 class Powers(ABC):
-    """Methods raise OSError for what is refused or fails. They may be called from any thread, attributes are read."""
+    """Methods raise OSError when something is refused or fails. Any thread may call them; attributes are only read."""
 
     #: Where control groups can be made; None where none can.
     tree: Tree | None
@@ -26,11 +26,11 @@ class Powers(ABC):
     lifeline: int | None = None
 
     def __init__(self, operator: int, start_launcher: StartLauncher, uids: Uids) -> None:
-        #: The user who has started this tool host: 0 for root, whose tool host is somebody else by now.
+        #: The user who started this tool host: 0 for root, and then the tool host has become another user by now.
         self.operator = operator
-        #: Threads for what would hold the loop up.
+        #: Threads for work that would hold the loop up.
         self.offload = Offload()
-        #: What starts jails.
+        #: Starts jails.
         self.launcher = LauncherLink(start_launcher, self.offload)
         #: The user numbers of jails, where jails have their own.
         self.uids = uids
@@ -39,20 +39,22 @@ class Powers(ABC):
 
     @property
     def shares_user(self) -> bool:
-        """Whether jails run as this process's own user. Root's have numbers of their own."""
+        """Whether jails run as this process's own user. Jails of root's tool host have numbers of their own."""
         return self.operator != 0
 
     @abstractmethod
     def settle(self, enclosed: bool) -> None:
-        """Say, before there is a jail of a tool, whether bubblewrap has to run as root here."""
+        """Say, before the first jail of a tool, whether bubblewrap has to run as root here."""
 
     @abstractmethod
     def claim_state(self, state_dir: str, above: str, name: str) -> None:
-        """Have the folder `above`/`name` in the state, and those beside it of tool hosts that are gone."""
+        """Make the folder `above`/`name` in the state, and take over the folders beside it of tool hosts that are
+        gone.
+        """
 
     @abstractmethod
     def make_workdir(self, path: str, state_dir: str) -> None:
-        """See to it that an instance's folder is there; `path` lies in the state."""
+        """Make sure that an instance's folder exists; `path` lies in the state."""
 
     @abstractmethod
     def make_trial(self, folder: str) -> str:
@@ -64,11 +66,11 @@ class Powers(ABC):
 
     @abstractmethod
     def make_placeholders(self, folder: str, names: Sequence[str]) -> list[str]:
-        """Make the missing ones of the guarded names in somebody's folder, as far as possible; those that were made."""
+        """Make the missing guarded names in somebody's folder, as far as possible. Returns those that were made."""
 
     @abstractmethod
     def remove_placeholder(self, path: str) -> None:
-        """Remove an empty one that no tool host guards."""
+        """Remove an empty placeholder that no tool host guards."""
 
     @abstractmethod
     def make_group(self, number: int, path: str) -> None:
@@ -76,11 +78,11 @@ class Powers(ABC):
 
     @abstractmethod
     def remove_group(self, number: int, path: str) -> None:
-        """Remove it."""
+        """Remove that control group."""
 
     @abstractmethod
     def set_niceness(self, pid: int, niceness: int) -> None:
-        """Set that of the session of a jail's process."""
+        """Set the niceness of the session of a jail's process."""
 
     @abstractmethod
     def held_by(self, pid: int, numbers: list[int]) -> int:

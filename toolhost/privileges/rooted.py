@@ -1,8 +1,8 @@
-"""The powers of a tool host that root has started: the privileged helper and the launcher, which stay root, act for it.
+"""The powers of a tool host that root has started: the privileged helper and the launcher stay root and act for it.
 
-The privileged helper (launcher/privileged_helper.py) is asked here and waited for. Any thread may ask; what takes long
-is another thread's affair than the loop's. A helper that is lost cannot be started again, because nobody is root any
-more: the tool host ends (powers.Powers.lifeline), and its supervisor starts the next.
+Requests to the privileged helper (launcher/privileged_helper.py) are sent here, and the answer is waited for. Any
+thread may ask; the loop's thread must not ask for what takes long. A lost helper cannot be started again, because
+nobody is root any more: the tool host ends (powers.Powers.lifeline), and its supervisor starts the next.
 
 Source: docs/design/sandbox.md section 3.1; docs/decisions/039.
 """
@@ -24,39 +24,41 @@ from toolhost.privileges.powers import Powers
 from toolhost.privileges.tree import Tree
 from toolhost.privileges.uids import Uids
 
-#: For one operation (seconds): a mkdir takes microseconds, longer on a file system that has gone away.
+#: Longest wait for one operation (seconds): a mkdir takes microseconds, and longer on a file system that is gone.
 ANSWER_S: Final = 30.0
 _MAX_ANSWER: Final = 65536
-#: Sockets of one process that are asked about: more than a jail may have open, and few enough for one request.
+#: Sockets of one process that are asked about: more than a jail may open, and few enough for one request.
 _MANY_SOCKETS: Final = 4096
 
 
 class _Helper(NamedTuple):
-    """The privileged helper that runs: our end of its socket, and its process number."""
+    """The privileged helper that runs."""
 
+    #: Our end of its socket.
     channel: socket.socket
+    #: Its process number.
     pid: int
 
 
 class Rooted(Powers):
-    """See powers.Powers. Without a privileged helper, should it not have started, everything is refused."""
+    """See powers.Powers. If the privileged helper did not start, everything is refused."""
 
     def __init__(self, uids: Uids, tree: Tree | None) -> None:
-        """`start` follows, while this process is still root."""
+        """Call `start` after this, while this process is still root."""
         super().__init__(0, self._make_launcher, uids)
         self.tree = tree
         self._helper: _Helper | None = None
         self._lock = threading.Lock()
 
     def start(self, channel: socket.socket, pid: int, allowed: AllowList) -> None:
-        """Take this process for the helper. It waits for its allow-list at the other end of the socket."""
+        """Take this process as the helper. It waits for its allow-list at the other end of the socket."""
         channel.settimeout(ANSWER_S)
         channel.send(json.dumps(allowed).encode())
         self._helper, self.lifeline = _Helper(channel, pid), pid
         atexit.register(self.close)
 
     def close(self) -> None:
-        """End the helper, after the groups of this process."""
+        """Remove the groups of this process, and end the helper."""
         with suppress(OSError):
             self.do("remove_groups")
         with self._lock:
@@ -67,7 +69,7 @@ class Rooted(Powers):
                 os.waitpid(helper.pid, 0)
 
     def do(self, operation: str, *arguments: Any) -> Any:
-        """Ask for one of the privileged operations, with arguments that are JSON; what it returns."""
+        """Ask for a privileged operation with arguments that are JSON. Returns what it returns."""
         return self._ask(operation, *arguments)[0]
 
     def _ask(self, operation: str, *arguments: Any) -> tuple[Any, list[int]]:
@@ -81,7 +83,7 @@ class Rooted(Powers):
                 if not data:
                     raise ConnectionResetError(0, "the privileged helper of this tool host is gone")
             except OSError:
-                # What comes now could be the answer to another question; and without it nothing goes on.
+                # A later answer could be for another question; and without the helper nothing goes on.
                 self._helper = None
                 helper.channel.close()
                 with suppress(OSError):
