@@ -1,9 +1,10 @@
-"""New events: who sends one, whether there is room for it, and what becomes of a repeat. Pure.
+"""Takes new events: checks the sender and the room, and recognises repeats. Pure.
 
 Rules.
 - An event is staged here and acknowledged when the journal has it (events.py).
-- A repeat of an event id is acknowledged again, and answered again if its answer is there. It is never a second event.
-- A request that would wait for itself is refused: by the chain of those who wait, and by what they wait for now.
+- A repeat of an event id is acknowledged again, and answered again if the answer is there. It is never a second event.
+- A request that would wait for itself is refused. The chain of waiting instances shows this, and so do the requests
+  that they wait for now.
 
 Source: docs/design/delivery.md sections 2, 5 and 7.
 """
@@ -32,18 +33,18 @@ from schemas.errors import GoondanError, error_payload
 from schemas.frames import OPERATOR_AGENT, ErrorPayload, Frame, ReplyTo
 from schemas.questions import ANSWER_SUFFIX
 
-#: Agents that may wait for each other in a row; a longer chain is taken for a loop.
+#: Agents that may wait for each other in a row. A longer chain counts as a loop.
 MAX_CHAIN: Final = 32
-#: What an operator says about an event is stamped on frames that may be of full size themselves; links take 64 KiB more
-#: than that, which this, the workdir, the chain and the names stay below (bytes).
+#: Bytes of `auth`. The broker adds it to frames that may already have full size. Links accept 64 KiB more than the full
+#: size; `auth`, the workdir, the chain and the names together stay below that.
 MAX_AUTH: Final = 16 << 10
-#: A turn may always ask for one thing of so many bytes, whatever else is full: else the messages that wait behind turns
-#: could take all room, and those turns wait for room to ask for what they need to end (bytes).
+#: A turn may always send one request of so many bytes, even when everything is full. Otherwise events that wait behind
+#: turns could take all room, and these turns would wait for room for the requests that they need to end.
 MAX_NESTED_BYTES: Final = 64 << 10
 
 
 class Intake:
-    """Takes events, or says why not."""
+    """Takes events, or refuses them with a reason."""
 
     def __init__(
         self, bus: Bus, *, actors: Actors, answering: Answering, approvals: Approvals, budgets: Budgets
@@ -151,8 +152,8 @@ class Intake:
         return self._bus.instance(agent, key, now)
 
     def _comes_too_late(self, connection: Connection, event_id: str) -> bool:
-        """Whether a person is to be told at once that the kernel stops. An agent waits for the next kernel, which also
-        goes on with what was accepted before; and when the kernel only starts anew, everybody does.
+        """Whether the sender is told at once that the kernel stops. This holds for a client with a new event. An agent
+        waits for the next kernel, which also goes on with accepted events. When the kernel restarts, everybody waits.
         """
         draining = self._bus.draining
         if connection.cls != CLIENTS or draining is None or draining[0] != "orchestrator_shutdown":
@@ -161,9 +162,11 @@ class Intake:
         return not known and self._bus.archive.find_ended(event_subject(event_id)) is None
 
     def _admit(self, connection: Connection, actor: Actor, event: Event, now: float) -> None:
-        """Refuse what would not be taken later either (`_hopeless`). Refuse what there is no room for, and then all
-        that comes later from the same sender until the first refused one is back. Of a handler each event is by itself:
-        one that waits for its order sends the next after it has heard.
+        """Refuse an event that would not be taken later either (`_hopeless`), or for which there is no room.
+
+        After a refusal for lack of room, all later events of the same sender for this target are refused until the
+        first one is back, so that they stay in order. This does not hold for handlers: a handler that needs an order
+        sends the next event after the answer to the one before.
         """
         instance = event.instance
         if (error := self._hopeless(actor, event)) is not None:
@@ -186,8 +189,9 @@ class Intake:
         raise GoondanError(error_payload("E_OVERLOADED", message, retry_after_ms=retry_ms))
 
     def _hopeless(self, actor: Actor, event: Event) -> ErrorPayload | None:
-        """What a new event would be refused for however often it is sent: what its sender has not waited for goes with
-        the sender's own turn, and dead letters go when a person has looked. What tool hosts say themselves is taken.
+        """Why a new event would be refused however often it is sent; None when it would not. Requests without waiting
+        end only with the sender's own turn, and dead letters only when a person has looked. A tool host's own events
+        are always taken.
         """
         agent, asker = event.instance.agent, actor.instance
         if event.asynchronous and asker is not None and self._mailbox.late_of(asker) >= MAX_LATE:
@@ -201,14 +205,14 @@ class Intake:
         return None
 
     def _refusal(self, actor: Actor, event: Event) -> str | None:
-        """What stands against a new event, in words; None when there is room for it."""
+        """Why there is no room for a new event, in words; None when there is room."""
         mailbox, instance, root, size = self._mailbox, event.instance, event.root, event.size
         if instance.deleting:
             return f"{instance.address} is being deleted"
         if len(instance.queue) >= MAX_QUEUED:
             return f"{MAX_QUEUED} messages wait for {instance.address}, and no more may"
         operator, session = event.by_operator, event.session
-        # The usual case first: it costs a third of the way to a refusal.
+        # The usual case is checked first: it takes a third of the time that a refusal takes.
         if mailbox.open.may_take(session, root, 1, operator=operator) and mailbox.held.may_take(
             session, root, size, operator=operator
         ):
@@ -257,7 +261,7 @@ class Intake:
         frame: Frame,
         digest: bytes,
     ) -> None:
-        """Of an event that has ended and is forgotten here: nothing is done twice; its answer may still be kept."""
+        """A repeat of an event that has ended and is forgotten here. Nothing is done twice. Its answer may be kept."""
         if ended.digest != digest:
             raise _id_in_use()
         self._mailbox.blobs.discard(frame.blob)
@@ -276,21 +280,21 @@ class Intake:
         self._answering.send(event)
 
     def _chain(self, actor: Actor, frame: Frame, target: Instance) -> list[str] | None:
-        """Who waits for whom, ending with the sender; None when nobody waits. Refuses what would close a circle."""
+        """The instances that wait for each other, the sender last; None when nobody waits. Refuses a circle."""
         if actor.instance is None or frame.reply_to is None or frame.asynchronous:
             return None
         chain = _longer(actor.turn, actor.instance)
         if target.address in chain or len(chain) > MAX_CHAIN:
             raise GoondanError(error_payload("E_AGENT_CYCLE", f"{' -> '.join(chain)} -> {target.address}"))
-        # Two chains that are clean by themselves can wait for each other all the same.
+        # Two chains without a circle can still wait for each other.
         if self._waits_for(target, actor.instance):
             message = f"{target.address} waits for {actor.instance.address} already"
             raise GoondanError(error_payload("E_AGENT_CYCLE", message))
         return chain
 
     def _waits_for(self, one: Instance, other: Instance) -> bool:
-        """Whether the turn of `one` waits for `other`, directly or by others; what ended calls asked for is waited for
-        by nobody.
+        """Whether the turn of `one` waits for `other`, directly or through others. Nobody waits for requests of ended
+        calls.
         """
         calls, seen, waiting = self._bus.calls, {one}, [one]
         while waiting:
@@ -308,7 +312,7 @@ class Intake:
 
 
 def _check_kept(frame: Frame) -> None:
-    """Raise GoondanError for texts of a header that are kept with the event and are longer than ids are."""
+    """Raise GoondanError for header texts that are kept with the event and are longer than ids may be."""
     reply_to = frame.reply_to
     if reply_to is not None and (len(reply_to.correlation_id) > MAX_CORRELATION or len(reply_to.target) > MAX_ID):
         message = f"replyTo has a correlationId of at most {MAX_CORRELATION} characters, and a target of {MAX_ID}"
@@ -318,24 +322,24 @@ def _check_kept(frame: Frame) -> None:
 
 
 def _is_first(actor: Actor, event: Event) -> bool:
-    """Whether a turn asks this and waits for nothing else: without it the turn could only keep what it holds."""
+    """Whether a turn sends this request and waits for nothing else. Without the request the turn could not go on."""
     return event.parent is not None and actor.turn is not None and all(one.finished for one in actor.turn.work.requests)
 
 
 def _wants_live(connection: Connection, frame: Frame) -> bool:
-    """Whether this asker is to hear of the turn while it runs: clients that wait for the answer."""
+    """Whether the asker gets live news of the turn: a client that wishes them and waits for the answer."""
     return frame.live and connection.cls == CLIENTS and frame.reply_to is not None
 
 
 def _reply_to(actor: Actor, frame: Frame) -> ReplyTo | None:
-    """Where the answer goes, as the agent that is asked sees it: an agent's name is the broker's word."""
+    """Where the answer goes, as the asked agent sees it. The broker fills in an agent's name."""
     if frame.reply_to is None or actor.instance is None:
         return frame.reply_to
     return ReplyTo(actor.instance.agent, frame.reply_to.correlation_id)
 
 
 def _is_asynchronous(actor: Actor, frame: Frame) -> bool:
-    """Whether an agent asks without waiting; a client's answers come as they always do."""
+    """Whether an agent sends a request without waiting. For clients this makes no difference."""
     return frame.asynchronous and frame.reply_to is not None and actor.instance is not None
 
 
@@ -350,7 +354,7 @@ def _longer(turn: Event | None, instance: Instance) -> list[str]:
 
 
 def _auth(actor: Actor, connection: Connection, frame: Frame) -> Raw | None:
-    """On whose behalf: an operator may say it, an agent passes on what its own event said."""
+    """The `auth` of an event: an operator may set it, and an agent passes on the `auth` of its own event."""
     if actor.instance is not None:
         return actor.turn.content.auth if actor.turn is not None else None
     return frame.auth if connection.claims.operator else None

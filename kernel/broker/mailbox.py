@@ -1,12 +1,12 @@
-"""Events on their way to an agent instance: states, leases, epochs, retention. Pure; intake.py and events.py drive it.
+"""The mailbox: the states, leases, epochs and retention of events. Pure; intake.py and events.py call it.
 
 Rules.
 - First in, first out per instance, one lease at a time; an event that comes back goes to the front.
-- The epoch of an instance grows whenever a holder is lost, so that what the old holder still says is recognised.
-- An attempt counts only if the holder died without having stored a message since it was handed the event.
-- A finished event that a turn has asked for is kept with its answer until the event of that turn has ended: the turn
-  may run again in another process, and asks again then. Every other finished event is in the journal only.
-- Large payloads count with their size, wherever they lie; each is held by the events and answers that refer to it.
+- The epoch of an instance grows whenever a holder is lost, so that later frames of the old holder are recognised.
+- An attempt counts only if the holder died and had stored no message since it got the event.
+- A finished request of a turn is kept with its answer until the event of that turn has ended: the turn may run again in
+  another process, which sends the request again. Every other finished event is in the journal only.
+- Large payloads count with their size, wherever they are. The events and answers that refer to one hold it.
 
 Source: docs/design/delivery.md sections 2, 3 and 4.
 """
@@ -33,41 +33,45 @@ from schemas.questions import ANSWER_SUFFIX
 
 #: Deliveries without progress after which an event is a dead letter (docs/design/delivery.md section 4).
 MAX_ATTEMPTS: Final = 5
-#: A holder that says nothing for this long is taken for hung; turns renew every 10 s (seconds).
+#: A holder that is silent for so long counts as hung (seconds). Turns renew their lease every 10 s.
 LEASE_S: Final = 30.0
-#: Events that may wait for one instance; more are refused with E_OVERLOADED.
+#: Events that may wait for one instance. More are refused with E_OVERLOADED.
 MAX_QUEUED: Final = 10_000
-#: Answers that turns were given and may ask for again, in all (bytes): in memory until they were read, in files as long
-#: as the turn lasts. A quarter of the folder of large payloads, as for clients.
+#: Bytes of all answers that turns got and may ask for again: in memory until they were read, in files as long as the
+#: turn lasts. The second is a quarter of the folder of large payloads, as for clients.
 MAX_TURN_ANSWERS: Final = 256 << 20
-#: Questions of one instance that it does not wait for, and answers to such that wait for it: as many as pieces of
-#: pending work may go on for it.
+#: Requests that one instance sent without waiting, together with their answers that wait for it: as many as the pieces
+#: of pending work that it may have.
 MAX_LATE: Final = 256
-#: Dead letters, and their bytes: they stay until a person has looked, and an agent that never starts must not fill the
-#: disk with what others send it.
+#: The number of dead letters, and their bytes. They stay until a person has looked. An agent that never starts must not
+#: fill the disk with the events that others send it.
 MAX_DEAD: Final = 4096
 MAX_DEAD_BYTES: Final = 256 << 20
 
 
 class Quotas(Struct, frozen=True):
-    """What the mailbox is made for: unfinished events, their bytes, places for turns, and places kept for operators."""
+    """The amounts that the mailbox shares out."""
 
+    #: Unfinished events.
     open_events: int
+    #: Bytes of unfinished events.
     mailbox_bytes: int
+    #: Places for turns.
     live_agents: int
+    #: Further places that are kept for operators.
     kept_agents: int
 
 
 class Mailbox:
-    """All instances and events, with the budgets."""
+    """All instances and events, with the shares of room and places."""
 
     def __init__(self, epochs: Epochs, quotas: Quotas, archive: Archive) -> None:
-        """`archive` is the journal, which has the contents of events that wait."""
+        """`archive` is the journal, which has the contents of waiting events."""
         self.contents = Contents(archive)
         self.instances: dict[tuple[str, str], Instance] = {}
-        #: Unfinished events, and finished ones whose answer a turn may ask for again.
+        #: Event id -> unfinished events, and finished ones whose answer a turn may ask for again.
         self.events: dict[str, Event] = {}
-        #: Events that were given up; a person decides about them.
+        #: Dead letters by event id.
         self.dead: dict[str, Event] = {}
         #: How many of them each agent has; their number and bytes, by session and by root.
         self._dead_of: dict[str, int] = {}
@@ -86,13 +90,13 @@ class Mailbox:
         self.holding: dict[Instance, None] = {}
         #: Queued events with a deadline.
         self.deadlines: Due[Event] = Due(lambda event: event.state == "accepted" and not event.held)
-        #: Of roots with unfinished events besides the one that they begin with: whose they are, and how many of those.
+        #: Root -> its session, and the number of its unfinished events without the root event itself.
         self._roots: dict[str, tuple[str, int]] = {}
-        #: What instances have asked without waiting, by agent and key: unfinished requests, and answers that wait.
+        #: (agent, key) -> requests that it sent without waiting: those that are unfinished, and answers that wait.
         self._late: dict[tuple[str, str], int] = {}
 
     def instance(self, agent: str, key: str, workdir: str, now: float) -> Instance:
-        """The instance of that name, made if it is new. `workdir`, a path of its own, is used then."""
+        """The instance of that name. A new one is made, with `workdir` as its own working directory."""
         found = self.instances.get((agent, key))
         if found is None:
             found = self.instances[(agent, key)] = Instance(agent, key, Workdir(workdir), self.epochs.next(), now)
@@ -100,11 +104,11 @@ class Mailbox:
 
     @property
     def bytes(self) -> int:
-        """What all unfinished events hold."""
+        """Bytes of all unfinished events."""
         return self.held.held
 
     def session_of(self, root: str) -> str:
-        """Whose work this root is; a name of its own for one that is not known."""
+        """The session of a root. A root whose session is not known gets a name of its own."""
         event = self.events.get(root)
         if event is not None and not event.finished:
             return event.session
@@ -112,7 +116,7 @@ class Mailbox:
         return session
 
     def late_of(self, instance: Instance) -> int:
-        """How many questions, or answers to them, are on the way that this instance does not wait for."""
+        """How many requests without waiting, or answers to such, this instance has on the way."""
         return self._late.get((instance.agent, instance.key), 0)
 
     def stage(self, event: Event) -> None:
@@ -122,13 +126,13 @@ class Mailbox:
         self.blobs.hold(event.blob)
 
     def unstage(self, event: Event) -> None:
-        """The journal has no room for it."""
+        """Remove an event again, because the journal has no room for it."""
         del self.events[event.id]
         self._closed(event)
         self.blobs.release(event.blob)
 
     def _opened(self, event: Event) -> None:
-        """An unfinished event is counted where it belongs."""
+        """Count an unfinished event."""
         event.instance.open += 1
         self.open.take(event.session, event.root, 1)
         self.held.take(event.session, event.root, event.size)
@@ -141,7 +145,7 @@ class Mailbox:
             self._late[asker] = self._late.get(asker, 0) + 1
 
     def _closed(self, event: Event) -> None:
-        """It is finished, or the journal has no room for it."""
+        """Count an event no more: it is finished, or the journal has no room for it."""
         event.instance.open -= 1
         self.open.give(event.session, event.root, 1)
         self.held.give(event.session, event.root, event.size)
@@ -155,20 +159,20 @@ class Mailbox:
                 self._late[asker] = left
 
     def unwanted(self, event: Event) -> None:
-        """Who asked for it without waiting has gone: its answer goes to nobody, and no room is kept for it."""
+        """The instance that sent this request without waiting is gone: free the room for the answer."""
         self._closed(event)
         event.asynchronous = event.wants_answer = False
         self._opened(event)
 
     def accept(self, event: Event) -> None:
-        """The journal has it: queue it."""
+        """The journal has the event: queue it."""
         event.state = "accepted"
         event.instance.queue.append(event)
         if event.deadline is not None:
             self.deadlines.add(event.deadline, event)
 
     def lease(self, event: Event, now: float) -> None:
-        """Hand over `event`, which is the first in its queue, to an instance that has a place or is to have one."""
+        """Lease `event`, the first of its queue, to its instance, which has a place or gets one."""
         instance = event.instance
         self.contents.recall(event)
         self.places.force(instance, event.claim)
@@ -180,7 +184,7 @@ class Mailbox:
         event.work.lease_until = now + LEASE_S
 
     def give_back(self, instance: Instance) -> None:
-        """The leased event was not delivered, or was released: to the front again, nothing counted."""
+        """The leased event was not delivered, or was released: put it back to the front. No attempt is counted."""
         event = instance.leased
         if event is None:
             return
@@ -191,7 +195,7 @@ class Mailbox:
             self.deadlines.add(event.deadline, event)
 
     def _rests(self, instance: Instance) -> None:
-        """It holds no event any more, and needs no place."""
+        """The instance holds no event any more, so it needs no place."""
         event, instance.leased = instance.leased, None
         if event is not None and event.budget is not None:
             self.budgets.left(event.budget, event.id)
@@ -199,9 +203,9 @@ class Mailbox:
         self.places.release(instance)
 
     def lose_holder(self, instance: Instance, *, counts: bool) -> Event | None:
-        """The holder is gone: new epoch, event to the front.
+        """The holder is gone: the instance gets a new epoch, and its event goes to the front of the queue.
 
-        Returns the event if the journal must hear of it: that was an attempt that counts, or the turn has got on.
+        Returns the event if the journal must write it: the attempt counts, or the turn has made progress.
         """
         instance.epoch, event = self.epochs.next(), instance.leased
         self.give_back(instance)
@@ -217,9 +221,9 @@ class Mailbox:
         return event
 
     def finish(self, event: Event, state: State, answer: Raw, blob: Blob | None = None) -> None:
-        """End an event, whatever its state was; keep it, with its answer (`blob` if that is large), where it is needed.
+        """End an event in any state. Keep it with its answer (`blob` if that is large) if a turn may ask for it again.
 
-        What its own turn had asked for is forgotten: nobody asks for that again.
+        The requests of its own turn are forgotten, because nobody sends them again.
         """
         instance = event.instance
         self.contents.moves(event)
@@ -257,7 +261,7 @@ class Mailbox:
             self.answers.take(event.session, event.root, work.kept_here + work.kept_in_file)
 
     def _forget(self, event: Event) -> None:
-        """The journal knows all that is still needed of a finished event."""
+        """Forget a finished event: the journal has all that is still needed."""
         self.events.pop(event.id, None)
         work = event.work
         if kept := work.kept_here + work.kept_in_file:
@@ -277,7 +281,7 @@ class Mailbox:
         self.dead_bytes.take(event.session, event.root, size)
 
     def may_die(self, event: Event) -> bool:
-        """Whether there is room for this event should it be given up, as others for its agent were."""
+        """Whether there would be room for this event as a dead letter, with those that its agent already has."""
         if event.instance.agent not in self._dead_of:
             return True
         session, root, operator = event.session, event.root, event.by_operator
@@ -286,7 +290,7 @@ class Mailbox:
         )
 
     def drop_dead(self, event: Event) -> None:
-        """A person has dealt with a dead letter."""
+        """A person has requeued or dropped a dead letter."""
         del self.dead[event.id]
         count = self._dead_of.pop(event.instance.agent)
         if count > 1:
@@ -297,11 +301,11 @@ class Mailbox:
         event.blob = None
 
     def arrived(self, answer_id: str, *, at: Receiver) -> bool:
-        """An answer has arrived where it was wanted; True when its kept copy takes a file that can go now."""
+        """The receiver has an answer. True when the kept copy has a file that can go now."""
         return self.blobs.arrived(answer_id, at=at)
 
     def answer_read(self, answer_id: str) -> None:
-        """Who asked in a turn has an answer that it may ask for again: from now on only the journal holds its bytes."""
+        """A turn has read an answer that it may ask for again. From now on only the journal has its bytes."""
         event = self.events.get(answer_id.removesuffix(ANSWER_SUFFIX))
         if event is not None and event.finished:
             work = event.work
@@ -316,7 +320,7 @@ class Mailbox:
         return size <= ANSWER_ROOM or self.answers.may_take(event.session, event.root, size, operator=False)
 
     def forget_idle(self, instance: Instance) -> None:
-        """Drop an instance that has nothing here and no process."""
+        """Forget an instance that has no events and no process."""
         busy = instance.wanted or instance.open or instance.conn is not None or instance.requested or instance.leaving
         if not busy and not instance.deleting and instance.spawned is None:
             self.hosts.release(instance)

@@ -1,13 +1,13 @@
-"""Which processes are wanted, and what follows when one is gone. Pure; the supervisor acts.
+"""Decides which processes are wanted, and what follows when a process is gone. Pure; the supervisor acts.
 
 Rules.
-- Level-triggered: an instance with work, a place (places.py) and no process is wanted; the whole set is told at every
-  control connect. The supervisor decides nothing: it starts what it is told, in the order in which it is told.
-- A turn has a place while it runs; a process without one is idle and holds nothing but memory. There are at most as
-  many processes as places; for one more, the longest idle one is sent home first.
-- Few are started at a time, so that who comes next does not wait behind all that came before. A start that hangs stops
-  counting soon: it needs no processor.
-- A lost holder: its exit has been observed, then the epoch grows, then its event is handed out again.
+- Level-triggered: an instance with work, a place (places.py) and no process is wanted. The supervisor gets the whole
+  set at every connect. It decides nothing: it starts the processes that it is told to start, in the same order.
+- A turn has a place while it runs. A process without a place is idle and needs only memory. There are at most as many
+  processes as places. Before one more is started, the process that was idle longest is told to leave.
+- Few processes are started at a time, so that the next one does not wait behind all earlier ones. A start that hangs
+  soon does not count any more, because it needs no processor.
+- A lost holder: first its exit is observed, then the epoch grows, then its event is handed over again.
 
 Source: docs/design/processes.md sections 4 and 5; docs/design/delivery.md section 3; docs/decisions/047.
 """
@@ -40,21 +40,21 @@ from schemas.control import (
     Wanted,
 )
 
-#: A turn may run this much longer than its event's deadline before its process is taken for hung (seconds).
+#: A turn may run this much longer than its event's deadline. Then its process counts as hung (seconds).
 DEADLINE_GRACE_S: Final = 10.0
-#: Events of a queue that are looked at for somebody who pays for the place; behind so many it waits for them anyway.
+#: So many events of a queue may claim the place of their instance. Later ones wait behind these anyway.
 LOOKED_AT: Final = 64
 #: How long an agent that has to make room may take to leave (milliseconds).
 LEAVE_MS: Final = 1000
-#: Agents that are started at once: a start takes some milliseconds of a processor, and whoever comes next waits for all
-#: that were begun before. With 32 a new instance took 1 to 2 s behind a flood on two busy cores, with 8 half a second.
+#: Agents that may start at the same time. A start takes some milliseconds of a processor, and the next agent waits for
+#: all starts before it. With 32 a new instance took 1 to 2 s behind a flood on two busy cores, with 8 half a second.
 MAX_STARTING: Final = 8
-#: A start that takes longer than this waits for something else than a processor, and is not counted any more (seconds).
+#: A start that takes longer than this waits for something else than a processor, so it does not count (seconds).
 STARTING_S: Final = 1.0
 
 
 class Processes:
-    """The process side of the broker."""
+    """The part of the broker that decides about processes."""
 
     def __init__(self, bus: Bus, cancels: Cancels, ends: Ends, tool_calls: ToolCalls) -> None:
         self._bus = bus
@@ -63,33 +63,33 @@ class Processes:
         self._tool_calls = tool_calls
         self._instances = bus.mailbox.instances
         self._places = bus.mailbox.places
-        #: Instances that have a process, or will, or whose process is still leaving.
+        #: Instances whose process runs, is being started, or is leaving.
         self._processes: set[Instance] = set()
-        #: Of these: those that were asked for lately, and when (seconds).
+        #: Of these: starting lately -> since when (seconds on the broker's clock).
         self._starting: dict[Instance, float] = {}
-        #: Of these: connected and without a place, the longest idle one first; some may be so no more.
+        #: Of these: connected and without a place, the longest idle first. Some may not be idle any more.
         self._idle: dict[Instance, None] = {}
-        #: Of these: on their way out.
+        #: Of these: leaving.
         self._leaving: set[Instance] = set()
-        #: Of these: those whose running step may take its time.
+        #: Of these: leaving, and allowed to finish a running step.
         self._unhurried: set[Instance] = set()
-        #: Instances with a place that are started when a process has gone.
+        #: Instances that have a place and are started when another process has gone.
         self._delayed: dict[Instance, None] = {}
-        #: Of these: holders that are being killed because they do not answer, and why.
+        #: Holders that are being killed because they do not answer -> why.
         self._hung: dict[Instance, str] = {}
         self._serving = False
 
     # --- wanting
 
     def want(self, instance: Instance, now: float) -> None:
-        """An instance has work and no process: a place for it, and then a process."""
+        """An instance has work and no process: get a place for it, then a process."""
         if instance.requested or instance.leaving or instance.conn is not None or self._bus.control is None:
             return  # without a supervisor nobody starts it; one that comes is told
         self._stand_in_line(instance, now)
         self.serve(now)
 
     def has_place(self, instance: Instance, now: float) -> bool:
-        """Whether the next event of a connected instance may be handed to it now; if not, it is, as soon as it may."""
+        """Whether a connected instance may get its next event now. If not, it waits for a place here."""
         if not self._places.holds(instance) and not self._places.take(instance, instance.queue[0].claim):
             self._idle.setdefault(instance)
             self._stand_in_line(instance, now)
@@ -99,7 +99,7 @@ class Processes:
         return True
 
     def rests(self, instance: Instance, now: float) -> None:
-        """An instance has no event to work on."""
+        """An instance has no event to work on: it gives its place back."""
         if instance.conn is not None:
             self._places.withdraw(instance)
             self._places.release(instance)
@@ -110,7 +110,7 @@ class Processes:
         self.serve(now)
 
     def _stand_in_line(self, instance: Instance, now: float) -> None:
-        """Whoever waits for this instance may pay for its place."""
+        """Wait for a place. It may be counted with any event that waits for this instance."""
         if not self._places.waits(instance):
             instance.in_line_since = now
             self._places.wait(instance, self._claims(instance))
@@ -129,7 +129,7 @@ class Processes:
             yield Claim(agent_address(instance.agent, instance.key), instance.address)
 
     def serve(self, now: float) -> None:
-        """Give places to those that wait, as far as the shares allow: start them, or hand them their event."""
+        """Give places to those that wait, as far as the shares allow: start processes, or hand over events."""
         if self._serving:
             return
         self._serving = True
@@ -156,14 +156,14 @@ class Processes:
             self._serving = False
 
     def _start(self, instance: Instance, now: float) -> None:
-        """It has a place: ask for its process, or for room first."""
+        """The instance has a place: ask for its process, or first for room."""
         instance.requested = True
         self._starting[instance] = now
         self._delayed[instance] = None
         self._fill(now)
 
     def _fill(self, now: float) -> None:
-        """Start what waits for a process to go, and send idle ones home for the rest."""
+        """Start instances that waited until a process was gone. For the others, tell idle processes to leave."""
         while self._delayed and len(self._processes) < self._places.capacity:
             instance = next(iter(self._delayed))
             del self._delayed[instance]
@@ -184,7 +184,7 @@ class Processes:
         self._idle.update(dict.fromkeys(kept))
 
     def wanted(self) -> Wanted:
-        """The whole set, for a supervisor that has just connected."""
+        """The whole set of wanted processes, for a supervisor that has just connected."""
         wanted = [principal_of(i) for i in self._processes if (i.wanted or i.conn is not None) and not i.leaving]
         return Wanted(wanted, full=True)
 
@@ -200,7 +200,7 @@ class Processes:
         self._delayed.pop(instance, None)
 
     def leave(self, instance: Instance, connection: Connection, now: float) -> None:
-        """An agent process goes with our consent; its exit is still to be seen if a supervisor started it."""
+        """An agent process leaves as agreed. If a supervisor started it, its exit has yet to be observed."""
         self._bus.presence.drop(connection)
         instance.conn = None
         self._idle.pop(instance, None)
@@ -214,7 +214,7 @@ class Processes:
             self._gone(instance, now)
 
     def dismissed(self, instance: Instance, now: float) -> bool:
-        """Have the process of an instance without work leave; True when it has none and none will come."""
+        """Have the process of an instance without work leave. True when it has none and none will come."""
         connection = instance.conn
         if connection is not None and (self._bus.control is not None or not connection.claims.launch):
             self._bus.shutdown(connection, LEAVE_MS, "idle")
@@ -232,7 +232,7 @@ class Processes:
     # --- the supervisor's word
 
     def control_event(self, message: ToBroker, now: float) -> None:
-        """A word of the supervisor about processes."""
+        """The supervisor tells something about processes."""
         if isinstance(message, Inventory):
             self._inventory(message, now)
         elif isinstance(message, Exited):
@@ -247,7 +247,7 @@ class Processes:
             self._restart_agents(message, now)
 
     def _drain(self, message: Drain, now: float) -> None:
-        """The kernel ends: tell every agent and client, and agents that come back later when they say hello."""
+        """The kernel ends: tell every agent and client. Agents that come back later are told at their hello."""
         self._bus.closing = True
         self._bus.draining = (message.reason, now + message.grace_period_ms / 1000)
         for cls in (AGENTS, CLIENTS):  # clients hear why their answers do not come
@@ -255,7 +255,7 @@ class Processes:
                 self._bus.shutdown(connection, message.grace_period_ms, message.reason)
 
     def _restart_agents(self, message: RestartAgents, now: float) -> None:
-        """Processes of these agents leave, at once or at a step boundary; one with work is wanted when it is gone."""
+        """The processes of these agents leave, at once or after a step. An instance with work is wanted again then."""
         for instance in list(self._instances.values()):
             connection = instance.conn
             if connection is None or instance.agent not in message.agents:
@@ -278,25 +278,25 @@ class Processes:
                     self._retire(instance, connection)
 
     def _retire(self, instance: Instance, connection: Connection) -> None:
-        """The supervisor follows a process to its end from now on, and kills one that takes too long."""
+        """From now on the supervisor watches this process until its end, and kills it when it takes too long."""
         self._unhurried.discard(instance)
         self._bus.tell_supervisor(Retire(principal_of(instance), connection.claims.launch))
 
     def says_goodbye(self, instance: Instance) -> None:
-        """The process of an instance has released what it held, and ends now."""
+        """The process of an instance has released its event, and ends now."""
         if instance in self._unhurried and instance.conn is not None:
             self._retire(instance, instance.conn)
 
     def _reopen(self, now: float) -> None:
-        """The kernel goes on: what was held back is handed out."""
+        """The kernel goes on: hand over the events that were held back."""
         for instance in list(self._instances.values()):
             self._bus.due[instance] = None
         self.serve(now)
 
     def _inventory(self, message: Inventory, now: float) -> None:
-        """The agents that run, told at every control connect: others that it had started have ended unheard.
+        """The supervisor names the agents that run, at every connect. All others that it had started have ended.
 
-        A tool host that ended unheard is found out when its successor says hello.
+        A tool host that ended meanwhile is noticed when its successor says hello.
         """
         running = {_address(item.principal): item.launch for item in message.running}
         self._bus.presence.only_living(item.launch for item in message.running if item.principal.role == "agent")
@@ -347,7 +347,7 @@ class Processes:
     # --- losses
 
     def lost(self, instance: Instance, cause: str, *, counts: bool, now: float) -> None:
-        """The process of an instance is gone for certain: new epoch, and its event to the next one."""
+        """The process of an instance is certainly gone: it gets a new epoch, and its event goes to the next process."""
         self.count_attempt(self._bus.mailbox.lose_holder(instance, counts=counts), cause)
         if instance.conn is None:
             self._forget(instance)
@@ -361,8 +361,8 @@ class Processes:
         self.serve(now)
 
     def count_attempt(self, event: Event | None, cause: str) -> None:
-        """A delivery of `event` did not lead to its end. How far its turn came is remembered, with the number of those
-        that came to nothing: after some of them the event is given up.
+        """A delivery of `event` did not lead to its end. Write down how far its turn came, and how many deliveries made
+        no progress: after some of these the event is given up.
         """
         if event is None:
             return
@@ -372,7 +372,7 @@ class Processes:
             self._ends.end(event, "dead", "E_AGENT_FAILED", message)
 
     def unreachable(self, connection: Connection, now: float) -> None:
-        """libzmq has no such peer any more. With a supervisor its word counts, without one this is all there is."""
+        """libzmq has no such peer any more. With a supervisor, only its news count; without one, this counts."""
         self._bus.presence.drop(connection)
         instance = connection.instance
         supervised = self._bus.control is not None and connection.claims.launch > 0
@@ -386,7 +386,7 @@ class Processes:
             self._tool_calls.host_lost(connection)
 
     def _forget(self, instance: Instance) -> None:
-        """It has no process any more, nor will the one come that was asked for."""
+        """The instance has no process, and the one that was asked for will not come."""
         self._processes.discard(instance)
         self._leaving.discard(instance)
         self._unhurried.discard(instance)
@@ -407,7 +407,7 @@ class Processes:
     # --- time
 
     def tick(self, now: float) -> None:
-        """Hung holders, starts that take long, room."""
+        """Find hung holders and starts that take too long, and make room."""
         for instance in list(self._bus.mailbox.holding):
             event = instance.leased
             if event is None:
@@ -423,7 +423,7 @@ class Processes:
         self.serve(now)
 
     def _unhang(self, instance: Instance, reason: str, now: float) -> None:
-        """A holder that does not answer is killed."""
+        """Kill a holder that does not answer."""
         event = instance.leased
         if event is None:
             return
@@ -434,7 +434,7 @@ class Processes:
         self.kill(instance, reason, now)
 
     def kill(self, instance: Instance, reason: str, now: float) -> None:
-        """End the process of an instance, and wait for its exit; without a supervisor it is only fenced."""
+        """Kill the process of an instance and wait for its exit. Without a supervisor it only gets a new epoch."""
         connection = instance.conn
         if self._bus.control is not None and connection is not None and connection.claims.launch:
             self._bus.tell_supervisor(Kill(principal_of(instance), connection.claims.launch, reason))
@@ -446,7 +446,7 @@ class Processes:
 
 
 def spawn_failure(message: SpawnFailed) -> str:
-    """Why an agent is not there, for those who wait for it."""
+    """The reason why a process could not be started, for those who wait for it."""
     return f"the agent could not be started in {message.attempts} attempts: {message.message}"
 
 

@@ -1,4 +1,4 @@
-"""Patches of the running configuration: who may make which, what is in force, and what was decided. Pure.
+"""Patches of the running configuration: who may make which patch, and which patches are in force. Pure.
 
 `operations` reads JSON Patch, `rules` has the table of who may patch what, `patches` the history, `service` the frames.
 

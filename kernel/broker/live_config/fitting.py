@@ -1,10 +1,10 @@
-"""Whether the config of extensions fits their `configSchema` once a patch is in force. Pure.
+"""Checks that the config of extensions fits their `configSchema` with a new patch. Pure.
 
-A patch for all of an agent meets the patches that its instances have of their own. It is judged together with each of
-them: each patch alone may fit, and both together may not. What was decided first stays; the later patch is refused.
+A patch for all of an agent comes on top of the patches of its instances. It is judged together with each of them: two
+patches that fit alone may not fit together. The earlier patch stays and the later one is refused.
 
-The library that compiles schemas takes 20 to 50 ms to import. So `load_checker` is called where nobody waits; a broker
-without an extension that declares a schema never imports it.
+The library that compiles schemas takes 20 to 50 ms to import. So `load_checker` is called when nobody waits. A broker
+whose extensions declare no schema never imports it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from schemas.extension_config import check_config
 from schemas.launch import AgentSpec
 from schemas.same_json import same_json
 
-#: Issues that one error names.
+#: One error names at most so many issues.
 _MAX_NAMED: Final = 5
 
 
@@ -29,7 +29,7 @@ def load_checker(agents: Mapping[str, AgentSpec]) -> None:
 
 
 def check_fit(spec: AgentSpec, base: Applied, before: Iterable[Change], after: Iterable[Change]) -> None:
-    """Compare the configuration with the changes `before` and with those `after`: a config that differs has to fit.
+    """Compare the configuration with the changes `before` and with those `after`. A config that differs has to fit.
 
     Raises GoondanError E_CONFIG_INVALID_VALUE, E_CONFIG_SCHEMA for a bad schema.
     """
@@ -42,10 +42,10 @@ def check_fit(spec: AgentSpec, base: Applied, before: Iterable[Change], after: I
 
 
 def check_instance(spec: AgentSpec, base: Applied, before: Iterable[Change], after: Iterable[Change], key: str) -> None:
-    """The same for an instance with patches of its own, when one for all of its agent comes or goes.
+    """The same for an instance with patches of its own, when a patch for all of its agent comes or goes.
 
-    A config that did not fit before is not the fault of this patch. What does not fit is not said: whoever proposes
-    for all of an agent does not read the patches of each of its instances. Raises GoondanError E_CONFIG_INVALID_VALUE.
+    If a config did not fit before, this patch is not the cause. The error does not tell the issues: the proposer of a
+    patch for all of an agent may not read the patches of each instance. Raises GoondanError E_CONFIG_INVALID_VALUE.
     """
     old = apply_changes(base, before)
     for name, _, fitted in _misfits(spec, old, apply_changes(base, after)):
@@ -60,7 +60,7 @@ def check_instance(spec: AgentSpec, base: Applied, before: Iterable[Change], aft
 
 
 def with_schema(spec: AgentSpec, change: Change) -> frozenset[str]:
-    """The extensions that declare a schema, and whose config or presence a change may alter."""
+    """The extensions with a schema whose config or presence a change may alter."""
     named = {edit.extension for edit in change.edits}
     if change.extensions is not None:
         named.update(change.extensions.added, change.extensions.removed)
@@ -68,7 +68,7 @@ def with_schema(spec: AgentSpec, change: Change) -> frozenset[str]:
 
 
 def _misfits(spec: AgentSpec, old: Applied, new: Applied) -> Iterator[tuple[str, list[str], bool]]:
-    """Extensions whose config differs and does not fit: the name, the issues, and whether it fitted before."""
+    """The extensions whose config differs and does not fit: name, issues, and whether it fitted before."""
     for extension in spec.extensions:
         name = extension.name
         was_there = name in old.extensions

@@ -1,7 +1,7 @@
 """JSON Patch (RFC 6902) with `add`, `remove` and `replace`, and JSON Pointer (RFC 6901). Pure.
 
-The broker's loop runs this, so it imports nothing and costs what the path is long: containers beside the path are
-shared with the document that was given, which stays as it was.
+The broker's loop runs this, so it imports nothing, and its cost depends only on the length of the path: containers
+beside the path are shared with the given document, which does not change.
 """
 
 from __future__ import annotations

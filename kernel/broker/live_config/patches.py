@@ -1,13 +1,13 @@
-"""The patches that were decided on, and what is in force. Pure.
+"""The decided patches, and the configuration that is in force. Pure.
 
 Rules.
 - Every accepted patch and every revert has a number of its own, in the order of acceptance: the revision. The
   configuration of an instance at a revision is the bundle's with all patches up to it, in that order, without those
   that were reverted by then.
-- A patch that was made from an older revision is accepted if nothing that came after touches what it touches. Changes
-  go by names, so it means the same then. Otherwise E_CONFIG_CONFLICT.
-- What is kept is bounded. What changes nothing any more goes first: it was reverted, or what it set was set again
-  later. When every patch still counts, a new one is refused.
+- A patch that was made from an older revision is accepted if no later decision touches the same parts. Changes go by
+  names, so the patch still means the same. Otherwise it is refused with E_CONFIG_CONFLICT.
+- The number of kept patches is bounded. Patches that change nothing any more are forgotten first: they were reverted,
+  or a later patch has set the same parts. When every patch still counts, a new one is refused.
 
 Source: docs/live-config.md.
 """
@@ -24,65 +24,78 @@ from schemas.effective_config import ORDER, Change, Touched, overlap, touches
 from schemas.errors import fail
 from schemas.frames import ErrorPayload
 
-#: Patches that are remembered for one instance, and as many for all of an agent: each is looked at for the next.
+#: Patches that are remembered for one instance, and as many for all of an agent: each new patch is compared with them.
 MAX_PATCHES: Final = 200
 #: The same of the whole workspace: 20,000 take some 20 MB of the broker's memory.
 MAX_IN_ALL: Final = 20_000
 #: Rejected proposals of one agent that are remembered.
 MAX_REJECTED: Final = 50
-#: Bytes of all changes that are in force for one instance, as msgpack: they come with `welcome`, in one frame.
+#: Bytes of all changes that are in force for one instance, as msgpack: `welcome` has them, in one frame.
 MAX_CHANGES_BYTES: Final = 256 << 10
 
 State = Literal["staged", "accepted", "reverted", "rejected"]
 
 
 class Patch(Struct):
-    """One patch. `key` is the instance that it is for; None: all of the agent.
+    """One patch."""
 
-    `reverted`: the revision from which on it does not count; `reverting`: the same, on its way into the journal.
-    `asked` are its operations without their values, `by` who proposed it, `extension` that agent's word for who it
-    was. `dynamic` are tools in it that extensions had registered.
-    """
-
+    #: Its number in the order of decisions.
     number: int
+    #: The id of the proposal.
     id: str
+    #: The agent that it is for.
     agent: str
+    #: The instance that it is for; None: all instances of the agent.
     key: str | None
+    #: What it changes.
     change: Change
+    #: The parts of the configuration that it touches.
     touched: frozenset[Touched]
     state: State = "staged"
+    #: From this revision on it does not count; 0: it counts.
     reverted: int = 0
+    #: The same, while the revert is on its way into the journal.
     reverting: int = 0
+    #: Its operations without their values.
     asked: list[str] = []
+    #: Who proposed it: AGENT or OPERATOR (service.py).
     by: str = ""
+    #: The instance key of the agent that proposed it.
     by_key: str | None = None
+    #: The extension that proposed it, as its agent says.
     extension: str | None = None
+    #: The event whose turn proposed it.
     event_id: str | None = None
+    #: Why, in the proposer's words.
     reason: str = ""
+    #: The revision that it was made from.
     made_from: int = 0
+    #: When (milliseconds since 1970).
     at_ms: int = 0
+    #: The tools in it that extensions had registered and that are not in the bundle.
     dynamic: list[str] = []
+    #: Why it was rejected; None when it was not.
     error: ErrorPayload | None = None
-    #: What its change takes as msgpack (bytes).
+    #: Size of its change as msgpack (bytes).
     size: int = 0
 
     def counts_at(self, revision: int) -> bool:
-        """Whether it is a part of the configuration of this revision."""
+        """Whether it is part of the configuration at this revision."""
         if self.state not in ("accepted", "reverted") or self.number > revision:
             return False
         return not self.reverted or self.reverted > revision
 
 
 class Patches:
-    """All of them. Those of one instance, or for all of an agent, are a group."""
+    """All patches. The patches of one instance, or for all of an agent, are a group."""
 
     def __init__(self) -> None:
         self._groups: dict[tuple[str, str | None], dict[int, Patch]] = {}
         self._rejected: dict[str, dict[int, Patch]] = {}
         self._by_id: dict[str, Patch] = {}
-        #: The last number that was given out.
+        #: The highest number that is in use.
         self.last = 0
-        #: Of a group: decisions up to this number may not be known any more.
+        #: Group -> number up to which decisions may be forgotten.
         self._forgotten: dict[tuple[str, str | None], int] = {}
         self._count = 0
 
@@ -91,7 +104,7 @@ class Patches:
         return iter(sorted((patch for group in every for patch in group.values()), key=lambda patch: patch.number))
 
     def restore(self, patches: Iterable[Patch]) -> None:
-        """What an earlier broker had decided."""
+        """Take over the decisions of an earlier broker."""
         for patch in sorted(patches, key=lambda patch: patch.number):
             self.add(patch)
             self.last = max(self.last, patch.number, patch.reverted)
@@ -105,7 +118,7 @@ class Patches:
         return self.last
 
     def add(self, patch: Patch) -> None:
-        """One that is on its way into the journal, or is there."""
+        """Add a patch that is on its way into the journal, or is there."""
         if patch.state == "rejected":
             self._rejected.setdefault(patch.agent, {})[patch.number] = patch
         else:
@@ -115,7 +128,7 @@ class Patches:
         self._by_id[patch.id] = patch
 
     def forget(self, patch: Patch, *, never_was: bool = False) -> None:
-        """It is not remembered any more. `never_was`: the journal had no room for it."""
+        """Forget a patch. `never_was`: the journal had no room for it, so it was never decided."""
         if self._by_id.get(patch.id) is patch:
             del self._by_id[patch.id]
         if patch.state == "rejected":
@@ -136,11 +149,11 @@ class Patches:
         return self._by_id.get(patch_id)
 
     def of_instance(self, agent: str, key: str) -> list[Patch]:
-        """Patches that are for this instance alone."""
+        """The patches for this instance alone."""
         return list(self._groups.get((agent, key), {}).values())
 
     def instances(self, agent: str) -> dict[str, list[Patch]]:
-        """The patches that instances of an agent have of their own and that are in force or on their way, by key."""
+        """The patches of single instances of an agent, by key, that are in force or on their way into the journal."""
         found: dict[str, list[Patch]] = {}
         for (name, key), group in self._groups.items():
             if name == agent and key is not None:
@@ -154,23 +167,23 @@ class Patches:
         return any(name == agent for name, _ in self._groups)
 
     def revision(self, agent: str, key: str | None) -> int:
-        """The last decision that counts for an instance; 0: there was none."""
+        """The number of the last decision that counts for an instance; 0 when there is none."""
         known = [patch for patch in self._concerning(agent, key) if patch.state != "staged"]
         return max((max(patch.number, patch.reverted) for patch in known), default=0)
 
     def in_force(self, agent: str, key: str | None, revision: int | None = None) -> list[Patch]:
-        """Patches that make up the configuration of an instance at a revision, in order; None: the newest."""
+        """The patches that make the configuration of an instance at a revision (None: the newest), in order."""
         at = self.last if revision is None else revision
         return [patch for patch in self._concerning(agent, key) if patch.counts_at(at)]
 
     def coming(self, agent: str, key: str | None) -> list[Patch]:
-        """What will be in force when everything that was decided has reached the journal."""
+        """The patches that will be in force when all decisions are in the journal."""
         every = self._concerning(agent, key)
         return [patch for patch in every if patch.state in ("staged", "accepted") and not patch.reverting]
 
     def check_conflict(self, agent: str, key: str | None, revision: int, touched: frozenset[Touched]) -> None:
-        """Raise E_CONFIG_CONFLICT when something that was decided after `revision` touches what this patch touches, or
-        when there is no such revision.
+        """Raise E_CONFIG_CONFLICT when a decision after `revision` touches the same parts as this patch, or when there
+        is no such revision.
         """
         if revision > self.last:
             message = f"the patch was made from revision {revision}, which there is not yet; the last is {self.last}"
@@ -188,7 +201,7 @@ class Patches:
                     raise fail("E_CONFIG_CONFLICT", message)
 
     def make_room(self, agent: str, key: str | None, change: Change) -> list[Patch]:
-        """What is to be forgotten before this change is added. Raises GoondanError E_CONFIG_LIMIT."""
+        """The patches to forget before this change is added. Raises GoondanError E_CONFIG_LIMIT."""
         group, counting = self._groups.get((agent, key), {}), self.coming(agent, key)
         forgotten: list[Patch] = []
         size = _size_of(change) + sum(patch.size for patch in counting)
@@ -212,15 +225,15 @@ class Patches:
         raise fail("E_CONFIG_LIMIT", f"{len(group)} patches are remembered here and {self._count} in all, no more fit")
 
     def surplus_rejected(self, agent: str) -> list[Patch]:
-        """Rejected proposals that are to be forgotten before one more is added."""
+        """The rejected proposals to forget before one more is added."""
         rejected = list(self._rejected.get(agent, {}).values())
         return rejected[: max(0, len(rejected) + 1 - MAX_REJECTED)]
 
     # --- inside
 
     def _concerning(self, agent: str, key: str | None) -> list[Patch]:
-        """What counts for an instance, in the order of the numbers; `key` None: for those without patches of their
-        own.
+        """The patches that concern an instance, in the order of their numbers. `key` None: an instance without patches
+        of its own.
         """
         every = list(self._groups.get((agent, None), {}).values())
         if key is not None and (own := self._groups.get((agent, key))):
@@ -230,8 +243,8 @@ class Patches:
     def _is_overwritten(self, patch: Patch) -> bool:
         """Whether the configuration is the same without it.
 
-        What was set may be set again. What was put into a list or taken out may be taken out later, while nothing in
-        between has put the list into another order.
+        A later patch may set the same part again. An entry that was put into a list, or taken out, may be taken out
+        later, as long as no patch in between has changed the order of the list.
         """
         waiting = touches(patch.change)
         lists = patch.change.tools is not None or patch.change.extensions is not None
@@ -251,7 +264,7 @@ def _size_of(change: Change) -> int:
 
 
 def _sets(later: Patch, touched: Touched) -> bool:
-    """Whether a later patch alone decides this, whatever it was before."""
+    """Whether a later patch alone decides this part, whatever its value was before."""
     part, *names = touched
     if part == "prompt":
         return later.change.prompt is not None

@@ -17,13 +17,13 @@ _SAME: Final = (
 
 
 def record_of(patch: Patch, *, reverted: int = 0) -> ConfigPatched:
-    """What is written of a patch."""
+    """The record of a patch."""
     touched = sorted(list(names) for names in patch.touched)
     return ConfigPatched(touched=touched, reverted=reverted, **{name: getattr(patch, name) for name in _SAME})
 
 
 def patch_of(record: ConfigPatched) -> Patch:
-    """What was written."""
+    """The patch of a record."""
     state: State = "rejected" if record.error is not None else "reverted" if record.reverted else "accepted"
     touched = frozenset(tuple(names) for names in record.touched)
     fields = {name: getattr(record, name) for name in _SAME}
@@ -31,7 +31,7 @@ def patch_of(record: ConfigPatched) -> Patch:
 
 
 def entry_of(patch: Patch, idle: list[str]) -> dict[str, Any]:
-    """One line of the audit. `idle`: what of it has nothing to act on now."""
+    """One line of the audit. `idle`: the parts of the patch that have nothing to act on now."""
     return {
         "patchId": patch.id,
         "revision": patch.number,

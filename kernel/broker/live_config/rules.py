@@ -1,4 +1,4 @@
-"""Which patch may be made, by whom: the table of docs/live-config.md. Pure.
+"""Decides who may make which patch, by the table of docs/live-config.md. Pure.
 
 | path                          | an extension                           | the operator        |
 |-------------------------------|----------------------------------------|---------------------|
@@ -12,7 +12,7 @@
 | `/policy/maxStepsPerTurn`     | no                                     | yes                 |
 | everything else               | no                                     | no: in the bundle   |
 
-Everything that is refused by the table is E_CHANGESET_DENIED; what is no sound configuration is a code of its own.
+A patch that the table refuses is E_CHANGESET_DENIED. An invalid configuration has codes of its own.
 """
 
 from __future__ import annotations
@@ -42,49 +42,53 @@ from schemas.errors import GoondanError, fail
 from schemas.launch import AgentSpec, ExtensionSpec
 from schemas.live_config import MAX_OPERATIONS, Operation
 
-#: What extensions may patch, and what operators may patch as well.
+#: The parts that extensions may patch, and the parts that only operators may patch.
 _OPEN: Final = ("extensions", "prompt", "tools")
 _OPERATORS: Final = ("model", "policy")
-#: Lists: an operation that names one of them as a whole touches all of it.
+#: Lists: an operation on a whole list touches every entry of it.
 _LISTS: Final = ("extensions", "tools")
 #: Bundled extensions that bound what an agent may do: their configuration is policy.
 _GUARDS: Final = frozenset(f"@goondan/base/{name}" for name in ("approval", "budget", "required-tools-guard"))
-#: Of bundled extensions: where they connect to, and what their servers may do. A bundle's own use any names.
+#: Config keys of bundled extensions: where they connect to, and what their servers may do. The bundle's own extensions
+#: may use these names freely.
 _TRANSPORTS: Final = ("transport", "sandbox")
 _BUNDLED: Final = "@goondan/base/"
-#: What a reference to a tool or an extension may have (EXT-12).
+#: The fields that a reference to a tool or an extension may have (EXT-12).
 _REFERENCE: Final = frozenset(("apiVersion", "kind", "name", "ref"))
-#: Names of dynamic tools, as an extension may register them.
+#: The names under which an extension may register dynamic tools.
 _DYNAMIC_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,130}\Z")
-#: A variable of the environment, as documents of a bundle name it.
+#: A reference to a variable of the environment, as the documents of a bundle write it.
 _VARIABLE: Final = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*\}")
-#: Tools and extensions of one configuration.
+#: The highest number of tools, and of extensions, in one configuration.
 MAX_NAMES: Final = 1024
-#: Steps of one turn, as in Swarm.spec.policy.maxStepsPerTurn.
+#: The highest number of steps of one turn, as in Swarm.spec.policy.maxStepsPerTurn.
 MAX_STEPS: Final = 1000
-#: The name of a model: no vendor's has a space or more characters.
+#: The name of a model: no vendor uses spaces or longer names.
 _MODEL: Final = re.compile(r"[!-~]{1,200}\Z")
 
 
 class Proposer(Struct, frozen=True):
-    """Who wants it. `callable` are the full names of the tools that the agent may call, `registered` those of dynamic
-    tools that it says it has. `operator`: a person, whom no bound holds.
-    """
+    """Who proposes a patch."""
 
+    #: True for an operator, whom the agent's bounds do not limit.
     operator: bool
+    #: The full names of the tools that the agent may call.
     callable: frozenset[str] = frozenset()
+    #: The full names of dynamic tools that the agent says it has.
     registered: Sequence[str] = ()
 
 
 class Judged(Struct, frozen=True):
-    """A patch that may be made: what it does, and what of the configuration it touches."""
+    """A patch that may be made."""
 
+    #: What it changes.
     change: Change
+    #: The parts of the configuration that it touches.
     touched: frozenset[Touched]
 
 
 def judge(spec: AgentSpec, before: Applied, operations: Sequence[Operation], proposer: Proposer) -> Judged:
-    """What these operations do to the configuration `before` of the agent `spec`.
+    """Judge these operations on the configuration `before` of the agent `spec`.
 
     Raises GoondanError: E_CHANGESET_DENIED, E_CONFIG_INVALID_VALUE, E_CONFIG_MISSING_REF, E_CONFIG_DUPLICATE.
     """
@@ -113,7 +117,7 @@ def judge(spec: AgentSpec, before: Applied, operations: Sequence[Operation], pro
 
 
 def _whole(document: Mapping[str, Any], path: Sequence[str], operation: Operation) -> list[Touched]:
-    """What an operation touches beyond what it changes: who writes a list or an object anew means all of it."""
+    """The parts that an operation touches besides its changes: to write a whole list or object means all of it."""
     if len(path) == 1 and path[0] in _LISTS:
         return [(path[0],)]
     if path[0] != "extensions" or not isinstance(operation.value, dict):
@@ -131,14 +135,14 @@ def _whole(document: Mapping[str, Any], path: Sequence[str], operation: Operatio
 
 
 def _is_open(path: Sequence[str], proposer: Proposer) -> bool:
-    """Whether this part of a configuration can be patched by who wants it."""
+    """Whether the proposer may patch this part of a configuration."""
     if not path or path[0] not in (*_OPEN, *(_OPERATORS if proposer.operator else ())):
         return False
     return path[0] != "extensions" or len(path) <= 2 or path[2] == "config"
 
 
 def _read(spec: AgentSpec, before: Applied, document: Mapping[str, Any], proposer: Proposer) -> Applied:
-    """The configuration that a document says."""
+    """Read a configuration from a document."""
     prompt = document.get("prompt")
     system = prompt.get("system") if isinstance(prompt, dict) else None
     if not isinstance(prompt, dict) or prompt.keys() - {"system"} or not isinstance(system, str | None):
@@ -209,7 +213,7 @@ def _extensions(
 
 
 def _check_keys(given: Any, known: frozenset[str], what: str, proposer: Proposer) -> None:
-    """Refuse a key that says nothing here: it would look as if it had been patched."""
+    """Refuse a key that has no meaning here: it would look as if it had been patched."""
     if isinstance(given, dict) and not given.keys() <= known:
         raise _denied(what, proposer)
 
@@ -233,7 +237,7 @@ def _check_tools(spec: AgentSpec, change: Change, proposer: Proposer) -> None:
 
 
 def within_bound(spec: AgentSpec, tool: str, allowed: frozenset[str]) -> bool:
-    """Whether an agent may call every export of this Tool; a tool that the bundle does not have is a dynamic one."""
+    """Whether an agent may call every export of this Tool. A Tool that is not in the bundle is a dynamic one."""
     return all(item.name in allowed for item in spec.registry if tool_of(item) == tool)
 
 
@@ -256,7 +260,7 @@ def _check_extensions(spec: AgentSpec, change: Change, proposer: Proposer) -> No
 
 
 def _texts(value: Any) -> list[str]:
-    """Every text in a JSON value; keys as well. Raises GoondanError for a reference to a secret."""
+    """Every text in a JSON value, with keys. Raises GoondanError for a reference to a secret."""
     found: list[str] = []
     waiting = [value]
     while waiting:
@@ -287,7 +291,7 @@ def _denied(what: str, proposer: Proposer) -> GoondanError:
 
 
 def _entry(spec: ExtensionSpec | None) -> str:
-    """The entry as the bundle's document says it."""
+    """The entry as the bundle's document has it."""
     return "" if spec is None else str((spec.resource.get("spec") or {}).get("entry", ""))
 
 

@@ -1,13 +1,13 @@
-"""Live configuration on the bus: `config.propose` of agents, and what operators ask. Pure.
+"""Live configuration on the bus: `config.propose` of agents, and the questions of operators. Pure.
 
 Rules.
-- One proposal after the other is judged, each against the configuration that it was made from (rules.py, patches.py).
+- Proposals are judged one after the other, each against the configuration that it was made from (rules.py, patches.py).
 - An accepted patch is journaled first. Then every live process that it concerns gets all changes that are in force for
-  it, in one frame, and then who proposed it is told. What has no process gets them with `welcome`.
-- Who proposes is known by the connection. Only what it calls its extension is its own word, and for the record alone.
-- The same proposal under the same id is the same patch: it is told the same again.
-- An accepted patch stays until it is reverted or its instance is deleted. When the bundle changes, it goes on to act on
-  the new one as far as there is something to act on, and as far as it would be allowed now.
+  it, in one frame. After that the proposer is told. An instance without a process gets the changes with `welcome`.
+- The connection tells who proposes. Only the name of the extension is the agent's own claim; it is kept for the record.
+- The same proposal under the same id is the same patch and gets the same answer again.
+- An accepted patch stays until it is reverted or its instance is deleted. After a change of the bundle it acts on the
+  new bundle, as far as its parts still exist there and as far as it would be allowed now.
 
 Source: docs/live-config.md; requirements CONFIG-01, CONFIG-02.
 """
@@ -46,16 +46,16 @@ from schemas.live_config import (
 )
 from schemas.redaction import Redactor
 
-#: Proposals of all instances of one agent that are judged in so many seconds: each of them is written to the journal.
+#: At most so many proposals of one agent are judged in so many seconds, because each is written to the journal.
 MAX_PROPOSALS: Final = 600
 WINDOW_S: Final = 60.0
-#: Frames that may wait for one decision; more are refused with E_OVERLOADED.
+#: Frames that may wait for one decision. More are refused with E_OVERLOADED.
 MAX_ASKERS: Final = 64
-#: An extension's patch for all of its agent is judged together with the patches of so many instances, of so many bytes:
-#: each of them takes some 20 us. Operators are not bounded: 20,000 patches take half a second, once.
+#: An extension's patch for its whole agent is judged together with the patches of at most so many instances and bytes:
+#: each of these takes about 20 us. Operators have no such bound: 20,000 patches take half a second, once.
 MAX_JUDGED_INSTANCES: Final = 256
 MAX_JUDGED_BYTES: Final = 256 << 10
-#: Characters of what a patch calls its extension, and of one operation, that are kept.
+#: Characters that are kept of an extension's name, and of one operation.
 _MAX_NAME: Final = 64
 _MAX_ASKED: Final = 200
 
@@ -66,35 +66,38 @@ OPERATOR: Final = "operator"
 
 
 class _Base(Struct, frozen=True):
-    """What the bundle says of an agent."""
+    """The part of the bundle that is about one agent."""
 
+    #: Its specification.
     spec: AgentSpec
+    #: The configuration that the bundle declares.
     declared: Applied
+    #: The digest of this configuration.
     digest: str
 
 
 class LiveConfigs:
-    """The patches of the bus."""
+    """All patches, and the frames about them."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
         self._patches = Patches()
         self._allowed: Mapping[str, frozenset[str]] = {}
         self._bases: dict[str, _Base] = {}
-        #: Who waits for a decision on its way into the journal, by the patch's id: connections and frame ids.
+        #: Patch id -> connections and frame ids that wait until the decision is journaled.
         self._askers: dict[str, list[tuple[Connection, str]]] = {}
-        #: When the last proposals of an agent were judged (the broker's clock), the oldest first.
+        #: Agent -> when its last proposals were judged (the broker's clock), the oldest first.
         self._judged: dict[str, deque[float]] = {}
-        #: What of each patch has nothing to act on, as it was said last.
+        #: Patch id -> its parts that have nothing to act on, as they were reported last.
         self._idle: dict[str, list[str]] = {}
 
     def restore(self, records: Iterable[ConfigPatched]) -> None:
-        """What an earlier broker had decided."""
+        """Take over the decisions of an earlier broker."""
         self._patches.restore(patch_of(record) for record in records)
         self._note_idle()
 
     def revise(self, allowed: Mapping[str, frozenset[str]]) -> None:
-        """The plan is another one. `allowed`: what each agent may call by it."""
+        """The plan has changed. `allowed`: the tools that each agent may call by the new plan."""
         self._allowed = allowed
         self._bases.clear()
         self._note_idle()
@@ -102,7 +105,7 @@ class LiveConfigs:
     # --- what is in force
 
     def of(self, agent: str, key: str) -> LiveChanges | None:
-        """What is in force for an instance; None: what the bundle says."""
+        """The changes that are in force for an instance; None when the bundle alone counts."""
         if not self._patches.has_any(agent) or agent not in self._bus.plan.agents:
             return None
         revision = self._patches.revision(agent, key)
@@ -111,11 +114,11 @@ class LiveConfigs:
         return LiveChanges(revision=revision, base=self._base(agent).digest, changes=self._changes(agent, key))
 
     def with_spec(self, agent: str, key: str, spec: Raw) -> LiveChanges:
-        """What is in force for an instance, with what the bundle says of its agent now."""
+        """The changes that are in force for an instance, with the bundle's present specification of its agent."""
         return replace(self.of(agent, key) or LiveChanges(), spec=spec)
 
     def allowed(self, agent: str, key: str) -> frozenset[str]:
-        """The tools that an instance may call: what the bundle lets its agent call, and what an operator has added."""
+        """The tools that an instance may call: those that the bundle gives its agent, and those that operators add."""
         allowed = self._allowed.get(agent, frozenset())
         if not self._patches.has_any(agent) or agent not in self._bus.plan.agents:
             return allowed
@@ -186,7 +189,7 @@ class LiveConfigs:
             self._tell(connection, frame_id, patch)
 
     def refused(self, patch_id: str) -> None:
-        """The disk has no room for a decision: it was not made."""
+        """The disk has no room for a decision: it counts as not made."""
         patch = self._patches.find(patch_id)
         if patch is None:
             return
@@ -198,7 +201,7 @@ class LiveConfigs:
             self._bus.error(connection.cls, connection.ident, info, Frame("admin", id=frame_id))
 
     def forget_instance(self, agent: str, key: str) -> None:
-        """The instance is deleted, and its patches with it."""
+        """The instance is deleted: forget its patches."""
         gone = self._patches.of_instance(agent, key)
         for patch in gone:
             self._patches.forget(patch)
@@ -217,7 +220,7 @@ class LiveConfigs:
         proposer: Proposer,
         now: float,
     ) -> None:
-        """Judge a proposal, and have the journal write what becomes of it."""
+        """Judge a proposal, and have the journal write the decision."""
         redact = self._redactor()
         patch.reason = redact((proposal.reason or "")[:MAX_REASON])
         patch.asked = [redact(f"{one.op} {one.path}"[:_MAX_ASKED]) for one in proposal.patches[:MAX_OPERATIONS]]
@@ -244,7 +247,7 @@ class LiveConfigs:
         self._bus.staged.append(Staged("config", item, wish=patch.id))
 
     def _judge(self, patch: Patch, proposal: ConfigProposal, proposer: Proposer, redact: Redactor) -> list[Patch]:
-        """Fill in what the patch does; returns what is to be forgotten for it. Raises GoondanError: why not."""
+        """Fill in what the patch does. Returns the patches to forget for it. Raises GoondanError when it is refused."""
         agent, key = patch.agent, patch.by_key if patch.by == AGENT else patch.key
         base = self._base(agent)
         if proposal.base != base.digest:
@@ -304,7 +307,7 @@ class LiveConfigs:
         self._join(connection, frame, patch)
 
     def _check_without(self, patch: Patch) -> None:
-        """Raise GoondanError when what other patches leave of the config of an extension would not fit its schema."""
+        """Raise GoondanError when, without this patch, the config of an extension would not fit its schema."""
         if patch.agent not in self._bus.plan.agents:
             return
         base = self._base(patch.agent)
@@ -314,8 +317,9 @@ class LiveConfigs:
             self._check_instances(patch.agent, patch.change, True, without=patch)
 
     def _check_instances(self, agent: str, change: Change, operator: bool, *, without: Patch | None = None) -> None:
-        """Raise GoondanError when the config of an extension would not fit its schema in an instance with patches of
-        its own, once this change counts for all of the agent, or does not count any more (`without`).
+        """Check the instances that have patches of their own: this change begins to count for all of the agent, or it
+        does not count any more (`without`). Raise GoondanError when the config of an extension would not fit its
+        schema in one of them.
         """
         base = self._base(agent)
         concerned = with_schema(base.spec, change)
@@ -336,7 +340,7 @@ class LiveConfigs:
             check_instance(base.spec, base.declared, before, after, key)
 
     def _told_again(self, connection: Connection, frame: Frame, asked: Patch) -> bool:
-        """Whether this proposal was made before, and is answered or waits now."""
+        """Whether this proposal was made before. Then it is answered here, or waits with the first."""
         patch_id = asked.id
         if not 0 < len(patch_id) <= MAX_PATCH_ID or not patch_id.isascii() or not patch_id.isprintable():
             raise fail("E_FRAME_INVALID", f"the id of a patch has 1 to {MAX_PATCH_ID} printable ASCII characters")
@@ -368,7 +372,7 @@ class LiveConfigs:
         judged.append(now)
 
     def _push(self, agent: str, key: str | None) -> None:
-        """Give every live process that is concerned what is in force now."""
+        """Send the changes that are in force now to every live process that they concern."""
         if agent not in self._bus.plan.agents:
             return
         for connection in self._bus.presence.connections[AGENTS].values():
@@ -397,11 +401,11 @@ class LiveConfigs:
         return [self._fitting(patch) for patch in self._patches.in_force(agent, key, revision)]
 
     def _coming(self, agent: str, key: str | None, *, without: Patch | None = None) -> list[Change]:
-        """The changes that will be in force when everything that was decided is written: what has to fit."""
+        """The changes that will be in force when all decisions are journaled. They have to fit together."""
         return [self._fitting(patch) for patch in self._patches.coming(agent, key) if patch is not without]
 
     def _fitting(self, patch: Patch) -> Change:
-        """What a patch does, without tools that are gone, or that it might not add today."""
+        """The change of a patch, without tools that are gone or that it would not be allowed to add now."""
         change = patch.change
         if change.tools is None or not change.tools.added:
             return change
@@ -409,7 +413,7 @@ class LiveConfigs:
         return change if left == change.tools.added else replace(change, tools=replace(change.tools, added=left))
 
     def _why_not(self, patch: Patch, tool: str) -> str:
-        """Why a patch does not add this tool; "": it does."""
+        """Why a patch does not add this tool; "" when it adds it."""
         spec = self._bus.plan.agents[patch.agent]
         known = any(tool_of(item) == tool for item in spec.registry)
         if not known and tool not in patch.dynamic:
@@ -419,7 +423,7 @@ class LiveConfigs:
         return ""
 
     def _idle_parts(self, patch: Patch) -> list[str]:
-        """What of a patch has nothing to act on."""
+        """The parts of a patch that have nothing to act on."""
         spec = self._bus.plan.agents.get(patch.agent)
         if spec is None:
             return [f"the bundle has no agent {patch.agent}"]
@@ -433,7 +437,7 @@ class LiveConfigs:
         return idle + [f"the agent has no Extension/{name}" for name in named if name not in has]
 
     def _note_idle(self) -> None:
-        """Say which patches have lost what they act on."""
+        """Tell operators which patches have lost the parts that they act on."""
         before, self._idle = self._idle, {}
         for patch in self._patches:
             if patch.state == "accepted" and (idle := self._idle_parts(patch)):
@@ -465,7 +469,7 @@ class LiveConfigs:
         self._bus.send(connection, Frame("reply", in_reply_to=frame.id, payload=to_raw(body)))
 
     def _show(self, connection: Connection, frame: Frame, asked: dict[str, Any]) -> None:
-        """The configuration that is in force; of extensions' own `config` what patches have made of it, and no more."""
+        """The configuration that is in force. Of the `config` of extensions, only what patches have changed."""
         agent, key = self._target(asked)
         base = self._base(agent)
         changes = self._changes(agent, key)
