@@ -1,10 +1,10 @@
-"""What a turn asks of other agents: its frames, and what their answers mean. Pure.
+"""The questions of a turn to other agents: their frames, and the reading of the answers. Pure.
 
 Rules.
-- An id is made of the turn's, of the tool call's, and of a digest of what is asked. So a turn that another process
-  resumes asks again under the same id and gets the stored answer; a model that asks something else gets another id.
-- The frame carries the whole digest as well: the broker refuses a known id with another content.
-- An agent does not ask itself: its own name needs another instance key.
+- An id is made of the turn's id, the tool call's id, and a digest of the question. So a turn that another process
+  resumes asks again under the same id and gets the stored answer. Another question gets another id.
+- The frame also carries the whole digest. The broker refuses a known id with another content.
+- An agent cannot ask its own instance. To ask an agent of its own name, it gives another instance key.
 
 Source: docs/design/delivery.md section 5; requirements AGENTS-01 to AGENTS-30, HANDOFF-01 to HANDOFF-08.
 """
@@ -35,49 +35,59 @@ from schemas.questions import (
 )
 from schemas.spans import call_span, step_span
 
-#: Longer names of calls are shortened in ids, which may have 256 characters.
+#: Longer names of calls are shortened in ids. An id may have 256 characters.
 _MAX_NAME: Final = 170
-#: Hexadecimal digits of the digest in an id: two questions of one call never meet by chance.
+#: Hexadecimal digits of the digest in an id, enough that two questions of one call never have the same digits by
+#: chance.
 _ID_DIGITS: Final = 24
-#: How the names of questions begin that extensions ask (extensions/asking.py): around a turn or a step, or in a call,
-#: whose id may hold any character and is therefore preceded by its length.
+#: The beginning of the names of questions that extensions ask (extensions/asking.py): around a turn or a step, or in a
+#: call. The id of a call may hold any character, so its length stands before it.
 _PLACE: Final = re.compile(r"@(?:turn|step(?P<step>\d{1,9})|call(?P<length>\d{1,4}))\.")
-#: An agent's name in a message (characters); it may be anything that a model wrote.
+#: The longest name of an agent in a message (characters). A model may have written any text as a name.
 _MAX_TARGET: Final = 256
 
 
-#: Of the reason for a restart the kernel is told so much (characters): it is for a log.
+#: How much of the reason for a restart the kernel gets (characters). It is for a log.
 _MAX_REASON: Final = 500
 
 
 class Asker(Struct, frozen=True):
-    """Who asks: an agent instance, in this turn."""
+    """The asking agent instance, in this turn."""
 
+    #: The name of the agent.
     agent: str
+    #: The instance key.
     instance_key: str
+    #: The id of the turn.
     turn_id: str
 
 
 class Question(Struct, frozen=True, kw_only=True):
-    """What is asked of an agent. `name` is the tool call's id, or what else names the question within its turn.
+    """A question to an agent."""
 
-    `input` is any JSON value. `instance_key` None: the asker's. `timeout_ms`: how long the answer may take, None for as
-    long as it takes. `asynchronous`: the asker goes on; the answer comes as a message (agentproc/completions.py).
-    """
-
+    #: What is asked for: a request, an event without an answer, or a handoff.
     op: Literal["request", "send", "handoff"]
+    #: The tool call's id, or another name of the question within its turn.
     name: str
+    #: The agent that is asked.
     target: str
+    #: Any JSON value.
     input: Any
+    #: The instance of the target; None: the asker's own instance key.
     instance_key: str | None = None
+    #: The type of the event; None: the default type.
     event_type: str | None = None
+    #: How long the answer may take; None: there is no limit.
     timeout_ms: int | None = TIMEOUT_MS
+    #: The metadata of the event.
     metadata: dict[str, Any] | None = None
+    #: The asker goes on, and the answer comes as a message (agentproc/completions.py).
     asynchronous: bool = False
 
 
 def event_frame(asker: Asker, question: Question, left_ms: int | None, created_at: str) -> Frame:
-    """The `event` for a question. `left_ms`: what the asker's turn has left, None for no end; `created_at`: RFC 3339.
+    """The `event` frame for a question. `left_ms` is the time that the asker's turn has left, None for no end.
+    `created_at` is RFC 3339.
 
     Raises GoondanError E_TOOL_INVALID_ARGS, E_AGENT_CYCLE, E_FRAME_TOO_LARGE.
     """
@@ -123,7 +133,7 @@ def asking_span(turn_id: str, name: str) -> str:
 
 
 def call_place(tool_call_id: str) -> str:
-    """How the names of questions begin that the handler of a call asks in the agent's process."""
+    """The beginning of the names of questions that the handler of a call asks in the agent's process."""
     return f"@call{len(tool_call_id)}.{tool_call_id}"
 
 
@@ -151,19 +161,21 @@ def catalog_frame(left_ms: int | None) -> Frame:
 
 
 def restart_frame(asker: Asker, name: str, reason: str) -> Frame:
-    """`restart`, in the name of this tool call."""
+    """The `restart` frame of this tool call."""
     request = RestartRequest(replace_surrogates(reason[:_MAX_REASON]))
     return Frame("restart", call_id=f"{asker.turn_id}/{name}", payload=to_raw(request))
 
 
 def response_of(asked: Frame, answer: Frame) -> dict[str, Any]:
-    """What a request came to (AGENTS-13). Raises GoondanError E_AGENT_*, and E_TOOL_LIMIT for an answer too large."""
+    """The response to a request (AGENTS-13). Raises GoondanError E_AGENT_*, and E_TOOL_LIMIT for an answer that is too
+    large.
+    """
     target, event_id = asked.to or "", asked.event_id or ""
     return answered(target, event_id, correlation(event_id), text_of(target, answer))
 
 
 def text_of(target: str, answer: Frame) -> str | None:
-    """What an answering event says. Raises GoondanError as `response_of`."""
+    """The text of an answering event. Raises GoondanError as `response_of`."""
     ended = from_raw(answer.payload, AgentEvent).answer
     if (error := answer_error(target, ended)) is not None:
         raise GoondanError(error)
@@ -176,7 +188,7 @@ def text_of(target: str, answer: Frame) -> str | None:
 
 
 def late(asked: Frame) -> GoondanError:
-    """No answer came in time."""
+    """The error when no answer came in time."""
     message = f"agent {asked.to!r} ({asked.instance_key}) did not answer within {asked.deadline_ms} ms"
     return GoondanError(error_payload("E_AGENT_TIMEOUT", message, suggestion="Give the request more time: timeoutMs."))
 
@@ -194,7 +206,7 @@ def _checked_key(asker: Asker, target: Any, key: Any) -> str:
 
 
 def _encoded(value: Any) -> bytes:
-    """A question's content. Raises GoondanError for what cannot be sent."""
+    """A question's content, encoded. Raises GoondanError when it cannot be sent."""
     try:
         data = encode_value(value)
         check_depth(data)

@@ -1,11 +1,12 @@
-"""Whether a turn makes progress: how long its model has been at work and has said nothing. Pure; time is an argument.
+"""Whether a turn makes progress: how long its model was asked without sending anything. Pure; the time is an argument.
 
-A turn may last as long as it likes. What ends it is a model that is asked and says nothing: no text, no arguments, no
-thinking. What a server sends to keep a connection alive is nothing.
+A turn may last as long as it likes. It is ended when a model is asked and sends nothing: no text, no arguments, no
+thinking. Data that a server sends only to keep a connection alive does not count.
 
-Only a model at work is counted. A tool call has a deadline of its own, with everything that it waits for (a callee, a
-place, a permit). Extensions are trusted code, and may wait for a person. Between two tries nobody is asked: that time
-does not count, and the next try goes on where the one before was, so that retries do not buy a server more time.
+Only the time of a model at work counts. A tool call has a deadline of its own, which includes everything that it waits
+for (a callee, a place, a permit). Extensions are trusted code, and may wait for a person. Between two tries nobody is
+asked, so that time does not count. The next try continues the count of the one before, so retries do not give a server
+more time.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from schemas.frames import ErrorPayload
 
 
 class StallClock:
-    """How long the model of one turn has said nothing. Times are seconds on any clock that never goes back."""
+    """How long the model of one turn has sent nothing. Times are seconds on any clock that never goes back."""
 
     def __init__(self, limit_s: float) -> None:
         self.limit_s = limit_s
@@ -41,7 +42,7 @@ class StallClock:
             self._counted_to = None
 
     def content(self, now: float) -> None:
-        """The model has said more."""
+        """The model has sent more."""
         if self._last is not None:
             self._quiet_s, self._counted_to, self._last = 0.0, now, now
 
@@ -51,17 +52,17 @@ class StallClock:
 
     @property
     def due(self) -> float | None:
-        """When the turn stalls if nothing happens until then; None while nobody is asked."""
+        """The time at which the turn stalls if nothing happens before; None while nobody is asked."""
         return None if self._counted_to is None else self._counted_to + self.limit_s - self._quiet_s
 
     def silent_since(self, now: float) -> float | None:
-        """The time of the last content, or of the beginning, if the turn has stalled by now; else None."""
+        """The time of the last content, or of the beginning, if the turn has stalled; otherwise None."""
         return self._last if self.due is not None and self.due <= now else None
 
 
 def stalled(model: str, step: int, silence_s: float, limit_s: float, at: str) -> ErrorPayload:
-    """The error of a turn that has stalled. `at` is the time now (RFC 3339 in UTC), `silence_s` how long ago the model
-    said something, or was asked.
+    """The error of a turn that has stalled. `at` is the time now (RFC 3339 in UTC). `silence_s` is the time since the
+    model last sent something, or since it was asked.
     """
     since = datetime.fromisoformat(at) - timedelta(seconds=silence_s)
     return error_payload(

@@ -1,12 +1,12 @@
-"""The configuration of each step of a turn: that of its begin.
+"""The configuration of each step of a turn: the one that was in force when the step began.
 
 Rules.
-- What a step begins with is stored before the step runs, so a process that takes the step up again runs it with the
-  same, also when the bundle has changed in between.
-- The patches are stored with the turn. What the bundle said is stored once for each revision of it that a step has
-  seen, and only for agents with extensions: nobody else looks at it behind the model's answer.
-- Values of environment variables are not stored. An extension whose config has some takes its step up again with the
-  config of today.
+- The configuration is stored before the step runs. So a process that takes the step up again runs it with the same
+  configuration, even if the bundle has changed in between.
+- The patches are stored with the turn. The bundle's part is stored once for each revision that a step has seen, and
+  only for agents with extensions: without extensions, nothing reads it after the model's answer.
+- Values of environment variables are not stored. An extension with such a config takes its step up again with the
+  current config.
 
 Source: docs/live-config.md; docs/decisions/078; requirements CONFIG-02, CONFIG-03.
 """
@@ -25,28 +25,34 @@ from agentproc.store import ConversationStore
 from schemas.effective_config import Applied, Change, declared
 from schemas.launch import AgentSpec
 
-#: Where the conversation's file has what the last step began with: the patches, and what the bundle said.
+#: The names under which the conversation's file has the last step's beginning: the patches, and the bundle's part.
 _STEP_CONFIG: Final = "step_config"
 _BUNDLE_SAID: Final = "bundle_said"
 
 
 class _Begun(Struct, frozen=True):
-    """What is stored of a step that has begun: its turn, and the patches that were in force."""
+    """The stored beginning of a step."""
 
+    #: The turn of the step.
     turn_id: str
+    #: The revision of the configuration.
     revision: int
+    #: The patches that were in force.
     changes: list[Change]
 
 
 class _Said(Struct, frozen=True):
-    """What the bundle said of the agent when a step began. `base` names it. `configs` are those of extensions whose
-    config may be stored.
-    """
+    """The bundle's part of the agent's configuration when a step began."""
 
+    #: Identifies the bundle's part.
     base: str
+    #: The names of the tools.
     tools: list[str]
+    #: The names of the extensions.
     extensions: list[str]
+    #: The configs of those extensions whose config may be stored.
     configs: dict[str, dict[str, Any]]
+    #: The system prompt.
     system: str | None
 
 
@@ -63,7 +69,7 @@ class TurnConfig:
         self._enter(live.current)
 
     def resume(self) -> None:
-        """An earlier process has begun the turn: what its last step began with is in force until the next one begins.
+        """An earlier process has begun the turn. Its last step's configuration is in force until the next step begins.
 
         Raises GoondanError E_STATE.
         """
@@ -84,7 +90,9 @@ class TurnConfig:
         self._note_bundle()
 
     def begin_step(self, step: int, *, again: bool) -> InForce:
-        """A step begins, or is taken up `again`; what it runs with. Raises GoondanError as ConversationStore.write."""
+        """A step begins, or is taken up `again`. Returns its configuration. Raises GoondanError as
+        ConversationStore.write.
+        """
         if not again:
             self._enter(self._live.current)
             now = self.in_force
@@ -105,14 +113,14 @@ class TurnConfig:
     # --- inside
 
     def _enter(self, in_force: InForce) -> None:
-        #: That of the step that runs, or of the next one.
+        #: The configuration of the running step, or of the next one.
         self.in_force = in_force
         self._catalog.follow(in_force.spec)
         self._catalog.begin_with(in_force.tools)
 
     @property
     def _unsaid(self) -> bool:
-        """Whether the file does not have what the bundle says now, and should."""
+        """Whether the file should have the bundle's current part and does not have it."""
         return bool(self.in_force.spec.extensions) and self._said != self.in_force.base
 
     def _note_bundle(self) -> None:
@@ -132,7 +140,9 @@ class TurnConfig:
 
 
 def _applied(said: _Said, spec: AgentSpec) -> Applied:
-    """What the bundle said, as far as the extensions are still there. The model is the one that can be asked now."""
+    """The stored part of the bundle, for the extensions that still exist. The model is the one that can be
+    asked now.
+    """
     configs = {one.name: said.configs.get(one.name, one.config) for one in spec.extensions}
     return replace(
         declared(spec),

@@ -1,17 +1,18 @@
 """One instance's conversation on disk: `<state_dir>/instances/<agent>/<key>/conversation.db` (SQLite).
 
 Rules.
-- Opened at the first turn, never when the process starts. What this module creates is closed to others (0700, 0600).
+- The file is opened at the first turn, never when the process starts. Files and folders of this module are closed to
+  other users (0600, 0700).
 - Everything is written inside `write()`: one transaction, which begins by checking the epoch. A stale holder gets
   E_LEASE_LOST and writes nothing; a newer epoch is taken over by `adopt`.
 - A turn appends message events at positions of its own; `finish` folds them into the base and stores the answer under
-  the event's key, in the same transaction. An event key has at most one row, so a finished event is answered again
-  from its row and never run again.
-- Nothing here reads the history unless asked to (`load_messages`): a turn costs the same at any age.
-- The file and its log together never exceed `max_bytes`: a transaction that does not leave room for the end of its
-  turn is refused as a whole (E_STORE_FULL). Nothing that is stored is cut.
-- Every failure is one GoondanError: E_STORE_FULL, E_DISK_FULL, E_LEASE_LOST, or E_STATE for anything else. After one
-  the file is closed, and the next turn opens it anew.
+  the event's key, in the same transaction. An event key has at most one row, so a finished event is answered again from
+  its row and never run again.
+- Only `load_messages` reads the history, so a turn costs the same at any age of the conversation.
+- The file and its log together never exceed `max_bytes`: a transaction that does not leave room for the end of its turn
+  is refused as a whole (E_STORE_FULL). Nothing that is stored is cut.
+- Every failure is one GoondanError: E_STORE_FULL, E_DISK_FULL, E_LEASE_LOST, or E_STATE for anything else. After a
+  failure the file is closed, and the next turn opens it again.
 
 Durability. WAL with synchronous NORMAL survives the end of the process; `power` makes the commit of `finish` wait for
 the disk, which covers everything before it.
@@ -54,33 +55,34 @@ from schemas.traces import (
     TurnStatus,
 )
 
-#: How long a write waits for another process that has the file (milliseconds): longer than any transaction of ours,
-#: much shorter than the time after which a silent agent is taken for hung.
+#: How long a write waits for another process that has the file (milliseconds). That is longer than any transaction of
+#: this module, and much shorter than the time after which a silent agent counts as hung.
 BUSY_MS: Final = 2000
 #: Pages in memory, as SQLite counts them (negative: KiB). An agent process may hold 9 MiB in all.
 _CACHE: Final = -256
 #: WAL pages after which SQLite copies them into the file (4 KiB each).
 _CHECKPOINT_PAGES: Final = 256
-#: Answers kept for events that may be delivered again; the broker forgets an event long before this many others.
+#: How many answers are kept for events that may be delivered again. The broker forgets an event long before so many
+#: others.
 KEPT_ANSWERS: Final = 10_000
-#: Bytes of those answers, and of the messages of an instance whose messages no model reads. The broker remembers
-#: 64 MiB of finished events, of all instances together.
+#: The most bytes of those answers, and of the messages of an instance whose messages no model reads. The broker
+#: remembers 64 MiB of finished events, of all instances together.
 KEPT_BYTES: Final = 64 << 20
-#: Runtime events kept.
+#: How many runtime events are kept.
 KEPT_RUNTIME_EVENTS: Final = 50_000
-#: What only the end of a turn may use (bytes): a thousand results that say that their call was given up, the answer
-#: with its error, and what SQLite itself needs beside what is stored.
+#: The room that only the end of a turn may use (bytes): for a thousand results of calls that were given up, the answer
+#: with its error, and SQLite's own needs besides the stored data.
 RESERVE_BYTES: Final = 4 << 20
-#: A log of this size is copied into the file and emptied before the next write (bytes): a large message would else
+#: A log of this size is copied into the file and emptied before the next write (bytes). Otherwise a large message would
 #: count twice for as long as the file is open.
 LARGE_LOG_BYTES: Final = 4 << 20
-#: A stored event takes this much beside its message (bytes).
+#: The size of a stored event besides its message (bytes).
 _EVENT_BYTES: Final = 256
-#: A runtime event takes this much beside its detail (bytes).
+#: The size of a runtime event besides its detail (bytes).
 _NOTE_BYTES: Final = 160
-#: What a transaction may add beside what it was given (bytes): pages of tables and indexes that are written whole.
+#: How much a transaction may add besides its data (bytes): pages of tables and indexes are written whole.
 _WRITE_BYTES: Final = 64 << 10
-#: How often the limits above are applied: in finished turns, and in bytes that were stored.
+#: How often the limits above are applied: after so many finished turns, and after so many stored bytes.
 _TRIM_EVERY: Final = 256
 _TRIM_BYTES: Final = 32 << 20
 
@@ -95,7 +97,7 @@ CREATE TABLE events (
 
 #: A row of runtime_events: turn, kind, time, detail, span, parent.
 _Note = tuple[str, str, str, str | None, str | None, str | None]
-#: Beside the conversation: what was said before it began anew, with the generation that followed.
+#: The file beside the conversation with the messages from before it began again, and the generation that followed.
 EARLIER_FILE: Final = "earlier.db"
 _EARLIER_SCHEMA: Final = """\
 CREATE TABLE IF NOT EXISTS earlier.messages (
@@ -104,40 +106,47 @@ CREATE TABLE IF NOT EXISTS earlier.messages (
 """
 
 _PAGES: Final = ("page_size", "page_count", "freelist_count")
-#: How SQLite names that a file could not be made or made larger.
+#: SQLite's names for the failure to create or extend a file.
 _NO_ROOM: Final = ("SQLITE_IOERR", "SQLITE_CANTOPEN")
 
 Durability = Literal["power", "process"]
 
 
 class TurnRow(Struct, frozen=True):
-    """What is stored about the turn of one event. `answer` is the payload of its `done` or `failed` frame."""
+    """The stored turn of one event."""
 
+    #: The key of the event.
     event_key: str
+    #: The id of the turn.
     turn_id: str
+    #: The number of the attempt, from 1.
     attempt: int
+    #: Whether the turn runs, and how it ended.
     status: TurnStatus
+    #: The payload of its `done` or `failed` frame.
     answer: bytes | None = None
 
 
 class StoredEvent(Struct, frozen=True):
-    """A message event of an unfinished turn. `stored_ms` is CLOCK_BOOTTIME; 0: stored before the machine's last boot,
-    so older than every process that runs now. `origin` names the place in an extension that it came from; None: the
-    turn itself.
-    """
+    """A message event of an unfinished turn."""
 
+    #: Its position in the turn.
     position: int
+    #: The event.
     event: MessageEvent
+    #: When it was stored (CLOCK_BOOTTIME, milliseconds). 0: before the machine's last boot, so earlier than the start
+    #: of every process that runs now.
     stored_ms: int
+    #: The place in an extension that it came from; None: the turn itself.
     origin: str | None = None
 
 
 class ConversationStore:
     """The conversation file in `directory`. Not for use by several threads.
 
-    `kept_messages` bounds the base (None: everything is kept); for an instance whose messages no model reads.
-    `max_bytes` bounds the file and its log together (None: the disk does). A file of an earlier `generation` begins
-    anew: its history goes into another one, EARLIER_FILE, which nobody here reads.
+    `kept_messages` limits the base (None: everything is kept). It is for an instance whose messages no model reads.
+    `max_bytes` limits the file and its log together (None: only the disk limits them). A file of an earlier
+    `generation` begins again: its history is moved to EARLIER_FILE, which this module never reads.
     """
 
     def __init__(
@@ -167,7 +176,9 @@ class ConversationStore:
     # --- transactions
 
     def adopt(self, epoch: int) -> int:
-        """Work under `epoch` from now on, unless the file has seen a later one: that is returned then, else `epoch`."""
+        """Work under `epoch` from now on, and return it. If the file has seen a later epoch, return that one and change
+        nothing.
+        """
         with self._errors():
             db = self._open()
             stored = self._stored_epoch(db)
@@ -184,10 +195,10 @@ class ConversationStore:
 
     @contextmanager
     def write(self, *, final: bool = False, reserve: bool = False) -> Iterator[None]:
-        """One transaction under the adopted epoch; `final` makes its commit as durable as the instance promises. With
+        """One transaction under the adopted epoch. With `final` its commit is as durable as the instance promises. With
         `reserve` it may use the room that is kept for the end of a turn; it must be small.
 
-        Raises E_LEASE_LOST when a later epoch has been adopted meanwhile, E_STORE_FULL, E_STATE, E_DISK_FULL: nothing
+        Raises E_LEASE_LOST when a later epoch was adopted meanwhile, E_STORE_FULL, E_STATE, E_DISK_FULL. Then nothing
         is written.
         """
         with self._errors():
@@ -211,7 +222,7 @@ class ConversationStore:
                 db.execute("PRAGMA synchronous = NORMAL")
 
     def close(self) -> None:
-        """Close the file; a later use opens it again."""
+        """Close the file. The next use opens it again."""
         self._notes.clear()
         db, self._db, self._room = self._db, None, 0
         if db is not None:
@@ -221,7 +232,7 @@ class ConversationStore:
     # --- turns
 
     def find_turn(self, event_key: str) -> TurnRow | None:
-        """The turn of an event, if one was ever begun."""
+        """The stored turn of an event; None when it was never begun."""
         with self._errors():
             row = (
                 self._open()
@@ -231,7 +242,7 @@ class ConversationStore:
         return None if row is None else TurnRow(event_key, *row)
 
     def running_turns(self) -> list[TurnRow]:
-        """Turns that were begun and have no end; at most one unless an event was taken out of the queue."""
+        """Turns that were begun and have no end. There is at most one, unless an event was taken out of the mailbox."""
         with self._errors():
             rows = (
                 self._open()
@@ -251,7 +262,7 @@ class ConversationStore:
         parent_span_id: str | None = None,
         waited_ms: int | None = None,
     ) -> None:
-        """Record that a turn runs (inside `write`), before its first note. A later attempt takes the place of an
+        """Record that a turn runs (inside `write`), before its first note. A later attempt replaces an
         abandoned one.
         """
         self._execute(
@@ -299,7 +310,9 @@ class ConversationStore:
     # --- messages
 
     def append(self, turn_id: str, position: int, event: MessageEvent, *, origin: str | None = None) -> None:
-        """Store one message event of a running turn (inside `write`); a repeat of a position replaces it."""
+        """Store one message event of a running turn (inside `write`). An event with the same position replaces the
+        earlier one.
+        """
         target: str | None = None
         message: bytes | None = None
         if isinstance(event, Append):
@@ -341,7 +354,7 @@ class ConversationStore:
             return [decode_message(row[0]) for row in rows]
 
     def remember(self, name: str, value: bytes) -> None:
-        """Keep a value under a name (inside `write`), in the place of what it was."""
+        """Keep a value under a name (inside `write`). It replaces the earlier value."""
         self._execute("INSERT OR REPLACE INTO meta (name, value) VALUES (?, ?)", (name, value))
 
     def remembered(self, name: str) -> bytes | None:
@@ -365,7 +378,7 @@ class ConversationStore:
         span_id: str | None = None,
         parent_span_id: str | None = None,
     ) -> None:
-        """Store a runtime event, for traces only: inside `write`, or with the next one. `detail` is of
+        """Store a runtime event, which only traces use: inside `write`, or with the next one. `detail` has a form of
         schemas/traces.py.
         """
         self._notes.append((turn_id, kind, at, detail, span_id, parent_span_id))
@@ -392,7 +405,7 @@ class ConversationStore:
     # --- inside
 
     def _write_notes(self) -> None:
-        """The runtime events of a transaction, together: one statement costs less than several."""
+        """Write the runtime events of a transaction together: one statement costs less than several."""
         notes = self._notes
         if not notes:
             return
@@ -419,7 +432,7 @@ class ConversationStore:
         self._db.execute(statement, values)
 
     def _empty_log(self, db: sqlite3.Connection) -> None:
-        """Copy a large log into the file, unless somebody reads the conversation just now."""
+        """Copy a large log into the file, unless another process reads the conversation at this moment."""
         if self._unlooked < LARGE_LOG_BYTES // 8:
             return
         self._unlooked = 0
@@ -437,8 +450,9 @@ class ConversationStore:
     def _check_room(self, db: sqlite3.Connection, *, more: int = 0) -> None:
         """Raise E_STORE_FULL when the transaction leaves no room for the end of its turn, or (a final one) for itself.
 
-        At its end a turn's messages are copied within the file, and the pages of the copies go through the log. `more`
-        bytes are about to be added: as a message they count for themselves, for their copy, and for the log of both.
+        At the end of a turn its messages are copied within the file, and the pages of the copies go through the log.
+        `more` bytes are about to be added. As a message they count for themselves, for their copy, and for the log of
+        both.
         """
         if self._max_bytes is None or self._writing == "reserve":
             return
@@ -473,7 +487,7 @@ class ConversationStore:
         self._execute("DELETE FROM events WHERE turn_id = ?", (turn_id,))
 
     def _apply(self, event: MessageEvent) -> None:
-        """One event on the base table: the same as conversation.fold."""
+        """Apply one event to the base table, with the same effect as conversation.fold."""
         if isinstance(event, Append):
             self._execute(
                 "INSERT INTO base (id, message) VALUES (?, ?) "
@@ -508,7 +522,7 @@ class ConversationStore:
             self._trim_bytes("base", "message", "true")
 
     def _trim_bytes(self, table: str, column: str, among: str) -> None:
-        """Delete the oldest rows beyond KEPT_BYTES in `column`; the newest stays whatever its size."""
+        """Delete the oldest rows beyond KEPT_BYTES in `column`. The newest row stays whatever its size."""
         self._execute(
             f"DELETE FROM {table} WHERE {among} AND seq <= (SELECT max(seq) FROM (SELECT seq, "  # noqa: S608 - ours
             f"sum(length({column})) OVER (ORDER BY seq DESC) - length({column}) AS newer FROM {table} "
@@ -574,12 +588,13 @@ class ConversationStore:
         self._begin_anew(db)
 
     def _begin_anew(self, db: sqlite3.Connection) -> None:
-        """Put aside what earlier turns left, if it is of an earlier generation. A turn that was begun goes on."""
+        """If earlier turns are of an earlier generation, put their messages aside. A turn that was begun goes on."""
         row = db.execute("SELECT value FROM meta WHERE name = 'generation'").fetchone()
         if (0 if row is None else int(row[0])) >= self._generation:
             return
         if db.execute("SELECT 1 FROM base LIMIT 1").fetchone() is not None:
-            # First there, then gone from here: one transaction over two files would not be one after a loss of power.
+            # First written there, then deleted here: one transaction over two files would not be atomic after a loss of
+            # power.
             _create_file(self.path.parent / EARLIER_FILE)
             db.execute("ATTACH DATABASE ? AS earlier", (str(self.path.parent / EARLIER_FILE),))
             db.execute("PRAGMA earlier.synchronous = FULL")
@@ -595,7 +610,7 @@ class ConversationStore:
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
-        """Roll back and close on any failure; sqlite's and the system's become one GoondanError."""
+        """Roll back and close on any failure. Errors of SQLite and of the system become one GoondanError."""
         try:
             yield
         except GoondanError:
@@ -620,7 +635,7 @@ class ConversationStore:
 
 
 def _is_full(folder: Path) -> bool:
-    """Whether the disk of a folder has no room: SQLite says of some files only that they could not be written."""
+    """Whether the disk of a folder is full. For some files SQLite only says that they could not be written."""
     try:
         left = os.statvfs(folder)
     except OSError:
@@ -629,7 +644,7 @@ def _is_full(folder: Path) -> bool:
 
 
 def _started(turn_id: str) -> str:
-    """How the names of rows in `meta` begin that record calls of this turn."""
+    """The beginning of the names of rows in `meta` that record calls of this turn."""
     return f"started:{turn_id}/"
 
 
@@ -650,7 +665,7 @@ def _event(kind: str, target: str, message: bytes) -> MessageEvent:
 
 
 def _create_file(path: Path) -> list[Path]:
-    """Make the file and its folders, closed to others; the folders that have a new entry."""
+    """Create the file and its folders, closed to other users. Returns the folders that have a new entry."""
     missing = [folder for folder in path.parents if not folder.exists()]
     for folder in reversed(missing):
         with suppress(FileExistsError):

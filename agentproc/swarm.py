@@ -1,4 +1,4 @@
-"""One turn's side of its swarm: asks other agents over the agent's own link, and waits for what they answer.
+"""One turn's access to its swarm: it asks other agents over the agent's own link, and waits for their answers.
 
 The bundled tools `agents`, `handoff` and `self-restart` and the `ctx.agents` of middleware all go through here.
 
@@ -30,8 +30,8 @@ from schemas.errors import GoondanError, fail
 from schemas.frames import OPERATOR_AGENT, Frame, RestartAnswer
 from schemas.questions import answered, correlation
 
-#: A bundled tool's handler: the turn's side of the swarm, the tool call's id, and the checked arguments; what it gives
-#: is a JSON value or a ToolResult.
+#: A bundled tool's handler. It gets the turn's access to the swarm, the tool call's id and the checked arguments. It
+#: returns a JSON value or a ToolResult.
 Handler = Callable[["Swarm", str, dict[str, Any]], Awaitable[Any]]
 
 
@@ -44,23 +44,23 @@ class AskingLink(Protocol):
 
 
 class Notices(Protocol):
-    """Who is told of what is asked and answered (extensions/events.py)."""
+    """Gets news of questions and answers (extensions/events.py)."""
 
     def wants(self, kind: str) -> bool: ...
     def emit(self, kind: str, payload: dict[str, Any], *, emitter: str) -> None: ...
 
 
-#: What extensions are told (EVENTS-10, EVENTS-11): news for them, and not another way to ask.
+#: The types of news for extensions (EVENTS-10, EVENTS-11). They are not another way to ask.
 DELEGATE: Final = "agent.delegate"
 DELEGATION_RESULT: Final = "agent.delegationResult"
 
 
 class Swarm:
-    """What one turn can ask. `deadline` is the turn's, in the loop's time, None for no end; `clock` gives RFC 3339.
-    `notices` hears of each event that goes to another agent, and of each answer that is waited for.
+    """The questions of one turn. `deadline` is the turn's, in the loop's time, None for no end. `clock` gives RFC 3339.
+    `notices` gets each event that goes to another agent, and each answer that is waited for.
 
     Every method raises GoondanError: E_TOOL_INVALID_ARGS, E_AGENT_CYCLE, E_FRAME_TOO_LARGE, E_AGENT_NOT_FOUND,
-    E_AGENT_SPAWN_FAILED, E_AGENT_TIMEOUT, E_AGENT_FAILED, or what else the broker refused it with.
+    E_AGENT_SPAWN_FAILED, E_AGENT_TIMEOUT, E_AGENT_FAILED, or another refusal of the broker.
     """
 
     def __init__(
@@ -69,21 +69,21 @@ class Swarm:
         self._notices = notices
         self._link = link
         self._asker = asker
-        #: The turn's; it moves when a person was asked meanwhile.
+        #: The turn's deadline. It moves when a person was asked in between.
         self.deadline = deadline
         self._clock = clock
         self._loop = asyncio.get_running_loop()
-        #: The kernel restarts as soon as the turn has left its event: no further step before that.
+        #: The kernel restarts as soon as the turn has left its event. No further step runs before that.
         self.restarts = False
 
     async def request(self, question: Question) -> dict[str, Any]:
-        """A turn of another agent, and its answer."""
+        """Have another agent run a turn, and return its answer."""
         frame = event_frame(self._asker, question, self._left_ms(), self._clock())
         self._tell(question)
         try:
             answer = await self._until_done(frame, self._link.ask(frame))
         except GoondanError as error:
-            # The link gave up waiting. What an agent's answer says comes from `response_of`.
+            # The link gave up waiting. Errors inside an agent's answer come from `response_of`.
             raise late(frame) if error.info.code == "E_AGENT_TIMEOUT" else error from None
         response = response_of(frame, answer)
         told = {"sourceAgent": question.target, "result": response["response"]}
@@ -91,21 +91,24 @@ class Swarm:
         return response
 
     async def send(self, question: Question) -> dict[str, Any]:
-        """A turn of another agent that nobody waits for: the broker has the event when this returns."""
+        """Have another agent run a turn, and do not wait for it. The broker has the event when this returns."""
         frame = event_frame(self._asker, question, self._left_ms(), self._clock())
         self._tell(question)
         await self._until_done(frame, self._link.post(frame))
         return {"target": question.target, "eventId": frame.event_id, "accepted": True, "sent": True}
 
     async def start(self, question: Question) -> dict[str, Any]:
-        """A turn of another agent whose answer comes as a message later; what `request` gives, without a response."""
+        """Have another agent run a turn; the answer comes later, as a message. Returns the value of `request` without a
+        response.
+        """
         event_id = (await self.submit(question)).event_id or ""
         return {**answered(question.target, event_id, correlation(event_id), None), "async": True}
 
     async def submit(self, question: Question) -> Frame:
-        """A turn of another agent whose answer comes as a message later: the broker has the event when this returns.
+        """Have another agent run a turn; the answer comes later, as a message. The broker has the event when this
+        returns.
 
-        Gives the frame of the event.
+        Returns the frame of the event.
         """
         if self._asker.agent == OPERATOR_AGENT:
             message = "a call from outside has no conversation that an answer could come to later"
@@ -116,11 +119,11 @@ class Swarm:
         return frame
 
     async def spawn(self, name: str, target: str, instance_key: str | None, cwd: str | None) -> Any:
-        """The process of an instance; returns when it is there. `name` names the question within its turn."""
+        """Start the process of an instance. Returns when it is there. `name` names the question within its turn."""
         return await self._look_up(spawn_frame(self._asker, name, target, instance_key, cwd, self._left_ms()))
 
     async def restart(self, name: str, reason: str) -> None:
-        """Have the kernel restart at the end of this step. `name` is the tool call's id, by which a repeat is known.
+        """Have the kernel restart at the end of this step. `name` is the tool call's id, which identifies a repeat.
 
         Raises GoondanError: what is wrong with the bundle, E_RESTART_REFUSED, E_FORBIDDEN.
         """
@@ -129,7 +132,7 @@ class Swarm:
         self.restarts = self.restarts or from_raw(reply.payload, RestartAnswer).comes
 
     async def list(self, include_all: bool) -> Any:
-        """The instances that the asker has spawned, or all."""
+        """The instances that the asker has spawned, or all instances."""
         return await self._look_up(list_frame(include_all, self._left_ms()))
 
     async def catalog(self) -> Any:
@@ -137,7 +140,7 @@ class Swarm:
         return await self._look_up(catalog_frame(self._left_ms()))
 
     def _tell(self, question: Question) -> None:
-        """An event goes to another agent."""
+        """Announce an event that goes to another agent."""
         if not self._notices.wants(DELEGATE):
             return
         given = question.input
@@ -158,7 +161,7 @@ class Swarm:
                 self._link.forget(frame.id)
 
     def _left_ms(self) -> int | None:
-        """What the turn has left, less what it needs to end with a message of its own."""
+        """The time that the turn has left, without the part that it needs to end with a message of its own."""
         if self.deadline is None:
             return None
         left = self.deadline - self._loop.time()

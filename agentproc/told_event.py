@@ -1,6 +1,7 @@
-"""An event as the broker tells of it (pure): its payload, and what the header says about its sender.
+"""An event with the facts that the broker states about it (pure): its payload, and the header's facts about its sender.
 
-Whoever sends an event writes the payload; who that is and on whose behalf is the broker's word, in the header.
+The sender of an event writes the payload. The broker states in the header who the sender is and on whose behalf it
+acts.
 
 Source: PROTOCOL.md, "What a receiver checks itself".
 """

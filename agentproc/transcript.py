@@ -1,8 +1,8 @@
-"""The messages of one running turn: what earlier turns left, and this turn's own events by their positions.
+"""The messages of one running turn: those of earlier turns, and this turn's own events by their positions.
 
-`NextMessages = BaseMessages + SUM(Events)`. The base is read when somebody first asks for it. What extensions add is
-stored before `emit` returns; each such event has an origin (its extension's stage, and the how-manieth there), so that
-a resumed turn whose middleware runs again puts it in the same place instead of adding it twice.
+`NextMessages = BaseMessages + SUM(Events)`. The base is read at its first use. An event of an extension is stored
+before `emit` returns. It has an origin: its extension's stage, and its number there. So when the middleware of a
+resumed turn runs again, the event replaces the earlier one instead of being added twice.
 
 Source: docs/design/turns.md section 3; requirements CALL-15, PIPELINE-02.
 """
@@ -40,22 +40,22 @@ class Transcript:
         self.closed = False
 
     def restore(self, stored: Iterable[StoredEvent]) -> None:
-        """Take over what an earlier incarnation stored of this turn."""
+        """Take over the events that an earlier incarnation stored of this turn."""
         for event in stored:
             self._keep(event.position, event.event)
             if event.origin is not None:
                 self._origins[event.origin] = event.position
 
     def append(self, position: int, message: Message) -> None:
-        """A message of the turn itself (inside the store's `write`)."""
+        """Add a message of the turn itself (inside the store's `write`)."""
         event = Append(message)
         self._keep(position, event)
         self._store.append(self._turn_id, position, event)
 
     def emit(self, origin: str, source: str, event: Any) -> None:
-        """An event of an extension named `source`, stored at once.
+        """Store an event of an extension named `source` at once.
 
-        Raises MiddlewareError for what is no message event and after the turn's end; GoondanError as the store does.
+        Raises MiddlewareError for an invalid message event and after the turn's end; GoondanError as the store does.
         """
         if self.closed:
             raise MiddlewareError("the turn is over; its conversation can no longer be changed")
@@ -73,24 +73,24 @@ class Transcript:
 
     @property
     def base_messages(self) -> list[Message]:
-        """What earlier turns left."""
+        """The messages that earlier turns left."""
         if self._base is None:
             self._base = self._store.load_messages()
         return list(self._base)
 
     @property
     def events(self) -> list[MessageEvent]:
-        """What this turn has added, in the order of positions."""
+        """The events of this turn, in the order of positions."""
         return [self._events[position] for position in sorted(self._events)]
 
     @property
     def next_messages(self) -> list[Message]:
-        """The conversation as it stands."""
+        """The current messages of the conversation."""
         return self._with(self.base_messages)
 
     @property
     def own_messages(self) -> list[Message]:
-        """This turn's messages alone."""
+        """The messages of this turn only."""
         return self._with([])
 
     # --- inside
@@ -106,10 +106,12 @@ class Transcript:
 
 
 def read_event(event: Any, *, message_id: str, source: str, at: str) -> MessageEvent:
-    """A message event as an extension gave it; what its message lacks is filled in. Raises MiddlewareError."""
+    """A message event as an extension gave it, with the missing fields of its message filled in. Raises
+    MiddlewareError.
+    """
     try:
         given = msgspec.convert(_filled_in(event, message_id, source, at), _KINDS) if isinstance(event, dict) else event
-        # Once through bytes: what is stored must be readable by every later step.
+        # Encoded and decoded once: every later step must be able to read the stored message.
         data = encode_value(given)
         check_depth(data)
         read: MessageEvent = msgspec.msgpack.decode(data, type=_KINDS)
@@ -138,7 +140,7 @@ def _filled_in(event: dict[str, Any], message_id: str, source: str, at: str) -> 
 
 
 def resumption(stored: Sequence[StoredEvent], operator: bool) -> Resume:
-    """What the turn machine needs of the events that an earlier incarnation stored."""
+    """The turn machine's input that restores the events of an earlier incarnation."""
     own = [(s.position, s.event.message) for s in stored if isinstance(s.event, Append) and s.origin is None]
     told = max((s.position for s in stored if s.origin is not None and s.origin.endswith(ANSWER_SUFFIX)), default=-1)
     behind = bool(own) and told > own[-1][0]

@@ -1,8 +1,8 @@
 """`python -m agentproc.trial`: one extension in an agent without a bus, for `gdn extension test`.
 
-It is loaded as an agent loads it, and one turn passes through it: a step with a tool call that is answered here, and
-a step with the answer. The model is a script, so nothing is asked of any server. The result is one JSON document on
-the output: {status, code?, message?, suggestion?, middleware: {kind: number}, points, tools, seconds}.
+The extension is loaded as an agent loads it. One turn passes through it: a step with a tool call that is answered here,
+and a step with the answer. The model is a script, so no server is asked. The result is one JSON document on the output:
+{status, code?, message?, suggestion?, middleware: {kind: number}, points, tools, seconds}.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from schemas.system.secrecy import close_memory
 #: The tool that the turn calls: it is answered in this process.
 TRIAL: Final = CatalogItem(name="trial__ping", description="Answers pong.")
 ANSWER: Final = "This is the end of the trial."
-#: How long the turn may take (seconds): more than a layer may, so that the layer is named.
+#: How long the turn may take (seconds). It is longer than a layer's limit, so a slow layer is named in the error.
 TURN_S: Final = 70.0
 
 
@@ -45,7 +45,7 @@ class NoBus:
         self._counter = 0
 
     def start_call(self, frame: Frame, done: Callable[[Frame | None, GoondanError | None], None]) -> None:
-        """Answers every call."""
+        """Answer every call."""
         self._name(frame)
         result = Frame(
             "tool.result", call_id=frame.call_id, payload=to_raw(ToolResult(status="ok", output=to_raw("pong")))
@@ -53,12 +53,12 @@ class NoBus:
         asyncio.get_running_loop().call_soon(done, result, None)
 
     def send(self, frame: Frame) -> bool:
-        """Nobody hears it."""
+        """Drop the frame."""
         self._name(frame)
         return True
 
     def post(self, frame: Frame) -> asyncio.Future[Frame]:
-        """Everything is accepted; the turn's answer is kept."""
+        """Accept every frame, and keep the turn's answer."""
         self._name(frame)
         if frame.stage in ("done", "failed"):
             answer = from_raw(frame.payload, AgentEvent).answer
@@ -69,7 +69,7 @@ class NoBus:
         return future
 
     def ask(self, frame: Frame) -> asyncio.Future[Frame]:
-        """There is no kernel to answer."""
+        """Refuse: there is no kernel to answer."""
         future: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
         message = f"{frame.type}: there is no kernel in a trial"
         future.set_exception(fail("E_CONFIG_UNSUPPORTED", message, suggestion="Try it in a running swarm."))
@@ -84,7 +84,7 @@ class NoBus:
 
 
 class Script:
-    """A model that calls the trial's tool and then answers. What an extension asks it gets the answer as well."""
+    """A model that calls the trial's tool and then answers. A question of an extension gets the same answer."""
 
     needs_history = True
 
@@ -108,7 +108,9 @@ class Script:
 
 
 async def trial(spec: AgentSpec) -> dict[str, Any]:
-    """Load the agent's extensions and let a turn pass through them. Raises GoondanError when one cannot be loaded."""
+    """Load the agent's extensions and run one turn through them. Raises GoondanError when an extension cannot be
+    loaded.
+    """
     link = NoBus()
     store = ConversationStore(instance_dir(spec.state_dir, spec.name, "trial"), durability="process")
     runner = TurnRunner(spec, "trial", link, store, provider=Script())
@@ -132,7 +134,7 @@ async def trial(spec: AgentSpec) -> dict[str, Any]:
 
 
 def registered(runner: TurnRunner) -> dict[str, Any]:
-    """What the extensions have registered."""
+    """The registrations of the extensions."""
     layers = {kind: list(runner.pipeline.layers(kind)) for kind in KINDS}
     before = [layer.point for found in layers.values() for layer in found if layer.point is not None]
     return {
@@ -145,7 +147,7 @@ def registered(runner: TurnRunner) -> dict[str, Any]:
 
 
 def run() -> int:
-    """Read the specification from a descriptor, and write what came of it."""
+    """Read the specification from a descriptor, and write the result."""
     parser = argparse.ArgumentParser(prog="python -m agentproc.trial", description="One extension in an agent alone.")
     parser.add_argument("--spec-fd", type=int, required=True, help="descriptor to read the agent's specification from")
     close_memory()
