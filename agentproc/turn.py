@@ -1,22 +1,22 @@
 """The turn machine: inputs in, actions out. No model, no sockets, no storage, no clock.
 
-States: `new` -> `thinking` (a model call is out) <-> `acting` (tool calls are out) -> `over`. Around them, where
-middleware is registered: `opening` and `closing` (a turn's, before its next() and after it), `entering` and `leaving`
-(a step's). Without middleware these four do not exist, and the rest is the same.
+States: `new` -> `thinking` (a model call is out) <-> `acting` (tool calls are out) -> `over`. Where middleware is
+registered, there are four more: `opening` and `closing` (turn middleware before and after its next()), `entering` and
+`leaving` (step middleware). Without middleware these four do not exist, and the rest is the same.
 
 Rules.
 - A step is one model call and the tool calls of its answer, which run concurrently. The next step begins only when
-  every call has its result; results are stored in call order whatever order they come in.
-- Every message has a position in its turn. An answer with N calls takes one position and reserves the N behind it,
-  so a result that is stored early still stands in its place.
-- Actions are to be performed in their order, and every `Store` before what follows it.
-- Tool call ids are unique within a turn: empty, repeated or unusable ones get one of ours. So a callId names one call
-  for ever, and a resumed turn repeats its open calls under the ids they had.
+  every call has its result. Results are stored in call order, whatever order they come in.
+- Every message has a position in its turn. An answer with N calls takes one position and reserves the N behind it, so a
+  result that is stored early still has its place.
+- Actions are performed in their order. Every `Store` is done before the actions that follow it.
+- Tool call ids are unique within a turn. An empty, repeated or unusable id is replaced by one of ours. So a callId
+  names one call for ever, and a resumed turn repeats its open calls under the same ids.
 - A late, repeated or unknown input is ignored.
 - An operator call is a turn of one made-up assistant message with one tool call and no model call.
 - A cancelled turn ends at once: open calls are dropped and get results, so that the next turn finds a valid history.
-- A turn whose middleware has been entered is left through it, whatever ends the core; middleware that fails, or that
-  returns before the core is done, ends the turn as failed.
+- A turn whose middleware was entered is left through it, whatever ends the core. When middleware fails or returns
+  before the core is done, the turn ends as failed.
 
 Source: docs/design/turns.md section 1; docs/design/delivery.md section 6; requirements CALL-04, CALL-15, ERROR-08.
 """
@@ -44,22 +44,26 @@ from agentproc.conversation import (
 from schemas.errors import error_payload
 from schemas.frames import ErrorPayload, ToolResult
 
-#: Longer ids from a model are replaced; they become part of a callId, of a header and of a database key.
+#: Longer ids from a model are replaced: an id becomes part of a callId, of a header and of a database key.
 MAX_TOOL_CALL_ID: Final = 128
-#: In an assistant message's metadata: tool call id -> why its arguments could not be read, for a turn that resumes.
+#: The key in an assistant message's metadata for a turn that resumes: tool call id -> why its arguments are unreadable.
 UNREADABLE: Final = "unreadableArguments"
 
 
-#: Stands in where a failure came without its error.
+#: The error of a failure that came without one.
 _MOOT: Final = error_payload("E_MIDDLEWARE", "the middleware ended too early")
 
 
 class AskedCall(Struct, frozen=True):
-    """A tool call as a model wrote it. `broken` says why its arguments could not be read (then `args` is moot)."""
+    """A tool call as a model wrote it."""
 
+    #: The id that the model gave it.
     id: str
+    #: The name of the tool.
     name: str
+    #: The arguments. Not used when `broken` is set.
     args: Any
+    #: Why the arguments could not be read; None: they could.
     broken: str | None = None
 
 
@@ -67,10 +71,13 @@ class AskedCall(Struct, frozen=True):
 
 
 class Begin(Struct, frozen=True):
-    """A new event with this text; `source` is whose words they are, `metadata` that of the message."""
+    """A new event."""
 
+    #: The text of the user message.
     text: str
+    #: The author of the text.
     source: MessageSource = MessageSource("user")
+    #: The metadata of the message.
     metadata: dict[str, Any] = {}
 
 
@@ -82,24 +89,28 @@ class BeginCall(Struct, frozen=True):
 
 
 class Resume(Struct, frozen=True):
-    """What an earlier incarnation stored of this turn: (position, message) in the order of positions.
+    """The messages that an earlier incarnation stored of this turn."""
 
-    Only what the machine itself had asked to be stored; positions below `next_position` are taken by others. `told`:
-    an answer to an earlier question was put behind the last of them, and no model has read it yet.
-    """
-
+    #: (position, message) in the order of positions: only messages that the machine itself had asked to be stored.
     stored: list[tuple[int, Message]]
+    #: Whether it is the turn of an operator call.
     operator: bool = False
+    #: Positions below this one are taken by others.
     next_position: int = 0
+    #: The answer to an earlier question was stored behind the last message, and no model has read it yet.
     told: bool = False
 
 
 class ModelAnswered(Struct, frozen=True):
-    """The model's answer to the `AskModel` that is out. `metadata` goes into the stored message's."""
+    """The model's answer to the open `AskModel`."""
 
+    #: The text of the answer.
     text: str
+    #: The tool calls, in order.
     calls: list[AskedCall] = []
+    #: Why the model stopped, in the vendor's word.
     finish_reason: str | None = None
+    #: It goes into the metadata of the stored message.
     metadata: dict[str, Any] | None = None
 
 
@@ -121,7 +132,7 @@ class TurnEntered(Struct, frozen=True):
 
 
 class TurnLeft(Struct, frozen=True):
-    """The turn middleware has returned. `end` is what it made of the turn's end; None: nothing.
+    """The turn middleware has returned. `end` is its change of the turn's end; None: there is none.
 
     Before `LeaveTurn` it means that the middleware failed, and `end` says how.
     """
@@ -134,7 +145,7 @@ class StepEntered(Struct, frozen=True):
 
 
 class StepLeft(Struct, frozen=True):
-    """The step middleware has returned: whether another step follows, or the error that it ended with.
+    """The step middleware has returned: whether another step follows, or the error of the step.
 
     Before `LeaveStep` it means that the middleware failed, and `error` says how.
     """
@@ -148,14 +159,14 @@ class Pause(Struct, frozen=True):
 
 
 class Cancel(Struct, frozen=True):
-    """End the turn now with this error; open calls get a result that gives the `reason`.
+    """End the turn now."""
 
-    `told` is what the model reads of it in later turns: without it, a question that was taken back would look like one
-    that still wants an answer.
-    """
-
+    #: The error of the turn.
     error: ErrorPayload
+    #: The reason that the results of open calls give.
     reason: str = "the turn ended"
+    #: The text that the model reads about it in later turns. Without it, a question that was taken back would look like
+    #: one that still needs an answer.
     told: str | None = None
 
 
@@ -189,27 +200,28 @@ class EnterTurn(Struct, frozen=True):
 
 
 class LeaveTurn(Struct, frozen=True):
-    """The core of the turn is done: let the turn middleware go on behind its next()."""
+    """The core of the turn is done. The turn middleware goes on behind its next()."""
 
     end: End
 
 
 class EnterStep(Struct, frozen=True):
-    """Run the step middleware, up to its next(). `again`: an earlier incarnation had entered this step."""
+    """Run the step middleware, up to its next(). `again`: an earlier incarnation has entered this step."""
 
     step: int
     again: bool = False
 
 
 class LeaveStep(Struct, frozen=True):
-    """The core of the step is done: let the step middleware go on behind its next().
+    """The core of the step is done. The step middleware goes on behind its next()."""
 
-    `should_continue`: the model has asked for tools, so another step follows unless the middleware says otherwise.
-    """
-
+    #: The step, from 1.
     step: int
+    #: The model has asked for tools, so another step follows unless the middleware decides otherwise.
     should_continue: bool
+    #: The calls of the step and their results, in call order.
     calls: list[tuple[ToolCallPart, ToolResult]] = []
+    #: The error of a failed step.
     error: ErrorPayload | None = None
 
 
@@ -220,33 +232,43 @@ class AskModel(Struct, frozen=True):
 
 
 class RunTool(Struct, frozen=True):
-    """Make this call. `message` is the assistant message it stands in; `again`: it may have been made before."""
+    """Make this call."""
 
+    #: The call.
     part: ToolCallPart
+    #: The assistant message that contains it.
     message: Message
+    #: Why its arguments could not be read; None: they could.
     broken: str | None = None
+    #: It may have been made before.
     again: bool = False
 
 
 class DropCalls(Struct, frozen=True):
-    """Nobody waits for these calls any more."""
+    """Give these calls up: their results are not wanted any more."""
 
     tool_call_ids: list[str]
 
 
 class End(Struct, frozen=True, kw_only=True):
-    """The turn is over. `output` is the result of an operator call."""
+    """The turn is over."""
 
+    #: How it ended.
     status: Literal["completed", "failed"]
+    #: How many steps it took.
     steps: int
+    #: The text of the answer.
     response: str | None = None
+    #: Why the turn ended.
     finish_reason: str | None = None
+    #: The error of a failed turn.
     error: ErrorPayload | None = None
+    #: The result of an operator call.
     output: ToolResult | None = None
 
 
 class Yield(Struct, frozen=True):
-    """The turn stands at a step boundary and is to be given back unfinished."""
+    """The turn is at a step boundary and is to be given back unfinished."""
 
 
 Action = Store | EnterTurn | LeaveTurn | EnterStep | LeaveStep | AskModel | RunTool | DropCalls | End | Yield
@@ -254,7 +276,7 @@ Phase = Literal["new", "opening", "entering", "thinking", "acting", "leaving", "
 
 
 class Turn:
-    """One turn. `handle` is its only entry; `at` is the time of the input, RFC 3339 in UTC.
+    """One turn. `handle` takes its inputs; `at` is the time of the input, RFC 3339 in UTC.
 
     `wraps_turn`, `wraps_steps`: there is middleware around the turn, around its steps.
     """
@@ -268,7 +290,7 @@ class Turn:
         self._entered = False  # the turn middleware has called next() and has not returned
         self._resumed: Resume | None = None
         self._end_as_is: End | None = None  # how the turn ends unless middleware says otherwise
-        #: Steps that it may take; it may become another number between two inputs.
+        #: How many steps it may take. The number can change between two inputs.
         self.max_steps = max_steps
         self._next = 0
         self._pausing = False
@@ -287,7 +309,7 @@ class Turn:
         return list(self._places)
 
     def handle(self, event: Input, at: str) -> list[Action]:
-        """What to do about `event`, in order; an event that does not fit the state has no consequence."""
+        """The actions for `event`, in order. An event that does not fit the state causes no action."""
         if self.phase == "over":
             return []
         kind = type(event)
@@ -295,11 +317,11 @@ class Turn:
         return [] if take is None else take(self, event, at)
 
     def hear(self) -> None:
-        """Something has come that the model is to read: the turn gets one more step, if it has steps left."""
+        """The next model call has something new to read: the turn gets one more step, if it has steps left."""
         self._told = True
 
     def take_position(self) -> int:
-        """The next free position, for a message event that somebody else adds to the turn."""
+        """The next free position, for a message event that another part adds to the turn."""
         position = self._next
         self._next += 1
         return position
@@ -352,7 +374,7 @@ class Turn:
         return self._go_on()
 
     def _go_on(self) -> list[Action]:
-        """The core of the turn begins, or goes on where an earlier incarnation was."""
+        """The core of the turn begins, or continues the work of an earlier incarnation."""
         resumed, self._resumed = self._resumed, None
         return self._boundary() if resumed is None else self._resume(resumed)
 
@@ -416,7 +438,7 @@ class Turn:
         return [stored] if self._places else [stored, *self._step_done(True, self._end_as_is)]
 
     def _step_done(self, should_continue: bool, end: End | None, error: ErrorPayload | None = None) -> list[Action]:
-        """The core of the step is done; `end` is how the turn ends if no other step follows."""
+        """The core of the step is done. `end` is how the turn ends if no other step follows."""
         results, self._results = list(self._results.values()), {}
         if self._told and end is not None and end.status == "completed":
             should_continue = should_continue or (self.steps < self.max_steps and not self._pausing)
@@ -435,7 +457,9 @@ class Turn:
         return self._end(self._end_as_is or self._completion("", None))
 
     def _break_off(self, end: End, reason: str, at: str, told: str | None = None) -> list[Action]:
-        """Whatever is open is given up, with a result for every call, and with a word to the model if there is one."""
+        """Give up everything that is open. Every call gets a result, and the model gets the text `told` if there is
+        one.
+        """
         if self.phase == "closing":
             return [self._over(self._end_as_is or end)]  # the core had ended already
         actions: list[Action] = []
@@ -528,7 +552,7 @@ class Turn:
         return f"{self.turn_id}.{position}"
 
     def _name_call(self, call: AskedCall, index: int) -> ToolCallPart:
-        """The call with an id that no other call of this turn has."""
+        """The call with an id that is unique in this turn."""
         usable = 0 < len(call.id) <= MAX_TOOL_CALL_ID and call.id.isprintable()
         wanted = call.id if usable else f"call_{max(self.steps, 1)}_{index + 1}"
         tool_call_id, copy = wanted, 1
@@ -539,7 +563,8 @@ class Turn:
         return ToolCallPart(tool_call_id, call.name, call.args if isinstance(call.args, dict) else {})
 
 
-#: What takes an input in a phase, and in every phase that does not take it otherwise. A turn that is over takes none.
+#: The function that takes an input in a phase, and the functions for inputs in all other phases. A turn that is over
+#: takes no input.
 _TAKES: Final[Mapping[tuple[Phase, type[Input]], Callable[[Turn, Any, str], list[Action]]]] = {
     ("new", Begin): Turn._on_begin,
     ("new", BeginCall): Turn._on_begin_call,
@@ -563,7 +588,7 @@ _TAKES_ALWAYS: Final[Mapping[type[Input], Callable[[Turn, Any, str], list[Action
 
 
 def _unreadable(call: AskedCall) -> str | None:
-    """Why a call's arguments cannot be sent at all, or None."""
+    """Why a call's arguments cannot be sent, or None."""
     if call.broken is not None:
         return call.broken
     return None if isinstance(call.args, dict) else "they are no JSON object"

@@ -1,12 +1,13 @@
 """One turn while it runs: performs the actions of turn.py through the model, the tool calls and the conversation file.
 
 Rules.
-- What a turn wants stored is stored, in one transaction, before anything that follows it; results that come together
-  are stored together.
-- A turn leaves in one of four ways: answered (`done`, `failed`), given back at a step boundary (`release`) or because
-  a person is asked about every open call (`park`), or abandoned without a word, because its lease is somebody else's
-  now.
-- The turn machine decides; middleware stands around it as tasks (extensions/stages.py), whose doings are its inputs.
+- The messages of a turn's actions are stored in one transaction, before the actions that follow them. Results that come
+  together are stored together.
+- A turn leaves in one of four ways. It is answered (`done`, `failed`). It is given back at a step boundary (`release`),
+  or because a person is asked about every open call (`park`). Or it is abandoned without a frame, because another
+  process has its lease now.
+- The turn machine decides. Middleware runs around it as tasks (extensions/stages.py), and their progress becomes its
+  inputs.
 
 Source: docs/design/turns.md section 2; docs/design/delivery.md sections 2 and 6.
 """
@@ -68,13 +69,13 @@ from schemas.errors import GoondanError, error_payload
 from schemas.frames import ErrorPayload, Frame, ToolResult
 from schemas.spans import is_trace_id, step_span, trace_id_of
 
-#: How often a running turn says that it still works (seconds); the broker gives up on a holder much later.
+#: How often a running turn says that it still works (seconds). The broker gives up on a silent holder much later.
 RENEW_S: Final = 10.0
-#: How late the trace says that a step with middleware has begun or ended (seconds), unless something else is stored
-#: before: a transaction for it alone would be a third of what the step costs.
+#: How late the trace may have the begin or end of a step with middleware (seconds), unless something else is stored
+#: before. A transaction for it alone would take a third of the step's time.
 NOTES_S: Final = 0.05
 
-#: An operator's wish, and what is done with a turn whose event has ended elsewhere.
+#: The cancellation by an operator; below, that of a turn whose event has ended elsewhere.
 CANCELLED: Final = Cancel(
     error_payload("E_CANCELLED", "it was cancelled before it was finished"),
     "the turn was cancelled",
@@ -102,7 +103,7 @@ class TurnRun:
         self._attempt = attempt
         name = turn_id(runner.spec.name, runner.instance_key, self._event_id, attempt)
         wrapped = not isinstance(first, BeginCall)
-        # A patch may give the next step another configuration of an extension, so each has to be entered.
+        # A patch can give the next step another configuration of an extension, so each step has to be entered.
         self._wraps_steps = wrapped and (runner.pipeline.has("step") or bool(runner.spec.extensions))
         known = frame.trace_id is not None and is_trace_id(frame.trace_id)
         self._trace_id = frame.trace_id if known and frame.trace_id else trace_id_of(name)
@@ -155,7 +156,7 @@ class TurnRun:
                 lost=self.abandon,
                 ask_aside=lambda *question: models.aside.ask(runner.provider, self._config.in_force.model, *question),
             )
-        #: What is done about each action, once it is stored what there is to store of it.
+        #: The function that performs each action, after the messages of the actions were stored.
         self._performs: Mapping[type[Action], Callable[[Any], None]] = {
             AskModel: self._ask_model,
             RunTool: self._run_tool,
@@ -186,7 +187,7 @@ class TurnRun:
     # --- life
 
     async def go(self) -> Frame | None:
-        """Run to the end: the frame that ends the event for us, or None when it was abandoned."""
+        """Run to the end. Returns the frame that ends the event, or None when the turn was abandoned."""
         actions = self._begin()
         while True:
             try:
@@ -213,7 +214,7 @@ class TurnRun:
             actions = [action for event in inputs for action in self.turn.handle(event, at)]
 
     def push(self, event: Input) -> None:
-        """Give the turn an input; it is handled in the next round of the loop."""
+        """Give the turn an input. It is handled in the next round of the loop."""
         self._inputs.append(event)
         self._rouse()
 
@@ -222,7 +223,7 @@ class TurnRun:
             self._wake.set_result(None)
 
     def progress(self, frame: Frame) -> None:
-        """News of one of the turn's calls, for whoever asked."""
+        """Pass on the progress of one of the turn's calls."""
         self._live.progress(frame)
 
     def decided(self, call_ids: list[str]) -> None:
@@ -230,23 +231,23 @@ class TurnRun:
         self._approvals.news(call_ids)
 
     def set_clock(self, frame: Frame) -> None:
-        """The turn's time stands still, because a person is asked, or goes on with what the frame says is left."""
+        """Stop the turn's clock because a person is asked, or start it again with the time that the frame gives."""
         left_ms = None if frame.stage == "held" else frame.deadline_ms
         self._set_deadline(None if left_ms is None else self._loop.time() + left_ms / 1000)
 
     def abandon(self) -> None:
-        """The event is no longer ours: leave its calls to whoever has it now."""
+        """The event is no longer ours: leave its calls to the process that has it now."""
         self._lost = True
         self.push(Pause())
 
     def cancel(self) -> None:
-        """End the turn, its model call and its tool calls; the event is answered as failed. Twice: middleware that is
-        still leaving the turn is not waited for.
+        """End the turn, its model call and its tool calls. The event is answered as failed. At the second call,
+        middleware that still leaves the turn is not waited for.
         """
         self.push(CANCELLED)
 
     def release(self) -> None:
-        """Stop everything that belongs to the turn."""
+        """Stop every part of the turn."""
         self._live.close()
         self._config.close()
         self._store_notes()
@@ -271,7 +272,7 @@ class TurnRun:
     # --- actions
 
     def _begin(self) -> list[Action]:
-        """The first actions: of a new turn, or of one that an earlier incarnation left."""
+        """The first actions: of a new turn, or of a turn that an earlier incarnation left."""
         runner, store = self._runner, self._runner.store
         at = runner.clock()
         if self._row is not None and self._row.status == "running":
@@ -315,13 +316,13 @@ class TurnRun:
         return [action for action in actions if not isinstance(action, Store)]
 
     def _close_leftover(self, row: TurnRow, at: str) -> None:
-        """An unfinished turn whose event was taken away from us for good: its history is made valid and kept."""
+        """An unfinished turn whose event was taken from this instance for good: its history is made valid and kept."""
         steps = self._give_up(row.turn_id, _LEFT, at)
         self._runner.store.finish_turn(row.event_key, row.turn_id, "abandoned", at, steps=steps, answer=None)
         log.warning("event %s: its unfinished turn %s was closed", row.event_key, row.turn_id)
 
     def _give_up(self, turn_id: str, cancel: Cancel, at: str) -> int:
-        """End what is stored of a turn with a result for every call (inside `write`); the turn's steps."""
+        """End the stored part of a turn with a result for every call (inside `write`). Returns the turn's steps."""
         store = self._runner.store
         turn = Turn(turn_id, max_steps=self._runner.spec.max_steps_per_turn)
         turn.handle(resumption(store.turn_events(turn_id), isinstance(self._first, BeginCall)), at)
@@ -331,7 +332,9 @@ class TurnRun:
         return turn.steps
 
     def fail(self, info: ErrorPayload) -> Frame | None:
-        """End a turn that met an unexpected error, as well as that can still be stored; None when it cannot be."""
+        """End a turn that met an unexpected error, as well as that can still be stored. None when it cannot
+        be stored.
+        """
         try:
             return self._end_with(info, "the turn met an error")
         except GoondanError as error:
@@ -339,7 +342,7 @@ class TurnRun:
             return None
 
     def _end_with(self, info: ErrorPayload, reason: str) -> Frame:
-        """What was to be stored was not: the turn ends with what is stored of it, and this error."""
+        """Storing failed: the turn ends with its stored part and this error."""
         runner, name, at = self._runner, self.turn.turn_id, self._runner.clock()
         with runner.store.write(final=True, reserve=True):
             end = failed(info, self._give_up(name, Cancel(info, reason), at))
@@ -349,7 +352,7 @@ class TurnRun:
         return done_frame(self._event_id, self._epoch, "failed", payload)
 
     def _perform(self, actions: Sequence[Action]) -> Frame | None:
-        """Store first, then act; the frame that ends the event for us, if the actions end or give back the turn."""
+        """Store first, then act. Returns the frame that ends the event, if the actions end the turn or give it back."""
         actions, end = self._without_secrets(actions)
         payload = self._store(actions, end)
         self._live.tell(actions, self._notes.take_endings())
@@ -364,7 +367,7 @@ class TurnRun:
         return None
 
     def _without_secrets(self, actions: Sequence[Action]) -> tuple[Sequence[Action], End | None]:
-        """The actions, and the end among them, whose error tells no secret."""
+        """The actions, and the end among them, with secrets removed from its error."""
         end = next((action for action in actions if isinstance(action, End)), None)
         if end is None or (error := self._runner.secrets.out_of_error(end.error)) is end.error:
             return actions, end
@@ -372,7 +375,7 @@ class TurnRun:
         return [hidden if action is end else action for action in actions], hidden
 
     def _store(self, actions: Sequence[Action], end: End | None) -> bytes:
-        """Store what the actions say, in one transaction; the answer if the turn ends, else b""."""
+        """Store the messages of the actions in one transaction. Returns the answer if the turn ends, else b""."""
         runner, at, payload = self._runner, self._runner.clock(), b""
         stores = [action for action in actions if isinstance(action, Store)]
         if not stores and end is None:
@@ -401,7 +404,7 @@ class TurnRun:
         return payload
 
     def _store_notes(self) -> None:
-        """Store the notes that nothing else was stored with."""
+        """Store the notes that were not stored with anything else."""
         self._notes_timer = None
         if self._lost or not self._runner.store.has_notes:
             return
@@ -438,7 +441,7 @@ class TurnRun:
         )
 
     def _start_call(self, action: RunTool, args: Any, then: Callable[[ToolResult], None]) -> None:
-        """Make one call with these arguments; `then` gets its result."""
+        """Make one call with these arguments. `then` gets its result."""
         part, message, runner = action.part, action.message, self._runner
         if action.broken is not None and args == part.args:
             error = invalid_arguments(
@@ -497,7 +500,7 @@ class TurnRun:
 
     @property
     def _around(self) -> Stages:
-        """The middleware of a turn that has some."""
+        """The middleware of a turn. To be called only when there is some."""
         if self._stages is None:
             raise AssertionError("only a turn with middleware enters it")
         return self._stages
@@ -518,11 +521,13 @@ class TurnRun:
     # --- the model
 
     def completed(self, ended: Ended) -> None:
-        """Pending work has ended: the next model call of this turn will know, if there is one."""
+        """Pending work has ended. The next model call of this turn will read about it, if there is one."""
         self._completed[ended.event_id] = ended
 
     def answered(self, ended: Ended) -> None:
-        """An answer has come to what an earlier step or turn asked without waiting: the model reads it in this turn."""
+        """There is an answer to a question that an earlier step or turn asked without waiting. The model reads it in
+        this turn.
+        """
         if not self._transcript.has_origin(ended.event_id) and not self._runner.store.has_message(ended.event_id):
             self._completed[ended.event_id] = ended
             self.turn.hear()
@@ -564,14 +569,14 @@ class TurnRun:
         self._models.start(request, self._stages)
 
     def _time_left(self) -> float | None:
-        """Of the turn, in seconds."""
+        """The turn's remaining time (seconds)."""
         deadline = self._context.deadline
         return None if deadline is None else max(0.0, deadline - self._loop.time())
 
     # --- timers
 
     def _set_deadline(self, deadline: float | None) -> None:
-        """The turn ends then (the loop's time); None: nothing bounds it now."""
+        """Set the end of the turn (the loop's time); None: there is no limit now."""
         if self._deadline_timer is not None:
             self._deadline_timer.cancel()
         self._deadline_timer = None if deadline is None else self._loop.call_at(deadline, self._out_of_time)
@@ -583,7 +588,7 @@ class TurnRun:
         self.push(Cancel(late, "the turn ran out of time"))
 
     def _renew(self) -> None:
-        """Say that the turn is alive, and hear of it if the lease is gone."""
+        """Tell the broker that the turn is alive, and learn whether the lease is gone."""
         self._runner.loop_watch.go_on()
         self._timers[0].cancel()
         self._timers[0] = self._loop.call_later(RENEW_S, self._renew)

@@ -1,6 +1,7 @@
-"""Models without a server, for turns that lead nowhere: a provider whose connection gives canned answers.
+"""Models without a server, for the turns of the warm-up: a provider whose connection gives canned answers.
 
-Everything of a model call is real but the socket: the request, the parser, the stream, the vendor's reader.
+Only the socket of a model call is replaced. The request, the parser, the stream and the vendor's reader are the real
+ones.
 
 Source: docs/design/processes.md section 3; decision 020.
 """
@@ -22,7 +23,7 @@ _HEAD: Final = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-e
 
 
 def model(name: str) -> ModelSpec:
-    """A model of the provider, at no address."""
+    """A model of the provider, without an address."""
     return ModelSpec(provider=name, model="warm-up", endpoint="http://127.0.0.1:1/v1", api_key="none")
 
 
@@ -40,7 +41,7 @@ def _answer(stream: str) -> bytes:
 
 
 class _Canned(Client):
-    """Connects to nothing."""
+    """Makes no connection."""
 
     def __init__(self, answers: Iterator[bytes]) -> None:
         super().__init__()
@@ -53,7 +54,7 @@ class _Canned(Client):
 
 
 class _Nothing(asyncio.Transport):
-    """Answers everything that is written with the next answer."""
+    """Answers each request with the next answer."""
 
     def __init__(self, connection: Connection, answers: Iterator[bytes]) -> None:
         super().__init__()

@@ -1,16 +1,16 @@
-"""What makes a forked agent quick and small: things done once, while nobody waits for them.
+"""Makes forked agents quick and small: work that is done once, before the first request.
 
-In the fork server (`warm_up`): imports; a few turns that lead nowhere, because CPython 3.11 writes into code objects
+In the fork server (`warm_up`): imports; a few turns that have no effect, because CPython 3.11 writes into code objects
 until it has specialised them and libraries build caches at their first use; mapping the libraries' files, because a
-page that only one process maps counts as its own. Measured together: private memory of an idle agent from 4.8 to
-3.9 MiB, after its first turn from 6.6 to 5.1, with a real model from 9.5 to 6.4. Nothing is left of it but memory: the
-loop is asyncio's own and closed, the folder is removed, no socket was opened, no thread was started. That is so after
-each of its steps, so that an agent can be forked between two of them.
+page that only one process maps counts as its own. Measured together: private memory of an idle agent from 4.8 to 3.9
+MiB, after its first turn from 6.6 to 5.1, with a real model from 9.5 to 6.4. Only memory stays of it: the loop is
+asyncio's own and closed, the folder is removed, no socket was opened, no thread was started. That is true after each of
+its steps, so an agent can be forked between two of them.
 
-Last, the holes are filled that all this has left in Python's pools of small objects (`fill_pools`). What an agent makes
-would go into them, and copy a page of the fork server's for each; now it lies together, in pages that are new.
+At the end, `fill_pools` fills the holes that all this has left in Python's pools of small objects. The new objects of
+an agent would go into the holes, and copy a page of the fork server for each hole. Now they lie together, in new pages.
 
-In an agent that waits for its request (`rehearse_start`): a link that leads nowhere, which halves the time of the real
+In an agent that waits for its request (`rehearse_start`): a link without a broker, which halves the time of the real
 one.
 """
 
@@ -41,19 +41,19 @@ from schemas.link import Done
 from schemas.model_providers import BY_NAME
 from schemas.peer import Deliver, Kind, Peer, Settled, Welcomed
 
-#: Turns played: code is specialised after eight runs, and its caches are filled within a few more.
+#: How many turns are played. Code is specialised after eight runs, and its caches are filled within a few more.
 ROUNDS: Final = 12
-#: Turns played with each real model; a turn asks it twice, and all else is warm by then.
+#: How many turns are played with each real model. A turn asks it twice, and everything else is warm by then.
 MODEL_ROUNDS: Final = 6
-#: Python's pools of small objects (obmalloc): the size of one, of what stands at its beginning, the distance between
-#: two sizes of objects, and the largest of these (bytes).
+#: Python's pools of small objects (obmalloc), in bytes: the size of a pool, the size of its header, the distance
+#: between two sizes of objects, and the largest size of an object.
 POOL_BYTES: Final = 16 << 10
 POOL_HEAD_BYTES: Final = 48
 SIZE_STEP: Final = 16
 LARGEST_SMALL: Final = 512
-#: More holes of one size are not filled: 64 KiB to 2 MiB.
+#: The most holes of one size that are filled: 64 KiB to 2 MiB.
 MAX_HOLES: Final = 4096
-#: Turns of one step: an agent that is asked for meanwhile waits for its end.
+#: How many turns one step of the warm-up plays. A request for an agent waits until the step ends.
 STEP_ROUNDS: Final = 3
 
 _MADV_DONTNEED: Final = 4
@@ -64,7 +64,7 @@ _madvise = _libc.madvise
 _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _memcmp = _libc.memcmp
 _memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
-#: A folder that a link trusts, and in which nobody makes a socket.
+#: A folder that a link trusts, and in which no process makes a socket.
 NOBODY: Final = "ipc:///proc/nobody"
 _BYTES_HEAD: Final = sys.getsizeof(b"")
 _filling: Final[list[object]] = []
@@ -72,15 +72,16 @@ _ZERO_PAGE: Final = bytes(mmap.PAGESIZE)
 
 
 def warm_up(providers: Collection[str] = (), scratch: str | None = None) -> Iterator[None]:
-    """Make the fork server worth forking from, in steps of 10 to 20 ms. After each of them it has one thread, no loop
-    and no open file of its own. After the first one an agent is quick, and smaller with each further one.
+    """Warm the fork server up, in steps of 10 to 20 ms. After each of them it has one thread, no loop and no open file
+    of its own. After the first one an agent is quick, and smaller with each further one.
 
-    `providers` are those of the agents to come beside `embedded`; unknown names are skipped. `scratch` is a folder to
-    make and to remove, whose place somebody else clears when this process is killed; None: one for temporary files.
+    `providers` are those of later agents besides `embedded`; unknown names are skipped. `scratch` is a folder that is
+    made and removed here. When this process is killed, another process clears its place. None: a folder for temporary
+    files.
     """
     import uvloop  # noqa: F401
 
-    # Decoders are built at their first use; a payload that does not fit builds them just as well.
+    # Decoders are built at their first use. A payload that does not fit builds them as well.
     for kind in (Credit, ErrorPayload, Shutdown):
         with suppress(FrameError):
             from_raw(NO_PAYLOAD, kind)
@@ -103,7 +104,7 @@ def warm_up(providers: Collection[str] = (), scratch: str | None = None) -> Iter
 
 
 def rehearse_start(loop: asyncio.AbstractEventLoop) -> None:
-    """Start and close a link to nobody on the agent's own loop."""
+    """Start and close a link without a broker on the agent's own loop."""
     give_back_untouched(loop)
     configure_log("warm-up")
     with suppress(GoondanError):
@@ -115,9 +116,10 @@ async def _link_to_nobody() -> None:
 
 
 def give_back_untouched(loop: asyncio.AbstractEventLoop) -> None:
-    """uvloop's Loop holds a receive buffer of 250 KiB, zeroed when it is made, which an agent never uses.
+    """Give the untouched receive buffer of uvloop's Loop back: 250 KiB, zeroed when it is made, which an agent never
+    uses.
 
-    Pages of private memory that hold only zeros read as zeros when they are given back to the system.
+    Pages of private memory that contain only zeros read as zeros after they are given back to the system.
     """
     page = mmap.PAGESIZE
     first = -(-id(loop) // page) * page
@@ -126,7 +128,7 @@ def give_back_untouched(loop: asyncio.AbstractEventLoop) -> None:
         first += page
     while first < last and _memcmp(last - page, _ZERO_PAGE, page) != 0:
         last -= page
-    # Every page is what the one before it is: all of them are zeros.
+    # Every page equals the one before it, so all of them are zeros.
     if first < last and _memcmp(first, first + page, last - first - page) == 0:
         _madvise(first, last - first, _MADV_DONTNEED)
 
@@ -144,8 +146,8 @@ def fill_pools() -> None:
 
 
 def _maker(size: int) -> Callable[[], object]:
-    """What makes an object of this size. Numbers have 32 bytes, those of `fill_pools` too: blocks of that size are in
-    no row for it, and it takes as many as it may.
+    """A function that makes an object of this size. Integers have 32 bytes, also those that
+    `fill_pools` makes. So its blocks of that size make no row, and it takes MAX_HOLES of them.
     """
     if size <= 2 * SIZE_STEP:
         return object if size == SIZE_STEP else partial(complex, 0.0, 1.0)
@@ -153,7 +155,7 @@ def _maker(size: int) -> Callable[[], object]:
 
 
 def _map_libraries() -> None:
-    """Map every page of the files that are mapped at all. Kernels before 5.14 do not know the advice and ignore it."""
+    """Map every page of the files that are mapped at all. Linux before 5.14 does not know the advice and ignores it."""
     with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
         lines = [line.split(maxsplit=5) for line in maps]
     for area, modes, _, _, _, *path in lines:
@@ -164,7 +166,7 @@ def _map_libraries() -> None:
 
 # --- turns that lead nowhere ------------------------------------------------------------------------------------------
 
-#: What ends the fork server without a word.
+#: The signals that end the fork server silently.
 _STOP: Final = (signal.SIGTERM,)
 _TOOL: Final = CatalogItem(name="warm__up", parameters={"type": "object", "properties": {"a": {"type": "string"}}})
 
@@ -172,7 +174,7 @@ _TOOL: Final = CatalogItem(name="warm__up", parameters={"type": "object", "prope
 def _play(
     scratch: str | None, rounds: int, model: ModelSpec, make_provider: Callable[[], Provider] | None = None
 ) -> None:
-    """So many turns in a folder and a loop of their own. A stop waits until the folder is gone."""
+    """Play so many turns in a folder and a loop of their own. A stop waits until the folder is gone."""
     import shutil
     import tempfile
 
@@ -221,14 +223,14 @@ async def _play_turns(folder: str, rounds: int, model: ModelSpec, provider: Prov
 
 
 def _check(store: ConversationStore, event_key: str) -> None:
-    """What fails at its first step warms nothing, and nobody would notice."""
+    """Check the turn's end: a turn that fails at its first step warms nothing, and nobody would notice."""
     turn = store.find_turn(event_key)
     if turn is None or turn.status != "completed":
         raise RuntimeError(f"the warm-up turn {event_key} failed: {turn}")
 
 
 class _Nowhere:
-    """A link without a socket: a Peer that gets canned answers, through bytes."""
+    """A link without a socket: a Peer that gets canned answers, encoded and decoded."""
 
     def __init__(self) -> None:
         self._peer = Peer("", "warm-up", pid=1, started_ms=1)
@@ -260,7 +262,7 @@ class _Nowhere:
         self._loop.call_soon(done, answer, None)
 
     def post(self, frame: Frame) -> asyncio.Future[Frame]:
-        """Everything is accepted."""
+        """Accept every frame."""
         frame.id = self._peer.next_id()
         future: asyncio.Future[Frame] = self._loop.create_future()
         answer = self._answered("post", frame, future, Frame("ack", stage="accepted", in_reply_to=frame.id))
@@ -273,12 +275,12 @@ class _Nowhere:
         raise NotImplementedError
 
     def send(self, frame: Frame) -> bool:
-        """Encoded, and dropped."""
+        """Encode the frame and drop it."""
         frame.id = self._peer.next_id()
         return bool(encode(frame))
 
     def forget(self, frame_id: str) -> None:
-        """As in any link."""
+        """As Link.forget."""
         self._peer.forget(frame_id)
 
     def _answered(self, kind: Kind, frame: Frame, waiter: object, answer: Frame) -> Frame | None:
