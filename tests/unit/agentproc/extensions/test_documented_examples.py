@@ -1,4 +1,4 @@
-"""The examples of the extension document of v0.9, translated line by line, each with its documented effect.
+"""The examples of the extension document of v0.9 and of the tool document of v2, line by line, with their effects.
 
 They are modules in folders of their own, loaded as an agent loads its extensions, and run in whole turns.
 """
@@ -8,6 +8,10 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +143,10 @@ def register(api):
 """
 
 DYNAMIC = """
+import time
+
 async def register(api):
+    # a tool
     async def echo(ctx, input):
         return {"echoed": input["message"]}
 
@@ -155,7 +162,50 @@ async def register(api):
         "metadata": {"source": "myExtension", "version": "1.0.0"},
     })
 
-    # 6.4: a tool that is registered is offered when a patch of the configuration names it
+    # a tool without parameters
+    async def get_status(ctx, input):
+        state = api.ext_state()
+        return {"processedSteps": state["processedSteps"], "uptime": time.time() - state["startTime"]}
+
+    api.tools.register({
+        "name": "myExt.getStatus",
+        "description": "Get current extension status",
+        "handler": get_status,
+    })
+
+    # a tool with many parameters
+    async def search(ctx, input):
+        query = str(input["query"])
+        limit = input.get("limit") or 10
+        # what is searched for...
+        return {"results": [], "total": 0}
+
+    api.tools.register({
+        "name": "myExt.search",
+        "description": "Search for items matching criteria",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "query": {"type": "string", "description": "Search query"},
+                "filters": {
+                    "type": "object",
+                    "properties": {
+                        "type": {"type": "string"},
+                        "status": {"type": "string", "enum": ["active", "inactive"]},
+                    },
+                },
+                "limit": {"type": "number", "description": "Maximum results"},
+            },
+            "required": ["query"],
+        },
+        "handler": search,
+    })
+"""
+
+#: 6.4: a tool that is registered is offered when a patch of the configuration names it.
+OFFERED = (
+    DYNAMIC
+    + """
     async def offer(ctx):
         if ctx.step.index == 0:
             api.instance.shared["outcome"] = await api.live_config.propose_patch({
@@ -165,6 +215,73 @@ async def register(api):
         return ctx
 
     api.pipelines.mutate("step.post", offer)
+"""
+)
+
+#: What the example's second tool reads: its extension says elsewhere what it has done since when.
+STATUS = (
+    DYNAMIC
+    + """
+    api.ext_state().update(processedSteps=3, startTime=time.time())
+"""
+)
+
+#: The tool document of v2: middleware that says how long each call has taken.
+TIMED = """
+import time
+
+def register(api):
+    async def timed(ctx):
+        # before next(): the arguments may be looked at and changed
+        api.logger.debug(f"Tool 호출: {ctx.tool_name}", ctx.args)
+
+        start_time = time.time()
+        result = await ctx.next()
+        elapsed = (time.time() - start_time) * 1000
+
+        # after next(): the result may be looked at and changed
+        api.logger.debug(f"Tool 완료: {ctx.tool_name} ({elapsed:.0f}ms)")
+
+        return result
+
+    api.pipeline.register("toolCall", timed)
+"""
+
+#: The tool document of v2: a tool that an extension registers and that asks a server. The address is filled in.
+WEATHER = """
+import asyncio
+import json
+from urllib.error import HTTPError
+from urllib.parse import quote
+from urllib.request import ProxyHandler, build_opener
+
+def fetch(url):
+    try:
+        with build_opener(ProxyHandler({})).open(url, timeout=10) as response:
+            return response.status, response.read()
+    except HTTPError as error:
+        return error.code, error.read()
+
+def register(api):
+    async def get(ctx, input):
+        city = str(input["city"])
+        status, body = await asyncio.to_thread(fetch, f"https://api.weather.example/v1/current?city={quote(city)}")
+        if status != 200:
+            raise RuntimeError(f"날씨 API 오류: {status}")
+        return json.loads(body)
+
+    api.tools.register(
+        {
+            "name": "weather__get",
+            "description": "특정 도시의 현재 날씨 정보를 조회합니다",
+            "parameters": {
+                "type": "object",
+                "properties": {"city": {"type": "string", "description": "도시 이름 (예: Seoul, Tokyo)"}},
+                "required": ["city"],
+            },
+        },
+        get,
+    )
 """
 
 EVENTS = """
@@ -475,7 +592,7 @@ class JudgingLink(FakeLink):
 async def test_a_dynamic_tool_is_offered_when_a_patch_names_it(examples: Examples) -> None:
     link = JudgingLink()
     model = FakeModel(wants(("a", "notes__add", {})), wants(("b", "myExt__echo", {"message": "hello"})), says("done"))
-    link.runner = runner = await examples.start(link, model, exposes=False, dynamic=DYNAMIC)
+    link.runner = runner = await examples.start(link, model, exposes=False, dynamic=OFFERED)
     await runner.run(event_frame("e1", "go"))
     outcome = runner.extensions._shared["outcome"]
     assert (outcome["status"], outcome["effectiveFrom"], outcome["error"]) == ("accepted", "next-step", None)
@@ -483,3 +600,96 @@ async def test_a_dynamic_tool_is_offered_when_a_patch_names_it(examples: Example
     own = ["bash__exec", "notes__add"]
     assert shown == [own, *[[*own, "myExt__echo"]] * 2]
     assert from_raw(result_of(runner, "b").output or b"", object) == {"echoed": "hello"}
+
+
+async def test_the_dynamic_tools(examples: Examples) -> None:
+    """6.3: each of the three answers; arguments that their schemas do not have are refused."""
+    search = {"query": "x", "filters": {"type": "t", "status": "active"}, "limit": 3}
+    model = FakeModel(
+        wants(
+            ("echo", "myExt__echo", {"message": "hello"}),
+            ("status", "myExt__getStatus", {}),
+            ("search", "myExt__search", search),
+            ("no message", "myExt__echo", {}),
+            ("no such status", "myExt__search", {"query": "x", "filters": {"status": "gone"}}),
+        ),
+        says("done"),
+    )
+    runner = await examples.start(FakeLink(), model, dynamic=STATUS)
+    await runner.run(event_frame("e1", "go"))
+    shown = {tool.name: tool.parameters for tool in model.requests[0].tools if tool.name.startswith("myExt")}
+    assert list(shown) == ["myExt__echo", "myExt__getStatus", "myExt__search"]
+    assert (shown["myExt__search"] or {})["required"] == ["query"]
+    outputs = [from_raw(result_of(runner, call).output or b"", dict) for call in ("echo", "status", "search")]
+    uptime = outputs[1].pop("uptime")
+    assert 0 <= uptime < 60
+    assert outputs == [{"echoed": "hello"}, {"processedSteps": 3}, {"results": [], "total": 0}]
+    for call in ("no message", "no such status"):
+        error = result_of(runner, call).error
+        assert error is not None
+        assert error.code == "E_TOOL_INVALID_ARGS"
+
+
+async def test_middleware_that_times_each_call(examples: Examples, caplog: pytest.LogCaptureFixture) -> None:
+    """Its two lines lie around the call, and the call's result is what it was without it."""
+    caplog.set_level(logging.DEBUG)
+    lines: list[int] = []
+
+    def handler(tool: str, args: Any) -> Any:
+        lines.append(caplog.text.count("Tool 호출: notes__add"))
+        lines.append(caplog.text.count("Tool 완료"))
+        return ok({"added": args})
+
+    model = FakeModel(wants(("a", "notes__add", {"text": "milk"})), says("done"))
+    runner = await examples.start(FakeLink(handler), model, timed=TIMED)
+    await runner.run(event_frame("e1", "go"))
+    assert lines == [1, 0], "said before the call, and not yet after it"
+    assert from_raw(result_of(runner, "a").output or b"", object) == {"added": {"text": "milk"}}
+    assert "milk" in next(line for line in caplog.text.splitlines() if "Tool 호출: notes__add" in line)
+    (took,) = re.findall(r"Tool 완료: notes__add \((\d+)ms\)", caplog.text)
+    assert int(took) < 60_000
+
+
+class Weather(BaseHTTPRequestHandler):
+    """Knows the weather of Seoul."""
+
+    def do_GET(self) -> None:
+        known = self.path == "/v1/current?city=Seoul%20%26%20more"
+        self.send_response(200 if known else 404)
+        self.end_headers()
+        self.wfile.write(b'{"sky": "clear"}' if known else b"")
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Says nothing."""
+
+
+@pytest.fixture
+def weather_api() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Weather)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+async def test_the_weather(examples: Examples, weather_api: str) -> None:
+    """The tool is in the catalog of the next step by itself; what it raises is a result for the model."""
+    code = WEATHER.replace("https://api.weather.example", weather_api)
+    assert code != WEATHER
+    link = FakeLink()
+    model = FakeModel(
+        wants(("a", "weather__get", {"city": "Seoul & more"}), ("b", "weather__get", {"city": "Atlantis"})),
+        says("done"),
+    )
+    runner = await examples.start(link, model, weather=code)
+    await runner.run(event_frame("e1", "go"))
+    (item,) = [tool for tool in model.requests[0].tools if tool.name == "weather__get"]
+    assert (item.source.type, item.source.name) == ("extension", "weather")
+    assert item.description == "특정 도시의 현재 날씨 정보를 조회합니다"
+    assert from_raw(result_of(runner, "a").output or b"", object) == {"sky": "clear"}
+    error = result_of(runner, "b").error
+    assert error is not None
+    assert (error.code, error.message) == ("E_TOOL", "날씨 API 오류: 404")
+    assert link.calls == [], "the calls run in the agent"
