@@ -49,16 +49,19 @@ class KernelRecord(msgspec.Struct, rename="camel", omit_defaults=True, kw_only=T
 
     #: The holder of the lock: the supervisor, or a broker that was started by hand.
     pid: int
+    #: The bundle.
     bundle: str
     #: Where the sockets and the clients' token are, without links.
     run_dir: str
+    #: The state of the workspace.
     state_dir: str
-    #: RFC 3339.
+    #: When it was started: RFC 3339.
     started_at: str
-    #: These two are there once the bundle is loaded.
+    #: The entry agent. It is there once the bundle is loaded.
     entry_agent: str | None = None
+    #: The revision that runs. It is there once the bundle is loaded.
     revision: str | None = None
-    #: A broker without a supervisor.
+    #: It is a broker without a supervisor.
     by_hand: bool = False
     #: Runtime directories of kernels that were killed, which nobody has cleared yet.
     leftovers: list[str] = []

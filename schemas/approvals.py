@@ -12,8 +12,8 @@ from schemas.frames import NO_PAYLOAD, OptionalRaw
 
 #: `approval`: may this call run? `question`: what is the value that a schema describes?
 Kind = Literal["approval", "question"]
-#: Arguments that a person is shown, and answers that a person gives (bytes of msgpack). Nobody reads more on a screen,
-#: and every item lies in the journal.
+#: Arguments that a person is shown, and answers that a person gives (bytes of msgpack). A person reads no more on a
+#: screen, and every item lies in the journal.
 MAX_ARGS_BYTES: Final = 256 << 10
 MAX_ANSWER_BYTES: Final = 64 << 10
 #: Text of a question, and reasons that people give (characters).

@@ -35,8 +35,8 @@ MAX_ARGS_BYTES: Final = (8 << 20) - (64 << 10)
 MAX_VALUES: Final = 1 << 20
 #: All files of the folder together (bytes): some of the largest, hundreds of usual ones.
 MAX_FOLDER_BYTES: Final = 1 << 30
-#: How long a file that no known event refers to is left alone after it was written (seconds). What is under way
-#: outside of events is calls and results: kept for ten minutes at most.
+#: How long a file that no known event refers to is left alone after it was written (seconds). Blobs outside of events
+#: are those of calls and results. They are kept for ten minutes at most.
 KEEP_S: Final = 900.0
 
 #: The frames that may carry a reference, with whether their payload is deleted by who reads it: calls, results and

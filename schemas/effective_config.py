@@ -85,13 +85,15 @@ class Change(Struct, frozen=True, omit_defaults=True):
 class Applied(Struct, frozen=True):
     """A configuration after changes."""
 
-    #: Names of tools and extensions, in their order.
+    #: Names of tools, in their order.
     tools: list[str]
+    #: Names of extensions, in their order.
     extensions: list[str]
     #: The `config` of each extension, by its name.
     configs: dict[str, dict[str, Any]]
     #: The system prompt.
     system: str | None
+    #: The model.
     model: ModelName
     #: Steps that a turn may take.
     max_steps: int

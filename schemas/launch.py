@@ -125,8 +125,8 @@ class ExtensionSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_
     config: dict[str, Any] = {}
     #: The tools that it registers are in the next step's catalog by themselves (DYNAMIC-08, DYNAMIC-09).
     exposes_tools: bool = True
-    #: What it may import from the bundle: the path from the entry's folder, with the SHA-256 that it had when the
-    #: kernel started (hexadecimal). None: whatever lies in that folder.
+    #: The modules that it may import from the bundle: the path from the entry's folder, with the SHA-256 that each had
+    #: when the kernel started (hexadecimal). None: whatever lies in that folder.
     modules: dict[str, str] | None = None
     #: The JSON Schema that its config must fit; None when it declares none.
     config_schema: dict[str, Any] | None = None

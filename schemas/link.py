@@ -64,8 +64,8 @@ FRAMES_PER_WAKEUP: Final = 128
 BURST: Final = 8
 #: How often deadlines and unanswered hellos are looked at (seconds).
 TICK_S: Final = 0.2
-#: The same for a link that waits for nothing, after some time (seconds). Of a thousand idle agents, looks at 0.2 s took
-#: half of a processor.
+#: The same for a link that waits for nothing, after some time (seconds). A thousand idle agents that looked every 0.2 s
+#: took half of a processor.
 REST_TICK_S: Final = 5.0
 # Plain integers: pyzmq's enums cost a look-up on every call.
 _NOBLOCK: Final = int(zmq.NOBLOCK)

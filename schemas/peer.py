@@ -35,8 +35,8 @@ Phase = Literal["absent", "greeting", "ready", "closed"]
 
 #: A peer that names a deadline waits this much longer for the other side's word before it gives its own (seconds).
 DEADLINE_GRACE_S: Final = 1.0
-#: Requests without an answer in time of which it is remembered that they were asked: late answers are told apart from
-#: repeats by it, and more than these are not worth a line in a log.
+#: How many requests are remembered that had no answer in time. So a late answer is not taken for a repeat. More of them
+#: are not worth a line in a log.
 MAX_OVERDUE: Final = 256
 #: How soon hello is said again when its answer stays out, or the principal is still busy (seconds).
 HELLO_RETRY_S: Final = 0.5

@@ -19,8 +19,8 @@ from schemas.results import cut_message
 Wall = Literal["namespaces", "seccomp", "landlock", "uid", "limits"]
 Mechanism = Literal["cgroup", "rlimit", "sized", "watched", "host"]
 
-#: What is kept of a receipt for a trace: the last so many hosts of each list, and characters of why the jail ended. So
-#: one receipt takes at most some 5 KiB, whatever the jail tried.
+#: Limits of a receipt in a trace: how many hosts of each list, the last ones, and how many characters of why the jail
+#: ended. So one receipt takes at most some 5 KiB, whatever the jail tried.
 KEPT_HOSTS: Final = 8
 KEPT_EXIT_CHARS: Final = 300
 

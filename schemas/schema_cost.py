@@ -358,7 +358,8 @@ def _size_of(value: Any) -> int:
     return size
 
 
-#: What only a backtracking engine matches: look-around, back references, atomic and possessive parts.
+#: The parts of patterns that only a backtracking engine matches: look-around, back references, atomic and possessive
+#: parts.
 _FANCY: Final = re.compile(r"\(\?<?[=!]|\(\?>|\\[1-9k]|[*+?}]\+|\\[GK]")
 _COUNTED: Final = re.compile(r"\{(\d+)(,(\d*))?\}")
 #: A part without an upper bound, as a number of copies.

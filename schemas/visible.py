@@ -19,8 +19,8 @@ SEPARATORS: Final = [0x2028, 0x2029]
 
 #: Tags: characters without a form, in which a whole sentence can hide.
 _TAGS: Final = range(0xE0000, 0xE0080)
-#: What is not seen and still is there: marks of direction, spaces of no width, fillers of Hangul, notes between lines,
-#: tags. The two joiners stay: Persian, Hindi and emoji need them.
+#: Characters that are there but are not seen: marks of direction, spaces of no width, fillers of Hangul, notes between
+#: lines, tags. The two joiners stay: Persian, Hindi and emoji need them.
 UNSEEN: Final = [
     0xAD, 0x61C, 0x115F, 0x1160, 0x180E, 0x200B, 0x200E, 0x200F, *range(0x2060, 0x2066), *range(0x206A, 0x2070),
     0x3164, 0xFEFF, 0xFFA0, *range(0xFFF9, 0xFFFC), *_TAGS,

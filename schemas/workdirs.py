@@ -30,22 +30,26 @@ MAX_SILENCE_S: Final = 60.0
 class GuardedPlace(Struct, frozen=True, array_like=True):
     """A place that stays read-only."""
 
+    #: Its path.
     path: str
-    #: Which inode that was.
+    #: The device of its inode.
     device: int
+    #: The number of its inode.
     inode: int
 
 
 class WriteExposure(Struct, frozen=True, omit_defaults=True):
     """A time in which jails could write below a folder."""
 
+    #: The folder.
     folder: str
-    #: From when to when (nanoseconds since the epoch). `ended` None: until now.
+    #: When it began (nanoseconds since 1970).
     began: int
+    #: When it ended (nanoseconds since 1970). None: it has not ended.
     ended: int | None = None
-    #: Places in it that they could not write to. Of an exposure that has ended they were still the same at its end.
-    #: Before that, they count while the path leads to that inode: the tool host holds it open, so no other file can
-    #: have its number, and once the tool host is gone what is new has a later time.
+    #: Places in the folder that jails could not write to. When the exposure ended, they were still the same inodes.
+    #: Before that, a place counts while its path leads to that inode. The tool host holds the inode open, so no other
+    #: file can have its number. When the tool host is gone, a new file has a later time.
     kept: list[GuardedPlace] = []
     #: Empty folders that the tool host put there.
     made: list[str] = []

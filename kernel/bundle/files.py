@@ -26,8 +26,8 @@ MAX_DIGESTED_BYTES: Final = 1 << 20
 SKIPPED_FOLDERS: Final = frozenset({"__pycache__", "node_modules"})
 
 
-#: What files are taken to hold, by their absolute paths, whatever stands there; None: the file is taken as gone. So a
-#: change is looked at before it is made.
+#: The content that files are taken to have, by their absolute paths, instead of what they hold; None: the file is taken
+#: as gone. So a change is looked at before it is made.
 Overlay = Mapping[str, bytes | None]
 NOTHING: Final[Overlay] = {}
 

@@ -23,8 +23,8 @@ _PUBLIC: Final = re.compile(
 _SECRET_NAME: Final = re.compile(
     r"KEY|TOKEN|SECRET|PASS|PWD|CRED|AUTH|PRIVATE|COOKIE|SESSION|DSN|WEBHOOK|SIGN", re.IGNORECASE
 )
-#: Beginnings that vendors give their keys, private keys, JSON Web Tokens, and URLs with a password. Of a scheme the
-#: last letter is enough: `[a-z]+` would be tried from each letter of a long word to its end.
+#: Beginnings that vendors give their keys, private keys, JSON Web Tokens, and URLs with a password. The last letter of
+#: a scheme is enough: `[a-z]+` would be tried from each letter of a long word to its end.
 _SECRET_VALUE: Final = re.compile(
     r"(?:sk|pk|rk|hf|ghp|gho|ghu|ghs|ghr|github_pat|glpat|xox[abeoprs]|npm|pypi|dop_v1|SG|AKIA|ASIA|AIza|ya29|eyJ)"
     r"[-_.A-Za-z0-9]{12,}|-----BEGIN |[a-z]://[^/\s:@]*:[^/\s@]+@"

@@ -190,7 +190,7 @@ class References:
         return None if status else out.decode().strip()
 
     def move(self, ref: str, new: str, old: str, message: str) -> None:
-        """Have `ref` name `new` instead of `old`. Raises GoondanError E_CHANGESET_IO when it names anything else."""
+        """Move `ref` from `old` to `new`. Raises GoondanError E_CHANGESET_IO when it is not at `old`."""
         self._run("update-ref", "-m", message, ref, new, old)
 
     def begin(self, ref: str, commit: str) -> None:
@@ -206,8 +206,8 @@ class References:
 
 
 class Store:
-    """Objects and indexes. `private` is where a repository of our own is, or is made; it has nothing but a
-    configuration. `objects` is the folder of the objects of the bundle's.
+    """Objects and indexes. `private` is the folder of a repository of our own, which is made when it is missing. It has
+    only a configuration. `objects` is the folder of the objects of the bundle's repository.
     """
 
     def __init__(self, private: str, objects: str, object_format: str) -> None:
@@ -222,7 +222,7 @@ class Store:
         return self.oid(b"blob %d\0" % len(data)).update(data)
 
     def oid(self, head: bytes) -> Digest:
-        """For a blob whose content comes in pieces; `head` is `blob SIZE` and a zero byte."""
+        """The id of a blob whose content comes in pieces. `head` is `blob SIZE` and a zero byte."""
         return Digest(self._format, head)
 
     def tree_of(self, commit: str) -> str:
@@ -265,7 +265,9 @@ class Store:
         return self._run("hash-object", "-w", "-t", "blob", "--no-filters", "--stdin", data=data).decode().strip()
 
     def write_tree(self, base: str, changes: Mapping[str, TreeEntry | None], index: str) -> str:
-        """The tree that `changes` make of `base`; None removes a file. `index` is a file that may be written for it."""
+        """The tree of `base` with `changes`, in which None removes a file. `index` is a file that may be written for
+        this.
+        """
         env = _index(index)
         clear_index(index)
         self._run("read-tree", base, env=env)
@@ -315,7 +317,7 @@ class Store:
         return found
 
     def touched(self, index: str, work_tree: str) -> set[str]:
-        """The files whose size or time is not that of an index: they may have changed. No content is looked at."""
+        """The files whose size or time differs from that in an index: they may have changed. No content is read."""
         env = {**self._env, **_index(index), "GIT_WORK_TREE": work_tree}
         _, out = run(
             self._private,
@@ -343,7 +345,7 @@ class Store:
         return status == 0
 
     def merge_file(self, ours: bytes, base: bytes, theirs: bytes, folder: str) -> bytes | None:
-        """What both have made of a text; None when they changed the same lines. `folder` is one of our own."""
+        """A text with the changes of both sides. None: both changed the same lines. `folder` is one of our own."""
         names = [os.path.join(folder, name) for name in ("ours", "base", "theirs")]
         try:
             for name, data in zip(names, (ours, base, theirs), strict=True):
@@ -383,7 +385,7 @@ class Digest:
 
 
 def clear_index(index: str) -> None:
-    """Remove an index of our own, with what a command that was killed has left beside it."""
+    """Remove an index of our own, and the files that a killed command has left beside it."""
     for path in (index, f"{index}.lock"):
         with suppress(FileNotFoundError):
             os.unlink(path)

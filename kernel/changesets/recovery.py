@@ -26,8 +26,8 @@ from schemas.times import rfc3339
 LOCK: Final = "lock"
 #: Where our own repository is, in the changesets' folder.
 PRIVATE: Final = "private"
-#: How long a commit that another process is in is waited for, before the bundle is looked at as it is (seconds): one
-#: takes a fifth of a second, and a kernel's own looks come between no steps of its own.
+#: How long to wait for another process that is in a commit, before the bundle is read as it is (seconds). A commit
+#: takes a fifth of a second. A kernel never reads the bundle between the steps of its own commits.
 PATIENCE_S: Final = 2.0
 #: Between two tries for the lock (seconds).
 _PAUSE_S: Final = 0.02

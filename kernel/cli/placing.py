@@ -32,7 +32,8 @@ class Placing:
         if not folder or "\0" in folder:
             raise fail("E_USAGE", "DIR is the path of a directory")
         self.folder = folder
-        #: What to remove, the last first: the descriptor of a directory, a name in it, and whether that is a directory.
+        #: The entries to remove, the last first: the descriptor of a directory, a name in it, and whether that is a
+        #: directory.
         self._made: list[tuple[int, str, bool]] = []
         #: Relative path -> descriptor; "" is the folder itself.
         self._open: dict[str, int] = {}

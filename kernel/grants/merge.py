@@ -52,7 +52,7 @@ class Part(Struct, frozen=True, kw_only=True):
 
 
 class Excess(Struct, frozen=True):
-    """Something that a part names and a sandbox does not have. `field` is its place in the part, as it is written."""
+    """A part names something that a sandbox does not have. `field` is its place in the part, as it is written."""
 
     field: tuple[str | int, ...]
     what: str

@@ -75,17 +75,19 @@ class Restartable(Protocol):
         """Whether it has started."""
 
     def begin_restart(self, revision: Revision, reason: str) -> None:
-        """End every process, then go on as the program that comes after, with `revision` if it cannot read another."""
+        """End every process, then become the next program. That uses `revision` if it cannot read the bundle."""
 
     def answer(self, message: ToBroker) -> None:
         """Tell the broker."""
 
     def revise(self, opened: Opened) -> None:
-        """Another revision is the one that runs: processes that start from now on are of it."""
+        """Another revision runs now. Processes that start from now on belong to it."""
 
 
 class Conductor:
-    """`opened` is the bundle that runs; `bundle` its path, `extra` files that count for it besides its own."""
+    """Restarts one kernel. `opened` is the bundle that runs, `bundle` its path. `extra` are further files that count
+    for it.
+    """
 
     def __init__(
         self, kernel: Restartable, looks: Looks, agents: Agents, opened: Opened, bundle: str, extra: list[str]
@@ -161,7 +163,7 @@ class Conductor:
                 waiting.set_result(None)
 
     def asked(self, message: RestartAsked) -> None:
-        """An agent wishes a restart: look at the bundle, and say what is to be said against it."""
+        """An agent asks for a restart: read the bundle, and report why it cannot be done."""
         self._soon(self._check(message.wish))
 
     def due(self, message: RestartDue) -> None:
@@ -169,7 +171,7 @@ class Conductor:
         self._soon(self._carry_out(message.reason))
 
     def close(self, *, for_good: bool) -> None:
-        """Nothing more begins here. `for_good`: nor in a program that comes after."""
+        """No restart begins any more. `for_good`: the next program begins none either."""
         self.changesets.close()
         self._looks.close()
         if for_good:
@@ -223,8 +225,8 @@ class Conductor:
             self.news.say(f"the changed bundle was not taken over: {error}")
 
     async def _take_over(self, revision: Revision) -> None:
-        """Another revision takes the place of the one that runs, as far as it is another. Raises GoondanError when it
-        did not.
+        """Another revision takes the place of the one that runs, as far as they differ. Raises GoondanError when it
+        could not.
         """
         if self._watcher is not None:
             self._watcher.watched = self._watched(revision.files, revision.trees)
@@ -264,7 +266,7 @@ class Conductor:
         await self._told(f"anew {agent}", BeginAnew(agent))
 
     async def _told(self, name: str, message: BeginAnew) -> None:
-        """Tell the broker, and wait until it says that it has it. Raises GoondanError E_RESTART_REFUSED."""
+        """Tell the broker, and wait until it confirms. Raises GoondanError E_RESTART_REFUSED."""
         answer = self._answers[name] = asyncio.get_running_loop().create_future()
         try:
             self._kernel.answer(message)
@@ -276,8 +278,8 @@ class Conductor:
             del self._answers[name]
 
     async def _revised(self, revision: str, plan: bytes) -> None:
-        """Give the broker another plan, and wait until it serves that. A broker that comes in the place of one that was
-        killed is told again. Raises GoondanError E_RESTART_REFUSED.
+        """Give the broker another plan, and wait until it serves this plan. If that broker is killed, its successor
+        gets the plan again. Raises GoondanError E_RESTART_REFUSED.
         """
         pieces = [plan[at : at + PIECE_BYTES] for at in range(0, max(1, len(plan)), PIECE_BYTES)]
         said = f"revision {revision}"
@@ -305,7 +307,7 @@ class Conductor:
             self._kernel.answer(RestartAgents(agents, None, "config_change", launches))
 
     def _broker_here(self) -> None:
-        """A broker has connected. It has not heard what was said to one before it."""
+        """A broker has connected. It has not got the messages to the broker before it."""
         self._broker_came.set()
         agents = list(self._opened.plan.agents)
         self._replaced &= self._agents.launches(agents)

@@ -30,26 +30,35 @@ _log = logging.getLogger("supervisor")
 
 
 class Handover(Struct, kw_only=True):
-    """All that the new program needs. `error` says why there is no new program: then the old one goes on with this."""
+    """Everything that the new program needs."""
 
+    #: The locks, the runtime directory and the record.
     held: Held
+    #: The socket that commands connect to.
     listener_fd: int
+    #: The commands that are connected.
     waiting: list[Waiting]
-    #: What runs if the bundle cannot be read any more (msgpack of KernelPlan), and what it asks for.
+    #: The plan that runs if the bundle cannot be read any more (msgpack of KernelPlan).
     plan: bytes
+    #: What that plan asks for beyond its jails.
     powers: list[Power]
-    #: The same of the revision that ran, for when there is no new program.
+    #: The plan of the revision that ran, for the case that there is no new program.
     plan_before: bytes
+    #: What that plan asks for beyond its jails.
     powers_before: list[Power]
+    #: Why it restarts, for the log.
     reason: str
     #: The umask of whoever started the kernel.
     umask: int
-    #: When the kernel was started (seconds since 1970), and how often it was restarted in place.
+    #: When the kernel was started (seconds since 1970).
     started_at: float
+    #: How often it was restarted in place.
     restarts: int
-    #: Of a kernel that ends with its last user: whether it had one, and whether its starter is gone.
+    #: Of a kernel that ends with its last user: it had a user.
     held_once: bool = False
+    #: Of a kernel that ends with its last user: its starter is gone.
     parent_gone: bool = False
+    #: Why there is no new program. Then the old one goes on with all this.
     error: ErrorPayload | None = None
 
     @property

@@ -19,12 +19,17 @@ SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 class Held(Struct, kw_only=True):
     """The descriptors of what makes a process the kernel of a workspace (kernel/premises.py), and its record."""
 
+    #: The folder of the locks and of the record.
     folder_fd: int
+    #: The lock of the supervisor.
     lock_fd: int
+    #: The lock that every trusted process of the kernel holds.
     alive_fd: int
+    #: The runtime directory.
     run_dir_fd: int
     #: The path of the runtime directory, without links.
     run_dir: str
+    #: The record of the kernel.
     record: KernelRecord
 
 

@@ -195,7 +195,7 @@ class Supervisor:
             self._premises.describe(plan.entry_agent, plan.revision)
 
     async def _take_over(self, premises: Premises) -> None:
-        """Answer on the socket, and wait until nobody of a killed kernel is left."""
+        """Answer on the socket, and wait until no process of a killed kernel is left."""
         options = self._options
         for reason in premises.unused:
             _log.warning("the runtime directory is %s: %s", premises.run_dir, reason)
@@ -220,7 +220,7 @@ class Supervisor:
             raise fail("E_STATE", f"{options.state_dir}: {error.strerror}") from None
 
     def _open(self, options: Options) -> Opened:
-        """The bundle. What was checked before a restart began runs in any case. Raises GoondanError."""
+        """The bundle. A bundle that was checked before a restart began runs in any case. Raises GoondanError."""
         resumed = self._resumed
         if resumed is None:
             return self._load(options, None)
@@ -315,7 +315,7 @@ class Supervisor:
             self._bounding = self._loop.run_in_executor(None, bound_logs, folder)
 
     def _look_for_run_dir(self) -> None:
-        """Somebody of ours may have cleaned up: the kernel makes its runtime directory again, or ends."""
+        """The runtime directory may have been removed: the kernel makes it again, or ends."""
         if self.stopping:
             return
         self._loop.call_later(RUN_DIR_LOOK_S, self._look_for_run_dir)
@@ -349,7 +349,7 @@ class Supervisor:
         return self._ending.for_good
 
     def stop(self, reason: str) -> None:
-        """Begin the end. Further calls change nothing, but that a restart becomes an end."""
+        """Begin the end. A further call only turns a restart into an end."""
         self._ending.begun = self._ending.for_good = True
         self._ending.changed.set()
         if not self._stop.done():
@@ -375,13 +375,13 @@ class Supervisor:
 
     @property
     def conducting(self) -> Conductor:
-        """What restarts it. Raises GoondanError E_RESTART_REFUSED before there is such a thing."""
+        """The conductor of its restarts. Raises GoondanError E_RESTART_REFUSED before there is one."""
         if self._conductor is None:
             raise fail("E_RESTART_REFUSED", "the kernel is still starting")
         return self._conductor
 
     def revise(self, opened: Opened) -> None:
-        """Another revision is the one that runs: processes that start from now on are of it."""
+        """Another revision runs now. Processes that start from now on belong to it."""
         self._opened = opened
         if self._processes is not None:
             self._processes.launches.know(opened.plan)

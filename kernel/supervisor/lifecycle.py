@@ -32,8 +32,8 @@ START_LIMIT_S: Final = 15.0
 #: Deaths in a row after which a service that was never ready fails the start of the kernel.
 MAX_FIRST_DEATHS: Final = 3
 
-#: Who leaves in which order, and how long each gets before it is killed (seconds). Together with KILL_WAIT_S per
-#: group this stays under the 10 s in which `gdn stop` promises an end.
+#: The order in which groups of processes leave, and the time that each gets before it is killed (seconds). Together
+#: with KILL_WAIT_S per group this stays under the 10 s in which `gdn stop` promises an end.
 STOP_ORDER: Final[tuple[tuple[str, float], ...]] = (
     ("agents", 3.0),
     ("toolhost", 1.5),

@@ -105,10 +105,8 @@ AgentAction = Spawn | KillAgent | TerminateAgent | Tell
 
 
 class Roster:
-    """Agents: wanted against running.
-
-    Every method is an event and returns the actions it leads to, in the order in which they are to be done. `now` is
-    seconds of a clock that never goes back.
+    """Compares the agents that are wanted with those that run. Every method is an event. It returns the actions to
+    perform, in order. `now` is seconds of a clock that never goes back.
     """
 
     def __init__(self) -> None:
@@ -126,7 +124,7 @@ class Roster:
     # --- what the broker says
 
     def want(self, principals: list[Principal], *, full: bool, now: float) -> list[AgentAction]:
-        """The wanted set (`full`) or an addition to it. A running agent that is not wanted is idle: left alone."""
+        """The wanted set (`full`), or an addition. A running agent that is not wanted is idle: it is left alone."""
         chosen = {p for p in principals if p.role == "agent"}
         if full:
             for gone in self.wanted - chosen:
@@ -140,7 +138,7 @@ class Roster:
         return self._fill(now)
 
     def retire(self, principal: Principal, launch: int, now: float) -> list[AgentAction]:
-        """The broker let this launch go. Its exit may have been seen before these words: then nobody follows it."""
+        """The broker let this launch go. If its exit was observed before this message, no launch follows it."""
         self._unwant(principal)
         agent = self._by_launch.get(launch)
         if agent is None or agent.principal != principal:
@@ -151,7 +149,7 @@ class Roster:
         return self._fill(now)
 
     def kill(self, principal: Principal, launch: int, now: float) -> list[AgentAction]:
-        """The broker wants this launch dead; the principal stays wanted if it is."""
+        """The broker wants this launch to end. The principal stays wanted if it was wanted."""
         agent = self._by_launch.get(launch)
         if agent is None or agent.principal != principal:
             # Gone already: the report crossed the order. Said again, because the broker is waiting for it.
@@ -205,7 +203,7 @@ class Roster:
         return [Tell(Ready(agent.principal, launch)), *self._fill(now)]
 
     def exited(self, launch: int, cause: str, now: float, *, clean: bool = False) -> list[AgentAction]:
-        """The agent's end was observed. `clean`: with exit status 0, as after a retirement."""
+        """The agent's end was observed. `clean`: its exit status was 0, as after a retirement."""
         agent = self._by_launch.get(launch)
         return self._gone(agent, cause, now, clean=clean) if agent is not None else []
 
@@ -231,14 +229,14 @@ class Roster:
         return actions + self._fill(now)
 
     def next_due(self) -> float | None:
-        """When `tick` is to be called: for a restart, or for those that wait behind starts that take long. Or None."""
+        """When to call `tick`: for a restart, or for launches that wait behind starts that take long. None: never."""
         due = [*self._delayed.values()]
         if self._pending and self._starting >= MAX_STARTING:
             due += [agent.since + STARTING_S for agent in self.live.values() if agent.starting]
         return min(due, default=None)
 
     def stop(self, now: float, *, told: bool = False) -> list[AgentAction]:
-        """Nothing starts any more, and what runs is asked to leave. `told`: the broker asks those that are ready."""
+        """Nothing starts any more. Running agents are asked to leave. `told`: the broker asks those that are ready."""
         self._stopping = True
         for principal in list(self.wanted):
             self._unwant(principal)
@@ -282,7 +280,9 @@ class Roster:
         return any(not agent.born and now - agent.since >= START_LIMIT_S for agent in self.live.values())
 
     def audit(self, now: float) -> tuple[list[Principal], list[AgentAction]]:
-        """The backstop: what is wanted and neither runs nor waits. Finding any is a bug, which this repairs."""
+        """The backstop: looks for principals that are wanted but neither run nor wait. If there is one, that is a bug,
+        and this repairs it.
+        """
         missed = [p for p in self.wanted if p not in self.live and p not in self._pending and p not in self._delayed]
         for principal in missed:
             self._pending[principal] = None

@@ -37,7 +37,8 @@ EVENT_TYPE: Final = "agent.event"
 RESULT_TYPE: Final = "agent.response"
 #: Longer correlation ids are refused, as everywhere on the bus (characters).
 MAX_CORRELATION_ID: Final = 256
-#: Who a message can be from or for besides agents: `client` as a sender's own name, `client/7` as the broker's word.
+#: The senders and receivers that are no agents: `client` is a sender's own name, `client/7` is the broker's name for
+#: it.
 _CLIENT: Final = re.compile(r"client/[0-9]+\Z")
 
 

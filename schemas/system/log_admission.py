@@ -14,8 +14,8 @@ from typing import Final, Generic, TypeVar
 
 from msgspec import Struct
 
-#: What a source may write at once (bytes), and from then on (bytes a second): a turn's worth of output, and more than
-#: anybody reads.
+#: How much a source may write at once (bytes), and how much later (bytes a second). The first is the output of a turn.
+#: The second is more than anybody reads.
 SOURCE_BURST: Final = 1 << 20
 SOURCE_RATE: Final = 32 << 10
 #: The same for all sources of a group together.
