@@ -1,11 +1,11 @@
 """When a limit is reached, from what was seen of a jail. Pure; times and sizes are arguments.
 
-Processor time. A jail's clock runs for all of its processes; a call's share of it is what it used while that call ran,
+Processor time. A jail's clock counts all its processes. A call's share is the time that was used while the call ran,
 divided by the number of calls that ran at the same time. So a call that runs alone is charged exactly, up to one look.
-Calls with processes of their own are charged what was seen of these, and for the rest like that.
+A call with processes of its own is charged what these were seen to use, and a share of the rest.
 
-Disk. What a jail may have written at most is what it was last seen to have written, plus what the file system has lost
-since, whoever took it. Only when that nears the limit are its folders walked, which shows who it was.
+Disk. A jail has written at most what it was last seen to have written, plus what the file system has lost since,
+whoever took it. Only when that nears the limit are its folders walked, which shows whose it was.
 
 Source: docs/design/sandbox.md section 4.
 """
@@ -23,7 +23,7 @@ from schemas.frames import ToolError
 from schemas.launch import Limits
 from schemas.worker_frames import WorkerError
 
-#: A jail's disk is full at this part of its limit: what is written until it has ended goes on top.
+#: The part of its limit at which a jail's disk counts as full: the jail goes on writing until it has ended.
 DISK_PART: Final = 0.9
 MIB: Final = 1 << 20
 
@@ -72,9 +72,9 @@ def limit_error(limit: str, limits: Limits) -> ToolError:
 _FIELDS: Final = {"memoryMb": "memory_mb", "processes": "processes", "cpuSeconds": "cpu_seconds", "diskMb": "disk_mb",
                   "files": "files", "fileMb": "file_mb", "openFiles": "open_files"}  # fmt: skip
 
-#: What the kernel says when a limit of one process is met, as the code of a handler's error.
+#: Linux's errors when a limit of one process is met, as the code of a handler's error.
 _SAID: Final = {"ENOMEM": "memoryMb", "EMFILE": "openFiles", "EFBIG": "fileMb"}
-#: A jail with this part of its processes has run out of them: some may have ended since.
+#: A jail with this part of its processes counts as out of processes: some may have ended since.
 NEAR: Final = 0.9
 
 
@@ -130,7 +130,7 @@ class CpuMeter:
         self._seen = dict(seen or {})
 
     def over(self, limit_s: float) -> list[str]:
-        """Calls that have used more than that."""
+        """Calls that have used more than `limit_s`."""
         return [call for call, used in self._used.items() if used > limit_s]
 
     def used(self, call: str) -> float:
@@ -147,19 +147,19 @@ class CpuMeter:
 #: one weighs twice as much.
 SLOW_WEIGHT: Final = 350
 ORDINARY: Final = 1024
-#: From one niceness to the next a process weighs so many times less; the last one is the scheduler's last.
+#: From one niceness to the next the weight of a process falls by this factor; and the scheduler's last niceness.
 _STEP: Final = 1.25
 _LAST: Final = 19
-#: Processor time of late that is much (seconds); half of it is forgotten in HALF_S. Starting takes some 0.1 s.
+#: Processor time of late that counts as much (seconds). Half of it is forgotten in HALF_S. Starting takes some 0.1 s.
 MUCH_S: Final = 0.2
 HALF_S: Final = 1.0
 
 
 def niceness_of_slow(count: int) -> int:
-    """The scheduler's niceness for each of so many jails that are not known to be quick. Quick ones have 0, like all.
+    """The niceness for each of so many jails that are not known to be quick. Quick ones have 0, like all programs.
 
-    One that compiles for minutes gets nearly what is due to any program, on a machine that others keep busy, too; of
-    many that misbehave each gets little, and together they keep nobody waiting.
+    A jail that compiles for minutes gets nearly as much as any program, also on a busy machine. Of many jails that
+    misbehave each gets little, and together they hold nobody up.
     """
     count = max(1, count)
     each = SLOW_WEIGHT * (1 + 1 / count) / count
@@ -167,7 +167,7 @@ def niceness_of_slow(count: int) -> int:
 
 
 def weight_of(niceness: int) -> int:
-    """What a process of that niceness weighs."""
+    """The scheduler's weight of a process of that niceness."""
     return round(ORDINARY / _STEP**niceness)
 
 
@@ -178,14 +178,14 @@ class Pace:
         self._at = self._recent = self._total = 0.0
 
     def is_quick(self, total_s: float, now: float, *, answered: bool) -> bool:
-        """The jail has used `total_s` in all; `answered`: one of its calls has come to its end."""
+        """The jail has used `total_s` in all. `answered`: one of its calls has ended."""
         self._recent = self._recent * 0.5 ** ((now - self._at) / HALF_S) + max(0.0, total_s - self._total)
         self._at, self._total = now, max(self._total, total_s)
         return answered and self._recent <= MUCH_S
 
 
 class Growth(Struct, frozen=True):
-    """What a walk has found that is newer than the jail, or was changed since."""
+    """What a walk has found that is newer than the jail, or was changed after its start."""
 
     #: Bytes.
     size: int
@@ -200,8 +200,8 @@ WALK_PART: Final = 0.25
 def walk_again_at(now: float, cost_s: float, frozen_s: float) -> float:
     """When a jail whose walk found too little may be walked again, on the clock of `now` (seconds).
 
-    The walk has cost so much processor time, and the jail was frozen for so long: one that writes nothing loses half of
-    its time at most, however much others write.
+    The walk took so much processor time, and the jail was frozen for so long. So a jail that writes nothing loses half
+    of its time at most, however much others write.
     """
     return now + max(cost_s * (1 / WALK_PART - 1), frozen_s)
 
@@ -215,20 +215,20 @@ class Budget:
         self._at = self._spent_s = 0.0
 
     def allowed(self, now: float) -> bool:
-        """Whether some is left."""
+        """Whether some time is left."""
         return self._spent_s - (now - self._at) * self._part < self._at_once_s
 
     def spend(self, began: float, done: float) -> None:
-        """The time between these was spent."""
+        """The time from `began` to `done` was spent."""
         self._spent_s = max(0.0, self._spent_s - (done - self._at) * self._part) + done - began
         self._at = done
 
 
 def walked_before(frozen: bool, quick: bool) -> int:
-    """The place of a jail among those that are to be walked, the lowest first.
+    """The place of a jail in the order of walks, the lowest first.
 
-    One that is frozen writes nothing however long it waits: first come those that others wait for. Of those that are
-    not, the ones that have the processor are more likely to be the writer.
+    A frozen jail writes nothing, however long it waits. So jails come first that others wait for. Of the jails that are
+    not frozen, those that have the processor are more likely to be the writer.
     """
     return (0 if quick else 1) if frozen else (3 if quick else 2)
 
@@ -243,7 +243,7 @@ class Lost(NamedTuple):
 
 
 class DiskMeter:
-    """What one jail has at most written to one file system, which has `lost` so much when the jail begins."""
+    """What one jail has written at most to one file system, which had lost `lost` when the jail began."""
 
     def __init__(self, lost: Lost) -> None:
         self._lost = lost
@@ -258,18 +258,19 @@ class DiskMeter:
         return most.size >= limits.disk_mb * MIB * DISK_PART or most.entries >= limits.files * DISK_PART
 
     def hides(self, growth: Growth, lost: Lost, limits: Limits) -> bool:
-        """Whether more may have been written than was found, and that matters: it is not known who took it."""
+        """Whether more may have been written than was found, and it matters that nobody knows whose it was."""
         full = limits.disk_mb * MIB * DISK_PART
         return growth.size < full <= self._most(lost).size
 
     def walked(
         self, growth: Growth, began: Lost, done: Lost, limits: Limits, *, kept_in_flight: bool = False
     ) -> str | None:
-        """A walk has found this; the file system had lost `began` before it, and `done` after it: the limit reached.
+        """The limit that is reached, after a walk found `growth`. The file system had lost `began` before it, `done`
+        after it.
 
-        What the file system has not lost the jail cannot have taken, however large the files are that it touched. What
-        was lost during the walk may be in what it found, or not: that counts towards the next one. `kept_in_flight`: it
-        keeps descriptors where nobody sees their files, and so all that was lost is held to be its own.
+        What the file system has not lost the jail cannot have taken, however large its files are. What was lost during
+        the walk may be in what it found or not: it counts towards the next walk. `kept_in_flight`: the jail keeps
+        descriptors where nobody sees their files, so everything that was lost counts as its own.
         """
         most = self._most(done)
         if kept_in_flight:

@@ -16,7 +16,7 @@ from toolhost.limits.plan import GroupPlan, weight
 from toolhost.privileges.own_groups import beside, read_text
 from toolhost.privileges.powers import Powers
 
-#: A file of a group holds one line, or a few (bytes).
+#: Bytes that are read of a group's file, which has one line or a few.
 _MAX_FILE: Final = 4096
 
 
@@ -26,7 +26,7 @@ class Group(Keeper):
     lists_processes = True
 
     def __init__(self, plan: GroupPlan, powers: Powers, niceness: int = 0) -> None:
-        """Make them. Raises OSError; then none are left. `niceness`: see `stand`."""
+        """Make the groups. Raises OSError; then none are left. `niceness`: see `stand`."""
         super().__init__(powers)
         self.tree = plan.tree
         self.counts_memory = plan.tree.memory is not None
@@ -57,10 +57,10 @@ class Group(Keeper):
             raise
 
     def _at(self, folder: str) -> str:
-        """Where its group is in that hierarchy.
+        """Where the jail's group is in that hierarchy.
 
-        Processors are shared out level by level: within one group for all jails a quick jail would wait with the others
-        whenever these have used up what is due to them all. So there each is a group beside the tool host's.
+        Linux shares processors out level by level. Within one group for all jails a quick jail would wait with the
+        others whenever these have used up the time of all. So there each jail has a group beside the tool host's.
         """
         if self._alone(folder):
             return f"{beside(self.tree)}{self.name}"
@@ -71,9 +71,9 @@ class Group(Keeper):
 
     @property
     def joins(self) -> list[str]:
-        """Files that a process with one thread writes "0" to, to be in them all.
+        """Files to which a process with one thread writes "0", to be in all the groups.
 
-        In version 1 that is the file for threads: the one for processes waits for every thread of the machine (up to
+        In version 1 that is the file for threads. The file for processes waits for every thread of the machine (up to
         20 ms a time, measured), and for a process with one thread both mean the same.
         """
         name = "tasks" if self.tree.version == 1 else "cgroup.procs"
@@ -101,8 +101,8 @@ class Group(Keeper):
     def freeze(self) -> bool:
         """See Keeper.
 
-        One that is in a system call stops after that. They do not see it, and nothing of theirs can end it. In version
-        1 those that are killed meanwhile end after `thaw`.
+        A process in a system call stops after that call. Processes do not notice it, and cannot end it. In version 1
+        processes that are killed meanwhile end after `thaw`.
         """
         return self._set_frozen(("FROZEN", "1"))
 
@@ -134,7 +134,7 @@ class Group(Keeper):
         return any(said.get(field, "0") != "0" for field in ("oom_kill", "under_oom", "oom"))
 
     def peak_memory(self) -> int | None:
-        """With pages of files."""
+        """It counts pages of files, too."""
         if self.tree.memory is None:
             return None
         name = "memory.max_usage_in_bytes" if self.tree.version == 1 else "memory.peak"
@@ -149,7 +149,7 @@ class Group(Keeper):
         self._events = self._usage = -1
 
     def remove(self) -> None:
-        """Takes milliseconds at times: whoever joins a group holds a lock that it needs."""
+        """Sometimes takes milliseconds: a process that joins a group holds a lock that this needs."""
         self.close()
         for folder in self.tree.folders:
             with suppress(OSError):  # a process that is only just going; the tool host's end takes the rest along

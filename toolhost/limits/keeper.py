@@ -1,7 +1,7 @@
 """The two ways to keep a jail's limits behind one interface: what the kernel counts, and what must be looked for.
 
-`Keeper` is what the kernel does for a jail without control groups; `Group` (groups.py) adds what control groups do.
-What a keeper does not count the watch looks for (toolhost/watch/): it asks `counts_…` and needs to know no more. Which
+`Keeper` is what Linux does for a jail without control groups. `Group` (groups.py) adds what control groups do. The
+watch (toolhost/watch/) looks for what a keeper does not count: it asks `counts_…` and needs to know no more. Which
 hosts have which is in docs/design/sandbox.md section 4.
 """
 
@@ -12,15 +12,16 @@ import struct
 
 from toolhost.privileges.powers import Powers
 
-#: A counter of the kernel says one number of eight bytes.
+#: A counter of Linux gives one number of eight bytes.
 _COUNTED_BYTES = 8
 
 
 class Keeper:
-    """One jail's, from before it starts until its last process is gone. Methods raise OSError when it cannot be asked.
+    """The limits of one jail, from before its start until its last process is gone.
 
-    `joins` are files that the jail's first process writes "0" to, `session` is that process's number here, 0 before it
-    has begun. `lists_processes`: `processes` knows all of them.
+    `joins` are files to which the jail's first process writes "0". `session` is the number of that process here, 0
+    before it has begun. `lists_processes`: `processes` has all of them. Methods raise OSError when the jail cannot be
+    asked.
     """
 
     counts_memory = False
@@ -33,7 +34,7 @@ class Keeper:
         self._counter = -1
 
     def began(self, session: int, counter: int | None) -> None:
-        """The jail has been started. `counter`, ours from now on, counts its processor time where nothing else does."""
+        """The jail has been started. `counter` becomes ours and counts its processor time where nothing else does."""
         self.session = session
         self._counter = -1 if counter is None else counter
 
@@ -43,7 +44,7 @@ class Keeper:
 
     @property
     def counts_cpu(self) -> bool:
-        """Whether `cpu_s` knows."""
+        """Whether `cpu_s` knows the processor time."""
         return self._counter >= 0
 
     def cpu_s(self) -> float | None:
@@ -53,35 +54,35 @@ class Keeper:
         return float(struct.unpack("=Q", os.read(self._counter, _COUNTED_BYTES))[0]) / 1e9
 
     def stand(self, niceness: int) -> None:
-        """Have the weight of a process of that niceness while processors are short."""
+        """Give the jail the weight of a process of that niceness while processors are short."""
         if self.session:
             self._powers.set_niceness(self.session, niceness)
 
     def freeze(self) -> bool:
-        """Have all of its processes stop before they run another instruction of theirs: whether that can be done."""
+        """Stop all its processes before their next instruction. Returns whether that is possible."""
         return False
 
     def thaw(self) -> None:
-        """Let them go on."""
+        """Let the processes go on."""
 
     def processes(self) -> list[int]:
-        """Those that are in it, bubblewrap's own outside of the jail among them, where `lists_processes`."""
+        """The processes in it, with bubblewrap's own outside of the jail; where `lists_processes`."""
         return []
 
     def refused(self) -> bool:
-        """Whether a process was refused for their number, where `counts_processes`."""
+        """Whether Linux refused a process because there were too many, where `counts_processes`."""
         return False
 
     def out_of_memory(self) -> bool:
-        """Whether the limit of memory was met and nothing could be given back, where `counts_memory`."""
+        """Whether the limit of memory was met and no memory could be freed, where `counts_memory`."""
         return False
 
     def peak_memory(self) -> int | None:
-        """The most memory that was ever in use at once (bytes); None when it is not counted."""
+        """The most memory that was in use at one time (bytes); None when it is not counted."""
         return None
 
     def close(self) -> None:
-        """Nothing is asked of it from now on."""
+        """Nobody asks it anything from now on."""
         if self._counter >= 0:
             os.close(self._counter)
             self._counter = -1

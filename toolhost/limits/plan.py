@@ -1,9 +1,9 @@
 """Which mechanism keeps which limit of a jail, and what is written into its control groups. Pure.
 
 Rules.
-- The kernel counts where it can: control groups of version 1 as root, of version 2 where a part of the tree was
-  delegated to us. What they do not count is watched from outside, and per process limits stand behind both.
-- A group lets one process more in than the jail has: bubblewrap's own, which waits outside of the jail.
+- Linux counts where it can: control groups of version 1 as root, of version 2 where a part of the tree was delegated to
+  us. The watch looks from outside for what they do not count. Limits of each process are behind both.
+- A group lets in one process more than the jail has: bubblewrap's own, which waits outside of the jail.
 
 Source: docs/design/sandbox.md section 4; the kernel's cgroup-v1 and cgroup-v2 documents.
 """
@@ -21,7 +21,7 @@ from toolhost.privileges.tree import Tree
 
 #: bubblewrap's process outside of the jail.
 OUTSIDE: Final = 1
-#: With a control group that says when it refused a process, the limit of the user namespace is only a second wall.
+#: Where a control group says when it refused a process, the limit of the user namespace is only a second wall.
 SPARE: Final = 16
 
 
@@ -37,7 +37,7 @@ class GroupPlan(Struct, frozen=True):
 
 
 def group_plan(tree: Tree | None, limits: Limits, trusted: int = 0) -> GroupPlan | None:
-    """What a jail's groups must say; None where there are none. `trusted`: so many processes of ours come on top."""
+    """What is written into a jail's groups; None without groups. `trusted`: so many processes of ours are added."""
     if tree is None:
         return None
     settings: list[tuple[str, str, str]] = []
@@ -56,7 +56,7 @@ def group_plan(tree: Tree | None, limits: Limits, trusted: int = 0) -> GroupPlan
 
 
 def weight(tree: Tree, niceness: int) -> tuple[str, str]:
-    """The file and the value by which a group has the weight of a process of that niceness."""
+    """The file and the value that give a group the weight of a process of that niceness."""
     shares = weight_of(niceness)
     return ("cpu.shares", str(shares)) if tree.version == 1 else ("cpu.weight", str(max(1, shares * 100 // ORDINARY)))
 

@@ -1,1 +1,1 @@
-"""What a jail sees and may do: what is looked up on this host, and the plan that follows from it."""
+"""What a jail sees and may do: the facts of this host that are looked up, and the plan that follows from them."""

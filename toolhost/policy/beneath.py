@@ -1,4 +1,4 @@
-"""How a workdir is found that other jails can exchange: beneath a base, without following any link.
+"""Finds a workdir that other jails can exchange: beneath a base, without following any link.
 
 A spawned agent works in a folder that its spawner has named. The spawner's own jails may put links there at any time.
 So each start of a jail looks for the folder again, name by name from the base's descriptor. The launch opens the folder

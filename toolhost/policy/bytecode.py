@@ -15,7 +15,7 @@ from contextlib import suppress
 
 
 def compile_sources(folders: Iterable[str]) -> None:
-    """Write the missing and outdated ones beside their sources. Where that is not allowed, jails just start slower."""
+    """Write the missing and outdated ones beside their sources. Where that is not allowed, jails only start slower."""
     for folder in folders:
         for place, names, files in os.walk(folder):
             names[:] = [name for name in names if name != "__pycache__"]
@@ -46,6 +46,6 @@ def is_current(compiled: str, source: str) -> bool:
     if header[:4] != importlib.util.MAGIC_NUMBER:
         return False
     if header[4:8] != bytes(4):
-        return True  # bound to the source by a hash: whoever installed it has seen to it
+        return True  # bound to the source by a hash, which the installer has checked
     stamps = (int(status.st_mtime) & 0xFFFFFFFF, status.st_size & 0xFFFFFFFF)
     return header[8:] == b"".join(stamp.to_bytes(4, "little") for stamp in stamps)

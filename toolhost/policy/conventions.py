@@ -1,4 +1,4 @@
-"""What every jail has: its descriptors, its own places, its user."""
+"""What all jails have in common: descriptors, places, the user."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ BOOT_FD: Final = 8
 #: The first of the descriptors that hold LaunchPlan.files, in their order.
 FILES_FD: Final = 10
 
-#: Where this package's `inside` folder stands in a jail; its name is how tools import it.
+#: Where this package's `inside` folder is in a jail. Tools import it by its name.
 JAIL_CODE: Final = "/run/goondan/goondan_tool"
-#: Home of every jail: private, empty, gone with it; its room (bytes).
+#: The home of every jail. It is private, empty at the start and gone with the jail; then its room (bytes).
 JAIL_HOME: Final = "/run/goondan/home"
 HOME_BYTES: Final = 64 << 20
-#: The one user of every jail; never 0, whoever runs the host.
+#: The user of every jail, as the jail sees it; never 0, whoever runs the host.
 JAIL_UID: Final = 1000
 JAIL_GID: Final = 1000
 JAIL_HOSTNAME: Final = "tool"

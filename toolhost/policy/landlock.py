@@ -1,8 +1,8 @@
-"""The second wall over files, connections and signals: which Landlock ruleset a jail puts itself under. Pure.
+"""The Landlock ruleset of a jail: the second wall over files, connections and signals. Pure.
 
-Landlock only takes away, and can never be taken off again. It counts for what runs after it, so the jail's boot stage
-(inside/confine.py) applies it before any tool code. It cannot make an exception below a path that it allows: what is
-read-only inside a workdir is so by its mount alone.
+Landlock only takes away, and what it took never comes back. It holds for what runs after it, so the jail's boot stage
+(inside/confine.py) applies it before any tool code. It cannot make an exception below a path that it allows: only a
+mount keeps something inside a workdir read-only.
 
 Source: docs/design/sandbox.md section 3.5; the kernel's landlock.rst.
 """
@@ -13,7 +13,7 @@ from typing import Final
 
 from msgspec import Struct
 
-#: The newest version of the interface that we make use of; a newer kernel has all of it.
+#: The newest version of the interface that we use; a newer Linux kernel has all of it.
 NEWEST_ABI: Final = 6
 
 _EXECUTE: Final = 1 << 0
@@ -25,7 +25,7 @@ _TRUNCATE: Final = 1 << 14
 _IOCTL_DEV: Final = 1 << 15
 _MAKE_DEVICES: Final = 1 << 6 | 1 << 11
 
-#: What each version of the interface knows of files: all rights up to this bit.
+#: The rights on files of each version of the interface: all bits up to this one.
 _FILE_RIGHTS: Final = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 4: (1 << 15) - 1, 5: (1 << 16) - 1}
 _NET_TCP: Final = 0b11  # bind and connect, from version 4
 _SCOPES: Final = 0b11  # abstract sockets and signals, from version 6
@@ -33,27 +33,31 @@ _SCOPES: Final = 0b11  # abstract sockets and signals, from version 6
 LIST: Final = _READ_DIR
 READ: Final = _READ_FILE | _READ_DIR
 RUN: Final = READ | _EXECUTE
-#: Everything that can be done to files and folders but making device nodes and driving them.
+#: Everything that can be done to files and folders, except making device nodes and driving devices.
 WRITE: Final = ((1 << 15) - 1) & ~_MAKE_DEVICES
 DEVICES: Final = READ | _WRITE_FILE | _TRUNCATE | _IOCTL_DEV
-#: What makes sense for something that is no folder; the kernel refuses a rule with more.
+#: The rights that something other than a folder can have; Linux refuses a rule with more.
 _FOR_FILES: Final = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV
 
 
 class Ruleset(Struct, frozen=True, rename="camel"):
-    """What is taken away (`files`, `net`, `scopes`: bits of the interface), and `rules`: (path, rights) given back."""
+    """A Landlock ruleset, as the boot stage applies it. The numbers are bits of the interface."""
 
+    #: Rights on files that are taken away.
     files: int
+    #: Rights on connections that are taken away.
     net: int
+    #: What is kept inside the jail: abstract sockets, signals.
     scopes: int
+    #: What is given back: (path, rights).
     rules: list[tuple[str, int]]
 
 
 def ruleset(abi: int, rules: list[tuple[str, int]], *, network: bool) -> Ruleset | None:
-    """The ruleset for a kernel with that version of Landlock; None for a kernel without it.
+    """The ruleset for a Linux kernel with that version of Landlock; None for one without it.
 
-    `rules` give rights to what lies at and below a path, as it stands in the jail. `network`: a grant says what may be
-    reached, so TCP is left to it.
+    `rules` give rights to what is at and below a path, as the jail sees it. `network`: a grant says what may be
+    reached, so Landlock leaves TCP to it.
     """
     if abi < 1:
         return None

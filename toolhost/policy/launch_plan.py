@@ -1,4 +1,4 @@
-"""The plan of one jail: all that its launch needs, and the limits that its boot stage sets. Pure.
+"""The plan of one jail: everything that its launch needs, and the limits that its boot stage sets. Pure.
 
 The full tier's plan is made in plan.py, the reduced tier's in reduced.py.
 """
@@ -22,17 +22,17 @@ from toolhost.privileges.tree import Tree
 # include/uapi/asm-generic/resource.h, the same on x86_64 and aarch64.
 _RLIMIT_FSIZE, _RLIMIT_DATA, _RLIMIT_CORE, _RLIMIT_NPROC, _RLIMIT_NOFILE = 1, 2, 4, 6, 7
 _RLIMIT_MEMLOCK, _RLIMIT_SIGPENDING = 8, 11
-#: Locked memory (bytes), signals and timers that wait: they count for the operator as well where a jail runs as that
-#: user, whose own programs then get none.
+#: Limits on locked memory (bytes) and on waiting signals and timers. Where a jail runs as the operator's user, they
+#: count for the operator as well, whose own programs would then get none.
 _LOCKED: Final = 64 << 10
 _SIGNALS: Final = 1024
 
 
 class LaunchPlan(Struct, frozen=True, kw_only=True):
-    """Everything a launch needs: pure data, which the launcher executes as it is.
+    """Everything that a launch needs: pure data, which the launcher executes as it is.
 
-    Between the look at the host and the mounts another jail could exchange a folder for a link. So what is opened must
-    still be at its path, and the boot stage compares places with `seen`.
+    Between the look at the host and the mounts, another jail could exchange a folder for a link. So a place that is
+    opened must still be at its path, and the boot stage compares places with `seen`.
     """
 
     #: What was asked for.
@@ -64,7 +64,7 @@ class LaunchPlan(Struct, frozen=True, kw_only=True):
     #: The folder whose user (uids.instance_uid) the jail becomes where a file system cannot show the jail's own user as
     #: owner: the instance's workspace that the workdir is or lies in, else the workdir, or the last write grant.
     fallback_owner: str | None = None
-    #: There when the jail drops root itself.
+    #: Set when the jail drops root itself.
     enclosure: Enclosure | None = None
     #: Which path of the host each place of the jail must be: (path in the jail, path of the host).
     seen: list[tuple[str, str]] = []
@@ -97,7 +97,7 @@ def resource_limits(limits: Limits, groups: Tree | None = None, trusted: int = 0
 
     `trusted`: so many processes of ours come on top.
 
-    RLIMIT_DATA and not RLIMIT_AS: address space that nobody writes to is free, and threads and Node take much of it.
+    RLIMIT_DATA and not RLIMIT_AS: address space that is never written to is free, and threads and Node take much of it.
     """
     return [
         (_RLIMIT_CORE, 0),

@@ -1,6 +1,6 @@
-"""What shows in a jail, and where: the mounts, what Landlock gives back for them, and where they are taken from. Pure.
+"""The mounts of a jail: what shows, where, what Landlock gives back for it, and where it is taken from. Pure.
 
-The rules are those of plan.py.
+plan.py has the rules.
 
 Source: docs/design/sandbox.md section 2.
 """
@@ -54,11 +54,11 @@ class Sources:
         self.stages.append((place.path, how))
 
     def of(self, path: str, root: str) -> str:
-        """Where `path`, which is or lies in the staged place `root`, can be taken from."""
+        """Where `path` can be taken from; it is or lies in the staged place `root`."""
         return self._at[root] + path[len(root) :] if root in self._at and within(path, root) else path
 
 
-#: Options that put something at a place, and how many words they have: the place is the last one.
+#: Options that put something at a place, and how many words each has: the place is the last word.
 _PLACING: Final = {
     "--ro-bind": 3, "--bind": 3, "--bind-fd": 3, "--ro-bind-data": 3, "--symlink": 3,
     "--tmpfs": 2, "--proc": 2, "--dev": 2,
@@ -66,8 +66,8 @@ _PLACING: Final = {
 
 
 def with_parents(options: list[str]) -> list[str]:
-    """The options with the folders above each place, open to everybody: those that bubblewrap makes itself are closed
-    to all but their owner.
+    """The options with the folders above each place, open to everybody. bubblewrap would make them for their owner
+    only.
     """
     made = {"/"}
     done: list[str] = []
@@ -91,13 +91,15 @@ def with_parents(options: list[str]) -> list[str]:
 
 
 class Mount(NamedTuple):
-    """It sorts by its path, as a list of names so that what is inside comes later, then by rank. `source` is the path
-    of the host that shows there, None for what is of the jail's own.
-    """
+    """One mount. Mounts are sorted by path, a list of names, so that inner ones come later, and then by rank."""
 
+    #: The place in the jail, as names.
     path: list[str]
+    #: The order of mounts at the same place.
     rank: int
+    #: bubblewrap's options for it.
     options: list[str]
+    #: The path of the host that shows there; None for what belongs to the jail itself.
     source: str | None
 
 
@@ -129,7 +131,7 @@ def _mount(path: str, rank: int, source: str | None, *options: str) -> Mount:
 
 
 def _writable_mounts(request: Request, host: HostFacts, sources: Sources, place: HostPath) -> Iterator[Mount]:
-    """A writable folder, what stays read-only in it, and the folders above that."""
+    """A writable folder, the places in it that stay read-only, and the folders above those."""
     real, shown = place.path, place.shown
     if shown == request.workdir and host.stage is None:
         yield _mount(shown, _WRITABLE, real, "--bind-fd", str(WORKDIR_FD), shown)
@@ -155,13 +157,13 @@ def _writable_mounts(request: Request, host: HostFacts, sources: Sources, place:
 
 
 def seen_places(mounts: list[Mount]) -> list[tuple[str, str]]:
-    """LaunchPlan.seen of these mounts, which are in their order: of several at one place the last one shows."""
+    """LaunchPlan.seen for these mounts, which are in their order: of several at one place the last one shows."""
     shows = {"/".join(mount.path): mount.source for mount in mounts}
     return [(at, source) for at, source in shows.items() if source is not None]
 
 
 def rights_of(request: Request, host: HostFacts) -> list[tuple[str, int]]:
-    """What Landlock gives back: the same that the mounts give, by the paths of the jail."""
+    """What Landlock gives back: the same as the mounts show, by the jail's paths."""
     rights = [("/", LIST), ("/etc", READ), ("/proc", READ), ("/dev", DEVICES), (JAIL_CODE, READ)]
     rights += [(folder, RUN) for folder in host.programs]
     rights += [(path, WRITE) for path in ("/dev/shm", "/tmp", JAIL_HOME)]
@@ -169,12 +171,14 @@ def rights_of(request: Request, host: HostFacts) -> list[tuple[str, int]]:
 
 
 def granted_rights(places: list[HostPath], rights: int) -> list[tuple[str, int]]:
-    """These rights for each of the places, where it stands in a jail; for a file those that a file can have."""
+    """These rights for each of the places, by its path in the jail; a file gets only the rights that a file can
+    have.
+    """
     return [(place.shown, rights if place.kind == "dir" else for_file(rights)) for place in places]
 
 
 def _seen_at(path: str, request: Request) -> str:
-    """Where a path of the host stands in the jail: a workdir keeps the name that the caller has for it."""
+    """The path in the jail of a path of the host: a workdir keeps the name that the caller has for it."""
     for place in reversed(request.writable):
         if within(path, place.path):
             return place.shown + path[len(place.path) :]
@@ -182,8 +186,8 @@ def _seen_at(path: str, request: Request) -> str:
 
 
 def emptied_of(request: Request, host: HostFacts) -> list[str]:
-    """Folders that show as empty ones: masked folders of the tool, and what is hidden inside anything that shows, at
-    each place where it would.
+    """Folders that show empty: masked folders of the tool, and hidden folders inside anything that shows, at each place
+    where they would show.
     """
     paths = [_seen_at(place.path, request) for place in request.masked if place.kind == "dir"]
     for folder in _folders_of(request, host):
@@ -193,7 +197,7 @@ def emptied_of(request: Request, host: HostFacts) -> list[str]:
 
 
 def hidden_in(request: Request, host: HostFacts) -> list[str]:
-    """The hidden folders that lie in something that shows, those that do not exist among them."""
+    """The hidden folders inside something that shows, whether they exist or not."""
     folders = _folders_of(request, host)
     return [path for path in [*host.hidden, *host.absent] if any(_is_inside(path, folder) for folder in folders)]
 

@@ -1,4 +1,4 @@
-"""What a jail sees, as one exact launch plan: pure, so that every line of it can be tested.
+"""The exact launch plan of one jail, which says what it sees. Pure, so that every line of it can be tested.
 
 Rules.
 - A jail sees /usr, an interpreter, this package's `inside` folder, the tool's own folder, what was granted, and its
@@ -38,7 +38,7 @@ from toolhost.seccomp.program import program
 #: Private memory file systems (bytes): room for a compiler's temporary files, a quarter of a small machine at most.
 TMP_BYTES: Final = 256 << 20
 SHM_BYTES: Final = 64 << 20
-#: What is a jail's own and gone with it: place, size in bytes, mode.
+#: Places that belong to the jail and are gone with it: place, size in bytes, mode.
 _PRIVATE: Final = (
     ("/dev/shm", SHM_BYTES, "1777"), ("/tmp", TMP_BYTES, "1777"), (JAIL_HOME, conventions.HOME_BYTES, "0700"),
 )  # fmt: skip
@@ -110,7 +110,7 @@ def plan(request: Request, host: HostFacts) -> LaunchPlan:
 
 
 def start_of(bwrap: str, command: list[str]) -> list[str]:
-    """How bubblewrap is started: its options come on ARGS_FD, so that no other user reads them."""
+    """The command that starts bubblewrap. Its options come over ARGS_FD, so that no other user reads them."""
     return [bwrap, "--args", str(conventions.ARGS_FD), "--", *command]
 
 
@@ -135,7 +135,7 @@ def _layout(tool: ToolSpec) -> Layout | None:
 
 
 def isolation(host: HostFacts, serves: bool = False) -> list[str]:
-    """What bubblewrap separates, before any mount: its first options."""
+    """What bubblewrap separates before any mount: its first options."""
     if host.user_namespaces:
         user = ["--unshare-user", "--uid", str(conventions.JAIL_UID), "--gid", str(conventions.JAIL_GID)]
         kept = [*nested.CAPABILITIES] if serves else []

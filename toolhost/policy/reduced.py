@@ -1,7 +1,7 @@
 """The plan of a jail on a host that refuses user namespaces: Landlock, the filter and limits, without bubblewrap. Pure.
 
-Only for an ordinary user, and only for tools whose `minTier` says so. There are no mounts, so nothing below a path that
-is allowed can be hidden or made read-only: where the full tier would do that, this one refuses.
+Only for an ordinary user, and only for tools whose `minTier` allows it. There are no mounts, so nothing below an
+allowed path can be hidden or made read-only: where the full tier would do that, this tier refuses.
 
 Source: docs/design/sandbox.md section 7; what it does not hold is in docs/sandbox.md.
 """
@@ -23,7 +23,7 @@ from toolhost.seccomp.program import program
 MINIMUM_LANDLOCK: Final = 6
 #: Files of /etc that libc and programs read, beside what the host's facts name.
 _ETC: Final = ("/etc/passwd", "/etc/group", "/etc/hosts", "/etc/nsswitch.conf")
-#: Of /proc only what tells about the machine; the list of processes, and what they were started with, stay closed.
+#: Files of /proc that describe the machine. The list of processes, and their arguments, stay closed.
 _PROC: Final = ("cpuinfo", "filesystems", "loadavg", "meminfo", "stat", "uptime", "version")
 _DEVICES: Final = ("/dev/full", "/dev/null", "/dev/random", "/dev/urandom", "/dev/zero")
 _IOCTL: Final = 1 << 15

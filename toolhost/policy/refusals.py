@@ -1,4 +1,4 @@
-"""Which folders no jail may see, and which no jail may write to. Pure.
+"""The folders that no jail may see, and those that no jail may write to. Pure.
 
 Source: docs/design/sandbox.md sections 1 and 2.
 """
@@ -13,19 +13,19 @@ from schemas.hidden import runtime_place, uncovered, workspace_of
 from schemas.launch import ToolSpec
 from toolhost.policy.subject import HostFacts, Request
 
-#: Read-only in every workdir: these run code on the host later (hooks and fsmonitor; .pth files; packages and grants).
+#: Read-only in every workdir: their content later runs on the host (hooks and fsmonitor; .pth files; packages, grants).
 GUARDED_NAMES: Final = (".git", ".venv", ".goondan")
-#: Folders that are the system's, or that a jail makes itself; no workdir lies in them.
+#: Folders of the system, and those that a jail makes itself; no workdir lies in them.
 SYSTEM: Final = (
     "/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/libx32",
     "/proc", "/run/goondan", "/sbin", "/sys", "/usr",
 )  # fmt: skip
-#: These themselves are no workdir either, only folders in them.
+#: These folders are no workdirs either; folders in them can be.
 TOP: Final = ("/", "/run", "/home", "/var", "/tmp", "/var/tmp")
 
 
 def check_request(request: Request, host: HostFacts) -> None:
-    """Raise E_SANDBOX_DENIED for a place that no jail may have, or not as it is asked for."""
+    """Raise E_SANDBOX_DENIED for a place that no jail may have, or not in the way that is asked for."""
     if request.workdir_real is not None:
         _check_workdir(request.workdir_real, host)
     for place in request.write:
@@ -67,7 +67,7 @@ def _check_writable(path: str, host: HostFacts) -> None:
 
 
 def _check_write_grant(path: str, host: HostFacts) -> None:
-    """Raise E_SANDBOX_DENIED for a grant to write where, or around where, our state or code is."""
+    """Raise E_SANDBOX_DENIED for a write grant to a folder that has our state or code in it or around it."""
     place = runtime_place(path)
     reason = unwritable(path, [*host.hidden, *([place] if place else []), *host.trusted])
     if reason is not None:
@@ -82,7 +82,7 @@ def _check_read_grant(path: str) -> None:
 
 
 def hidden_in_it(path: str, folder: str) -> GoondanError:
-    """The error for a place that is, lies in or holds a hidden folder under another name than that is known by."""
+    """The error for a place that is, lies in or holds a hidden folder under a name that is not in the list."""
     text = f"{path} leads to {folder}, which no tool may see: the kernel keeps its state or its sockets there"
     return fail("E_SANDBOX_DENIED", text, suggestion="Name a folder outside of it, and as it is spelt.")
 

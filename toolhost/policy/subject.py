@@ -55,7 +55,7 @@ class HostFacts(Struct, frozen=True, kw_only=True):
     dirs: list[str] = []
     #: Paths below /etc that show in jails.
     etc: list[str] = []
-    #: Files of /proc that tell about an ordinary user's own, such as the names of keys. They show empty.
+    #: Files of /proc that tell about an ordinary user, such as the names of keys. They show empty.
     covered: list[str] = []
     #: Folders of ours that stay read-only.
     code: list[str] = []
@@ -81,7 +81,7 @@ class HostFacts(Struct, frozen=True, kw_only=True):
     fix: str | None = None
     #: In the tier reduced, and without bubblewrap: why it is not the full one.
     lack: str | None = None
-    #: What that bubblewrap says of its version, for people.
+    #: What that bubblewrap answers to --version, for people.
     bwrap_version: str = ""
     #: Where control groups can be made; None where none can.
     groups: Tree | None = None
@@ -109,7 +109,7 @@ class HostFacts(Struct, frozen=True, kw_only=True):
 
 
 class Request(Struct, frozen=True, kw_only=True):
-    """One jail to be: the tool, and what facts.py found out about the paths that concern it."""
+    """One jail to be made: its tool, and what facts.py found out about the paths that concern it."""
 
     tool: ToolSpec
     #: The workdir as the caller names it; None: there is none.
@@ -136,12 +136,14 @@ class Request(Struct, frozen=True, kw_only=True):
     workspace: str | None = None
     #: The file system of the workdir keeps jails to `diskMb`.
     sized: bool = False
-    #: What was put into the workdir so that it can be guarded.
+    #: Placeholders that were made in the workdir so that they can be guarded.
     made: list[str] = []
 
     @property
     def shown(self) -> list[HostPath]:
-        """What shows read-only: the tool's folder or its entry first, then read grants, the declared environment."""
+        """The places that show read-only: the tool's folder or its entry first, then read grants and declared
+        environment.
+        """
         own = HostPath(self.tool.entry, "file") if self.entry_only else HostPath(self.tool.root, "dir")
         return [own, *self.read, *([HostPath(self.venv, "dir")] if self.venv else [])]
 
@@ -154,13 +156,14 @@ class Request(Struct, frozen=True, kw_only=True):
 
     @property
     def named(self) -> list[str]:
-        """The writable places that are somebody's own."""
+        """The writable places that belong to somebody, as opposed to workdirs that we made."""
         return [place.path for place in self.writable if self.workspace is None or place.path != self.workdir_real]
 
     @property
     def import_paths(self) -> list[str]:
-        """Folders of modules that the tool may import. One of which only the entry shows may be the workdir, where any
-        tool puts modules.
+        """Folders of modules that the tool may import.
+
+        A folder of which only the entry shows is left out: it may be the workdir, where any tool puts modules.
         """
         folder = self.tool.entry.rpartition("/")[0]
         paths = [] if self.entry_only else list(dict.fromkeys([folder, self.tool.root]))
