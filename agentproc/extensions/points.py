@@ -57,11 +57,13 @@ async def run_mutators(
     Raises LayerFailed, and cancellation.
     """
     for layer in layers:
-        patience = watch.enter()
+        # Only what is awaited can be cancelled, so only that has a clock: most mutators are plain functions.
+        patience: Patience | None = None
         try:
             given = context.copied()
             returned = layer.handler(given)
             if returned is not given and isawaitable(returned):
+                patience = watch.enter()
                 returned = await returned
             accepted: C = context.accept(returned, changes)
             _require(accepted, keeps)
@@ -69,13 +71,15 @@ async def run_mutators(
         except (Exception, SystemExit, KeyboardInterrupt) as error:
             raise LayerFailed(layer, error) from error
         except BaseException as error:  # cancellation, or what a handler raises that looks like it
+            patience = patience or watch.enter()
             if patience.is_late():
                 raise LayerFailed(layer, too_slow()) from None
             if patience.is_ending():
                 raise
             raise LayerFailed(layer, error) from error
         finally:
-            watch.leave(patience)
+            if patience is not None:
+                watch.leave(patience)
     return context
 
 
