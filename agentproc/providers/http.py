@@ -1,11 +1,11 @@
 """Sends a vendor's requests and reads its answers as they arrive.
 
 Rules.
-- A try ends in an answer or a Fault; retry.py says whether and when there is another. Each try is a request of its
-  own, and `on_delta` hears when one begins anew.
+- A try ends with an answer or a Fault. retry.py decides whether and when there is another try. Each try is a request of
+  its own, and `on_delta` is told when the text begins again.
 - Cancelling the task closes the connection.
-- No key in anything that is logged or raised, also when the server repeats it in any form (schemas/redaction.py). What
-  it says is looked at before it is cut: half a key would not be found.
+- No logged or raised text contains a key, even if the server repeats the key in any form (schemas/redaction.py). The
+  server's text is searched before it is cut: half a key would not be found.
 
 Source: docs/design/turns.md section 6.
 """
@@ -43,11 +43,12 @@ from schemas.errors import GoondanError
 from schemas.origins import key_may_go, origin_of
 from schemas.redaction import Redactor
 
-#: One answer with all that surrounds it (bytes): streams wrap every few letters in some hundred bytes.
+#: The largest streamed answer, with all that surrounds the text (bytes). Streams wrap every few letters in some hundred
+#: bytes.
 MAX_STREAM_BYTES: Final = 128 << 20
-#: An answer that does not stream (bytes).
+#: The largest answer that does not stream (bytes).
 MAX_BODY_BYTES: Final = 8 << 20
-#: What is read of a refusal (bytes).
+#: How much of a refusal is read (bytes).
 MAX_ERROR_BYTES: Final = 65_536
 
 _SUGGESTIONS: Final[dict[int, str]] = {
@@ -63,8 +64,8 @@ log = logging.getLogger("agentproc.model")
 class HttpProvider:
     """A vendor's model behind the provider's interface.
 
-    `client` holds the connection. `sleep`, `chance` (in [0, 1)) and `now` (Unix time) are what retries need; tests give
-    their own.
+    `client` holds the connection. Retries use `sleep`, `chance` (in [0, 1)) and `now` (Unix time); tests give their
+    own.
     """
 
     needs_history = True
@@ -145,7 +146,7 @@ class HttpProvider:
             await self._sleep(wait)
 
     async def _try(self, request: ModelRequest, wire: WireRequest, heard: Listener) -> ModelAnswer:
-        """One request to its answer. Raises Fault."""
+        """One request and its answer. Raises Fault."""
         self._check_key(request, wire)
         response = await self._client.ask("POST", wire.url, _checked(wire.headers), wire.body, self._patience)
         try:
@@ -161,14 +162,16 @@ class HttpProvider:
             response.close()
 
     def _check_key(self, request: ModelRequest, wire: WireRequest) -> None:
-        """Raises Fault when the key belongs to another server than the one that is asked."""
+        """Raises Fault when the key belongs to another server than the one in the request."""
         model = request.model
         if model.api_key and origin_of(wire.url) and not key_may_go(wire.url, model.key_origin, self._vendor.server):
             meant = model.key_origin or origin_of(self._vendor.server)
             raise Fault("final", f"the key was not sent: it is meant for {meant}")
 
     async def _name_model(self, request: ModelRequest) -> ModelRequest:
-        """The request with the first model of the server's list, for a Model that names none. Raises Fault."""
+        """The request with a model. When the Model names none, it is the first one of the server's list.
+        Raises Fault.
+        """
         if not self._listed:
             wire = self._vendor.listing(request)
             self._check_key(request, wire)
@@ -208,7 +211,7 @@ class HttpProvider:
             raise Fault("broken", f"no event stream but {kind}: {words}" if words else "an empty answer")
 
     async def _read_rest(self, response: Response) -> None:
-        """What follows a complete answer is an end mark, or not worth waiting for."""
+        """Read the end mark behind a complete answer. Any other data there is not worth waiting for."""
         size = 0
         with suppress(TimeoutError, Fault):
             async with asyncio.timeout(self._patience.rest_s):
@@ -218,7 +221,7 @@ class HttpProvider:
                         return
 
     async def _refusal(self, response: Response, redact: Redactor) -> Fault:
-        """A status that is no success, in the vendor's words."""
+        """The Fault of a status that means failure, in the vendor's words."""
         status = response.status
         body = b""
         with suppress(Fault, TimeoutError):
@@ -248,11 +251,11 @@ class HttpProvider:
 
 
 def _nobody(news: ModelNews) -> None:
-    """Nobody listens."""
+    """Ignore the news."""
 
 
 class Listener:
-    """Hands on what one try gives."""
+    """Passes on the news of one try."""
 
     def __init__(
         self, on_delta: Callable[[TextDelta], None] | None, on_news: Callable[[ModelNews], None], again: bool
@@ -263,7 +266,9 @@ class Listener:
         self._content = 0
 
     def text(self, piece: str, content: int) -> None:
-        """The next piece; the first of a repeated try takes the earlier ones back. `content` is the reader's."""
+        """Pass on the next piece. The first piece of a repeated try makes the earlier ones void. `content` is the
+        reader's.
+        """
         if content != self._content:
             self._content = content
             self._on_news("content")
@@ -276,7 +281,7 @@ class Listener:
 
 
 async def _read(response: Response, limit: int, *, cut: bool = False) -> bytes:
-    """A body of at most `limit` bytes; a longer one is cut, or a Fault."""
+    """A body of at most `limit` bytes. A longer one is cut, or raises Fault."""
     parts: list[bytes] = []
     size = 0
     while chunk := await response.read():
@@ -290,7 +295,7 @@ async def _read(response: Response, limit: int, *, cut: bool = False) -> bytes:
 
 
 def _words(body: str) -> str:
-    """What a refusal says: the message of an error document, else its text."""
+    """The text of a refusal: the message of an error document, otherwise its whole text."""
     try:
         return error_words(msgspec.json.decode(body))
     except (msgspec.DecodeError, UnicodeError, RecursionError):
@@ -298,7 +303,9 @@ def _words(body: str) -> str:
 
 
 def _checked(headers: dict[str, str]) -> dict[str, str]:
-    """Headers that can be sent. Raises Fault for a key that cannot: the client's own error would show it."""
+    """Headers that can be sent. Raises Fault for a key that cannot be sent: the client's own error would
+    show the key.
+    """
     cleaned = {name: value.strip() for name, value in headers.items()}
     if not all(value.isascii() and value.isprintable() for value in cleaned.values()):
         raise Fault("final", "the apiKey holds characters that a key cannot have; it was not sent")
@@ -306,7 +313,7 @@ def _checked(headers: dict[str, str]) -> dict[str, str]:
 
 
 def _phrase(status: int) -> str:
-    """What a status means when the server says nothing."""
+    """The meaning of a status, for a server that sends no text."""
     try:
         return HTTPStatus(status).phrase
     except ValueError:
@@ -314,7 +321,7 @@ def _phrase(status: int) -> str:
 
 
 def shown_server(url: str) -> str:
-    """A URL as it may be shown: without user, password and query."""
+    """A URL in a form that may be shown: without user, password and query."""
     try:
         parts = urlsplit(url)
     except ValueError:

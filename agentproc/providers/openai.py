@@ -1,8 +1,8 @@
 """Chat completions: of OpenAI, and of every server that speaks them (Ollama, vLLM, llama.cpp, …). Pure; http.py does
 the sending.
 
-Servers differ in what they leave out, so little is demanded: indexes, ids, a `[DONE]`, usage may all be missing.
-Unknown fields are skipped, but those inside a tool call are sent back with it (some vendors sign their calls).
+Servers leave out different parts, so little is required: indexes, ids, a `[DONE]` and usage may all be missing. Unknown
+fields are skipped. Unknown fields inside a tool call are sent back with it, because some vendors sign their calls.
 
 Source: docs/design/turns.md section 6; OpenAI's API reference, "Chat completions" and "Streaming".
 """
@@ -34,14 +34,14 @@ from schemas.model_providers import BY_NAME
 
 #: Errors inside a stream after which the same request may succeed.
 _PASSING: Final = frozenset(("server_error", "rate_limit_exceeded", "overloaded_error", "internal_server_error"))
-#: A tool's name; those that vendors take have 64 characters. It is put together piece by piece, and so is bounded.
+#: The longest name of a tool. Vendors accept 64 characters. The name arrives in pieces, so its length is limited here.
 MAX_NAME_CHARS: Final = 1024
-#: What is known of a tool call; everything else of it goes back as it came.
+#: The known fields of a tool call. All other fields are sent back as they came.
 _KNOWN: Final = frozenset(("index", "id", "type", "function"))
 
 
 class OpenAI:
-    """The vendor."""
+    """The vendor's requests and answers."""
 
     name = "openai"
     server = BY_NAME["openai"].server
@@ -50,8 +50,8 @@ class OpenAI:
         self._written = Written(self.name, Messages)
 
     def request(self, request: ModelRequest) -> WireRequest:
-        """POST /chat/completions. The model's params are passed on as they are (null takes `stream_options` away);
-        messages and tools are ours.
+        """POST /chat/completions. The model's params are sent unchanged (null removes `stream_options`); messages and
+        tools come from us.
         """
         model = request.model
         body = {
@@ -68,11 +68,11 @@ class OpenAI:
         return WireRequest(f"{self._base(model)}/chat/completions", _headers(model), encode_json(body))
 
     def forget(self) -> None:
-        """Let go of the conversation."""
+        """Drop the conversation."""
         self._written.forget()
 
     def reader(self, request: ModelRequest) -> Reader:
-        """For one answer."""
+        """The reader for one answer."""
         return Reader(request.model.model)
 
     def listing(self, request: ModelRequest) -> WireRequest:
@@ -91,14 +91,14 @@ def _headers(model: ModelSpec) -> dict[str, str]:
 
 
 class Messages:
-    """The conversation; every result is a message of its own right behind its answer."""
+    """The conversation. Every result is a message of its own directly behind its answer."""
 
     def __init__(self) -> None:
         self._messages: list[bytes] = []
         self._only_rules = True
 
     def add(self, entry: HistoryEntry) -> None:
-        """The next entry."""
+        """Add the next entry."""
         if not isinstance(entry, Said):
             self._add({"role": "system" if entry.system else "user", "content": entry.text})
             return
@@ -119,9 +119,9 @@ class Messages:
             self._add({"role": "tool", "tool_call_id": call.id, "content": call.result})
 
     def json(self, system: str | None, beside: str | None = None) -> Raw:
-        """All messages as a JSON array, behind the system prompt; `beside` is what this request alone says at its end.
+        """All messages as a JSON array, behind the system prompt. `beside` is a text at the end of this request only.
 
-        It is the user's: many servers take a system message only as the first.
+        It is a message of the user, because many servers accept a system message only as the first one.
         """
         first = [encode_json({"role": "system", "content": system})] if system and system.strip() else []
         last = [encode_json({"role": "user", "content": beside or EMPTY})] if beside or self._only_rules else []
@@ -133,13 +133,13 @@ class Messages:
 
 
 def _extra(extras: Any, index: int) -> dict[str, Any]:
-    """What the vendor wrote into the call beside its name and arguments."""
+    """The vendor's own fields of a call, besides its name and arguments."""
     extra = extras[index] if isinstance(extras, list) and index < len(extras) else None
     return extra if isinstance(extra, dict) else {}
 
 
 def offer(item: CatalogItem) -> dict[str, Any]:
-    """A tool as the vendor is told of it."""
+    """A tool in the vendor's form."""
     function: dict[str, Any] = {"name": item.name}
     if item.description is not None:
         function["description"] = item.description
@@ -188,7 +188,7 @@ _decode_chunk: Final = msgspec.json.Decoder(_Chunk)
 
 
 class _Call:
-    """A tool call while it arrives."""
+    """A tool call that is still arriving."""
 
     __slots__ = ("extra", "id", "index", "name", "pieces", "whole")
 
@@ -201,12 +201,12 @@ class _Call:
         self.extra: dict[str, Any] = {}
 
     def asked(self) -> AskedCall:
-        """The call, complete."""
+        """The complete call."""
         return asked_call(self.id, self.name, "".join(self.pieces) if self.whole is None else self.whole)
 
 
 class Reader:
-    """Reads one answer: the first choice of it."""
+    """Reads the first choice of one answer."""
 
     def __init__(self, model: str) -> None:
         self.done = False
@@ -220,11 +220,11 @@ class Reader:
 
     @property
     def content(self) -> int:
-        """How much the model has said so far (characters): what many servers stream of its reasoning, too."""
+        """How much the model has said so far (characters), with the reasoning that many servers stream."""
         return self._size.chars + self._reasoning
 
     def read(self, event: SseEvent) -> str:
-        """Take the next event; the text that it adds."""
+        """Take the next event. Returns the text that it adds."""
         data = event.data.strip()
         if data in ("", "[DONE]"):
             self.done = self.done or bool(data)
@@ -238,7 +238,7 @@ class Reader:
         return text
 
     def answer(self) -> ModelAnswer:
-        """The answer, after everything was read."""
+        """The answer. To be called after everything was read."""
         if not self.done and self._stop is None:
             raise Fault("broken", "half an answer: its end is missing")
         text = "".join(self._text)
@@ -316,7 +316,7 @@ class Reader:
 
 
 def _content(content: Any) -> str:
-    """Text, or the text parts of a list of parts."""
+    """The text of `content`: the text itself, or the text parts of a list of parts."""
     if isinstance(content, list):
         parts = [part for part in content if isinstance(part, dict) and part.get("type") == "text"]
         return "".join([_text(part.get("text")) for part in parts])
@@ -338,7 +338,7 @@ def _busy_status(code: Any) -> bool:
     return isinstance(code, int) and (code == 429 or 500 <= code < 600)
 
 
-#: What the module of a provider has (agentproc/providers/choose.py). The streams are as the vendor writes them.
+#: The part that each provider's module has (agentproc/providers/choose.py). The streams are as the vendor writes them.
 VENDOR: Final = OpenAI
 REHEARSED: Final = (
     """\

@@ -1,4 +1,4 @@
-"""How much a model may write at most, and how that is said to its vendor. Pure."""
+"""How much a model may write at most, and the param that tells its vendor. Pure."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from agentproc.providers.anthropic import DEFAULT_MAX_TOKENS
 from schemas.launch import ModelSpec
 from schemas.model_providers import BY_NAME, PROVIDERS
 
-#: How most servers name the limit, those included that speak as another vendor does.
+#: The name of the limit for most servers, also for those that speak as another vendor does.
 _USUAL: Final = "max_tokens"
 #: The params by which vendors limit an answer.
 _PARAMS: Final = tuple(dict.fromkeys((_USUAL, *(provider.limit_param for provider in PROVIDERS))))
 
 
 def output_limit(model: ModelSpec) -> int:
-    """The tokens that an answer may have at most; a guess where the params of the model name no limit. 0: it is no
-    model, and counts no tokens.
+    """The most tokens of an answer; a guess when the params of the model give no limit. 0 for a provider that is no
+    model and counts no tokens.
     """
     if model.provider == "embedded":
         return 0
@@ -26,7 +26,7 @@ def output_limit(model: ModelSpec) -> int:
 
 
 def limited_output(model: ModelSpec, tokens: int) -> ModelSpec:
-    """The model with answers of so many tokens at most."""
+    """The model with answers of at most so many tokens."""
     name = next((name for name in _PARAMS if name in model.params), None)
     if name is None:
         name = BY_NAME[model.provider].limit_param if model.endpoint is None else _USUAL

@@ -12,16 +12,17 @@ from typing import Final
 
 from agentproc.providers.vendor import Fault, FaultKind
 
-#: How often a try is repeated, by what was wrong with the last one. A server that is busy or out of reach costs
-#: nothing to ask again; half an answer was paid for; silence has already taken minutes.
+#: How often a try is repeated, by the fault of the last one. Asking a server again that is busy or out of reach costs
+#: nothing. Half an answer was paid for. A silent try has already taken minutes.
 RETRIES: Final[Mapping[FaultKind, int]] = {"busy": 4, "broken": 2, "silent": 1, "final": 0}
-#: The first wait (seconds); it doubles with every try. A short overload is over within it.
+#: The first wait (seconds). It doubles with every try. A short overload is over within it.
 FIRST_WAIT_S: Final = 0.5
-#: The longest wait of our own (seconds).
+#: The longest wait that we choose (seconds).
 MAX_WAIT_S: Final = 8.0
-#: How much of a wait is left to chance, so that agents that were refused together do not come back together.
+#: The random part of a wait, so that agents that were refused together do not come back together.
 JITTER: Final = 0.5
-#: The longest wait that a vendor may ask for (seconds). More means a used-up quota: a person should hear of it.
+#: The longest wait that a vendor may ask for (seconds). A longer one means a used-up quota, and a person should know
+#: it.
 MAX_RETRY_AFTER_S: Final = 60.0
 
 #: Statuses below 500 after which the same request may succeed: timeout, conflict with another, too early, too many.
@@ -31,8 +32,8 @@ _PASSING: Final = frozenset((408, 409, 425, 429))
 def wait_before_retry(fault: Fault, tries: int, chance: float, left_s: float | None = None) -> float | None:
     """Seconds to wait before the next try, None to give up.
 
-    `tries` were made (from 1), `chance` is in [0, 1), `left_s` is the turn's time, None when nothing bounds it.
-    A wait that a vendor asked for is never shortened.
+    `tries` is the number of tries so far (from 1). `chance` is in [0, 1). `left_s` is the time that the turn has left,
+    None when there is no limit. A wait that a vendor asked for is never shortened.
     """
     if tries > RETRIES[fault.kind]:
         return None
@@ -48,7 +49,7 @@ def wait_before_retry(fault: Fault, tries: int, chance: float, left_s: float | N
 
 
 def status_kind(status: int, headers: Mapping[str, str]) -> FaultKind:
-    """Whether a refused request may be sent again. `x-should-retry` is how both vendors overrule the status."""
+    """Whether a refused request may be sent again. With `x-should-retry` both vendors overrule the status."""
     wish = headers.get("x-should-retry")
     if wish in ("true", "false"):
         return "busy" if wish == "true" else "final"
@@ -56,9 +57,9 @@ def status_kind(status: int, headers: Mapping[str, str]) -> FaultKind:
 
 
 def retry_after(headers: Mapping[str, str], now: float) -> float | None:
-    """The wait that a server asks for (seconds), None when it asks for none that can be understood.
+    """The wait that a server asks for (seconds). None when it asks for none, or in a form that cannot be read.
 
-    `now` is Unix time, for servers that name a date.
+    `now` is Unix time, for servers that send a date.
     """
     for name, unit in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
         value = headers.get(name)

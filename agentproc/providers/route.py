@@ -1,4 +1,4 @@
-"""How a model's server is reached: what a URL becomes on the wire, through which proxy, with which certificates.
+"""How a model's server is reached: the form of a URL on the wire, the proxy and the certificates.
 
 Proxies come from the environment (HTTP_PROXY, HTTPS_PROXY, ALL_PROXY, NO_PROXY), as other programs read them; a server
 on this machine is never asked through one.
@@ -20,43 +20,49 @@ from msgspec import Struct
 
 from agentproc.providers.vendor import Fault, plain
 
-#: What every request says.
+#: The header lines of every request.
 _SAME: Final = (
     "user-agent: goondan-kernel\r\n"
     "content-type: application/json\r\n"
     "accept: text/event-stream, application/json\r\n"
     "accept-encoding: identity\r\n"
 )
-#: Letters of a path that stay as they are, "%" because a path may have been quoted by whoever wrote it.
+#: Characters of a path that are not quoted. "%" is one of them, because the path may be quoted already.
 _SAFE: Final = "/%:@!$&'()*+,;=~"
 _NO_URL: Final = "an endpoint that is no URL"
 _BAD_PROXY: Final = "the proxy settings (HTTP_PROXY and its like) cannot be used"
 
 
 class Way(Struct, frozen=True):
-    """What a connection is made to: host, port and TLS of the first hop, which is `server` itself or a proxy.
+    """The first hop of a connection."""
 
-    `tunnel` is the CONNECT for a proxy that leads to a server with TLS.
-    """
-
+    #: The host to connect to: that of the server or of a proxy.
     host: str
+    #: The port to connect to.
     port: int
+    #: Whether the first hop uses TLS.
     tls: bool
+    #: The host of the server itself.
     server: str
+    #: The CONNECT request for a proxy that leads to a server with TLS.
     tunnel: bytes | None = None
 
 
 class Route(Struct, frozen=True):
-    """How a URL is asked for: over which connection, under which `target`, with which header `lines`."""
+    """The parts of a request for a URL."""
 
+    #: The URL.
     url: str
+    #: The connection.
     way: Way
+    #: The target in the request line.
     target: str
+    #: The header lines.
     lines: str
 
 
 def route_to(url: str) -> Route:
-    """Raises Fault `final` for what is no http or https URL, or a proxy that cannot be used."""
+    """The route to a URL. Raises Fault `final` when it is no http or https URL, or when a proxy cannot be used."""
     try:
         parts = urlsplit(url)
         host, port = _host(parts), parts.port
@@ -90,7 +96,7 @@ def route_to(url: str) -> Route:
 
 
 def _host(parts: SplitResult) -> str:
-    """The host as it is looked up and written into requests. Raises UnicodeError, ValueError."""
+    """The host in the form for lookups and requests. Raises UnicodeError, ValueError."""
     host = parts.hostname or ""
     if ":" in host:
         return str(ip_address(host))
@@ -109,7 +115,7 @@ def _basic(header: str, parts: SplitResult) -> str:
 
 
 def _proxy(scheme: str, name: str) -> SplitResult | None:
-    """The proxy that the environment names for a host, as other programs read it."""
+    """The proxy that the environment names for a host, read as other programs read it."""
     from urllib.request import getproxies, proxy_bypass
 
     proxies = getproxies()
@@ -133,10 +139,10 @@ def is_loopback(host: str) -> bool:
 
 
 def tls_context() -> ssl.SSLContext:
-    """A context that checks certificates: against those that SSL_CERT_FILE and SSL_CERT_DIR name, else the system's,
-    else those of certifi. Raises Fault when they cannot be loaded.
+    """A context that checks certificates against those of SSL_CERT_FILE and SSL_CERT_DIR; without these, against the
+    system's; without any, against those of certifi. Raises Fault when they cannot be loaded.
 
-    A folder of the system's is searched when it is needed; reading a whole bundle takes 30 ms and 6 MiB.
+    A folder of the system is searched only when it is needed. Reading a whole bundle takes 30 ms and 6 MiB.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.set_alpn_protocols(["http/1.1"])
@@ -157,7 +163,9 @@ def tls_context() -> ssl.SSLContext:
 
 
 def _system_has_certificates() -> bool:
-    """OpenSSL looks into a folder for names that are hashes, such as 5443e9e3.0."""
+    """Whether the system's folder has certificates. OpenSSL looks there for names that are hashes, such as
+    5443e9e3.0.
+    """
     paths: Any = ssl.get_default_verify_paths()
     try:
         names = os.listdir(paths.capath) if paths.capath is not None else []
@@ -167,7 +175,7 @@ def _system_has_certificates() -> bool:
 
 
 def request_head(method: str, route: Route, headers: Mapping[str, str], length: int) -> bytes:
-    """A request without its body. What the URL says of user and password goes before the key."""
+    """A request without its body. The user and password of the URL take precedence over the key."""
     given = "".join([f"{name}: {value}\r\n" for name, value in headers.items() if f"\n{name}: " not in route.lines])
     start = f"{method} {route.target} HTTP/1.1\r\n{route.lines}{given}"
     return f"{start}content-length: {length}\r\n\r\n".encode("ascii")

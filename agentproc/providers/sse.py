@@ -1,8 +1,8 @@
-"""Server-sent events out of bytes, however they are cut: the form in which model servers stream.
+"""Decodes server-sent events from bytes, in pieces of any size. Model servers stream in this form.
 
 A line ends in LF, CR or CRLF; an empty line ends an event; the `data` lines of an event are joined by LF. Comments and
-other fields are skipped. Nothing waits without bound: an event that is too long, or has too many lines, is refused.
-Every byte is looked at a fixed number of times, whatever the lines are and however they arrive.
+other fields are skipped. The held data is limited: an event that is too long, or has too many lines, is refused. Every
+byte is read a fixed number of times, for all lines and all pieces.
 
 Source: the WHATWG HTML standard, "Server-sent events".
 """
@@ -13,9 +13,11 @@ from typing import Final
 
 from msgspec import Struct
 
-#: One event (bytes). Vendors send a few hundred bytes; a server that sends its whole answer as one event stays below.
+#: The largest event (bytes). Vendors send a few hundred bytes. A server that sends its whole answer as one event stays
+#: below.
 MAX_EVENT_BYTES: Final = 8 << 20
-#: `data` lines of one event. Vendors send one; a pretty-printed answer of the largest size has fewer than this.
+#: The most `data` lines of one event. Vendors send one. A pretty-printed answer of the largest size has fewer than
+#: this.
 MAX_EVENT_LINES: Final = 1 << 18
 
 _BOM: Final = b"\xef\xbb\xbf"
@@ -33,7 +35,7 @@ class EventTooLarge(ValueError):
 
 
 class SseDecoder:
-    """Bytes in, events out."""
+    """Takes bytes and returns events."""
 
     def __init__(self, max_event_bytes: int = MAX_EVENT_BYTES, max_event_lines: int = MAX_EVENT_LINES) -> None:
         self._max = max_event_bytes
@@ -71,7 +73,7 @@ class SseDecoder:
         return events
 
     def end(self) -> list[SseEvent]:
-        """The event that the end of the stream completes, though it lacks its empty line (many servers')."""
+        """The event that the end of the stream completes. Many servers leave out its empty line."""
         events: list[SseEvent] = []
         self._held_cr = False
         if self._parts:
@@ -80,7 +82,7 @@ class SseDecoder:
         return events
 
     def _line(self) -> bytes:
-        """The line that was held back in parts."""
+        """The line whose parts were held back."""
         line, self._parts, self._line_size = b"".join(self._parts), [], 0
         return line
 
@@ -91,7 +93,7 @@ class SseDecoder:
             raise EventTooLarge(f"an event of more than {self._max_lines} lines")
 
     def _take(self, line: bytes, events: list[SseEvent]) -> None:
-        """One complete line; what it completes goes to `events`."""
+        """Take one complete line. An event that it completes is added to `events`."""
         if self._first:
             line, self._first = line.removeprefix(_BOM), False
         line = line.rstrip(b"\r\n")

@@ -1,7 +1,7 @@
-"""What makes a vendor: its request, and how its answer is read. Pure; http.py does the sending.
+"""The interface of a vendor: it makes requests and reads answers. Pure; http.py does the sending.
 
-A model's server may send anything at all. Every way in which its answer can be bad is a `Fault`, which says in the
-vendor's words what was wrong and whether asking again may help.
+A model's server may send any data. Every bad answer is a `Fault`. It gives the reason in the vendor's words, and says
+whether asking again may help.
 
 Source: docs/design/turns.md section 6.
 """
@@ -20,23 +20,25 @@ from agentproc.providers.sse import SseEvent
 from agentproc.turn import AskedCall
 from schemas.codec import describe_decode_error, replace_surrogates
 
-#: Text, arguments and thinking of one answer together (characters). The longest answers that models can give
+#: The most characters of text, arguments and thinking of one answer together. The longest answers that models can give
 #: (128 000 tokens) are half of it, and more would not fit into a frame.
 MAX_ANSWER_CHARS: Final = 1 << 20
-#: Tool calls of one answer; each becomes a process's work and a message of the conversation.
+#: The most tool calls of one answer. Each becomes a process's work and a message of the conversation.
 MAX_CALLS: Final = 1024
-#: What is shown of a vendor's own words (characters).
+#: How much of a vendor's own text is shown (characters).
 MAX_WORDS: Final = 500
 
-#: `busy`: the server may answer later. `broken`: an answer began and was not one. `silent`: nothing came for long.
-#: `final`: asking again would end the same way.
+#: `busy`: the server may answer later. `broken`: an answer began and was not valid. `silent`: nothing came for too
+#: long. `final`: asking again would end the same way.
 FaultKind = Literal["busy", "broken", "silent", "final"]
 
 T = TypeVar("T")
 
 
 class Fault(Exception):
-    """Why one try has no answer. `retry_after_s` is the vendor's wish; `status` the HTTP status, if it was that."""
+    """Why one try has no answer. `retry_after_s` is the wait that the vendor asks for. `status` is the HTTP status of a
+    refusal.
+    """
 
     def __init__(
         self, kind: FaultKind, message: str, *, retry_after_s: float | None = None, status: int | None = None
@@ -49,33 +51,38 @@ class Fault(Exception):
 
 
 class WireRequest(Struct, frozen=True):
-    """One HTTP request; `headers` hold the key."""
+    """One HTTP request."""
 
+    #: The URL.
     url: str
+    #: The headers. They contain the key.
     headers: dict[str, str]
+    #: The body.
     body: bytes
 
 
 class AnswerReader(Protocol):
-    """Reads one answer: events of a stream, or one whole document. Everything raises Fault when it is no answer."""
+    """Reads one answer: events of a stream, or one whole document. Every method raises Fault when the answer is not
+    valid.
+    """
 
     done: bool
     """Whether the stream has said that it is complete."""
 
     @property
     def content(self) -> int:
-        """How much the model has said so far (characters): text, arguments, thinking. What a server sends to keep a
-        connection alive adds nothing.
+        """How much the model has said so far (characters): text, arguments, thinking. Data that a server sends to keep
+        a connection alive does not count.
         """
 
     def read(self, event: SseEvent) -> str:
-        """Take the next event; the text that it adds."""
+        """Take the next event. Returns the text that it adds."""
 
     def read_whole(self, body: bytes) -> str:
-        """Take the whole answer of a server that does not stream; its text."""
+        """Take the whole answer of a server that does not stream. Returns its text."""
 
     def answer(self) -> ModelAnswer:
-        """The answer, after everything was read."""
+        """The answer. To be called after everything was read."""
 
 
 class Vendor(Protocol):
@@ -86,16 +93,16 @@ class Vendor(Protocol):
     """Base URL when the model names none."""
 
     def request(self, request: ModelRequest) -> WireRequest:
-        """What to send. What it writes of the conversation is kept for the next request, until `forget`."""
+        """The request to send. The written conversation is kept for the next request, until `forget`."""
 
     def forget(self) -> None:
-        """Let go of the conversation: the next request will be another turn's."""
+        """Drop the conversation: the next request belongs to another turn."""
 
     def reader(self, request: ModelRequest) -> AnswerReader:
-        """For one answer to it."""
+        """A reader for one answer to the request."""
 
     def listing(self, request: ModelRequest) -> WireRequest:
-        """What to GET for the names of the server's models; read by `first_model`."""
+        """The GET request for the names of the server's models; `first_model` reads the answer."""
 
 
 encode_json = msgspec.json.Encoder(enc_hook=str).encode
@@ -103,7 +110,7 @@ encode_json = msgspec.json.Encoder(enc_hook=str).encode
 
 
 def decode_json(decoder: msgspec.json.Decoder[T], data: str | bytes) -> T:
-    """JSON to a struct. Raises Fault `broken`. Half a surrogate pair, which msgspec refuses, becomes U+FFFD."""
+    """Decode JSON to a struct. Raises Fault `broken`. Half a surrogate pair, which msgspec refuses, becomes U+FFFD."""
     try:
         return decoder.decode(data)
     except msgspec.ValidationError as error:
@@ -138,7 +145,7 @@ _decode_listing: Final = msgspec.json.Decoder(_Listing)
 
 
 class AnswerSize:
-    """Counts what an answer holds, against MAX_ANSWER_CHARS."""
+    """Counts the size of an answer, with the limit MAX_ANSWER_CHARS."""
 
     __slots__ = ("_chars",)  # what is stored of an answer is counted, whatever field it came in
 
@@ -151,19 +158,19 @@ class AnswerSize:
         return self._chars
 
     def add(self, text: str) -> str:
-        """`text` as it is. Raises Fault `final` when the answer has become too long."""
+        """Count `text` and return it. Raises Fault `final` when the answer has become too long."""
         self.count(len(text))
         return text
 
     def count(self, chars: int) -> None:
-        """So many characters more. Raises as `add` does."""
+        """Count so many more characters. Raises as `add` does."""
         self._chars += chars
         if self._chars > MAX_ANSWER_CHARS:
             raise Fault("final", f"an answer of more than {MAX_ANSWER_CHARS} characters")
 
 
 def cut_off(calls: list[AskedCall], unwritten: list[bool]) -> list[AskedCall]:
-    """The calls of an answer that reached its token limit: a last one that was not written to its end is no call."""
+    """The calls of an answer that reached its token limit. A last call that was not written to its end is dropped."""
     if calls and (calls[-1].broken is not None or unwritten[-1]):
         last = calls[-1]
         reason = "they were cut off, because the answer reached its token limit"
@@ -172,7 +179,7 @@ def cut_off(calls: list[AskedCall], unwritten: list[bool]) -> list[AskedCall]:
 
 
 def empty(stop: str | None, usual: tuple[str, ...]) -> Fault:
-    """The fault of an answer without text and calls: worth another try when the model ended as `usual`."""
+    """The fault of an answer without text and calls. Another try is worth it when the model ended as `usual`."""
     if stop is None or stop in usual:
         return Fault("broken", "an empty answer")
     return Fault("final", f"an empty answer; it stopped because of {stop[:80]}")
@@ -182,18 +189,18 @@ _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\s]+")
 
 
 def plain(text: str) -> str:
-    """Foreign text as one line without control characters."""
+    """Text from outside as one line without control characters."""
     return _CONTROL.sub(" ", text).strip()
 
 
 def error_words(body: Any) -> str:
-    """What an error document says, in at most MAX_WORDS characters; "" when it says nothing."""
+    """The text of an error document, at most MAX_WORDS characters; "" when there is none."""
     found = _find_words(body, 0)
     return plain(found[: MAX_WORDS * 4])[:MAX_WORDS]
 
 
 def _find_words(value: Any, depth: int) -> str:
-    """The message of `{"error": {"message"}}`, `{"error": "…"}`, `{"message"}`, `{"detail"}` and their like."""
+    """The message of `{"error": {"message"}}`, `{"error": "…"}`, `{"message"}`, `{"detail"}` and similar documents."""
     if isinstance(value, str):
         return value
     if depth > 4:
