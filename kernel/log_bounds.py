@@ -1,7 +1,7 @@
-"""Keeping log files within their bounds, without losing what others wrote to one who writes much.
+"""Keeps log files within their bounds. A source that writes much does not push out the lines of others.
 
-A role has up to three files: `<role>.log`, which its processes append to; `<role>.log.1`, what that was before it grew
-too large; and `<role>.log.2`, what is kept of everything before that, a fair share for each source (log_shares.py).
+A role has up to three files: `<role>.log`, which its processes append to; `<role>.log.1`, the lines before that file
+grew too large; and `<role>.log.2`, older lines, a fair share for each source (log_shares.py).
 
 Everything is opened below the folder's descriptor and never through a link. A file that takes another file's place was
 made at that moment, under a name that nobody can guess.
@@ -32,7 +32,7 @@ _READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_
 
 
 def open_log(path: str) -> int:
-    """A log file to append to, closed to others; what is too large already moves to `<path>.1`.
+    """A log file to append to, closed to others. A file that is too large already moves to `<path>.1` first.
 
     Raises OSError, also when it is a link, or somebody else's.
     """
@@ -54,7 +54,7 @@ def open_log(path: str) -> int:
 
 
 def bound_logs(folder: str) -> None:
-    """Bound every log in a folder that is being written to. Never raises: what cannot be bounded stays."""
+    """Bound every log in a folder that is being written to. Never raises: a log that cannot be bounded stays."""
     with suppress(OSError):
         for name in os.listdir(folder):
             if name.endswith(SUFFIX):
@@ -136,9 +136,8 @@ def _read(folder: int, name: str) -> bytes:
 
 
 def _content(fd: int, limit: int) -> bytes:
-    """A file from its beginning; of one that is too large the beginning and the end, and in between how much went.
-
-    With a line's end behind it.
+    """The content of a file. When it is too large: its beginning, a line that says how much is left out, and its end.
+    It ends with a line's end.
     """
     size = os.fstat(fd).st_size
     if size <= limit:

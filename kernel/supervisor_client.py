@@ -7,18 +7,18 @@ One JSON object a line in, one a line out, any number on a connection. Operation
 - `{"op":"hold"}` -> when the kernel is ready `{"ok":true,"entryAgent":…,"model":…,"shared":…}`, or `{"error":…}` when
   it will not be. A kernel that `gdn call` started for itself (`shared`) lives until nobody holds it.
 - `{"op":"release"}` -> `{"ok":true,"stopping":…}`. Closing the connection releases, too.
-- `{"op":"abandon"}`: the same, and if the kernel ends by it, it does not wait for what still runs.
-- `{"op":"restart"}` -> as `hold`, when the kernel has restarted in place and is ready; or `{"error":…}`. The bundle is
-  read anew first; when it may not run, nothing stops. `"fresh":true`: all conversations begin anew.
+- `{"op":"abandon"}`: the same. If this ends the kernel, the kernel does not wait for running work.
+- `{"op":"restart"}` -> as `hold`, when the kernel has restarted in place and is ready; or `{"error":…}`. First the
+  bundle is read again. If it may not run, nothing stops. `"fresh":true`: all conversations begin anew.
 - `{"op":"restart","agent":NAME}` -> `{"ok":true,"restarted":N}` when the N processes of that agent are gone, each at
-  the end of its step. What has work is started again. The bundle is not read.
-- `{"op":"changeset.revert","changeset":ID}` -> `{"ok":true,"committed":…}`: what became of taking it back.
-- `{"op":"news","after":N}` -> `{"ok":true,"news":[…],"told":M}`: what was said about a watched bundle after the first N
-  lines, as soon as there is any.
+  the end of its step. Instances with work are started again. The bundle is not read.
+- `{"op":"changeset.revert","changeset":ID}` -> `{"ok":true,"committed":…}`: the result of taking it back.
+- `{"op":"news","after":N}` -> `{"ok":true,"news":[…],"told":M}`: the news of a watched bundle after the first N lines,
+  as soon as there is any.
 
-Connections outlive a restart in place, and what they hold stays held.
+Connections outlive a restart in place, and a kernel that they hold stays held.
 
-No event loop is needed here: `ps` and `stop` start no more than they need.
+No event loop is needed here, so `ps` and `stop` start quickly.
 """
 
 from __future__ import annotations
@@ -128,9 +128,9 @@ class SupervisorClient:
 
     @classmethod
     def connect(cls, state_dir: str) -> SupervisorClient | None:
-        """The supervisor of a workspace, by the record in its state; None without one.
+        """The supervisor of a workspace, found by the record in its state. None: there is none.
 
-        Waits a little for one that is just starting, or whose runtime directory was removed and is made again. Raises
+        Waits a little for a supervisor that is starting, or that makes its removed runtime directory again. Raises
         GoondanError E_RUN_DIR, E_STATE, E_KERNEL_LOST.
         """
         until = time.monotonic() + RETURN_S

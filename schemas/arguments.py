@@ -4,8 +4,8 @@ Rules.
 - A documented alias is renamed to its canonical name before anything is checked, so schemas stay closed. When the
   canonical name is there too, an equal value is dropped and a different one stays where it is: the schema refuses it.
 - The verdict is that of JSON Schema (draft 2020-12 unless `$schema` names another). Nothing is ever fetched.
-- Issues are worded only for invalid arguments: first what is missing, then what was not expected (in the key order
-  of JavaScript objects), then values, in the order of the schema's properties. A value of a wrong type has that one
+- Issues are worded only for invalid arguments: first missing arguments, then unexpected ones (in the key order of
+  JavaScript objects), then wrong values, in the order of the schema's properties. A value of a wrong type has only this
   issue.
 - Compiling costs a hundred microseconds and is done at the first call, never when a process starts.
 - Checking costs a bounded time, whatever the schema and the arguments are (schema_cost.py, value_cost.py).
@@ -60,8 +60,8 @@ class ArgumentChecker:
         self._graph: Any = None
 
     def apply(self, args: Any, size: int | None = None) -> tuple[dict[str, Any], list[str]]:
-        """Rename aliases and check: the arguments to send, and the issues in their order (empty: valid). `size` is what
-        they take as msgpack (bytes); None: it is found out.
+        """Rename aliases and check: the arguments to send, and the issues in their order (empty: valid). `size` is
+        their size as msgpack (bytes). None: it is computed.
 
         `args` is never changed in place. Arguments that are no object are one issue; the returned ones are then {}.
         Arguments that could take longer to check than MAX_CHECK_UNITS are refused, with one issue that says so. Raises
@@ -141,7 +141,7 @@ def _too_costly(error: TooCostly) -> GoondanError:
 
 
 def pattern_options() -> Any:
-    """How patterns are matched: in linear time where that can be, else in at most BACKTRACK_LIMIT steps."""
+    """How patterns are matched: in linear time where this is possible, else in at most BACKTRACK_LIMIT steps."""
     return jsonschema_rs.FancyRegexOptions(backtrack_limit=BACKTRACK_LIMIT)
 
 
@@ -198,7 +198,7 @@ def _collect(
 
 
 def _word(value: Any, path: _Path, errors: list[Any], root: Any, issues: list[str]) -> bool:
-    """Add the issues of one place; False when its type is wrong, which makes everything else about it moot."""
+    """Add the issues of one place. False: its type is wrong, so its other issues do not matter."""
     name = _spell(path)
     kinds = {error.kind.name: error for error in reversed(errors)}
     if "type" in kinds:

@@ -1,7 +1,8 @@
-"""Paths that no tool may be granted, whoever asks and whoever accepts: pure.
+"""Paths that no tool may be granted, no matter who asks and who accepts. Pure.
 
 The kernel asks while it checks a bundle, so that the answer has a position; the tool host asks again for the real paths
-of each launch, and adds what only it knows (the interpreter, our own code, the state root, the runtime directory).
+of each launch, and adds folders that only it knows (the interpreter, our own code, the state root, the runtime
+directory).
 
 Source: docs/design/sandbox.md section 1.
 """
@@ -30,7 +31,9 @@ def within(path: str, folder: str) -> bool:
 
 
 def unreadable(path: str) -> str | None:
-    """Why no tool may read `path` (absolute, normalised); None when one may. `/` is all but what a jail has itself."""
+    """Why no tool may read `path` (absolute, normalised); None when one may. `/` stands for everything except the
+    jail's own places.
+    """
     if path.rpartition("/")[2] in _SOCKETS:
         return "it is the socket of a container engine, which is as good as root"
     if path == "/tmp" or (path != "/" and any(within(path, own) or within(own, path) for own in OWN)):

@@ -3,8 +3,8 @@
 A schema may be cheap for usual values and dear for large ones: `uniqueItems` over a million items, a pattern over a
 megabyte. So a value is measured before it is checked. For nearly all values the number of their bytes is enough.
 
-Finding the places of what is wrong costs far more than the verdict: each fault is an object with a copy of the value,
-and what a recursive schema looks at is looked at again for every path that leads there.
+To find the places of faults costs far more than the verdict. Each fault is an object with a copy of the value. A
+recursive schema looks at a value again for every path that leads to it.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def can_be_worded(graph: Graph, value: Any) -> bool:
 
 
 class _Walk:
-    """Goes through a value and adds up what each subschema costs that is applied to a part of it.
+    """Goes through a value and adds up the costs of the subschemas that are applied to its parts.
 
     `copies`: faults are counted instead, each with the part that it copies, and every path counts for itself.
     """

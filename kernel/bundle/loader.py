@@ -84,11 +84,11 @@ def inspect_bundle(
 ) -> Inspected:
     """Validate the bundle at `path` (absolute, from kernel.paths.find_bundle).
 
-    `state_dir` keeps what is known about handlers; None: nothing is kept. `env` defaults to the process's.
-    `handlers` False: modules are not looked at. `policy` is a file beside the state root's own policy.yaml.
-    `asking` says what the command itself trusts. `to_run`: modules of a bundle that may not run are not looked at.
-    `instead`: what documents and prompts are taken to hold, by their paths (kernel.bundle.files.Overlay).
-    Raises BundleError only when a manifest of the bundled package is broken.
+    The reports on handlers are kept in `state_dir`. None: they are not kept. `env` defaults to the process's.
+    `handlers` False: modules are not inspected. `policy` is a file beside the state root's own policy.yaml. `asking`
+    says what the command itself trusts. `to_run`: modules of a bundle that may not run are not inspected. `instead`:
+    the content that documents and prompts are taken to have, by their paths (kernel.bundle.files.Overlay). Raises
+    BundleError only when a manifest of the bundled package is broken.
     """
     report = Report()
     if state_dir is not None and os.path.lexists(os.path.join(state_dir, UNFINISHED_CHANGESET)):
@@ -173,7 +173,9 @@ def _written(
     report: Report,
     instead: Mapping[str, bytes | None],
 ) -> list[Written]:
-    """What of the bundle a tool may have written, each reported. What is taken for a file's content is no tool's."""
+    """The files of the bundle that a tool may have written. Each is reported. Content that replaces a file's is no
+    tool's.
+    """
     if root is None:
         return []
     from kernel.grants.written import find_written
@@ -204,7 +206,7 @@ def _may_hold_tools(path: str) -> bool:
 def may_declare_tools(source: bytes) -> bool:
     """A guess, without reading YAML, whether a bundle has Tools of its own, or of a package.
 
-    A wrong one costs only time: the inspection is started in vain, or when everything else is done.
+    A wrong guess costs only time: the inspection is started in vain, or too late.
     """
     return _TOOL_KIND.search(source) is not None
 
@@ -250,7 +252,7 @@ def open_bundle(
 ) -> Opened:
     """The bundle at `path`: every door to running it goes through here.
 
-    When others can write to the bundle, its code is copied, and the plan names the copy. `runs` False: somebody only
+    When others can write to the bundle, its code is copied, and the plan names the copy. `runs` False: the caller only
     wants to know what is in it.
 
     Raises BundleError with every problem when it cannot run, and GoondanError E_BUNDLE_UNTRUSTED when the user has not
@@ -309,7 +311,7 @@ def revision(loaded: Loaded, checked: Checked, digests: Mapping[str, str]) -> st
     """Names the content of a bundle: its documents, the files they point at, and the code of tools and extensions.
     `digests` are those of the tools' folders.
 
-    Made from what stands in the files, so it says nothing about the environment's values.
+    It is made from the text of the files, so it says nothing about the environment's values.
     """
     total = hashlib.sha256()
 

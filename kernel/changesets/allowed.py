@@ -9,7 +9,7 @@ A changeset may change the following (docs/changesets.md has it as a table). Eve
 - `config` of an Extension, but not that of a guard (`@goondan/base/approval`, `budget`, `required-tools-guard`) or of
   `@goondan/base/mcp`, and in no extension transports, sandboxes and permissions.
 
-A document stays in its file, and is neither added nor removed. What narrows the sandbox of a tool stays.
+A document stays in its file, and is neither added nor removed. A narrowing of a tool's sandbox stays.
 
 Source: docs/decisions/067; requirements BUNDLE-07, BUNDLE-08.
 """
@@ -94,8 +94,8 @@ def _why_file(change: FileChange, places: Places) -> str | None:
 
 
 def refused_documents(before: Sequence[Written], after: Sequence[Written], prompts: Collection[str] = ()) -> list[str]:
-    """What a changeset changes in documents and may not: a sentence each. `prompts`: files that prompts are in now, by
-    their paths from the bundle's folder.
+    """The changes in documents that a changeset may not make: one sentence for each. `prompts`: the files that prompts
+    are in now, by their paths from the bundle's folder.
     """
     old, new = _by_name(before), _by_name(after)
     found = [f"{name} is {'added' if name in new else 'removed'}" for name in sorted(old.keys() ^ new.keys())]

@@ -1,9 +1,9 @@
-"""Making a commit the one that is checked out: files, branch and index, or none of them.
+"""Checks a commit out: files, branch and index, or none of them.
 
-Order: the index is locked, so that no git command of the user's comes between; what is going to happen is written down
-(`intent.json`); the files are changed; the bundle is looked at as it stands there; the branch is moved, which is the
-decision; the index follows. A process that finds an intent whose own process is gone completes it when the branch was
-moved, and else undoes it. A file that is neither as before nor as after is somebody's own work, and stays.
+This is the order. The index is locked, so that no git command of the user comes between. The intent is written to
+`intent.json`. The files are changed. The bundle is checked as it is then. The branch is moved, which is the decision.
+The index follows. A process that finds an intent whose own process is gone completes it when the branch was moved, and
+else undoes it. A file that is neither as before nor as after is somebody's own work, and stays.
 
 Source: docs/decisions/067.
 """
@@ -87,8 +87,8 @@ class Application:
         check: Callable[[], None],
         note: Callable[[], object],
     ) -> None:
-        """Carry it out. `check` looks at the bundle when its files are in place; what it raises undoes everything.
-        `note` remembers that it is done.
+        """Carry it out. `check` checks the bundle when its files are in place. An error from it undoes everything.
+        `note` records that it is done.
 
         Raises GoondanError E_CHANGESET_CONFLICT, E_CHANGESET_IO, and what `check` raises.
         """
@@ -253,7 +253,7 @@ class Application:
 
 
 def begun(folder: str) -> Intent | None:
-    """What a program that was killed had begun. Raises GoondanError E_CHANGESET_IO for what cannot be read."""
+    """The intent of a program that was killed. Raises GoondanError E_CHANGESET_IO for what cannot be read."""
     path = os.path.join(folder, INTENT)
     if not os.path.lexists(path):
         return None
@@ -264,7 +264,7 @@ def begun(folder: str) -> Intent | None:
 
 
 def _new_lock(path: str) -> int:
-    """Make the file that becomes a lock; its descriptor. What a killed program has left there is removed."""
+    """Make the file that becomes a lock; its descriptor. A file that a killed program has left there is removed."""
     with suppress(OSError):
         os.unlink(path)
     try:
@@ -274,7 +274,7 @@ def _new_lock(path: str) -> int:
 
 
 def _take(beside: str, index: str) -> None:
-    """Lock an index as git does, with a file whose number is known already. Raises E_CHANGESET_CONFLICT."""
+    """Lock an index as git does, with a file whose inode number is known already. Raises E_CHANGESET_CONFLICT."""
     try:
         os.link(beside, index + ".lock")
     except FileExistsError:

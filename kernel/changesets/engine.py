@@ -1,5 +1,5 @@
-"""Opening and committing the changesets of one bundle, and taking commits back. One at a time: whoever works here holds
-the lock of the changesets' folder.
+"""Opening and committing the changesets of one bundle, and taking commits back. One process works here at a time: it
+holds the lock of the changesets' folder.
 
 Everything that it does can be killed at any point. The next process completes or undoes what is half done
 (`Engine.recover`). A question that is asked again is answered from the record.
@@ -121,7 +121,7 @@ class Engine:
     def commit(
         self, changeset_id: str, message: str, *, agent: str, instance_key: str, look: Look
     ) -> CommittedChangeset:
-        """Make a commit of what a worktree holds, and what is checked out of it. What goes wrong is in the answer."""
+        """Make a commit of a worktree's files, and check it out. The answer says what went wrong."""
         record = self.records.get(changeset_id)
         if record is None or (record.agent, record.instance_key) != (agent, instance_key):
             error = ChangesetError("E_CHANGESET_IO", f"this instance has no changeset {changeset_id[:40]!r}")
@@ -139,8 +139,8 @@ class Engine:
             return not_committed(changeset_id, base_ref, io_error(message).info)
 
     def revert(self, changeset_id: str, look: Look) -> CommittedChangeset:
-        """Take back what a changeset has changed, as a new commit. The operator's: what the changeset was allowed to
-        change is not asked again. Raises GoondanError.
+        """Take back what a changeset has changed, as a new commit. Only the operator does this, so the rules for
+        changesets are not checked again. Raises GoondanError.
         """
         record = self.records.get(changeset_id)
         if record is None or record.state != "committed" or not record.commit:
@@ -173,7 +173,7 @@ class Engine:
         return self._make_commit(repository, made, head, files, changes, text, look)
 
     def look(self) -> None:
-        """Whether the bundle is valid as it stands in the checkout. Raises GoondanError E_CHANGESET_INVALID."""
+        """Check the bundle as it is in the checkout. Raises GoondanError E_CHANGESET_INVALID."""
         found = inspect_bundle(self._options.bundle, state_dir=self._options.state_dir, handlers=False)
         if found.errors:
             raise invalid(found)
@@ -206,7 +206,7 @@ class Engine:
     # --- after a kill
 
     def recover(self) -> None:
-        """Complete or undo what a program that was killed had begun, and remove worktrees that are not remembered.
+        """Complete or undo the work of a program that was killed, and remove worktrees that have no record.
 
         Raises GoondanError E_CHANGESET_IO.
         """

@@ -1,6 +1,6 @@
-"""Opening a directory that other users of this machine cannot exchange, step by step from the root.
+"""Opens a directory step by step from the root, so that other users of this machine cannot exchange it.
 
-A path is text: what it leads to can change between a look at it and its use. So `open_directory` opens every component
+A path is text: it can lead to another file a moment after it was checked. So `open_directory` opens every component
 relative to the one before it, without following links, looks at what it has opened, and gives the last one back as a
 descriptor. Callers use the descriptor (`dir_fd=`), or the path that was found on the way.
 
@@ -9,8 +9,9 @@ Rules for each component.
 - Nobody else may change it: it is not writable for its group or for others, unless it is sticky (there, everybody can
   add names and nobody can take ours away). A group whose only member is the user counts as the user.
 - A link is followed by hand if it belongs to root or to us and lies in a directory that nobody else can add names to.
-  In a sticky directory that everybody can write to no link is followed: others can give a link of root's a second name.
-- What is missing is made, if that was asked for, with mode 0700, in a directory that has been looked at already.
+  In a sticky directory that everybody can write to, no link is followed: others can give a link of root's a second
+  name.
+- A missing directory is made, if the caller asks for that, with mode 0700, in a directory that was checked before.
 - From `private_from` on, a directory belongs to us, not to root, and is closed to everybody else.
 """
 
@@ -245,8 +246,9 @@ def is_group_of(gid: int, users: Collection[int]) -> bool:
 def holds_only(gid: int, users: Collection[int], passwd: str, group: str) -> bool:
     """Whether the members of a group are some of `users`, and nobody else, by the texts of the two files (pure).
 
-    Its members are those whose first group it is, and those who are listed. A group that nobody is in, or that is not
-    in the file, is nobody's alone: a directory service, or a program with that group's rights, can be in it.
+    Its members are those whose first group it is, and those who are listed. A group without members, or one that is not
+    in the file, does not count as the users' own: a directory service can give it members, and a program can have its
+    rights.
     """
     ids: dict[str, int] = {}
     members: set[int] = set()
@@ -274,8 +276,8 @@ def _names(path: str) -> list[str]:
 
 
 def has_list(path: str, *, follow: bool = False) -> bool:
-    """Whether a file or folder has an access control list, whose entries can name anybody: the group's bits of the mode
-    are its mask then. What cannot be told counts.
+    """Whether a file or folder has an access control list. Its entries can name anybody, and the group's bits of the
+    mode are then its mask. True also when this cannot be found out.
     """
     try:
         return bool(os.getxattr(path, _ACL, follow_symlinks=follow))

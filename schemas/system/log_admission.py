@@ -1,8 +1,8 @@
 """How much each source may write to a log at once: a bucket for each source, and one for each group of sources (pure).
 
-A source that writes more than its bucket holds is stopped until the bucket fills again; how many of its lines were
-suppressed stands in the log before its next one. Sources of one group share a bucket as well, so that an agent gets no
-more by having many instances; a source that has written little is let through nevertheless.
+A source that writes more than its bucket holds is stopped until the bucket fills again. A line before its next one says
+how many of its lines were suppressed. Sources of one group share a bucket as well, so that an agent gets no more by
+having many instances; a source that has written little is still let through.
 
 Source: docs/decisions/043.
 """

@@ -10,15 +10,15 @@ import resource
 
 
 def forbid_core_dumps() -> None:
-    """Leave no core file, whatever the shell allows; the same holds for everything that this process starts."""
+    """Leave no core file, whatever the shell allows. The same holds for every process that this one starts."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def close_memory() -> None:
-    """Be dumped by no one, also not by a program that the system starts for crashes, and be looked into by root alone.
+    """No program can dump this process, not even one that the system starts for crashes. Only root can look into it.
 
     The files of this process in /proc that tell its memory, environment and descriptors belong to root from now on. It
-    can still read its own. It lasts until the next exec; what is forked has it too.
+    can still read its own. It lasts until the next exec. Forked processes have it too.
     """
     from schemas.system.startup import (
         deny_dumps,  # ctypes takes milliseconds, and some commands need only the other half

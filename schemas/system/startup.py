@@ -48,10 +48,11 @@ def _prctl(option: int, argument: int | bytes) -> None:
 
 
 def close_to_others() -> int:
-    """From now on what this process makes is closed to other users, whatever mode it names; the umask until now.
+    """From now on every file that this process makes is closed to other users, whatever mode it names. Returns the
+    umask until now.
 
-    For every trusted process of a kernel: state and runtime files are nobody else's. Files for a person, and files that
-    a jail makes, get the caller's umask instead. It is passed on to the start of jails.
+    Every trusted process of a kernel calls this: state and runtime files belong to one user only. Files for a person,
+    and files that a jail makes, get the caller's umask instead. It is passed on to the start of jails.
     """
     return os.umask(PRIVATE_UMASK)
 
@@ -72,10 +73,10 @@ def become_subreaper() -> None:
 
 
 def keep_memory_steady() -> None:
-    """Have the C library give back what large payloads took, and use one heap for all threads. Best called first.
+    """Have the C library give back the memory of large payloads, and use one heap for all threads. Best called first.
 
-    By itself it raises the size from which memory is mapped on its own with every such block that is freed, up to
-    32 MiB; from then on large payloads leave holes in the heap, and the process stays as large as it ever was.
+    A large block is mapped separately. By itself the library raises the size of such blocks each time that one is
+    freed, up to 32 MiB. Then large payloads leave holes in the heap, and the process never becomes smaller.
     """
     if hasattr(_libc, "mallopt"):
         _libc.mallopt(_M_ARENA_MAX, 1)
@@ -86,8 +87,8 @@ def keep_memory_steady() -> None:
 def die_with_parent(parent_pid: int | None) -> None:
     """Be killed when `parent_pid` ends; exits at once when it has ended already. None: started by hand, no parent.
 
-    Call it from the main thread, and see to it that the parent started this process from its own main thread: the
-    signal is sent when the parent's thread ends.
+    Call it from the main thread. The parent must have started this process from its own main thread: the signal is sent
+    when the parent's thread ends.
     """
     if parent_pid is None:
         return
