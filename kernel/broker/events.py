@@ -1,11 +1,11 @@
-"""Events, once they are taken: handed over under a lease, given back, ended. Pure.
+"""Accepted events: hands them over under a lease, takes them back, ends them. Pure.
 
 Rules.
-- Accepted means journaled: the ack and the first delivery come from `settled`, never from the intake. So does every
-  end: whoever asked is told when the journal has it.
-- `done` carries the turn's answer: the event's end and its answer are one journal record.
+- Accepted means journaled: `settled` sends the ack and the first delivery, never the intake. The same holds for every
+  end: the asker is told when the journal has it.
+- `done` has the turn's answer in it: the event's end and its answer are one journal record.
 
-How events come in is in intake.py, how answers go out in answering.py.
+intake.py takes new events, answering.py sends answers.
 
 Source: docs/design/delivery.md sections 2, 5 and 7.
 """
@@ -35,7 +35,7 @@ from schemas.frames import Frame, Hello
 
 
 class Events:
-    """What happens to events between their acceptance and their answer."""
+    """Handles events between their acceptance and their answer."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Events:
         self._restarts = restarts
         self._tool_calls = tool_calls
         self._mailbox = bus.mailbox
-        #: What an agent can say about the event that it holds.
+        #: Handlers for the states that an agent can report about its event.
         self._stages: dict[str, Callable[[Connection, Event, Frame, float], None]] = {
             "renew": self._renewed,
             "done": self._ended,
@@ -72,7 +72,7 @@ class Events:
         }
 
     def settled(self, item: Staged, now: float) -> None:
-        """The journal has it."""
+        """The journal has this decision: act on it."""
         event = item.event
         if event is None:
             return
@@ -100,7 +100,7 @@ class Events:
             self._mailbox.contents.rests(event)
 
     def _tell_late(self, answer: Event, now: float) -> None:
-        """A late answer waits for its instance; a turn that runs there hears of it at once."""
+        """A late answer waits for its instance. A turn that runs there is told at once."""
         instance = answer.instance
         if instance.leased is not None and instance.conn is not None and not instance.leaving:
             self._bus.send(instance.conn, news(answer))
@@ -122,7 +122,7 @@ class Events:
         self._restarts.left(event)
 
     def refused(self, item: Staged) -> None:
-        """The disk has no room for a new event: its senders are told, and nothing of it stays."""
+        """The disk has no room for a new event: tell its senders, and forget it."""
         event = item.event
         if event is None or event.state != "staged":
             return
@@ -141,7 +141,7 @@ class Events:
     # --- leases
 
     def dispatch(self, instance: Instance, now: float) -> None:
-        """Hand the next event over, or have a process started that it can be handed to."""
+        """Hand over the next event of an instance, or have a process started for it."""
         if instance.leased is not None or self._bus.closing:
             return
         first = instance.queue[0] if instance.queue else None
@@ -201,11 +201,11 @@ class Events:
             self._bus.send(connection, told)
 
     def adopt(self, instance: Instance, hello: Hello, now: float) -> None:
-        """Bring the lease that a process says it holds together with the one that is known here.
+        """Compare the lease that a process says it holds with the lease that is known here.
 
-        After a restart none is known: the process is believed, since its token names the instance and no other process
-        can hold it. A lease known here that the process does not name was never delivered. A process that names an
-        event which is not waiting here hears so when it speaks about it.
+        After a restart no lease is known here. Then the process is believed: its token names the instance, and no other
+        process can hold it. A lease that is known here and that the process does not name was never delivered. A
+        process may name an event that does not wait here: it is told so at its next frame about the event.
         """
         held = {lease.event_id: lease for lease in hello.leases}
         if instance.leased is not None and instance.leased.id not in held:
@@ -234,7 +234,7 @@ class Events:
             return
         event_id = frame.event_id or ""
         if frame.stage != "renew" and self._has_ended(event_id, instance):
-            # A repeat: it was heard the first time. Its payload may be the very file that is kept; a sweep decides.
+            # A repeat of a handled frame. Its payload may be the kept file itself, so a sweep decides about it.
             self._bus.send(connection, Frame("ack", in_reply_to=frame.id, event_id=frame.event_id, stage="accepted"))
             return
         event = self._mailbox.events.get(event_id)
@@ -259,7 +259,7 @@ class Events:
         self._ends.stage(event, state, answer, blob, conn=connection, frame_id=frame.id)
 
     def _released(self, connection: Connection, event: Event, frame: Frame, now: float) -> None:
-        """The holder gives the event back: it leaves, it cannot go on under this epoch, or the event waits (`park`)."""
+        """The holder gives the event back: it leaves, or its epoch is too old, or the event waits (`park`)."""
         instance = event.instance
         above = True
         if frame.seen_epoch is not None:  # the instance's file is ahead of us: go above it
@@ -288,7 +288,7 @@ class Events:
     # --- deadlines
 
     def tick(self, now: float) -> None:
-        """Queued events end at their deadline."""
+        """End queued events at their deadline."""
         for event in self._mailbox.deadlines.take(now):
             if event.deadline is not None and event.deadline <= now:  # else it has moved
                 self._ends.expire(event)

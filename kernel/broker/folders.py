@@ -1,4 +1,4 @@
-"""What deletions want done with the folders of instances. Pure; instance_folders.py does it."""
+"""The interface by which deletions move the folders of instances. Pure; instance_folders.py implements it."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from typing import NamedTuple, Protocol
 
 
 class Moved(NamedTuple):
-    """A folder is out of the way, or `problem` says why it is not."""
+    """The result of moving an instance's folder away."""
 
     agent: str
     key: str
+    #: Why the folder was not moved; "" when it was.
     problem: str = ""
 
 
@@ -17,10 +18,10 @@ class Folders(Protocol):
     """The folders of all instances."""
 
     def exists(self, agent: str, key: str) -> bool:
-        """Whether the instance has one."""
+        """Whether the instance has a folder."""
 
     def move(self, agent: str, key: str, keep_workdir: bool) -> None:
-        """Take it away, but for its workdir if that stays; one that is not there is no error. `moved` says when."""
+        """Move the folder away, without its workdir if that stays. A missing folder is no error. See `moved`."""
 
     def moved(self) -> list[Moved]:
-        """What was done since the last question."""
+        """The results since the last call."""

@@ -1,10 +1,10 @@
-"""Conversations that begin anew: `gdn restart --fresh`. Pure.
+"""Lets conversations begin anew: `gdn restart --fresh`. Pure.
 
-An agent's generation is a number that grows with each fresh start of its conversations. It comes with `welcome`; an
-instance whose file is of an earlier one puts its history aside when it is opened next (agentproc/store.py). So nothing
-has to be found and changed for instances that sleep, however many there are.
+An agent's generation is a number that grows with each fresh start of its conversations. `welcome` has it. An instance
+whose file has an earlier generation puts its conversation aside when the file is opened next (agentproc/store.py). So
+the broker need not find and change instances without a process, however many there are.
 
-The number is the wall clock's milliseconds, or one more than the last: it grows also after a journal was lost.
+The number is the wall clock's milliseconds, or one more than the last. So it grows also after a journal was lost.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ EVERY: Final = ""
 
 
 class FreshStarts:
-    """The generations of the bus."""
+    """The generations of all agents."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
 
     def begin(self, message: BeginAnew, now: float) -> None:
-        """The supervisor's word: conversations of an agent, or of all, begin anew with their next process."""
+        """The supervisor's request: conversations of an agent, or of all, begin anew with their next process."""
         bus = self._bus
         number = max(int((bus.booted_at + now) * 1000), self.of(message.agent) + 1)
         bus.generations[message.agent] = number
         bus.staged.append(Staged("fresh", bus.ledger.fresh(message.agent, number), wish=message.agent))
 
     def settled(self, agent: str) -> None:
-        """The journal has it."""
+        """The journal has the new generation."""
         self._bus.tell_supervisor(BegunAnew(agent))
 
     def of(self, agent: str) -> int:

@@ -1,12 +1,12 @@
-"""Answers to requests whose asker went on without waiting: each is an event of its own. Pure.
+"""Late answers: answers to requests that an agent sent without waiting. Each becomes an event of its own. Pure.
 
 Rules.
-- The end of the request and its answer's event are one journal record: neither is there without the other.
-- The event goes to the instance that asked, like any other event, so it waits its turn, starts a process, and survives
-  what events survive. A turn of that instance that runs hears of it at once as well (`news`).
-- It has the answer's id, which no sender may give an event: a repeat is never a second answer.
-- The request holds room for a usual answer from the beginning (mailbox.py). A larger one needs room within the shares
-  when it comes, or an error takes its place: else one turn could ask for more than all may hold.
+- The end of the request and the event of its answer are written together: the journal has both or none.
+- The event goes to the asking instance like any other event: it waits in the queue, starts a process, and survives
+  restarts. A running turn of the instance is told at once as well (`news`).
+- The event has the answer's id. No sender may use such an id, so a repeat is never a second answer.
+- The request reserves room for an ordinary answer from the beginning (mailbox.py). A larger answer needs room within
+  the shares when it comes. Otherwise an error replaces it: one turn could else ask for more than all may hold.
 
 Source: docs/design/delivery.md section 5; requirement AGENTS-16.
 """
@@ -27,12 +27,12 @@ from kernel.broker.journal.records import event_digest
 from kernel.broker.presence import agent_address
 from schemas.frames import Blob, Frame, Source
 
-#: Answers that a turn hears of when it begins; what waits behind them has turns of its own.
+#: A turn is told of at most so many late answers when it begins. Later ones get turns of their own.
 MAX_NEWS: Final = 64
 
 
 def late_answer(bus: Bus, event: Event, answer: Raw, blob: Blob | None) -> Event | None:
-    """The event that carries the answer of `event`; None when nobody asked so, or the asker's agent is gone."""
+    """The event with the answer to `event`. None when `event` is no such request, or the asker's agent is gone."""
     asker = event.source
     reply_to = event.content.reply_to if event.asynchronous else None
     if reply_to is None or asker is None or asker.kind != "agent":
@@ -72,7 +72,7 @@ def late_answer(bus: Bus, event: Event, answer: Raw, blob: Blob | None) -> Event
 
 
 def news(event: Event) -> Frame:
-    """What a turn that runs is told of a late answer: without an epoch, because it is not handed over."""
+    """The frame that tells a running turn of a late answer. It has no epoch, because the event is not handed over."""
     content = event.content
     return Frame(
         "event",
@@ -91,7 +91,7 @@ def news(event: Event) -> Frame:
 
 
 def waiting_news(instance: Instance, contents: Contents) -> list[Frame]:
-    """The late answers that wait at the front of an instance's queue."""
+    """Frames about the late answers at the front of an instance's queue."""
     frames = []
     for event in islice(instance.queue, MAX_NEWS):
         if event.in_reply_to is not None:

@@ -1,7 +1,7 @@
-"""Which launches of agents have ended. Pure.
+"""Remembers which launches of agents have ended. Pure.
 
-The supervisor numbers them from 1 and uses no number twice, so those that have ended are a few runs of numbers with the
-living ones between them. That takes as little memory for a million launches as for a hundred.
+The supervisor numbers launches from 1 and uses no number twice. So the ended launches are a few runs of numbers, with
+living launches between them. A million launches take as little memory as a hundred.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 
 class EndedLaunches:
-    """A set of launch numbers."""
+    """The numbers of ended launches."""
 
     def __init__(self) -> None:
         #: First and last number of each run, in order; there is a gap between two runs.
@@ -23,7 +23,7 @@ class EndedLaunches:
         return at >= 0 and launch <= self._last[at]
 
     def __len__(self) -> int:
-        """How many runs there are."""
+        """The number of runs."""
         return len(self._first)
 
     def add(self, launch: int) -> None:
@@ -43,7 +43,7 @@ class EndedLaunches:
             self._last.insert(at, launch)
 
     def all_but(self, living: Iterable[int]) -> None:
-        """These live, and every other launch up to the highest number that is known has ended."""
+        """These launches live. Every other launch up to the highest known number has ended."""
         known = sorted(set(living))
         top = max([*known[-1:], *self._last[-1:]], default=0)
         self._first, self._last = [], []

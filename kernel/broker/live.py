@@ -1,12 +1,13 @@
-"""News of running turns, from the agent that holds the event to the client that asked. Pure.
+"""Live news: passes news of a running turn from the agent that holds the event to the asking client. Pure.
 
 Rules.
-- Only the holder of an event's lease speaks about it, and only its asker hears it: a client that wished to, over the
-  connection that waits for the answer. Everything else is dropped and counted, never answered.
-- Best effort: never journaled, no credit, nothing kept. What the asker's socket does not take now is dropped (loop.py,
-  `Lossy`), so a slow or absent client costs an agent nothing, and what must arrive never waits behind news.
-- A client gets so many frames a second, whatever agents say; together with the size of a frame and the socket's HWM
-  that bounds what one client can hold up in memory.
+- News come only from the holder of an event's lease. They go only to a client that asked for them, over the connection
+  that waits for the answer. All other news are dropped and counted, never answered.
+- News are best effort: they are not journaled, use no credit and are not kept. News that the client's socket cannot
+  take now are dropped (loop.py, `Lossy`). So a slow or absent client costs an agent nothing, and other frames never
+  wait behind news.
+- The number of frames per second for one client is limited, whatever agents send. This limit, the size of a frame and
+  the socket's HWM bound the memory that one client can occupy.
 
 Source: docs/design/wire.md section 8; PROTOCOL.md "Live events".
 """
@@ -22,12 +23,12 @@ from schemas.codec import encode_value
 from schemas.frames import Frame
 from schemas.spans import is_span_id
 
-#: The largest payload that is passed on (bytes); agents send at most 12 KiB of text in a piece.
+#: The largest payload that is passed on (bytes). Agents send at most 12 KiB of text in one piece.
 MAX_LIVE_BYTES: Final = 16 << 10
 
 
 class Live:
-    """The live side of the broker."""
+    """Passes on live news."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
@@ -74,5 +75,5 @@ class Live:
 
 
 def _span(text: str | None) -> str | None:
-    """A span as its agent names it; None for what is no span id."""
+    """The span that the agent names; None when it is not a valid span id."""
     return text if text is not None and is_span_id(text) else None

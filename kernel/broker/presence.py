@@ -1,7 +1,7 @@
-"""Who is connected, and for whom each connection may speak. Pure: identities and tokens in, connections out.
+"""Keeps the connections, and for whom each may speak. Pure: identities and tokens in, connections out.
 
 Rules.
-- Authority is the token; its class must be the class of the socket that it came in on.
+- Authority comes from the token. Its class must be the class of the socket on which it came.
 - A principal (an agent instance, a tool host, the supervisor) has one live connection. The same incarnation may
   come back over a new connection; another one is E_PRINCIPAL_BUSY while the first lives, unless its launch number
   is higher: the supervisor starts a launch only after it saw the one before end.
@@ -21,7 +21,7 @@ from schemas.errors import GoondanError, fail
 from schemas.frames import PROTOCOL_VERSION, Hello
 from schemas.tokens import Claims, verify
 
-#: Connected clients; more are refused, so that a loop of `gdn send` cannot fill the broker.
+#: Connected clients. More are refused, so that a loop of `gdn send` cannot fill the broker.
 MAX_CLIENTS: Final = 4096
 #: Characters of an incarnation: it is kept as long as its connection.
 MAX_INCARNATION: Final = 256
@@ -34,7 +34,7 @@ class Presence:
 
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
-        #: By socket: routing id -> connection.
+        #: For each socket: routing id -> connection.
         self.connections: tuple[dict[bytes, Connection], ...] = ({}, {}, {}, {})
         self.principals: dict[str, Connection] = {}
         #: Launches that have ended: of agents by their numbers, of the few others the last one by its address.
@@ -43,7 +43,8 @@ class Presence:
         self._clients = 0
 
     def greet(self, cls: int, ident: bytes, hello: Hello, now: float) -> tuple[Connection, Connection | None]:
-        """Admit a hello: the connection, and the one that it replaces (same or earlier process), if any.
+        """Admit a hello. Returns the new connection, and the connection that it replaces, if any: of the same process,
+        or of an earlier one.
 
         Raises GoondanError: E_VERSION, E_FRAME_INVALID, E_TOKEN_INVALID, E_CLASS_MISMATCH, E_PRINCIPAL_BUSY,
         E_OVERLOADED. With E_PRINCIPAL_BUSY the caller should find out whether the other connection is still there.
@@ -72,7 +73,7 @@ class Presence:
         return connection, old
 
     def holder(self, cls: int, hello: Hello) -> Connection | None:
-        """The connection that makes the principal of this hello busy."""
+        """The connection that the principal of this hello already has."""
         try:
             return self.principals.get(self._address(verify(self._secret, hello.token)))
         except GoondanError:
@@ -87,7 +88,7 @@ class Presence:
             del self.principals[connection.address]
 
     def end_launch(self, address: str, launch: int) -> Connection | None:
-        """A launch has ended: its token is void. Returns its connection, already dropped."""
+        """A launch has ended: its token is not valid any more. Returns its connection, which is dropped already."""
         if address.startswith(_AGENT):
             self.agents_ended.add(launch)
         else:

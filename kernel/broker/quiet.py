@@ -1,9 +1,9 @@
-"""Peers that have said nothing for a while and are asked for a sign of life. Pure.
+"""Pings peers that were silent for a while. Pure.
 
 Rules.
-- Asked are clients and tool hosts, agents that hold something (an event, answers that they have not acknowledged), and
-  agents that no supervisor watches.
-- An idle agent under a supervisor costs nothing here: it is watched again when it is given something.
+- Pinged are clients and tool hosts, agents that hold something (an event, or answers that they have not acknowledged),
+  and agents that no supervisor watches.
+- An idle agent under a supervisor costs nothing here. It is watched again when it gets something.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ PING_AFTER_S: Final = 2.0
 
 
 class QuietPeers:
-    """Pings those that say nothing."""
+    """Pings silent peers."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
         self._due: Due[Connection] = Due(lambda connection: True)  # each knows by itself whether it is in here
 
     def watch(self, connection: Connection) -> None:
-        """A peer was welcomed, or has been given something."""
+        """Watch a peer that was welcomed or got something."""
         if not connection.watched and connection.cls != CONTROL:
             connection.watched = True
             self._due.add(connection.last_seen + PING_AFTER_S, connection)
 
     def tick(self, now: float) -> None:
-        """Ask those that are due."""
+        """Ping the peers that are due."""
         for connection in list(self._due.take(now)):  # what is added again is for later
             if not self._matters(connection):
                 connection.watched = False
@@ -44,7 +44,7 @@ class QuietPeers:
             self._due.add(max(now, connection.last_seen + PING_AFTER_S), connection)
 
     def _matters(self, connection: Connection) -> bool:
-        """Whether it is still connected, and somebody has to find out whether it lives."""
+        """Whether the peer is still connected and must be pinged to find out whether it lives."""
         if self._bus.presence.connections[connection.cls].get(connection.ident) is not connection:
             return False
         instance = connection.instance

@@ -1,10 +1,10 @@
 """Rebuilds the broker's state from the rows of its journal. Pure.
 
-Each row is applied by itself. A row that cannot be applied is named, and the others go on: what is done with it is the
-caller's decision (journal/store.py, `suspect`).
+Each row is applied separately. A row that cannot be applied is reported, and the other rows are still applied. The
+caller decides about the bad row (journal/store.py, `suspect`).
 
-After this nothing waits for a sender: every accepted event is queued with its content, in the order of acceptance. Who
-held an event when the broker ended says so in `hello`; until then it stands at the front of its queue.
+After this, every accepted event is queued with its content, in the order of acceptance; no sender is needed. A process
+that held an event when the broker ended names it in `hello`. Until then the event is at the front of its queue.
 
 Source: docs/design/delivery.md section 8.
 """
@@ -59,9 +59,9 @@ class BadRow(Exception):
 
 
 def reserved_epochs(written: Iterable[bytes]) -> int:
-    """The highest epoch that was reserved, by the records of the subject EPOCHS; 0 when none was.
+    """The highest reserved epoch, from the records of the subject EPOCHS; 0 when there is none.
 
-    One that cannot be read counts as none: the clock is above it, nearly always (epochs.py).
+    A record that cannot be read is skipped: the clock is nearly always above its epoch (epochs.py).
     """
     top = 0
     for data in written:
@@ -73,28 +73,28 @@ def reserved_epochs(written: Iterable[bytes]) -> int:
 
 
 class Restored(NamedTuple):
-    """What the journal knows beside events."""
+    """What the journal has besides events."""
 
     #: Spawned instances, oldest first.
     spawned: list[SpawnRecord]
-    #: Instances whose deletion was decided and is not over.
+    #: Instances whose deletion was decided and is not finished.
     deleted: list[InstanceDeleted]
-    #: Of accepted events: the agents whose budgets led to them, by their ids.
+    #: Event id -> the agents whose budgets an accepted event is charged to.
     budgets: dict[str, tuple[str, ...]]
     #: Decisions on patches of configuration.
     patches: list[ConfigPatched]
-    #: Of items that wait for a person: subjects and records, in order.
+    #: Items that wait for a person: subjects and records, in order.
     approvals: list[tuple[str, records.Record]]
-    #: What people have decided about earlier ones.
+    #: Decisions of people about earlier items.
     remembered: list[ApprovalRemembered]
 
 
-#: Of a journal without any of it.
+#: The result for an empty journal.
 NOTHING: Final = Restored([], [], {}, [], [], [])
 
 
 def restore(bus: Bus, rows: Iterable[Row], on_bad: Callable[[BadRow], None]) -> Restored:
-    """Put events into the mailbox; returns the rest. `on_bad` hears of bad rows."""
+    """Put events into the mailbox and return the rest. `on_bad` is called for each bad row."""
     restored = Restored([], [], {}, [], [], [])
     for row in rows:
         try:
@@ -153,7 +153,7 @@ def _patched(bus: Bus, row: Row, record: ConfigPatched, restored: Restored) -> N
 
 
 def _reserved(bus: Bus, row: Row, record: EpochsReserved, restored: Restored) -> None:
-    """Read before everything else (`reserved_epochs`)."""
+    """Nothing to do: this was read before everything else (`reserved_epochs`)."""
 
 
 def _restart_wished(bus: Bus, row: Row, record: RestartWished, restored: Restored) -> None:
@@ -244,7 +244,7 @@ def _accept(bus: Bus, row: Row, event_id: str, record: Accepted) -> None:
     event = Event(
         event_id,
         instance,
-        # Many events have these in common, and each record brings its own copy.
+        # Many events share these values, but each record has its own copy.
         sender=intern(record.sender),
         content=content_of(record, event_id),
         source=None if record.source is None else _shared(record.source),
@@ -267,12 +267,12 @@ def _accept(bus: Bus, row: Row, event_id: str, record: Accepted) -> None:
 
 @lru_cache(maxsize=1024)
 def _shared(source: Source) -> Source:
-    """One object for all that say the same."""
+    """One object for all sources that are equal."""
     return source
 
 
 def _release_orphans(bus: Bus) -> None:
-    """Answers whose asking event is gone are needed by nobody; their payloads go with them."""
+    """Drop answers whose asking event is gone, with their payloads: nobody needs them."""
     for event in list(bus.mailbox.events.values()):
         if event.finished and event.asking is None and event.id not in bus.mailbox.dead:
             del bus.mailbox.events[event.id]

@@ -1,4 +1,4 @@
-"""A plan that comes to a broker that runs, in pieces: it can be larger than a frame. Pure."""
+"""Puts together a new plan that comes to a running broker in pieces: it can be larger than a frame. Pure."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from schemas.launch import KernelPlan
 
 
 class Pieces:
-    """The pieces of one plan. A first piece begins a new one."""
+    """The pieces of one plan. A first piece begins a new plan."""
 
     def __init__(self) -> None:
         self._have: list[bytes] = []
 
     def take(self, message: Revise) -> KernelPlan | None:
-        """The plan, when its last piece is here. Raises msgspec.DecodeError and its kin for what is no plan."""
+        """The plan when its last piece is here, else None. Raises msgspec.DecodeError and its kin for a bad plan."""
         if message.piece == 0:
             self._have = []
         if message.piece != len(self._have):

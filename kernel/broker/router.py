@@ -1,8 +1,8 @@
-"""The broker's first look at every frame: is it a frame, who sent it, may they. Pure.
+"""The first check of every frame: whether it is a frame, who sent it, and whether the sender may. Pure.
 
-The loop hands every part it receives to `Router.receive` or, from unknown routing ids, to `Router.stranger`; it
-sends `bus.out`, journals `bus.staged`, and gives the staged decisions back to `settle` once they are durable. Only
-header fields are read.
+The loop passes every message part to `Router.receive`, or to `Router.stranger` if the routing id is unknown. It sends
+`bus.out` and journals `bus.staged`. When the staged decisions are durable, it gives them to `settle`. Only header
+fields are read.
 
 Source: docs/design/wire.md sections 1, 2 and 3.
 """
@@ -80,7 +80,7 @@ from schemas.oauth import TokensSpec
 from schemas.reach import reachable_tools
 
 _decode_control = msgspec.msgpack.Decoder(ToBroker).decode
-#: Stands for a class among the handlers: the process that holds OAuth tokens, on the control socket.
+#: A key of the handlers, in place of a class: the process that holds OAuth tokens, on the control socket.
 HOLDER: Final = -1
 
 
@@ -88,9 +88,9 @@ class Router:
     """The whole broker without its sockets. `now` arguments are CLOCK_BOOTTIME in seconds."""
 
     def __init__(self, bus: Bus, folders: Folders, restored: Restored = NOTHING) -> None:
-        """`folders` are those of instances. `restored`: what an earlier broker has remembered of them."""
+        """`folders` are the folders of instances. `restored` is the state that an earlier broker has written down."""
         self.bus = bus
-        # Each gets what it needs when it is made, so the order says who knows whom.
+        # Each part gets the parts that it needs when it is made, so the order shows who depends on whom.
         actors = Actors(bus)
         cancels = self._cancels = Cancels(bus)
         ends = self._ends = Ends(bus)
@@ -227,15 +227,15 @@ class Router:
             self.bus.counters["frames_refused"] += 1
             self.bus.error(connection.cls, connection.ident, error.info, frame)
         except JournalFailed:
-            raise  # what has ended cannot be read any more: this process must end, and the next one looks at the file
+            raise  # ended events cannot be read any more: this process must end, and the next one checks the file
         except Exception as error:
-            # A bug of ours must cost the frame that met it, not the bus.
+            # A bug of ours may cost the frame that met it, but not the whole bus.
             self.bus.faults.append(error)
             message = f"the broker failed on a frame of type {frame.type[:40]!r}"
             self.bus.error(connection.cls, connection.ident, error_payload("E_INTERNAL", message), frame)
 
     def stranger(self, cls: int, ident: bytes, data: bytes, now: float) -> None:
-        """One message part from a connection that has not said hello: it may say it, or is asked to."""
+        """One message part from a connection that has not said hello. It is a hello, or the peer is asked for one."""
         self.bus.now = now
         try:
             frame = decode(data) if data else None
@@ -258,7 +258,7 @@ class Router:
             self.bus.error(cls, ident, error.info, frame)
 
     def settle(self, staged: list[Staged], now: float, refused: frozenset[int] = frozenset()) -> None:
-        """The journal has these decisions, but for those at the positions `refused`: act on them, in order."""
+        """The journal has these decisions, except those at the positions `refused`. Act on them, in order."""
         self.bus.now = now
         for at, item in enumerate(staged):
             if at in refused:
@@ -292,7 +292,7 @@ class Router:
         self._hand_over(now)
 
     def _go_on(self, waited: tuple[Connection, Frame] | None, now: float) -> None:
-        """Make a tool call that has waited for the journal to have its approval."""
+        """Go on with a tool call that has waited until its approval was journaled."""
         if waited is None:
             return
         connection, frame = waited
@@ -302,7 +302,7 @@ class Router:
             self.bus.error(connection.cls, connection.ident, error.info, frame)
 
     def _hand_over(self, now: float) -> None:
-        """Hand their next events to instances that may have them now; that may make further ones due."""
+        """Hand over the next events of instances that are due. This may make further instances due."""
         due = self.bus.due
         while due:
             instance = next(iter(due))
@@ -310,7 +310,7 @@ class Router:
             self._events.dispatch(instance, now)
 
     def unreachable(self, cls: int, ident: bytes, now: float) -> None:
-        """libzmq has no peer of that routing id."""
+        """libzmq has no peer with this routing id."""
         self.bus.now = now
         connection = self._connections[cls].get(ident)
         if connection is not None:
@@ -321,7 +321,7 @@ class Router:
             self._hand_over(now)
 
     def tick(self, now: float) -> None:
-        """Deadlines, hung holders, quiet peers, epochs. Call a few times a second."""
+        """Check deadlines, hung holders, quiet peers and epochs. Call this a few times a second."""
         self.bus.now = now
         self.bus.reserve_epochs()
         self._events.tick(now)
@@ -339,7 +339,7 @@ class Router:
         self._hand_over(now)
 
     def shut_down(self, grace_ms: int) -> None:
-        """Tell every agent and tool host to finish; nothing new is taken or handed out after this."""
+        """Tell every agent and tool host to finish. After this, nothing new is accepted or handed over."""
         self.bus.closing = True
         for cls in (AGENTS, TOOLS):
             for connection in self._connections[cls].values():
@@ -379,7 +379,7 @@ class Router:
                 self._deletions.advance(now)
 
     def _prepare(self, plan: KernelPlan) -> None:
-        """What is told to agents and tool hosts, and what agents may call."""
+        """Prepare what agents and tool hosts are told, and the tools that agents may call."""
         self._specs = {name: to_raw(spec) for name, spec in plan.agents.items()}
         self._host_spec = to_raw(plan.toolhost)
         self._tokens_spec = to_raw(TokensSpec(plan.oauth_apps))
@@ -388,9 +388,9 @@ class Router:
         self._approvals.revise(plan.agents)
 
     def _revise(self, plan: KernelPlan) -> None:
-        """Another revision takes the place of the one that runs. Agents that it changes go on with it at their next
-        step, and those that cannot are restarted by another word. What they may call is in force now. Tool hosts
-        say hello again, and get their new specification.
+        """A new revision replaces the running one. Changed agents use it from their next step on. Agents that cannot do
+        so are restarted by another message of the supervisor. The tools that agents may call change at once. Tool hosts
+        say hello again and get their new specification.
         """
         bus = self.bus
         before, bus.plan = bus.plan, plan
@@ -500,7 +500,7 @@ class Router:
         self.bus.send(connection, Frame("welcome", in_reply_to=hello.id, payload=to_raw(body)))
 
     def _bad(self, cls: int, ident: bytes, data: bytes, error: Exception) -> None:
-        """No frame: answered, unless it is an empty part (libzmq's probe)."""
+        """Answer a part that is not a frame with an error, unless it is empty (libzmq's probe)."""
         if data:
             self.bus.counters["frames_bad"] += 1
             message = f"not a frame: {describe_decode_error(error)}"
@@ -518,7 +518,7 @@ class Router:
     # --- the rest
 
     def _bye(self, connection: Connection, frame: Frame, now: float) -> None:
-        """A peer asks to leave: granted when nothing would be left behind."""
+        """A peer asks to leave. It may, if it leaves no work behind."""
         instance = connection.instance
         if instance is not None and instance.wanted:
             raise GoondanError(error_payload("E_FORBIDDEN", "there is work for this instance"))
@@ -531,7 +531,7 @@ class Router:
             self.bus.presence.drop(connection)
 
     def _shutdown_ack(self, connection: Connection, frame: Frame, now: float) -> None:
-        """A process has released what it held, and exits now."""
+        """A process has released its work, and exits now."""
         self.bus.counters["shutdown_acks"] += 1
         if connection.instance is not None:
             self._processes.says_goodbye(connection.instance)
@@ -540,9 +540,9 @@ class Router:
         self.bus.send(connection, Frame("pong", in_reply_to=frame.id))
 
     def _ignore(self, connection: Connection, frame: Frame, now: float) -> None:
-        """A sign of life, or news that has no listener."""
+        """Ignore a sign of life, or news that nobody listens to."""
 
 
 def _is_same(old: AgentSpec | None, new: AgentSpec) -> bool:
-    """Whether two specifications of an agent say the same; the bundle's revision is in each, and says nothing of it."""
+    """Whether two specifications of an agent are the same. The bundle's revision in them does not count."""
     return old is not None and replace(old, revision=new.revision) == new

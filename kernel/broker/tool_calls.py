@@ -1,12 +1,13 @@
 """Tool calls: from an agent to its tool host and back. Pure. This is the hot path.
 
-Everything in `call` and `result` is a dictionary look-up or a comparison; the payload passes as it came.
+Everything in `call` and `result` is a dictionary look-up or a comparison. The payload is passed on unchanged.
 
 Rules.
 - A call needs the lease of its event, under the current epoch, and a tool that the agent's declaration allows.
-- The workdir is the broker's word, from the event or the instance; an agent that names one is refused.
-- A repeated callId goes to the host that has it, which attaches or repeats the result; it never runs twice.
-- The outcome is unknown only if the host that had the call is gone; a call that no host ever got may run.
+- The broker sets the workdir, from the event or the instance. An agent that names one is refused.
+- A repeated callId goes to the tool host that has the call. The host attaches it to the call, or repeats the result. A
+  call never runs twice.
+- The outcome is unknown only if the host that had the call is gone. A call that no host ever got may run.
 
 Source: docs/design/delivery.md section 6; docs/design/sandbox.md section 1.
 """
@@ -28,19 +29,19 @@ from schemas.codec import encode_value, to_raw
 from schemas.errors import GoondanError, error_payload
 from schemas.frames import Blob, Frame, Source
 
-#: Calls of one event that may be open: its agent's credit, and frames that crossed a change of it.
+#: Calls of one event that may be open: the agent's credit, and frames that may have crossed a change of it.
 _MAX_OPEN: Final = CREDIT + CREDIT_SLACK
-#: Calls of one event that are remembered after their end. Agents say which results they have stored, and those are
-#: forgotten. So this is for agents that do not: the oldest go first.
+#: Calls of one event that are remembered after their end. Agents say which results they have stored, and these calls
+#: are forgotten. So this bound is for agents that do not say it: the oldest calls are forgotten first.
 MAX_REMEMBERED: Final = 4096
-#: Of cancelled calls that a new broker does not know, so many are kept for hosts that are not back yet.
+#: Cancelled calls unknown to a new broker: so many are remembered for tool hosts that are not back yet.
 MAX_EARLY: Final = 4096
-#: Stands for the host of a call whose outcome is unknown; no incarnation is empty.
+#: Stands for the tool host of a call whose outcome is unknown. No incarnation is empty.
 _LOST: Final = ""
 
 
 class ToolCalls:
-    """The tool-call side of the broker."""
+    """The part of the broker that passes on tool calls."""
 
     def __init__(self, bus: Bus, budgets: Budgets, approvals: Approvals, cancels: Cancels) -> None:
         self._bus = bus
@@ -52,7 +53,7 @@ class ToolCalls:
         self._out = bus.out
         self._hosts = bus.presence.connections[TOOLS]
         self._assigned = bus.mailbox.hosts
-        #: Cancelled calls that are not known here: for every host that comes back in this broker's first seconds.
+        #: Cancelled calls that are not known here, for tool hosts that come back in this broker's first seconds.
         self._early: list[tuple[Instance, str]] = []
 
     # --- frames
@@ -104,7 +105,7 @@ class ToolCalls:
         self._out.append((TOOLS, host.ident, encode_value(frame)))
 
     def _open(self, event: Event, call_id: str | None, frame: Frame, now: float) -> Call:
-        """A call that is not open: a new one, or one whose result was passed on and lost on the way."""
+        """Open a call: a new one, or one whose result was sent and lost on the way."""
         if not call_id or len(call_id) > MAX_ID:
             raise GoondanError(error_payload("E_FRAME_INVALID", f"a call needs a callId of 1 to {MAX_ID} characters"))
         if event.work.open_calls > _MAX_OPEN:
@@ -120,14 +121,16 @@ class ToolCalls:
         event.moved(frame.position)
         first_sent = frame.first_sent_ms
         if first_sent is not None and first_sent < self._bus.started_ms:
-            # From before this broker: it is not known here which host it went to, if any.
+            # The call is older than this broker: it is not known here which host got it, if any.
             call.sent_before = first_sent
         self._calls.open[call_id] = call
         event.work.open_calls += 1
         return call
 
     def _may_forget(self, event: Event, call_id: str) -> bool:
-        """A call that has ended; not one that a person has approved, which runs once whatever its agent says."""
+        """Whether an ended call may be forgotten. A call that a person approved may not: it runs only once, whatever
+        its agent says.
+        """
         return self._get(call_id) is None and not self._approvals.is_about(event, call_id)
 
     def _forget_oldest(self, event: Event) -> None:
@@ -137,7 +140,7 @@ class ToolCalls:
             del known[oldest]
 
     def _take_large(self, call: Call, blob: Blob) -> None:
-        """Arguments by reference: a tool host reads them into its memory, so all that are under way have a bound."""
+        """Count arguments by reference. Their sum is bounded, because a tool host reads them into its memory."""
         pool, what, event = self._calls.large, "bytes of large arguments", call.event
         shortage = pool.shortage(event.session, event.root, blob.size, operator=event.by_operator)
         if shortage is not None:
@@ -153,7 +156,7 @@ class ToolCalls:
         return GoondanError(error_payload("E_OVERLOADED", "too many calls are open", retry_after_ms=RETRY_AFTER_MS))
 
     def _may_have_run(self, call: Call, had: str | None, host: Connection) -> bool:
-        """Whether a host other than `host` could have had the call; `had` is the one that is known to."""
+        """Whether a host other than `host` could have had the call. `had` is the host that is known to have had it."""
         if had is not None:
             return had != host.incarnation
         if call.id in host.calls:  # it has waited for this one, and the broker that gave it to it is gone
@@ -184,7 +187,7 @@ class ToolCalls:
         self._out.append((AGENTS, target.ident, encode_value(frame)))
 
     def progress(self, connection: Connection, frame: Frame, now: float) -> None:
-        """`tool.progress` from a tool host: lossy, only for a call that runs there."""
+        """`tool.progress` from a tool host. It may be lost, and is only for a call that runs there."""
         call = self._calls.get(frame.call_id or "")
         if call is not None and call.host is connection and call.event.instance.conn is not None:
             frame.from_ = connection.address
@@ -194,8 +197,8 @@ class ToolCalls:
             self._bus.send(call.event.instance.conn, frame)
 
     def completed(self, connection: Connection, frame: Frame, now: float) -> None:
-        """`tool.completed` from a tool host: news for an instance that is in a turn, ahead of the event that says the
-        same. Lossy; only to an instance whose host this is.
+        """`tool.completed` from a tool host: news for a running turn, before the event that says the same. It may be
+        lost, and goes only to an instance that this host serves.
         """
         instance = self._bus.mailbox.instances.get((frame.to or "", frame.instance_key or ""))
         if instance is None or instance.conn is None or instance.host is not connection:
@@ -207,7 +210,7 @@ class ToolCalls:
         self._bus.send(instance.conn, frame)
 
     def cancel(self, connection: Connection, frame: Frame, now: float) -> None:
-        """`tool.cancel` from an agent; the result says whether it came in time."""
+        """`tool.cancel` from an agent. The call's result tells whether the cancel came in time."""
         instance, call_id = connection.instance, frame.call_id or ""
         call = self._calls.get(call_id)
         if call is None and instance is not None and len(call_id) <= MAX_ID:
@@ -220,7 +223,9 @@ class ToolCalls:
             self._bus.send(call.host, _cancel(instance, call_id))
 
     def _cancel_unknown(self, instance: Instance, call_id: str, now: float) -> None:
-        """A call from before this broker, which its agent did not get to send anew: its host knows whose it is."""
+        """Cancel a call that is older than this broker and that its agent has not sent again. Its host knows whose call
+        it is.
+        """
         for host in [instance.host] if instance.host is not None else self._hosts.values():
             self._bus.send(host, _cancel(instance, call_id))
         if now - self._bus.started_ms / 1000 < RETURN_S and len(self._early) < MAX_EARLY:
@@ -241,7 +246,7 @@ class ToolCalls:
     # --- hosts
 
     def host_here(self, connection: Connection) -> None:
-        """A tool host was welcomed: over its first connection, another one, or in the place of one that is gone."""
+        """A tool host was welcomed: with its first connection, with another one, or as the successor of a lost host."""
         for call in self._calls.open_elsewhere(connection):
             if call.host is not None and call.host.incarnation == connection.incarnation:
                 self._ask_again(call)
@@ -261,7 +266,7 @@ class ToolCalls:
             self._out.append((TOOLS, connection.ident, data))
 
     def _ask_again(self, call: Call) -> None:
-        """The call or its result may have been lost with the host's old connection: the agent has the frame."""
+        """Have the agent send a call again: the call or its result may be lost with the host's old connection."""
         self._calls.remove(call)
         target = call.event.instance.conn
         if target is not None:
@@ -270,29 +275,29 @@ class ToolCalls:
             self._bus.send(target, frame)
 
     def host_unreachable(self, host: Connection) -> None:
-        """A tool host's connection broke: new calls wait until it is back, or its successor is."""
+        """A tool host's connection broke: new calls wait until the host or its successor is back."""
         self._bus.presence.drop(host)
         self._assigned.release_all(host.address, lambda served_by: served_by is host)
 
     def host_lost(self, host: Connection) -> None:
-        """A tool host is gone: what it ran has an unknown outcome."""
+        """A tool host is gone: the outcome of its calls is unknown."""
         self.host_unreachable(host)
         for call in self._calls.of_host(host):
             self._outcome_unknown(call)
 
     def launch_ended(self, address: str, launch: int) -> None:
-        """The supervisor saw a tool host end, whether or not its connection was still known here."""
+        """The supervisor saw a tool host end. Its connection may be unknown here."""
         for call in self._calls.of_launch(address, launch):
             self._outcome_unknown(call)
         self._assigned.release_all(address, lambda host: host.claims.launch <= launch)
 
     def no_host(self, reason: str) -> None:
-        """No tool host can be started: what waits for one has not run and will not."""
+        """No tool host can be started: waiting calls have not run and will not run."""
         for call in self._calls.take_waiting():
             self.fail(call, "E_SANDBOX_UNAVAILABLE", f"no tool host could be started: {reason}")
 
     def _host_for(self, instance: Instance) -> Connection | None:
-        """The tool host of an instance: the same one while it lives, so that the instance's jails stay warm."""
+        """The tool host of an instance. It is the same one while it lives, so that the instance's jails stay warm."""
         if instance.host is None and (host := self._assigned.lightest(self._hosts.values())) is not None:
             self._assigned.assign(instance, host)
         return instance.host
@@ -300,12 +305,12 @@ class ToolCalls:
     # --- ends
 
     def _outcome_unknown(self, call: Call) -> None:
-        """The host that had the call is gone. It stays so: the same callId never runs in another host."""
+        """The host that had the call is gone. The outcome stays unknown: the callId never runs in another host."""
         call.event.work.calls[call.id] = _LOST
         self.fail(call, "E_TOOL_OUTCOME_UNKNOWN", "the tool host ended during the call")
 
     def fail(self, call: Call, code: str, message: str) -> None:
-        """End a call with an error result of the broker's own; an agent that is away is told when it asks again."""
+        """End a call with an error result of the broker. An agent that is away is told when it asks again."""
         self._calls.remove(call)
         self._cancels.call_ended(call.event, call.id)
         target = call.event.instance.conn
@@ -316,7 +321,7 @@ class ToolCalls:
             self._bus.send(target, frame)
 
     def drop(self, event: Event) -> None:
-        """The event has ended: what it still has open is cancelled."""
+        """The event has ended: cancel its open calls."""
         for call_id in event.work.calls if event.work.open_calls else ():
             call = self._calls.get(call_id)
             if call is not None:
@@ -326,7 +331,7 @@ class ToolCalls:
                     self._bus.send(call.host, _cancel(event.instance, call_id))
 
     def tick(self, now: float) -> None:
-        """Calls that wait for a tool host end at their deadline."""
+        """End calls that have waited for a tool host past their deadline."""
         if self._early and now - self._bus.started_ms / 1000 >= RETURN_S:
             self._early.clear()
         for call in self._calls.expired(now):
@@ -334,7 +339,7 @@ class ToolCalls:
 
 
 def _cancel(instance: Instance, call_id: str) -> Frame:
-    """For a tool host, which ends the call only if it is this instance's."""
+    """A cancel for a tool host. The host ends the call only if it belongs to this instance."""
     return Frame("tool.cancel", call_id=call_id, from_=instance.agent, instance_key=instance.key)
 
 

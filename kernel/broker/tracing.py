@@ -1,11 +1,11 @@
-"""Which trace a new event belongs to, and which span of it the event comes from. Pure.
+"""Finds the trace that a new event belongs to, and the span that it comes from. Pure.
 
 Rules.
-- What is asked within a turn belongs to that turn's trace, whatever the sender writes. So no tool and no agent can put
-  its work into a trace of somebody else.
-- A client names a trace, or gets a new one. So does a tool host that speaks for itself: the trace of a call whose
-  pending work has ended is known to nobody else.
-- An agent names the span that asks. For a handler it is the call in whose name it asks.
+- A request within a turn belongs to the turn's trace, whatever the sender writes. So no tool and no agent can put its
+  work into somebody else's trace.
+- A client names a trace, or gets a new one. A tool host that speaks for itself does the same: only the host knows the
+  trace of a call whose pending work has ended.
+- An agent names the span that asks. The span of a handler's request is the call in whose name it asks.
 
 Source: PROTOCOL.md "Traces".
 """

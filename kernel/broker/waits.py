@@ -1,16 +1,16 @@
-"""Who waits for whom, since when: what `gdn ps --why` shows. Pure, and changes nothing.
+"""Lists who waits for whom and since when, for `gdn ps --why`. Pure; it changes nothing.
 
 Kinds of waits.
 - `answer`: the turn of an instance has asked another instance and waits.
 - `turn`: messages wait behind the turn that their instance runs.
-- `place`: the instance has work and waits for one of the places for turns; with the session and root that would pay.
-- `process`: the instance has work, and its process is being started, or a leaving one has not ended yet.
+- `place`: the instance has work and waits for a place for its turn. The sessions and roots that may pay are named.
+- `process`: the instance has work. Its process is being started, or an earlier process has not ended yet.
 - `tool`: the turn has calls open. Without a tool host they wait for one.
-- `approval`: calls of the turn wait for a person, and messages behind them.
-- `budget`: the turn's next model call waits for what model calls of others may give back to a budget.
+- `approval`: calls of the turn wait for a person, and messages wait behind them.
+- `budget`: the turn's next model call waits until model calls of others give something back to a budget.
 
-Besides: circles of turns that wait for each other's answers (they are refused where they would close, so none should be
-there), and leases that are stuck: nothing was heard of the holder for so long that renewals are missing.
+It also lists circles of turns that wait for each other's answers. A request that would close a circle is refused, so
+there should be none. And it lists stuck leases: the holder was silent for so long that renewals are missing.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class Waits:
 
 
 def circles(edges: Mapping[str, Iterable[str]]) -> list[list[str]]:
-    """The circles of a graph, one for each knot of nodes that reach each other; each begins with its smallest name."""
+    """The circles of a graph, one for each group of nodes that reach each other. Each begins with its smallest name."""
     found: list[list[str]] = []
     done: set[str] = set()
     for start in sorted(edges):
@@ -158,7 +158,7 @@ def circles(edges: Mapping[str, Iterable[str]]) -> list[list[str]]:
 
 
 def _asked(instance: Instance) -> list[Event]:
-    """What the turn of an instance has asked others for and has no answer to."""
+    """The requests of the instance's turn that have no answer yet."""
     return [] if instance.leased is None else [event for event in instance.leased.work.requests if not event.finished]
 
 

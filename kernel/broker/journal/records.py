@@ -48,110 +48,127 @@ class Deadline(Struct, frozen=True, array_like=True):
 class Accepted(Struct, frozen=True, array_like=True, tag="accepted", kw_only=True):
     """An event was accepted: everything that the broker must know to deliver it without its sender."""
 
-    #: The instance that it is for.
+    #: The agent that it is for.
     agent: str
+    #: The instance key of this agent.
     key: str
     #: The instance's working directory.
     instance_workdir: str
-    #: The principal whose repeat it is (presence.Connection.sender).
+    #: The principal that may repeat it (entities.Connection.sender).
     sender: str
-    #: What stands in the header's `from`.
+    #: The header's `from`.
     from_: str | None
     payload: Raw = NO_PAYLOAD
+    #: The reference to the payload's file if the payload is large.
     blob: Blob | None = None
     source: Source | None = None
+    #: Where the answer goes; None when no answer is wanted.
     reply_to: ReplyTo | None = None
+    #: The instances that wait for each other, the sender last; None when nobody waits.
     chain: list[str] | None = None
+    #: The person on whose behalf the event was sent, as an operator said.
     auth: OptionalRaw = None
     #: The working directory that an operator named for this event.
     workdir: str | None = None
     trace_id: str | None = None
     deadline: Deadline | None = None
-    #: The tool call whose handler asked.
+    #: The tool call whose handler sent it.
     call_id: str | None = None
-    #: The event whose turn asked and waits.
+    #: The event whose turn sent it and waits.
     asking: str | None = None
-    #: Tells two events of one id apart (event_digest).
+    #: Distinguishes two events with the same id (event_digest).
     digest: bytes = b""
     #: When it was accepted (milliseconds since 1970).
     at_ms: int = 0
-    #: The event that it began with, and whose work that is (mailbox.Event).
+    #: The event that all this work began with (entities.Event).
     root: str | None = None
+    #: The session of the root (entities.Event).
     session: str | None = None
-    #: Its asker does not wait; of such an answer: the correlation id of what it answers (mailbox.Event).
+    #: True when an agent sent this request and does not wait for the answer.
     asynchronous: bool = False
+    #: Answers to such requests only: the correlation id of the request.
     in_reply_to: str | None = None
     #: The span that it comes from (tracing.py).
     parent_span_id: str | None = None
-    #: How the instance's working directory is reached, where it is another's (workdirs.Workdir).
+    #: How the instance's working directory is reached if it is shared (workdirs.Workdir).
     instance_beneath: Beneath | None = None
-    #: The agents whose budgets led to it, the outermost first.
+    #: The agents whose budgets it is charged to, the outermost first.
     budgets: list[str] | None = None
 
 
 class Attempt(Struct, frozen=True, array_like=True, tag="attempt"):
     """A holder was lost without progress."""
 
-    #: How many were, so far.
+    #: How many holders were lost so far.
     count: int
     #: How many messages the turn had stored.
     position: int = 0
 
 
 class CancelWish(Struct, frozen=True, array_like=True, tag="cancel"):
-    """Somebody who may wishes the event to end."""
+    """The event was cancelled by somebody who may do so."""
 
 
 class Finished(Struct, frozen=True, array_like=True, tag="finished"):
-    """The event ended. It stays until whoever asked has stored the answer, or a person has dealt with a dead letter."""
+    """The event ended. The record stays until the asker has stored the answer, or a person has ended a dead letter."""
 
     state: End
     answer: Raw = NO_PAYLOAD
+    #: The reference to the answer's file if the answer is large.
     blob: Blob | None = None
     #: When it ended (milliseconds since 1970).
     at_ms: int = 0
-    #: Why, for dead letters.
+    #: Dead letters only: why it ended.
     cause: str = ""
 
 
 class InstanceSpawned(Struct, frozen=True, array_like=True, tag="spawned"):
-    """An agent asked for this instance."""
+    """An agent spawned this instance."""
 
+    #: The agent of the instance.
     agent: str
+    #: The instance key.
     key: str
+    #: The agent that asked first.
     owner_agent: str
+    #: The instance key of this agent.
     owner_key: str
     #: When (seconds since 1970).
     created: float
-    #: The working directory that it was given, and how that is reached; None: its own.
+    #: The working directory that the spawn gave; None when the instance has its own.
     cwd: str | None = None
+    #: How this directory is reached (workdirs.Workdir).
     beneath: Beneath | None = None
 
 
 class InstanceDeleted(Struct, frozen=True, array_like=True, tag="deleted"):
-    """An instance is to go, and nothing of it runs any more: its folder may be moved away."""
+    """An instance is being deleted and no part of it runs any more: its folder may be moved away."""
 
+    #: The agent of the instance.
     agent: str
+    #: The instance key.
     key: str
-    #: Others work in its workdir, which stays.
+    #: True when others work in its workdir, so that it stays.
     keep_workdir: bool = False
 
 
 class AnswerUnwanted(Struct, frozen=True, array_like=True, tag="unwanted"):
-    """Who asked for an event has gone: its answer becomes no event."""
+    """The instance that sent a request is gone: the answer does not become an event."""
 
 
 class RestartWished(Struct, frozen=True, array_like=True, tag="restart"):
-    """An agent wishes the kernel to restart, when the turn of this event has left it."""
+    """An agent wishes a restart of the kernel as soon as no process holds this event."""
 
+    #: Why, in the agent's words.
     reason: str
+    #: The event whose turn wishes it.
     event_id: str
     #: When (milliseconds since 1970).
     at_ms: int
 
 
 class FreshStart(Struct, frozen=True, array_like=True, tag="fresh"):
-    """Conversations of this agent, or of all ("" for the name), are of this generation."""
+    """The conversations of this agent, or of all agents (with the name ""), have this generation."""
 
     agent: str
     generation: int
@@ -160,37 +177,44 @@ class FreshStart(Struct, frozen=True, array_like=True, tag="fresh"):
 class ConfigPatched(Struct, frozen=True, array_like=True, tag="config", kw_only=True):
     """A patch of an agent's configuration was accepted, and perhaps reverted since; or a proposal was rejected."""
 
+    #: Its number in the order of decisions.
     number: int
+    #: The id of the proposal.
     id: str
+    #: The agent that it is for.
     agent: str
-    #: The instance that it is for; None: all of the agent.
+    #: The instance that it is for; None: all instances of the agent.
     key: str | None
+    #: What it changes.
     change: Change
-    #: What of the configuration it touches: names from the outside in.
+    #: The parts of the configuration that it touches: names from the outside in.
     touched: list[list[str]]
-    #: The revision from which on it does not count; 0: it counts.
+    #: From this revision on it does not count; 0: it counts.
     reverted: int = 0
     #: Its operations without their values.
     asked: list[str] = []
-    #: Who proposed it: `agent` with the instance's key and what it called its extension, or `operator`.
+    #: Who proposed it: `agent` or `operator`.
     by: str = ""
+    #: The instance key of the agent that proposed it.
     by_key: str | None = None
+    #: The extension that proposed it, as its agent says.
     extension: str | None = None
     #: The event whose turn proposed it.
     event_id: str | None = None
+    #: Why, in the proposer's words.
     reason: str = ""
     #: The revision that it was made from.
     made_from: int = 0
     #: When (milliseconds since 1970).
     at_ms: int = 0
-    #: Tools in it that extensions had registered, and that the bundle does not have.
+    #: The tools in it that extensions had registered and that are not in the bundle.
     dynamic: list[str] = []
     #: Why it was rejected.
     error: ErrorPayload | None = None
 
 
 class DeadlineMoved(Struct, frozen=True, array_like=True, tag="moved"):
-    """The event's deadline is this one: its clock stood still for a while."""
+    """The event has a new deadline, because its clock stood still for a while."""
 
     deadline: Deadline
 
@@ -198,31 +222,39 @@ class DeadlineMoved(Struct, frozen=True, array_like=True, tag="moved"):
 class ApprovalAsked(Struct, frozen=True, array_like=True, tag="asked", kw_only=True):
     """A person is asked about a call, or asked a question in the name of one."""
 
-    #: Whose call it is, and in which turn.
+    #: The agent that makes the call.
     agent: str
+    #: Its instance key.
     key: str
+    #: The event whose turn makes the call.
     event_id: str
     call_id: str
     kind: Literal["approval", "question"]
+    #: The tool of the call.
     tool: str
     #: SHA-256 of tool, working directory and arguments (hexadecimal).
     digest: str
+    #: The arguments of the call.
     args: Raw = NO_PAYLOAD
+    #: The working directory of the call.
     workdir: str | None = None
+    #: When the person was asked.
     asked: Deadline
-    #: When it counts as denied.
+    #: When it counts as denied; None: it waits as long as its event does.
     expires: Deadline | None = None
-    #: Of a question: its text, and the JSON Schema of its answer.
+    #: Questions only: the text.
     message: str | None = None
+    #: Questions only: the JSON Schema of the answer.
     schema: OptionalRaw = None
-    #: The word of the rule.
+    #: The reason that the rule gives.
     reason: str | None = None
 
 
 class ApprovalAnswered(Struct, frozen=True, array_like=True, tag="answered"):
-    """A person has decided, or the kernel in the person's place (no `uid`)."""
+    """A person has decided, or the kernel in the person's place."""
 
     how: Literal["approved", "denied", "answered"]
+    #: The user who decided; None for the kernel.
     uid: int | None
     #: When (milliseconds since 1970).
     at_ms: int
@@ -231,7 +263,7 @@ class ApprovalAnswered(Struct, frozen=True, array_like=True, tag="answered"):
 
 
 class ApprovalRemembered(Struct, frozen=True, array_like=True, tag="remembered"):
-    """Who has decided what: it is kept when the item has gone with its event."""
+    """Who has decided what. The record stays when the item has ended with its event."""
 
     number: int
     decided: ApprovalDecided
@@ -250,39 +282,42 @@ class EpochsReserved(Struct, frozen=True, array_like=True, tag="epochs"):
 
 
 class BudgetTree(Struct, frozen=True, array_like=True, tag="budget", kw_only=True):
-    """What everything that began with one event has used."""
+    """What a tree has used: all work that began with one event."""
 
-    #: The event.
+    #: The event that the tree began with.
     root: str
     #: When it was accepted (milliseconds since 1970).
     began_ms: int
-    #: Of each agent with a budget: what was spent of it, by the agent that did; "" where nobody knows who.
+    #: Agent with a budget -> spending agent -> amount; "" when nobody knows who has spent it.
     accounts: dict[str, dict[str, Spend]]
-    #: Of each agent: whose budgets led to its last event.
+    #: Agent -> the agents whose budgets its last event is charged to.
     paths: dict[str, list[str]]
-    #: Digests of tool calls that were counted and may be sent again, in a row, by their events.
+    #: Event -> joined digests of tool calls that were counted and may be sent again.
     charged: dict[str, bytes]
-    #: Until a newer record is there, so many tool calls more may have been counted.
+    #: So many more tool calls may have been counted before there is a newer record.
     slack: int
-    #: When the last of it ended (milliseconds since 1970).
+    #: When its last event ended (milliseconds since 1970); None while it has unfinished events.
     ended_ms: int | None = None
-    #: For how long (milliseconds) its time stood still while people were asked, and up to when that is counted.
+    #: How long its time stood still while people were asked (milliseconds).
     stood_ms: int = 0
+    #: Up to which moment that is counted (milliseconds since 1970).
     stood_until_ms: int = 0
 
 
 class BudgetHold(Struct, frozen=True, array_like=True, tag="budget_hold", kw_only=True):
-    """A model call is about to be made, and nobody has said yet what it came to."""
+    """A model call that may be under way and is not settled."""
 
-    #: The event that its tree began with, and the one whose turn makes it.
+    #: The event that its tree began with.
     root: str
+    #: The event whose turn makes it.
     event_id: str
-    #: Its own id, which no other has.
+    #: Its id; no other model call has it.
     id: str
-    #: The agent that makes it, and those whose budgets it is charged to.
+    #: The agent that makes it.
     agent: str
+    #: The agents whose budgets it is charged to.
     accounts: list[str]
-    #: What it uses at most.
+    #: The most that it may use.
     amount: Spend
 
 
@@ -389,15 +424,15 @@ def hold_subject(hold_id: str) -> str:
 
 
 def event_digest(agent: str, key: str, sender: str, content: str | None) -> bytes:
-    """What a repeat of an event must have in common with the first: its instance, its sender, and what that says of it.
+    """The digest that a repeat of an event must share with the first: of its instance, its sender and its content.
 
-    The sender as well: nobody else is given the answer of an event that has ended.
+    The sender belongs to it because nobody else may get the answer of an ended event.
     """
     return instance_digest(agent, key) + _digest(f"{sender}\0{content or ''}", CONTENT_DIGEST_BYTES)
 
 
 def instance_digest(agent: str, key: str) -> bytes:
-    """The first part of an event's digest: which instance it is for."""
+    """The first part of an event's digest: it stands for the instance."""
     return _digest(f"{agent}\0{key}", INSTANCE_DIGEST_BYTES)
 
 

@@ -1,13 +1,16 @@
-"""What was promised and is not in the tables yet: `<state_dir>/kernel.db-redo`, for `durability: process`.
+"""The redo file, `<state_dir>/kernel.db-redo`: batches that were promised and are not in the tables yet.
 
-A transaction of SQLite writes ten pages for one event, and whoever waits for the reply waits for them. So a batch is
-appended here first, with one write into the page cache, which survives the end of every process as a commit does. It is
-folded into the tables after the replies were sent, many batches in one transaction. A start folds what is left.
+It is for `durability: process`.
+
+A transaction of SQLite writes ten pages for one event, and the reply would have to wait for them. So a batch is first
+appended here, with one write into the page cache. Like a commit, this survives the end of every process. The batch is
+folded into the tables after the replies were sent, many batches in one transaction. A start folds the batches that are
+left.
 
 An entry is a header (magic, length and checksum of the body) and a body in msgpack: the number of its first write, the
-running digest before it, the time, the writes. Entries are written from the beginning again after each fold, over those
-that are in the tables already. So what counts is a chain: each entry begins with the number and the digest that the
-one before it ended with, and the first one with those of the tables.
+running digest before it, the time, the writes. After each fold, new entries are written from the beginning of the file,
+over those that are already in the tables. So only a chain of entries counts: each begins with the number and the digest
+with which the entry before it ended, and the first entry with those of the tables.
 
 Source: docs/design/delivery.md section 1.
 """
@@ -42,8 +45,9 @@ _encoder: Final = msgspec.msgpack.Encoder()
 class RedoEntry(NamedTuple):
     """One batch."""
 
-    #: The number of its first write, and the running digest before it.
+    #: The number of its first write.
     first: int
+    #: The running digest before it.
     digest: int
     #: Milliseconds since 1970.
     at_ms: int
@@ -125,25 +129,28 @@ class RedoFile:
 
 
 def following(entries: Sequence[RedoEntry], last: int, digest: int) -> list[RedoEntry]:
-    """Those of a chain that continue tables whose last write is number `last`, with this running digest (pure)."""
+    """The entries of a chain that continue tables with the last write `last` and this running digest (pure)."""
     left = [entry for entry in entries if entry.first > last]
     return left if left and (left[0].first, left[0].digest) == (last + 1, digest) else []
 
 
 class Told(NamedTuple):
-    """What a batch that is not in the tables says of a subject. Whatever is None it says nothing of."""
+    """What the batches that are not in the tables change about a subject."""
 
-    #: Records that come after those in the tables; if `alone`, these are all.
+    #: Records that come after those in the tables.
     records: list[bytes]
+    #: True when these are all records: those in the tables do not count.
     alone: bool
+    #: How the subject ended; None when they do not tell.
     ended: Ended | None
-    #: The answer; `dropped`: there is none any more.
+    #: The kept answer; None when they do not tell.
     answer: bytes | None
+    #: True when the answer was dropped.
     dropped: bool
 
 
 def told(entries: Sequence[RedoEntry], subject: str) -> Told:
-    """What these say of a subject, in order (pure)."""
+    """What these entries change about a subject, in order (pure)."""
     records: list[bytes] = []
     alone = dropped = False
     ended: Ended | None = None
