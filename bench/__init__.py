@@ -1,1 +1,1 @@
-"""Benchmarks, each beside what it is compared with. `make bench`; never part of the tests."""
+"""Benchmarks. Each is measured beside a baseline. `make bench` runs them; they are never part of the tests."""

@@ -1,6 +1,6 @@
 """`python -m bench`: run the benchmarks and print a table; a run of all of them also writes bench/results.json.
 
-`--against TREE` runs them here and in another tree of this repository by turns, and prints the differences.
+`--against TREE` runs them alternately here and in another tree of this repository, and prints the differences.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from bench import pairs
 from bench.compare import Benchmark, machine, run, table
 
 RESULTS = Path(__file__).parent / "results.json"
-#: In this order; each module has one BENCHMARK.
+#: The benchmarks run in this order. Each module has one BENCHMARK.
 MODULES = (
     "round_trip",
     "durable",
@@ -43,7 +43,9 @@ MODULES = (
 
 
 def main(arguments: list[str]) -> int:
-    """Run what was asked for; 0 also when a goal is missed, because a slow machine is no broken program."""
+    """Run the benchmarks that were asked for. Returns 0 even when a goal is missed: a slow machine is no broken
+    program.
+    """
     parser = argparse.ArgumentParser(prog="python -m bench", description="Benchmarks beside their baselines.")
     parser.add_argument("names", nargs="*", choices=[[], *MODULES], metavar="NAME", help="which ones (default: all)")
     parser.add_argument("--rounds", type=int, default=5, help="how often every side runs (default: %(default)s)")

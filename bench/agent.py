@@ -1,8 +1,8 @@
-"""How long an agent process takes to be there, and how much memory is its own.
+"""How long an agent process takes to start, and how much private memory it has.
 
-The broker is played by a socket in this process: what is timed is the agent, from the request for it to the hello that
-its welcome answers. The baseline starts the same agent by exec, as `python -m agentproc`. The model is the console, or
-bench/model_server.py behind a provider: a turn is then one model call over HTTP.
+A socket in this process plays the broker. The time runs from the request for an agent to its hello. The baseline starts
+the same agent by exec, as `python -m agentproc`. The model is the console, or bench/model_server.py behind a provider:
+a turn is then one model call over HTTP.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ from schemas.system.startup import become_subreaper
 AGENTS = 12
 #: Agents asked for at once.
 BURST = 20
-#: An agent that has not answered by then never will (milliseconds).
+#: An agent that has not answered within this time never will (milliseconds).
 PATIENCE_MS = 10_000
-#: A fork server is warm by then (seconds).
+#: After this time a fork server is warm (seconds).
 WARMING_S = 1.0
 
-#: Starts agent number n on an endpoint; its pid.
+#: Starts agent number n on an endpoint and returns its pid.
 Start = Callable[[int, str], int]
 
 
 class Broker:
-    """As much of a broker as one agent at a time needs."""
+    """The part of a broker that one agent at a time needs."""
 
     def __init__(self, folder: str, model: ModelSpec) -> None:
         self.endpoint = f"ipc://{folder}/agents.sock"
@@ -61,7 +61,7 @@ class Broker:
         self._spec = to_raw(msgspec.structs.replace(plan_of(folder, [], []).agents[AGENT], model=model))
 
     def welcome(self, number: int) -> bytes:
-        """Answer hello, whoever says it; the agent's routing id."""
+        """Answer the hello of any agent. Returns the agent's routing id."""
         while True:
             ident, data = self._socket.recv_multipart()
             frame = decode(data) if data else None
@@ -109,7 +109,9 @@ class Broker:
 
 
 def private_mib(pid: int) -> float:
-    """What a process shares with nobody; NaN for whoever is not root, to whom an agent's memory is closed."""
+    """The memory that a process shares with no other (MiB). NaN for an ordinary user, who cannot read an agent's
+    memory.
+    """
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()
     except PermissionError:
@@ -141,7 +143,7 @@ def measure(start: Start, folder: str, model: ModelSpec) -> Mapping[str, float]:
     burst = (time.perf_counter() - before) * 1000 / BURST
     for pid in pids:
         kill(pid)
-    # The first one pays for what all later ones share.
+    # The first agent does work that all later ones share.
     return {
         "start": statistics.median(times[1:]),
         f"each of {BURST} at once": burst,
@@ -159,7 +161,7 @@ def kill(pid: int) -> None:
 
 
 def by_fork(folder: str, model: ModelSpec) -> Mapping[str, float]:
-    """Through `python -m agentproc.forkserver`, as the supervisor does."""
+    """Start agents through `python -m agentproc.forkserver`, as the supervisor does."""
     become_subreaper()
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     fd = theirs.detach()
@@ -186,7 +188,7 @@ def by_fork(folder: str, model: ModelSpec) -> Mapping[str, float]:
 
 
 def by_exec(folder: str, model: ModelSpec) -> Mapping[str, float]:
-    """A new interpreter for each agent."""
+    """Start a new interpreter for each agent."""
     token = Path(folder, "token")
     token.write_text("bench")
 
@@ -200,7 +202,9 @@ def by_exec(folder: str, model: ModelSpec) -> Mapping[str, float]:
 
 
 def in_a_process_of_its_own(how: str, provider: str, seconds: float) -> Mapping[str, float]:
-    """Adopted agents and the subreaper attribute stay out of the benchmark's process."""
+    """Measure in a process of its own, so that adopted agents and the subreaper attribute stay out of the benchmark's
+    process.
+    """
     command = [sys.executable, "-I", "-m", "bench.agent", how, provider]
     result = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     return {name: float(value) for name, value in json.loads(result.stdout).items()}

@@ -1,7 +1,8 @@
-"""What checking arguments and shaping results add to a tool call: the agent's check, the host's, and the result's form.
+"""The cost of checking arguments and shaping results in a tool call: the agent's check, the host's check, and the
+result's form.
 
-The arguments and outputs are the examples of the bundled tools' manifests, each as often as any other. Nothing runs
-and nothing is sent: what is timed is exactly what stands between an agent's call and the handler, and between the
+The arguments and outputs are the examples of the bundled tools' manifests, each as often as any other. No handler runs
+and no frame is sent. The time covers exactly the work between an agent's call and the handler, and between the
 handler's value and the bus. The baseline validates the same arguments once with the jsonschema package.
 """
 
@@ -25,10 +26,10 @@ from schemas.worker_frames import Result
 from toolhost.calls.exports import Exports, arguments
 from toolhost.calls.results import shape
 
-#: Calls timed together: the clock's own cost and grain do not count then.
+#: How many calls are timed together. So the clock's own cost and resolution do not matter.
 BATCH = 50
 RECEIPT = Raw(encode_value({"jail": "j", "call": {"wallMs": 1.0}}))
-#: Stands for the output of examples that show none.
+#: The output for examples without one.
 OUTPUT = {"stdout": "42\n", "stderr": "", "exitCode": 0, "durationMs": 3}
 
 Step = Callable[[], object]
@@ -50,7 +51,7 @@ def ours_steps() -> Iterator[Step]:
 
 
 def one_call(catalog: StepCatalog, host: Exports, name: str, args: dict[str, Any], result: Result) -> Step:
-    """What a call passes besides the wire and the handler."""
+    """The work of one call without the wire and the handler."""
     sent = Raw(encode_value(args))
 
     def call() -> object:

@@ -1,8 +1,8 @@
 """One agent that asks another, over the whole path: client, broker, agent, broker, agent, and all the way back.
 
-Beside it a client that asks the second agent itself, and bare links without agents (`durable`): what a turn of a real
-agent costs, and what asking from a turn adds to that. Both agents are instances that run already, with the console for
-a model. Everything is journaled, and conversations are stored, as in any kernel.
+The baselines are a client that asks the second agent itself, and bare links without agents (`durable`). They show the
+cost of a real agent's turn, and how much asking from a turn adds. Both agents are instances that run already, with the
+console for a model. Everything is journaled, and conversations are stored, as in any kernel.
 """
 
 from __future__ import annotations
@@ -58,19 +58,19 @@ async def measure(made: Swarm, seconds: float, *, asks: bool) -> Mapping[str, fl
 
 
 async def one(session: Session, lane: int, *, asks: bool) -> float:
-    """A request that ends in `asked<lane>`; how long it took (seconds)."""
+    """One request that ends in `asked<lane>`. Returns its time (seconds)."""
     return await (said(session, f"asker{lane}", ASKS % lane) if asks else said(session, f"asked{lane}", "hello"))
 
 
 def side(asks: bool, seconds: float) -> Mapping[str, float]:
-    """A kernel of its own."""
+    """Measure one side in a kernel of its own."""
     with swarm() as made:
         made.start()
         return uvloop.run(measure(made, seconds, asks=asks))
 
 
 def links(seconds: float) -> Mapping[str, float]:
-    """What `durable` measures, in the units of this one."""
+    """The figures of `durable`, in the units of this benchmark."""
     found = bare_links("power")(seconds)
     return {"rate": found["rate"], "p50": found["p50"] / 1e3, "p99": found["p99"] / 1e3}
 

@@ -1,14 +1,15 @@
 """`python -m bench.bombs [--watched] [--sized] [--seconds N] [--jails N]`: every bomb at once, and a neighbour's calls.
 
 Twenty jails, each of an agent of its own, misbehave for a bounded time in the ways of tests/containment/bombs.py, again
-and again, while another agent calls a tool that does nothing. Printed: how each kind of bomb ended and whether that is
-right, what was left on disk at most, how long the neighbour's calls took, how late the tool host's loop was, and how
-busy the machine was. `--watched` does without control groups, `--sized` gives workdirs file systems of their own.
-Status 1 when a bomb ended in a way that is wrong. Not part of `make bench`: nothing else should run meanwhile.
+and again, while another agent calls a tool that does nothing. It prints how each kind of bomb ended and whether that is
+right, the most data that was left on disk, how long the neighbour's calls took, how late the tool host's loop was, and
+how busy the machine was. `--watched` uses no control groups. `--sized` gives workdirs file systems of their own. The
+exit status is 1 when a bomb ended in a wrong way. Not part of `make bench`: nothing else should run meanwhile.
 
-What is right. A bomb that meets a limit ends by it, named; if the jails are so short of processors that its deadline
-comes first, that is called late. A loop meets its limit of processor time only if it gets that much before its deadline
-(twenty jails on two processors get a tenth of one each), and what meets no limit ends by its deadline.
+The right endings. A bomb that reaches a limit ends by it, and the error names the limit. When the jails have so little
+processor time that the deadline comes first, the ending is called late. A loop reaches its limit of processor time only
+if it gets that much before its deadline (twenty jails on two processors get a tenth of one each). A bomb that reaches
+no limit ends by its deadline.
 
 Source: docs/design/sandbox.md section 4; docs/decisions/031.
 """
@@ -35,11 +36,15 @@ from toolhost.jails.sized_workdirs import SizedWorkdirs
 
 
 class Bomb(NamedTuple):
-    """One kind: its handler and arguments, the limits that it may meet, whether its deadline may come first."""
+    """One kind of bomb."""
 
+    #: The name of its handler.
     name: str
+    #: The arguments of the handler.
     args: dict[str, Any]
+    #: The limits that it may reach.
     limits: tuple[str, ...] = ()
+    #: Whether its deadline may come first.
     slow: bool = False
 
 
@@ -70,9 +75,9 @@ LIMITS: Final = Limits(
     wall_seconds=10,
     output_mb=1,
 )
-#: What a bomb may take (milliseconds).
+#: The deadline of a bomb (milliseconds).
 DEADLINE_MS: Final = 6000
-#: The neighbour's calls go on for this long after each (seconds), and the loop is looked at so often.
+#: The pause after each call of the neighbour, and between two measurements of the loop (seconds).
 PAUSE_S: Final = 0.01
 BEAT_S: Final = 0.002
 
@@ -99,7 +104,7 @@ def verdict(bomb: Bomb, code: str, limit: str | None) -> str:
 
 
 async def last_write(made: Bench, folder: Path) -> None:
-    """Wait for the end of jails that are being ended there: until then they write."""
+    """Wait until all jails that are being ended in this folder are gone. Until then they write."""
     for session in made.host.sessions.pool.sessions():
         if not session.launching:
             live = made.host.sessions.live_of(session)
@@ -108,7 +113,7 @@ async def last_write(made: Bench, folder: Path) -> None:
 
 
 def workdir(place: Path, name: str, *, sized: bool) -> Path:
-    """Where an agent works: somebody's folder, or below a state directory the workdir of an instance."""
+    """The workdir of an agent: a folder of a user, or, below a state directory, the workdir of an instance."""
     return place / "state" / "instances" / "bench" / name / "workspace" if sized else place / name
 
 
@@ -118,7 +123,9 @@ def workdirs(place: Path, *, sized: bool) -> SizedWorkdirs | None:
 
 
 class Cleaner:
-    """A process that removes folders and says how much they held, and yields to everything measured here."""
+    """A process that removes folders and measures their size. Its priority is lower than that of everything measured
+    here.
+    """
 
     SCRIPT: Final = """
 import os, shutil, sys
@@ -148,7 +155,7 @@ for line in sys.stdin:
         )
 
     async def clear(self, folder: Path) -> int:
-        """Remove it: what it held (bytes)."""
+        """Remove the folder. Returns its size (bytes)."""
         to, back = self._process.stdin, self._process.stdout
         assert to is not None, "it was started with pipes"
         assert back is not None, "it was started with pipes"
@@ -162,7 +169,7 @@ for line in sys.stdin:
 
 
 class Run:
-    """What is collected while everything goes on."""
+    """The measurements of one run."""
 
     def __init__(self, made: Bench, cleaner: Cleaner) -> None:
         self.made = made
@@ -184,7 +191,7 @@ class Run:
             self.left.append(await self.cleaner.clear(folder))
 
     async def neighbour(self, folder: Path) -> list[float]:
-        """Another agent's calls, one after another: what each took (seconds)."""
+        """Make another agent's calls, one after another. Returns the time of each (seconds)."""
         times = []
         while not self.over:
             began = time.perf_counter()
@@ -195,7 +202,7 @@ class Run:
         return times
 
     async def beat(self) -> list[float]:
-        """How late the loop is (seconds), again and again."""
+        """Measure how late the loop is (seconds), again and again."""
         late = []
         while not self.over:
             began = time.perf_counter()
@@ -218,7 +225,7 @@ def waited_s() -> float:
 
 
 async def run(options: argparse.Namespace, place: Path) -> int:
-    """Measure and print: how many bombs ended in a way that is wrong."""
+    """Measure and print. Returns how many bombs ended in a wrong way."""
     source = (Path(__file__).parents[1] / "tests" / "containment" / "bombs.py").read_text(encoding="utf-8")
     names = [*dict.fromkeys(bomb.name for bomb in BOMBS), "quiet"]
     bomb, quiet = (
@@ -270,7 +277,7 @@ async def run(options: argparse.Namespace, place: Path) -> int:
 
 
 def arguments(purpose: str | None) -> argparse.ArgumentParser:
-    """What can be said of how limits are kept."""
+    """The command line's options for the mechanisms that keep limits."""
     parser = argparse.ArgumentParser(description=(purpose or "").partition("\n")[0])
     parser.add_argument("--watched", action="store_true", help="without control groups")
     parser.add_argument("--sized", action="store_true", help="workdirs with file systems of their own")
@@ -278,14 +285,14 @@ def arguments(purpose: str | None) -> argparse.ArgumentParser:
 
 
 def mechanism(made: Bench, *, sized: bool) -> str:
-    """How they are kept, in words."""
+    """The mechanisms that keep the limits, in words."""
     return ("control groups" if made.facts.groups is not None else "watched") + (", sized" if sized else "")
 
 
 def in_a_folder(
     run: Callable[[argparse.Namespace, Path], Coroutine[Any, Any, int]], options: argparse.Namespace
 ) -> int:
-    """The exit status of `run` in a temporary folder: 1 when something ended in a way that is wrong."""
+    """The exit status of `run` in a temporary folder: 1 when a bomb or a call ended in a wrong way."""
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o755)
         return 1 if uvloop.run(run(options, Path(folder))) else 0

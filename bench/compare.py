@@ -1,8 +1,8 @@
-"""What a benchmark is, how its sides take turns, and how the figures are summed up.
+"""The description of a benchmark, the order in which its sides run, and the summary of the figures.
 
-A machine gets slower and faster over minutes, so sides are never run one after the other in blocks: every round runs
-each side once, and what is compared are the medians over the rounds. Where that is too coarse, because some percent are
-to be told from a busy machine's noise, the sides run together and take turns call by call. Figures of one machine say
+A machine gets slower and faster over minutes, so sides never run in blocks one after the other. Every round runs each
+side once, and the medians over the rounds are compared. Where a difference of a few percent must be found in a busy
+machine's noise, that is too coarse: then the sides run together and take turns call by call. Figures of one machine say
 little about another; ratios within one run do.
 """
 
@@ -22,8 +22,8 @@ Side = Callable[[float], Mapping[str, float]]
 
 @dataclass(frozen=True)
 class Together:
-    """Sides that are measured in one go: `measure` is given the seconds for all of them, and returns each one's figures
-    by the side's name.
+    """Sides that are measured together. `measure` gets the seconds for all of them, and returns the figures of each
+    side by its name.
     """
 
     names: Sequence[str]
@@ -32,53 +32,67 @@ class Together:
 
 @dataclass(frozen=True)
 class Goal:
-    """What a metric should reach: a number, or that factor of the baseline `of` in the same run; with `plus` so much
-    more than the baseline.
-    """
+    """The goal of a metric."""
 
+    #: The figure to reach, or a factor of the baseline.
     value: float
+    #: The baseline in the same run; None: `value` is the figure itself.
     of: str | None = None
+    #: `value` is added to the baseline instead of multiplied by it.
     plus: bool = False
 
 
 @dataclass(frozen=True)
 class Metric:
-    """One figure that every side of a benchmark returns. `unit` is for the table."""
+    """One figure that every side of a benchmark returns."""
 
+    #: The name of the figure.
     name: str
+    #: The unit, for the table.
     unit: str
+    #: Whether a higher or a lower figure is better.
     better: Literal["higher", "lower"]
+    #: The goal; None when there is none.
     goal: Goal | None = None
 
 
 @dataclass(frozen=True)
 class Benchmark:
-    """`sides`: ours first, then the baselines, by name."""
+    """One benchmark."""
 
+    #: Its name on the command line.
     name: str
+    #: What it measures, for the table.
     what: str
+    #: The sides by name: ours first, then the baselines.
     sides: Mapping[str, Side] | Together
+    #: The figures that each side returns.
     metrics: Sequence[Metric]
 
     @property
     def names(self) -> Sequence[str]:
-        """Of the sides, in their order."""
+        """The names of the sides, in their order."""
         return self.sides.names if isinstance(self.sides, Together) else list(self.sides)
 
 
 @dataclass(frozen=True)
 class Row:
-    """One metric over all rounds. `target` is the goal as a number, `met` None when there is none."""
+    """One metric over all rounds."""
 
+    #: The metric.
     metric: Metric
+    #: The figures of each side.
     runs: Mapping[str, Sequence[float]]
+    #: The median of each side.
     medians: Mapping[str, float]
+    #: The goal as a number; None when there is none.
     target: float | None
+    #: Whether our figure reaches the goal; None when there is no goal.
     met: bool | None
 
 
 def run(benchmark: Benchmark, rounds: int, seconds: float, tell: Callable[[str], None]) -> list[Row]:
-    """Run every side `rounds` times, taking turns; `tell` is given a line of progress before each run."""
+    """Run every side `rounds` times, alternately. `tell` gets a line of progress before each run."""
     figures: dict[str, list[Mapping[str, float]]] = {side: [] for side in benchmark.names}
     for number in range(rounds):
         if isinstance(benchmark.sides, Together):
@@ -126,7 +140,7 @@ def table(benchmark: Benchmark, rows: Sequence[Row]) -> str:
 
 
 def machine() -> dict[str, Any]:
-    """The facts without which a figure means nothing."""
+    """Facts about the machine, without which a figure has no meaning."""
     return {
         "cpu": field("/proc/cpuinfo", "model name"),
         "cores": len(os.sched_getaffinity(0)),

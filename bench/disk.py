@@ -1,9 +1,11 @@
-"""`python -m bench.disk [--watched] [--sized] [--rounds N] [--jails N] [--writers N,N]`: how far jails pass `diskMb`.
+"""`python -m bench.disk [--watched] [--sized] [--rounds N] [--jails N] [--writers N,N]`: by how much jails exceed
+`diskMb`.
 
 So many jails at once fill their workdirs in the ways of tests/containment/writers.py, each with several processes,
-while one more writes a little and rests: that one must never be ended. Each way is measured once a round for each
-number of processes. Printed: what was left on disk (of nameless files nothing is), and how the calls ended. Status 1
-when a call ended by anything but `diskMb` or its deadline. Not part of `make bench`: nothing else should run meanwhile.
+while one more jail writes a little and rests; it must never be ended. Each way is measured once a round for each number
+of processes. It prints how much data was left on disk (nameless files leave none), and how the calls ended. The exit
+status is 1 when a call ended by anything but `diskMb` or its deadline. Not part of `make bench`: nothing else should
+run meanwhile.
 
 Source: docs/design/sandbox.md section 4; docs/decisions/029.
 """
@@ -28,12 +30,12 @@ from toolhost.disk import go_through
 LIMITS: Final = Limits(
     memory_mb=512, processes=32, file_mb=64, disk_mb=256, files=20_000, cpu_seconds=30, wall_seconds=60, output_mb=1
 )
-#: What a call may take (milliseconds).
+#: The deadline of a call (milliseconds).
 DEADLINE_MS: Final = 30_000
 
 
 class Run:
-    """What is collected."""
+    """The measurements of one run."""
 
     def __init__(self, made: Bench, cleaner: Cleaner, place: Path, *, sized: bool) -> None:
         self.made = made
@@ -64,7 +66,7 @@ class Run:
             self.left[kind, writers].append(await self.cleaner.clear(folder) >> 20)
 
     async def innocent_one(self) -> None:
-        """Another agent, whose jail writes 20 MiB over and over."""
+        """Another agent, whose jail writes 20 MiB again and again."""
         folder = workdir(self.place, "innocent", sized=self.sized)
         folder.mkdir(parents=True)
         while not self.over:
@@ -73,7 +75,7 @@ class Run:
 
 
 async def run(options: argparse.Namespace, place: Path) -> int:
-    """Measure and print: how many calls ended in a way that is wrong."""
+    """Measure and print. Returns how many calls ended in a wrong way."""
     source = (Path(__file__).parents[1] / "tests" / "containment" / "writers.py").read_text(encoding="utf-8")
     disk = make_tool(place, source, "fill", name="disk", sandbox=SandboxSpec(limits=LIMITS))
     little = make_tool(place, source, "little", name="little", sandbox=SandboxSpec(limits=LIMITS))

@@ -1,4 +1,4 @@
-"""The same requests as in `durable`, with a sync before every acknowledgement, beside none."""
+"""The requests of `durable`, with and without a sync before every acknowledgement."""
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
-"""What extensions add to a step and to a tool call: ten of them with two middlewares each, beside an agent with none.
+"""How much extensions add to a step and to a tool call: an agent with ten of them, with two middlewares each, beside an
+agent with none.
 
-Whole turns of an agent without a bus: the model is a script, tool calls are answered in the same process. What is timed
-is the processor time of everything that an agent does in a step and for a call, conversation file included; the
-difference of turns with one call and with eleven calls in each step gives the call. The sides take turns, turn by turn.
+Whole turns of an agent without a bus: the model is a script, tool calls are answered in the same process. The figure is
+the processor time of all the agent's work in a step and for a call, the conversation file included. The difference
+between turns with one call and with eleven calls in each step gives the cost of a call. The sides alternate after each
+turn.
 """
 
 from __future__ import annotations
@@ -28,10 +30,10 @@ from schemas.codec import to_raw
 from schemas.frames import AgentEvent, Frame
 from schemas.launch import AgentSpec, CatalogItem, ModelSpec
 
-#: Extensions, and tools in the catalog of each step.
+#: The number of extensions, and of tools in the catalog of each step.
 EXTENSIONS: Final = 10
 TOOLS: Final = 40
-#: Steps of a turn, and the calls in each of two turns that are compared.
+#: The steps of a turn, and the calls of a step in each of the two turns that are compared.
 STEPS: Final = 20
 FEW: Final = 1
 MANY: Final = 11
@@ -56,7 +58,7 @@ class Script:
 
 
 class Side:
-    """One agent. Its conversation begins anew with each turn, so that no turn is longer than another."""
+    """One agent. Its conversation begins again with each turn, so that all turns are equally long."""
 
     def __init__(self, name: str, folder: str) -> None:
         items = [CatalogItem(name=f"tool__{number}", description="One of many.") for number in range(TOOLS)]
@@ -79,7 +81,7 @@ class Side:
             self._extend(f"extension-{number}", points=name == "ten at points")
 
     def _extend(self, name: str, *, points: bool) -> None:
-        """One extension: something around each step and each call."""
+        """One extension, with middleware around each step and each call."""
         pipeline = self.runner.pipeline
 
         async def layer(ctx: Any) -> Any:

@@ -1,8 +1,8 @@
-"""A call that has memory and files of its own: forked in a jail that is there, against a jail of its own.
+"""A call with memory and files of its own: forked in a running jail, compared with a jail of its own.
 
 Two figures: from the call until the first line of the tool's module runs, which is a little after its import begins,
-and the whole call. Calls come one at a time with a pause, as from a model: the next worker is made in it. Without a
-pause, or several at once, a call waits for its worker to be made.
+and the whole call. Calls come one at a time with a pause, as from a model, and the next worker is made during the
+pause. Without a pause, or when several calls come at once, a call waits until its worker is made.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bench.programs import Bus, broker, tool_host
 from bench.tool_call import TOOLS, BareAgent, bare_agent, tool
 from schemas.launch import CatalogItem, SandboxSpec, ToolSpec
 
-#: Between two calls (seconds): a model takes longer.
+#: The pause between two calls (seconds). A model takes longer.
 PAUSE_S = 0.05
 #: Calls of one run, and calls at once.
 CALLS = 40
@@ -28,7 +28,7 @@ AT_ONCE = 8
 
 
 def loaded(name: str, isolation: str) -> tuple[CatalogItem, ToolSpec]:
-    """The tool that says when it began to load."""
+    """The tool that reports when it began to load."""
     item, spec = tool(name)
     root = TOOLS / "loaded"
     sandbox = msgspec.convert({"isolation": isolation}, SandboxSpec)
@@ -36,7 +36,7 @@ def loaded(name: str, isolation: str) -> tuple[CatalogItem, ToolSpec]:
 
 
 async def timed(agent: BareAgent, name: str) -> tuple[float, float]:
-    """Milliseconds until the tool's module runs, and until the result is here."""
+    """Milliseconds until the tool's module runs, and until the result has arrived."""
     before = time.monotonic()
     result = await agent.call(name)
     after = time.monotonic()
@@ -83,7 +83,7 @@ def forked(seconds: float) -> Mapping[str, float]:
 
 
 def own_jail(seconds: float) -> Mapping[str, float]:
-    """What it was before: a jail for each call."""
+    """The way it was before: a jail for each call."""
     items, specs = zip(*(loaded(f"cold-{number}", "instance") for number in range(9)), strict=True)
     with broker(list(items), list(specs)) as bus, tool_host(bus):
         return uvloop.run(cold(bus, [item.name for item in items]))

@@ -1,8 +1,8 @@
 """A turn behind 10,000 messages of history, beside one behind 10: with the console, and with a model over HTTP.
 
-The console is not sent the history; a model is, so a turn with one must take longer, by as little as possible for each
-message. The time of a turn with a model is mostly the model server's, which reads the history; so what counts there is
-the processor time of the kernel's own processes.
+The history is sent to a model, but not to the console. So a turn with a model must take longer, by as little as
+possible for each message. Most of that turn's time belongs to the model server, which reads the history. So the figure
+is the processor time of the kernel's own processes.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from bench.turn import model_server
 
 LONG, SHORT = 10_000, 10
 WARM_UP, TURNS = 3, 15
-#: What each message may cost a turn that sends them all (milliseconds).
+#: The highest cost of each message in a turn that sends all of them (milliseconds).
 EACH_MS = 0.01
 
 
 def lengthen(conversation: Path, messages: int) -> None:
-    """Repeat what stands in a closed conversation until it has so many messages."""
+    """Repeat the messages of a closed conversation until it has so many."""
     with closing(sqlite3.connect(conversation)) as db, db:
         known = [msgspec.msgpack.decode(row[0]) for row in db.execute("SELECT message FROM base ORDER BY seq")]
         for at in range(len(known), messages):

@@ -1,7 +1,7 @@
 """Our tool call beside the same call through the official Python MCP SDK over stdio.
 
-Both tools give back what they get. The SDK's is one process behind two pipes, without a sandbox and without a bus; its
-client and its server are the SDK's own high-level ones, with their defaults. Ours is the whole way of tool_call.
+Both tools return their arguments. The SDK's is one process behind two pipes, without a sandbox and without a bus; its
+client and its server are the SDK's own high-level ones, with their defaults. Ours is the whole path of tool_call.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""`python -m bench.memory_broker`: the broker with a journal in memory, a baseline. Takes what kernel.broker takes."""
+"""`python -m bench.memory_broker`: the broker with a journal in memory, as a baseline. Its options are those of
+kernel.broker.
+"""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
 """`python -m bench.model_server`: a model server for benchmarks, which streams as the vendors do and costs little.
 
-It speaks Anthropic's Messages and OpenAI's chat completions, both streaming, chunked, one chunk an event. The last
-text of the user decides: `call NAME JSON` is one tool call and then a text, `callN K NAME JSON` are K calls in one
-answer, `steps K NAME JSON` is one call in each of K answers; anything else is repeated.
+It speaks Anthropic's Messages and OpenAI's chat completions, both streaming, chunked, one chunk an event. The last text
+of the user decides: `call NAME JSON` is one tool call and then a text, `callN K NAME JSON` are K calls in one answer,
+`steps K NAME JSON` is one call in each of K answers; anything else is repeated.
 
-A benchmark of turns must know how much of them is this program: it adds up the time from a request's last byte to the
-answer's last write. `GET /stats` says {requests, seconds} since the last time it was asked. The first line on stdout
-is the base URL.
+A benchmark of turns must know this program's part of their time. So it adds up the time from a request's last byte to
+the answer's last write. `GET /stats` says {requests, seconds} since the last time it was asked. The first line on
+stdout is the base URL.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def openai(answer: str | list[Asked], model: str) -> list[bytes]:
 
 
 def pieces(text: str) -> list[str]:
-    """What a vendor would send one by one: some twenty letters each."""
+    """The text in pieces as a vendor would send them: about twenty letters each."""
     return [text[at : at + 20] for at in range(0, len(text), 20)]
 
 
@@ -163,7 +163,7 @@ class Server(asyncio.Protocol):
 
 
 def content_length(head: bytes) -> int:
-    """Of the request that `head` begins."""
+    """The content length of the request that begins with `head`."""
     for line in head.split(b"\r\n"):
         name, _, value = line.partition(b":")
         if name.lower() == b"content-length":

@@ -1,11 +1,10 @@
-"""Two trees of this repository: what a change costs, told from what the machine does meanwhile.
+"""Two trees of this repository: the cost of a change, separated from the noise of the machine.
 
-A pair is one run of a side in both trees, one right after the other; every second pair begins with the other tree. What
-counts is the median of the pairs' differences: a machine that gets slower during the runs slows both of a pair. The
-other tree is a worktree with an environment of its own:
+A pair is one run of a side in both trees, one right after the other; every second pair begins with the other tree. The
+result is the median of the pairs' differences: a machine that gets slower during the runs slows both runs of a pair.
+The other tree is a worktree with an environment of its own:
 
-    git worktree add ../base COMMIT && make -C ../base setup
-    python -m bench --against ../base --rounds 20 start
+    git worktree add ../base COMMIT && make -C ../base setup python -m bench --against ../base --rounds 20 start
 
 A benchmark that the other tree does not have is measured there with this tree's file.
 """
@@ -55,7 +54,9 @@ def measure(
     run: Measure = one_run,
     here: Path = HERE,
 ) -> Pairs:
-    """All pairs. Each side runs once in both trees before, which is not counted: files are read and compiled then."""
+    """All pairs. Each side first runs once in both trees, which is not counted, because files are read and compiled
+    then.
+    """
     sides = [""] if isinstance(benchmark.sides, Together) else list(benchmark.sides)
     for tree in (here, there):
         run(tree, benchmark.name, sides[0], seconds)

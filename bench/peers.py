@@ -1,12 +1,12 @@
 """The two ends of the round-trip benchmark, and libzmq's own proxy to put between them.
 
-    python -m bench.peers echo ENDPOINT [--bind]        answers every tool.call with a tool.result
-    python -m bench.peers caller ENDPOINT SECONDS       keeps calls in flight, prints its figures as JSON
-    python -m bench.peers proxy FRONTEND BACKEND        zmq.proxy between a ROUTER and a DEALER
+    python -m bench.peers echo ENDPOINT [--bind]        answers every tool.call with a tool.result python -m bench.peers
+    caller ENDPOINT SECONDS       keeps calls in flight, prints its figures as JSON python -m bench.peers proxy FRONTEND
+    BACKEND        zmq.proxy between a ROUTER and a DEALER
 
-The ends are the same programs whatever stands between them, so that only the middle differs. They do as little as
-they can: frames are patched, not encoded, and searched, not decoded. With a token on stdin they say hello first; the
-caller then waits for an event, whose lease its calls run under.
+The ends are always the same programs, so that only the middle differs. They do as little as possible: frames are
+patched, not encoded, and searched, not decoded. With a token on stdin they say hello first; the caller then waits for
+an event, whose lease its calls run under.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ WARM_UP = 2000
 #: Call ids are this and eight digits, so that both ends find them without decoding.
 MARK = b"bench/"
 DIGITS = 8
-#: Numbers repeat after this many calls, as many as a long turn makes; the broker keeps the ids of a running turn.
+#: Numbers repeat after so many calls, as many as a long turn makes. The broker keeps the ids of a running turn.
 NUMBERS = 4096
 TOOL = "bench__echo"
 
@@ -151,7 +151,7 @@ def exchange(socket: Socket, parts: list[bytes], sent: int, count: int) -> int:
 
 
 def answer_ping(socket: Socket, data: bytes) -> None:
-    """What a live peer does with a frame that is no call and no result. An error ends the measurement."""
+    """Answer as a live peer does to a frame that is no call and no result. An error frame ends the measurement."""
     frame = decode(data)
     if frame.type == "ping":
         socket.send(encode(Frame("pong", id="p", in_reply_to=frame.id)))
@@ -172,7 +172,7 @@ def open_socket(endpoint: str, bind: bool) -> Socket:
 
 
 def proxy(frontend: str, backend: str) -> None:
-    """libzmq's C proxy, which looks at nothing."""
+    """libzmq's C proxy, which does not read the frames."""
     context: zmq.Context[Socket] = zmq.Context()
     front, back = context.socket(zmq.ROUTER), context.socket(zmq.DEALER)
     front.bind(frontend)

@@ -21,16 +21,19 @@ from schemas.tokens import SECRET_BYTES, SOCKETS, Claims, TokenClass, mint
 
 #: The only agent of a benchmark's plan, and the instance that is used.
 AGENT, INSTANCE = "caller", "bench"
-#: A program that is not ready by then never will be (seconds).
+#: A program that is not ready within this time never will be (seconds).
 READY_S = 10.0
 
 
 @dataclass(frozen=True)
 class Bus:
-    """A running broker: where it listens, and what signs its tokens."""
+    """A running broker."""
 
+    #: The folder of its sockets.
     run_dir: Path
+    #: The key that signs its tokens.
     secret: bytes
+    #: Its pid.
     pid: int
 
     def endpoint(self, cls: TokenClass) -> str:
@@ -51,7 +54,9 @@ def plan_of(
     durability: Literal["power", "process"] = "power",
     **policy: int,
 ) -> KernelPlan:
-    """A plan with one agent whose catalog is `items`. `policy`: other numbers of KernelPlan than the usual."""
+    """A plan with one agent whose catalog is `items`. `policy` gives other numbers of KernelPlan than the
+    usual ones.
+    """
     agent = AgentSpec(
         name=AGENT,
         model=ModelSpec(provider="embedded"),
@@ -78,7 +83,8 @@ def running(
 ) -> Iterator[subprocess.Popen[bytes]]:
     """`python -m module` until the block ends.
 
-    `files`: option -> what its descriptor gives to read. `keep`: descriptors that go over to it, closed here.
+    `files`: option -> the data that its descriptor gives. `keep`: descriptors that the program takes over; they are
+    closed here.
     """
     with ExitStack() as stack:
         ready_r, ready_w = os.pipe()
@@ -101,7 +107,7 @@ def running(
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """Ask a program to end, then see to it."""
+    """Ask a program to end, and make sure that it does."""
     process.terminate()
     try:
         process.wait(5)
