@@ -1,4 +1,4 @@
-"""A broker that holds 100,000 events for 100 instances: the memory it takes, and what requests to others notice.
+"""A broker that holds 100,000 events for 100 instances: its memory, and the effect on requests to other instances.
 
 The instances have no process, so nothing is handed over. Meanwhile agents answer a client as in `durable`.
 """
@@ -20,9 +20,9 @@ from schemas.frames import AgentEvent, Frame, ReplyTo
 
 EVENTS: Final = 100_000
 INSTANCES: Final = 100
-#: Events that are sent and not acknowledged yet: what a connection has credit for.
+#: How many events may be sent and not acknowledged yet: the credit of a connection.
 WINDOW: Final = 200
-#: Room for all of them from one sender, which gets two thirds of what there is.
+#: Room for all events of one sender, which gets two thirds of the whole.
 OPEN_EVENTS: Final = 200_000
 MAILBOX_MB: Final = 1024
 
@@ -55,7 +55,7 @@ def heard(socket: Socket) -> int:
 
 
 def memory_mib(pid: int) -> float:
-    """What the process has in memory of its own (MiB)."""
+    """The private memory of the process (MiB)."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()
     private = [int(text.split()[1]) for text in lines if text.startswith(("Private_Clean:", "Private_Dirty:"))]
     return sum(private) / 1024

@@ -1,7 +1,7 @@
-"""Kills: how long until a turn goes on whose agent was killed, and until a broker that was killed serves again.
+"""Recovery after a kill: the time until the turn of a killed agent goes on, and until a killed broker serves again.
 
-The agent is killed while its turn waits for a tool; what is timed is how long it takes until its next process begins it
-again. The broker is killed while many ask; what is timed is the longest time without an answer.
+The agent is killed while its turn waits for a tool, and the time runs until its next process begins the turn again. The
+broker is killed while many clients ask, and the figure is the longest time without an answer.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from bench.swarm import PATIENCE_S, Swarm, said, swarm
 from kernel.cli.session import USER_MESSAGE, Session
 from schemas.frames import RuntimeEvent
 
-#: Instances that ask all the time while the broker is killed.
+#: How many instances ask all the time while the broker is killed.
 ASKERS = 16
 #: How long they ask before, and after (seconds).
 BEFORE_S, AFTER_S = 1.0, 2.0
-#: How often it is looked who holds the event (seconds).
+#: How often the holder of the event is checked (seconds).
 LOOK_S = 0.005
 
 

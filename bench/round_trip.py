@@ -46,9 +46,9 @@ def line(process: subprocess.Popen[str]) -> str:
 
 
 def figures(process: subprocess.Popen[str], middle: int | None = None) -> Mapping[str, float]:
-    """What the caller measured, and the processor time that the process in the middle spent on each call.
+    """The caller's figures, and the processor time that the process in the middle used for each call.
 
-    That time says what a middle costs even when something else keeps the machine busy.
+    That time shows the cost of the middle even when other work keeps the machine busy.
     """
     spent = cpu_seconds(middle)
     measured = {name: float(value) for name, value in json.loads(line(process)).items()}
@@ -67,7 +67,7 @@ def cpu_seconds(pid: int | None) -> float:
 
 
 def direct(seconds: float) -> Mapping[str, float]:
-    """Caller and echo, joined by one ipc socket: what no middle can beat."""
+    """Caller and echo, joined by one ipc socket: the lower bound, without a middle."""
     with tempfile.TemporaryDirectory(prefix="gb", dir="/tmp") as folder, ExitStack() as stack:
         endpoint = f"ipc://{folder}/d"
         line(stack.enter_context(peer("echo", endpoint, "--bind")))

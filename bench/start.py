@@ -1,8 +1,8 @@
 """`gdn run --detach` on the quickstart, until it returns: the kernel is ready then.
 
 `first` begins with an empty home directory: the workspace's state is made, and the modules of the bundle's tools are
-looked into in a jail. `again` is each later start. `processor` is the processor time of all programs until then: on a
-busy machine it says more than the clock.
+inspected in a jail. `again` is each later start. `processor` is the processor time of all programs until then: on a
+busy machine it is more reliable than the clock.
 """
 
 from __future__ import annotations
@@ -25,12 +25,14 @@ from kernel import paths
 ROOT = Path(paths.__file__).resolve().parent.parent
 GDN = str(Path(sys.executable).parent / "gdn")
 BUNDLE = ("--bundle", str(ROOT / "examples" / "quickstart"))
-#: What /proc/PID/stat counts in (seconds).
+#: The unit of times in /proc/PID/stat (seconds).
 TICK = 1 / os.sysconf("SC_CLK_TCK")
 
 
 def start(home: str) -> tuple[float, float]:
-    """Start and stop a kernel with that home directory; milliseconds until it was ready, and of processor time."""
+    """Start and stop a kernel with that home directory. Returns the milliseconds until it was ready, and of processor
+    time.
+    """
     # No PYTHON*: without bytecode, say, an interpreter that heeds it would compile everything anew.
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("GOONDAN_", "PYTHON"))}
     environment |= {"HOME": home, "XDG_RUNTIME_DIR": f"{home}/r", "GOONDAN_PROVIDER": "embedded", "GOONDAN_TRUST": "1"}
@@ -59,7 +61,7 @@ def descendants(pid: int) -> Iterator[int]:
 
 
 def processor_time(pid: int) -> float:
-    """Seconds that the threads of a process have run, and its children that are gone."""
+    """The processor time of a process and of its children that have ended (seconds)."""
     try:
         ended = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[13:15]
         threads = [Path(f"/proc/{pid}/task/{thread}/schedstat") for thread in os.listdir(f"/proc/{pid}/task")]

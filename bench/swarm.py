@@ -1,4 +1,4 @@
-"""A whole kernel of a benchmark's own: started and stopped with `gdn`, with what its processes use."""
+"""A whole kernel for one benchmark: it is started and stopped with `gdn`, and the use of its processes is measured."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kernel.cli.session import USER_MESSAGE, Session
 
 #: A turn that takes longer is stuck (seconds).
 PATIENCE_S = 120.0
-#: An agent with the console for a model, so that a turn is what the kernel itself takes.
+#: An agent with the console for a model, so that a turn takes only the kernel's own time.
 BUNDLE = """\
 apiVersion: goondan.ai/v1
 kind: Model
@@ -49,12 +49,12 @@ class Swarm:
     runs: bool = False
 
     def use(self) -> None:
-        """Commands are about this one from now on."""
+        """From now on commands refer to this swarm."""
         folder = self.bundle.parent
         os.environ.update(GOONDAN_STATE_ROOT=f"{folder}/state", XDG_RUNTIME_DIR=f"{folder}/r", GOONDAN_TRUST="1")
 
     def start(self) -> float:
-        """`gdn run --detach`; how long it took (seconds)."""
+        """Run `gdn run --detach`. Returns how long it took (seconds)."""
         begun = time.perf_counter()
         self._gdn("run", "--detach")
         self.runs = True
@@ -71,7 +71,7 @@ class Swarm:
 
     @property
     def state_dir(self) -> Path:
-        """Where it keeps its state."""
+        """The folder of its state."""
         return Path(locate(str(self.bundle)).state_dir)
 
     @contextmanager
@@ -84,7 +84,7 @@ class Swarm:
             kernel.finish()
 
     def processes(self) -> dict[int, str]:
-        """Every process of it, with its name."""
+        """Every process of the kernel, with its name."""
         record = lock.read_record(str(self.state_dir))
         if record is None:
             raise SystemExit("the kernel of the benchmark has gone")
@@ -107,7 +107,7 @@ class Swarm:
         return next(pid for pid, known in self.processes().items() if known == name)
 
     def cpu(self) -> float:
-        """Processor time of all that live, with that of their children that have ended (seconds)."""
+        """Processor time of all living processes, with that of their children that have ended (seconds)."""
         total = 0
         for pid in self.processes():
             with suppress(OSError):
@@ -116,7 +116,7 @@ class Swarm:
         return total / _TICKS_S
 
     def pss(self) -> float:
-        """Memory of all, shared pages by their part (GiB)."""
+        """The memory of all processes (GiB). A shared page counts in parts."""
         total = 0
         for pid in self.processes():
             with suppress(OSError):
@@ -126,7 +126,7 @@ class Swarm:
 
 
 async def said(session: Session, instance: str, text: str) -> float:
-    """One turn that must succeed; how long it took (seconds)."""
+    """One turn that must succeed. Returns how long it took (seconds)."""
     begun = time.perf_counter()
     answer = await session.ask("main", instance, USER_MESSAGE, text, event_id=session.new_id(), timeout_s=PATIENCE_S)
     if answer.status != "completed":
@@ -141,7 +141,7 @@ async def all_said(session: Session, instances: Sequence[str], text: str) -> lis
 
 @contextmanager
 def swarm(live: int = 256, model: str | None = None) -> Iterator[Swarm]:
-    """A swarm that has not been started; stopped and removed at the end. `model` is a Model's `spec` in YAML."""
+    """A swarm that is not started yet. It is stopped and removed at the end. `model` is a Model's `spec` in YAML."""
     with tempfile.TemporaryDirectory(prefix="gb", dir="/tmp") as folder:
         bundle = Path(folder, "goondan.yaml")
         bundle.write_text(

@@ -38,7 +38,7 @@ SCHEMA = {"type": "object", "properties": {"text": {"type": "string"}}, "require
 
 
 def tool(name: str) -> tuple[CatalogItem, ToolSpec]:
-    """The echo tool under a name of its own: as the agent and as the host know it."""
+    """The echo tool under a name of its own, in the agent's form and in the host's form."""
     root = TOOLS / "echo"
     item = CatalogItem(name=f"{name}__same", parameters=SCHEMA)
     spec = ToolSpec(
@@ -58,7 +58,7 @@ class BareAgent:
     made: int = 0
 
     def next_id(self) -> str:
-        """The next call's id; every ACK_EVERY calls the finished ones are acknowledged to the host."""
+        """The next call's id. Every ACK_EVERY calls the finished ones are acknowledged to the host."""
         self.made += 1
         if self.made > ACK_EVERY and self.made % ACK_EVERY == 0:
             done = [f"bench/{number}" for number in range(self.made - 2 * ACK_EVERY, self.made - ACK_EVERY)]
@@ -73,7 +73,7 @@ class BareAgent:
         return result
 
     async def flood(self, name: str, until: float) -> float:
-        """Keep WINDOW calls in flight until then; calls per second."""
+        """Keep WINDOW calls in flight until the time `until`. Returns the calls per second."""
         loop = asyncio.get_running_loop()
         finished = loop.create_future()
         count, out = 0, 0

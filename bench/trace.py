@@ -1,7 +1,7 @@
 """`gdn trace` beside many instances: the whole command, from its start to its last line.
 
-The workspace holds one trace of four turns by four agents, and instances that rest, each with a conversation of one
-turn and its line in the index. Their files are copies of one: hard links, as far as a file may have them.
+The workspace holds one trace of four turns by four agents, and dormant instances. Each of these has a conversation of
+one turn and its line in the index. Their files are hard links to one file, as many as a file may have.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from schemas.spans import call_span, trace_id_of
 from schemas.trace_index import IndexLine, add
 from schemas.traces import CallDetail, ResultDetail, TurnDetail, encode_detail
 
-#: Links that one file may have on any file system here.
+#: How many links one file may have on every file system here.
 LINKS = 1000
 RUNS = 7
 BUNDLE = """\
@@ -53,7 +53,7 @@ def at(ms: int) -> str:
 
 
 def put(state: str, agent: str, key: str, event: str, start: int, trace: str, parent: str | None) -> str:
-    """A turn with one call; the path of its file."""
+    """Store a turn with one call. Returns the path of its file."""
     name = f"t{event}"
     store = ConversationStore(instance_dir(state, agent, key), durability="process")
     store.adopt(1)
@@ -70,7 +70,7 @@ def put(state: str, agent: str, key: str, event: str, start: int, trace: str, pa
 
 
 def fill(state: str, instances: int) -> str:
-    """A workspace with so many dormant instances, and one trace among them; its id."""
+    """Fill a workspace with so many dormant instances, and one trace among them. Returns the id of the trace."""
     file = ""
     for number in range(instances):
         key = f"dormant-{number}"
@@ -128,7 +128,7 @@ def side(instances: int, seconds: float) -> Mapping[str, float]:
 
 
 def _processor_ms() -> float:
-    """What all commands so far have used (milliseconds)."""
+    """The processor time of all commands so far (milliseconds)."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return (used.ru_utime + used.ru_stime) * 1000
 

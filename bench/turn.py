@@ -1,10 +1,10 @@
 """A whole turn, from the message that a client sends to its answer: model calls over HTTP, tool calls in a jail.
 
 The kernel is `gdn run --detach` on a bundle of its own, with every program of it; the model is bench/model_server.py,
-whose own time stands beside. Each side is the same but for the model's provider or the durability.
+whose own time is reported separately. The sides differ only in the model's provider or in the durability.
 
-What is durable: with `process` the conversation is in SQLite before each next action and survives the end of every
-process; `power` waits for the disk before the answer as well. The broker's journal is in memory.
+Durability: with `process` the conversation is in SQLite before each next action, and survives the end of every process.
+With `power` the answer also waits for the disk. The broker's journal is in memory.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ROOT = Path(__file__).resolve().parent.parent
 STEPS, WIDTH = 50, 200
 #: A turn that takes longer is stuck (seconds).
 PATIENCE_S = 60.0
-#: Turns of one call in one instance before they are measured, and measured ones.
+#: How many turns of one call run in one instance before the measurement, and how many are measured.
 WARM_UP, TURNS = 3, 12
 #: Long turns measured, each in an instance of its own after one short turn.
 LONG_TURNS = 3
@@ -111,14 +111,14 @@ def kernel(provider: str, durability: str, base: str) -> Iterator[Kernel]:
 
 
 class Client:
-    """Sends messages and counts: milliseconds to the answer, and those of the model server in between."""
+    """Sends messages and measures: the milliseconds until the answer, and the part of the model server in them."""
 
     def __init__(self, session: Session, base: str) -> None:
         self._session = session
         self._base = base
 
     async def turn(self, instance: str, text: str) -> tuple[float, float]:
-        """One turn; its time, and the model server's part of it, in milliseconds."""
+        """One turn. Returns its time and the model server's part of it, in milliseconds."""
         self._model_ms()
         event_id = self._session.new_id()
         before = time.perf_counter()
@@ -129,7 +129,7 @@ class Client:
         return took, self._model_ms()
 
     def _model_ms(self) -> float:
-        """What the model server needed since it was last asked."""
+        """How long the model server has worked since the last time it was asked."""
         with urllib.request.urlopen(f"{self._base}/stats") as response:
             return float(json.load(response)["seconds"]) * 1000
 

@@ -1,13 +1,12 @@
-"""What the walls cost a warm call, and what an idle jail keeps to itself.
+"""The cost of the walls for a warm call, and the private memory of an idle jail.
 
 Both sides are the tool host's own code in this process, with the real worker; on one side bubblewrap is replaced by a
 program that puts up no wall: no namespaces, no system call filter, no Landlock, no limits. No broker and no agent, so
 that the walls are not hidden behind the way to them.
 
-What a wall costs is some microseconds, and other work on the machine costs hundreds. So the two take turns every few
-calls, both stay on one processor, and what is taken of each side's times is their lower quartile. Beside the time of
-each call stands what it took of processors, which other work does not add to; but for the program, which is not counted
-there.
+A wall costs some microseconds, and other work on the machine costs hundreds. So the two sides alternate every few
+calls, both stay on one processor, and the figure of each side is the lower quartile of its times. The processor time of
+each call is reported as well, because other work does not add to it. It does not include the program.
 """
 
 from __future__ import annotations
@@ -37,9 +36,9 @@ PROCESSOR = "processor"
 JAILED, NO_WALLS = "jailed", "no walls"
 #: Calls before anything is measured.
 WARM_UP = 50
-#: Calls of one side that count before the other's turn.
+#: How many calls of one side count before it is the other side's turn.
 TURN = 3
-#: What a jail may take to settle into waiting (seconds).
+#: How long a jail may take until it is idle (seconds).
 SETTLE_S = 0.2
 
 #: Metric name -> figure, of one side.
@@ -82,7 +81,7 @@ async def _measure(no_walls: Callable[[HostFacts], HostFacts], place: Path, seco
 
 
 def _stay_on(processors: set[int], hosts: Mapping[str, Bench]) -> None:
-    """Where this process and all jails run from now on."""
+    """From now on this process and all jails run on these processors."""
     jails = [
         made.host.sessions.live_of(slot).jail for made in hosts.values() for slot in made.host.sessions.pool.sessions()
     ]
@@ -92,16 +91,17 @@ def _stay_on(processors: set[int], hosts: Mapping[str, Bench]) -> None:
 
 
 def _quartile(nanoseconds: list[int]) -> float:
-    """The lower one, in microseconds."""
+    """The lower quartile (microseconds)."""
     return statistics.quantiles(nanoseconds, n=4)[0] / 1000
 
 
 async def _in_turns(
     hosts: Mapping[str, Bench], name: str, work: Path, seconds: float
 ) -> Mapping[str, tuple[list[int], list[int]]]:
-    """Nanoseconds that each call took, and those of processors: this process's and the worker's.
+    """The nanoseconds of each call, and the processor time of this process and the worker in it.
 
-    What another side has left in the processor's caches is paid by the first call of a turn, which does not count.
+    The first call of each alternation does not count, because it pays for the data that the other side has left in the
+    processor's caches.
     """
     samples: dict[str, tuple[list[int], list[int]]] = {side: ([], []) for side in hosts}
     order = list(hosts)

@@ -3,7 +3,7 @@
 `python scripts/bundle_docs.py` writes both; `--check` says what is out of date and exits 1. Words come from the structs
 (docstrings and field descriptions), examples and the first paragraphs from scripts/bundle_text/. The Korean page says
 the same through bundle_text/ko.yaml; an English text without its Korean one, or a Korean one that nothing needs, is an
-error. What validation refuses although the structs know it, is found by asking it.
+error. Parts that the structs have and validation still refuses are found by running the validation.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from scripts.pages import write_or_check
 ROOT: Final = Path(__file__).resolve().parent.parent
 TEXT: Final = ROOT / "scripts" / "bundle_text"
 DEFINITIONS: Final[dict[str, Any]] = json.loads(export()["bundle.schema.json"])["$defs"]
-#: Described once, behind the kinds, because several of them use them.
+#: Structs that several kinds use. They are described once, behind the kinds.
 SHARED: Final = ("Metadata", "ObjectRef", "ValueSource", "Sandbox", "SandboxPart")
-#: What a page says of things that validation refuses for now.
+#: The text about parts that validation still refuses.
 FIELD_REFUSED: Final = "Not there yet: it is refused."
 KIND_REFUSED: Final = "Not there yet: it is checked, and then refused as `E_CONFIG_UNSUPPORTED`."
-#: Where the structs allow what may not be there yet: (struct, field) to documents that use it.
+#: Parts that the structs have and that may still be refused: (struct, field) -> documents that use them.
 PROBES: Final = {
     ("AgentBody", "extensions"): "{agent, spec: {modelConfig: {modelRef: Model/local}, extensions: [Extension/notes]}}",
 }
-#: Remarks for those who read the code, in docstrings: requirement ids, sections.
+#: Remarks in docstrings for readers of the code: requirement ids, sections.
 _REMARK: Final = re.compile(r" \((?:[A-Z]+-\d\d|sandbox\.md [^)]*)\)")
 
 
@@ -46,7 +46,7 @@ def examples() -> dict[tuple[str, str], str]:
 
 
 def refused(documents: list[str]) -> bool:
-    """Whether validation knows these documents and has no use for them yet. Any other mistake is ours: ValueError."""
+    """Whether validation knows these documents and still refuses them. Any other error is our mistake: ValueError."""
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         for name in ("tools/words.py", "extensions/notes.py", "connectors/mail.py", "prompts/assistant.md"):
@@ -75,11 +75,11 @@ class Page:
 
     @property
     def path(self) -> Path:
-        """Where it belongs."""
+        """The path of the page."""
         return ROOT / "docs" / ("bundle.ko.md" if self.korean else "bundle.md")
 
     def problems(self) -> list[str]:
-        """What the table of translations lacks, or holds for nobody; after `text`."""
+        """Missing and unused entries in the table of translations. To be called after `text`."""
         unused = sorted(set(self._table) - self._used)
         return [f"no Korean for: {text}" for text in self._missing] + [
             f"nothing says any more: {text}" for text in unused
@@ -113,7 +113,7 @@ class Page:
         return "\n".join(parts)
 
     def kind(self, version: str, kind: str, struct: str, known: set[str], mark: str = "##") -> str:
-        """The section of one kind: what it is, an example, its fields, and the structs that only it uses."""
+        """The section of one kind: its description, an example, its fields, and the structs that only it uses."""
         body = DEFINITIONS[struct]["properties"]["spec"]["$ref"].rpartition("/")[2]
         example = self._examples[version, kind]
         context = [text for key, text in self._examples.items() if key[0] == API_V1 and key != (version, kind)]
@@ -141,7 +141,7 @@ class Page:
                 yield from self.structs(inner, known)
 
     def described(self, struct: str) -> str:
-        """What a struct is."""
+        """The description of a struct."""
         return self.say(_REMARK.sub("", DEFINITIONS[struct]["description"]))
 
     def table(self, struct: str) -> str:
@@ -156,7 +156,7 @@ class Page:
         return "\n".join(rows)
 
     def words(self, struct: str, name: str, schema: dict[str, Any]) -> str:
-        """What a field is: its own description, else that of the struct in it."""
+        """The description of a field: its own, otherwise that of the struct in it."""
         text = schema.get("description")
         if text is None and "$ref" in schema:
             return self.described(schema["$ref"].rpartition("/")[2])
@@ -209,7 +209,7 @@ def references(struct: str) -> list[str]:
 
 
 def shown_default(schema: dict[str, Any]) -> str:
-    """The default; nothing where it is empty, or the struct's own."""
+    """The default as text; "" when it is empty, or the struct's own."""
     default = schema.get("default")
     if default in (None, "", [], {}):
         return ""

@@ -1,4 +1,4 @@
-"""Everything CI asks besides the tests: style, types, architecture, schema drift, layout, requirements.
+"""All checks of CI besides the tests: style, types, architecture, schema drift, layout, requirements.
 
 Runs every check, two at a time, prints one line each and the output of those that failed, and exits 1 if one did.
 """
@@ -16,9 +16,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
 PACKAGES = ("schemas", "kernel", "agentproc", "toolhost")
-#: The longest module that one sitting can still review.
+#: The longest module that can still be reviewed at one sitting.
 MAX_MODULE_LINES = 700
-#: Names that say nothing; what would go there belongs beside its caller or in a module named after what it does.
+#: Names without a meaning. Such code belongs beside its caller, or in a module that is named after its task.
 EMPTY_NAMES = {"util", "utils", "helper", "helpers", "common", "misc"}
 # In brackets, so that this file names none itself.
 REGISTRY = re.compile(
@@ -30,7 +30,7 @@ AS_WRITTEN = {"LICENSE", "tests/requirements.yaml"}
 
 
 def tool(*command: str) -> Callable[[], str]:
-    """A check by another program: its output when it fails, else nothing."""
+    """A check by another program. Its result is the program's output when it fails, otherwise ""."""
 
     def run() -> str:
         result = subprocess.run(
@@ -42,7 +42,7 @@ def tool(*command: str) -> Callable[[], str]:
 
 
 def files() -> Iterator[Path]:
-    """What belongs to the repository (also when it is not in git), relative to its root."""
+    """The files of the repository, also those that are not in git yet, relative to its root."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
     listing = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if listing.returncode == 0:
@@ -83,7 +83,7 @@ def python(*arguments: str) -> Callable[[], str]:
     return tool(sys.executable, "-I", *arguments)
 
 
-# The slowest first: it sets the time of the whole.
+# The slowest check comes first, because it decides how long all of them take.
 CHECKS: dict[str, Callable[[], str]] = {
     "types": tool(
         str(BIN / "mypy"), *(part for package in (*PACKAGES, "tests", "scripts", "bench") for part in ("-p", package))

@@ -1,4 +1,4 @@
-"""Follows what code and documents cite: documents with their sections, decisions, requirements, modules, links.
+"""Follows the citations in code and documents: documents with their sections, decisions, requirements, modules, links.
 
 A citation is one of these.
 
@@ -30,7 +30,7 @@ import yaml
 ROOT: Final = Path(__file__).resolve().parent.parent
 #: Documents that are cited by their names alone, and where they are.
 BY_NAME: Final = {"PROTOCOL.md": "schemas/PROTOCOL.md", "WORKER.md": "schemas/WORKER.md"}
-#: Files that are looked at.
+#: The endings of files that are checked.
 SUFFIXES: Final = (".py", ".md", ".yaml", ".yml", ".toml", ".sh", ".mjs")
 #: Left out: texts that are kept as they were written, recorded cases, pieces of pages whose links are right where they
 #: end up, and this check with its test, which name bad citations on purpose.
@@ -44,7 +44,7 @@ LEFT_OUT: Final = (
     "scripts/citations.py",
     "tests/unit/scripts/test_citations.py",
 )
-#: How documents are named that nobody but their author has.
+#: Names of documents that only their author has.
 FOREIGN: Final = (
     re.compile(r"(?<![/\w.-])design,? sections? \d"),
     re.compile(r"(?<![\w-])pitfalls? \d"),
@@ -70,7 +70,7 @@ _HEADING: Final = re.compile(r"^#{1,6} +(.*?) *$", re.MULTILINE)
 
 
 class Tree:
-    """A repository as far as citations lead into it. `exists` and `read` take paths from its root."""
+    """A repository, as the check sees it. `exists` and `read` take paths from its root."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ def anchor(heading: str) -> str:
 
 
 def numbers(text: str) -> list[str]:
-    """`3, 4 and 7` -> 3, 4, 7. Of `3.1 to 3.7`, and of `2 to 5`, everything between as well."""
+    """`3, 4 and 7` -> 3, 4, 7. For `3.1 to 3.7` and `2 to 5`, every number in between is included."""
     result: list[str] = []
     for part in re.split(r",\s+and\s+|,\s+|\s+and\s+", text):
         ends = re.split(r"\s+to\s+", part)
@@ -122,7 +122,7 @@ def ids(text: str) -> list[str]:
 
 
 def problems_of(path: str, text: str, tree: Tree) -> Iterator[tuple[int, str]]:
-    """Everything that the text of one file cites and that is not there: (line, what is wrong)."""
+    """The citations in the text of one file that lead nowhere: (line, what is wrong)."""
     # A citation may go on in the next line of a comment.
     joined = re.sub(r"\n *#:? ", lambda found: "\n" + " " * (len(found[0]) - 1), text)
 
@@ -193,7 +193,7 @@ def _links(path: str, text: str, tree: Tree, line: Callable[[int], int]) -> Iter
 
 
 def _anchors(headings: list[str]) -> set[str]:
-    """Their anchors; of equal ones the second gets `-1` behind it, the third `-2`."""
+    """The anchors of the headings. Of equal ones the second gets `-1` at its end, the third `-2`."""
     result: set[str] = set()
     seen: dict[str, int] = {}
     for heading in headings:
@@ -226,7 +226,7 @@ def repository() -> Tree:
 
 
 def files() -> Iterator[str]:
-    """What is looked at: what git knows, and what is new."""
+    """The files to check: those that git knows, and new ones."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z", "--deduplicate"]
     listing = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
     for name in listing.stdout.split("\0"):
@@ -235,7 +235,7 @@ def files() -> Iterator[str]:
 
 
 def main() -> int:
-    """Print what leads nowhere; 1 when there is something."""
+    """Print the citations that lead nowhere. Returns 1 when there are any."""
     tree = repository()
     status = 0
     for name in files():

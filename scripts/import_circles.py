@@ -15,8 +15,8 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parent.parent
 PACKAGES: Final = ("schemas", "kernel", "agentproc", "toolhost")
 
-#: Circles that are still there; each entry holds its modules, in any order. An entry that is no circle any more is a
-#: fault as well.
+#: Circles that still exist; each entry holds its modules, in any order. An entry that is no circle any more is an error
+#: as well.
 KNOWN: Final[tuple[frozenset[str], ...]] = ()
 
 
@@ -53,7 +53,7 @@ def circles(graph: Mapping[str, set[str]]) -> list[frozenset[str]]:
 
 
 def _reached(graph: Mapping[str, set[str]], start: str) -> set[str]:
-    """What can be reached from a module by one import or more."""
+    """The modules that can be reached from a module by one import or more."""
     found: set[str] = set()
     waiting = [start]
     while waiting:
@@ -95,7 +95,7 @@ def _arrows(graph: Mapping[str, set[str]], circle: frozenset[str]) -> list[str]:
 
 
 def main() -> int:
-    """Print what is wrong; 1 if something is."""
+    """Print the errors. Returns 1 if there are any."""
     lines = faults(graph_of(ROOT, PACKAGES), KNOWN)
     for line in lines:
         print(line)

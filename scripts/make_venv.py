@@ -34,13 +34,13 @@ else:  # by its file: our folder is not on the module path, and what else lies t
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
-#: What the environment was built for; compared as a whole.
+#: What the environment was built for. It is compared as a whole.
 MADE_FOR = VENV / ".made-for"
-#: Present while pip works: what it leaves when it is killed cannot be told from a finished installation.
+#: Exists while pip works. After pip was killed, the result would look like a finished installation.
 INSTALLING = VENV / ".installing"
-#: What pip is asked to install, with hashes.
+#: The list of packages for pip, with hashes.
 ASKED = VENV / ".asked"
-#: `pip --python` exists from here on; an older pip is not asked.
+#: The first version with `pip --python`. An older pip is not used.
 MIN_PIP = (22, 3)
 #: Settings for pip that are followed: where packages come from, and how to get there. What comes is checked by hash.
 #: Other settings say what to install and where to, and that is settled here.
@@ -102,7 +102,7 @@ def main(kind: str) -> None:
 
 
 def packages(kind: str, project: dict[str, Any]) -> list[pinned.Pin]:
-    """What is to be installed on this machine. Exits with a message when it cannot be."""
+    """The packages to install on this machine. Exits with a message when there are none for it."""
     try:
         pins = pinned.wanted(pinned.parse((ROOT / "constraints.txt").read_text()), kind)
     except pinned.Malformed as error:
@@ -132,7 +132,7 @@ def packages(kind: str, project: dict[str, Any]) -> list[pinned.Pin]:
 
 
 def say(message: str) -> None:
-    """One line for the person who waits."""
+    """Print one line for the waiting person."""
     print(f"setup: {message}", file=sys.stderr, flush=True)
 
 
@@ -157,7 +157,7 @@ def build(made_for: str) -> None:
 
 
 def install(pins: list[pinned.Pin]) -> None:
-    """Have pip install these wheels and no other byte. Exits with a message when one is not what its hash says."""
+    """Have pip install these wheels and nothing else. Exits with a message when a wheel does not have its hash."""
     ASKED.write_text("".join(map(pinned.requirement, pins)))
     environment = {
         name: value

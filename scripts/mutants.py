@@ -1,12 +1,12 @@
 """`make mutants`: how many changes of a pure module do its own tests notice?
 
 mutmut makes the changes: an operator, a condition, a number, an argument, one at a time, in a copy of the tree. Texts
-are left as they are, since a message may read otherwise and be right. Each module has its own tests (GROUPS), so a
-change counts as noticed only when the tests beside the module notice it, not when some test far away does.
+are not changed, since a message may have another wording and still be right. Each module has its own tests (GROUPS), so
+a change counts as noticed only when the tests beside the module notice it, not when some test far away does.
 
 `tests/mutations.yaml` is the other half: changes that a person chose, one for each requirement (mutations.py, from
-which the copy of the tree comes). What nobody notices is listed in tests/survivors.txt; `--update` writes it. Exits 1
-when a group has less than KILLED_AT_LEAST.
+which the copy of the tree comes). Changes that no test notices are listed in tests/survivors.txt; `--update` writes the
+file. Exits 1 when a group has less than KILLED_AT_LEAST.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from scripts.mutations import ROOT, copy_tree
 SURVIVORS = ROOT / "tests" / "survivors.txt"
 #: The share of changes that the tests of a module have to notice, in percent.
 KILLED_AT_LEAST = 85.0
-#: A group that takes longer is stopped: all of them together have an hour on two processors (seconds).
+#: The time limit of a group (seconds). All groups together have an hour on two processors.
 GROUP_S = 1800.0
-#: What the copy needs beside the four packages and the tests.
+#: The files that the copy needs besides the four packages and the tests.
 ALSO_COPIED = ("scripts", "examples", "docs", "bench", "README.md", "README.ko.md", "CHANGELOG.md", "CONTRIBUTING.md")
 HEAD = """\
 # Changes of pure modules that no test of theirs notices. `make mutants UPDATE=1` writes this file.
@@ -76,19 +76,25 @@ GROUPS = {
 
 @dataclass(frozen=True)
 class Survivor:
-    """A change that nobody noticed: `where` is `module: function`, `before` and `after` are the lines that differ."""
+    """A change that no test noticed."""
 
+    #: `module: function`.
     where: str
+    #: The lines before the change.
     before: str
+    #: The lines after the change.
     after: str
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of the changes of a group."""
+    """The result of a group's changes."""
 
+    #: How many changes the tests noticed.
     killed: int
+    #: The changes that no test noticed.
     survivors: list[Survivor]
+    #: How long the group took (seconds).
     seconds: float
 
     @property
@@ -103,7 +109,7 @@ class Outcome:
 
 
 def configuration(group: Group) -> str:
-    """What mutmut reads in the copy's pyproject.toml."""
+    """The configuration of mutmut in the copy's pyproject.toml."""
     return "\n".join(
         [
             "\n[tool.mutmut]",

@@ -1,4 +1,4 @@
-"""Run mutmut in the copy of the tree that mutants.py has made, and write down what came of it.
+"""Run mutmut in the copy of the tree that mutants.py has made, and write its results down.
 
 Started there, with the copy as current folder: mutmut reads its pyproject.toml when it is imported.
 """
@@ -20,7 +20,7 @@ from mutmut.mutation.diff_apply import read_functions_from_index
 from mutmut.stats import status_by_exit_code
 from mutmut.utils.file_utils import walk_mutatable_files
 
-#: What a change may end in without a test having noticed it.
+#: The results of a change that no test has noticed.
 UNNOTICED = {"survived", "no tests"}
 TEXTS = (libcst.SimpleString, libcst.FormattedString, libcst.ConcatenatedString)
 
@@ -34,7 +34,7 @@ def arguments_but_texts(node: libcst.Call) -> Iterator[libcst.Call]:
 
 
 def leave_texts_alone() -> None:
-    """Take out of mutmut's changes those of texts. Its modules share one list."""
+    """Remove the changes of texts from mutmut's list, which its modules share."""
     kept: list[Any] = []
     for node, change in mutators.mutation_operators:
         if change is mutators.operator_string:
@@ -44,7 +44,7 @@ def leave_texts_alone() -> None:
 
 
 def difference(name: str, path: Path) -> tuple[str, str]:
-    """The first lines that a change takes away and puts there."""
+    """The first lines that a change removes and adds."""
     functions = read_functions_from_index(name, path)
     if functions is None:
         return "", name
@@ -56,7 +56,7 @@ def difference(name: str, path: Path) -> tuple[str, str]:
 
 
 def results() -> dict[str, Any]:
-    """How many changes were noticed, and those that were not."""
+    """How many changes were noticed, and the list of the others."""
     killed, survivors = 0, []
     for path in walk_mutatable_files():
         data = SourceFileMutationData(path=path)

@@ -1,12 +1,11 @@
 """Whether tests notice it when a line that a requirement needs is changed.
 
-`tests/mutations.yaml` names for each requirement one piece of code and what it is changed to. Here the change is made
-in a copy of the tree, and the test that is named with it must fail there.
+`tests/mutations.yaml` names for each requirement one piece of code, its changed form, and a test. This script makes the
+change in a copy of the tree, and the test must fail there.
 
 `--check` makes no change: it says which entries do not fit the tree any more, and which requirements have a test and no
 entry; each needs one. Without it, a sample is tried (or the ids given, or `--all`); exits 1 when a change is not
 noticed.
-
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ from scripts.requirements import COVERED, is_claim
 
 ROOT = Path(__file__).resolve().parent.parent
 ENTRIES = ROOT / "tests" / "mutations.yaml"
-#: Entries that are tried by default: a few minutes.
+#: How many entries are tried by default. That takes a few minutes.
 SAMPLE = 20
-#: A changed program may hang; its test is ended after this many seconds, and that counts as noticed.
+#: The time limit of a test (seconds). A changed program may hang; then the change counts as noticed.
 TEST_S = 120.0
 #: pytest's exit status when tests ran and some failed; every other one says that nothing was proved.
 TESTS_FAILED = 1
@@ -41,12 +40,17 @@ TESTS_FAILED = 1
 
 @dataclass(frozen=True)
 class Mutation:
-    """One entry. `code` stands exactly once in `file`; `becomes` takes its place; `test` is `path::function`."""
+    """One entry."""
 
+    #: The requirement.
     id: str
+    #: The file that is changed.
     file: str
+    #: The code that is replaced. It occurs exactly once in `file`.
     code: str
+    #: The code that replaces it.
     becomes: str
+    #: The test that must fail: `path::function`.
     test: str
 
 
@@ -73,7 +77,7 @@ def marked(source: str) -> dict[str, set[str]]:
 
 
 def problems_of(mutations: Iterable[Mutation]) -> list[str]:
-    """What of the entries does not fit the tree."""
+    """The errors of entries that do not fit the tree."""
     problems: list[str] = []
     claims: dict[str, dict[str, set[str]]] = {}
     for mutation in mutations:
@@ -99,7 +103,7 @@ def problems_of(mutations: Iterable[Mutation]) -> list[str]:
 
 
 def missing(mutations: Iterable[Mutation], covered: Iterable[str]) -> list[str]:
-    """Covered requirements that have no entry: nobody has seen a test of theirs fail."""
+    """Covered requirements without an entry: their tests were never seen to fail."""
     named = {mutation.id for mutation in mutations}
     return [f"tests/mutations.yaml: {id_} is covered and has no entry" for id_ in covered if id_ not in named]
 
@@ -130,14 +134,14 @@ def run_test(tree: Path, test: str) -> tuple[int, str]:
 
 
 def write(file: Path, text: str) -> None:
-    """Replace a file, with a time of change that it has not had yet: compiled files are told apart by whole seconds."""
+    """Replace a file and give it a new modification time: compiled files are compared by whole seconds."""
     changed = max(file.stat().st_mtime, time.time()) + 2
     file.write_text(text, encoding="utf-8")
     os.utime(file, (changed, changed))
 
 
 def noticed(tree: Path, mutation: Mutation) -> str | None:
-    """None when the test fails with the change; else what happened instead."""
+    """None when the test fails with the change; otherwise a text about what happened instead."""
     file = tree / mutation.file
     original = file.read_text(encoding="utf-8")
     write(file, original.replace(mutation.code, mutation.becomes))

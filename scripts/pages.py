@@ -1,4 +1,4 @@
-"""Pages of the documentation that are made from the code: written, or held against what is there."""
+"""Pages of the documentation that are made from the code: they are written, or compared with the existing files."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ class Page(Protocol):
 
     @property
     def path(self) -> Path:
-        """Where it stands."""
+        """The path of the page."""
 
     def text(self) -> str:
-        """What it should be."""
+        """The text that the page should have."""
 
     def problems(self) -> list[str]:
-        """What is missing for it; to be asked after `text`."""
+        """The missing parts of the page. To be called after `text`."""
 
 
 def write_or_check(pages: Iterable[Page], script: str, arguments: list[str]) -> int:

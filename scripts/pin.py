@@ -31,12 +31,12 @@ OLDEST_FIRST = {
     "musllinux": ["musllinux_1_1", "musllinux_1_2"],
 }
 
-#: Who asks for what in vain. Only the command of libcst reads YAML; mutmut uses its parser.
+#: Requirements without use, by the package that asks. Only the command of libcst reads YAML; mutmut uses its parser.
 NOT_NEEDED = {("libcst", "pyyaml-ft")}
 
 
 def project() -> dict[str, list[Requirement]]:
-    """What pyproject.toml asks for, by kind."""
+    """The requirements of pyproject.toml, by kind."""
     told = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     optional = told["optional-dependencies"]
     return {
@@ -49,7 +49,7 @@ def project() -> dict[str, list[Requirement]]:
 
 
 def problems(text: str, asked: dict[str, list[Requirement]]) -> list[str]:
-    """Why the file cannot be installed from, or is not what `make pins` wrote; empty when all is well."""
+    """Why the file cannot be installed from, or was not written by `make pins`; an empty list when it is right."""
     try:
         pins = parse(text)
     except Malformed as error:
@@ -115,9 +115,10 @@ def with_pip(command: list[str]) -> list[str]:
 
 
 def unmet(pins: list[Pin], needs: dict[str, list[Requirement]], asked: dict[str, list[Requirement]]) -> list[str]:
-    """What is needed on some machine and not pinned, or pinned and not needed on any. Sets each pin's kind.
+    """Packages that some machine needs and that are not pinned, and pinned ones that no machine needs. Sets each pin's
+    kind.
 
-    `needs`: what each package, by its normal name, asks for itself.
+    `needs`: the requirements of each package, by its normal name.
     """
     by_name = {normal(pin.name): pin for pin in pins}
     seen: dict[str, str] = {}

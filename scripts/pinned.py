@@ -33,12 +33,17 @@ class Malformed(Exception):
 
 @dataclass
 class Pin:
-    """One package. `lacking`: the machines ("3.14 aarch64 musllinux") that it has no wheel for."""
+    """One package."""
 
+    #: The name of the package.
     name: str
+    #: The pinned version.
     version: str
+    #: The kind that installs it (a key of KINDS).
     kind: str
+    #: The hashes of its wheels.
     hashes: list[str] = field(default_factory=list)
+    #: The machines ("3.14 aarch64 musllinux") that it has no wheel for.
     lacking: list[str] = field(default_factory=list)
 
 
@@ -106,11 +111,11 @@ def requirement(pin: Pin) -> str:
 
 
 def seal(body: str) -> str:
-    """A digest of what stands above the seal: a version that was changed by hand does not fit it any more."""
+    """A digest of the text above the seal. It does not match after a version was changed by hand."""
     return hashlib.sha256(body.encode()).hexdigest()[:16]
 
 
 def wanted(pins: list[Pin], kind: str) -> list[Pin]:
-    """What `kind` installs. Each kind has what those before it have."""
+    """The packages that `kind` installs, with those of the kinds before it."""
     order = list(KINDS)
     return [pin for pin in pins if order.index(pin.kind) <= order.index(kind)]

@@ -26,10 +26,13 @@ MAX_OPEN_SHOWN = 6
 
 @dataclass(frozen=True)
 class Requirement:
-    """One entry of requirements.yaml, as far as the table needs it."""
+    """One entry of requirements.yaml, with the fields that the table needs."""
 
+    #: The id.
     id: str
+    #: The area, a row of the table.
     area: str
+    #: The level of the requirement.
     level: str
 
 

@@ -28,9 +28,9 @@ from scripts.walkthrough import Command, Outcome, Walker, steps
 ROOT = Path(__file__).resolve().parent.parent
 #: What a login gives on most systems.
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-#: A piece of everything that meets the system: jails, processes, whole commands.
+#: Some tests of every part that uses the system: jails, processes, whole commands.
 SMOKE = ["-q", "tests/containment", "tests/process/test_quickstart.py", "tests/process/test_toolhost_bash.py"]
-#: Which bwrap the kernel takes, and its version.
+#: The bwrap that the kernel uses, and its version.
 FIND_BWRAP = (
     "from toolhost.policy.facts import find_bwrap; import os; "
     "f, _ = find_bwrap(); print(f, flush=True); os.execl(f, f, '--version')"
@@ -39,12 +39,17 @@ FIND_BWRAP = (
 
 @dataclass
 class Setup:
-    """One kind of machine. `user` None: whoever runs this."""
+    """One kind of machine."""
 
+    #: The name in the table.
     name: str
+    #: The user to run as; None: the user who runs this script.
     user: str | None
+    #: Whether there is a bubblewrap of the system.
     system_bwrap: bool
+    #: The results, by row of the table.
     rows: dict[str, str] = field(default_factory=dict)
+    #: The failures, as text.
     failures: list[str] = field(default_factory=list)
 
     @property
@@ -54,7 +59,7 @@ class Setup:
 
 
 def setups() -> list[Setup]:
-    """Those that can be had here."""
+    """The setups that are possible here."""
     if os.geteuid() != 0:
         return [Setup("user, bwrap", None, True), Setup("user, no bwrap", None, False)]
     user = os.environ.get("SUDO_USER") or "nobody"
@@ -120,7 +125,7 @@ def path_with_bwrap(folder: Path) -> tuple[str, str]:
 
 
 def try_out(setup: Setup, arguments: list[str]) -> None:
-    """Everything on one setup; the results go into it."""
+    """Run every step on one setup, and store the results in it."""
     with folder_for(setup) as (folder, uid, gid):
         path, bwrap = path_with_bwrap(folder) if setup.system_bwrap else (path_without_bwrap(folder), "none")
         setup.rows["on the PATH"] = bwrap
@@ -155,7 +160,7 @@ def try_out(setup: Setup, arguments: list[str]) -> None:
 
 
 def note(setup: Setup, row: str, outcomes: list[Outcome], text: str) -> None:
-    """A row of the table, and what went wrong."""
+    """Add a row to the table, with the errors."""
     failed = [str(outcome) for outcome in outcomes if not outcome.fits]
     setup.failures += failed
     setup.rows[row] = text + (" FAILED" if failed else "")

@@ -34,20 +34,27 @@ class File:
 
 @dataclass
 class Command:
-    """Run a line in a shell; `typed` goes to its stdin, `shown` is what the page says it prints ("" for nothing)."""
+    """Run a line in a shell."""
 
+    #: The line.
     line: str
+    #: The text for its stdin.
     typed: str = ""
+    #: The output that the page shows; "" for none.
     shown: str = ""
 
 
 @dataclass
 class Outcome:
-    """How a command ended. `output` is stdout, then stderr."""
+    """How a command ended."""
 
+    #: The command.
     command: Command
+    #: Its exit status.
     status: int
+    #: Its stdout.
     out: str
+    #: Its stderr.
     err: str
 
     @property
@@ -72,7 +79,7 @@ class Walker:
     _before: list[str] = field(default_factory=list)
 
     def follow(self, steps: list[File | Command]) -> list[Outcome]:
-        """Take every step; how the commands ended. A command that fails does not stop the others."""
+        """Take every step. Returns how the commands ended. A command that fails does not stop the others."""
         before = len(self.outcomes)
         for step in steps:
             if isinstance(step, File):
@@ -91,7 +98,7 @@ class Walker:
             raise OSError(f"{file.path} cannot be written: {done.err}")
 
     def run(self, command: Command) -> Outcome:
-        """Run a command in a shell of its own. What it leaves in the background keeps no pipe of ours."""
+        """Run a command in a shell of its own. Processes that it leaves in the background keep no pipe of ours."""
         line = " && ".join([f"cd {shlex.quote(str(self.folder))}", *self._before, command.line])
         try:
             done = subprocess.run(

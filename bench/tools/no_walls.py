@@ -1,6 +1,6 @@
-"""Stands where bubblewrap does and puts up no wall: the worker, its socket and its frames are the real ones.
+"""Takes the place of bubblewrap and puts up no wall. The worker, its socket and its frames are the real ones.
 
-Called as `no_walls.py INSIDE --args FD -- …`, INSIDE being the folder of the worker's package.
+Called as `no_walls.py INSIDE --args FD -- …`, where INSIDE is the folder of the worker's package.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import json
 import os
 import sys
 
-#: Where the host reads who the first process is (toolhost.policy.conventions.STATUS_FD).
+#: The descriptor on which the host reads the pid of the first process (toolhost.policy.conventions.STATUS_FD).
 STATUS_FD = 4
 #: Descriptors above the worker's socket are for bubblewrap and the boot stage.
 FIRST_FD, LAST_FD = 4, 64
@@ -24,7 +24,7 @@ main()
 
 
 def main() -> None:
-    """Fork as bubblewrap does, say who the child is, and wait for it."""
+    """Fork as bubblewrap does, report the child's pid, and wait for the child."""
     parent, package = os.path.split(sys.argv[1])
     child = os.fork()
     if child == 0:

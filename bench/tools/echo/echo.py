@@ -1,4 +1,4 @@
-"""The tool that costs nothing, so that what is measured is the way to it and back."""
+"""A tool without work of its own, so that only the path to it and back is measured."""
 
 from __future__ import annotations
 

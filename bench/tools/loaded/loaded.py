@@ -1,4 +1,4 @@
-"""The tool that says when it began to load."""
+"""The tool that reports when it began to load."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def same(ctx: Any, input: dict[str, Any]) -> float:
-    """When the module began to run, on the clock that every process of the machine shares (seconds)."""
+    """The time when the module began to run, on the clock that all processes of the machine share (seconds)."""
     return BEGAN
 
 

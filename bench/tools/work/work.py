@@ -1,4 +1,4 @@
-"""What ordinary handlers do: nothing, some files, a program of the system."""
+"""The work of ordinary handlers: nothing, some files, a program of the system."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import subprocess
 from typing import Any
 
-#: Bytes of one file: a source file's.
+#: Bytes of one file: the size of a source file.
 SIZE = 4096
 FILES = 10
 
@@ -17,7 +17,7 @@ def nothing(ctx: Any, input: dict[str, Any]) -> dict[str, Any]:
 
 
 def files(ctx: Any, input: dict[str, Any]) -> dict[str, Any]:
-    """Write, look at, read and delete FILES files in the workdir."""
+    """Write, stat, read and delete FILES files in the workdir."""
     total = 0
     for number in range(FILES):
         path = os.path.join(ctx.workdir, f"{number}.txt")
