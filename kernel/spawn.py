@@ -1,4 +1,4 @@
-"""Starting the programs of the kernel; reaping.py sees them end.
+"""Starts the programs of the kernel; reaping.py observes their ends.
 
 - A program is started by exec, with an explicit argument list, a chosen environment, /dev/null as input, its log as
   output, a session of its own (so that its group can be killed without a race) and no descriptors but those named.

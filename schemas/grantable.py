@@ -1,6 +1,6 @@
 """Paths that no tool may be granted, no matter who asks and who accepts. Pure.
 
-The kernel asks while it checks a bundle, so that the answer has a position; the tool host asks again for the real paths
+The kernel asks while it checks a bundle, so that the answer has a position. The tool host asks again for the real paths
 of each launch, and adds folders that only it knows (the interpreter, our own code, the state root, the runtime
 directory).
 

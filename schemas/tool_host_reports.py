@@ -91,8 +91,11 @@ class InspectionAnswer(Struct, frozen=True):
 class Obstacle(Struct, frozen=True):
     """One thing that stands between this host and the full sandbox, and the exact fix."""
 
+    #: What is missing.
     what: str
+    #: What is wrong.
     problem: str
+    #: What to do about it.
     fix: str
 
 

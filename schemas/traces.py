@@ -16,8 +16,8 @@ that a crash took back. `detail` is JSON, by kind:
 parent is in its row as well, with its trace, how long its event had waited (milliseconds), and which note is its first.
 
 No note holds arguments, texts or outputs; those are messages. Errors are there, without secrets and of bounded length.
-What the tool host says of the jail that had a call is the other way round: it is in the call's note and in no message,
-so no model reads it.
+The tool host's receipt of the jail is the other way round: it is in the call's note and in no message, so no model
+reads it.
 
 Source: docs/design/traces.md.
 """

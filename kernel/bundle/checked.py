@@ -44,25 +44,28 @@ class CheckedAgent(Struct):
 
 
 class Checked(Struct):
-    """A bundle that has been looked at. It can be run if the report has no error.
+    """A bundle that was checked. It can be run if the report has no error."""
 
-    `tools` are those that the kernel has: the bundle's own that the tool host can run, then the bundled ones.
-    """
-
+    #: Its agents, by their names.
     agents: dict[str, CheckedAgent]
+    #: The tools that the kernel has, by their names: the bundle's own that the tool host can run, then the bundled
+    #: ones.
     tools: dict[str, CheckedTool]
+    #: The Swarm's policy.
     policy: resources.SwarmPolicy
+    #: The agent that clients talk to by default.
     entry_agent: str = ""
-    #: files that documents point at: prompts, entries of connectors
+    #: Files that documents point at: prompts, entries of connectors.
     files: list[str] = []
-    #: folders (or single files) of extensions
+    #: Folders (or single files) of extensions.
     extension_roots: list[str] = []
-    #: the Swarm's name, "" without one
+    #: The Swarm's name. "": there is no Swarm.
     swarm: str = ""
-    #: the Swarm's whole document as plain values
+    #: The Swarm's whole document as plain values.
     swarm_resource: dict[str, Any] = {}
-    #: the bundle's own, used or not
+    #: The bundle's own extensions, used or not, by their names.
     extensions: dict[str, CheckedExtension] = {}
-    #: the OAuthApps by their names, with their documents
+    #: The OAuthApps, by their names.
     oauth_apps: dict[str, OAuthAppSpec] = {}
+    #: The documents of the OAuthApps, by their names.
     oauth_documents: dict[str, tuple[Document, resources.OAuthAppBody]] = {}

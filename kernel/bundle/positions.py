@@ -81,13 +81,19 @@ Node = Scalar | Sequence | Mapping
 
 
 class Fault(Struct, frozen=True):
-    """Something that is wrong with the text itself."""
+    """A fault of the text itself."""
 
+    #: The code of the error.
     code: str
+    #: What is wrong.
     message: str
+    #: The line, from 1.
     line: int
+    #: The column, from 1.
     column: int
+    #: The place in the document.
     path: Path = ()
+    #: What to do about it.
     suggestion: str | None = None
 
 
@@ -106,10 +112,13 @@ class Budget:
 
 
 class Composed(Struct, frozen=True):
-    """The documents of one file. `complete` is False when reading had to end before the end of the file."""
+    """The documents of one file."""
 
+    #: The documents.
     documents: list[Node]
+    #: The faults of the text.
     faults: list[Fault]
+    #: False: reading had to end before the end of the file.
     complete: bool
 
 

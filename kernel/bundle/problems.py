@@ -60,12 +60,17 @@ class Problem(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=T
 
 
 class Position(Struct, frozen=True):
-    """Where in which file, and where in the document."""
+    """A place in a file and in its document."""
 
+    #: The file.
     file: str
+    #: The line, from 1. 0: not known.
     line: int = 0
+    #: The column, from 1. 0: not known.
     column: int = 0
+    #: The place in the document.
     path: Path = ()
+    #: The document's identity, where it is known.
     resource: str = ""
 
 

@@ -26,9 +26,9 @@ def wanted_variables(documents: Iterable[Document]) -> dict[str, str]:
 
 
 def variables_of(node: Node, kind: str, resource: str) -> Iterator[tuple[str, str]]:
-    """Every variable that a document of `kind` names, and what its value is used for: `tool NAME` for a Tool's
-    sandbox.env, `key` for the key of a model, `client` for what an OAuthApp says of itself, else
-    the kind, whose text it goes into.
+    """Every variable that a document of `kind` names, and the use of its value: `tool NAME` for a Tool's sandbox.env,
+    `key` for the key of a model, `client` for the clientId and the clientSecret of an OAuthApp, else the kind of the
+    document whose text it goes into.
     """
     for name, path in _names(node, ()):
         if not VARIABLE_NAME.match(name):

@@ -90,7 +90,7 @@ def main() -> NoReturn:
     forbid_core_dumps()
     _open_standard_streams()
     gc.set_threshold(*GC_THRESHOLDS)
-    # Nothing that we need needs it. Where development tools have brought it, msgspec would take 3 ms to import it.
+    # Nothing that we need needs it. If development tools have installed it, msgspec would take 3 ms to import it.
     sys.modules.setdefault("typing_extensions", None)  # type: ignore[arg-type]
     signal.signal(signal.SIGTERM, _terminated)
     code = execute(sys.argv[1:])

@@ -28,11 +28,15 @@ _MAX_INT: Final = 2**64 - 1
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
-    """One call. `workdir` is as given."""
+    """One call."""
 
+    #: Full name of the tool.
     tool: str
+    #: The arguments.
     args: dict[str, Any]
+    #: The instance that it is made for.
     instance: str = DEFAULT_INSTANCE
+    #: The workdir, as it was given.
     workdir: str | None = None
 
 

@@ -1,7 +1,6 @@
-"""Signals while a person, or a script, waits for an answer: the first cancels what goes on, the second leaves.
-
-asyncio's own way with SIGINT is to cancel the main task, whenever it comes; the turn or call would go on without
-anybody who waits for it, and between two messages that would end the conversation.
+"""Signals while a person, or a script, waits for an answer: the first cancels the turn or call, the second leaves.
+asyncio by itself cancels the main task at every SIGINT. Then the turn or call would go on although nobody waits for it,
+and between two messages the conversation would end.
 
 Source: docs/decisions/033.
 """

@@ -1,4 +1,5 @@
-"""Where a person types: an editor with history and several lines, or a plain prompt where the terminal can do no more.
+"""The prompt that a person types at: an editor with history and several lines, or a plain prompt if the terminal can do
+no more.
 
 In the editor Enter sends; Alt-Enter, a backslash at the end, and pasted line ends begin another line. Ctrl-C clears,
 Ctrl-D on an empty line ends. It is drawn on stderr, so that stdout holds nothing but answers.
@@ -39,8 +40,8 @@ class Prompt(Protocol):
         """SIGINT came while a message is read."""
 
     async def question(self, text: str) -> str | None:
-        """What a person types from now on, and nothing that was typed before; None at the end of input or after Ctrl-C.
-        No message may be read meanwhile.
+        """The text that a person types from now on, without text that was typed before; None at the end of input or
+        after Ctrl-C. No message may be read meanwhile.
         """
 
     async def notice(self, lines: list[str]) -> None:

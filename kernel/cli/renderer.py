@@ -1,4 +1,4 @@
-"""What a person is shown of one turn: events in, things to show out. Pure.
+"""The display of one turn for a person: events in, things to show out. Pure.
 
 Rules.
 - Text is shown as it comes, and only while nothing of the step is known to be missing. The answer then adds what was

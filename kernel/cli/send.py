@@ -131,13 +131,19 @@ def answer_document(event_id: str, answer: Answer) -> dict[str, Any]:
 
 
 class _Message(NamedTuple):
-    """What is sent, and to whom."""
+    """A message and its receiver."""
 
+    #: The agent.
     agent: str
+    #: Its instance.
     instance: str
+    #: What it says.
     text: str
+    #: The id of the event. None: a new one.
     event_id: str | None
+    #: The trace that it belongs to. None: a new one.
     trace_id: str | None
+    #: The folder that it works in.
     workdir: str | None
 
 

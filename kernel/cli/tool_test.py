@@ -1,9 +1,9 @@
 """`gdn tool test [PATH|NAME]`: the manifest's checks, then every example as a real call in the sandbox.
 
 The checks are those of `gdn validate`: schema, entry file, handlers, a handler for each export, names, parameters. An
-example is one call as `gdn call` makes it, through agent, broker and jail, in a workdir of its own that is empty but
-for what the folder `examples` beside the tool's entry holds. Tools that ask for the network are called only with
---network: their examples reach real services.
+example is one call as `gdn call` makes it, through agent, broker and jail, in a workdir of its own. The workdir has the
+files of the folder `examples` beside the tool's entry, and no others. Tools that ask for the network are called only
+with --network: their examples reach real services.
 
 Exit status 0 when all is well, 1 when an example failed, 2 when the manifest is wrong. With --json one document:
 {valid, errors, warnings, passed, failed, skipped, examples, withoutExamples}.
@@ -56,14 +56,23 @@ class Subject(msgspec.Struct):
 class Report(msgspec.Struct, rename="camel", omit_defaults=False):
     """The document of --json."""
 
+    #: The bundle has no error.
     valid: bool
+    #: Where it is.
     bundle: str
+    #: Its errors.
     errors: list[Problem]
+    #: Its warnings.
     warnings: list[Problem]
+    #: How each example ended.
     examples: list[Outcome] = []
+    #: Tools without examples.
     without_examples: list[str] = []
+    #: How many examples passed.
     passed: int = 0
+    #: How many examples failed.
     failed: int = 0
+    #: How many examples were not run.
     skipped: int = 0
 
 

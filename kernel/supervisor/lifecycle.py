@@ -3,9 +3,9 @@
 Two machines here and one in roster.py, each fed with events and answering with actions that the supervisor performs:
 
 - `Service`: broker, tool host, fork server. Always wanted while the kernel runs. The holder of OAuth tokens is wanted
-  from the first time on that somebody asks for one. The first restart after a death is
-  immediate, further ones back off to at most a second; ten healthy seconds forget the deaths. A service that was
-  never ready may give up, and with it the start of the kernel; one that was ready once is restarted for ever.
+  from the first time on that somebody asks for one. The first restart after a death is immediate, further ones back off
+  to at most a second; ten healthy seconds forget the deaths. A service that was never ready may give up, and then the
+  start of the kernel fails. A service that was ready once is restarted for ever.
 - `Stopping`: agents leave first, while the tool host can still finish their calls, then the tool host, the
   holder of tokens, the fork server and the broker; each has its time, then it is killed.
 

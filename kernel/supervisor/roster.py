@@ -2,9 +2,10 @@
 
 - The agents that the broker wants are kept apart from those that the supervisor observes to run. Every event ends with
   a comparison of the two, so a lost or repeated event does no harm.
-- A launch has a number of its own, never used twice, so a late event about an earlier life is told apart.
-- An agent that dies before it was ready counts on its principal: at MAX_START_FAILURES the principal is given up and
-  the broker is told. Ordered deaths (a kill that the broker asked for, a retirement, a lost fork server) never count.
+- A launch has a number of its own, which is never used twice. So a late event about an earlier launch is recognised.
+- When an agent dies before it was ready, that is a failure of its principal. After MAX_START_FAILURES failures the
+  principal is given up and the broker is told. Ordered deaths (a kill that the broker asked for, a retirement, a lost
+  fork server) never count.
 
 Phases of a launch: asked (at the fork server) -> starting (its pid is known) -> ready; from any of them leaving (it
 was told to go) or dying (it was killed), and then it is gone.

@@ -5,7 +5,7 @@ Rules.
   it sends. A handler that raises fails the event; the others go on.
 - An `event` ends when its handler returns. A `delegate` ends with its `delegate_result`, sent by the handler or later.
 - An event that is handed over again while it is held is not shown again: only its epoch is new.
-- Whatever is still held at `close` is released, for another process or a later one.
+- Events that are still held at `close` are released, for another process or a later one.
 
 Source: docs/design/wire.md section 9; requirement IPC-08.
 """

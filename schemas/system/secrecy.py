@@ -1,7 +1,7 @@
 """Protects the memory of a process that holds keys or tokens: no core file, and no other process can read it.
 
-A process that crashes leaves its memory in a file where limits allow one, and other processes of the same user can read
-the memory of one that lives. docs/decisions/044 has the table of who does what, and why.
+When a process crashes, it leaves its memory in a file if limits allow one. Other processes of the same user can read
+the memory of a living process. docs/decisions/044 has the table of who does what, and why.
 """
 
 from __future__ import annotations
