@@ -1,7 +1,7 @@
-"""How calls end: each in exactly one result, kept until the agent has stored it. How pending work ends comes after.
+"""How calls end: each in exactly one result, which is kept until the agent has stored it. Pending work ends later.
 
-Work that goes on after its call was answered with `pending` ends once, too. Its end is told to those who poll for it
-with `tool-result__get`, and else to its agent as an event. What was promised and not told yet is kept in a file, so
+Work that goes on after its call was answered with `pending` also ends once. Calls of `tool-result__get` that wait for
+it are told of its end; without one its agent gets an event. What was promised and not told yet is kept in a file, so
 that the next tool host can say of each piece of work that its outcome is unknown.
 
 Source: docs/design/delivery.md section 6; docs/design/tools.md section 6; requirements RESULT-03, RESULT-04;
@@ -39,16 +39,16 @@ from toolhost.calls.call_registry import Call, CallRegistry, StoredResult
 from toolhost.calls.pending import MAX_RUNNING, PendingRegistry, Promise, Work, full_handle
 from toolhost.calls.results import error_result
 
-#: The bundled tool whose calls are answered here and never in a jail.
+#: The bundled tool whose calls are answered here, never in a jail.
 POLLING_TOOL: Final = "tool-result"
 #: A poll ends this long before its own deadline (seconds), so that it ends with an answer.
 POLL_MARGIN_S: Final = 0.25
 
-#: Progress frames of one call that are passed on (seconds between two), and what one may say (characters).
+#: Seconds between two progress frames of one call that are passed on, and how many characters one may have.
 PROGRESS_S: Final = 0.05
 MAX_PROGRESS: Final = 1000
 
-#: Sends an event until it is accepted, or refused for good, and then calls back.
+#: Sends an event until it is accepted or refused for good, and then calls back.
 Announce = Callable[[Frame, Callable[[], None]], None]
 
 
@@ -83,29 +83,29 @@ class Answers:
     # --- calls
 
     def finish(self, call: Call, payload: Raw) -> None:
-        """The call's one result; a second one counts for nothing."""
+        """Give the call its one result; a second result is dropped."""
         if self.calls.close(call, payload, self._loop.time()):
             self._asking.drop(call)
             self.send_result(call.id, call.agent, call.instance_key, payload)
 
     def fail(self, call: Call, error: ToolError, receipt: Raw | None = None, work: Work | None = None) -> None:
-        """`error` is its result, or that of the `work` that went on after it; with the receipt of its jail."""
+        """`error` is the result of the call, or of the `work` that went on after it. `receipt` is its jail's."""
         self.conclude(call, work, error_result(error, call.tool.error_message_limit, receipt))
 
     def conclude(self, call: Call, work: Work | None, payload: Raw) -> None:
-        """The end of a call, or of the work that went on after it."""
+        """End a call, or the work that went on after it."""
         if work is None:
             self.finish(call, payload)
         else:
             self.end_work(work, payload)
 
     def resend(self) -> None:
-        """After a reconnect: results that may have been lost on the way."""
+        """After a reconnect, send the results again that may have been lost."""
         for stored in self.calls.kept():
             self.send_stored(stored)
 
     def send_stored(self, stored: StoredResult) -> None:
-        """The result of a finished call once more."""
+        """Send the result of a finished call once more."""
         payload = stored.payload
         if payload is None:
             message = "the call has run, but its result was not kept"
@@ -114,11 +114,11 @@ class Answers:
         self.send_result(stored.id, *stored.owner, payload)
 
     def send_result(self, call_id: str, agent: str | None, instance_key: str | None, payload: Raw) -> None:
-        """A result that is kept nowhere."""
+        """Send a result that is not kept."""
         self._send_frame(Frame("tool.result", call_id=call_id, to=agent, instance_key=instance_key, payload=payload))
 
     def progress(self, call: Call, progress: Progress) -> None:
-        """A call is under way. Not every report is passed on."""
+        """A call reports progress. Not every report is passed on."""
         now = self._loop.time()
         if now - call.progress_at >= PROGRESS_S:
             call.progress_at = now
@@ -131,8 +131,8 @@ class Answers:
     # --- pending work
 
     def begin_work(self, call: Call, chosen: str) -> Work | ToolError:
-        """A call has been answered with `pending`, by the name that its handler has chosen for the work; or the error
-        that answers it instead.
+        """A call is answered with `pending`, and `chosen` is the handler's name for the work. An error answers it
+        instead.
         """
         handle = full_handle(call.tool.name, chosen)
         if handle is None:
@@ -160,7 +160,7 @@ class Answers:
         return work
 
     def end_work(self, work: Work, payload: Raw) -> None:
-        """The final result: to those who poll for it, or else to the agent as an event."""
+        """The work's final result: for the calls that wait for it, or else an event for the agent."""
         pollers = self.pending.end(work, payload, self._loop.time())
         if pollers is None:
             return
@@ -174,7 +174,7 @@ class Answers:
         self._note_promises()
 
     def give_up(self, promises: Iterable[Promise]) -> None:
-        """Work of an earlier tool host: its outcome is unknown."""
+        """The work of an earlier tool host: its outcome is unknown."""
         for promise in promises:
             work = self.pending.begin(promise, self._loop.time(), again=True)
             if isinstance(work, Work):
@@ -203,7 +203,7 @@ class Answers:
             self._loop.call_later(wait_s, self._waited, work, call)
 
     def forget(self, owner: tuple[str, str]) -> None:
-        """The instance is deleted: its work ends without a word to anybody, in the next tool host, too."""
+        """The instance is deleted: nobody is told of the end of its work, in the next tool host neither."""
         self.pending.forget(owner)
         self._note_promises()
 
@@ -227,7 +227,7 @@ class Answers:
 
 
 def too_much_pending(whose: str) -> ToolError:
-    """The error of a call whose work may not go on: too much does already. `whose` says where, and how much may."""
+    """The error of a call whose work may not go on because too much does. `whose` says where, and how much may."""
     message = f"too much pending work is running for {whose}"
     return tool_error("E_OVERLOADED", message, name="PendingError", suggestion="Call again when some of it has ended.")
 
@@ -237,7 +237,7 @@ def _still_pending(handle: str) -> Raw:
 
 
 def completion_event(promise: Promise, payload: Raw) -> Frame:
-    """The event that tells an agent instance what its work came to; its id is made of the call's."""
+    """The event that tells an agent instance the result of its work. Its id is made from the call's."""
     told = Completion(
         handle=promise.handle,
         tool_name=promise.tool,

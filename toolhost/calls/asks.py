@@ -1,13 +1,14 @@
-"""What handlers ask of the bus through `ctx.runtime`: what goes there, under what names, what comes back. Pure.
+"""Questions of handlers to the bus through `ctx.runtime`: what is sent, under what ids, what comes back. Pure.
 
 Rules.
-- Everything is asked in the name of a call that runs here; the broker finds out whose call that is.
-- An id is made of the call's, of what is asked, and of how often the call has asked the same before. So a handler that
-  is run again asks under the same ids, in whatever order, and the broker answers what it knows already.
-- A question that says `async` is answered when the broker has it. It is the agent's own from then on: it ends neither
-  with the call nor at the call's deadline, and its answer is a message to the agent.
-- Each call may have so many questions open, ask so many in all, and say so much; one more is refused, not queued.
-- What comes out of a jail is hostile: names are bounded, values walked before anything opens them.
+- Each question is asked in the name of a call that runs here. The broker finds out whose call that is.
+- The id of a question is made from the call's id, from what is asked, and from how often the call asked the same
+  before. So a handler that runs again asks under the same ids, in whatever order, and the broker answers what it knows
+  already.
+- A question with `async` is answered when the broker has it. From then on it belongs to the agent: it ends neither with
+  the call nor at the call's deadline, and its answer is a message to the agent.
+- The open questions, all questions and all bytes of a call are limited. One more is refused, not queued.
+- What comes out of a jail is hostile: names are bounded, and values are walked before anything opens them.
 
 Source: docs/design/wire.md section 4; docs/design/delivery.md section 5; docs/design/sandbox.md section 5; requirements
 CONTEXT-09, AGENTS-12 to AGENTS-30.
@@ -36,12 +37,12 @@ from toolhost.untrusted import Violation, check_json
 MAX_OPEN: Final = 16
 MAX_ASKED: Final = 1000
 #: `input` and `metadata` of one question together, and of all questions of a call (bytes). The broker keeps what was
-#: sent and is not worked on yet, 256 MiB of everybody: one call must not fill that.
+#: sent and is not worked on yet, 256 MiB of all senders together: one call must not fill that.
 MAX_INPUT: Final = 256 << 10
 MAX_SAID: Final = 16 << 20
-#: The answer to one question, as the handler gets it (bytes): several have to fit what may wait for a jail.
+#: Largest answer to one question (bytes): several must fit into what may wait for a jail.
 MAX_ANSWER: Final = 4 << 20
-#: Names in a question (characters), and the path in one.
+#: Longest name in a question, and longest path in one (characters).
 MAX_NAME: Final = 256
 MAX_CWD: Final = 4096
 #: Longer callIds are shortened in ids, which may have 256 characters.
@@ -55,15 +56,18 @@ Reply = Callable[[Answer], None]
 
 
 class Question(NamedTuple):
-    """A question that has no answer yet: what was asked, the frame that asks it, and who gets the answer."""
+    """A question that has no answer yet."""
 
+    #: What was asked.
     ask: Ask
+    #: The frame that asks it.
     frame: Frame
+    #: Gets the answer.
     reply: Reply
 
 
 class Asker:
-    """One call, and what it has asked."""
+    """One call and its questions."""
 
     __slots__ = ("_asked", "_said", "_same", "open")
 
@@ -75,7 +79,7 @@ class Asker:
         self._same: Counter[bytes] = Counter()
 
     def frame(self, call: Call, ask: Ask, now: float, created_at: str, reply: Reply) -> Frame:
-        """The frame for the bus; the question is open then. `now` as in `call.deadline`, `created_at` RFC 3339.
+        """Make the frame for the bus and open the question. `now` as in `call.deadline`, `created_at` RFC 3339.
 
         Raises GoondanError for a question that does not go to the bus, and Violation for what no honest worker sends.
         """
@@ -104,7 +108,7 @@ class Asker:
 
 
 def _check(ask: Ask) -> int:
-    """How many bytes it says. Raises GoondanError for bad arguments, Violation for values that are not JSON."""
+    """How many bytes a question has. Raises GoondanError for bad arguments, Violation for values that are not JSON."""
     problems = (
         (ask.op in ("request", "send", "spawn") and not ask.target, "target is missing: the name of an agent"),
         (len(ask.target or "") > MAX_NAME, f"target has at most {MAX_NAME} characters"),
@@ -193,7 +197,7 @@ def _shorter(milliseconds: int, left_ms: int | None) -> int:
 
 
 def value_of(ask: Ask, asked: Frame, answer: Frame) -> Raw:
-    """What the handler gets for the frame that answers `asked`. Raises GoondanError when that is a failure."""
+    """The value that the handler gets from the answer to `asked`. Raises GoondanError when the answer is a failure."""
     size = memoryview(answer.payload).nbytes
     if size > MAX_ANSWER:
         raise _limit(f"the answer has {size} bytes, limit {MAX_ANSWER}", "Let the agent write to a file.")
@@ -227,5 +231,5 @@ def refusal(ask: Ask, error: ErrorPayload) -> Answer:
 
 
 def ended(ask: Ask) -> Answer:
-    """The answer to what is asked after the call has ended, or was open then."""
+    """The answer to a question that is asked, or still open, when the call has ended."""
     return refusal(ask, error_payload("E_CALL_ENDED", "the call has ended, and ctx.runtime with it"))

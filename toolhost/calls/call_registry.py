@@ -1,14 +1,14 @@
-"""The calls that this host has taken on, by callId: pure, with the time as an argument.
+"""The calls that this host has accepted, by callId. Pure, with the time as an argument.
 
 States of a callId: unknown -> open (waiting or running) -> kept (finished, its result here) -> unknown again once the
 agent has stored the result, or forgotten (finished, its result dropped).
 
 Rules.
-- A callId runs at most once: a repeat of an open one attaches to it, of a kept one gets the same result again, of a
-  forgotten one is told that its outcome is unknown.
-- Kept results are bounded in bytes and in time; the oldest of whoever has most go first (fair_store.py). A result that
-  is dropped stays known by its id alone.
-- A callId belongs to the agent instance that used it first; from another one it is refused.
+- A callId runs at most once. A repeat of an open callId attaches to it, a repeat of a kept one gets the same result,
+  and a repeat of a forgotten one is told that its outcome is unknown.
+- Kept results are bounded in bytes and in time. The oldest of the owner that has most go first (fair_store.py). Of a
+  dropped result only the id stays known.
+- A callId belongs to the agent instance that used it first. From another instance it is refused.
 
 Source: docs/design/delivery.md section 6.
 """
@@ -25,14 +25,14 @@ from msgspec import Raw, Struct
 from schemas.launch import ExportSpec, ToolSpec
 from toolhost.calls.fair_store import FairStore
 
-#: Results that no agent has acknowledged yet, in all (bytes): one of the largest, twenty of the default outputMb.
+#: Results that no agent has acknowledged yet, in all (bytes): one of the largest, or twenty of the default outputMb.
 KEPT_BYTES: Final = 80 << 20
 #: How long a result waits for its acknowledgement (seconds). An agent that is restarted asks again within seconds; ten
 #: minutes cover an operator who restarts a whole machine's services by hand.
 KEPT_S: Final = 600.0
 #: Ids of calls whose results were dropped; each takes some hundred bytes.
 FORGOTTEN: Final = 16384
-#: Of a hello frame (bytes); the rest of a frame is room for its header.
+#: How much of a hello frame the callIds may take (bytes); the rest is for its header.
 HELLO_BYTES: Final = 768 << 10
 #: A kept result costs at least this much, so that many tiny ones are bounded, too (bytes).
 _KEPT_OVERHEAD: Final = 512
@@ -57,16 +57,17 @@ class Call(Struct, eq=False, kw_only=True):
     turn_id: str
     tool_call_id: str
     message_id: str | None
-    #: The folder that it works in, and the folder that this one lies in, both as the frame says them.
+    #: The folder that it works in, as the frame says it.
     workdir: str | None
+    #: The folder that the workdir must lie in, as the frame says it.
     workdir_base: str | None = None
     #: When it must have its result (seconds, on the loop's clock). None: without a deadline, or its time stands still.
     deadline: float | None
-    #: What it was given until then (milliseconds).
+    #: The time that it got until its deadline (milliseconds).
     allowed_ms: int = 0
     #: What it has left while its time stands still (seconds).
     left: float | None = None
-    #: Tells its tool from what the same name stood for in an earlier bundle.
+    #: Tells its tool from a tool of the same name in an earlier bundle.
     generation: str = ""
     root_event: str | None = None
     trace_id: str | None = None
@@ -79,15 +80,16 @@ class Call(Struct, eq=False, kw_only=True):
     worker_call_id: str = ""
     #: How often a jail got it.
     attempts: int = 0
-    #: When its jail got it, and when its last progress was passed on (seconds, on the loop's clock).
+    #: When its jail got it (seconds, on the loop's clock).
     started: float = 0.0
+    #: When its last progress was passed on (seconds, on the loop's clock).
     progress_at: float = 0.0
-    #: Connections of its jail that had been denied when it began.
+    #: How many connections of its jail had been denied when it began.
     denied_before: int = 0
 
     @property
     def owner(self) -> tuple[str, str]:
-        """Whose call it is."""
+        """The agent and the instance key that made the call."""
         return (self.agent, self.instance_key)
 
 
@@ -105,7 +107,7 @@ class StoredResult(Struct, eq=False):
 
 
 class CallRegistry:
-    """All calls of one tool host, and the results that it still has."""
+    """All calls of one tool host, and the results that it keeps."""
 
     def __init__(self, *, kept_bytes: int = KEPT_BYTES, kept_s: float = KEPT_S, forgotten: int = FORGOTTEN) -> None:
         self._max_bytes = kept_bytes
@@ -122,7 +124,7 @@ class CallRegistry:
         return self._open.get(call_id) or self._kept.get(call_id) or self._forgotten.get(call_id)
 
     def open(self, call: Call) -> None:
-        """Take on a new call."""
+        """Accept a new call."""
         self._open[call.id] = call
         if call.deadline is not None:
             heapq.heappush(self._deadlines, (call.deadline, next(self._order), call))
@@ -131,7 +133,7 @@ class CallRegistry:
                 heapq.heapify(self._deadlines)
 
     def hold(self, call: Call, now: float) -> None:
-        """A person is asked about something that this call waits for: its time stands still."""
+        """A person must decide something that this call waits for: its time stands still."""
         if call.deadline is not None:
             call.left, call.deadline = call.deadline - now, None
 
@@ -142,7 +144,7 @@ class CallRegistry:
             heapq.heappush(self._deadlines, (call.deadline, next(self._order), call))
 
     def close(self, call: Call, payload: Raw, now: float) -> bool:
-        """The call's one result is here; False when it had one already (then this one counts for nothing)."""
+        """Keep the call's one result. False when it had one already; then this one is dropped."""
         if call.state == "done":
             return False
         call.state = "done"
@@ -199,9 +201,9 @@ class CallRegistry:
     # --- views
 
     def known_ids(self, max_bytes: int = HELLO_BYTES) -> list[str]:
-        """CallIds that this host answers for, open ones first, then the newest results: what `hello` names.
+        """CallIds that this host answers for, for `hello`: open ones first, then those with the newest results.
 
-        As many as fit `max_bytes`; hello is one frame.
+        As many as fit into `max_bytes`, because hello is one frame.
         """
         found: list[str] = []
         for call_id in chain(self._open, (stored.id for stored in reversed(self.kept()))):
@@ -227,7 +229,7 @@ class CallRegistry:
 
     @property
     def kept_bytes(self) -> int:
-        """What the kept results take."""
+        """How much the kept results take (bytes)."""
         return self._kept.total
 
 

@@ -1,4 +1,4 @@
-"""What a call's error becomes when the sandbox was the reason: pure.
+"""The error of a call that failed because of the sandbox. Pure.
 
 A handler sees a refused connection, a name that does not exist or a socket that it may not make. Its error keeps its
 name and message; its code becomes E_SANDBOX_DENIED and the message begins with what was refused, so that a model does
@@ -15,7 +15,7 @@ from typing import Final
 from schemas.worker_frames import WorkerError
 from toolhost.egress.messages import Denied
 
-#: Codes of an operating system that a failed connection has.
+#: Codes of operating systems for a failed connection.
 NETWORK_CODES: Final = frozenset(
     ("ECONNREFUSED", "ECONNRESET", "ENETUNREACH", "EHOSTUNREACH", "EADDRNOTAVAIL", "ENETDOWN", "ETIMEDOUT", "EPIPE")
 )
@@ -24,7 +24,7 @@ _UNSPECIFIC: Final = frozenset((None, "E_TOOL", *NETWORK_CODES))
 
 
 def with_denial(error: WorkerError, denied: Sequence[Denied]) -> WorkerError:
-    """The error of a call during which `denied` was seen in its jail, oldest first."""
+    """The error of a call; `denied` are the denials in its jail while it ran, oldest first."""
     if not denied or error.code not in _UNSPECIFIC:
         return error
     last = next((one for one in reversed(denied) if _is_named(one, error.message)), denied[-1])

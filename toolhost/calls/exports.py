@@ -1,4 +1,4 @@
-"""Which exports can be called, and with what: every export of every tool, narrowed for the agents that narrow it. Pure.
+"""The exports that can be called, and with what: every export of every tool, narrowed for agents that narrow it. Pure.
 
 An agent that narrows the sandbox of a tool (Agent.spec.sandbox, spec.tools[].sandbox) has entries of its own, and with
 them jails of its own: its generation is another one, so even a shared jail is not shared with agents that have more.
@@ -26,11 +26,15 @@ if TYPE_CHECKING:
 
 
 class Entry(NamedTuple):
-    """One export of one tool, ready to be called. `tool.sandbox` is what this caller's jail gets."""
+    """One export of one tool, ready to be called."""
 
+    #: Its tool; `tool.sandbox` is what this caller's jail gets.
     tool: ToolSpec
+    #: What the tool declares about it.
     export: ExportSpec
+    #: Checks arguments.
     checker: ArgumentChecker
+    #: Tells the tool from a tool of the same name in an earlier bundle, or for another agent.
     generation: str
 
 
@@ -38,7 +42,7 @@ class Exports:
     """The exports of a tool host."""
 
     def __init__(self, spec: ToolHostSpec, generations: Mapping[str, str]) -> None:
-        """`generations` tells each tool from what the same name stood for in an earlier bundle."""
+        """`generations` tells each tool from a tool of the same name in an earlier bundle."""
         # Imported now, while the probe's jail starts: the library that compiles schemas takes some 8 ms of each start.
         from schemas.arguments import compile_arguments
 
@@ -56,14 +60,14 @@ class Exports:
                     self._narrowed[agent, name] = entry
 
     def find(self, name: str | None, agent: str | None) -> Entry | None:
-        """What `agent` calls by the full name of a tool; None when there is none."""
+        """The export that `agent` calls by the full name of a tool; None when there is none."""
         if self._narrowed and (entry := self._narrowed.get((agent or "", name or ""))) is not None:
             return entry
         return self._everyone.get(name or "")
 
 
 def arguments(entry: Entry, name: str, raw: Raw) -> Raw | ToolError:
-    """The arguments as the handler gets them, or why they are none (HANDLER-06)."""
+    """The arguments as the handler gets them, or why they are refused (HANDLER-06)."""
     data = bytes(raw)
     try:
         check_json(data)

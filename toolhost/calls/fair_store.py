@@ -1,4 +1,4 @@
-"""Values that are kept for a while within a bound, and which of them goes first when there are too many. Pure.
+"""Values that are kept for a while within a bound. It decides which one goes first when there are too many. Pure.
 
 If the oldest of all went first, one owner could push out what is kept for everybody else. So the oldest value of the
 owner who has most goes first.

@@ -11,11 +11,11 @@ from typing import Final
 
 from toolhost.calls.fair_store import FairStore
 
-#: Messages in all (bytes): what some hundred agents have in hand at a time; of whoever has most, the oldest go first.
+#: Messages in all (bytes): what some hundred agents use at a time. The oldest of the owner that has most go first.
 CACHE_BYTES: Final = 8 << 20
 #: Messages of one instance: that of its step, and of steps whose calls are sent again.
 INSTANCE_MESSAGES: Final = 4
-#: What keeping a message takes beside its bytes, near enough to budget by.
+#: What a kept message takes beside its bytes, as an estimate.
 ENTRY_BYTES: Final = 512
 #: Messages that a worker keeps; WORKER.md says the same number.
 WORKER_MESSAGES: Final = 8
@@ -46,7 +46,7 @@ class MessageCache:
 
 
 class SentMessages:
-    """Which messages one worker has, by the names it knows them by. It drops the oldest beyond WORKER_MESSAGES."""
+    """The messages that one worker has, and their names there. It drops the oldest beyond WORKER_MESSAGES."""
 
     __slots__ = ("_count", "_names")
 
@@ -55,7 +55,9 @@ class SentMessages:
         self._count = 0
 
     def name(self, name: Name, message: bytes | None) -> tuple[str | None, bool]:
-        """The worker's name for a message, and whether the message must be sent first; None when nobody has it."""
+        """The worker's name for a message, and whether the message must be sent first; None when the message is
+        unknown.
+        """
         known = self._names.get(name)
         if known is not None:
             return known, False

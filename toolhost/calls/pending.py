@@ -1,17 +1,16 @@
-"""Work that goes on after its call was answered with `pending`: who waits for it, and what it came to. Pure.
+"""Work that goes on after its call was answered with `pending`: which calls wait for it, and its result. Pure.
 
 States of a piece of work: running -> done (its final result is here) -> forgotten.
 
 Rules.
-- A handle names one piece of work of one agent instance and one tool: the tool's name stands before what the handler
-  has chosen, so that no tool can take, replace or imitate the handle of another. While the work runs, the same handle
-  is refused to a second one.
-- It ends exactly once: by its worker's second result, by the end of its jail, by PENDING_S, or because the tool host
+- A handle names one piece of work of one agent instance and one tool. It begins with the tool's name, so no tool can
+  take, replace or imitate the handle of another tool. While the work runs, the handle is refused to other work.
+- Work ends exactly once: by its worker's second result, by the end of its jail, by PENDING_S, or because the tool host
   that had it is gone; then its outcome is unknown.
-- All of it is written down for the next tool host, whenever some begins or ends. That is bounded: an instance may have
-  at most twice as much as is left then.
-- What it came to is told to whoever polls for it; if nobody does at that moment, the agent is sent an event. It stays
-  here for KEPT_S, for those who ask later.
+- All running work is written down for the next tool host whenever some begins or ends. That is bounded: an instance may
+  have at most twice as much as is left free after it.
+- A call that polls at that moment is told the result; without one the agent gets an event. The result stays here for
+  KEPT_S, for later polls.
 
 Source: docs/design/tools.md section 6; requirements RESULT-03, RESULT-04.
 """
@@ -28,23 +27,23 @@ from toolhost.calls.fair_store import FairStore
 
 #: How long work may go on (seconds).
 PENDING_S: Final = 3600.0
-#: How long its result is kept for those who poll (seconds), and how much of all of them (bytes).
+#: How long its result is kept for polls (seconds), and how much all kept results may take (bytes).
 KEPT_S: Final = 600.0
 KEPT_BYTES: Final = 32 << 20
 #: Pieces of work that one agent instance may have running.
 MAX_RUNNING: Final = 256
-#: All promises that are written down (bytes), and how many times what it leaves an instance may hold: with the longest
-#: names it is room for some hundred, with usual ones for ten thousand.
+#: All promises that are written down (bytes), and how many times the free rest an instance may hold. With the longest
+#: names that is room for some hundred promises, with usual names for ten thousand.
 MAX_PROMISED_BYTES: Final = 3 << 20
 TIMES_LEFT: Final = 2
-#: What a handler may choose (characters): it is an identifier, which is kept, shown and sent back.
+#: Longest name that a handler may choose (characters): it is kept, shown and sent back.
 MAX_HANDLE: Final = 1024
 
 
 def full_handle(tool: str, chosen: str) -> str | None:
-    """The handle of work that a tool has named so: `<tool>/<name>`; None for a name that is none.
+    """The handle `<tool>/<name>` of work that a tool has named so; None for a bad name.
 
-    It may hold any letters, digits, signs and blanks, but nothing that steers a terminal or makes a line.
+    A name may hold any letters, digits, signs and blanks, but nothing that controls a terminal or ends a line.
     """
     if not 1 <= len(chosen) <= MAX_HANDLE or not chosen.isprintable():
         return None
@@ -56,26 +55,35 @@ Name = tuple[str, str, str]
 
 
 class Promise(Struct, frozen=True, rename="camel"):
-    """What is remembered of running work when the tool host ends: enough to say that its outcome is unknown."""
+    """What the next tool host must know of running work, to say that its outcome is unknown."""
 
+    #: The agent whose work it is.
     agent: str
+    #: The instance of that agent.
     instance_key: str
+    #: The handle of the work.
     handle: str
+    #: The tool whose handler began it.
     tool: str
+    #: The callId of the call that was answered with `pending`.
     call_id: str
+    #: The turn of that call.
     turn_id: str
+    #: The model's id of that call.
     tool_call_id: str
+    #: The event that all this work began with; None when that is not known.
     root_event: str | None = None
+    #: The trace of the call; None without one.
     trace_id: str | None = None
 
     @property
     def owner(self) -> tuple[str, str]:
-        """Whose work it is."""
+        """The agent and the instance key whose work it is."""
         return (self.agent, self.instance_key)
 
     @property
     def name(self) -> Name:
-        """What tells running work from all other running work."""
+        """The name of running work; no other running work has it."""
         return (self.agent, self.instance_key, self.handle)
 
 
@@ -110,8 +118,9 @@ class PendingRegistry:
         self._promised: FairStore[str, Promise] = FairStore()
 
     def begin(self, promise: Promise, now: float, *, again: bool = False) -> Work | Refusal:
-        """New work, or why not: the handle is taken, the instance has too much of it running, or there is no room to
-        write it down. `again`: it was promised by an earlier tool host.
+        """New work, or why it is refused: the handle is taken, the instance has too much, or it cannot be written down.
+
+        `again`: an earlier tool host had promised it.
         """
         if promise.name in self._running:
             return "taken"
@@ -127,7 +136,7 @@ class PendingRegistry:
         return work
 
     def end(self, work: Work, payload: Raw, now: float) -> list[Call] | None:
-        """Its final result; the calls that wait for it, or None when it had ended before."""
+        """Set its final result. Returns the calls that wait for it, or None when it had ended before."""
         promise = work.promise
         if work.done or self._running.pop(promise.name, None) is not work:
             return None
@@ -139,7 +148,7 @@ class PendingRegistry:
         return pollers
 
     def told(self, promise: Promise) -> None:
-        """Somebody knows what it came to: it need not be written down any more."""
+        """Somebody knows the result: it need not be written down any more."""
         self._promised.take(promise.call_id)
 
     def get(self, owner: tuple[str, str], handle: str) -> Work | None:
@@ -170,10 +179,10 @@ class PendingRegistry:
             self.told(promise)
 
     def promised(self) -> list[Promise]:
-        """What was promised and nobody was told of yet: what the next tool host has to give up."""
+        """Promises that nobody was told of yet: the next tool host has to give them up."""
         return list(self._promised)
 
     @property
     def empty(self) -> bool:
-        """Whether there is nothing to look after."""
+        """Whether there is no work and no result here."""
         return not self._running and not len(self._done)

@@ -1,4 +1,4 @@
-"""The results of calls, as the bus carries them: pure.
+"""The results of calls as the bus carries them. Pure.
 
 An output is forwarded as the worker encoded it; an error is cut to its tool's limit and completed with what ERROR-02,
 ERROR-06 and ERROR-07 ask for.
@@ -22,7 +22,7 @@ from schemas.worker_frames import Result, WorkerError
 from toolhost.calls.pending import full_handle
 from toolhost.untrusted import Violation, check_json, output_limit
 
-#: What a worker may say about its error beside the message (characters); a handler has no reason to say more.
+#: Characters of an error's name, code and other texts beside its message; a handler has no reason to send more.
 MAX_NAME: Final = 200
 MAX_CODE: Final = 100
 MAX_SUGGESTION: Final = 2000
@@ -35,9 +35,9 @@ _RECEIPT: Final = encode_value("receipt")
 
 
 def shape(result: Result, receipt: Raw, tool: ToolSpec) -> Raw:
-    """A worker's result as the payload of `tool.result` within the tool's limits, with the host's receipt.
+    """Make the payload of `tool.result` from a worker's result, within the tool's limits, with the host's receipt.
 
-    Raises Violation when it is none of the protocol.
+    Raises Violation when the result breaks the protocol.
     """
     message_limit = tool.error_message_limit
     if result.status == "ok":
@@ -58,14 +58,16 @@ def shape(result: Result, receipt: Raw, tool: ToolSpec) -> Raw:
 
 
 def error_result(error: ToolError, message_limit: int, receipt: Raw | None = None) -> Raw:
-    """An error as the payload of `tool.result`, its message cut (ERROR-03); the receipt if a jail had the call."""
+    """Make the payload of `tool.result` from an error. Its message is cut (ERROR-03). `receipt` if a jail had the
+    call.
+    """
     if len(error.message) > message_limit:
         error = msgspec.structs.replace(error, message=cut_message(error.message, message_limit))
     return Raw(encode_value(ToolResult(status="error", error=error, receipt=receipt)))
 
 
 def refusal(info: ErrorPayload, *, name: str = "ToolHostError") -> ToolError:
-    """One of our own errors as the error of a result."""
+    """Make the error of a result from one of our own errors."""
     return ToolError(
         message=info.message, name=name, code=info.code, suggestion=info.suggestion, help_url=info.help_url
     )

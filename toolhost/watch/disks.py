@@ -1,9 +1,9 @@
-"""The file systems that jails write to: how much they lose, which jails may have taken that, and who it was.
+"""The file systems that jails write to: how much they lose, which jails may have taken it, and which one did.
 
-A jail that may have reached a limit is frozen where there is a group for that, walked, and then ended or let go on. So
-what is written meanwhile is at most what its system calls under way write. Free space is looked at meanwhile.
+A jail that may have reached a limit is frozen, where it has a group for that. Then its folders are walked, and it is
+ended or goes on. So meanwhile it writes only what system calls already under way write. Looks at free space go on.
 
-Used by the watch's thread, but for `enter`, `start` and `close`. Walks go on in another one.
+The watch's thread uses this module; other threads may call `enter`, `start` and `close`. Walks run in another thread.
 
 Source: docs/design/sandbox.md section 4; docs/decisions/029.
 """
@@ -27,10 +27,11 @@ from toolhost.watch.jail_usage import JailUsage
 
 #: Between two looks at free space (seconds): at 1 GB/s that is 5 MB.
 DISK_S: Final = 0.005
-#: The part of a processor that walks over the folders of all jails may take, and what they take at once (seconds).
+#: The part of a processor that walks over the folders of all jails may take, and how much at once (seconds).
 WALKS_PART: Final = 0.5
 WALKS_S: Final = 0.1
-#: What is waited for a walk before the jail is urged on, should it hold a folder's lock (seconds): most take a tenth.
+#: How long a walk is waited for before the jail is urged on, because it may hold a folder's lock (seconds). Most walks
+#: take a tenth of it.
 PATIENCE_S: Final = 0.02
 #: Between two looks at what a jail has in flight (seconds).
 FLIGHT_S: Final = 0.01
@@ -39,10 +40,11 @@ WALK_S: Final = 1.0
 
 
 class _Device:
-    """A file system, and what it has lost since we look at it.
+    """A file system, and how much it has lost since we look at it.
 
-    Those that count no entries (btrfs) do not count either what waits to be written, up to half a minute: there every
-    page of this machine that does so counts as lost, and again when it is. So more may be lost than was, never less.
+    A file system that counts no entries (btrfs) also does not count what waits to be written, for up to half a minute.
+    There every such page of this machine counts as lost, and counts again when it is written. So the sum may be too
+    large and is never too small.
     """
 
     def __init__(self) -> None:
@@ -52,7 +54,7 @@ class _Device:
         self._free = self._entries = -1
 
     def look(self, place: str) -> None:
-        """Add up falls only: what others give back must not hide what a jail takes. Raises OSError."""
+        """Add up only falls of free space: what others give back must not hide what a jail takes. Raises OSError."""
         at = os.statvfs(place)
         free, entries = at.f_bfree * at.f_frsize, at.f_ffree
         self.counts_entries = at.f_files > 0
@@ -77,10 +79,10 @@ class _Suspect(NamedTuple):
 
 
 class _Walk:
-    """A walk over the folders of a suspect, from when it was asked for (monotonic seconds, and what was lost then).
+    """A walk over the folders of a suspect, with the time and the loss when it was asked for (monotonic seconds).
 
-    `named` is what an earlier one found if nothing but what has no name is to be looked at. `cost_s` is the processor
-    time that it has taken; `in_flight` are sockets of the jail with descriptors under way, None if nothing can be told.
+    `named` is what an earlier walk found, if only files without a name are to be looked at. `cost_s` is the processor
+    time that the walk took. `in_flight` are sockets of the jail with descriptors under way; None if that is not known.
     """
 
     def __init__(self, suspect: _Suspect, lost: Lost) -> None:
@@ -130,20 +132,20 @@ class Disks:
         self._busy: list[JailUsage] = []
         self._looked_at = 0.0
         self._walks = Budget(WALKS_PART, WALKS_S)
-        # Walks have a thread: one waits for a folder while a process of the jail makes a file in it, and such a process
-        # can wait for the processor for seconds.
+        # Walks have a thread of their own: a walk waits while a process of the jail makes a file in the folder, and
+        # such a process can wait for the processor for seconds.
         self._walking: _Walk | None = None
         self._asked: SimpleQueue[_Walk | None] = SimpleQueue()
         self._done = Event()
         self._thread = Thread(target=self._walk_all, name="walks", daemon=True)
 
     def start(self) -> int | None:
-        """Start the thread of walks: its number."""
+        """Start the thread of walks. Returns its number."""
         self._thread.start()
         return self._thread.native_id
 
     def close(self) -> None:
-        """End it, after a walk that goes on."""
+        """End the thread after the walk that is under way."""
         self._asked.put(None)
         if self._thread.is_alive():
             self._thread.join()
@@ -163,11 +165,11 @@ class Disks:
             jail.kept[number] = Kept()
 
     def due_in(self) -> float:
-        """When `look` has something to do (seconds from now), 0 or less for now."""
+        """After how many seconds `look` has something to do; 0 or less: now."""
         return self._looked_at + DISK_S - time.monotonic()
 
     def look(self, busy: list[JailUsage]) -> None:
-        """Ask for free space if it is time for that; who may have reached a limit becomes a suspect, and is frozen."""
+        """Look at free space if it is time. A jail that may have reached a limit becomes a suspect, and is frozen."""
         self._busy = busy
         if self.due_in() <= 0:
             self._look()
@@ -198,13 +200,13 @@ class Disks:
 
     @property
     def suspects(self) -> bool:
-        """Whether `step` has something to do: a jail is being walked, or is to be and there is time for that."""
+        """Whether `step` has something to do: a jail is being walked, or waits for it and there is time."""
         return self._walking is not None or (bool(self._suspects) and self._walks.allowed(time.monotonic()))
 
     def step(self, is_quick: Callable[[JailUsage], bool]) -> tuple[JailUsage, str] | None:
-        """Begin a walk over the folders of a suspect, or wait for the end of one until the next look at free space.
+        """Begin a walk over the folders of a suspect, or wait for its end until the next look at free space.
 
-        A jail that has reached a limit, and which, is returned: its processes have been killed. Any other goes on.
+        Returns a jail that has reached a limit, and the limit: its processes have been killed. Any other jail goes on.
         """
         if self._walking is None:
             suspect = min(self._suspects, key=lambda each: walked_before(each.frozen, is_quick(each.jail)))
@@ -241,7 +243,9 @@ class Disks:
         return None if limit is None else (jail, limit)
 
     def _decide(self, asked: _Walk, found: Growth) -> str | None:
-        """The limit that the jail has reached; None also if that is not known yet, and looks go on."""
+        """The limit that the jail has reached; None when it has not, or when looks go on because that is not known
+        yet.
+        """
         jail, number, _, _ = asked.suspect
         lost, meter = self._devices[number].lost, jail.disks[number]
         before = jail.undecided.pop(number, None)
@@ -257,7 +261,7 @@ class Disks:
         return meter.walked(found, asked.lost, lost, jail.limits, kept_in_flight=kept)
 
     def let_go(self) -> None:
-        """Nobody is a suspect any more."""
+        """Let all suspects go on."""
         suspects, self._suspects = self._suspects, []
         for suspect in suspects:
             if suspect.frozen:

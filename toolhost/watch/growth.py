@@ -1,10 +1,10 @@
-"""What a jail has added to a folder: a walk over a tree that the jail may be changing at this moment.
+"""How much a jail has added to a folder: a walk over a tree that the jail may be changing at this moment.
 
-Counted is what is newer than the jail, or was changed since, by the times that the kernel keeps and no program can set.
-A file that was appended to counts whole; decide.DiskMeter bounds that by what the file system has lost.
+It counts what is newer than the jail or was changed since, by the times that Linux keeps and no program can set. A file
+that was appended to counts whole; decide.DiskMeter bounds that by what the file system has lost.
 
-The walk opens every folder relative to its parent, without following links, and goes MAX_DEPTH down. Below that a
-changed folder counts as `deep`: no tool needs such a tree, and whoever builds one hides something.
+The walk opens every folder relative to its parent, without following links, down to MAX_DEPTH. A changed folder below
+that counts as `deep`: no tool needs such a tree, and one that builds it hides something.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def walk(root: str, since: float, enough: Growth) -> Growth:
-    """What was added to the folder (or file) `root` since then (seconds since 1970). Stops at `enough` of either.
+    """How much was added to the folder (or file) `root` since then (seconds since 1970). Stops at `enough` of either.
 
-    A tree that is too deep is `enough` as well.
+    A tree that is too deep counts as `enough`.
     """
     try:
         status = os.lstat(root)
@@ -84,7 +84,7 @@ class _Found:
         return True
 
     def _count(self, status: os.stat_result, is_folder: bool) -> bool:
-        """Whether it is newer, and was not counted by another name."""
+        """Whether it is newer, and was not counted under another name."""
         file = (status.st_dev, status.st_ino)
         if status.st_ctime < self._since or file in self._seen:
             return False

@@ -1,7 +1,7 @@
-"""Files whose last descriptors lie in sockets of a jail: nobody can see them. Pure; times and sizes are arguments.
+"""Files whose last descriptors lie in sockets of a jail, where nobody sees them. Pure; times and sizes are arguments.
 
-What nobody sees can be told from what the machine has lost, and only while a jail keeps descriptors there: a program
-that passes some on has them received within milliseconds, and must not be blamed for what others take.
+Their size follows from what the machine has lost, and only while a jail keeps descriptors there. A program that passes
+descriptors on has them received within milliseconds; it must not be blamed for what others take.
 
 Source: docs/design/sandbox.md section 4; docs/decisions/029.
 """
@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-#: Descriptors that lie in one socket for so long (seconds), and at so many looks in turn, are kept there.
+#: Descriptors count as kept in a socket after this time (seconds) and so many looks in turn.
 KEPT_S: Final = 0.12
 LOOKS: Final = 4
-#: The same where they move from one socket to the next, and there were some at each look.
+#: The same when they move from one socket to the next, and there were some at each look.
 MOVED_S: Final = 2.0
 
 
@@ -36,7 +36,7 @@ class Kept:
         self._looks = 0
 
     def look(self, now: float, found: InFlight) -> bool:
-        """These sockets have some now, on a clock in seconds; whether they are kept."""
+        """Note the sockets that have descriptors now, on a clock in seconds. Returns whether they are kept there."""
         if not self._some:
             self._moved_since = now
         self._some = bool(found.last)
@@ -51,17 +51,19 @@ class Kept:
 
 
 class HiddenMemory:
-    """What a jail may have at most in files in memory that nobody sees (bytes). `shared` is the machine's in all."""
+    """The most that a jail may have in files in memory that nobody sees (bytes). `shared` is that of the whole
+    machine.
+    """
 
     def __init__(self, shared: int) -> None:
         self._others = shared
 
     def most(self, shared: int, seen: int) -> int:
-        """The jail is seen to have `seen` of `shared`. What others gave back it may have taken since."""
+        """The jail is seen to have `seen` of `shared`. It may have taken what others have given back since."""
         others = max(0, shared - seen)
         self._others = min(self._others, others)
         return others - self._others
 
     def clear(self, shared: int, seen: int) -> None:
-        """It has nothing in flight: all else is others'."""
+        """The jail has nothing in flight: everything else is others'."""
         self._others = max(0, shared - seen)

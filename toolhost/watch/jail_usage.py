@@ -1,4 +1,4 @@
-"""What one jail uses: what the kernel counts, and what was seen of it. Read by the watch's thread and by the loop.
+"""What one jail uses: what Linux counts, and what was seen of it. The watch's thread and the loop read it.
 
 Source: docs/design/sandbox.md section 4.
 """
@@ -32,16 +32,16 @@ class JailUsage:
     def __init__(
         self, limits: Limits, places: Sequence[str], keeper: Keeper, niceness: int, powers: Powers, trusted: int = 0
     ) -> None:
-        """`places` are the folders that it may write to; `keeper` what the kernel does for its limits,
-        `niceness` what it was started with.
+        """`places` are the folders that it may write to. `keeper` is what Linux does for its limits. `niceness` is what
+        it was started with.
 
-        `trusted`: so many of its processes are ours, and count for nothing.
+        `trusted`: so many of its processes are ours, and do not count.
         """
         self.limits = limits
         self.keeper = keeper
         #: The names of the calls that it runs, pending work included; None when nothing needs to be looked at.
         self.running: Callable[[], Sequence[str] | None] = lambda: None
-        #: The first processes of calls that have some of their own.
+        #: The first processes of calls that have processes of their own.
         self.cells: Callable[[], Mapping[str, int]] = dict
         self.cpu = CpuMeter()
         #: The most memory that was seen (bytes).
@@ -50,7 +50,7 @@ class JailUsage:
         self.view: procfs.View | None = None
         #: When it began, as file times have it (seconds since 1970).
         self.since = time.time() - _TICK_S
-        #: The folders that it may write to, by file system; and what it has written there at most.
+        #: The folders that it may write to, by file system; then a meter of what it has written there at most.
         self.devices: dict[int, list[str]] = {}
         self.disks: dict[int, DiskMeter] = {}
         #: Whether it keeps descriptors in flight, by file system that is looked at.
@@ -61,11 +61,11 @@ class JailUsage:
         self.walk_again_at = 0.0
         #: Whether its last process is gone.
         self.closed = False
-        #: The limit that ended it, as far as the kernel or the watch did.
+        #: The limit that Linux or the watch ended it for; None so far.
         self.met: str | None = None
         #: Whether it is being ended.
         self.ending = False
-        #: Whether one of its calls has come to its end.
+        #: Whether one of its calls has ended.
         self.answered = False
         self._trusted = trusted
         self._powers = powers
@@ -73,7 +73,8 @@ class JailUsage:
         self._pace = Pace()
         self._niceness = niceness
         self._last: tuple[float | None, int | None] = (None, None)
-        # Nothing is closed while it is read. Held for single reads, never for a look or a walk: the loop waits for it.
+        # It protects descriptors from being closed while they are read. It is held for single reads and never for a
+        # look or a walk, because the loop waits for it.
         self._lock = threading.Lock()
         self._hidden = HiddenMemory(0 if keeper.counts_memory else procfs.shared())
         self._kept_memory = Kept()
@@ -82,7 +83,7 @@ class JailUsage:
                 self.devices.setdefault(os.stat(place).st_dev, []).append(place)
 
     def processes(self) -> list[procfs.Process]:
-        """Its processes, if they must be looked at one by one."""
+        """Its processes, if they must be looked at one by one; else none."""
         keeper = self.keeper
         uncounted = not (keeper.counts_memory and keeper.counts_processes and keeper.counts_cpu)
         if self.view is not None and (uncounted or len(self.cells()) > 1):
@@ -95,14 +96,14 @@ class JailUsage:
         return sum(process.cpu_s for process in there) if counted is None else counted
 
     def counted_s(self) -> float | None:
-        """The same by the kernel alone, None where it does not count. Raises OSError when the jail has ended."""
+        """The same as Linux alone counts it, None where it does not count. Raises OSError when the jail has ended."""
         with self._lock:
             if self.closed:
                 raise OSError("the jail has ended")
             return self.keeper.cpu_s()
 
     def charge(self, there: Sequence[procfs.Process]) -> float:
-        """Share its processor time out among the calls that run; how much it is in all (seconds)."""
+        """Divide its processor time among the calls that run. Returns how much it is in all (seconds)."""
         trees = procfs.trees(list(there), self.cells())
         seen = {call: sum(process.cpu_s for process in tree) for call, tree in trees.items()}
         total_s = self.cpu_s(there)
@@ -110,7 +111,7 @@ class JailUsage:
         return total_s
 
     def usage(self, there: Sequence[procfs.Process]) -> Usage:
-        """What is to be held against its limits."""
+        """What counts against its limits."""
         keeper = self.keeper
         memory, tasks = None, 0
         if there and self.view is not None and not keeper.counts_memory:
@@ -126,7 +127,7 @@ class JailUsage:
         return max(0, sum(process.threads for process in there) - self._trusted)
 
     def _memory(self, view: procfs.View, there: list[procfs.Process]) -> int:
-        """What is seen of it, and what may be hidden in sockets if it keeps descriptors there (bytes)."""
+        """Its memory as it is seen, and what it may hide in sockets if it keeps descriptors there (bytes)."""
         limit, cells = self.limits.memory_mb * MIB, list(self.cells().values())
         found = procfs.memory(view, limit, there, self._powers.held_by, cells)
         shared = procfs.shared()
@@ -143,11 +144,15 @@ class JailUsage:
         return found.size
 
     def is_quick(self, total_s: float, now: float) -> bool:
-        """Whether others need not be kept from waiting for it. `total_s`: the processor time that it has used."""
+        """Whether it holds nobody up, so that others need not be protected. `total_s`: processor time that it has
+        used.
+        """
         return self._pace.is_quick(total_s, now, answered=self.answered)
 
     def stand(self, niceness: int) -> None:
-        """Have the weight of a process of that niceness while processors are short; a step more or less is the same."""
+        """Give it the weight of a process of that niceness while processors are short. A change of one step is left
+        out.
+        """
         if self.ending or niceness == self._niceness or (niceness and abs(niceness - self._niceness) < 2):
             return
         if self._frozen:
@@ -161,10 +166,10 @@ class JailUsage:
             self._niceness = niceness
 
     def freeze(self) -> bool:
-        """Have all of its processes stop, until `thaw`: whether they do.
+        """Stop all its processes until `thaw`. Returns whether that is possible.
 
-        One that is in a system call ends that first, and gets the processor that it needs: it may hold a lock, of a
-        folder for instance, that the walk waits for.
+        A process in a system call ends that call first, and gets the processor for it: it may hold a lock that the walk
+        waits for, for instance a folder's.
         """
         if self.closed or not self.keeper.freeze():
             return False
@@ -175,12 +180,12 @@ class JailUsage:
         return True
 
     def urge(self) -> None:
-        """Let it have its turns like any program until the next look: something of ours waits for it."""
+        """Let it run like any program until the next look: something of ours waits for it."""
         if self._niceness and not self._frozen:
             self._stand(0)
 
     def thaw(self) -> None:
-        """Let them go on."""
+        """Let its processes go on."""
         self._frozen = False
         if self._niceness and not self.ending:
             with suppress(OSError):
@@ -188,11 +193,11 @@ class JailUsage:
         self.keeper.thaw()
 
     def hasten(self) -> None:
-        """It is being ended: kill its processes one by one where they are quickly found, and let them have the
-        processor that they need to die.
+        """It is being ended. Kill its processes one by one where they are quickly found, and give them the processor to
+        die.
 
-        Its first process is killed as well, and the kernel kills the others then. But that waits until the first one
-        gets a processor, which took a second among many jails that yield, and the others go on meanwhile.
+        Its first process is killed as well, and Linux then kills the others. But that waits until the first one gets a
+        processor, which took a second among many jails that yield, and the others go on meanwhile.
         """
         if self.ending:
             return
@@ -204,7 +209,7 @@ class JailUsage:
             self.keeper.thaw()
 
     def end(self, limit: str) -> None:
-        """It has reached that limit: end all of its processes, in the watch's thread."""
+        """It has reached that limit: end all its processes, in the watch's thread."""
         self.met = limit
         self.hasten()
         if not self.keeper.lists_processes and (view := self.view) is not None:
@@ -215,7 +220,7 @@ class JailUsage:
         signal_all(lambda: [pid for pid in find() if pid != self.keeper.session], signal.SIGKILL)
 
     def refused(self) -> bool:
-        """Whether it has, or had, as many processes and threads as it may."""
+        """Whether it has, or had, as many processes and threads as its limit allows."""
         with suppress(OSError):
             if self.closed:
                 return self.met == "processes"
@@ -227,7 +232,7 @@ class JailUsage:
         return False
 
     def limit_met(self) -> str | None:
-        """The limit of the whole jail that the kernel has met, by its groups; None where nothing says so."""
+        """The limit of the whole jail that was met according to its groups; None where nothing says so."""
         if self.closed:
             return self.met
         with suppress(OSError, ValueError, struct.error):
@@ -241,7 +246,7 @@ class JailUsage:
         return self._last
 
     def close(self) -> None:
-        """The last process is gone: nothing of it is read from now on."""
+        """The last process is gone: nothing is read from now on."""
         if self.closed:
             return
         self.met = self.met or self.limit_met()

@@ -1,7 +1,7 @@
-"""What /proc and the kernel show of a jail's processes: how many, their memory, what they hold open.
+"""What /proc and Linux show of a jail's processes: how many there are, their memory, what they hold open.
 
 Everything is read through the jail's first process, whose namespaces tell its processes from all others. Processes come
-and go while we look; one that is gone counts for nothing.
+and go while we look; a process that is gone does not count.
 
 Source: docs/design/sandbox.md section 4.
 """
@@ -21,23 +21,24 @@ from toolhost.watch.in_flight import InFlight
 
 #: Memory file systems of a jail, seen from its first process (policy/plan.py sizes them).
 MEMORY_PLACES: Final = ("tmp", "dev/shm", "run/goondan/home")
-#: Sockets of a process that are not worth asking for what they hold: together less than a MiB or two.
+#: So many sockets of a process are not asked what they hold: together it is less than a MiB or two.
 _FEW_SOCKETS: Final = 8
 #: A table has 512 entries: in an address space of so many times the limit they come to a sixteenth of it.
 _FEW_TABLES: Final = 512 // 16
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
-#: Looks at what is in flight while its jail runs, which a program that passes descriptors on is unlikely to outlast.
+#: Looks in turn at what is in flight while the jail runs. A program that passes descriptors on seldom outlasts them.
 _LOOKS_IN_TURN: Final = 6
-#: What it gets to run meanwhile (seconds).
+#: How long the jail runs between them (seconds).
 _TURN_S: Final = 0.001
 
 
 class Process(NamedTuple):
     """One process of a jail."""
 
-    #: Its number in the view, and that of its parent.
+    #: Its number in the view.
     pid: int
+    #: The number of its parent there.
     parent: int
     #: How many threads it has.
     threads: int
@@ -58,7 +59,7 @@ HeldBy = Callable[[int, list[int]], int]
 
 
 class View(NamedTuple):
-    """Where a jail's processes show."""
+    """How a jail's processes can be seen."""
 
     #: A folder like /proc.
     proc: str
@@ -66,14 +67,14 @@ class View(NamedTuple):
     root: str | None = None
     #: The number here of its first process.
     init_pid: int = 0
-    #: When that one was started (ticks), by which it is told from another one with its number.
+    #: When that process was started (ticks), which tells it from another one with its number.
     born: int = 0
     #: Gives the numbers of its processes; None when all that show in `proc` are the jail's.
     members: Callable[[], list[int]] | None = None
 
 
 def by_namespace(init_pid: int) -> View:
-    """The jail whose first process has that number here; in the view, processes have the numbers of the jail."""
+    """The view of the jail whose first process has that number here. In it, processes have the jail's numbers."""
     root = f"/proc/{init_pid}/root"
     return View(f"{root}/proc", root, init_pid, _born(init_pid))
 
@@ -86,8 +87,9 @@ def _born(pid: int) -> int:
 
 
 def processes(view: View) -> list[Process]:
-    """Every process of the jail; `pid` is the number in the view. None as long as the jail still sees the host's /proc:
-    bubblewrap's first process is there before its mounts are.
+    """Every process of the jail; `pid` is the number in the view.
+
+    Empty while the jail still sees the host's /proc: bubblewrap's first process exists before its mounts.
     """
     found = []
     with suppress(OSError):
@@ -139,7 +141,7 @@ def trees(there: list[Process], tops: Mapping[str, int]) -> dict[str, list[Proce
 
 
 class Memory(NamedTuple):
-    """What a jail's memory comes to."""
+    """The size of a jail's memory."""
 
     #: All of it (bytes).
     size: int
@@ -156,10 +158,10 @@ def memory(
     *,
     every_thread: bool = False,
 ) -> Memory:
-    """What the jail's memory comes to. Pages that processes share count once, if it nears `limit` otherwise.
+    """The size of the jail's memory. Pages that processes share count once, if it would come near `limit` otherwise.
 
     `held_by` says what sockets of a process hold. `cells`: processes, by their numbers in the view, that have mounts of
-    their own. `every_thread` is asked for its descriptors: a thread can have its own.
+    their own. `every_thread`: ask each thread for its descriptors, because a thread can have its own.
     """
     files, sockets = _held(view, there, held_by, every_thread)
     if view.root is not None:
@@ -186,9 +188,9 @@ def memory(
 
 
 def _tables(view: View, limit: int, there: list[Process]) -> int:
-    """Page tables of the processes (bytes), 0 when so little is mapped that they cannot come to much.
+    """Page tables of the processes (bytes); 0 when so little is mapped that they cannot be large.
 
-    The kernel's zero page and its huge ones are nobody's resident memory, but there is a table for each 2 MiB of them.
+    Linux's zero page and its huge pages are nobody's resident memory, but there is a table for each 2 MiB of them.
     """
     if sum(process.mapped for process in there) < limit * _FEW_TABLES:
         return 0
@@ -210,7 +212,7 @@ def _smaps(path: str) -> dict[str, int]:
 
 
 def _folders(view: View, process: Process) -> list[str]:
-    """Where the descriptors of all its threads show."""
+    """The folders that show the descriptors of all its threads."""
     if process.threads > 1:
         with suppress(OSError):
             task = f"{view.proc}/{process.pid}/task"
@@ -219,7 +221,7 @@ def _folders(view: View, process: Process) -> list[str]:
 
 
 def _descriptors(folder: str) -> Iterator[tuple[str, str, str]]:
-    """The descriptors that show in the folder of a process or thread: number, path, and what it leads to."""
+    """The descriptors in the folder of a process or thread: number, path, and target."""
     with suppress(OSError):
         for name in os.listdir(f"{folder}/fd"):
             path = f"{folder}/fd/{name}"
@@ -262,7 +264,7 @@ def _outer(view: View, inner_pid: int) -> int | None:
 
 
 def outer_processes(view: View) -> list[int]:
-    """Every process of the jail, which has a process namespace, by its number here; none when it is gone."""
+    """Every process of a jail that has a process namespace, by its number here; none when the jail is gone."""
     found = [view.init_pid]
     for pid in found:
         with suppress(OSError):
@@ -292,10 +294,11 @@ def _of_the_machine(*names: bytes) -> int:
 
 
 class Nameless(NamedTuple):
-    """A file that has no name any more and is still held by a process: it takes room, and no walk finds it."""
+    """A file without a name that a process still holds: it takes room, and no walk finds it."""
 
-    #: Its file system and its number there.
+    #: Its file system.
     device: int
+    #: Its number there.
     inode: int
     #: What it takes (bytes).
     size: int
@@ -325,10 +328,10 @@ def nameless(view: View) -> set[Nameless]:
 
 
 def in_flight(view: View, there: Iterable[Process]) -> frozenset[int]:
-    """Sockets (inodes) of the jail in whose queues descriptors lie that nobody has received.
+    """Sockets (inodes) of the jail with descriptors in their queues that nobody has received.
 
-    One that lies in such a queue itself may hold more. A socket that listens counts for those that it has not accepted.
-    Kernels before 5.6 do not tell.
+    A socket that lies in such a queue may hold more. A listening socket counts for connections that it has not
+    accepted. Linux before 5.6 does not tell.
     """
     found: set[int] = set()
     seen: set[str] = set()
@@ -344,9 +347,9 @@ def in_flight(view: View, there: Iterable[Process]) -> frozenset[int]:
 
 
 def still_in_flight(view: View, counted_s: Callable[[], float | None]) -> InFlight | None:
-    """A few looks in turn at a jail that runs; `counted_s` says how much processor time it has used (seconds).
+    """A few looks in turn at a jail that runs. `counted_s` says how much processor time it has used (seconds).
 
-    None: it wanted to run and was not let, so that nothing can be told. Who got no processor can have received nothing.
+    None: the jail wanted to run and got no processor. Then nothing is known, because it could not receive anything.
     """
     there = processes(view)
     began = counted_s()

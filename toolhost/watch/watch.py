@@ -1,15 +1,16 @@
 """The thread that looks at jails while they run calls, and says when one has reached a limit.
 
-Why a thread: a look at a jail with many processes takes milliseconds of system calls, during which other agents' calls
-must go on. A jail that is over a limit of all of it has its processes killed at once; the loop is told, and does the
-rest.
+It is a thread because a look at a jail with many processes takes milliseconds of system calls, and other agents' calls
+must go on. When a jail is over a limit of the whole jail, its processes are killed at once. The loop is told, and does
+the rest.
 
-How often. The file systems that jails write to are asked for their free space every disks.DISK_S, whatever else goes
-on; processor time, processes and memory are looked at every LOOK_S. No more than a quarter of the time goes into looks,
+How often. The file systems that jails write to are asked for their free space every disks.DISK_S in any case; processor
+time, processes and memory are looked at every LOOK_S. No more than a quarter of the time goes into looks,
 no more than a quarter of a processor into walks over one jail's folders, and half of one into walks over all of them.
 While no jail runs anything the thread sleeps.
 
-It must not be late while many want the processor, and so comes before all others where root's launcher can see to that.
+It must not be late while many programs want the processor. So it runs before all others where root's launcher can do
+it.
 
 Source: docs/design/sandbox.md section 4; docs/decisions/028 and 029.
 """
@@ -34,7 +35,7 @@ LOOK_S: Final = 0.05
 _PART: Final = 0.25
 
 
-#: Says that a jail has reached a limit: the limit, and the calls that did, None for all of the jail's.
+#: Reports that a jail has reached a limit: the limit, and the calls that did; None means the whole jail.
 Report = Callable[[JailUsage, str, list[str] | None], None]
 
 
@@ -44,7 +45,7 @@ class Watch:
     def __init__(
         self, loop: asyncio.AbstractEventLoop, report: Report, put_first: Callable[[int], None] = lambda thread: None
     ) -> None:
-        """Both are called in the loop. `put_first` is given the numbers of our threads, which should not wait."""
+        """Both functions are called in the loop. `put_first` gets the numbers of our threads, which should not wait."""
         self._put_first = put_first
         self._loop = loop
         self._report = report
@@ -55,7 +56,8 @@ class Watch:
         self._thread: threading.Thread | None = None
         self._closing = False
         self._slow: set[JailUsage] = set()  # of the jails that ran calls at the last look, those that are not quick
-        # A look at all of them goes on: those that are to come, that were looked at, that were slow; what it has taken.
+        # State of a look at all of them that is under way: jails to come, jails done, slow jails, and the time it has
+        # taken.
         self._to_look_at: list[JailUsage] = []
         self._looked_at: list[JailUsage] = []
         self._found_slow: set[JailUsage] = set()
@@ -79,7 +81,7 @@ class Watch:
         self._jails = [other for other in self._jails if other is not jail]
 
     def niceness_of_next(self, launching: int) -> int:
-        """What a jail should be started with, that many more being started at the moment."""
+        """The niceness that a jail should be started with, while `launching` more are being started."""
         return niceness_of_slow(1 + launching + (0 if self._asleep else len(self._slow)))
 
     def wake(self) -> None:
@@ -111,7 +113,9 @@ class Watch:
         self._disks.let_go()
 
     def _step(self) -> None:
-        """A look at free space if it is due, and one walk, or a look at one jail, or a pause; none waits for many."""
+        """Look at free space if it is due, and do one walk, one look at a jail, or a pause. None of these waits for
+        many.
+        """
         if self._disks.due_in() <= 0:
             busy = [jail for jail in self._jails if jail.running() is not None]
             if not busy:
