@@ -1,18 +1,18 @@
 """The broker's sockets: receive, let the router decide, send. Nothing is decided here.
 
-A plain wait-and-drain loop (docs/design/wire.md section 6); a wake-up serves up to a quota of frames from every socket.
-It waits on libzmq's descriptors itself: `zmq_poll` asks every socket twice per wake-up, some twenty system calls with
-four of them. The price is libzmq's rule: a descriptor speaks once, and any call on its socket may swallow the word. So
-a socket that was sent on is looked at before the loop sleeps.
+A plain wait-and-drain loop (docs/design/wire.md section 6). A wake-up serves up to a quota of frames from every socket.
+The loop waits on libzmq's descriptors itself: `zmq_poll` asks every socket twice per wake-up, about twenty system calls
+with four sockets. This has a price: libzmq signals on a descriptor only once, and any call on the socket may use the
+signal up. So a socket that was sent on is checked before the loop sleeps.
 
 Rules.
 - Every socket gets at most QUOTA frames a round, control first, so that no class starves another.
-- Sends never block (ROUTER_MANDATORY, NOBLOCK). What a peer cannot take waits here, in order, within a budget; a
-  peer over its budget is dropped and has to say hello again. Live news does not wait, it is dropped.
-- A message has exactly two parts, routing id and frame. A peer that sends more could pass a part of its own off as
-  somebody else's routing id, so the parts are counted (RCVMORE); that costs as much as a receive. Peers with a random
-  routing id of 16 bytes are spared it: the tail of a longer message never hits such an id, so it lands with the
-  strangers, where the parts are counted again and the stream is in step after it.
+- Sends never block (ROUTER_MANDATORY, NOBLOCK). Frames that a peer cannot take wait here, in order, within a limit. A
+  peer over its limit is dropped and has to say hello again. Live news do not wait, they are dropped.
+- A message has exactly two parts, routing id and frame. A peer that sends more parts could make one of them look like
+  somebody else's routing id, so the parts are counted (RCVMORE). This costs as much as a receive. It is not done for
+  peers with a random routing id of 16 bytes: a further part of a longer message never equals such an id, so it is
+  handled as a stranger's. There the parts are counted again, and the next message is read correctly.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ from schemas.system.startup import admit_toolhost
 from schemas.tokens import SOCKETS
 from schemas.visible import visible_line
 
-#: Frames a socket may bring in one round: with it a control ping waits 10 ms at worst.
+#: Frames that one socket may bring in one round. With this quota a control ping waits 10 ms at worst.
 QUOTA: Final = 64
-#: Messages that leave together. With 64 calls in flight 1 is a fifth slower than this, 64 no faster (decisions/016).
+#: Messages that are sent together. With 64 open calls, 1 is a fifth slower than this, and 64 no faster (decisions/016).
 BURST: Final = 8
 #: How often the router looks at its clocks (seconds).
 TICK_S: Final = 0.2
-#: How soon a peer that could take no more is tried again (seconds).
+#: How soon the loop tries again to send to a peer that could take no more (seconds).
 BLOCKED_RETRY_S: Final = 0.002
 #: Bytes that may wait for one peer, and for all: an agent or a host that stops reading must not grow the broker.
 MAX_BLOCKED_PEER: Final = 32 << 20
 MAX_BLOCKED_ALL: Final = 256 << 20
-#: How often refusals for want of room are logged (seconds), and of how many roots: a flood must not fill the log.
+#: How often refusals for lack of room are logged (seconds), and for how many roots: a flood must not fill the log.
 REFUSALS_S: Final = 10.0
 REFUSALS_SHOWN: Final = 5
 #: How long queued bytes may take to leave at the end (milliseconds).
@@ -74,14 +74,14 @@ _NOBLOCK: Final = int(zmq.NOBLOCK)
 _EVENTS: Final = int(zmq.EVENTS)
 _POLLIN: Final = int(zmq.POLLIN)
 _RCVMORE: Final = int(zmq.RCVMORE)
-#: Why a socket is due: its descriptor said so (or its quota was used up), or a send on it may have eaten that word.
+#: Why a socket is due: its descriptor signalled (or its quota was used up), or a send may have used the signal up.
 _SIGNALLED: Final = 2
 _TOUCHED: Final = 1
 _MORE: Final = int(zmq.SNDMORE | zmq.NOBLOCK)
 
 
 class BrokerLoop:
-    """Owns the four ROUTER sockets. Use from the thread that made it."""
+    """Owns the four ROUTER sockets. Use it only in the thread that made it."""
 
     def __init__(self, router: Router, journal: Journal, run_dir: str) -> None:
         self._router = router
@@ -98,9 +98,9 @@ class BrokerLoop:
         self._keeper = None if self._bus.blobs is None else BlobKeeper(self._bus.blobs)
         self._next_sweep = clock()  # the first one finds what an earlier kernel left
         self._next_report = 0.0
-        #: Batches that the journal has and has not settled, in order.
+        #: Batches that the journal has not settled yet, in order.
         self._unsettled: deque[list[Staged]] = deque()
-        #: By class: why its socket must be looked at before the loop may sleep, or 0.
+        #: For each class: why its socket must be checked before the loop may sleep, or 0.
         self._due = [_SIGNALLED] * len(CLASSES)
         self._stop = False
         self._wake_r, self._wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -176,7 +176,7 @@ class BrokerLoop:
     def _wait(self, epoll: select.epoll, next_tick: float) -> list[int]:
         """Sleep until there is something to do; returns the descriptors that are ready."""
         journal = self._journal
-        # What was staged by acting on what had been staged is not left until something else happens.
+        # Acting on settled decisions may stage new ones. Those must not wait until something else happens.
         wait = 0.0 if any(self._due) or self._bus.staged else max(0.0, next_tick - clock())
         ready = epoll.poll(0) if journal.is_behind() else []
         if not ready:
@@ -186,7 +186,7 @@ class BrokerLoop:
         return [fd for fd, _ in ready]
 
     def _tick(self, now: float) -> None:
-        """What is done a few times a second, whatever else happens."""
+        """The work that is done a few times a second, whatever else happens."""
         self._router.tick(now)
         self._flush(now)
         self._journal.catch_up()
@@ -212,13 +212,13 @@ class BrokerLoop:
     # --- one round
 
     def _drain(self, cls: int, reason: int, now: float) -> None:
-        """Up to QUOTA messages of one socket. What they make us send leaves in bursts.
+        """Handle up to QUOTA messages of one socket. The frames to send are sent in bursts.
 
-        Sent one by one, messages would wake libzmq's own thread anew (docs/decisions/016).
+        Frames that are sent one by one would wake libzmq's own thread each time (docs/decisions/016).
         """
         receive, option = self._receivers[cls]
         handle, known, out = self._router.receive, self._known[cls].get, self._bus.out
-        # An empty receive costs twice what this question does, and most looks find one message or none.
+        # An empty receive costs twice as much as this question, and usually there is one message or none.
         if reason == _TOUCHED and not option(_EVENTS) & _POLLIN:
             return
         try:
@@ -245,7 +245,7 @@ class BrokerLoop:
             self._flush(now)
 
     def _receive_stranger(self, cls: int, ident: bytes, receive: _Receive, option: _Option, now: float) -> None:
-        """A routing id nobody has said hello with, or what looks like one: the tail of a longer message."""
+        """A message with an unknown routing id. It may also be a further part of a longer message."""
         if not option(_RCVMORE):
             self._bus.counters["frames_multipart"] += 1
             return
@@ -261,7 +261,7 @@ class BrokerLoop:
             receive(_NOBLOCK)
 
     def _commit(self, now: float) -> None:
-        """Journal what was staged, and act on what has become durable."""
+        """Journal the staged decisions, and act on those that are durable."""
         bus = self._bus
         if bus.staged:
             batch, bus.staged = bus.staged, []
@@ -273,7 +273,7 @@ class BrokerLoop:
             self._flush(now)
 
     def _tidy(self, keeper: BlobKeeper, now: float) -> None:
-        """Large payloads that nobody needs any more; and, now and then, those that their owners left."""
+        """Remove large payloads that nobody needs any more. Now and then, look for files that their owners left."""
         blobs = self._bus.mailbox.blobs
         if now >= self._next_sweep:
             self._next_sweep = now + SWEEP_S
@@ -283,7 +283,7 @@ class BrokerLoop:
             keeper.remove(files)
 
     def _report_faults(self) -> None:
-        """Bugs that were survived, with where they happened, to the log of the process."""
+        """Write exceptions that are bugs of ours to the log of the process, with their places in the code."""
         faults, self._bus.faults = self._bus.faults, []
         if not faults:
             return
@@ -294,13 +294,13 @@ class BrokerLoop:
             traceback.print_exception(fault)
 
     def _report_notices(self) -> None:
-        """What operators should know, to the log of the process."""
+        """Write messages for operators to the log of the process."""
         notices, self._bus.notices = self._bus.notices, []
         for notice in notices:
             print(visible_line(notice), file=sys.stderr, flush=True)
 
     def _report_refusals(self, now: float) -> None:
-        """Whose messages were refused for want of room, now and then, to the log of the process."""
+        """Now and then, write refusals for lack of room to the log of the process."""
         if self._bus.refusals and now >= self._next_report:
             self._next_report = now + REFUSALS_S
             for (root, quota, what), times in self._bus.refusals.most_common(REFUSALS_SHOWN):
@@ -309,7 +309,7 @@ class BrokerLoop:
             self._bus.refusals.clear()
 
     def _report_decisions(self) -> None:
-        """What people have decided, to the log of the process."""
+        """Write the decisions of people to the log of the process."""
         decisions, self._bus.audit = self._bus.audit, []
         for line in decisions:
             print(visible_line(line), file=sys.stderr, flush=True)
@@ -344,7 +344,7 @@ class BrokerLoop:
         self._router.unreachable(cls, ident, now)
 
     def _block(self, cls: int, ident: bytes, data: bytes, now: float) -> None:
-        """A peer takes no more: keep its frames in order, or let go of a peer that has too many."""
+        """A peer takes no more: keep its frames in order, or drop a peer with too many frames."""
         if isinstance(data, Lossy):
             self._bus.counters["live_dropped"] += 1
             return

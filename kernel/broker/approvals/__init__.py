@@ -1,1 +1,1 @@
-"""Calls that wait for a person, and what stands still meanwhile."""
+"""Calls that wait for a person, and the clocks that stand still meanwhile."""

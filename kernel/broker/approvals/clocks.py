@@ -1,10 +1,10 @@
-"""Clocks that stand still while a person is asked: of the turn whose call waits, and of all that wait for it. Pure.
+"""Stops clocks while a person is asked: the clock of the asking turn, and those of all turns that wait for it. Pure.
 
 Rules.
-- The clock of an event stands still as long as one item holds it. What it lost is added to its deadline afterwards, and
-  the journal has the new deadline.
-- Whoever keeps time for it is told, at the begin and at the end: the process whose turn it is, and whoever has asked
-  for it and waits. They are told again when they come back.
+- The clock of an event stands still as long as one item holds it. Then the lost time is added to its deadline, and the
+  new deadline is journaled.
+- Everybody who measures its time is told when the clock stops and when it goes on: the process of the turn, and the
+  asker that waits. They are told again when they reconnect.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from schemas.frames import Frame
 
 
 def left_ms(event: Event, now: float) -> int | None:
-    """What the turn of an event has left (milliseconds); None when nothing bounds it."""
+    """The time that the turn of an event has left (milliseconds); None without a deadline."""
     if event.deadline is None:
         return None
     standing = event.standing
@@ -25,13 +25,13 @@ def left_ms(event: Event, now: float) -> int | None:
 
 
 class Clocks:
-    """The clocks of the mailbox's events."""
+    """The clocks of all events."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
 
     def hold(self, event: Event, since: float) -> list[Event]:
-        """One more item holds this event, since then (the broker's clock); returns the events whose clocks it holds."""
+        """One more item holds this event since `since` (the broker's clock). Returns the events whose clocks stop."""
         chain: list[Event] = []
         held: Event | None = event
         while held is not None and held not in chain:
@@ -47,7 +47,7 @@ class Clocks:
         return chain
 
     def release(self, chain: list[Event], now: float) -> None:
-        """An item holds them no more."""
+        """An item does not hold these events any more."""
         for event in chain:
             standing = event.standing
             if standing is None or not standing.holds:
@@ -67,13 +67,13 @@ class Clocks:
         self.tell_asker(event)
 
     def tell_holder(self, event: Event) -> None:
-        """The process whose turn it is."""
+        """Tell the process of the turn."""
         instance = event.instance
         if instance.leased is event and instance.conn is not None:
             self._send(instance.conn, event, None)
 
     def tell_asker(self, event: Event) -> None:
-        """Whoever has asked for it and waits."""
+        """Tell the asker that waits for the event."""
         asker, contents = event.asker, self._bus.mailbox.contents
         if asker is None or not event.wants_answer or event.asynchronous or event.ending:
             return

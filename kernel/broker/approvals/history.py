@@ -1,10 +1,10 @@
-"""Who has decided what, and when: kept when the items have gone with their events. Pure.
+"""The history of decisions: who decided what, and when. It stays when the items have ended with their events. Pure.
 
 Rules.
-- Each decision is written down together with what it decides, that of the kernel for want of an answer as well.
-- The user is the one whose token decided: it is signed, and lies in a file that nobody else but root can read. What a
-  client says of itself does not count.
-- Answers are not kept. Of arguments and reasons the beginning is, without keys of models.
+- Each decision is written down with the call that it is about, also when the kernel decides because nobody answered.
+- The user is the one whose token decided. The token is signed, and lies in a file that only this user and root can
+  read. What a client says about itself does not count.
+- Answers are not kept. The beginning of arguments and reasons is kept, without keys of models.
 - The last MAX_KEPT are kept.
 
 Source: docs/approvals.md, "Who may answer".
@@ -28,25 +28,25 @@ from schemas.codec import from_raw
 from schemas.errors import GoondanError
 from schemas.redaction import Redactor
 
-#: Decisions that are remembered: some weeks of somebody who is asked often. Each takes about a KiB.
+#: Decisions that are remembered: some weeks for a person who is asked often. Each takes about a KiB.
 MAX_KEPT: Final = 1000
-#: Characters of arguments, of a question and of a reason.
+#: Characters that are kept of arguments, of a question and of a reason.
 MAX_TEXT: Final = 300
 
 
 class History:
-    """The decisions of the bus, the oldest first."""
+    """The last decisions, the oldest first."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
         self._kept: deque[ApprovalRemembered] = deque()
 
     def restore(self, records: Iterable[ApprovalRemembered]) -> None:
-        """What an earlier broker had written down."""
+        """Take over the records of an earlier broker."""
         self._kept = deque(sorted(records, key=lambda record: record.number))
 
     def add(self, item: Item, decided: Decided, asked: ApprovalAsked | None, asked_ms: int) -> None:
-        """Write a decision down; `asked` is what the journal has of the item."""
+        """Write a decision down. `asked` is the journal's record of the item."""
         redact = Redactor(*(spec.model.api_key for spec in self._bus.plan.agents.values()))
         instance = item.event.instance
         entry = ApprovalDecided(
@@ -73,7 +73,7 @@ class History:
         self._bus.staged.append(Staged("note", self._bus.ledger.approval_remembered(record, forgotten)))
 
     def listed(self) -> dict[str, Any]:
-        """The last decisions that one answer has room for, the oldest first; `more`: how many came before."""
+        """The last decisions, as many as fit in one answer, the oldest first. `more`: how many came before them."""
         newest = fitting(record.decided for record in reversed(self._kept))
         return {"answered": newest[::-1], "more": len(self._kept) - len(newest)}
 

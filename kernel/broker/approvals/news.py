@@ -1,4 +1,4 @@
-"""What operators hear of items that wait: that the list has changed, and how what they decided about ended. Pure."""
+"""Tells operators that the list of waiting items has changed, and that their decisions are journaled. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from schemas.frames import Frame
 
 
 class OperatorNews:
-    """Connections of operators that watch the list."""
+    """The connections of operators that watch the list."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
@@ -21,14 +21,14 @@ class OperatorNews:
         self._watchers[connection.ident] = connection
 
     def changed(self) -> None:
-        """Those who watch look again. It may be lost: what matters is asked for at every connect."""
+        """Tell watchers that the list has changed. This may be lost: they ask for the list at every connect."""
         for connection in self._watchers.values():
             if self._is_here(connection):
                 data = encode_value(Frame("approval.news", id=self._bus.next_id()))
                 self._bus.out.append((CLIENTS, connection.ident, Lossy(data)))
 
     def tell_decision(self, connection: Connection, frame_id: str, item: Item) -> None:
-        """Answer an operator who has decided about an item."""
+        """Tell an operator the state of the item that he or she has decided about."""
         decided = item.decided
         body = {"id": item.id, "code": item.code, "state": item.state if decided is None else decided.how}
         self._bus.send(connection, Frame("reply", in_reply_to=frame_id, payload=to_raw(body)))

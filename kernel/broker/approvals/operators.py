@@ -1,4 +1,4 @@
-"""What operators ask about items that wait for a person, and their decisions. Pure.
+"""Answers the questions of operators about waiting items, and takes their decisions. Pure.
 
 Source: docs/approvals.md, docs/decisions/069.
 """
@@ -20,10 +20,10 @@ from schemas.codec import from_raw, to_raw
 from schemas.errors import GoondanError, error_payload, fail
 from schemas.frames import Frame
 
-#: Items of one answer, and bytes of the arguments, and of the schema, that it has of each.
+#: Items in one answer; bytes of the arguments, and of the schema, that it has of each item.
 MAX_LISTED: Final = 500
 MAX_LISTED_ARGS: Final = 2 << 10
-#: Stands for the user of an operator's token that names none: a kernel of an earlier version has signed it.
+#: The user of an operator's token that names no user, because a kernel of an earlier version has signed it.
 UNKNOWN_USER: Final = -1
 #: Operators who may wait for one decision to be journaled.
 MAX_DECIDERS: Final = 64
@@ -39,8 +39,8 @@ class Operators:
         self._items = bus.approvals
 
     def listed(self, connection: Connection, frame: Frame, asked: dict[str, Any], now: float) -> None:
-        """`approve.list`: what waits, the oldest first; with `all`, also what was decided and whose turn goes on.
-        With `answered`: who has decided what. `blocked` are the ids of events of which nothing goes on but what waits.
+        """`approve.list`: the waiting items, the oldest first. With `all`, also decided items whose turn goes on.
+        With `answered`: the history of decisions. `blocked` has the roots that only a person can bring further.
         """
         if asked.get("answered") is True:
             self._reply(connection, frame.id, self._room.history.listed())
@@ -53,7 +53,7 @@ class Operators:
         self._reply(connection, frame.id, body)
 
     def _blocked(self) -> list[str]:
-        """Roots that only a person can bring further: with items, and without anything else that goes on."""
+        """Roots that only a person can bring further: they have waiting items, and no other work goes on."""
         roots = {item.event.root for item in self._items.values() if item.open}
         for event in self._bus.mailbox.events.values() if roots else ():
             if event.finished or event.root not in roots or event.waits:
@@ -67,12 +67,12 @@ class Operators:
         self._reply(connection, frame.id, self._shown(self._find(asked.get("id")), MAX_ARGS_BYTES))
 
     def watch(self, connection: Connection, frame: Frame, asked: dict[str, Any], now: float) -> None:
-        """`approve.watch`: from now on this connection hears `approval.news` whenever the list has changed."""
+        """`approve.watch`: from now on this connection gets `approval.news` whenever the list changes."""
         self._news.watch(connection)
         self._reply(connection, frame.id, {})
 
     def answer(self, connection: Connection, frame: Frame, asked: dict[str, Any], now: float) -> None:
-        """`approve.answer`: a decision. It is answered when the journal has it."""
+        """`approve.answer`: take a decision. It is answered when the journal has it."""
         decision = from_raw(frame.payload, ApprovalDecision)
         item = self._find(decision.id)
         uid = connection.claims.uid
@@ -107,7 +107,7 @@ class Operators:
         return Decided("answered", uid, self._room.wall_ms(), reason, Raw(bytes(decision.answer)))
 
     def _find(self, name: Any) -> Item:
-        """By id or code. Raises GoondanError E_APPROVAL_NOT_FOUND."""
+        """Find an item by id or code. Raises GoondanError E_APPROVAL_NOT_FOUND."""
         found = [item for item in self._items.values() if name in (item.id, item.code)]
         if not found:
             raise fail("E_APPROVAL_NOT_FOUND", f"nothing waits under {str(name)[:100]!r}")

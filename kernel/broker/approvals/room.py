@@ -1,15 +1,15 @@
-"""Calls that a person decides about, and questions to a person. Pure.
+"""Calls that need a person's approval, and questions to a person. Pure.
 
 Rules.
-- The rules are the bundle's; the broker enforces them on every `tool.call`, whatever its agent says. It opens the
-  payload of a call only if a rule could forbid it.
+- The bundle has the rules. The broker enforces them on every `tool.call`, whatever the agent says. It opens the payload
+  of a call only if a rule could forbid the call.
 - An item is bound to its instance, its event, its callId, and the digest of tool, working directory and arguments. The
   same callId with anything else is refused.
-- An item is a record of the journal before anybody hears of it. So is each decision, and so is its one use: the call
-  goes to a tool host when the journal has that. Later frames of that call may only attach to it.
-- Only operators decide (operators.py). What has expired counts as denied.
-- An event whose calls wait is handed out again when one of its items was decided.
-- An item goes with its event.
+- An item is journaled before anybody is told of it. So is each decision, and so is its single use: the call goes to a
+  tool host when the journal has the use. Later frames of this call may only attach to it.
+- Only operators decide (operators.py). An expired item counts as denied.
+- An event whose calls wait is handed over again when one of its items was decided.
+- An item ends with its event.
 
 Source: docs/approvals.md, docs/decisions/069.
 """
@@ -50,16 +50,17 @@ from schemas.errors import error_payload, fail
 from schemas.frames import ErrorPayload, Frame
 from schemas.launch import AgentSpec
 
-#: Items that wait at once, and their bytes: shared by session and root, so that one turn cannot bury a person in them.
+#: The number of waiting items, and their bytes. They are shared by session and root, so that one turn cannot flood a
+#: person with items.
 MAX_ITEMS: Final = 4096
 MAX_ITEM_BYTES: Final = 64 << 20
-#: The same of one event, with those that were decided: they stay in the journal until the event ends.
+#: The same for one event, with its decided items: they stay in the journal until the event ends.
 MAX_OF_EVENT: Final = 1024
 MAX_BYTES_OF_EVENT: Final = 32 << 20
 
 
 class Approvals:
-    """The items of the bus."""
+    """All items."""
 
     def __init__(self, bus: Bus, budgets: Budgets, news: OperatorNews) -> None:
         self._bus = bus
@@ -70,13 +71,13 @@ class Approvals:
         self._pool = Pool(MAX_ITEMS, kept_of(MAX_ITEMS))
         self._bytes = Pool(MAX_ITEM_BYTES, kept_of(MAX_ITEM_BYTES))
         self._news = news
-        #: The policies of agents that have some.
+        #: Agent -> its policy, for agents that have one.
         self.policies: dict[str, list[Policy]] = {}
         self.history = History(bus)
         self._aliases: dict[tuple[str, str], dict[str, str]] = {}
 
     def revise(self, agents: dict[str, AgentSpec]) -> None:
-        """The rules that count from now on."""
+        """Use the rules of these agents from now on."""
         self.policies = {name: spec.approvals for name, spec in agents.items() if spec.approvals}
         self._aliases = {
             (name, item.name): item.aliases for name in self.policies for item in agents[name].registry if item.aliases
@@ -85,7 +86,7 @@ class Approvals:
     # --- calls of a tool host
 
     def admits(self, connection: Connection, event: Event, frame: Frame, place: Workdir, now: float) -> bool:
-        """Whether this `tool.call` goes on to a tool host; else it was answered here, or will be.
+        """Whether this `tool.call` goes on to a tool host. Otherwise it is answered here, now or later.
 
         Raises GoondanError for a call that nobody can be asked about.
         """
@@ -240,14 +241,14 @@ class Approvals:
         return item
 
     def _keep(self, item: Item) -> None:
-        """There is one more, until its event ends."""
+        """Add an item. It stays until its event ends."""
         self._items[item.subject] = item
         standing = item.event.standing = item.event.standing or Standing()
         standing.asked += 1
         standing.asked_bytes += item.size
 
     def _hold(self, item: Item) -> None:
-        """It waits for a person: its place is counted, and clocks stand still."""
+        """The item waits for a person: count it, and stop the clocks."""
         event = item.event
         self._pool.take(event.session, event.root, 1)
         self._bytes.take(event.session, event.root, item.size)
@@ -258,7 +259,7 @@ class Approvals:
         standing.items += 1
 
     def _let_go(self, item: Item, now: float) -> None:
-        """It waits no more."""
+        """The item does not wait any more."""
         event = item.event
         self._pool.give(event.session, event.root, 1)
         self._bytes.give(event.session, event.root, item.size)
@@ -269,13 +270,13 @@ class Approvals:
         self._release_budgets(item, now)
 
     def _release_budgets(self, item: Item, now: float) -> None:
-        """The time of its budgets goes on, if it stood still for this item."""
+        """Let the time of its budgets go on, if it stood still for this item."""
         if item.holds_budgets:
             item.holds_budgets = False
             self._budgets.go_on(item.event, now)
 
     def _start(self, item: Item, connection: Connection, frame: Frame, now: float) -> None:
-        """Use an approval: the call starts when the journal has that."""
+        """Use an approval: the call starts when the journal has the use."""
         item.state = "starting"
         item.asker = connection, frame
         item.started_ms = int(now * 1000)
@@ -283,7 +284,7 @@ class Approvals:
         self._stage(item, ApprovalStarted(self._bus.ledger.moment(now)))
 
     def _heard(self, item: Item | None) -> None:
-        """Its turn knows the decision."""
+        """The turn of the item knows the decision."""
         if item is not None and not item.open and not item.told:
             item.told = True
             if item.event.standing is not None:
@@ -296,8 +297,8 @@ class Approvals:
     # --- the journal's word
 
     def settled(self, subject: str, now: float) -> tuple[Connection, Frame] | None:
-        """The journal has what was staged last of this item. Returns a `tool.call` that goes on now, if one does, and
-        where it came from.
+        """The journal has the last staged change of this item. Returns a `tool.call` that goes on now, and its
+        connection; None when there is none.
         """
         item = self._items.get(subject)
         if item is None:
@@ -346,7 +347,7 @@ class Approvals:
         self._bus.due[event.instance] = None
 
     def _go_on(self, item: Item) -> tuple[Connection, Frame] | None:
-        """The use is journaled: the call that waited for that goes on, if its process still waits."""
+        """The use is journaled: the call goes on, if its process still waits."""
         asker, item.asker = item.asker, None
         if asker is None:
             return None
@@ -359,7 +360,7 @@ class Approvals:
     # --- events
 
     def holder_here(self, event: Event) -> None:
-        """A process has this event, perhaps since before a reconnect: it may not know what was decided meanwhile."""
+        """A process holds this event, perhaps after a reconnect. It may not know the decisions that came meanwhile."""
         standing = event.standing
         if standing is None:
             return
@@ -370,7 +371,7 @@ class Approvals:
             self.tell_holder(event)
 
     def tell_holder(self, event: Event) -> None:
-        """To the process whose turn it is: calls that were decided, of which it has not heard."""
+        """Tell the process of the turn about decided calls that it does not know of."""
         instance = event.instance
         if instance.leased is not event or instance.conn is None:
             return
@@ -379,7 +380,7 @@ class Approvals:
             self._bus.send(instance.conn, Frame("approval.news", event_id=event.id, epoch=instance.epoch, calls=calls))
 
     def drop(self, event: Event) -> None:
-        """The event has ended: what it waited for is withdrawn."""
+        """The event has ended: withdraw its items."""
         if event.standing is None:
             return
         gone = [item for item in self._items.values() if item.event is event]
@@ -395,27 +396,27 @@ class Approvals:
             self._news.changed()
 
     def decide(self, item: Item, decided: Decided) -> None:
-        """Have the journal write a decision; it counts when that has it."""
+        """Have the journal write a decision. It counts when the journal has it."""
         item.state, item.deciding = "deciding", decided
         self.history.add(item, decided, self.record_of(item), self.wall_ms(item.asked))
         self._stage(item, ApprovalAnswered(decided.how, decided.uid, decided.at_ms, decided.reason, decided.answer))
         self._release_budgets(item, self._bus.now)  # into the journal together: a crash loses no time that stood still
 
     def record_of(self, item: Item) -> ApprovalAsked | None:
-        """What the journal has of an item that waits."""
+        """The journal's record of a waiting item."""
         found = (records.decode(data) for data in self._bus.archive.find_records(item.subject))
         return next((record for record in found if isinstance(record, ApprovalAsked)), None)
 
     # --- time, and what an earlier broker knew
 
     def tick(self, now: float) -> None:
-        """What has waited for too long is denied."""
+        """Deny items that have waited too long."""
         for item in list(self._items.values()):
             if item.state == "waits" and item.expires is not None and item.expires <= now:
                 self.decide(item, Decided("denied", None, self.wall_ms(), "nobody answered in time"))
 
     def restore(self, rows: Sequence[tuple[str, records.Record]]) -> None:
-        """Items of an earlier broker, by their records in order."""
+        """Restore the items of an earlier broker from their records, in order."""
         for subject, record in rows:
             item = self._items.get(subject)
             if isinstance(record, ApprovalAsked):
@@ -457,7 +458,7 @@ class Approvals:
     # --- words
 
     def _tell_waits(self, item: Item) -> None:
-        """To the process that asks: a person was asked."""
+        """Tell the asking process that a person was asked."""
         asker, item.asker = item.asker, None
         if asker is None:
             return
@@ -477,7 +478,7 @@ class Approvals:
 
 
 def _read_as(frame: Frame, call: CallContent) -> None:
-    """Let the tool host see exactly what was looked at."""
+    """Let the tool host get exactly the bytes that were checked."""
     if call.payload is not None and call.args is not UNREADABLE:
         frame.payload = to_raw(call.payload)
 
@@ -485,7 +486,7 @@ def _read_as(frame: Frame, call: CallContent) -> None:
 def _refusal(
     item: Item | None, event: Event, tool: str, digest: str, call: CallContent, decision: Decision
 ) -> ErrorPayload | None:
-    """Why a call gets an error as its result, if it does."""
+    """Why a call gets an error as its result; None when it does not."""
     if item is None:
         if call.args is UNREADABLE:
             return _denied(tool, f"its arguments are larger than a person is shown ({MAX_ARGS_BYTES} bytes)")

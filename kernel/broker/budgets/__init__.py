@@ -1,1 +1,1 @@
-"""Budgets: what everything that one message set going may use, in all."""
+"""Budgets: how much all work that began with one event may use in total."""

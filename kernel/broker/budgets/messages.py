@@ -1,4 +1,4 @@
-"""Budgets in words and numbers for people and models. Pure."""
+"""Describes budgets for people and models, in words and numbers. Pure."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from kernel.broker.budgets.book import UNKNOWN, Account, Line, Shortage, Tree
 from schemas.budgets import BudgetLeft
 from schemas.errors import GoondanError, error_payload
 
-#: Agents that an error names of those who have spent a budget, the largest part first.
+#: An error names so many of the agents that have spent a budget, the largest part first.
 MAX_SPENDERS: Final = 5
-#: Ids and names are others' text; so much of each is shown (characters).
+#: Ids and names come from others, so only so many characters of each are shown.
 _SHOWN: Final = 100
 _WORDS: Final[dict[Dimension, str]] = {
     "calls": "calls",
@@ -26,7 +26,7 @@ _WORDS: Final[dict[Dimension, str]] = {
 
 
 def budget_spent(root: str, shortage: Shortage, agent: str) -> GoondanError:
-    """E_BUDGET_SPENT: which dimension of whose budget, what was spent and by whom. `agent` wanted more."""
+    """E_BUDGET_SPENT: the budget and its dimension, what was spent and by whom. `agent` wanted more."""
     account, dimension = shortage.account, shortage.dimension
     currency = account.limits.currency if account.limits is not None else ""
     spent, limit = _amount(dimension, shortage.spent, ""), _amount(dimension, shortage.limit, currency)
@@ -43,7 +43,7 @@ def budget_spent(root: str, shortage: Shortage, agent: str) -> GoondanError:
 
 
 def left_of(line: Line, lasted_ms: int) -> list[BudgetLeft]:
-    """What is left of each limit of a line, whose tree has used so much time."""
+    """What is left of each limit of a line. Its tree has used the time `lasted_ms` (milliseconds)."""
     rows = []
     for account in line.accounts:
         limits = account.limits
@@ -56,7 +56,7 @@ def left_of(line: Line, lasted_ms: int) -> list[BudgetLeft]:
 
 
 def report(tree: Tree, lasted_ms: int) -> dict[str, Any]:
-    """A tree for `gdn budget`: of each budget its limits, what was spent, by whom, and what is held right now."""
+    """A tree for `gdn budget`: for each budget its limits, what was spent, by whom, and what is held now."""
     return {
         "rootEvent": tree.root,
         "beganMs": tree.began_ms,
@@ -83,7 +83,7 @@ def _amounts(amount: Spend) -> dict[str, float]:
 
 
 def _spenders(account: Account, dimension: Dimension) -> str:
-    """Who has spent it, the largest part first."""
+    """The agents that have spent it, the largest part first."""
     parts = sorted(((amount.of(dimension), name) for name, amount in account.by.items()), reverse=True)
     named = [(part, name) for part, name in parts if part]
     texts = [
@@ -96,12 +96,12 @@ def _spenders(account: Account, dimension: Dimension) -> str:
 
 
 def _unit(dimension: Dimension) -> int:
-    """Of what is counted, how much is one for people."""
+    """How many counted pieces are one unit for people."""
     return NANO if dimension == "money" else 1000 if dimension == "wallSeconds" else 1
 
 
 def _amount(dimension: Dimension, amount: int, currency: str) -> str:
-    """An amount; with `currency` also what it is an amount of."""
+    """An amount in words; with `currency`, also its unit."""
     if dimension == "money":
         return f"{amount / NANO:.6f}".rstrip("0").rstrip(".") + (f" {currency}" if currency else "")
     number = f"{amount / 1000:.0f}" if dimension == "wallSeconds" else f"{amount:,}"

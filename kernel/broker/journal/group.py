@@ -1,8 +1,8 @@
 """Writes groups of batches, with the rules of a full disk.
 
 When the disk is full, only ends of old work are written, and the reserve is freed as far as they need it. New work is
-refused, item by item, until the reserve could be made again. Ends for which there is no room even then wait: they are
-acknowledged to nobody before they are written.
+refused, item by item, until the reserve could be made again. Ends without room even then wait. They are acknowledged
+only when they are written.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class GroupWriter:
         self._store = store
         self._reserve = reserve
         self._wall_ms = wall_ms
-        #: New work is refused because the disk is full.
+        #: True while new work is refused because the disk is full.
         self.full = not reserve.make()
         self._next_try = 0.0  # when a full disk is tried again (time.monotonic)
 
@@ -65,8 +65,8 @@ class GroupWriter:
     def _commit_ends(self, ends: list[Write]) -> None:
         """Write ends of old work, with as much of the reserve as they need. Raises DiskFull when it is used up."""
         while True:
-            # What is in the file need not stay in the WAL, whose room is used again then. A copy for which there is too
-            # little room makes the file longer all the same, so the next one needs less.
+            # Pages that were copied into the file free room in the WAL. A copy that finds too little room still makes
+            # the file longer, so the next copy needs less.
             self._store.checkpoint()
             with suppress(DiskFull):  # nor need it stay in the redo file
                 self._store.fold()

@@ -1,4 +1,4 @@
-"""What the broker and its journal say to each other: plain values, no objects of either. Pure."""
+"""The interface between the broker and its journal: plain values, no objects of either. Pure."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class JournalFailed(Exception):
 
 
 class Archive(Protocol):
-    """What has ended. Looks are quick: one row by its name."""
+    """Finds what the journal has about one subject. A look is quick: one row by its name."""
 
     def find_ended(self, subject: str) -> Ended | None:
         """What is known of a retired subject. Raises GoondanError E_JOURNAL_CORRUPT when its row is damaged."""
@@ -109,10 +109,10 @@ class Journal(Archive, Protocol):
         """A descriptor that becomes readable when `settled` has news; None when that is so only after `append`."""
 
     def is_behind(self) -> bool:
-        """Whether something was put off that a quiet moment should be used for."""
+        """Whether work was put off that should be done in a quiet moment."""
 
     def catch_up(self) -> None:
-        """Do what was put off: nobody waits at this moment. Raises JournalFailed."""
+        """Do the work that was put off, because nobody waits now. Raises JournalFailed."""
 
     def files(self) -> frozenset[str]:
         """Files of large payloads that kept answers refer to."""
@@ -122,17 +122,17 @@ class Journal(Archive, Protocol):
 
 
 class Store(Archive, Protocol):
-    """Where a journal's records are: what a start reads and what the journal's writer writes. For one thread at a time.
+    """The storage of a journal: a start reads it, and the journal's writer writes it. For one thread at a time.
 
     A journal of another kind is a module with one of these, and a line in opening.py.
     """
 
-    #: How the store is called in messages: a path.
+    #: The name of the store in messages: a path.
     path: str
     #: What `commit` survives: a loss of power, or the end of every process. With `process`, `promise` survives as much
     #: and is quicker.
     durability: Literal["power", "process"]
-    #: What of it could not be read, in words, where the operator has accepted that.
+    #: What could not be read, in words, if the operator has accepted the loss.
     losses: list[str]
 
     def rows(self) -> Iterator[Row]:
@@ -142,7 +142,7 @@ class Store(Archive, Protocol):
         """Files of large payloads that kept answers refer to."""
 
     def suspect(self, row: Row, reason: str, now_ms: int) -> bool:
-        """A record could not be applied. True when it is put aside now: that is from the second time on."""
+        """A record could not be applied. True when it is put aside, which happens from the second time on."""
 
     def commit(self, batch: Sequence[Write], now_ms: int) -> int:
         """Write a batch, whole or not at all; returns the number of its last write. Raises DiskFull, JournalFailed."""

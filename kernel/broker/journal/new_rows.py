@@ -1,6 +1,6 @@
 """The rows that batches of writes leave in the journal's tables.
 
-A record whose subject is retired further on is not written at all, which is most of them under load.
+A record whose subject is retired by a later write is not written at all. Under load this is true of most records.
 
 Source: docs/design/delivery.md section 1.
 """

@@ -1,7 +1,7 @@
-"""Space on the disk that is kept for bad times: freed bit by bit when the disk is full, so that running work can end.
+"""The reserve: space on the disk that is freed piece by piece when the disk is full, so that running work can end.
 
-A file of RESERVE_BYTES beside the journal. Its blocks are really taken (fallocate), or written where a file system
-cannot do that.
+It is a file of RESERVE_BYTES beside the journal. Its blocks are really allocated (fallocate), or written if the file
+system cannot do that.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Final
 
 #: Room for some ten thousand ends of events with short answers.
 RESERVE_BYTES: Final = 16 << 20
-#: It is given back in pieces of so many bytes, one for each write that finds no room: whatever filled the disk goes on
-#: filling it, and would take all of it at once.
+#: The reserve is given back in pieces of so many bytes, one for each write that finds no room: whatever filled the disk
+#: goes on filling it, and would take the whole reserve at once.
 RELEASE_BYTES: Final = 128 << 10
 _CHUNK: Final = 1 << 20
 #: What `st_blocks` counts (bytes).
@@ -31,11 +31,11 @@ class Reserve:
         self._path = path
 
     def make(self) -> bool:
-        """Take the space; False when the disk has not so much room. What is no such file is replaced.
+        """Take the space. False when the disk does not have enough room. Anything else at the path is replaced.
 
-        What is left of a reserve is made longer in place and stays as it is where there is no room: it must not be
-        free for a moment, because whatever filled the disk would take it. Where no reserve can be made for another
-        reason, the answer is True: the disk is not full, it only has none.
+        The rest of an old reserve is made longer in place. Without room for this it stays as it is: it must not be
+        free for a moment, because whatever filled the disk would take it. When a reserve cannot be made for another
+        reason, the result is True: the disk is not full, it only has no reserve.
         """
         try:
             fd, left = self._open()

@@ -1,6 +1,6 @@
-"""Reads what is whole of a damaged journal: for `--accept-loss`. Never changes the damaged file.
+"""Reads the intact parts of a damaged journal, for `--accept-loss`. Never changes the damaged file.
 
-What is whole.
+Intact are:
 - A row whose checksum is right. One bit can turn a text into bytes or a number, so a row's types are looked at as well.
 - The rows on both sides of a hole. SQLite stops at a page that it cannot read, so a table is read from its end, too.
 - The pages that are left of a file that was cut off. SQLite refuses such a file, so a copy is filled up with zeros.
@@ -62,7 +62,7 @@ def readable_rows(db: sqlite3.Connection, table: str, columns: str) -> Iterator[
 
 
 def _text(data: bytes) -> str:
-    """One wrong byte in a text must not end the reading of its table."""
+    """Decode a text. One wrong byte in it must not end the reading of its table."""
     return data.decode("utf-8", "surrogateescape")
 
 

@@ -1,11 +1,11 @@
-"""The journal's file: `<state_dir>/kernel.db`, SQLite in WAL mode. Knows subjects and bytes, not what they mean.
+"""The journal's file: `<state_dir>/kernel.db`, SQLite in WAL mode. It stores subjects and bytes without their meaning.
 
 Tables.
 - `records`: what replay must read. A row belongs to a subject (an event, an instance, …). All rows of a subject are
   removed together when it is retired, so this table is as small as the unfinished work.
 - `ended`: the ids of retired subjects, with the digest of what was accepted under them. Never read as a whole.
 - `answers`: answers of retired subjects that somebody may still ask for. Never read as a whole.
-- `quarantine`: rows that could not be replayed twice. Nobody reads them but a person.
+- `quarantine`: rows whose replay failed twice. Only a person reads them.
 - `meta`: one row: the number of the last write, a running digest of all writes, the format, failed recoveries.
 
 Rules.
@@ -15,10 +15,10 @@ Rules.
   commit is as durable as it has to be. A journal that knows less than its side file has lost promised writes: that is
   E_JOURNAL_CORRUPT. After a loss of power this holds with `power` only: `process` never promised more.
 - A journal that is refused stays as it is. `--accept-loss` keeps a copy of it and goes on with what can be read.
-- With `process` a batch is promised by the redo file, and in the tables later (redo.py): `promise` and `fold`. Whoever
-  looks for something that is not in the tables yet has it folded first.
-- A write that fails for want of space raises DiskFull and leaves the file as it was. Any other failure raises
-  JournalFailed: the caller must end, since after a failed fsync nobody knows what the disk holds.
+- With `process` the redo file promises a batch, and the batch comes into the tables later (redo.py): `promise` and
+  `fold`. Whoever looks for something that is not in the tables yet has it folded first.
+- A write that fails for lack of space raises DiskFull and leaves the file as it was. Any other failure raises
+  JournalFailed. Then the caller must end: after a failed fsync nobody knows what the disk holds.
 
 Source: docs/design/delivery.md section 1.
 """
@@ -55,7 +55,7 @@ from schemas.errors import fail
 
 #: The file in the state directory.
 JOURNAL_FILE: Final = "kernel.db"
-#: Stands beside the file when SQLite has found damage in it while it was used.
+#: This file lies beside the journal after SQLite has found damage in the journal during use.
 SUSPICION_SUFFIX: Final = "-suspected"
 #: Free pages (4 KiB) that stay in the file for new rows; more are given back to the disk.
 SPARE_PAGES: Final = 4096
@@ -77,8 +77,9 @@ Durability = Literal["power", "process"]
 class JournalStore:
     """The open file. One thread writes; `find_*` are for one other thread.
 
-    `path` is the file, `durability` what a commit survives, `boot_id` the machine's present boot; `witness` is a file
-    elsewhere that remembers that there was a journal (None: nobody misses one that is gone with its side file).
+    `path` is the file, `durability` what a commit survives, `boot_id` the machine's present boot. `witness` is a file
+    in another folder that remembers that there was a journal. None: nobody notices a journal that is gone with its side
+    file.
     """
 
     def __init__(
@@ -96,11 +97,11 @@ class JournalStore:
         self._boot_id = boot_id
         self._mark = MarkFile(path + "-acked")
         self._redo = RedoFile(path + REDO_SUFFIX)
-        #: What was promised and is not in the tables, and the subjects that it is about.
+        #: Batches that were promised and are not in the tables, and their subjects.
         self._owed: list[RedoEntry] = []
         self._owed_subjects: set[str] = set()
         self._witness = None if witness is None else Witness(witness)
-        #: What was lost on the way in, for the log; empty in every ordinary start.
+        #: What could not be read at the start, for the log; empty in an ordinary start.
         self.losses: list[str] = []
         try:
             self._db = self._open(accept_loss)
@@ -188,7 +189,7 @@ class JournalStore:
         return frozenset([*(row[0] for row in rows), *(large[0] for large in owed if large is not None)])
 
     def _failed(self, error: sqlite3.Error) -> Exception:
-        """What the caller is told. Damage is remembered for the next start: it looks at the whole file then."""
+        """The exception for the caller. Damage is remembered, so that the next start checks the whole file."""
         if is_full(error):
             return DiskFull(str(error))
         if code_of(error) in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
@@ -239,7 +240,7 @@ class JournalStore:
         self._owed_subjects = set()
 
     def _told(self, subject: str) -> Told | None:
-        """What was promised about a subject and is not in the tables yet."""
+        """The promised changes of a subject that are not in the tables yet."""
         return told(self._owed, subject) if subject in self._owed_subjects else None
 
     def _put_mark(self) -> None:
@@ -378,7 +379,7 @@ class JournalStore:
             raise
 
     def _examine_empty(self, db: sqlite3.Connection, promised: Mark | None) -> list[str]:
-        """What is wrong with a file without tables. When nothing is, it gets them."""
+        """The damage of a file without tables. A file without damage gets its tables."""
         if promised is not None:
             return [f"the journal is empty, but {promised.last} writes were promised"]
         if self._is_missed():
@@ -387,7 +388,7 @@ class JournalStore:
         return []
 
     def _examine_tables(self, db: sqlite3.Connection, promised: Mark | None, *, thorough: bool) -> list[str]:
-        """What is wrong with a file that has tables. Raises GoondanError for a file that is not ours."""
+        """The damage of a file that has tables. Raises GoondanError for a file that is not ours."""
         version: int = db.execute("PRAGMA user_version").fetchone()[0]
         if db.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID or version > FORMAT:
             message = f"{self.path} has format {version}; this kernel knows formats up to {FORMAT}"
@@ -404,7 +405,7 @@ class JournalStore:
         return damage
 
     def _shortage(self, meta: Meta, promised: Mark | None) -> list[str]:
-        """What was promised, and is neither in the tables nor in the redo file."""
+        """The promised writes that are neither in the tables nor in the redo file."""
         if promised is None:
             return []
         last, digest = meta.last, meta.digest
@@ -418,9 +419,9 @@ class JournalStore:
 
     @staticmethod
     def _disorder(db: sqlite3.Connection, meta: Meta, thorough: bool) -> list[str]:
-        """What is wrong with the order of the file. The rows of `records` and their index are looked at in every start:
-        by a damaged index a retired row stays, and its event runs again. The other tables can be large, so they are
-        looked at only when there is a reason. Takes some 5 µs for each row.
+        """The damage in the order of the file. Every start checks the rows of `records` and their index: a damaged
+        index can keep a retired row, whose event would run again. The other tables can be large, so they are checked
+        only when there is a reason. This takes about 5 µs for each row.
         """
         found = db.execute(f"PRAGMA integrity_check({'20' if thorough else 'records'})").fetchall()
         disorder = [str(text) for (text,) in found if text != "ok"]
@@ -478,7 +479,7 @@ class JournalStore:
         )
 
     def _must_hold(self, mark: Mark) -> bool:
-        """Whether what the side file says was promised for the loss that may have happened."""
+        """Whether the side file's promise covers the kind of loss that may have happened."""
         return self.durability == "power" or mark.boot_id == self._boot_id
 
     def _connect(self) -> sqlite3.Connection:

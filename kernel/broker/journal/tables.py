@@ -11,7 +11,7 @@ from typing import Final
 FORMAT: Final = 1
 #: "Gdnj": tells our file from any other SQLite file.
 APPLICATION_ID: Final = 0x47646E6A
-#: Numbers of writes are below this: more are nonsense, and leave SQLite no room above them.
+#: Numbers of writes are below this. A higher number cannot be right, and leaves SQLite no room above it.
 MAX_NUMBER: Final = 1 << 60
 
 SELECT_META: Final = "SELECT last, digest, ended, answer_bytes, large_bytes FROM meta"

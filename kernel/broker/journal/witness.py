@@ -1,11 +1,11 @@
-"""Says that a journal was kept here, from another folder than the journal's: so that one that is gone is missed.
+"""The witness: a file in another folder that says that there was a journal, so that a lost journal is noticed.
 
-The side file (mark.py) lies beside the journal. Whoever removes both has removed what was promised and the promise, and
+The side file (mark.py) lies beside the journal. If both are removed, the promised writes and the promise are gone, and
 the next start would look like the first one. So a file in the kernel's own folder remembers that there was a journal.
 
-What it says depends on what the disk is known to have. A new journal may be lost with the power, so a new witness
-counts within its boot only, or always with `power`. From the first moment in which the journal was found on the disk,
-or was copied to it, the witness counts for ever.
+The witness claims only what the disk is known to have. A new journal may be lost with the power, so a new witness
+counts only within its boot; with `power` it always counts. As soon as the journal was found on the disk, or was copied
+to it, the witness counts for ever.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final
 
 from schemas.system.private_files import replace_file
 
-#: What stands in it when the journal was found on the disk; else the boot (UUID) in which the journal was made.
+#: Its content when the journal was found on the disk. Otherwise it has the boot (UUID) in which the journal was made.
 _KEPT: Final = "kept"
 #: Bytes that are read of it: a UUID and a line's end are 37.
 _MAX_BYTES: Final = 64
@@ -36,7 +36,7 @@ class Witness:
         return said is not None and (power or said in (_KEPT, boot_id))
 
     def made(self, boot_id: str) -> None:
-        """A journal was made. A disk that has no room for this word takes it at the next start."""
+        """A journal was made. If the disk has no room for the witness, the next start writes it."""
         self._write(boot_id)
 
     def kept(self) -> None:
@@ -45,7 +45,7 @@ class Witness:
             self._write(_KEPT)
 
     def _read(self) -> str | None:
-        """What it says; None without one. What is no file counts for nothing, and is replaced."""
+        """Its content; None without a witness. Anything that is not a file does not count, and is replaced."""
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         with suppress(OSError), open(os.open(self._path, flags), "rb") as file:
             return file.read(_MAX_BYTES).decode("ascii", "replace").strip()
