@@ -15,7 +15,7 @@ ACK_BATCH: Final = 1000
 
 
 class AckLink(Protocol):
-    """What is needed of a link (schemas.link.Link)."""
+    """The methods of a link that are used here (schemas.link.Link)."""
 
     def send(self, frame: Frame) -> bool: ...
 

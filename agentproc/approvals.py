@@ -33,7 +33,7 @@ from schemas.launch import AgentSpec
 
 
 class Runner(Protocol):
-    """What is needed of a TurnRunner."""
+    """The part of a TurnRunner that is used here."""
 
     @property
     def spec(self) -> AgentSpec: ...
@@ -45,7 +45,7 @@ class Runner(Protocol):
 
 
 class AskLink(Protocol):
-    """What is needed of a link (schemas.link.Link)."""
+    """The methods of a link that are used here (schemas.link.Link)."""
 
     def post(self, frame: Frame) -> asyncio.Future[Frame]: ...
     def forget(self, frame_id: str) -> None: ...

@@ -45,7 +45,7 @@ Complete = Callable[[ModelRequest, Callable[[ModelNews], None]], Awaitable[Model
 
 
 class BudgetLink(Protocol):
-    """What is needed of a link (schemas.link.Link)."""
+    """The methods of a link that are used here (schemas.link.Link)."""
 
     def post(self, frame: Frame) -> asyncio.Future[Frame]: ...
     def forget(self, frame_id: str) -> None: ...

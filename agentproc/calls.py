@@ -40,7 +40,7 @@ MAX_REPEATS: Final = 3
 
 
 class CallLink(Protocol):
-    """What is needed of a link (schemas.link.Link)."""
+    """The methods of a link that are used here (schemas.link.Link)."""
 
     def start_call(self, frame: Frame, done: Callable[[Frame | None, GoondanError | None], None]) -> None: ...
     def send(self, frame: Frame) -> bool: ...

@@ -44,8 +44,11 @@ class ToolCallPart(Struct, frozen=True, tag_field="type", tag="tool-call", renam
 class ToolResultPart(Struct, frozen=True, tag_field="type", tag="tool-result", rename="camel"):
     """The one result of a tool call."""
 
+    #: The model's id of the call.
     tool_call_id: str
+    #: The tool as the model named it.
     tool_name: str
+    #: The result.
     result: ToolResult
 
 
@@ -94,12 +97,17 @@ class MessageSource(Struct, frozen=True, omit_defaults=True):
 
 
 class Message(Struct, frozen=True, rename="camel", omit_defaults=True):
-    """The specification's Message (CONTEXT-10). `created_at` is RFC 3339 in UTC; only `metadata` is mutable."""
+    """The specification's Message (CONTEXT-10)."""
 
+    #: The id, unique in the conversation.
     id: str
+    #: The role and the content.
     data: MessageData
+    #: RFC 3339 in UTC.
     created_at: str
+    #: The author.
     source: MessageSource
+    #: The only field that may be changed.
     metadata: dict[str, Any] = {}
 
 

@@ -41,7 +41,7 @@ log = logging.getLogger("agentproc")
 
 
 class TurnLink(CallLink, AckLink, AskingLink, Protocol):
-    """What is needed of a link (schemas.link.Link)."""
+    """The methods of a link that are used here (schemas.link.Link)."""
 
 
 def now_rfc3339() -> str:

@@ -41,7 +41,7 @@ MAX_MESSAGE: Final = 1000
 
 
 class LiveLink(Protocol):
-    """What is needed of a link (schemas.link.Link)."""
+    """The methods of a link that are used here (schemas.link.Link)."""
 
     def send(self, frame: Frame) -> bool: ...
 

@@ -29,7 +29,7 @@ from schemas.launch import AgentSpec
 
 
 class Runner(Protocol):
-    """What is needed of a TurnRunner."""
+    """The part of a TurnRunner that is used here."""
 
     instance_key: str
     tools: DynamicTools

@@ -36,7 +36,7 @@ Handler = Callable[["Swarm", str, dict[str, Any]], Awaitable[Any]]
 
 
 class AskingLink(Protocol):
-    """What is needed of a link (schemas.link.Link)."""
+    """The methods of a link that are used here (schemas.link.Link)."""
 
     def ask(self, frame: Frame) -> asyncio.Future[Frame]: ...
     def post(self, frame: Frame) -> asyncio.Future[Frame]: ...

@@ -43,7 +43,7 @@ Mounted = Callable[[str, str], Awaitable[None]]
 
 
 class PostingLink(Protocol):
-    """What is needed of a link (schemas.link.Link)."""
+    """The methods of a link that are used here (schemas.link.Link)."""
 
     def post(self, frame: Frame) -> asyncio.Future[Frame]: ...
 

@@ -70,8 +70,11 @@ class TurnResult(Struct, kw_only=True):
 class ToolCall(Struct, frozen=True):
     """A tool call of the model (CALL-08)."""
 
+    #: The model's id of the call.
     id: str
+    #: The tool as the model named it.
     name: str
+    #: The arguments.
     args: dict[str, Any]
 
 
@@ -167,19 +170,26 @@ class StepResult(Struct, kw_only=True):
 
 
 class Execution(Struct, frozen=True):
-    """Where middleware runs."""
+    """The agent, the instance and the turn that middleware runs in."""
 
+    #: The name of the agent.
     agent_name: str
+    #: The instance key.
     instance_key: str
+    #: The id of the turn.
     turn_id: str
+    #: The id by which the turn's work is found, across agents.
     trace_id: str
 
 
 class TurnInfo(Struct, frozen=True):
     """The turn that a step belongs to. `metadata` is that of the turn's middleware."""
 
+    #: The id of the turn.
     id: str
+    #: The event that began the turn.
     input_event: AgentEvent
+    #: The metadata of the turn's middleware.
     metadata: dict[str, Any]
 
 

@@ -27,7 +27,7 @@ _FIELDS: Final = frozenset(("oauthAppRef", "scopes", "subject"))
 
 
 class PostingLink(Protocol):
-    """What is needed of a link (schemas.link.Link)."""
+    """The methods of a link that are used here (schemas.link.Link)."""
 
     def post(self, frame: Frame) -> asyncio.Future[Frame]: ...
     def forget(self, frame_id: str) -> None: ...

@@ -322,7 +322,7 @@ class _Tunnel:
         self._data = b""
 
     def feed(self, data: bytes) -> None:
-        """What the proxy says."""
+        """Bytes of the proxy's answer."""
         self._data += data
         head, ended, rest = self._data.partition(b"\r\n\r\n")
         if self.granted.done() or (not ended and len(head) <= MAX_HEAD_BYTES):

@@ -2,7 +2,7 @@
 them.
 
 Faults come from extensions that remove or replace messages. A vendor would refuse the request, or the model would be
-misled. The kernel itself only makes sure that each call is followed by one result; this extension says what was wrong.
+misled. The kernel itself only makes sure that each call is followed by one result; this extension logs the faults.
 
 A fault is: a result without its call, a call without its result, a second result of a call, a result that does not
 follow its call, and a message without any content.
