@@ -19,7 +19,7 @@ from agentproc import turn_run as run_module
 from agentproc.answers import turn_id
 from agentproc.conversation import ToolData, UserData, is_presentable
 from agentproc.loop import TurnRunner
-from agentproc.providers.base import ModelAnswer, Usage
+from agentproc.providers.base import ModelAnswer, TextDelta, Usage
 from agentproc.store import ConversationStore
 from agentproc.turn import AskedCall
 from schemas.address import instance_dir
@@ -443,10 +443,14 @@ async def test_a_finished_event_is_answered_again_and_not_run_again(make: Make) 
     assert model.requests == []
 
 
-async def crash(make: Make, link: FakeLink, model: FakeModel, when: Callable[[], object]) -> None:
-    """Run an event until `when`, then lose the process: nothing more of it is heard or written."""
+async def crash(
+    make: Make, link: FakeLink, model: FakeModel, when: Callable[[], object], *, live: bool = False
+) -> None:
+    """Run an event until `when`, then lose the process: nothing more of it is heard or written. `live`: somebody sees
+    the text of its model as it comes.
+    """
     runner = make(link, model)
-    task = asyncio.create_task(runner.run(event_frame("e1", "go")))
+    task = asyncio.create_task(runner.run(event_frame("e1", "go", live=live)))
     await until(when)
     runner.abandon()
     await task
@@ -488,15 +492,16 @@ async def test_a_crash_before_the_model_answered_asks_it_again(make: Make, tmp_p
     class Slow(FakeModel):
         async def complete(self, request: Any, on_delta: Any = None, on_news: Any = None) -> ModelAnswer:
             self.requests.append(request)
+            on_delta(TextDelta("What it had said already, "))
             await asyncio.sleep(60)
             raise AssertionError
 
     slow = Slow()
-    await crash(make, FakeLink(), slow, lambda: slow.requests)
+    await crash(make, FakeLink(), slow, lambda: slow.requests, live=True)
     link, model = FakeLink(), FakeModel(says("done"))
     await make(link, model).run(event_frame("e1", "go", epoch=2))
     assert (the_answer(link).response, the_answer(link).steps) == ("done", 1)
-    assert len(model.requests[0].messages) == 1
+    assert len(model.requests[0].messages) == 1, "what it had said is not used"
     story = ["step.started", "turn.resumed", "model.answered"]
     assert noted(tmp_path, *story) == story
 
