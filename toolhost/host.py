@@ -40,7 +40,7 @@ from toolhost.privileges.powers import Powers
 from toolhost.sessions.sessions import Sessions
 from toolhost.sessions.starting import JailStarter
 
-#: How often idle jails, strays and kept results are looked at (seconds).
+#: How often idle jails, orphans and kept results are looked at (seconds).
 TICK_S: Final = 1.0
 #: Calls and handles that an answer names when an instance cannot be deleted: a person reads the first of them.
 MAX_NAMED: Final = 16

@@ -194,7 +194,7 @@ async def whose_is_what(made: Bench, slot: JailSession, work: Path) -> None:
     made.start("t__waits", {"file": str(work / "there"), "until": str(work / "go")}, workdir=work)
     await until((work / "there").exists)
     usage = made.host.sessions.live_of(slot).jail.usage
-    there = procfs.trees(usage.processes(), usage.cells())
+    there = procfs.trees(usage.processes(), usage.sandboxes())
     trees = {name: {process.pid for process in tree} for name, tree in there.items() if name in slot.calls}
     assert [len(tree) for tree in trees.values()] == [2, 2]  # an init and a worker each
     assert len(set.union(*trees.values())) == 4

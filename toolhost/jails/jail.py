@@ -106,7 +106,7 @@ class Jail(worker.Worker):
         elif self._reduced:
             self.worker_pid = self.pid
 
-    def strays(self) -> list[int]:
+    def orphans(self) -> list[int]:
         """Processes of the jail besides its first one and the worker, by their numbers on this host; children first.
 
         A few file reads: for idle jails only. A descendant shows once the processes above it are gone.

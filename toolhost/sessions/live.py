@@ -39,8 +39,8 @@ from toolhost.sessions.session import JailSession
 from toolhost.signalling import signal_all
 from toolhost.untrusted import Violation, output_limit
 
-#: How many looks in turn may find strays in a jail before it is ended.
-STRAY_LOOKS: Final = 3
+#: How many looks in turn may find orphans in a jail before it is ended.
+ORPHAN_LOOKS: Final = 3
 
 
 class LiveSession:
@@ -62,8 +62,8 @@ class LiveSession:
         self.messages = SentMessages()
         #: Set when its jail's last process has ended.
         self.gone = asyncio.Event()
-        #: How many looks in turn have found strays.
-        self.strays = 0
+        #: How many looks in turn have found orphans.
+        self.orphans = 0
         #: Runs when what it waits for is over.
         self.timer: asyncio.TimerHandle | None = None
 
@@ -105,7 +105,7 @@ class LiveSession:
         else:
             self.session.forks = True
             self.sandboxes = CallSandboxes(jail, owner, loop, limit, init)
-            jail.usage.cells = self.sandboxes.processes
+            jail.usage.sandboxes = self.sandboxes.processes
         if self.network is not None:
             (self.sandboxes or jail).hold()  # until its sockets are there
 
@@ -168,14 +168,14 @@ class LiveSession:
         session = self.session
         if session.clean or session.background or session.state != "serving":
             return True
-        strays = self.jail.strays()
-        if not strays:
-            session.clean, self.strays = True, 0
+        orphans = self.jail.orphans()
+        if not orphans:
+            session.clean, self.orphans = True, 0
             return True
-        self.strays += 1
-        if self.strays > STRAY_LOOKS:
+        self.orphans += 1
+        if self.orphans > ORPHAN_LOOKS:
             return False
-        signal_all(self.jail.strays, signal.SIGKILL)
+        signal_all(self.jail.orphans, signal.SIGKILL)
         return True
 
     # --- results and receipts

@@ -69,7 +69,7 @@ class JailSession(Struct, eq=False):
     rerun: bool = False
     #: Whether an export has run that may leave processes behind.
     background: bool = False
-    #: Whether nothing has run since the last look for strays.
+    #: Whether nothing has run since the last look for orphans.
     clean: bool = True
 
     @property

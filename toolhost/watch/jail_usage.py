@@ -42,7 +42,7 @@ class JailUsage:
         #: The names of the calls that it runs, pending work included; None when nothing needs to be looked at.
         self.running: Callable[[], Sequence[str] | None] = lambda: None
         #: The first processes of calls that have processes of their own.
-        self.cells: Callable[[], Mapping[str, int]] = dict
+        self.sandboxes: Callable[[], Mapping[str, int]] = dict
         self.cpu = CpuMeter()
         #: The most memory that was seen (bytes).
         self.peak = 0
@@ -86,7 +86,7 @@ class JailUsage:
         """Its processes, if they must be looked at one by one; else none."""
         keeper = self.keeper
         uncounted = not (keeper.counts_memory and keeper.counts_processes and keeper.counts_cpu)
-        if self.view is not None and (uncounted or len(self.cells()) > 1):
+        if self.view is not None and (uncounted or len(self.sandboxes()) > 1):
             return procfs.processes(self.view)
         return []
 
@@ -104,7 +104,7 @@ class JailUsage:
 
     def charge(self, there: Sequence[procfs.Process]) -> float:
         """Divide its processor time among the calls that run. Returns how much it is in all (seconds)."""
-        trees = procfs.trees(list(there), self.cells())
+        trees = procfs.trees(list(there), self.sandboxes())
         seen = {call: sum(process.cpu_s for process in tree) for call, tree in trees.items()}
         total_s = self.cpu_s(there)
         self.cpu.charge(total_s, self.running() or (), seen)
@@ -128,17 +128,17 @@ class JailUsage:
 
     def _memory(self, view: procfs.View, there: list[procfs.Process]) -> int:
         """Its memory as it is seen, and what it may hide in sockets if it keeps descriptors there (bytes)."""
-        limit, cells = self.limits.memory_mb * MIB, list(self.cells().values())
-        found = procfs.memory(view, limit, there, self._powers.held_by, cells)
+        limit, sandboxes = self.limits.memory_mb * MIB, list(self.sandboxes().values())
+        found = procfs.memory(view, limit, there, self._powers.held_by, sandboxes)
         shared = procfs.shared()
         sockets: InFlight | None = InFlight()
         if found.size <= limit < found.size + self._hidden.most(shared, found.shared):
-            found = procfs.memory(view, limit, there, self._powers.held_by, cells, every_thread=True)
+            found = procfs.memory(view, limit, there, self._powers.held_by, sandboxes, every_thread=True)
             sockets = procfs.still_in_flight(view, self.counted_s)
             if sockets is not None and not sockets.last:
                 self._hidden.clear(shared, found.shared)
         if sockets is not None and self._kept_memory.look(time.monotonic(), sockets):
-            found = procfs.memory(view, 0, there, self._powers.held_by, cells, every_thread=True)
+            found = procfs.memory(view, 0, there, self._powers.held_by, sandboxes, every_thread=True)
             # Each page once: what is seen is not hidden.
             return found.size + self._hidden.most(procfs.shared(), found.shared)
         return found.size

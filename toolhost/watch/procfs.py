@@ -154,19 +154,19 @@ def memory(
     limit: int,
     there: list[Process],
     held_by: HeldBy,
-    cells: Iterable[int] = (),
+    sandboxes: Iterable[int] = (),
     *,
     every_thread: bool = False,
 ) -> Memory:
     """The size of the jail's memory. Pages that processes share count once, if it would come near `limit` otherwise.
 
-    `held_by` says what sockets of a process hold. `cells`: processes, by their numbers in the view, that have mounts of
+    `held_by` says what sockets of a process hold. `sandboxes`: processes, by their numbers in the view, that have mounts of
     their own. `every_thread`: ask each thread for its descriptors, because a thread can have its own.
     """
     files, sockets = _held(view, there, held_by, every_thread)
     if view.root is not None:
         counted = set()
-        for root in (view.root, *(f"{view.proc}/{pid}/root" for pid in cells)):
+        for root in (view.root, *(f"{view.proc}/{pid}/root" for pid in sandboxes)):
             for place in MEMORY_PLACES:
                 with suppress(OSError):
                     device = os.stat(f"{root}/{place}").st_dev
