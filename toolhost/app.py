@@ -1,6 +1,6 @@
-"""The tool host's process: the link, the host, the probe jail, signals and the end of it all.
+"""The tool host's process: the link, the host, the probe jail, signals, and the end.
 
-Ready means: the broker has welcomed us, and a probe jail has run, or it is known why none can.
+Ready means: the broker has welcomed us, and a probe jail has run or cannot be made.
 """
 
 from __future__ import annotations
@@ -40,15 +40,16 @@ from toolhost.survey.tiers import ALONE, Survey, survey
 
 #: How long queued results may take to reach the broker at the end (seconds).
 LINGER_S: Final = 0.5
-#: When the collector looks at young, older and old objects (gc.set_threshold): rarely, as the hot path has no cycles.
+#: When the collector looks at young, older and old objects (gc.set_threshold): rarely, because calls make no cycles.
 GC_THRESHOLDS: Final = (20_000, 20, 50)
 
 
 class Settings(Struct, frozen=True, kw_only=True):
-    """What the command line says."""
+    """What the command line sets."""
 
     #: The broker's socket for tool hosts.
     endpoint: str
+    #: The token that the broker knows this host by.
     token: str
     #: A descriptor that gets a newline when this host is ready; None: nobody waits for that.
     ready_fd: int | None = None
@@ -109,7 +110,7 @@ class App:
             await asyncio.wait([probing])  # its jail goes before this process
 
     async def _live(self, welcome: Welcome, probing: asyncio.Future[Survey]) -> None:
-        """From the welcome to the end."""
+        """Work from the welcome to the end."""
         powers = self._powers
         spec = _spec(welcome)
         state = await StateFolder.claim(spec.state_dir, welcome.principal, powers)
@@ -189,7 +190,7 @@ class App:
             self._link.closed.result()  # raises what the broker refused us with
 
     def _helper_lost(self, pidfd: int) -> None:
-        """Nobody is left who could start another one."""
+        """The privileged helper is gone, and nobody can start another one."""
         asyncio.get_running_loop().remove_reader(pidfd)
         self._break("the privileged helper of this tool host, which does what only root can, has ended")
 
@@ -209,7 +210,7 @@ class App:
             self._host.on_frame(frame)
 
     def _on_welcome(self, welcome: Welcome) -> None:
-        """Welcomed again, perhaps by a new broker with a new bundle."""
+        """We are welcomed again, perhaps by a new broker with a new bundle."""
         if self._host is None:
             return
         try:

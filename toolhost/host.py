@@ -1,8 +1,8 @@
 """The tool host's decisions about calls, put into effect: frames in, calls placed and timed, results out.
 
-It holds no socket of the bus: `send` is how results leave, `on_frame` how calls arrive, so that it runs the same with
-a link, in a test, and in front of a fake. What a callId means is calls/call_registry.py's affair, jails are
-sessions/sessions.py's, results calls/answers.py's.
+It holds no socket of the bus: results leave through `send`, calls arrive through `on_frame`. So it runs the same with a
+link, in a test, and in front of a fake. calls/call_registry.py decides about callIds, sessions/sessions.py about jails,
+and calls/answers.py about results.
 
 Rules.
 - Every call ends in exactly one result. One that reaches its deadline is answered then.
@@ -40,7 +40,7 @@ from toolhost.privileges.powers import Powers
 from toolhost.sessions.sessions import Sessions
 from toolhost.sessions.starting import JailStarter
 
-#: How often idle jails, orphans and kept results are looked at (seconds).
+#: Seconds between two looks at idle jails, orphans and kept results.
 TICK_S: Final = 1.0
 #: Calls and handles that an answer names when an instance cannot be deleted: a person reads the first of them.
 MAX_NAMED: Final = 16
@@ -111,9 +111,9 @@ class Host:
         self.sessions.configure(spec, {name for name, tool in before.items() if self._tools.get(name) != tool})
 
     def open(self, facts: HostFacts | None, unavailable: GoondanError | None = None) -> None:
-        """It is known now whether jails can be made: run what has waited for that.
+        """It is known now whether jails can be made: run the calls that have waited for that.
 
-        `facts` None means that none can, for the reason `unavailable`.
+        With `facts` None no jail can be made, for the reason `unavailable`.
         """
         self.sessions.open(facts, unavailable)
 
@@ -124,7 +124,7 @@ class Host:
         return any(sandbox.isolation == "call" for sandbox in sandboxes)
 
     async def close(self) -> None:
-        """Kill every jail and wait until all of their processes are gone, some seconds at most. Answers no call."""
+        """Kill every jail and wait until all their processes are gone, some seconds at most. Answers no call."""
         self._closing = True
         for timer in (self._deadline_timer, self._ticker):
             if timer is not None:
@@ -133,7 +133,7 @@ class Host:
 
     @property
     def jail_count(self) -> int:
-        """Jails whose processes are not all gone."""
+        """How many jails still have processes."""
         return self.sessions.jail_count
 
     def call_ids(self) -> list[str]:
@@ -141,7 +141,7 @@ class Host:
         return self._calls.known_ids()
 
     def unsent(self, frame: Frame, error: GoondanError) -> None:
-        """A result's large payload could not be written: the call ends with the reason instead."""
+        """A result's large payload could not be written: the call ends with that error."""
         if frame.type == "tool.result":
             payload = error_result(refusal(error.info), DEFAULT_ERROR_LIMIT)
             self.answers.send_result(frame.call_id or "", frame.to, frame.instance_key, payload)
@@ -149,7 +149,7 @@ class Host:
     # --- from the bus
 
     def on_frame(self, frame: Frame) -> None:
-        """A frame from the broker. Never raises; what cannot be served is answered or dropped."""
+        """Handle a frame from the broker. Never raises; what cannot be served is answered or dropped."""
         kind = frame.type
         if kind == "tool.call":
             if self._closing:
@@ -176,7 +176,9 @@ class Host:
             self._calls.acknowledge(frame.calls or ([frame.call_id] if frame.call_id else []))
 
     def _set_clock(self, frame: Frame) -> None:
-        """What a call has asked an agent for waits for a person, or goes on: the call's time does the same."""
+        """An agent that a call has asked waits for a person, or goes on. The call's time stands still or goes on with
+        it.
+        """
         call = self._calls.get(frame.call_id or "")
         if not isinstance(call, Call):
             return
@@ -188,7 +190,7 @@ class Host:
         self._set_deadline_timer()
 
     async def _end_instance(self, frame: Frame) -> None:
-        """An instance is deleted: answer when nothing of it runs here any more, or with what does."""
+        """An instance is deleted. Answer when nothing of it runs here any more, or name what still does."""
         owner = (frame.to or "", frame.instance_key or "")
         calls, handles = self._calls.open_of(owner), [work.promise.handle for work in self.answers.pending.of(owner)]
         if not from_raw(frame.payload, InstanceEnd).force and (calls or handles):
@@ -262,26 +264,26 @@ class Host:
             self.sessions.place(call)
 
     def _keep_message(self, owner: tuple[str, str], payload: ToolCallPayload) -> None:
-        """The message that made the call came with it, unless it came before or is too large."""
+        """Keep the message that made the call, if it came with it: not when it came before, or is too large."""
         message, message_id = payload.message, payload.message_id
         if message is not None and message_id is not None and memoryview(message).nbytes <= MAX_ARGS_BYTES:
             self._messages.put((*owner, message_id), bytes(message))
 
     def _bug(self, error: Exception, where: str) -> ErrorPayload:
-        """What to answer for an exception that nobody expected; the log has the rest."""
+        """The answer for an exception that nobody expected. The log has the details."""
         context = {"message": f"{where} failed", "exception": error}
         self._loop.call_exception_handler(context)
         return error_payload("E_INTERNAL", f"{where} failed: {type(error).__name__}")
 
     def _repeat(self, known: Call | StoredResult, owner: tuple[str, str]) -> None:
-        """A callId that was here before: attach, or the same result again."""
+        """A callId that is known: attach to the open call, or send the kept result again."""
         if known.owner != owner:
             raise GoondanError(error_payload("E_FORBIDDEN", "the callId is in use"))
         if isinstance(known, StoredResult):
             self.answers.send_stored(known)
 
     def _refuse(self, frame: Frame, error: ToolError) -> None:
-        """Answer a call that was never taken on."""
+        """Answer a call that was not accepted."""
         entry = self._exports.find(frame.tool, frame.from_)
         limit = DEFAULT_ERROR_LIMIT if entry is None else entry.tool.error_message_limit
         payload = error_result(error, limit)
@@ -313,7 +315,7 @@ class Host:
 
 
 def _check_workdir(frame: Frame) -> None:
-    """Raise GoondanError E_FRAME_INVALID for a working directory, or a base of one, that is none."""
+    """Raise GoondanError E_FRAME_INVALID for a bad working directory, or a bad base of one."""
     path, base = frame.workdir, frame.workdir_base
     if any(given is not None and not is_path(given) for given in (path, base)):
         message = f"a workdir is an absolute path of at most {MAX_PATH_BYTES} bytes, none of them zero"

@@ -25,15 +25,15 @@ class Offload:
         self._removing = ThreadPoolExecutor(1, thread_name_prefix="remove")
 
     async def prepared(self, work: Callable[[], _T]) -> _T:
-        """What `work` returns or raises. It runs after what was given here, or to `submit`, before."""
+        """Run `work` after all work that was given before, and return or raise what it does."""
         return await asyncio.wrap_future(self._preparing.submit(work))
 
     def submit(self, work: Callable[[], object]) -> None:
-        """Do this between two launches. It must not raise."""
+        """Run this between two launches. It must not raise."""
         self._preparing.submit(work)
 
     def remove(self, work: Callable[[], object]) -> None:
-        """Do this at leisure. It must not raise."""
+        """Run this when there is time. It must not raise."""
         self._removing.submit(work)
 
     async def settled(self) -> None:

@@ -1,7 +1,7 @@
-"""What a tool host keeps on disk: `<state_dir>/toolhosts/<name>/`, locked for as long as it lives.
+"""A tool host's folder on disk: `<state_dir>/toolhosts/<name>/`. It is locked while the tool host lives.
 
-Several tool hosts can work for one kernel. The broker knows each by a name, and each has a folder of its own: so none
-takes the notes of another one for those of a tool host that is gone. The lock ends with the process.
+Several tool hosts can work for one kernel. The broker knows each by a name, and each has a folder of its own. So no
+tool host takes the notes of a living one for those of a tool host that is gone. The lock ends with the process.
 
 Source: docs/design/tools.md section 6; requirement RESULT-04.
 """
@@ -19,7 +19,7 @@ from schemas.errors import fail
 from schemas.workdirs import LOCK, TOOLHOSTS
 from toolhost.privileges.powers import Powers
 
-#: How long the one before may take to end after its link did (seconds): its jails are killed first.
+#: How long the tool host before may take to end after its link did (seconds): its jails are killed first.
 PATIENCE_S: Final = 2.0
 _POLL_S: Final = 0.05
 
@@ -65,7 +65,7 @@ class StateFolder:
         return None if self.path is None else os.path.join(self.path, name)
 
     def release(self) -> None:
-        """Let another process have it."""
+        """Unlock it, so that another process can have it."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1

@@ -1,4 +1,4 @@
-"""Questions of handlers on their way to the bus and back: the shell around asks.py.
+"""Questions of handlers on their way to the bus and back. The shell around asks.py.
 
 A question whose answer is waited for lives as long as its call: when the call ends, in whatever way, what it has open
 is dropped here, the handler is told, and an answer that still comes is acknowledged by the link and goes nowhere. The
@@ -49,7 +49,7 @@ class Asking:
         self._askers: dict[str, Asker] = {}  # by the worker call id: a call that runs again begins anew
 
     def ask(self, call: Call, ask: Ask, reply: Reply) -> None:
-        """A question of a call that runs. `reply` gets its answer, unless the jail is gone. Raises Violation."""
+        """Send a question of a running call. `reply` gets its answer, unless the jail is gone. Raises Violation."""
         asker = self._askers.setdefault(call.worker_call_id, Asker())
         try:
             if self._speaker is None:
@@ -64,7 +64,7 @@ class Asking:
             answer.add_done_callback(partial(self._answered, call.worker_call_id, ask.ask_id))
 
     def drop(self, call: Call) -> None:
-        """The call has ended, or its jail has: nobody waits for its answers."""
+        """The call or its jail has ended: nobody waits for its answers."""
         asker = self._askers.pop(call.worker_call_id, None)
         left = [] if asker is None else list(asker.open.values())
         for question in left:
@@ -80,7 +80,7 @@ class Asking:
 
     @property
     def open_count(self) -> int:
-        """Questions without an answer."""
+        """How many questions have no answer."""
         return sum(len(asker.open) for asker in self._askers.values())
 
     def _answered(self, worker_call_id: str, ask_id: int, future: asyncio.Future[Frame]) -> None:

@@ -1,7 +1,7 @@
-"""The file in which a tool host keeps what pending work it has promised: `pending.json` in its state folder.
+"""The file in which a tool host keeps the pending work that it has promised: `pending.json` in its state folder.
 
-Read once, when a tool host starts: whatever stands in it was lost with the one before. Written anew whenever work
-begins or ends; it survives the end of the process, not of the machine's power. A file that cannot be read or written
+It is read once, when a tool host starts: all work in it was lost with the tool host before. It is written anew whenever
+work begins or ends. It survives the end of the process, but not a loss of power. A file that cannot be read or written
 costs the promise, never a call.
 
 Source: docs/design/tools.md section 6; requirement RESULT-04.
@@ -19,22 +19,22 @@ from schemas.system.private_files import read_list, replace_file
 from toolhost.calls.pending import Promise
 
 PROMISES: Final = "pending.json"
-#: A file larger than this is none of ours (bytes).
+#: A larger file was not written by us (bytes).
 _MAX_BYTES: Final = 4 << 20
 
 
 class PromiseFile:
-    """One such file; `path` None: nothing can be kept."""
+    """One such file. With `path` None nothing can be kept."""
 
     def __init__(self, path: str | None) -> None:
         self._path = path
 
     def read(self) -> list[Promise]:
-        """What stands in it; nothing when there is none."""
+        """The promises in it; none when there is no file."""
         return [] if self._path is None else read_list(self._path, Promise, _MAX_BYTES)
 
     def write(self, promises: list[Promise]) -> None:
-        """Put these in its place."""
+        """Replace the promises in it by these."""
         if self._path is None:
             return
         if not promises:

@@ -1,10 +1,10 @@
-"""Fields of binary protocols (TLS, DNS), taken off the front of what somebody else has written: pure."""
+"""Takes fields of binary protocols (TLS, DNS) off the front of bytes that somebody else has written. Pure."""
 
 from __future__ import annotations
 
 
 class TooShort(ValueError):
-    """A field ends behind the end of the bytes."""
+    """A field is longer than the bytes that are left."""
 
 
 class Fields:

@@ -1,4 +1,4 @@
-"""Heads of HTTP/1 requests to a proxy, and where their bodies end: pure, and strict where servers differ in reading.
+"""Heads of HTTP/1 requests to a proxy, and the ends of their bodies. Pure, and strict where servers read differently.
 
 A request whose end two servers could see in different places is refused: with it a second request, to another host,
 would travel unseen. Each connection carries one request.
@@ -32,19 +32,21 @@ _STATUS_ERRORS: Final = {400: "http_request_error", 403: "http_request_denied", 
 
 
 class BadRequest(ValueError):
-    """What is no request that can be passed on; the text says why and repeats nothing of it."""
+    """A request that cannot be passed on. The text says why and repeats nothing of it."""
 
 
 class Head(NamedTuple):
-    """A request to a proxy. `host` is normalised. For CONNECT `forward` is empty; else it is the head to send on.
+    """A request to a proxy."""
 
-    `length` of the body in bytes; None: chunked.
-    """
-
+    #: Its method.
     method: str
+    #: The host, normalised.
     host: str
+    #: The port.
     port: int
+    #: The head to send on; empty for CONNECT.
     forward: bytes
+    #: The length of the body (bytes); None: chunked.
     length: int | None
 
 

@@ -1,4 +1,4 @@
-"""The server name in a TLS ClientHello: pure, and as strict as a server that is about to be imitated would be.
+"""The server name in a TLS ClientHello. Pure, and as strict as the server that the name belongs to.
 
 Source: docs/design/sandbox.md section 6; RFC 8446 section 4.1.2, RFC 6066 section 3.
 """
@@ -19,11 +19,11 @@ _HOST_NAME: Final = 0
 
 
 class NoHello(ValueError):
-    """What came is no ClientHello."""
+    """The bytes are no ClientHello."""
 
 
 def looks_like_tls(data: bytes) -> bool:
-    """Whether a connection that begins so is TLS."""
+    """Whether a connection that begins like this is TLS."""
     return data[:1] == b"\x16" and data[1:2] in (b"", b"\x03")
 
 

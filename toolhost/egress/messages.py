@@ -53,26 +53,37 @@ class Settled(NamedTuple):
 class Reached(NamedTuple):
     """A connection to a granted host was made."""
 
+    #: The tool host's number of the jail.
     jail: int
+    #: The host as the jail named it.
     host: str
+    #: The port of the connection.
     port: int
 
 
 class Denied(NamedTuple):
-    """A connection was refused. `host` as the jail named it; port 0: it only asked for the name's address."""
+    """A connection was refused."""
 
+    #: The tool host's number of the jail.
     jail: int
+    #: The host as the jail named it.
     host: str
+    #: The port; 0 when the jail only asked for the name's address.
     port: int
+    #: Why it was refused.
     reason: str
 
 
 class Failed(NamedTuple):
     """A granted host could not be reached."""
 
+    #: The tool host's number of the jail.
     jail: int
+    #: The host as the jail named it.
     host: str
+    #: The port of the connection.
     port: int
+    #: Why it could not be reached.
     reason: str
 
 

@@ -39,10 +39,10 @@ IDLE_S: Final = 120.0
 #: The longest life of a connection (seconds).
 TOTAL_S: Final = 3600.0
 CHUNK: Final = 65536
-#: What one jail can make us report, at once and each second.
+#: Reports that one jail can cause at once, and each second after that.
 REPORT_BURST: Final = 256
 REPORTS_PER_S: Final = 50.0
-#: What the tool host has not read yet (messages of some 100 bytes).
+#: Reports that the tool host has not read yet (messages of some 100 bytes).
 MAX_UNSENT: Final = 16384
 #: Refused connections looked at in one go.
 WATCH_BATCH: Final = 256

@@ -1,4 +1,4 @@
-"""What a network grant looks like inside a jail, and how the proxy judges a request: pure.
+"""What a network grant looks like inside a jail, and how the proxy judges a request. Pure.
 
 Each exact name is in the jail's /etc/hosts with an address of 127.42.0.0/16. The proxy listens on that address, and on
 granted addresses themselves, inside the jail's network namespace, so any TCP client works. Patterns and `public` go
@@ -30,7 +30,9 @@ class Listener(NamedTuple):
 
     #: A granted host itself, the HTTP proxy, or the resolver.
     kind: Literal["direct", "proxy", "dns"]
+    #: The address that it listens on.
     address: str
+    #: The port that it listens on.
     port: int
     #: The granted host behind it; empty for the HTTP proxy and the resolver.
     host: str = ""
@@ -50,7 +52,7 @@ class Layout(NamedTuple):
 
 
 def lay_out(network: Network) -> Layout:
-    """The inside of a network grant that is not none."""
+    """The inside of a network grant that grants something."""
     addresses: dict[str, str] = {}
     listeners: dict[tuple[str, int], Listener] = {}
 

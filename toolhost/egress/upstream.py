@@ -13,9 +13,9 @@ from schemas.hosts import Rule, is_address
 from toolhost.egress.addresses import reach_of, refusal
 from toolhost.egress.rules import hosts_entries
 
-#: A name service that answers no sooner is as good as none (seconds).
+#: How long a name service may take (seconds): a slower one is as good as none.
 RESOLVE_S: Final = 10.0
-#: What one address may take to answer (seconds), and how many are tried.
+#: How long one address may take to answer (seconds), and how many addresses are tried.
 CONNECT_S: Final = 10.0
 MAX_ADDRESSES: Final = 4
 _HOSTS_FILE: Final = "/etc/hosts"

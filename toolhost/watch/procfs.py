@@ -160,8 +160,8 @@ def memory(
 ) -> Memory:
     """The size of the jail's memory. Pages that processes share count once, if it would come near `limit` otherwise.
 
-    `held_by` says what sockets of a process hold. `sandboxes`: processes, by their numbers in the view, that have mounts of
-    their own. `every_thread`: ask each thread for its descriptors, because a thread can have its own.
+    `held_by` says what sockets of a process hold. `sandboxes`: processes, by their numbers in the view, that have
+    mounts of their own. `every_thread`: ask each thread for its descriptors, because a thread can have its own.
     """
     files, sockets = _held(view, there, held_by, every_thread)
     if view.root is not None:
