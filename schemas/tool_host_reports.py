@@ -37,7 +37,7 @@ class WorkerNews(Struct, rename="camel", omit_defaults=True, kw_only=True):
     op: Literal["start", "exit"]
     #: The number of the worker's process on the host.
     pid: int
-    tool: str
+    tool: str = ""
     agent: str | None = None
     instance_key: str | None = None
     #: When it started: RFC 3339, UTC.
