@@ -69,13 +69,19 @@ def test_jails_see_neither_the_record_nor_the_locks_nor_the_sockets(running: San
     assert running.call("; ".join(looks[:2]))["output"]["stdout"] == ""
 
 
+def remove(run_dir: str | Path) -> None:
+    """Remove a runtime directory at once, although the fork server may still write there while it gets warm."""
+    gone = Path(run_dir).parents[2] / "gone"  # goes with the kernel's folder, whatever is still written there
+    os.rename(run_dir, gone)
+    shutil.rmtree(gone, ignore_errors=True)
+
+
 def test_a_runtime_directory_that_was_removed_comes_back_by_itself(kernel: Sandbox) -> None:
     kernel.detach()
     pid = kernel.pid("supervisor")
     assert kernel.call("echo before")["output"]["stdout"] == "before\n"
     run_dir = record(kernel).run_dir
-    os.rename(run_dir, gone := f"{kernel.home}/gone")  # the fork server may still write there, as it gets warm
-    shutil.rmtree(gone, ignore_errors=True)
+    remove(run_dir)
     refused = kernel.gdn("run", "--detach", "--json")
     assert refused.json["error"]["code"] == "E_KERNEL_RUNNING"
     assert kernel.pid("supervisor") == pid  # asked at once: it waits until the kernel can be reached again
@@ -90,7 +96,7 @@ def test_a_runtime_directory_that_was_removed_comes_back_by_itself(kernel: Sandb
 def test_a_kernel_that_cannot_have_its_runtime_directory_back_stops_in_order(kernel: Sandbox) -> None:
     kernel.detach()
     run_dir = Path(record(kernel).run_dir)
-    run_dir.rename(kernel.home / "gone")  # as above
+    remove(run_dir)
     run_dir.symlink_to("/")
     wait_until(lambda: not kernel.processes(), 20)
     assert "cannot be made again" in kernel.log("supervisor")
@@ -103,7 +109,7 @@ def test_stop_ends_a_kernel_that_no_socket_leads_to(kernel: Sandbox) -> None:
     """It hangs, and its runtime directory is gone: who holds the lock is known all the same."""
     kernel.detach()
     os.kill(kernel.pid("supervisor"), signal.SIGSTOP)
-    shutil.rmtree(record(kernel).run_dir)
+    remove(record(kernel).run_dir)
     begun = time.monotonic()
     stopped = kernel.gdn("stop", "--json", timeout=40)
     assert (stopped.status, stopped.json) == (0, {"stopped": True, "killed": True})
@@ -125,7 +131,7 @@ def test_a_record_that_a_killed_kernel_has_left_leads_to_nobody(kernel: Sandbox)
     wait_until(lambda: [row for row in kernel.ps() if row["status"] == "running" and row["role"] == "broker"])
     shutil.rmtree(left.run_dir)
     theirs = next(found for found in kernel.run_dirs if str(found) != left.run_dir)
-    shutil.copytree(theirs, left.run_dir, copy_function=os.link)
+    shutil.copytree(theirs, left.run_dir, copy_function=os.link, ignore=shutil.ignore_patterns("warm-up"))
     os.chmod(left.run_dir, 0o700)
     assert kernel.gdn("ps", "--json").json == []
     assert json.loads(kernel.gdn("stop", "--json").out) == {"stopped": False}
