@@ -21,6 +21,7 @@ from contextlib import suppress
 from typing import Final
 
 from agentproc.completions import describe_late
+from agentproc.instance import Instance
 from agentproc.known_secrets import HidingFormatter, KnownSecrets
 from agentproc.log_share import Share
 from agentproc.loop import TurnRunner
@@ -71,7 +72,7 @@ class AgentApp:
             token,
             on_frame=self._on_frame,
             leases=self._leases,
-            calls=lambda: self._runner.caller.open_call_ids if self._runner is not None else [],
+            calls=lambda: self._runner.instance.caller.open_call_ids if self._runner is not None else [],
             on_welcome=self._on_welcome,
             on_late=lambda frame: log.warning("%s", describe_late(frame)),
             broker_uid=broker_uid,
@@ -158,7 +159,7 @@ class AgentApp:
                 runner.abandon()
                 await asyncio.wait([self._working], timeout=RELEASE_S)
                 unfinished += held
-        unfinished += [Lease(f.event_id or "", f.epoch or 0, runner.instance_key) for f in self._inbox]
+        unfinished += [Lease(f.event_id or "", f.epoch or 0, runner.instance.instance_key) for f in self._inbox]
         releases = [
             self.link.post(Frame("ack", stage="release", event_id=lease.event_id, epoch=lease.epoch))
             for lease in unfinished
@@ -172,7 +173,7 @@ class AgentApp:
         if self._shutdown is not None:
             asked = self._shutdown
             to = asked.from_ or ORCHESTRATOR
-            self.link.send(Frame("shutdown_ack", from_=runner.spec.name, to=to, in_reply_to=asked.id))
+            self.link.send(Frame("shutdown_ack", from_=runner.instance.spec.name, to=to, in_reply_to=asked.id))
         return 0
 
     async def _until_released(self, working: asyncio.Task[None]) -> None:
@@ -208,8 +209,8 @@ class AgentApp:
 
     def _on_welcome(self, welcome: Welcome) -> None:
         if self._runner is not None:
-            self._runner.caller.welcomed()
-            self._runner.live_config.take(welcome.config, welcome.spec)
+            self._runner.instance.caller.welcomed()
+            self._runner.instance.live_config.take(welcome.config, welcome.spec)
 
     def _on_event(self, frame: Frame) -> None:
         if frame.in_reply_to is not None and not frame.asynchronous:
@@ -248,7 +249,7 @@ class AgentApp:
     def _leases(self) -> list[Lease]:
         if self._runner is None:
             return []
-        key = self._runner.instance_key
+        key = self._runner.instance.instance_key
         waiting = [Lease(frame.event_id or "", frame.epoch or 0, key, frame.root_event) for frame in self._inbox]
         return self._runner.leases() + waiting
 
@@ -261,9 +262,9 @@ class AgentApp:
             max_bytes=spec.conversation_mb << 20,
             generation=0 if spec.name == OPERATOR_AGENT else welcome.generation,
         )
-        runner = TurnRunner(spec, instance_key, self.link, store, secrets=self._secrets)
-        runner.live_config.take(welcome.config)
-        return runner
+        instance = Instance(spec, instance_key, self.link, store, secrets=self._secrets)
+        instance.live_config.take(welcome.config)
+        return TurnRunner(instance)
 
 
 def new_loop() -> asyncio.AbstractEventLoop:

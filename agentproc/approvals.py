@@ -16,39 +16,19 @@ import asyncio
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from msgspec import Raw
 
 from agentproc.calls import CallContext, failed_result
 from agentproc.catalog import Allowed, StepCatalog
+from agentproc.instance import Instance
 from agentproc.notes import TurnNotes
-from agentproc.store import ConversationStore
 from schemas.approval_rules import concerns, decide
 from schemas.approvals import DENIED, ApprovalAsk, ApprovalState
 from schemas.codec import encode_value, from_raw, to_raw
 from schemas.errors import GoondanError, tool_error
 from schemas.frames import Frame, ToolResult
-from schemas.launch import AgentSpec
-
-
-class Runner(Protocol):
-    """The part of a TurnRunner that is used here."""
-
-    @property
-    def spec(self) -> AgentSpec: ...
-    @property
-    def link(self) -> AskLink: ...
-    @property
-    def store(self) -> ConversationStore: ...
-    def clock(self) -> str: ...
-
-
-class AskLink(Protocol):
-    """The methods of a link that are used here (schemas.link.Link)."""
-
-    def post(self, frame: Frame) -> asyncio.Future[Frame]: ...
-    def forget(self, frame_id: str) -> None: ...
 
 
 class Approvals:
@@ -60,7 +40,7 @@ class Approvals:
 
     def __init__(
         self,
-        runner: Runner,
+        instance: Instance,
         turn_id: str,
         notes: TurnNotes,
         *,
@@ -68,10 +48,10 @@ class Approvals:
         told: Callable[[str], None],
         lost: Callable[[], None],
     ) -> None:
-        self._runner = runner
+        self._instance = instance
         self._notes = notes
-        self._link = runner.link
-        self._policies = runner.spec.approvals
+        self._link = instance.link
+        self._policies = instance.spec.approvals
         self._turn_id = turn_id
         self._wake = wake
         self._told = told
@@ -87,8 +67,8 @@ class Approvals:
     def wait(self, tool_call_id: str, again: Callable[[], None]) -> None:
         """This call waits for a person. `again` makes it again."""
         self._waiting[tool_call_id] = again
-        with suppress(GoondanError), self._runner.store.write():  # a turn goes on without a note
-            self._notes.waits(tool_call_id, self._runner.clock())
+        with suppress(GoondanError), self._instance.store.write():  # a turn goes on without a note
+            self._notes.waits(tool_call_id, self._instance.clock())
         self._told(tool_call_id)
         self._wake()
 

@@ -20,10 +20,8 @@ from msgspec import structs
 from agentproc.answers import answer_payload, done_frame, failed, input_text, internal_error, turn_id
 from agentproc.blocked_loop import blocked_error
 from agentproc.completions import read_answer, read_completion
-from agentproc.instance import Instance, TurnLink, now_rfc3339
-from agentproc.known_secrets import KnownSecrets
-from agentproc.providers.base import Provider
-from agentproc.store import ConversationStore, TurnRow
+from agentproc.instance import Instance
+from agentproc.store import TurnRow
 from agentproc.told_event import told_event
 from agentproc.turn import Begin, BeginCall, End, Pause
 from agentproc.turn_run import TurnRun
@@ -40,7 +38,6 @@ from schemas.frames import (
     Lease,
     OperatorCall,
 )
-from schemas.launch import AgentSpec
 
 #: The reasons why a link does not send a large payload.
 UNSENT: Final = ("E_FRAME_TOO_LARGE", "E_DISK_FULL", "E_STATE", "E_BLOB_UNAVAILABLE")
@@ -48,37 +45,26 @@ UNSENT: Final = ("E_FRAME_TOO_LARGE", "E_DISK_FULL", "E_STATE", "E_BLOB_UNAVAILA
 log = logging.getLogger("agentproc")
 
 
-class TurnRunner(Instance):
-    """One agent instance with its turns, which it runs one after another."""
+class TurnRunner:
+    """Runs the turns of one agent instance, one after another."""
 
-    def __init__(
-        self,
-        spec: AgentSpec,
-        instance_key: str,
-        link: TurnLink,
-        store: ConversationStore,
-        *,
-        provider: Provider | None = None,
-        clock: Callable[[], str] = now_rfc3339,
-        secrets: KnownSecrets | None = None,
-    ) -> None:
-        """See Instance."""
-        super().__init__(spec, instance_key, link, store, provider=provider, clock=clock, secrets=secrets)
-        self._blocked = self.loop_watch.take() if spec.extensions else None
+    def __init__(self, instance: Instance) -> None:
+        self.instance = instance
+        self._blocked = instance.loop_watch.take() if instance.spec.extensions else None
         self._run: TurnRun | None = None
         self._lease: Lease | None = None
         self._pausing = False
         self._cancelled: tuple[str, int] | None = None  # the delivery that is to end, if it is not over
         self._broken: GoondanError | None = None  # why the agent cannot work at all
-        self._loaded = self.live_config.current  # what the extensions were loaded for
+        self._loaded = instance.live_config.current  # what the extensions were loaded for
         #: The functions that take the broker's frames for the working instance, by the type of the frame. Each raises
         #: GoondanError for a frame that cannot be read.
         self.takes: Mapping[str, Callable[[Frame], None]] = {
             "tool.progress": self.progress,
             "tool.cancel": self.cancel,
             "tool.completed": self.completed,
-            "oauth.granted": self.tokens.granted,
-            "config.changed": lambda frame: self.live_config.take(frame.payload),
+            "oauth.granted": instance.tokens.granted,
+            "config.changed": lambda frame: instance.live_config.take(frame.payload),
             "approval.news": self.decided,
             "clock": self.set_clock,
         }
@@ -86,11 +72,11 @@ class TurnRunner(Instance):
     async def load_extensions(self) -> None:
         """Load the agent's extensions. When that fails, every later event is answered with the error."""
         try:
-            await self.extensions.start()
+            await self.instance.extensions.start()
             self._broken = None
         except GoondanError as error:
             self._broken = error
-        self._loaded = self.live_config.current
+        self._loaded = self.instance.live_config.current
 
     def leases(self) -> list[Lease]:
         """The leases that this process holds. The link asks for them at every hello."""
@@ -136,7 +122,7 @@ class TurnRunner(Instance):
     async def run(self, frame: Frame) -> None:
         """Work on one delivered event until it is answered, given back or abandoned. Raises only cancellation."""
         event_id, epoch = frame.event_id or "", frame.epoch or 0
-        self._lease = Lease(event_id, epoch, self.instance_key, frame.root_event)
+        self._lease = Lease(event_id, epoch, self.instance.instance_key, frame.root_event)
         try:
             answer = await self._answer(frame, event_id, epoch)
             if answer is not None:
@@ -156,6 +142,10 @@ class TurnRunner(Instance):
         if self._run is not None and frame.blob is None:
             self._run.answered(read_answer(frame))
 
+    async def close(self) -> None:
+        """Close the instance."""
+        await self.instance.close()
+
     # --- inside
 
     async def _answer(self, frame: Frame, event_id: str, epoch: int) -> Frame | None:
@@ -168,13 +158,15 @@ class TurnRunner(Instance):
                 log.warning("event %s: %s", event_id, error.info.message)
                 return None
             log.error("event %s: %s", event_id, error)
-            return self._fail(frame, structs.replace(error.info, message=self.secrets.redact(error.info.message)))
+            return self._fail(
+                frame, structs.replace(error.info, message=self.instance.secrets.redact(error.info.message))
+            )
         except Exception as error:
             log.exception("event %s", event_id)
-            self.store.close()
+            self.instance.store.close()
             return self._fail(frame, internal_error(type(error).__name__))
         finally:
-            self.loop_watch.end()
+            self.instance.loop_watch.end()
             if self._run is not None:
                 self._run.release()
                 self._run = None
@@ -185,19 +177,19 @@ class TurnRunner(Instance):
 
         Raises GoondanError.
         """
-        seen = self.store.adopt(epoch)
+        seen = self.instance.store.adopt(epoch)
         if seen > epoch:
             log.warning("event %s came under epoch %d; the conversation file holds %d", event_id, epoch, seen)
             return Frame("ack", stage="release", event_id=event_id, epoch=epoch, seen_epoch=seen)
-        row = self.store.find_turn(event_id)
+        row = self.instance.store.find_turn(event_id)
         if row is not None and row.answer is not None:  # its payload may be gone: nobody needs it any more
             return done_frame(event_id, epoch, row.status, row.answer)
         first = self._first_input(frame)
-        if isinstance(first, Begin) and first.source.type == "tool" and self.store.has_message(event_id):
+        if isinstance(first, Begin) and first.source.type == "tool" and self.instance.store.has_message(event_id):
             # The turn that ran when the work ended has told the model already.
             told = End(status="completed", steps=0, response="", finish_reason="stop")
-            turn = turn_id(self.spec.name, self.instance_key, event_id)
-            return done_frame(event_id, epoch, "completed", answer_payload(told, turn, event_id, self.clock()))
+            turn = turn_id(self.instance.spec.name, self.instance.instance_key, event_id)
+            return done_frame(event_id, epoch, "completed", answer_payload(told, turn, event_id, self.instance.clock()))
         if self._pausing:
             return Frame("ack", stage="release", event_id=event_id, epoch=epoch)
         return first, row
@@ -207,21 +199,23 @@ class TurnRunner(Instance):
         Raises GoondanError when the turn cannot begin.
         """
         event_id = frame.event_id or ""
-        if self._broken is not None and self._loaded is not self.live_config.current:
+        if self._broken is not None and self._loaded is not self.instance.live_config.current:
             await self.load_extensions()  # a patch may have broken it, and its revert may mend it
         if self._broken is not None:
             raise self._broken
         blocked, self._blocked = self._blocked, None
         if blocked is not None and blocked.event_id != event_id:
             blocked = None
-        if self.spec.extensions:
-            self.loop_watch.begin(event_id)
+        if self.instance.spec.extensions:
+            self.instance.loop_watch.begin(event_id)
         if blocked is None:
-            workdir = frame.workdir or instance_workdir(self.spec.state_dir, self.spec.name, self.instance_key)
-            await self.workspaces.enter(workdir)
-        run = self._run = TurnRun(self, frame, first, row)
+            workdir = frame.workdir or instance_workdir(
+                self.instance.spec.state_dir, self.instance.spec.name, self.instance.instance_key
+            )
+            await self.instance.workspaces.enter(workdir)
+        run = self._run = TurnRun(self.instance, frame, first, row)
         if blocked is not None:
-            raise GoondanError(blocked_error(blocked, self.spec.extensions))
+            raise GoondanError(blocked_error(blocked, self.instance.spec.extensions))
         if self._cancelled == (event_id, frame.epoch or 0):
             run.cancel()
         return await run.go()
@@ -234,8 +228,10 @@ class TurnRunner(Instance):
         ended = None if run is None else run.fail(info)
         if ended is not None:
             return ended
-        name = turn_id(self.spec.name, self.instance_key, event_id) if run is None else run.turn.turn_id
-        payload = answer_payload(failed(info), name, event_id, self.clock(), frame.trace_id)
+        name = (
+            turn_id(self.instance.spec.name, self.instance.instance_key, event_id) if run is None else run.turn.turn_id
+        )
+        payload = answer_payload(failed(info), name, event_id, self.instance.clock(), frame.trace_id)
         return done_frame(event_id, frame.epoch or 0, "failed", payload)
 
     def _first_input(self, frame: Frame) -> Begin | BeginCall:
@@ -246,12 +242,12 @@ class TurnRunner(Instance):
             raise GoondanError(from_raw(frame.payload, ErrorPayload))
         if frame.asynchronous:
             ended = read_answer(frame)
-            self.notice(ended)
+            self.instance.notice(ended)
             return Begin(ended.text, ended.source, ended.metadata)
         event = told_event(frame)
         for name, part in (("input", event.input), ("auth", event.auth), ("metadata", event.metadata)):
             check_json(part, name)
-        is_operator = self.spec.name == OPERATOR_AGENT
+        is_operator = self.instance.spec.name == OPERATOR_AGENT
         if event.type == TOOL_COMPLETED:
             ended = read_completion(frame, event)
             return Begin(ended.text, ended.source)
@@ -272,13 +268,13 @@ class TurnRunner(Instance):
         size or a full disk, becomes a failed one that gives the reason.
         """
         try:
-            await self.link.post(frame)
+            await self.instance.link.post(frame)
         except GoondanError as error:
             log.warning("event %s, %s: %s", frame.event_id, frame.stage, error)
             if error.info.code not in UNSENT or frame.stage in ("release", "park"):
                 return
             event_id = frame.event_id or ""
-            turn = turn_id(self.spec.name, self.instance_key, event_id)
-            payload = answer_payload(failed(error.info), turn, event_id, self.clock(), trace_id)
+            turn = turn_id(self.instance.spec.name, self.instance.instance_key, event_id)
+            payload = answer_payload(failed(error.info), turn, event_id, self.instance.clock(), trace_id)
             with suppress(GoondanError):  # as above: nobody may be there any more
-                await self.link.post(done_frame(event_id, frame.epoch, "failed", payload))
+                await self.instance.link.post(done_frame(event_id, frame.epoch, "failed", payload))

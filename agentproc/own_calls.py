@@ -10,39 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property, partial
-from typing import Any, Protocol
+from typing import Any
 
 from agentproc.approvals import Approvals
 from agentproc.base_calls import BaseCalls
 from agentproc.budget import TurnBudget
 from agentproc.calls import CallContext
-from agentproc.catalog import Allowed, Catalog, StepCatalog
+from agentproc.catalog import Allowed, StepCatalog
 from agentproc.extensions.asking import Asking
-from agentproc.extensions.dynamic_tools import DynamicTools
 from agentproc.extensions.local_calls import LocalCalls
+from agentproc.instance import Instance
 from agentproc.questions import Asker
-from agentproc.store import ConversationStore
-from agentproc.swarm import AskingLink, Notices, Swarm
+from agentproc.swarm import Swarm
 from agentproc.turn import RunTool
 from schemas.frames import ToolResult
-from schemas.launch import AgentSpec
-
-
-class Runner(Protocol):
-    """The part of a TurnRunner that is used here."""
-
-    instance_key: str
-    tools: DynamicTools
-    catalog: Catalog
-    store: ConversationStore
-
-    @property
-    def spec(self) -> AgentSpec: ...
-    @property
-    def link(self) -> AskingLink: ...
-    @property
-    def events(self) -> Notices: ...
-    def clock(self) -> str: ...
 
 
 class OwnCalls:
@@ -53,7 +34,7 @@ class OwnCalls:
 
     def __init__(
         self,
-        runner: Runner,
+        instance: Instance,
         turn_id: str,
         workdir: str,
         deadline: float | None,
@@ -63,7 +44,7 @@ class OwnCalls:
         stepped: Callable[[], None],
         lost: Callable[[], None],
     ) -> None:
-        self._runner = runner
+        self._instance = instance
         self._turn_id = turn_id
         self._workdir = workdir
         self._deadline = deadline
@@ -79,14 +60,14 @@ class OwnCalls:
 
     @cached_property
     def _swarm(self) -> Swarm:
-        runner = self._runner
-        asker = Asker(runner.spec.name, runner.instance_key, self._turn_id)
-        return Swarm(runner.link, asker, self._deadline, runner.clock, runner.events)
+        instance = self._instance
+        asker = Asker(instance.spec.name, instance.instance_key, self._turn_id)
+        return Swarm(instance.link, asker, self._deadline, instance.clock, instance.events)
 
     @cached_property
     def _local(self) -> LocalCalls:
-        runner = self._runner
-        place = runner.spec.name, runner.instance_key, self._workdir, runner.store
+        instance = self._instance
+        place = instance.spec.name, instance.instance_key, self._workdir, instance.store
         return LocalCalls(*place, self.asking.in_call, self._lost)
 
     @cached_property
@@ -106,7 +87,7 @@ class OwnCalls:
 
     def runs(self, name: str) -> bool:
         """Whether calls of this tool run here."""
-        return self._runner.tools.find(name) is not None or self._runner.catalog.runs_here(name)
+        return self._instance.tools.find(name) is not None or self._instance.catalog.runs_here(name)
 
     def start(
         self, action: RunTool, args: Any, catalog: StepCatalog, context: CallContext, then: Callable[[ToolResult], None]
@@ -129,7 +110,7 @@ class OwnCalls:
         self, action: RunTool, args: Any, catalog: StepCatalog, context: CallContext, then: Callable[[ToolResult], None]
     ) -> None:
         part = action.part
-        local = self._runner.tools.get(part.tool_name)
+        local = self._instance.tools.get(part.tool_name)
         if local is not None:
             self._local.start(
                 local,

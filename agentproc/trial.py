@@ -19,6 +19,7 @@ from typing import Any, Final
 import msgspec
 
 from agentproc.extensions.pipeline import KINDS, POINTS
+from agentproc.instance import Instance
 from agentproc.loop import TurnRunner
 from agentproc.providers.base import ModelAnswer, ModelNews, ModelRequest, TextDelta
 from agentproc.store import ConversationStore
@@ -113,11 +114,12 @@ async def trial(spec: AgentSpec) -> dict[str, Any]:
     """
     link = NoBus()
     store = ConversationStore(instance_dir(spec.state_dir, spec.name, "trial"), durability="process")
-    runner = TurnRunner(spec, "trial", link, store, provider=Script())
+    instance = Instance(spec, "trial", link, store, provider=Script())
+    runner = TurnRunner(instance)
     try:
         await runner.load_extensions()
-        found = registered(runner)
-        event = AgentEvent(id="trial", type="client.message", created_at=runner.clock(), input="hello")
+        found = registered(instance)
+        event = AgentEvent(id="trial", type="client.message", created_at=instance.clock(), input="hello")
         frame = Frame("event", id="e", event_id="trial", epoch=1, payload=to_raw(event))
         async with asyncio.timeout(TURN_S):
             await runner.run(frame)
@@ -133,16 +135,16 @@ async def trial(spec: AgentSpec) -> dict[str, Any]:
     return {"status": "passed", **found}
 
 
-def registered(runner: TurnRunner) -> dict[str, Any]:
+def registered(instance: Instance) -> dict[str, Any]:
     """The registrations of the extensions."""
-    layers = {kind: list(runner.pipeline.layers(kind)) for kind in KINDS}
+    layers = {kind: list(instance.pipeline.layers(kind)) for kind in KINDS}
     before = [layer.point for found in layers.values() for layer in found if layer.point is not None]
     return {
         "middleware": {
             kind: count for kind, found in layers.items() if (count := sum(layer.point is None for layer in found))
         },
-        "points": [point for point in POINTS if point in before or runner.pipeline.at(point)],
-        "tools": [name for name in runner.tools.names if "." not in name],
+        "points": [point for point in POINTS if point in before or instance.pipeline.at(point)],
+        "tools": [name for name in instance.tools.names if "." not in name],
     }
 
 

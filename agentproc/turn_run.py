@@ -93,44 +93,44 @@ log = logging.getLogger("agentproc")
 class TurnRun:
     """One turn while it runs."""
 
-    def __init__(self, runner: Instance, frame: Frame, first: Begin | BeginCall, row: TurnRow | None) -> None:
-        self._runner = runner
-        self._loop = runner.loop
+    def __init__(self, instance: Instance, frame: Frame, first: Begin | BeginCall, row: TurnRow | None) -> None:
+        self._instance = instance
+        self._loop = instance.loop
         self._event_id = frame.event_id or ""
         self._row = row
         self._first = first
         attempt = 1 if row is None else row.attempt + (row.status == "abandoned")
         self._attempt = attempt
-        name = turn_id(runner.spec.name, runner.instance_key, self._event_id, attempt)
+        name = turn_id(instance.spec.name, instance.instance_key, self._event_id, attempt)
         wrapped = not isinstance(first, BeginCall)
         # A patch can give the next step another configuration of an extension, so each step has to be entered.
-        self._wraps_steps = wrapped and (runner.pipeline.has("step") or bool(runner.spec.extensions))
+        self._wraps_steps = wrapped and (instance.pipeline.has("step") or bool(instance.spec.extensions))
         known = frame.trace_id is not None and is_trace_id(frame.trace_id)
         self._trace_id = frame.trace_id if known and frame.trace_id else trace_id_of(name)
         self.turn = Turn(
             name,
-            max_steps=runner.live_config.current.max_steps,
-            wraps_turn=wrapped and runner.pipeline.has("turn"),
+            max_steps=instance.live_config.current.max_steps,
+            wraps_turn=wrapped and instance.pipeline.has("turn"),
             wraps_steps=self._wraps_steps,
         )
-        self._transcript = Transcript(runner.store, name, self.turn.take_position, runner.clock)
+        self._transcript = Transcript(instance.store, name, self.turn.take_position, instance.clock)
         self._presented = Presented()
         self._parent_span = frame.parent_span_id
         self._waited_ms = frame.waited_ms
         self._place_ms = frame.place_ms or 0
         self._awaited = bool(frame.chain)
-        self._notes = TurnNotes(runner.store, name, self._trace_id, frame.parent_span_id, runner.redact)
-        workdir = frame.workdir or instance_workdir(runner.spec.state_dir, runner.spec.name, runner.instance_key)
+        self._notes = TurnNotes(instance.store, name, self._trace_id, frame.parent_span_id, instance.redact)
+        workdir = frame.workdir or instance_workdir(instance.spec.state_dir, instance.spec.name, instance.instance_key)
         deadline = None if frame.deadline_ms is None else self._loop.time() + frame.deadline_ms / 1000
         self._epoch = frame.epoch or 0
-        self._budget = TurnBudget(runner.link, runner.events, self._event_id, self._epoch) if frame.budget else None
-        self._live = live = LiveFeed(runner.link, self._loop, frame, name, again=row is not None)
-        self._approvals = Approvals(runner, name, self._notes, wake=self._rouse, told=live.waits, lost=self.abandon)
+        self._budget = TurnBudget(instance.link, instance.events, self._event_id, self._epoch) if frame.budget else None
+        self._live = live = LiveFeed(instance.link, self._loop, frame, name, again=row is not None)
+        self._approvals = Approvals(instance, name, self._notes, wake=self._rouse, told=live.waits, lost=self.abandon)
         before = self._approvals, self._budget
-        own = OwnCalls(runner, name, workdir, deadline, *before, stepped=self._stepped, lost=self.abandon)
+        own = OwnCalls(instance, name, workdir, deadline, *before, stepped=self._stepped, lost=self.abandon)
         self._own_calls = own
         models = self._models = ModelCalls(
-            runner,
+            instance,
             self._event_id,
             self._notes,
             live,
@@ -140,21 +140,21 @@ class TurnRun:
             lost=self.abandon,
         )
         self._stages: Stages | None = None
-        self._config = TurnConfig(runner.live_config, runner.catalog, runner.store, name)
-        if wrapped and (self._wraps_steps or not runner.pipeline.empty):
+        self._config = TurnConfig(instance.live_config, instance.catalog, instance.store, name)
+        if wrapped and (self._wraps_steps or not instance.pipeline.empty):
             self._stages = Stages(
-                runner.pipeline,
-                runner.points(self._config.in_force),
-                runner.watch,
-                runner.catalog,
+                instance.pipeline,
+                instance.points(self._config.in_force),
+                instance.watch,
+                instance.catalog,
                 self._transcript,
-                Execution(runner.spec.name, runner.instance_key, name, self._trace_id),
+                Execution(instance.spec.name, instance.instance_key, name, self._trace_id),
                 told_event(frame),
                 own.asking,
                 push=self.push,
                 use=self._use,
                 lost=self.abandon,
-                ask_aside=lambda *question: models.aside.ask(runner.provider, self._config.in_force.model, *question),
+                ask_aside=lambda *question: models.aside.ask(instance.provider, self._config.in_force.model, *question),
             )
         #: The function that performs each action, after the messages of the actions were stored.
         self._performs: Mapping[type[Action], Callable[[Any], None]] = {
@@ -171,7 +171,7 @@ class TurnRun:
         self._inputs: list[Input] = []
         self._wake: asyncio.Future[None] | None = None
         self._lost = False
-        self._catalog: StepCatalog = runner.catalog.for_step()
+        self._catalog: StepCatalog = instance.catalog.for_step()
         self._completed: dict[str, Ended] = {}  # pending work that has ended since the last model call
         self._answered: dict[str, str] = {}  # tool call id -> callId under which the tool host gave the result
         self._shown_message = ""
@@ -209,8 +209,8 @@ class TurnRun:
             if self._lost:
                 return None
             inputs, self._inputs = self._inputs, []
-            at = self._runner.clock()
-            self.turn.max_steps = self._runner.live_config.current.max_steps
+            at = self._instance.clock()
+            self.turn.max_steps = self._instance.live_config.current.max_steps
             actions = [action for event in inputs for action in self.turn.handle(event, at)]
 
     def push(self, event: Input) -> None:
@@ -256,7 +256,7 @@ class TurnRun:
                 timer.cancel()
         self._models.close()
         if self._renewing is not None:
-            self._runner.link.forget(self._renewing.id)
+            self._instance.link.forget(self._renewing.id)
         self._transcript.closed = True
         if self._stages is not None:
             self._stages.close()
@@ -264,33 +264,33 @@ class TurnRun:
             self._budget.close()
         self._own_calls.close()
         if self._lost or self._parked:
-            self._runner.caller.abandon()
+            self._instance.caller.abandon()
         else:
-            self._runner.caller.cancel(self._runner.caller.open_call_ids)
-        self._runner.acks.flush()
+            self._instance.caller.cancel(self._instance.caller.open_call_ids)
+        self._instance.acks.flush()
 
     # --- actions
 
     def _begin(self) -> list[Action]:
         """The first actions: of a new turn, or of a turn that an earlier incarnation left."""
-        runner, store = self._runner, self._runner.store
-        at = runner.clock()
+        instance, store = self._instance, self._instance.store
+        at = instance.clock()
         if self._row is not None and self._row.status == "running":
             stored = store.turn_events(self.turn.turn_id)
             self._transcript.restore(stored)
             self._config.resume()
-            self._catalog = runner.catalog.for_step()
+            self._catalog = instance.catalog.for_step()
             resume = resumption(stored, isinstance(self._first, BeginCall))
             own = [message for _, message in resume.stored]
             self._messages = len(own)
             calls = [f"{self.turn.turn_id}/{part.tool_call_id}" for message in own for part in results_of(message)]
-            runner.acks.add(calls)  # the incarnation that stored them may not have said so
+            instance.acks.add(calls)  # the incarnation that stored them may not have said so
             sent = {event.position: event.stored_ms for event in stored}
             self._first_sent = {message.id: sent[position] for position, message in resume.stored}
             with store.write():
                 self._notes.resumed(at)
             return self.turn.handle(resume if resume.stored else self._first, at)
-        runner.index_turn(at, self._trace_id, self.turn.turn_id, self._event_id)
+        instance.index_turn(at, self._trace_id, self.turn.turn_id, self._event_id)
         leftover = [row for row in store.running_turns() if row.event_key != self._event_id]
         with store.write():
             for row in leftover:
@@ -318,13 +318,13 @@ class TurnRun:
     def _close_leftover(self, row: TurnRow, at: str) -> None:
         """An unfinished turn whose event was taken from this instance for good: its history is made valid and kept."""
         steps = self._give_up(row.turn_id, _LEFT, at)
-        self._runner.store.finish_turn(row.event_key, row.turn_id, "abandoned", at, steps=steps, answer=None)
+        self._instance.store.finish_turn(row.event_key, row.turn_id, "abandoned", at, steps=steps, answer=None)
         log.warning("event %s: its unfinished turn %s was closed", row.event_key, row.turn_id)
 
     def _give_up(self, turn_id: str, cancel: Cancel, at: str) -> int:
         """End the stored part of a turn with a result for every call (inside `write`). Returns the turn's steps."""
-        store = self._runner.store
-        turn = Turn(turn_id, max_steps=self._runner.spec.max_steps_per_turn)
+        store = self._instance.store
+        turn = Turn(turn_id, max_steps=self._instance.spec.max_steps_per_turn)
         turn.handle(resumption(store.turn_events(turn_id), isinstance(self._first, BeginCall)), at)
         for action in turn.handle(cancel, at):
             if isinstance(action, Store):
@@ -343,12 +343,12 @@ class TurnRun:
 
     def _end_with(self, info: ErrorPayload, reason: str) -> Frame:
         """Storing failed: the turn ends with its stored part and this error."""
-        runner, name, at = self._runner, self.turn.turn_id, self._runner.clock()
-        with runner.store.write(final=True, reserve=True):
+        instance, name, at = self._instance, self.turn.turn_id, self._instance.clock()
+        with instance.store.write(final=True, reserve=True):
             end = failed(info, self._give_up(name, Cancel(info, reason), at))
             payload = answer_payload(end, name, self._event_id, at, self._trace_id)
             self._notes.ended(end, at)
-            runner.store.finish_turn(self._event_id, name, "failed", at, steps=end.steps, answer=payload)
+            instance.store.finish_turn(self._event_id, name, "failed", at, steps=end.steps, answer=payload)
         return done_frame(self._event_id, self._epoch, "failed", payload)
 
     def _perform(self, actions: Sequence[Action]) -> Frame | None:
@@ -369,22 +369,22 @@ class TurnRun:
     def _without_secrets(self, actions: Sequence[Action]) -> tuple[Sequence[Action], End | None]:
         """The actions, and the end among them, with secrets removed from its error."""
         end = next((action for action in actions if isinstance(action, End)), None)
-        if end is None or (error := self._runner.secrets.out_of_error(end.error)) is end.error:
+        if end is None or (error := self._instance.secrets.out_of_error(end.error)) is end.error:
             return actions, end
         hidden = structs.replace(end, error=error)
         return [hidden if action is end else action for action in actions], hidden
 
     def _store(self, actions: Sequence[Action], end: End | None) -> bytes:
         """Store the messages of the actions in one transaction. Returns the answer if the turn ends, else b""."""
-        runner, at, payload = self._runner, self._runner.clock(), b""
+        instance, at, payload = self._instance, self._instance.clock(), b""
         stores = [action for action in actions if isinstance(action, Store)]
         if not stores and end is None:
             self._notes.model(at)
             self._notes.actions(actions, at, self._catalog)
-            if runner.store.has_notes and self._notes_timer is None:
+            if instance.store.has_notes and self._notes_timer is None:
                 self._notes_timer = self._loop.call_later(NOTES_S, self._store_notes)
             return payload
-        with runner.store.write(final=end is not None):
+        with instance.store.write(final=end is not None):
             self._notes.model(at)
             for store in stores:
                 self._transcript.append(store.position, store.message)
@@ -393,9 +393,9 @@ class TurnRun:
                 name = self.turn.turn_id
                 payload = answer_payload(end, name, self._event_id, at, self._trace_id)
                 self._notes.ended(end, at)
-                runner.store.finish_turn(self._event_id, name, end.status, at, steps=end.steps, answer=payload)
+                instance.store.finish_turn(self._event_id, name, end.status, at, steps=end.steps, answer=payload)
             self._notes.actions(actions, at, self._catalog)
-        runner.acks.add([call_id for store in stores for call_id in self._stored_calls(store)])
+        instance.acks.add([call_id for store in stores for call_id in self._stored_calls(store)])
         if stores and end is None:
             self._messages += len(stores)  # not the place of the last one: results are stored in any order
             first, self._position = self._position is None, self._messages
@@ -406,10 +406,10 @@ class TurnRun:
     def _store_notes(self) -> None:
         """Store the notes that were not stored with anything else."""
         self._notes_timer = None
-        if self._lost or not self._runner.store.has_notes:
+        if self._lost or not self._instance.store.has_notes:
             return
         try:
-            with self._runner.store.write():
+            with self._instance.store.write():
                 pass
         except GoondanError as error:  # what is stored next meets the same, and ends the turn
             log.warning("event %s: %s", self._event_id, error)
@@ -426,9 +426,9 @@ class TurnRun:
         part = action.part
 
         def done(result: ToolResult) -> None:
-            self.push(ToolFinished(part.tool_call_id, self._runner.secrets.out_of(result)))
+            self.push(ToolFinished(part.tool_call_id, self._instance.secrets.out_of(result)))
 
-        if self._stages is None or not self._runner.pipeline.has("toolCall"):
+        if self._stages is None or not self._instance.pipeline.has("toolCall"):
             self._start_call(action, part.args, done)
             return
         self._stages.run_call(
@@ -442,7 +442,7 @@ class TurnRun:
 
     def _start_call(self, action: RunTool, args: Any, then: Callable[[ToolResult], None]) -> None:
         """Make one call with these arguments. `then` gets its result."""
-        part, message, runner = action.part, action.message, self._runner
+        part, message, instance = action.part, action.message, self._instance
         if action.broken is not None and args == part.args:
             error = invalid_arguments(
                 part.tool_name, [f"args: {action.broken}"], self._catalog.parameters(part.tool_name)
@@ -467,7 +467,7 @@ class TurnRun:
                 self._notes.received(part.tool_call_id, result.receipt)
             then(result)
 
-        refused = runner.caller.start(
+        refused = instance.caller.start(
             self._catalog,
             part.tool_name,
             args,
@@ -478,7 +478,7 @@ class TurnRun:
             message=encoded,
             first_sent_ms=self._first_sent.get(message.id) if action.again else None,
             parent_span_id=step_span(self.turn.turn_id, self.turn.steps),
-            waits=lambda call_id: self._approvals.wait(part.tool_call_id, partial(runner.caller.go_on, call_id)),
+            waits=lambda call_id: self._approvals.wait(part.tool_call_id, partial(instance.caller.go_on, call_id)),
         )
         if refused is not None:
             if encoded is not None:
@@ -490,7 +490,7 @@ class TurnRun:
             self.push(Pause())
 
     def _drop_call(self, tool_call_id: str) -> None:
-        self._runner.caller.cancel([f"{self.turn.turn_id}/{tool_call_id}"])
+        self._instance.caller.cancel([f"{self.turn.turn_id}/{tool_call_id}"])
         self._own_calls.drop(tool_call_id)
 
     def _use(self, catalog: StepCatalog) -> None:
@@ -528,7 +528,7 @@ class TurnRun:
         """There is an answer to a question that an earlier step or turn asked without waiting. The model reads it in
         this turn.
         """
-        if not self._transcript.has_origin(ended.event_id) and not self._runner.store.has_message(ended.event_id):
+        if not self._transcript.has_origin(ended.event_id) and not self._instance.store.has_message(ended.event_id):
             self._completed[ended.event_id] = ended
             self.turn.hear()
 
@@ -538,17 +538,17 @@ class TurnRun:
             data = {"role": "user", "content": ended.text}
             message = {"id": ended.event_id, "data": data, "source": msgspec.to_builtins(ended.source)}
             message["metadata"] = ended.metadata
-            self._runner.notice(ended)
+            self._instance.notice(ended)
             self._transcript.emit(ended.event_id, "", {"type": "append", "message": message})
 
     def _ask_model(self, action: AskModel) -> None:
-        runner = self._runner
+        instance = self._instance
         self._tell_completed()
         if not self._wraps_steps:
             self._config.begin_step(action.step, again=False)
-            self._catalog = runner.catalog.for_step()
+            self._catalog = instance.catalog.for_step()
         own = self._config.in_force.system
-        provider = runner.provider
+        provider = instance.provider
         messages = self._transcript.next_messages if provider.needs_history else self._transcript.own_messages
         try:
             if self._stages is not None and provider.needs_history:
@@ -557,7 +557,7 @@ class TurnRun:
             self.push(ModelFailed(error.info))
             return
         request = ModelRequest(
-            agent=runner.spec.name,
+            agent=instance.spec.name,
             model=self._config.in_force.model,
             messages=self._presented.of(messages),
             tools=self._catalog.shown,
@@ -589,15 +589,15 @@ class TurnRun:
 
     def _renew(self) -> None:
         """Tell the broker that the turn is alive, and learn whether the lease is gone."""
-        self._runner.loop_watch.go_on()
+        self._instance.loop_watch.go_on()
         self._timers[0].cancel()
         self._timers[0] = self._loop.call_later(RENEW_S, self._renew)
         if self._renewing is not None:
-            self._runner.link.forget(self._renewing.id)
+            self._instance.link.forget(self._renewing.id)
         frame = self._renewing = Frame("ack", stage="renew", event_id=self._event_id, epoch=self._epoch)
         frame.position = self._position
         try:
-            self._runner.link.post(frame).add_done_callback(self._renewed)
+            self._instance.link.post(frame).add_done_callback(self._renewed)
         except GoondanError as error:
             log.warning("event %s: %s", self._event_id, error)
 

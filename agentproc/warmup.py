@@ -30,6 +30,7 @@ from typing import Final
 from msgspec import Raw
 
 from agentproc.app import AgentApp, configure_log
+from agentproc.instance import Instance
 from agentproc.loop import TurnRunner
 from agentproc.providers.base import Provider
 from agentproc.store import ConversationStore
@@ -210,7 +211,7 @@ async def _play_turns(folder: str, rounds: int, model: ModelSpec, provider: Prov
     for number in range(rounds):
         link = _Nowhere()
         store = ConversationStore(folder, durability="process")
-        runner = TurnRunner(link.connect(spec), "k", link, store, provider=provider)
+        runner = TurnRunner(Instance(link.connect(spec), "k", link, store, provider=provider))
         name = f"{model.provider}-{number}"
         event = AgentEvent(id=name, type="warm-up", created_at="", input=f"/{_TOOL.name} a=1")
         await runner.run(link.deliver(Frame("event", event_id=event.id, epoch=1, payload=to_raw(event))))

@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from agentproc.app import new_loop
+from agentproc.instance import Instance
 from agentproc.loop import TurnRunner
 from agentproc.providers.base import ModelAnswer, ModelRequest
 from agentproc.store import ConversationStore
@@ -75,14 +76,14 @@ class Side:
         self.link = NoBus()
         self.model = Script()
         store = ConversationStore(instance_dir(folder, spec.name, "k"), durability="process")
-        self.runner = TurnRunner(spec, "k", self.link, store, provider=self.model)
+        self.runner = TurnRunner(Instance(spec, "k", self.link, store, provider=self.model))
         self._turns = 0
         for number in range(EXTENSIONS if name != "none" else 0):
             self._extend(f"extension-{number}", points=name == "ten at points")
 
     def _extend(self, name: str, *, points: bool) -> None:
         """One extension, with middleware around each step and each call."""
-        pipeline = self.runner.pipeline
+        pipeline = self.runner.instance.pipeline
 
         async def layer(ctx: Any) -> Any:
             return await ctx.next()

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from agentproc.instance import Instance
 from agentproc.loop import TurnRunner
 from agentproc.store import ConversationStore
 from kernel.bundle.base_extensions import BaseExtensions
@@ -93,7 +94,7 @@ async def run_turn(tmp_path: Path, text: str, names: list[str]) -> None:
     model = FakeModel(wants(("a", "bash__exec", {"command": "ls"})), says("done"))
     link: Any = FakeLink()
     store = ConversationStore(instance_dir(state, "helper", "k"), durability="process")
-    runner = TurnRunner(spec, "k", link, store, provider=model)
+    runner = TurnRunner(Instance(spec, "k", link, store, provider=model))
     try:
         await runner.load_extensions()
         await runner.run(event_frame("e1", "go"))

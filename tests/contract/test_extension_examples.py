@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from agentproc.conversation import encode_message
+from agentproc.instance import Instance
 from agentproc.loop import TurnRunner
 from agentproc.store import ConversationStore
 from kernel.bundle.loader import load_plan
@@ -128,7 +129,7 @@ async def running(
     store = ConversationStore(instance_dir(spec.state_dir, spec.name, "k"), durability="process")
     link: Any = FakeLink()
     model = FakeModel(*script, *[says("done")] * 4)
-    runner = TurnRunner(spec, "k", link, store, provider=model)
+    runner = TurnRunner(Instance(spec, "k", link, store, provider=model))
     try:
         await runner.load_extensions()
         yield Running(runner, link, model)
@@ -193,7 +194,7 @@ async def test_events(tmp_path: Path, page: list[str], capsys: pytest.CaptureFix
         *['api.events.emit("auth.granted", {"subject": "kim"})'] * 2,
     ]  # fmt: skip
     async with running(tmp_path, registering("\n".join(whole))) as made:
-        assert made.runner.extensions._shared["heard"] == [
+        assert made.runner.instance.extensions._shared["heard"] == [
             {"type": "guard.initialized", "name": "guard"},
             {"type": "auth.granted", "subject": "kim"},
         ]
@@ -231,7 +232,7 @@ async def test_a_view(tmp_path: Path, page: list[str]) -> None:
         await made.turn()
         assert len(made.shown()) == 20
         assert "word 10" in made.shown()[0]
-        stored = made.runner.store.load_messages()
+        stored = made.runner.instance.store.load_messages()
         assert len([message for message in stored if b"word" in encode_message(message)]) == 30, "nothing got lost"
 
 
@@ -246,7 +247,7 @@ async def test_other_agents(tmp_path: Path, page: list[str]) -> None:
         assert 0 < asked.deadline_ms <= 30_000
         answer(made.link, 0, response="it is")
         assert await turn == "done"
-        assert made.runner.extensions._shared["answer"] == "it is"
+        assert made.runner.instance.extensions._shared["answer"] == "it is"
         (sent,) = [frame for frame in made.link.posted if frame.type == "event"]
         assert (sent.to, sent.reply_to, from_raw(sent.payload, AgentEvent).input) == ("logger", None, "a turn began")
 

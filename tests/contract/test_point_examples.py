@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from agentproc.conversation import encode_message
 from agentproc.extensions.pipeline import POINTS
+from agentproc.instance import Instance
 from agentproc.loop import TurnRunner
 from agentproc.providers.base import ModelRequest
 from agentproc.store import ConversationStore
@@ -76,9 +77,9 @@ class Ran(Struct):
 
 #: What the page says of each point, as it can be seen afterwards.
 EFFECTS: dict[str, Callable[[Ran], bool]] = {
-    "turn.pre": lambda ran: ran.runner.extensions._shared["turn"].get("began") == "2026-01-01T00:00:00.000Z",
+    "turn.pre": lambda ran: ran.runner.instance.extensions._shared["turn"].get("began") == "2026-01-01T00:00:00.000Z",
     "turn.post": lambda ran: ran.response == "done (signed)",
-    "step.pre": lambda ran: ran.runner.extensions._loaded["example"].state.get("steps") == 2,
+    "step.pre": lambda ran: ran.runner.instance.extensions._loaded["example"].state.get("steps") == 2,
     "step.config": lambda ran: ran.last.system == "Be brief.",
     "step.tools": lambda ran: [item.name for item in ran.last.tools] == ["bash__exec", "notes__add"],
     "step.blocks": lambda ran: "euros" in repr((ran.last.blocks, ran.last.messages)),
@@ -116,16 +117,16 @@ async def test_the_example_does_what_the_page_says_and_nothing_else(
     spec = make_spec(str(tmp_path / "state"), extensions=extensions, registry=[BASH, NOTE, write], catalog=catalog)
     link: Any = FakeLink()
     store = ConversationStore(instance_dir(spec.state_dir, spec.name, "k"), durability="process")
-    runner = TurnRunner(spec, "k", link, store, provider=model)
+    runner = TurnRunner(Instance(spec, "k", link, store, provider=model))
     try:
         await runner.load_extensions()
         await runner.run(event_frame("e1", "go", workdir=str(repository)))
-        await runner.workspaces.mounted("/tree", "c1")
+        await runner.instance.workspaces.mounted("/tree", "c1")
         (answer,) = link.answers()
         assert answer.error is None, answer.error
         calls = [bytes(call.payload) for call in link.calls]
         ran = Ran(runner, model, calls, answer.response, caplog.text, str(repository))
         assert [point for point, is_there in EFFECTS.items() if is_there(ran)] == [name]
-        assert runner.extensions.names == ["example", "watch"]
+        assert runner.instance.extensions.names == ["example", "watch"]
     finally:
         await runner.close()

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from agentproc.instance import Instance
 from agentproc.loop import TurnRunner
 from agentproc.store import ConversationStore
 from kernel.broker.entities import CLIENTS, Connection
@@ -105,10 +106,10 @@ class Patching:
         spec = self.plan.agents["main"]
         link, model = Joined(self, key), Model()
         store = ConversationStore(instance_dir(spec.state_dir, spec.name, key), durability="process")
-        runner = TurnRunner(spec, key, link, store, provider=model)
+        runner = TurnRunner(Instance(spec, key, link, store, provider=model))
         changes = self.world.router._configs.of("main", key)
         if changes is not None:
-            runner.live_config.take(to_raw(changes))
+            runner.instance.live_config.take(to_raw(changes))
         await runner.load_extensions()
         self.actors[key] = Actor(runner, link, model)
         self.stage.actors.append(self.actors[key])
@@ -141,7 +142,7 @@ class Patching:
         for key, actor in self.actors.items():
             changes = self.world.router._configs.of("main", key)
             if changes is not None:
-                actor.runner.live_config.take(to_raw(changes))
+                actor.runner.instance.live_config.take(to_raw(changes))
 
     def admin(self, **asked: Any) -> Any:
         """What an operator is answered; the error as a GoondanError."""

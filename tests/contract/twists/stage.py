@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from agentproc.conversation import ToolData, UserData
+from agentproc.instance import Instance
 from agentproc.loop import TurnRunner
 from agentproc.providers.base import ModelAnswer, ModelRequest
 from agentproc.store import ConversationStore
@@ -255,7 +256,7 @@ class Stage:
         link = FakeLink(handler) if handler is not None else FakeLink()
         model = Model()
         store = ConversationStore(instance_dir(spec.state_dir, spec.name, key), durability="process")
-        runner = TurnRunner(spec, key, link, store, provider=model)
+        runner = TurnRunner(Instance(spec, key, link, store, provider=model))
         await runner.load_extensions()
         self.actors.append(Actor(runner, link, model))
         return self.actors[-1]

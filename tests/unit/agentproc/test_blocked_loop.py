@@ -131,7 +131,7 @@ async def test_the_turn_that_was_ended_fails_with_the_extensions_name_and_others
 ) -> None:
     own = extension("guard", "/bundle/ext/guard.py")
     first: TurnRunner = make(FakeLink(), FakeModel(says("ignored")))
-    folder = Path(first.place.instance_dir)
+    folder = Path(first.instance.place.instance_dir)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / BLOCKED_FILE).write_text(STORY.replace("e1", event_id, 1))
     link = FakeLink()

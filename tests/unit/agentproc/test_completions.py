@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from agentproc.conversation import Message, UserData, is_presentable
+from agentproc.instance import Instance
 from agentproc.loop import TurnRunner
 from agentproc.store import ConversationStore
 from schemas.address import instance_dir
@@ -29,7 +30,7 @@ async def make(tmp_path: Path) -> AsyncIterator[Make]:
     def build(link: FakeLink, script: FakeModel | None = None) -> TurnRunner:
         spec = make_spec(str(tmp_path))
         store = ConversationStore(instance_dir(str(tmp_path), spec.name, "k"), durability=spec.durability)
-        runners.append(TurnRunner(spec, "k", link, store, provider=script))
+        runners.append(TurnRunner(Instance(spec, "k", link, store, provider=script)))
         return runners[-1]
 
     yield build
@@ -94,7 +95,7 @@ async def test_what_comes_during_the_last_step_is_left_to_the_event(make: Make) 
             return await super().complete(request, on_delta)
 
     model = Listening(says("done"), says("noted"))
-    runner._provider = model
+    runner.instance._provider = model
     await runner.run(event_frame("e1", "go"))
     assert said(model.requests[0].messages) == ["go"]
     await runner.run(completion())

@@ -94,7 +94,7 @@ async def test_what_comes_during_the_last_step_gets_one_more(runners: Runners) -
             return await super().complete(request, on_delta)
 
     model = Listening(says("too early"), says("done"))
-    runner._provider = model
+    runner.instance._provider = model
     await runner.run(event_frame("e1", "go"))
     assert said(model.requests[1].messages) == ["go", "answer q1"]
     assert link.answers()[-1].response == "done"

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentproc import live as live_module
+from agentproc.instance import Instance
 from agentproc.live import BATCH_S, MAX_BATCH, MAX_PIECE, MAX_WAITING, LiveFeed
 from agentproc.loop import TurnRunner
 from agentproc.providers.base import ModelAnswer, TextDelta
@@ -215,7 +216,7 @@ def test_who_hears_everything_has_the_whole_text(pieces: list[tuple[str, bool, f
 async def runner_of(tmp_path: Path, link: FakeLink, model: Any) -> TurnRunner:
     spec = make_spec(str(tmp_path))
     store = ConversationStore(instance_dir(str(tmp_path), spec.name, "k"), durability=spec.durability)
-    return TurnRunner(spec, "k", link, store, provider=model)
+    return TurnRunner(Instance(spec, "k", link, store, provider=model))
 
 
 def told(link: FakeLink) -> list[RuntimeEvent]:

@@ -18,6 +18,7 @@ import pytest
 from agentproc import turn_run as run_module
 from agentproc.answers import turn_id
 from agentproc.conversation import ToolData, UserData, is_presentable
+from agentproc.instance import Instance
 from agentproc.loop import TurnRunner
 from agentproc.providers.base import ModelAnswer, TextDelta, Usage
 from agentproc.store import ConversationStore
@@ -479,7 +480,7 @@ async def test_a_stored_result_is_not_asked_for_again_but_acknowledged(make: Mak
     runner = make(before, model)
     task = asyncio.create_task(runner.run(event_frame("e1", "go")))
     turn = turn_id("coder", "k", "e1")
-    await until(lambda: len(runner.store.turn_events(turn)) == 3)
+    await until(lambda: len(runner.instance.store.turn_events(turn)) == 3)
     runner.abandon()
     await task
     after = FakeLink()
@@ -613,7 +614,7 @@ async def test_a_crash_at_any_write_changes_nothing_but_time(tmp_path: Path, cra
         # every second incarnation crashes as well, one transaction later each time
         at = crash_at + epoch if epoch % 2 else 0
         store = CrashingStore(folder, crash_at if epoch == 1 else at, committed)
-        runner = TurnRunner(spec, "k", links[-1], store, provider=SteadyModel())
+        runner = TurnRunner(Instance(spec, "k", links[-1], store, provider=SteadyModel()))
         try:
             await runner.run(event_frame("e1", "go", epoch=epoch))
             break
@@ -659,8 +660,8 @@ async def test_a_disk_that_fills_up_during_a_turn_fails_it_once(make: Make) -> N
     runner = make(link, FakeModel(wants(("a", "notes__add", {})), says("fine")))
     task = asyncio.create_task(runner.run(event_frame("e1", "go")))
     await until(lambda: link.calls)
-    assert runner.store._db is not None
-    runner.store._db.execute("PRAGMA max_page_count = 1")
+    assert runner.instance.store._db is not None
+    runner.instance.store._db.execute("PRAGMA max_page_count = 1")
     link.finish(link.open_calls()[0], ok("x" * 100_000))
     await task
     assert code_of(the_answer(link)) == "E_DISK_FULL"
@@ -672,7 +673,7 @@ async def test_a_bug_fails_the_turn_with_one_error(make: Make, monkeypatch: pyte
     link = FakeLink()
     runner = make(link, FakeModel(says("a"), says("b")))
     with monkeypatch.context() as patch:
-        patch.setattr(runner.store, "begin_turn", lambda *_: 1 / 0)
+        patch.setattr(runner.instance.store, "begin_turn", lambda *_: 1 / 0)
         await runner.run(event_frame("e1", "go"))
     await runner.run(event_frame("e2", "go"))
     first, second = link.answers()

@@ -140,8 +140,8 @@ async def test_steps_with_middleware_are_noted_too(make: Make, tmp_path: Path) -
         return await ctx.next()
 
     runner = make(FakeLink(), FakeModel(fail("E_MODEL_FAILED", "busy"), says("done")))
-    runner.pipeline.register("step", step, extension="ext")
-    runner.pipeline.register("turn", turn, extension="ext")
+    runner.instance.pipeline.register("step", step, extension="ext")
+    runner.instance.pipeline.register("turn", turn, extension="ext")
     await runner.run(event_frame("e1", "go"))
     assert [kind for kind, _, _ in notes(tmp_path)] == [
         *("turn.started", "step.started", "model.failed", "step.failed"),
@@ -165,7 +165,7 @@ async def test_a_bug_does_not_leave_a_turn_running(make: Make, tmp_path: Path, m
     link = FakeLink()
     runner = make(link, FakeModel(wants(("a", "notes__add", {})), says("b")))
     with monkeypatch.context() as patch:
-        patch.setattr(runner.caller, "start", lambda *_, **__: 1 / 0)
+        patch.setattr(runner.instance.caller, "start", lambda *_, **__: 1 / 0)
         await runner.run(event_frame("e1", "go"))
     ((status,),) = rows(tmp_path, "SELECT status FROM turns")
     (failed,) = details(tmp_path, "turn.failed")

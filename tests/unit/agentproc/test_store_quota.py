@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agentproc.conversation import Append, Message, MessageSource, UserData, is_presentable
+from agentproc.instance import Instance
 from agentproc.loop import TurnRunner
 from agentproc.store import RESERVE_BYTES, ConversationStore
 from schemas.address import instance_dir
@@ -125,7 +126,7 @@ def test_a_reader_that_holds_the_log_up_does_not_make_it_grow_beyond_the_limit(t
 def runner(folder: Path, link: FakeLink, model: FakeModel, limit: int = LIMIT) -> TurnRunner:
     spec = make_spec(str(folder))
     store = ConversationStore(instance_dir(str(folder), spec.name, "k"), durability="process", max_bytes=limit)
-    return TurnRunner(spec, "k", link, store, provider=model)
+    return TurnRunner(Instance(spec, "k", link, store, provider=model))
 
 
 async def test_results_that_do_not_fit_fail_the_turn_and_what_is_stored_is_whole(tmp_path: Path) -> None:
@@ -139,10 +140,10 @@ async def test_results_that_do_not_fit_fail_the_turn_and_what_is_stored_is_whole
     assert answer.steps > 0
     folder = Path(instance_dir(str(tmp_path), "coder", "k"))
     assert size_of(folder) <= LIMIT
-    messages = first.store.load_messages()
+    messages = first.instance.store.load_messages()
     assert is_presentable(messages)
     assert len(messages) > 3
-    assert first.store.running_turns() == []
+    assert first.instance.store.running_turns() == []
     await first.close()
 
     again = FakeLink()
@@ -168,7 +169,7 @@ async def test_a_message_that_does_not_fit_is_refused_and_a_smaller_one_taken(tm
     assert error.code == "E_STORE_FULL"
     await small.run(event_frame("e2", "go", epoch=2))
     assert link.answers()[-1].response == "fine"
-    assert len(small.store.load_messages()) == 2
+    assert len(small.instance.store.load_messages()) == 2
     await small.close()
 
 
@@ -180,6 +181,6 @@ async def test_an_answer_that_does_not_fit_fails_its_turn(tmp_path: Path) -> Non
     error = the_answer(link).error
     assert error is not None
     assert error.code == "E_STORE_FULL"
-    assert is_presentable(only.store.load_messages())
-    assert len(only.store.load_messages()) == 3
+    assert is_presentable(only.instance.store.load_messages())
+    assert len(only.instance.store.load_messages()) == 3
     await only.close()

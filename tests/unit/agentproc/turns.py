@@ -12,6 +12,7 @@ from agentproc.extensions.api import ExtensionApi
 from agentproc.extensions.bundle_changes import BundleChanges
 from agentproc.extensions.memory import ExtState
 from agentproc.extensions.stored_state import StoredState
+from agentproc.instance import Instance
 from agentproc.loop import TurnRunner
 from agentproc.store import ConversationStore
 from schemas.address import instance_dir
@@ -33,7 +34,7 @@ class Runners:
         """A runner over this link with this model; `changes` are of its specification."""
         spec = make_spec(self._state_dir, **changes)
         store = ConversationStore(instance_dir(self._state_dir, spec.name, "k"), durability=spec.durability)
-        self._made.append(TurnRunner(spec, "k", link, store, provider=script))
+        self._made.append(TurnRunner(Instance(spec, "k", link, store, provider=script)))
         return self._made[-1]
 
     async def close(self) -> None:
@@ -46,21 +47,21 @@ def api_of(runner: TurnRunner, name: str = "ext", **changes: Any) -> ExtensionAp
     """What `register(api)` of an extension of this name gets."""
     resource = {"kind": "Extension", "metadata": {"name": name}, "spec": {"config": changes.get("config", {})}}
     spec = ExtensionSpec(name=name, entry="/x.py", **{"resource": resource, **changes})
-    place = runner.place
+    place = runner.instance.place
     stored = StoredState(name, place.instance_dir, place.state_dir)
     return ExtensionApi(
         spec,
-        runner.pipeline,
-        runner.tools,
-        runner.events,
+        runner.instance.pipeline,
+        runner.instance.tools,
+        runner.instance.events,
         ExtState(),
         stored,
         {},
-        runner.live_config,
+        runner.instance.live_config,
         agent=place.agent,
         instance_key=place.instance_key,
-        tokens=runner.tokens,
-        bundle_changes=BundleChanges(runner.link, runner.workspaces.mounted),
+        tokens=runner.instance.tokens,
+        bundle_changes=BundleChanges(runner.instance.link, runner.instance.workspaces.mounted),
     )
 
 

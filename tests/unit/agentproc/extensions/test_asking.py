@@ -17,7 +17,7 @@ from tests.unit.agentproc.turns import Make, code_of, settle, the_answer, until
 
 
 def put(runner: TurnRunner, kind: str, handler: Any, extension: str = "ext") -> None:
-    runner.pipeline.register(kind, handler, extension=extension)
+    runner.instance.pipeline.register(kind, handler, extension=extension)
 
 
 def answer(link: FakeLink, number: int, **fields: Any) -> None:

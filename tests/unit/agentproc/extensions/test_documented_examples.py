@@ -430,7 +430,7 @@ def examples(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Exa
 
 
 def state_of(runner: TurnRunner, name: str) -> dict[str, Any]:
-    return runner.extensions._loaded[name].state
+    return runner.instance.extensions._loaded[name].state
 
 
 @pytest.mark.requirement("EXT-15", "EVENTS-12", "EXT-11")
@@ -438,7 +438,7 @@ async def test_the_basic_extension(examples: Examples, tmp_path: Path, caplog: p
     caplog.set_level(logging.DEBUG)
     model = FakeModel(wants(("a", "notes__add", {})), says("done"))
     runner = await examples.start(FakeLink(), model, listens=LISTENS, basic=(BASIC, {"enableLogging": True}))
-    (told,) = runner.extensions._shared["heard"]
+    (told,) = runner.instance.extensions._shared["heard"]
     assert (told["type"], told["name"]) == ("extension.initialized", "basic")
     assert isinstance(told["timestamp"], float)
     (tmp_path / ".git").write_text("gitdir: elsewhere")
@@ -492,7 +492,7 @@ async def test_an_admin_may(examples: Examples) -> None:
     frame.auth = to_raw({"actor": {"isAdmin": True}})
     seen: list[Any] = []
     await runner.run(frame)
-    seen.append(runner.extensions._shared["retryAttempt"])
+    seen.append(runner.instance.extensions._shared["retryAttempt"])
     assert result_of(runner, "a").status == "ok"
     assert seen == [None]  # of the last step, which did not fail
 
@@ -512,15 +512,15 @@ async def test_the_events(examples: Examples, tmp_path: Path, caplog: pytest.Log
     caplog.set_level(logging.DEBUG)
     model = FakeModel(says("done"))
     runner = await examples.start(FakeLink(), model, listens=LISTENS, events=(EVENTS, {"k": 1}))
-    (told,) = runner.extensions._shared["heard"]
+    (told,) = runner.instance.extensions._shared["heard"]
     assert (told["type"], told["name"], told["config"]) == ("myExtension.initialized", "events", {"k": 1})
     (tmp_path / ".git").write_text("gitdir: elsewhere")
     await runner.run(event_frame("e1", "go", workdir=str(tmp_path)))
     for ref in ("OAuthApp/one", "OAuthApp/two"):
         payload = {"oauthAppRef": ref, "subject": "user:1", "scopes": ["a"]}
-        runner.events.emit("auth.granted", payload, emitter="the test")
+        runner.instance.events.emit("auth.granted", payload, emitter="the test")
     await settle()
-    assert runner.extensions._shared["scanned"] == [str(tmp_path)]
+    assert runner.instance.extensions._shared["scanned"] == [str(tmp_path)]
     assert caplog.text.count("Workspace event:") == 1
     assert "OAuth granted: OAuthApp/one" in caplog.text
     assert "OAuthApp/two" not in caplog.text
@@ -540,7 +540,7 @@ async def test_the_statistics(examples: Examples) -> None:
 async def test_what_extensions_share(examples: Examples, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     runner = await examples.start(FakeLink(), FakeModel(says("done")), otherExt=SHARES, mine=SHARES)
-    assert sorted(runner.extensions._shared) == ["mine:data", "otherExt:data"]
+    assert sorted(runner.instance.extensions._shared) == ["mine:data", "otherExt:data"]
     await runner.run(event_frame("e1", "go"))
     assert caplog.text.count("Other extension data:") == 2
 
@@ -550,18 +550,21 @@ async def test_state_that_an_extension_keeps_in_a_file(examples: Examples, tmp_p
     """A missing file is the state at the beginning; the folder is made at the first save; a new process goes on."""
     for turns in (1, 2):
         runner = await examples.start(FakeLink(), FakeModel(says("done")), persists=PERSISTS)
-        assert (state_of(runner, "persists"), runner.extensions._shared) == ({}, {})  # the runtime itself keeps nothing
+        assert (state_of(runner, "persists"), runner.instance.extensions._shared) == (
+            {},
+            {},
+        )  # the runtime itself keeps nothing
         await runner.run(event_frame(f"e{turns}", "go"))
-        state_of(runner, "persists")["mine"] = runner.extensions._shared["persists:mine"] = turns
-        (file,) = Path(runner.spec.state_dir).glob("extensions/persists/state.json")
+        state_of(runner, "persists")["mine"] = runner.instance.extensions._shared["persists:mine"] = turns
+        (file,) = Path(runner.instance.spec.state_dir).glob("extensions/persists/state.json")
         assert json.loads(file.read_text())["turns"] == turns
-        assert not list(Path(runner.spec.state_dir).glob("instances/*/*/extensions"))
+        assert not list(Path(runner.instance.spec.state_dir).glob("instances/*/*/extensions"))
 
 
 @pytest.mark.requirement("RECONCILE-05")
 async def test_the_connection_is_closed_at_the_end(examples: Examples) -> None:
     runner = await examples.start(FakeLink(), FakeModel(), cleans=CLEANS)
-    connection = runner.extensions._shared["connection"]
+    connection = runner.instance.extensions._shared["connection"]
     assert connection.open
     async with asyncio.timeout(5):
         await runner.close()
@@ -577,11 +580,11 @@ class JudgingLink(FakeLink):
         if frame.type != "config.propose":
             return super().post(frame)
         self._name(frame)
-        proposal, spec = from_raw(frame.payload, ConfigProposal), self.runner.spec
+        proposal, spec = from_raw(frame.payload, ConfigProposal), self.runner.instance.spec
         proposer = Proposer(False, reachable_tools(spec), proposal.registered)
         judged = judge(spec, declared(spec), proposal.patches, proposer)
         in_force = LiveChanges(revision=1, base=digest_of(spec), changes=[judged.change])
-        self.runner.live_config.take(to_raw(in_force))
+        self.runner.instance.live_config.take(to_raw(in_force))
         future: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
         outcome = ConfigOutcome(status="accepted", patch_id=proposal.id, revision=1)
         future.set_result(Frame("reply", in_reply_to=frame.id, payload=to_raw(outcome)))
@@ -594,7 +597,7 @@ async def test_a_dynamic_tool_is_offered_when_a_patch_names_it(examples: Example
     model = FakeModel(wants(("a", "notes__add", {})), wants(("b", "myExt__echo", {"message": "hello"})), says("done"))
     link.runner = runner = await examples.start(link, model, exposes=False, dynamic=OFFERED)
     await runner.run(event_frame("e1", "go"))
-    outcome = runner.extensions._shared["outcome"]
+    outcome = runner.instance.extensions._shared["outcome"]
     assert (outcome["status"], outcome["effectiveFrom"], outcome["error"]) == ("accepted", "next-step", None)
     shown = [[tool.name for tool in request.tools] for request in model.requests]
     own = ["bash__exec", "notes__add"]

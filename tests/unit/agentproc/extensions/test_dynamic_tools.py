@@ -76,7 +76,13 @@ async def test_a_registered_tool_is_shown_checked_and_run_here(make: Make) -> No
     assert (raised.error.code, raised.error.name, raised.error.message) == (
         "E_TOOL", "RuntimeError", "날씨 API 오류: 404",
     )  # fmt: skip
-    assert seen[0] == ("coder", "k", "a", instance_workdir(runner.spec.state_dir, "coder", "k"), "weather__get")
+    assert seen[0] == (
+        "coder",
+        "k",
+        "a",
+        instance_workdir(runner.instance.spec.state_dir, "coder", "k"),
+        "weather__get",
+    )
     assert link.calls == []
 
 
@@ -136,7 +142,7 @@ async def test_a_definition_with_its_handler_inside_does_the_same(make: Make) ->
     assert [item.name for item in model.requests[0].tools][-2:] == ["myExt__getStatus", "myExt__search"]
     assert from_raw(results(model)[0].output, dict) == {"processedSteps": 3, "given": {}}  # type: ignore[arg-type]
     assert from_raw(results(model)[1].output, dict)["total"] == 10  # type: ignore[arg-type]
-    tool = runner.tools.get("myExt__getStatus")
+    tool = runner.instance.tools.get("myExt__getStatus")
     assert tool is not None
     assert tool.metadata == {"source": "test", "version": "1"}
     for missing in ("name", "description", "handler"):
@@ -171,7 +177,7 @@ async def test_a_tool_appears_and_disappears_with_the_next_step(make: Make) -> N
         wants(("d", "late__tool", {})),
         says("done"),
     )
-    runner._provider = model
+    runner.instance._provider = model
     await runner.run(event_frame("e1", "go"))
     shown = [[item.name for item in request.tools if item.name == "late__tool"] for request in model.requests]
     assert shown == [[], ["late__tool"], [], []]
@@ -310,7 +316,7 @@ async def test_a_call_that_hangs_ends_with_the_turns_time(make: Make) -> None:
     runner = make(link, model)
     api_of(runner).tools.register({"name": "hang.one", "description": "x", "handler": hang})
     await asyncio.wait_for(runner.run(event_frame("e1", "go", deadline_ms=80)), 5)
-    stored = runner.store.load_messages()[2]
+    stored = runner.instance.store.load_messages()[2]
     assert code_of(stored.data.content[0].result) == "E_TOOL_TIMEOUT"  # type: ignore[union-attr]
 
 

@@ -51,8 +51,10 @@ class Broker(FakeLink):
 
 def say(runner: TurnRunner, revision: int, *changes: Change, base: str | None = None) -> None:
     """The broker says what is in force."""
-    told = LiveChanges(revision=revision, base=digest_of(runner.spec) if base is None else base, changes=list(changes))
-    runner.live_config.take(to_raw(told))
+    told = LiveChanges(
+        revision=revision, base=digest_of(runner.instance.spec) if base is None else base, changes=list(changes)
+    )
+    runner.instance.live_config.take(to_raw(told))
 
 
 ADD = Change(tools=ListChange(added=["bash"]))
@@ -89,7 +91,7 @@ async def test_the_next_step_asks_the_model_and_keeps_the_limit_that_an_operator
     model = FakeModel(wants(("c1", "notes__add", {})), wants(("c2", "notes__add", {})), says("done"))
     link = FakeLink(handler=lambda tool, args: None)
     runner = make(link, model, **only_notes(), max_steps_per_turn=1)
-    provider = runner.spec.model.provider
+    provider = runner.instance.spec.model.provider
     running = asyncio.ensure_future(runner.run(event_frame("e1", "go")))
     await settle()
     say(runner, 1, Change(model=ModelName(provider, "large"), max_steps=3), Change(model=ModelName("other", "x")))
@@ -97,7 +99,7 @@ async def test_the_next_step_asks_the_model_and_keeps_the_limit_that_an_operator
         link.finish(link.open_calls()[0], ok(1))
         await settle()
     await running
-    assert [request.model.model for request in model.requests] == [runner.spec.model.model, "large", "large"]
+    assert [request.model.model for request in model.requests] == [runner.instance.spec.model.model, "large", "large"]
     assert {request.model.provider for request in model.requests} == {provider}
     assert the_answer(link).status == "completed", "the bundle's limit is one step"
 
@@ -130,19 +132,19 @@ async def test_extensions_of_the_next_step_are_those_of_the_patch(make: Make, tm
     await runner.run(event_frame("e1", "go"))
     say(runner, 1, Change(edits=[Edit("one", ["level"], 2)]))
     await runner.run(event_frame("e2", "go"))
-    assert runner.extensions._shared["levels"] == [1, 2]
+    assert runner.instance.extensions._shared["levels"] == [1, 2]
     say(runner, 2)
     await runner.run(event_frame("e3", "go"))
-    assert runner.extensions._shared["levels"] == [1, 2, 1]
+    assert runner.instance.extensions._shared["levels"] == [1, 2, 1]
 
 
 async def test_what_step_config_takes_out_is_not_loaded_at_each_begin(make: Make, tmp_path: Path) -> None:
     specs = [spec_of(tmp_path, "changer", CHANGING), spec_of(tmp_path, "one", NOTING, level=1)]
     runner = make(FakeLink(), FakeModel(*[says("done")] * 4), extensions=specs)
     await runner.load_extensions()
-    notes = runner.extensions._shared["notes"]
+    notes = runner.instance.extensions._shared["notes"]
     for number in range(3):
-        runner.extensions._shared["changes"] = [{"extensions": ["Extension/changer"]}]
+        runner.instance.extensions._shared["changes"] = [{"extensions": ["Extension/changer"]}]
         await runner.run(event_frame(f"e{number}", "go"))
     assert [note[1] for note in notes] == ["register", "cleanup"]
 
@@ -281,7 +283,7 @@ async def test_a_proposal_says_what_it_was_made_from_and_what_became_of_it_is_to
     api.pipelines.mutate("step.post", propose)
     await runner.run(event_frame("e1", "go"))
     (proposal,) = link.proposals
-    assert (proposal.revision, proposal.base) == (4, digest_of(runner.spec))
+    assert (proposal.revision, proposal.base) == (4, digest_of(runner.instance.spec))
     assert (proposal.reason, proposal.scope, proposal.extension) == ("why", "agent", "guard")
     assert proposal.registered == ["guard.look"]
     assert outcomes == [
@@ -336,7 +338,7 @@ async def test_what_is_no_proposal_is_an_error_of_its_author(make: Make, proposa
 async def test_a_token_that_an_extension_got_does_not_leave_the_process_in_a_patch(make: Make) -> None:
     link = Broker()
     runner = make(link, FakeModel())
-    runner.secrets.add("gho_0123456789abcdef")
+    runner.instance.secrets.add("gho_0123456789abcdef")
     operation = {"op": "add", "path": "/extensions/0/config/token", "value": "Bearer gho_0123456789abcdef"}
     outcome = await api_of(runner).live_config.propose_patch({"patches": [operation]})
     assert outcome["error"]["code"] == "E_CONFIG_INVALID_VALUE"
@@ -391,7 +393,7 @@ async def test_outside_of_a_step_each_proposal_is_another(make: Make) -> None:
 async def test_an_agent_without_patches_stores_nothing_of_it(make: Make) -> None:
     runner = make(FakeLink(), FakeModel(says("done"), says("done")), **only_notes())
     await runner.run(event_frame("e1", "go"))
-    assert runner.store.remembered("step_config") is None
+    assert runner.instance.store.remembered("step_config") is None
     say(runner, 1, ADD)
     await runner.run(event_frame("e2", "go"))
-    assert runner.store.remembered("step_config") is not None
+    assert runner.instance.store.remembered("step_config") is not None

@@ -41,7 +41,7 @@ def offer(runner: TurnRunner, handler: Any, **more: Any) -> None:
 def crash(runner: TurnRunner) -> None:
     """Nothing of this process counts any more."""
     runner.abandon()
-    runner.store.close()
+    runner.instance.store.close()
 
 
 async def begun(make: Make, link: FakeLink, handler: Handler, **more: Any) -> TurnRunner:
@@ -116,7 +116,7 @@ async def test_the_end_of_a_turn_forgets_its_calls(make: Make) -> None:
     turns.api_of(runner).pipeline.register("turn", turn)
     await runner.run(event_frame("e1", "go"))
     assert handler.started == 1
-    assert not runner.store.was_started(turn_ids[0], "a")
+    assert not runner.instance.store.was_started(turn_ids[0], "a")
 
 
 async def test_a_handler_asks_other_agents_under_ids_that_a_repeat_finds_again(make: Make) -> None:

@@ -41,9 +41,9 @@ def register(api, config):
 
 def revise(runner: TurnRunner, revision: int = 0, *changes: Change, **more: Any) -> AgentSpec:
     """The kernel says that the bundle is another one."""
-    new = replace(runner.spec, revision="another", **more)
+    new = replace(runner.instance.spec, revision="another", **more)
     told = LiveChanges(revision=revision, base=digest_of(new), changes=list(changes), spec=to_raw(new))
-    runner.live_config.take(to_raw(told))
+    runner.instance.live_config.take(to_raw(told))
     return new
 
 
@@ -77,7 +77,7 @@ async def test_the_next_step_has_it_and_the_running_one_does_not(make: Make, tmp
     await runner.run(event_frame("e2", "go"))
     assert shown(model) == [("one", ["notes__add"]), ("two", ["bash__exec"]), ("two", ["bash__exec"])]
     if extended:
-        seen = [(system, tools) for system, tools, _ in runner.extensions._shared["seen"]]
+        seen = [(system, tools) for system, tools, _ in runner.instance.extensions._shared["seen"]]
         assert seen == [("one", ["notes"]), ("two", ["bash"]), ("two", ["bash"])]
 
 
@@ -95,7 +95,7 @@ async def test_what_extensions_have_in_memory_stays_and_only_the_changed_one_is_
     (open_call,) = link.open_calls()
     link.finish(open_call, ok(1))
     await task
-    assert runner.extensions._shared["notes"] == [
+    assert runner.instance.extensions._shared["notes"] == [
         ("one", "register", 1, 0),
         ("two", "register", 1, 0),
         ("one", "cleanup", 1),
@@ -107,12 +107,14 @@ async def test_what_extensions_have_in_memory_stays_and_only_the_changed_one_is_
 async def test_patches_come_with_it_in_one(make: Make) -> None:
     model = FakeModel(says("a"), says("b"), says("c"))
     runner = make(FakeLink(), model, **given())
-    old = digest_of(runner.spec)
-    runner.live_config.take(to_raw(LiveChanges(revision=3, base=old, changes=[Change(prompt=Prompt("patched"))])))
+    old = digest_of(runner.instance.spec)
+    runner.instance.live_config.take(
+        to_raw(LiveChanges(revision=3, base=old, changes=[Change(prompt=Prompt("patched"))]))
+    )
     await runner.run(event_frame("e1", "go"))
     revise(runner, 3, Change(prompt=Prompt("patched")), system="two", catalog=["bash__exec"])
     await runner.run(event_frame("e2", "go"))
-    runner.live_config.take(to_raw(LiveChanges(revision=4, base=old)))  # for the bundle of before
+    runner.instance.live_config.take(to_raw(LiveChanges(revision=4, base=old)))  # for the bundle of before
     await runner.run(event_frame("e3", "go"))
     assert shown(model) == [
         ("patched", ["notes__add"]), ("patched", ["bash__exec"]), ("patched", ["bash__exec"]),
@@ -123,7 +125,7 @@ async def test_it_comes_with_a_welcome_too(make: Make) -> None:
     """The broker was replaced while the bundle changed."""
     model = FakeModel(says("a"))
     runner = make(FakeLink(), model, **given())
-    runner.live_config.take(to_raw(None), to_raw(replace(runner.spec, system="two")))
+    runner.instance.live_config.take(to_raw(None), to_raw(replace(runner.instance.spec, system="two")))
     await runner.run(event_frame("e1", "go"))
     assert shown(model) == [("two", ["notes__add"])]
 
@@ -180,9 +182,9 @@ async def test_a_step_that_is_taken_up_again_sees_the_bundle_of_its_begin(
     assert the_answer(link).status == "completed"
     assert [frame.tool for frame in link.calls] == ["notes__add", "bash__exec"]
     # Values of the environment are in no file: such an extension has the config of today.
-    assert second.extensions._shared["calls"] == [("one", 2 if confidential else 1), ("two", 2)]
-    assert second.extensions._shared["seen"][-1] == ("two", ["bash"], 2)
-    assert (b"level" in (second.store.remembered("bundle_said") or b"")) is not confidential
+    assert second.instance.extensions._shared["calls"] == [("one", 2 if confidential else 1), ("two", 2)]
+    assert second.instance.extensions._shared["seen"][-1] == ("two", ["bash"], 2)
+    assert (b"level" in (second.instance.store.remembered("bundle_said") or b"")) is not confidential
 
     third = make(FakeLink(handler=lambda tool, args: None), FakeModel(wants(("c3", "bash__exec", {}))), **two)
     await third.load_extensions()
@@ -192,10 +194,12 @@ async def test_a_step_that_is_taken_up_again_sees_the_bundle_of_its_begin(
     fourth = make(FakeLink(), FakeModel(says("done")), **given(system="three", extensions=[seeing(3)]))
     await fourth.load_extensions()
     await fourth.run(event_frame("e2", "go", epoch=4))
-    assert fourth.extensions._shared["calls"] == [("two", 3 if confidential else 2)], "the latest, not the first"
+    assert fourth.instance.extensions._shared["calls"] == [("two", 3 if confidential else 2)], (
+        "the latest, not the first"
+    )
 
 
 async def test_an_agent_without_extensions_stores_nothing_of_it(make: Make) -> None:
     runner = make(FakeLink(), FakeModel(says("a")), **given())
     await runner.run(event_frame("e1", "go"))
-    assert runner.store.remembered("bundle_said") is None
+    assert runner.instance.store.remembered("bundle_said") is None

@@ -112,8 +112,8 @@ async def test_extensions_hear_that_somebody_has_agreed(make: Make) -> None:
     heard: list[Any] = []
     api_of(runner).events.once("auth.granted", heard.append)
     frame = Frame("oauth.granted", payload=to_raw(Granted("OAuthApp/cal", "ann", ["a"])))
-    runner.tokens.granted(frame)
-    runner.tokens.granted(frame)
+    runner.instance.tokens.granted(frame)
+    runner.instance.tokens.granted(frame)
     assert heard == [{"type": "auth.granted", "oauthAppRef": "OAuthApp/cal", "subject": "ann", "scopes": ["a"]}]
 
 

@@ -53,7 +53,7 @@ async def test_a_mutator_that_fails_ends_the_turn_with_its_name(make: Make, poin
     assert (answer.status, code_of(answer)) == ("failed", "E_MIDDLEWARE")
     assert answer.error is not None
     assert f"the {point} handler of extension culprit failed" in answer.error.message
-    runner.pipeline.unregister("culprit")
+    runner.instance.pipeline.unregister("culprit")
     await runner.run(event_frame("e2", "again"))
     assert link.answers()[-1].status == "completed"  # the agent goes on
 

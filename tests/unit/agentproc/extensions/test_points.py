@@ -37,12 +37,12 @@ SWARM = {"kind": "Swarm", "metadata": {"name": "team"}, "spec": {"entryAgent": "
 
 
 def pipelines(runner: TurnRunner, extension: str = "ext") -> PipelinesApi:
-    return PipelinesApi(runner.pipeline, extension)
+    return PipelinesApi(runner.instance.pipeline, extension)
 
 
 def result_of(runner: TurnRunner, call_id: str) -> ToolResult:
     """What the conversation holds as the result of a call."""
-    for message in runner.store.load_messages():
+    for message in runner.instance.store.load_messages():
         if isinstance(message.data, ToolData):
             for part in message.data.content:
                 if part.tool_call_id == call_id:
@@ -213,7 +213,7 @@ async def test_both_spellings_stand_in_one_order(make: Make) -> None:
     old.wrap("toolCall.exec", wrap)
     old.mutate("toolCall.pre", mutator("pre one"))
     old.mutate("toolCall.post", mutator("post one"))
-    runner.pipeline.register("toolCall", middleware("new"), extension="two")
+    runner.instance.pipeline.register("toolCall", middleware("new"), extension="two")
     old.mutate("toolCall.pre", mutator("pre three"))
     old.mutate("toolCall.post", mutator("post three"))
     await runner.run(event_frame("e1", "go"))
@@ -308,7 +308,7 @@ async def test_blocks_are_the_models_in_their_step_only(make: Make) -> None:
     await runner.run(event_frame("e1", "go"))
     data = {"timestamp": 1, "stepIndex": 0}
     assert [request.blocks for request in model.requests] == [[{"type": "custom.info", "data": data}], []]
-    kinds = [type(message.data) for message in runner.store.load_messages()]
+    kinds = [type(message.data) for message in runner.instance.store.load_messages()]
     assert kinds == [UserData, AssistantData, ToolData, AssistantData]  # nothing of it is kept
 
 
@@ -316,7 +316,7 @@ async def test_blocks_are_the_models_in_their_step_only(make: Make) -> None:
 async def test_the_catalog_that_a_mutator_gives_back_is_shown_and_enforced(make: Make) -> None:
     link, model = FakeLink(), FakeModel(wants(("a", "bash__exec", {"command": "ls"})), says("done"))
     runner = make(link, model)
-    runner.tools.register(
+    runner.instance.tools.register(
         {"name": "internal.secret", "description": "x", "handler": lambda ctx, given: 1}, None, extension="ext"
     )
     names: list[str] = []
@@ -338,7 +338,7 @@ async def test_a_tool_with_a_dot_keeps_it_at_the_points_and_can_be_called(make: 
     model = FakeModel(wants(("a", "skills__list", {})), says("done"))
     runner = make(FakeLink(), model)
     tool = {"name": "skills.list", "description": "x", "handler": lambda ctx, given: ["one"]}
-    runner.tools.register(tool, None, extension="ext")
+    runner.instance.tools.register(tool, None, extension="ext")
     seen: list[str] = []
 
     def note(ctx: Any) -> Any:
@@ -461,7 +461,7 @@ async def test_what_a_wrap_makes_of_the_answer_is_stored(make: Make) -> None:
     runner = make(link, model)
     pipelines(runner).wrap("step.llmCall", censor)
     await runner.run(event_frame("e1", "go"))
-    said = [message for message in runner.store.load_messages() if isinstance(message.data, AssistantData)]
+    said = [message for message in runner.instance.store.load_messages() if isinstance(message.data, AssistantData)]
     assert [message.data.text for message in said] == ["a ***", "the *** end"]  # type: ignore[union-attr]
     assert [call.tool for call in link.calls] == ["notes__add"]
     assert said[0].metadata == {}  # what the vendor wanted to see again belongs to another answer
@@ -475,7 +475,7 @@ async def test_an_answer_that_nobody_changed_stays_whole(make: Make) -> None:
     runner = make(FakeLink(), FakeModel(ModelAnswer(calls=[broken], metadata={"kept": 1}), says("done")))
     pipelines(runner).wrap("step.llmCall", looks)
     await runner.run(event_frame("e1", "go"))
-    said = runner.store.load_messages()[1]
+    said = runner.instance.store.load_messages()[1]
     assert said.metadata["kept"] == 1
     assert code_of(result_of(runner, "a")) == "E_TOOL_INVALID_ARGS"
 

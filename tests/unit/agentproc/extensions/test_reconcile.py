@@ -64,7 +64,7 @@ class Agent:
 
     async def turn(self, *changes: dict[str, Any]) -> list[Any]:
         """One turn whose steps change the configuration so; what was noted in it."""
-        shared = self.runner.extensions._shared
+        shared = self.runner.instance.extensions._shared
         shared["changes"] = list(changes)
         notes = shared.setdefault("notes", [])
         before = len(notes)
@@ -97,13 +97,13 @@ async def test_the_next_is_registered_when_the_one_before_has_ended(make: Make, 
     specs = [spec_of(tmp_path, "slow", SLOW), spec_of(tmp_path, "after", AFTER)]
     runner = make(FakeLink(), FakeModel(), extensions=specs)
     await runner.load_extensions()
-    assert runner.extensions._shared == {"slow": "registered", "seen": "registered"}
+    assert runner.instance.extensions._shared == {"slow": "registered", "seen": "registered"}
 
 
 @pytest.mark.requirement("LOAD-01", "EXT-08")
 async def test_extensions_are_loaded_once_in_the_order_of_the_agent(agent: Agent) -> None:
-    assert agent.runner.extensions.names == ["changer", "one", "two"]
-    notes = agent.runner.extensions._shared["notes"]
+    assert agent.runner.instance.extensions.names == ["changer", "one", "two"]
+    notes = agent.runner.instance.extensions._shared["notes"]
     assert notes == [("one", "register", 1, 0), ("two", "register", 1, 0)]
     assert await agent.turn() == []
     assert await agent.turn() == []
@@ -123,8 +123,8 @@ async def test_what_leaves_the_configuration_cleans_up_and_is_gone_and_comes_bac
     assert notes == [("one", "cleanup", 1)]
     names = [item.name for item in agent.model.requests[-1].tools]
     assert "two__stats" in names
-    assert agent.runner.extensions.names == ["changer", "two"]
-    assert agent.runner.tools.get("one__stats") is None
+    assert agent.runner.instance.extensions.names == ["changer", "two"]
+    assert agent.runner.instance.tools.get("one__stats") is None
     assert await agent.turn() == [("one", "register", 1, 0)]  # its state went with its key
 
 
@@ -164,7 +164,7 @@ async def test_the_tools_and_the_prompt_of_a_step_are_as_its_configuration_has_t
 
 @pytest.mark.requirement("RECONCILE-05")
 async def test_the_end_of_the_instance_cleans_up_everything_once(agent: Agent) -> None:
-    notes = agent.runner.extensions._shared["notes"]
+    notes = agent.runner.instance.extensions._shared["notes"]
     del notes[:]
     await agent.runner.close()
     await agent.runner.close()
@@ -211,14 +211,14 @@ async def test_a_configuration_that_cannot_be_is_the_steps_error(agent: Agent, c
 
 
 async def test_one_that_cannot_be_registered_again_fails_the_step_and_the_next_tries_anew(agent: Agent) -> None:
-    place = Path(agent.runner.spec.extensions[1].entry)
-    shared = agent.runner.extensions._shared
-    module = agent.runner.extensions._loaded["one"].module
+    place = Path(agent.runner.instance.spec.extensions[1].entry)
+    shared = agent.runner.instance.extensions._shared
+    module = agent.runner.instance.extensions._loaded["one"].module
     module.register = lambda api: 1 / 0  # type: ignore[attr-defined]
     assert await agent.turn({"extensions": [CHANGER, {**ONE, "config": {"level": 2}}, TWO]}) == [("one", "cleanup", 1)]
     assert code_of(agent.link.answers()[-1]) == "E_EXTENSION_FAILED"
     assert place.exists()
-    assert agent.runner.extensions.names == ["changer", "two"]
+    assert agent.runner.instance.extensions.names == ["changer", "two"]
     assert await agent.turn() == [("one", "register", 1, 0)]
     assert agent.link.answers()[-1].status == "completed"
     assert shared["notes"]
@@ -227,12 +227,12 @@ async def test_one_that_cannot_be_registered_again_fails_the_step_and_the_next_t
 @pytest.mark.requirement("STATE-01", "STATE-02", "STATE-03", "STATE-04")
 async def test_state_in_memory_is_ones_own_and_the_shared_is_everybodys(agent: Agent, make: Make) -> None:
     await agent.turn()
-    assert {name: found.state for name, found in agent.runner.extensions._loaded.items()} == {
+    assert {name: found.state for name, found in agent.runner.instance.extensions._loaded.items()} == {
         "changer": {},
         "one": {"turns": 1},
         "two": {"turns": 1},
     }
-    again = make(FakeLink(), FakeModel(says("done")), extensions=agent.runner.spec.extensions)
+    again = make(FakeLink(), FakeModel(says("done")), extensions=agent.runner.instance.spec.extensions)
     await again.load_extensions()  # as another process of the same instance
-    assert all(found.state == {} for found in again.extensions._loaded.values())
-    assert again.extensions._shared == {"notes": [("one", "register", 1, 0), ("two", "register", 1, 0)]}
+    assert all(found.state == {} for found in again.instance.extensions._loaded.values())
+    assert again.instance.extensions._shared == {"notes": [("one", "register", 1, 0), ("two", "register", 1, 0)]}

@@ -22,7 +22,7 @@ from tests.unit.agentproc.turns import Make, code_of, settle
 
 
 def put(runner: TurnRunner, kind: str, handler: Any, extension: str = "ext", priority: int = 0) -> None:
-    runner.pipeline.register(kind, handler, extension=extension, priority=priority)
+    runner.instance.pipeline.register(kind, handler, extension=extension, priority=priority)
 
 
 def answer_of(link: FakeLink) -> Answer:
@@ -245,7 +245,7 @@ async def test_message_events_change_what_the_model_sees_and_stay(make: Make) ->
         (["first", "remember", "one"], 1, ["first", "remember", "one", "second"]),
         (["first", "one", "second", "two"], 1, ["first", "one", "second", "two", "third"]),
     ]
-    kept = runner.store.load_messages()
+    kept = runner.instance.store.load_messages()
     assert [m.data.__class__.__name__ for m in kept] == ["SystemData", "UserData", "AssistantData"]
     assert (kept[0].source.type, kept[0].source.name) == ("extension", "editor")
 
@@ -268,7 +268,7 @@ async def test_message_events_behind_next_are_part_of_the_turn(make: Make) -> No
     put(runner, "turn", after)
     await runner.run(event_frame("e1", "go"))
     assert answer_of(link).response == "corrected"
-    assert texts(runner.store.load_messages()) == ["go", "corrected"]
+    assert texts(runner.instance.store.load_messages()) == ["go", "corrected"]
     with pytest.raises(MiddlewareError, match="over"):
         contexts[0].emit_message_event({"type": "truncate"})
 
@@ -302,7 +302,7 @@ async def test_what_is_no_message_event_is_refused_and_changes_nothing(make: Mak
     await runner.run(event_frame("e1", "go"))
     assert len(raised) == 1
     assert raised[0].startswith("no message event")
-    assert texts(runner.store.load_messages()) == ["go", "fine"]
+    assert texts(runner.instance.store.load_messages()) == ["go", "fine"]
 
 
 async def test_a_failed_model_call_can_be_tried_again_by_step_middleware(make: Make) -> None:
@@ -394,7 +394,7 @@ async def test_turn_and_step_middleware_that_fails_fails_the_turn_with_a_valid_h
     assert answer.error is not None
     assert "fragile" in answer.error.message
     assert "RuntimeError: out of order" in answer.error.message
-    assert is_presentable(runner.store.load_messages())
+    assert is_presentable(runner.instance.store.load_messages())
 
 
 async def test_contexts_are_read_only_where_the_specification_says_so(make: Make) -> None:
@@ -521,7 +521,7 @@ async def test_a_turn_given_back_and_taken_up_again_does_not_repeat_what_its_mid
     assert [frame.call_id for frame in other.calls] == link.open_calls() or len(other.calls) == 1
     expected = ["go", "from turn", "from step 0", "", "from step 1"]
     assert texts(model.requests[-1].messages) == expected
-    assert texts(second.store.load_messages()) == [*expected, "done"]
+    assert texts(second.instance.store.load_messages()) == [*expected, "done"]
     assert answer_of(other).response == "done"
 
 

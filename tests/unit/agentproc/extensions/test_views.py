@@ -31,11 +31,11 @@ async def test_views_are_applied_in_order_for_one_step_and_nothing_is_stored(mak
             ctx.view_messages(lambda messages: [*messages, {"data": {"role": "user", "content": "two"}}])
         return await ctx.next()
 
-    runner.pipeline.register("step", first, extension="first")
-    runner.pipeline.register("step", second, extension="second")
+    runner.instance.pipeline.register("step", first, extension="first")
+    runner.instance.pipeline.register("step", second, extension="second")
     await runner.run(event_frame("e1", "go"))
     assert [user_texts(request) for request in model.requests] == [["go", "one", "two"], ["go"]]
-    assert len(runner.store.load_messages()) == 4
+    assert len(runner.instance.store.load_messages()) == 4
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ async def test_a_view_that_fails_fails_its_turn_by_name(make: Make, change: Any,
         ctx.view_messages(change)
         return await ctx.next()
 
-    runner.pipeline.register("step", layer, extension="viewer")
+    runner.instance.pipeline.register("step", layer, extension="viewer")
     await runner.run(event_frame("e1", "go"))
     answer = the_answer(link)
     assert code_of(answer) == "E_MIDDLEWARE"
@@ -72,7 +72,7 @@ async def test_a_view_must_keep_no_call_without_its_result(make: Make) -> None:
         ctx.view_messages(lambda messages: messages[:2])  # without the result
         return await ctx.next()
 
-    runner.pipeline.register("step", layer, extension="viewer")
+    runner.instance.pipeline.register("step", layer, extension="viewer")
     await runner.run(event_frame("e1", "go"))
     last = model.requests[-1].messages
     assert [m.data.__class__.__name__ for m in last] == ["UserData", "AssistantData", "ToolData"]
@@ -98,12 +98,12 @@ async def test_middleware_asks_the_agents_own_model_without_tools_and_one_questi
         heard.extend(await asyncio.gather(ctx.ask_model("one?"), ctx.ask_model("two?", system="Be brief.")))
         return await ctx.next()
 
-    runner.pipeline.register("step", layer, extension="asker")
+    runner.instance.pipeline.register("step", layer, extension="asker")
     await runner.run(event_frame("e1", "go"))
     assert heard == ["A", "B"]
     asked = [(user_texts(request), request.system, len(request.tools)) for request in model.requests]
     assert asked == [(["one?"], None, 0), (["two?"], "Be brief.", 0), (["go"], "You help.", 2)]
-    assert len(runner.store.load_messages()) == 2
+    assert len(runner.instance.store.load_messages()) == 2
 
 
 async def test_a_model_that_says_nothing_ends_the_question_and_not_the_agent(make: Make) -> None:
@@ -124,7 +124,7 @@ async def test_a_model_that_says_nothing_ends_the_question_and_not_the_agent(mak
             failures.append(error)
         return await ctx.next()
 
-    runner.pipeline.register("step", layer, extension="asker")
+    runner.instance.pipeline.register("step", layer, extension="asker")
     await runner.run(event_frame("e1", "go"))
     assert the_answer(link).response == "done"
     assert [error.info.code for error in failures] == ["E_MODEL_FAILED"]
@@ -138,6 +138,6 @@ async def test_a_question_is_a_text(make: Make, text: Any) -> None:
     async def layer(ctx: Any) -> Any:
         await ctx.ask_model(text)
 
-    runner.pipeline.register("step", layer, extension="asker")
+    runner.instance.pipeline.register("step", layer, extension="asker")
     await runner.run(event_frame("e1", "go"))
     assert code_of(the_answer(link)) == "E_USAGE"
