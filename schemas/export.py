@@ -27,6 +27,7 @@ from schemas import (
     frames,
     launch,
     live_config,
+    mcp,
     oauth,
     receipts,
     resources,
@@ -46,6 +47,7 @@ _MODULES: Final = (
     frames,
     launch,
     live_config,
+    mcp,
     oauth,
     receipts,
     resources,
@@ -93,6 +95,9 @@ _PAYLOADS: Final = (
     approvals.ApprovalItem,
     approvals.ApprovalDecided,
     approvals.ApprovalDecision,
+    mcp.McpAttach,
+    mcp.McpListing,
+    mcp.McpNews,
 )
 _SPECS: Final = (launch.AgentSpec, launch.ToolHostSpec)
 _WORKER: Final = (*get_args(worker_frames.HostFrame), *get_args(worker_frames.WorkerFrame))

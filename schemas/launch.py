@@ -179,6 +179,8 @@ class AgentSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only
     dynamic: list[str] = []
     #: Which of its calls a person decides about.
     approvals: list[Policy] = []
+    #: The prefixes of the MCP servers that it may attach to. It may call all of their tools.
+    servers: list[str] = []
 
 
 class Limits(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True, forbid_unknown_fields=True):
@@ -227,6 +229,44 @@ class SandboxSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_on
     limits: Limits = field(default_factory=Limits)
     #: The least of walls that it runs behind.
     min_tier: Literal["full", "reduced"] = "full"
+
+
+class McpServerSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
+    """An MCP server: how it is reached, and who shares it (MCP-03 to MCP-10)."""
+
+    #: The Extension that offers it.
+    extension: str
+    #: `stdio`: a program in a jail. `http`: a server at `endpoint`.
+    transport: Literal["stdio", "http"]
+    #: Of `stdio`: the program, found by the jail's PATH or by its absolute path, and its arguments.
+    command: list[str] = []
+    #: Of `stdio`: variables that the program gets on top of its jail's. They may be secrets.
+    env: dict[str, str] = {}
+    #: Of `http`: the URL.
+    endpoint: str | None = None
+    #: Of `http`: headers of each request. They may be secrets.
+    headers: dict[str, str] = {}
+    #: `stateful`: one session as long as somebody is attached. `stateless`: one for each listing and each call.
+    mode: Literal["stateful", "stateless"] = "stateful"
+    #: `instance`: the agents of one instance key share it, and it sees no workdir. `agent`: each agent instance has its
+    #: own, which sees the workdir.
+    scope: Literal["instance", "agent"] = "instance"
+    #: What it is asked for.
+    tools: bool = False
+    resources: bool = False
+    prompts: bool = False
+    #: What it may ask for. A person can always be asked (elicitation).
+    grants: list[Literal["sampling", "roots"]] = []
+    #: A call without news for so many seconds is given up.
+    idle_s: float = 60.0
+    #: A call that takes so many seconds is given up, whatever its news.
+    total_s: float = 600.0
+    #: Names transport, scope, mode and sandbox (SHA-256, hexadecimal). A session of another digest is not used.
+    digest: str = ""
+
+    def __repr__(self) -> str:
+        """As in a log or a traceback: without variables and headers."""
+        return f"McpServerSpec(extension={self.extension!r}, transport={self.transport!r}, scope={self.scope!r})"
 
 
 class ExportSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from msgspec import Raw, Struct, field
 
+from schemas.mcp import McpListing, McpServerInit, NewsKind
+
 if TYPE_CHECKING:
     OptionalRaw = Raw | None
 else:
@@ -68,6 +70,8 @@ class Init(Struct, frozen=True, tag="init", rename="camel", omit_defaults=True):
     offline: bool = False
     #: What the handlers may ask of the bus. `agents` allows `ask` frames.
     permissions: list[str] = []
+    #: To an MCP worker: the server that it talks to. Then there is no module, and `entry` is empty.
+    server: McpServerInit | None = None
 
 
 class Message(Struct, frozen=True, tag="message", rename="camel"):
@@ -123,6 +127,12 @@ class Answer(Struct, frozen=True, tag="answer", rename="camel", omit_defaults=Tr
     error: WorkerError | None = None
 
 
+class List(Struct, frozen=True, tag="list", rename="camel"):
+    """To an MCP worker: ask the server anew what it offers. One `listed` with the same number follows."""
+
+    list_id: int
+
+
 class Exit(Struct, frozen=True, tag="exit"):
     """No more calls: leave."""
 
@@ -142,7 +152,7 @@ class Kill(Struct, frozen=True, tag="kill"):
     cell: int
 
 
-HostFrame = Init | Message | Call | Cancel | Answer | Exit | Fork | Kill
+HostFrame = Init | Message | Call | Cancel | Answer | List | Exit | Fork | Kill
 
 
 # --- worker to host -------------------------------------------------------------------------------------------------
@@ -153,6 +163,8 @@ class Ready(Struct, frozen=True, tag="ready"):
 
     protocol: int
     exports: list[str]
+    #: From an MCP worker: what the server offers.
+    listing: McpListing | None = None
 
 
 class LoadFailed(Struct, frozen=True, tag="load_failed"):
@@ -234,6 +246,26 @@ class Ask(Struct, frozen=True, tag="ask", rename="camel", omit_defaults=True, kw
     asynchronous: bool = field(default=False, name="async")
 
 
+class Listed(Struct, frozen=True, tag="listed", rename="camel", omit_defaults=True, kw_only=True):
+    """From an MCP worker: what the server offers now, or why that is not known."""
+
+    #: The number of the `list`.
+    list_id: int
+    #: What it offers.
+    listing: McpListing | None = None
+    #: Why that is not known.
+    error: WorkerError | None = None
+
+
+class News(Struct, frozen=True, tag="news", omit_defaults=True, kw_only=True):
+    """From an MCP worker: the server says that something of it has changed."""
+
+    #: What has changed.
+    kind: NewsKind
+    #: Of `resource`: which one.
+    uri: str | None = None
+
+
 class Forked(Struct, frozen=True, tag="forked"):
     """From a fork server: the cell is there, and `pid` is its first process, by its number in the jail."""
 
@@ -252,6 +284,6 @@ class Ended(Struct, frozen=True, tag="ended", omit_defaults=True):
     message: str | None = None
 
 
-WorkerFrame = Ready | LoadFailed | Result | Log | Progress | Ask | Forked | Ended
+WorkerFrame = Ready | LoadFailed | Result | Log | Progress | Ask | Listed | News | Forked | Ended
 AnyFrame = HostFrame | WorkerFrame
 Payload = Any
