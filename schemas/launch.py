@@ -309,6 +309,10 @@ class ToolSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=
     #: Names the content of `root` (SHA-256, hexadecimal), "" when nobody has looked. Jails of a tool are not used any
     #: more when it changes.
     digest: str = ""
+    #: The Tool is an MCP server: its exports are what the server lists, and its `name` is the prefix of their names.
+    server: McpServerSpec | None = None
+    #: The server as an agent has it whose own config differs, by the agent's name.
+    servers: dict[str, McpServerSpec] = {}
 
 
 class ToolHostSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
