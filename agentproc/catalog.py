@@ -86,7 +86,7 @@ class DynamicItems(Protocol):
 
     def find(self, name: str) -> CatalogItem | None: ...
 
-    def reserve(self, taken: Mapping[str, Any]) -> None: ...
+    def reserve(self, taken: Mapping[str, CatalogItem]) -> None: ...
 
 
 class Catalog:
@@ -152,7 +152,8 @@ class Catalog:
             return
         by_tool: dict[str, list[CatalogItem]] = {}
         for item in self.registry.values():
-            by_tool.setdefault(tool_of(item), []).append(item)
+            if item.source.type == "config":  # a tool that an extension brings is shown by that extension
+                by_tool.setdefault(tool_of(item), []).append(item)
         self._initial = [item for tool in tools for item in by_tool.get(tool, ())]
         self._named = [shown_tool_name(tool) for tool in tools if tool not in by_tool]
         self._reach = self._declared_reach.union(item.name for item in self._initial)

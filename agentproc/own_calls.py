@@ -87,7 +87,7 @@ class OwnCalls:
 
     def runs(self, name: str) -> bool:
         """Whether calls of this tool run here."""
-        return self._instance.tools.find(name) is not None or self._instance.catalog.runs_here(name)
+        return self._instance.tools.get(name) is not None or self._instance.catalog.runs_here(name)
 
     def start(
         self, action: RunTool, args: Any, catalog: StepCatalog, context: CallContext, then: Callable[[ToolResult], None]

@@ -1,7 +1,7 @@
 """A checked bundle to the launch specifications of everything that runs it.
 
-The registry of every agent is all exports of the bundle's tools and of the bundled package; its catalog is what
-`spec.tools` names, every export of each Tool in the order written. The operator agent behind `gdn call` is added: its
+The registry of every agent is all exports of the bundle's tools and of the bundled package, and of the tools that its
+own extensions bring; its catalog is what `spec.tools` names, every export of each Tool in the order written. The operator agent behind `gdn call` is added: its
 catalog is the whole registry.
 
 Source: docs/design/bundle.md section 8; docs/design/tools.md section 1; requirements CATALOG-01, CATALOG-02,
@@ -55,7 +55,7 @@ def build_plan(
     `entry_agent` is '' when the bundle has no agent: then only `gdn call` can use it.
     """
     tools = list(checked.tools.values())
-    registry = [item for tool in tools for item in catalog_items(tool)]
+    registry = [item for tool in tools if not tool.brought for item in catalog_items(tool)]
     by_tool = {tool.name: [item.name for item in catalog_items(tool)] for tool in tools}
     agents = {
         name: _agent(agent, checked, registry, by_tool, state_dir, revision) for name, agent in checked.agents.items()
@@ -154,10 +154,15 @@ def _agent(
     if agent.model is None:
         raise AssertionError("an agent without a model is an error, and a bundle with errors has no plan")
     policy = checked.policy
+    brought = [
+        replace(item, source=ToolSource("extension", _bringer(agent, name)))
+        for name in agent.brought
+        for item in catalog_items(checked.tools[name])
+    ]
     return AgentSpec(
         name=agent.name,
         model=agent.model,
-        registry=registry,
+        registry=[*registry, *brought] if brought else registry,
         catalog=[name for tool in agent.tools for name in by_tool[tool]],
         state_dir=state_dir,
         revision=revision,
@@ -171,11 +176,16 @@ def _agent(
         conversation_mb=agent.body.policy.conversation_mb,
         resource=agent.resource if agent.extensions else {},
         swarm=checked.swarm_resource if agent.extensions else {},
-        addable=_addable(agent, checked),
+        addable=[*_addable(agent, checked), *(item.name for item in brought)],
         dynamic=agent.dynamic,
         budget=budget_of(agent.extensions),
         approvals=policies_of(agent.extensions),
     )
+
+
+def _bringer(agent: CheckedAgent, tool: str) -> str:
+    """The first of the agent's extensions that brings this Tool."""
+    return next(extension.name for extension in agent.extensions if tool in extension.tools)
 
 
 def _addable(agent: CheckedAgent, checked: Checked) -> list[str]:
@@ -188,7 +198,7 @@ def _addable(agent: CheckedAgent, checked: Checked) -> list[str]:
     names = [
         build_tool_name(tool.name, export.name)
         for tool in checked.tools.values()
-        if patterns is not None or not (tool.bundled or tool.package)
+        if not tool.brought and (patterns is not None or not (tool.bundled or tool.package))
         for export in tool.body.exports
     ]
     if patterns is None:

@@ -25,5 +25,5 @@ API_MEMBERS: Final[Mapping[str, frozenset[str] | None]] = {
     "pipelines": frozenset(("mutate", "wrap")),
     "state": frozenset(("get", "read", "set", "update")),
     "swarm_bundle": frozenset(("commit_changeset", "open_changeset")),
-    "tools": frozenset(("register", "unregister")),
+    "tools": frozenset(("bring", "register", "unregister")),
 }

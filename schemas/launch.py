@@ -134,6 +134,8 @@ class ExtensionSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_
     bundled: bool = False
     #: Its config has values of environment variables, so no file may hold it.
     confidential: bool = False
+    #: Names of the bundled Tools that it brings: no other agent has them.
+    tools: list[str] = []
 
 
 class AgentSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):

@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from kernel.bundle.base import IN_AGENTS, IN_JAILS, MANIFEST, tool_folders
+from kernel.bundle.base import BROUGHT_MANIFEST, IN_AGENTS, IN_JAILS, MANIFEST, tool_folders
 from kernel.bundle.positions import Budget, Mapping, compose
 from kernel.bundle.prepared import FILE, Prepared, manifest_digest
 from scripts.pages import write_or_check
@@ -39,8 +39,8 @@ class PreparedManifests:
     @staticmethod
     def manifests() -> Iterator[tuple[str, Prepared]]:
         """Each manifest of one document without fault, by its digest; others are read at each start, and say why."""
-        for folder in (*tool_folders(IN_JAILS), *tool_folders(IN_AGENTS)):
-            path = Path(folder, MANIFEST)
+        folders = (*tool_folders(IN_JAILS), *tool_folders(IN_AGENTS))
+        for path in (Path(folder, name) for folder in folders for name in (MANIFEST, BROUGHT_MANIFEST)):
             if not path.is_file():
                 continue
             data = path.read_bytes()

@@ -81,6 +81,12 @@ class ToolsApi:
         """
         self._tools.register(item, handler, extension=self._extension, exposed=self._exposed)
 
+    def bring(self, name: str) -> None:
+        """Offer, from the next step on, a tool whose handler runs in a jail: one that the manifest of this bundled
+        extension names. Extensions of a bundle bring none. Raises GoondanError E_USAGE.
+        """
+        self._tools.bring(name, extension=self._extension, exposed=self._exposed)
+
     def unregister(self, name: str) -> None:
         """Remove a tool of this extension. An unknown name is ignored."""
         self._tools.unregister(name, extension=self._extension)

@@ -5,6 +5,8 @@ Rules.
   is refused. A dotted name (`skills.list`) is shown to the model as `skills__list`.
 - A tool is in the catalog of the next step, not of the running one. The tools of v0.9 extensions are in the registry
   only, unless the extension is annotated `goondan.ai/expose-tools: auto`.
+- A bundled extension may bring tools whose handlers run in jails (kernel/bundle/base_extensions.py). It shows them with
+  `bring`. Their calls go over the bus like those of any Tool.
 - A call ends with exactly one result: the handler's return value, or its exception. After a crash only a tool with
   `idempotent: true` is run again (local_calls.py). A handler that is no coroutine function runs in a thread, because it
   may block.
@@ -38,7 +40,7 @@ from schemas.arguments import compile_arguments
 from schemas.codec import from_raw
 from schemas.errors import fail, tool_error
 from schemas.frames import ToolResult
-from schemas.launch import CatalogItem, Limits
+from schemas.launch import CatalogItem, Limits, ToolSource
 
 Handler = Callable[[Any, Any], Any]
 
@@ -66,6 +68,17 @@ class DynamicTool(Struct, frozen=True):
     named: str = ""
 
 
+class BroughtTool(Struct, frozen=True):
+    """A tool of the bundled package that an extension shows. Its handler runs in a jail."""
+
+    #: The name of the extension that brings the tool.
+    extension: str
+    #: Whether the catalog of each step has the tool.
+    exposed: bool = True
+    #: The name with a dot that the extension gave it; "" when the name has no dot.
+    named: str = ""
+
+
 class LocalContext:
     """The `ctx` that a handler gets: as in a tool host, read-only (CONTEXT-01 to CONTEXT-08)."""
 
@@ -88,45 +101,52 @@ class LocalContext:
 
 
 class DynamicTools:
-    """The tools of one agent's extensions. `taken` are the names of the bundle's own tools."""
+    """The tools of one agent's extensions. `taken` is the agent's registry, whose names extensions cannot register."""
 
-    def __init__(self, taken: Mapping[str, Any] = MappingProxyType({})) -> None:
+    def __init__(self, taken: Mapping[str, CatalogItem] = MappingProxyType({})) -> None:
         self._taken = taken
         self._tools: dict[str, DynamicTool] = {}
+        self._brought: dict[str, BroughtTool] = {}
 
     @property
     def dotted(self) -> dict[str, str]:
         """The names with a dot that extensions gave, by the names that models are shown."""
-        return {shown: tool.named for shown, tool in self._tools.items() if tool.named}
+        return {shown: tool.named for shown, tool in (*self._tools.items(), *self._brought.items()) if tool.named}
 
     @property
     def names(self) -> list[str]:
         """Every name by which a configuration may refer to a tool here."""
-        return [*self._tools, *self.dotted.values()]
+        return [*self._tools, *self._brought, *self.dotted.values()]
 
     @property
     def exposed(self) -> list[CatalogItem]:
-        """The tools that the next step's catalog has besides the agent's own tools, in the order of registration."""
-        return [tool.item for tool in self._tools.values() if tool.exposed]
+        """The tools that the next step's catalog has besides the agent's own tools: those that were registered, then
+        those that were brought, each in their order.
+        """
+        brought = [self._taken[name] for name, tool in self._brought.items() if tool.exposed and name in self._taken]
+        return [*(tool.item for tool in self._tools.values() if tool.exposed), *brought]
 
     def spelt(self, call: AskedCall) -> AskedCall:
         """A call with the name that models are shown. A model may also write the name with its dot, which means the
         same tool.
         """
         shown = shown_tool_name(call.name)
-        return msgspec.structs.replace(call, name=shown) if shown != call.name and shown in self._tools else call
+        known = shown in self._tools or shown in self._brought
+        return msgspec.structs.replace(call, name=shown) if shown != call.name and known else call
 
     def get(self, name: str) -> DynamicTool | None:
-        """The tool of this name, in the form that a model writes."""
+        """The tool of this name, in the form that a model writes, whose handler runs here."""
         return self._tools.get(name)
 
     def find(self, name: str) -> CatalogItem | None:
         """The item of the tool of this name."""
         tool = self._tools.get(name)
-        return None if tool is None else tool.item
+        if tool is not None:
+            return tool.item
+        return self._taken.get(name) if name in self._brought else None
 
-    def reserve(self, taken: Mapping[str, Any]) -> None:
-        """From now on these are the names of the bundle's own tools."""
+    def reserve(self, taken: Mapping[str, CatalogItem]) -> None:
+        """From now on this is the agent's registry."""
         self._taken = taken
 
     def clashes(self, extension: str) -> bool:
@@ -159,6 +179,20 @@ class DynamicTools:
         made = DynamicTool(_item(fields, shown, extension), handler, extension, exposed, metadata, named)
         self._tools[shown] = made
 
+    def bring(self, name: Any, *, extension: str, exposed: bool = True) -> None:
+        """Show a tool that the manifest of a bundled extension names, by its full name (`skills.run`, `skills__run`).
+
+        Raises GoondanError E_USAGE for a tool that this extension does not bring.
+        """
+        shown = shown_tool_name(name) if isinstance(name, str) else ""
+        item = self._taken.get(shown)
+        if item is None or item.source != ToolSource("extension", extension):
+            message = f"extension {extension} brings no tool {str(name)[:80]!r}"
+            raise fail(
+                "E_USAGE", message, suggestion="Only bundled extensions bring tools; register it with a handler."
+            )
+        self._brought[shown] = BroughtTool(extension, exposed, name if "." in name else "")
+
     def unregister(self, name: str, *, extension: str) -> None:
         """Remove a tool of this extension. An unknown name is ignored. The dotted name and the shown name are both
         accepted.
@@ -167,10 +201,14 @@ class DynamicTools:
         known = self._tools.get(shown)
         if known is not None and known.extension == extension:
             del self._tools[shown]
+        brought = self._brought.get(shown)
+        if brought is not None and brought.extension == extension:
+            del self._brought[shown]
 
     def unregister_all(self, extension: str) -> None:
         """Remove all tools of an extension."""
         self._tools = {name: tool for name, tool in self._tools.items() if tool.extension != extension}
+        self._brought = {name: tool for name, tool in self._brought.items() if tool.extension != extension}
 
 
 async def run_handler(

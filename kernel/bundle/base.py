@@ -25,6 +25,9 @@ from kernel.bundle.tools import CheckedTool, check_tool
 from schemas.resources import Tool
 
 MANIFEST: Final = "tool.yaml"
+#: The manifest of a bundled tool that a bundled extension brings to its agents (base_extensions.py). No other agent has
+#: such a tool, and no document names it.
+BROUGHT_MANIFEST: Final = "brought.yaml"
 #: The packages whose `base` folders hold bundled tools, by where their handlers run.
 IN_JAILS: Final = "toolhost"
 IN_AGENTS: Final = "agentproc"
@@ -48,7 +51,7 @@ def base_tools() -> dict[str, CheckedTool]:
     return dict(sorted(tools.items()))
 
 
-def load_manifests(folders: list[str], *, schemas: bool = False) -> dict[str, CheckedTool]:
+def load_manifests(folders: list[str], *, schemas: bool = False, manifest: str = MANIFEST) -> dict[str, CheckedTool]:
     """The Tools whose manifests lie in `folders`; folders without one are skipped. Raises BundleError.
 
     Their parameters and examples are looked at with `schemas` only. They come along and do not change: a test looks at
@@ -58,7 +61,7 @@ def load_manifests(folders: list[str], *, schemas: bool = False) -> dict[str, Ch
     tools: dict[str, CheckedTool] = {}
     budget = Budget()
     for folder in folders:
-        path = os.path.join(folder, MANIFEST)
+        path = os.path.join(folder, manifest)
         if not os.path.isfile(path):
             continue
         for document in read_manifest(path, budget, report):

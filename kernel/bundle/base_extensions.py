@@ -2,6 +2,12 @@
 
 A manifest is read when a bundle names its extension, and no other is: a bundle without bundled extensions pays nothing.
 No code is imported here. The folder of `message-window` is `message_window`.
+
+An extension whose work needs a jail brings a Tool: `spec.tools` of its manifest names it, and the Tool has its manifest
+(`brought.yaml`) and its code in a folder of `toolhost/base/`. Agents with the extension may call it, and the extension
+shows it to the model (`api.tools.bring`). Other agents do not have it, and no document can name it.
+
+Source: docs/decisions/094.
 """
 
 from __future__ import annotations
@@ -9,16 +15,30 @@ from __future__ import annotations
 import os
 from typing import Final
 
-from kernel.bundle.base import IN_AGENTS, read_manifest, tool_folders
+from kernel.bundle.base import BROUGHT_MANIFEST, IN_AGENTS, IN_JAILS, load_manifests, read_manifest, tool_folders
 from kernel.bundle.extensions import CheckedExtension
 from kernel.bundle.files import BundleFiles
 from kernel.bundle.positions import Budget
 from kernel.bundle.problems import BundleError, Report
 from kernel.bundle.shape import Builder, Environment
+from kernel.bundle.tools import CheckedTool
 from schemas.address import is_resource_name
-from schemas.resources import Extension
+from schemas.resources import Extension, ExtensionBody
 
 EXTENSION_MANIFEST: Final = "extension.yaml"
+
+
+class BundledExtensionBody(ExtensionBody, frozen=True):
+    """The `spec` of a bundled extension's manifest."""
+
+    #: Names of the Tools that it brings.
+    tools: list[str] = []
+
+
+class BundledExtension(Extension, frozen=True):
+    """The manifest of a bundled extension."""
+
+    spec: BundledExtensionBody
 
 
 class BaseExtensions:
@@ -58,10 +78,28 @@ def _load(folder: str) -> CheckedExtension:
     found: list[CheckedExtension] = []
     for document in read_manifest(path, Budget(), report):
         document.resource = "Extension"
-        built: Extension = Builder(document, Environment(None), report).build(Extension)
+        built: BundledExtension = Builder(document, Environment(None), report).build(BundledExtension)
         document.resource = f"Extension/{built.metadata.name}"
         entry = BundleFiles(folder).find(built.spec.entry)
-        found.append(CheckedExtension(document, built.metadata.name, built, entry=entry.path, bundled=True))
+        tools = brought_tools(built.spec.tools)
+        found.append(
+            CheckedExtension(document, built.metadata.name, built, entry=entry.path, bundled=True, tools=tools)
+        )
     if report.errors:
         raise BundleError(report.errors, report.dropped)
     return found[0]
+
+
+def brought_tools(names: list[str]) -> list[CheckedTool]:
+    """The bundled Tools of these names that an extension brings. The folder of `code-run` is `code_run`.
+
+    Raises BundleError when a manifest is broken, and KeyError when there is none.
+    """
+    if not names:
+        return []
+    wanted = {name.replace("-", "_") for name in names}
+    folders = [folder for folder in tool_folders(IN_JAILS) if os.path.basename(folder) in wanted]
+    loaded = load_manifests(folders, manifest=BROUGHT_MANIFEST)
+    for tool in loaded.values():
+        tool.brought = True
+    return [loaded[name] for name in names]

@@ -55,6 +55,7 @@ class Checker:
         self._packages = packages or NoPackages()
         self._base_extensions = base_extensions or NoBundled()
         self._packaged: dict[str, CheckedTool] = {}
+        self._brought: dict[str, CheckedTool] = {}
         self._documents = list(documents)
         self._base = base
         self._files = files
@@ -97,6 +98,7 @@ class Checker:
             tools={
                 **runnable,
                 **self._packaged,
+                **self._brought,
                 **{name: tool for name, tool in self._base.items() if name not in runnable},
             },
             policy=policy,
@@ -458,7 +460,21 @@ class Checker:
                 check_used(extension, own, document, at, self._report)
                 named = own is not None and names_any(document.node, "spec", "extensions")
                 agent.extensions.append(extension.spec(own, named=named))
+                self._bring(agent, extension, at)
         self._misplaced(agent, extensions)
+
+    def _bring(self, agent: CheckedAgent, extension: CheckedExtension, at: Path) -> None:
+        """Give the agent the bundled Tools that an extension brings."""
+        for tool in extension.tools:
+            if ("Tool", tool.name) in self._found or tool.name in self._packaged:
+                place = agent.document.place(*at)
+                message = (
+                    f"{extension.document.resource} brings a Tool {tool.name!r}, and there is another of that name"
+                )
+                self._report.error("E_CONFIG_DUPLICATE", message, place, "Give the other one another name.")
+            elif tool.name not in agent.brought:
+                self._brought[tool.name] = tool
+                agent.brought.append(tool.name)
 
     def _misplaced(self, agent: CheckedAgent, extensions: Mapping[str, CheckedExtension]) -> None:
         loaded = [extension.name for extension in agent.extensions]

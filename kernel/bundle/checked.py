@@ -41,6 +41,8 @@ class CheckedAgent(Struct):
     resource: dict[str, Any] = {}
     #: Tools in spec.tools that an extension registers, by the names that models are shown.
     dynamic: list[str] = []
+    #: Names of the bundled Tools that its extensions bring.
+    brought: list[str] = []
 
 
 class Checked(Struct):
@@ -48,8 +50,8 @@ class Checked(Struct):
 
     #: Its agents, by their names.
     agents: dict[str, CheckedAgent]
-    #: The tools that the kernel has, by their names: the bundle's own that the tool host can run, then the bundled
-    #: ones.
+    #: The tools that the kernel has, by their names: the bundle's own that the tool host can run, those that bundled
+    #: extensions bring, then the other bundled ones.
     tools: dict[str, CheckedTool]
     #: The Swarm's policy.
     policy: resources.SwarmPolicy

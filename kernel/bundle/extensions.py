@@ -21,6 +21,7 @@ from kernel.bundle.extension_modules import modules_of
 from kernel.bundle.lookup import Files, Unreadable
 from kernel.bundle.problems import Path, Report
 from kernel.bundle.shape import Document
+from kernel.bundle.tools import CheckedTool
 from kernel.bundle.variables import names_any
 from schemas import resources
 from schemas.address import is_resource_name
@@ -61,6 +62,8 @@ class CheckedExtension(Struct):
     bundled: bool = False
     #: The Extension whose code it runs.
     code_of: resources.Extension | None = None
+    #: The bundled Tools that it brings to its agents.
+    tools: list[CheckedTool] = []
 
     @property
     def schema(self) -> dict[str, Any] | None:
@@ -86,6 +89,7 @@ class CheckedExtension(Struct):
             config_schema=self.schema,
             bundled=self.bundled,
             confidential=named if config is not None else names_any(self.document.node, "spec", "config"),
+            tools=[tool.name for tool in self.tools],
         )
 
 
@@ -129,6 +133,7 @@ def check_extension(extension: CheckedExtension, files: Files, report: Report, b
         else:
             assert isinstance(found_there.resource, resources.Extension)
             extension.entry, extension.code_of, extension.bundled = found_there.entry, found_there.resource, True
+            extension.tools = found_there.tools
         return
     found = files.find(entry)
     if found.fault is not None:

@@ -52,6 +52,8 @@ class CheckedTool(Struct):
     narrowed: dict[str, launch.SandboxSpec] = {}
     #: Its handlers run in the process of the agent that calls it. Only bundled tools have that.
     in_agent: bool = False
+    #: A bundled extension brings it: only agents with that extension have it.
+    brought: bool = False
 
     @property
     def id(self) -> str:

@@ -134,7 +134,7 @@ def _asked(tool: CheckedTool, agents: list[CheckedAgent]) -> SandboxSpec | None:
         # Of what the operator's policy has added nothing counts.
         narrow(tool.sandbox, as_part(tool.narrowed[agent.name])) if agent.name in tool.narrowed else tool.sandbox
         for agent in agents
-        if tool.name in agent.tools or _lets_call(agent, tool)
+        if tool.name in agent.tools or tool.name in agent.brought or (not tool.brought and _lets_call(agent, tool))
     ]
     if not left:
         return None
@@ -150,7 +150,7 @@ def _lets_call(agent: CheckedAgent, tool: CheckedTool) -> bool:
 
 def _widening(agent: CheckedAgent, checked: Checked) -> Iterable[str]:
     """Patterns that let extensions add tools of packages; those of the bundle's own need none."""
-    others = [tool for tool in checked.tools.values() if tool.bundled or tool.package]
+    others = [tool for tool in checked.tools.values() if (tool.bundled and not tool.brought) or tool.package]
     names = [build_tool_name(tool.name, export.name) for tool in others for export in tool.body.exports]
     for pattern in agent.body.policy.tool_calls.extensions_may_add or ():
         if any(fnmatchcase(name, pattern) for name in names):

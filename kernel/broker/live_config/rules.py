@@ -177,7 +177,8 @@ def _max_steps(document: Mapping[str, Any], proposer: Proposer) -> int:
 
 def _tools(spec: AgentSpec, before: Applied, document: Mapping[str, Any], proposer: Proposer) -> list[str]:
     registered = {shown_tool_name(name) for name in proposer.registered if _DYNAMIC_NAME.match(name)}
-    known = {tool_of(item) for item in spec.registry}.union(before.tools, registered)
+    declared_tools = {tool_of(item) for item in spec.registry if item.source.type == "config"}
+    known = declared_tools.union(before.tools, registered)
     names: dict[str, None] = {}
     for given in _list(document, "tools"):
         name = _reference(given, "Tool")

@@ -441,3 +441,59 @@ async def test_step_middleware_sees_registered_tools_takes_them_out_and_changes_
     assert "gone__it" not in offered
     assert [code_of(result) for result in results(model)] == ["E_TOOL_NOT_IN_CATALOG"]
     assert ran == []
+
+
+# --- tools that bundled extensions bring ------------------------------------------------------------------------------
+
+DRILL = CatalogItem(
+    name="drill__turn",
+    description="Make a hole.",
+    parameters={"type": "object"},
+    source=ToolSource("extension", "drill"),
+)
+
+
+@pytest.mark.parametrize("asked", ["drill__turn", "drill.turn"])
+async def test_a_brought_tool_is_shown_from_the_next_step_on_and_runs_in_the_tool_host(make: Make, asked: str) -> None:
+    link = FakeLink()
+    model = FakeModel(wants(("a", asked, {"deep": 1})), says("done"), says("bye"))
+    runner = make(link, model, registry=[DRILL], catalog=[], addable=["drill__turn"])
+    api_of(runner, "drill", tools=["drill"]).tools.bring("drill.turn")
+    await runner.run(event_frame("e1", "go"))
+    assert [item.name for item in model.requests[0].tools] == ["drill__turn"]
+    assert [frame.tool for frame in link.calls] == ["drill__turn"]
+    assert from_raw(results(model)[0].output, dict) == {"tool": "drill__turn", "args": {"deep": 1}}  # type: ignore[arg-type]
+    runner.instance.tools.unregister("drill.turn", extension="another")
+    runner.instance.tools.unregister("drill.turn", extension="drill")
+    await runner.run(event_frame("e2", "again"))
+    assert model.requests[-1].tools == []
+
+
+async def test_a_brought_tool_that_nobody_shows_cannot_be_called(make: Make) -> None:
+    link = FakeLink()
+    model = FakeModel(wants(("a", "drill__turn", {})), says("done"))
+    await make(link, model, registry=[DRILL], catalog=[], addable=["drill__turn"]).run(event_frame("e1", "go"))
+    assert code_of(results(model)[0]) == "E_TOOL_NOT_IN_CATALOG"
+    assert link.calls == []
+
+
+@pytest.mark.parametrize("name", ["bash__exec", "nothing__here", "drill", 5])
+async def test_an_extension_brings_only_what_its_manifest_names(make: Make, name: Any) -> None:
+    runner = make(FakeLink(), FakeModel(), registry=[DRILL, CatalogItem(name="bash__exec")], catalog=[])
+    with pytest.raises(GoondanError, match="brings no tool"):
+        api_of(runner, "drill").tools.bring(name)
+    with pytest.raises(GoondanError, match="brings no tool"):
+        api_of(runner, "another").tools.bring("drill__turn")
+
+
+async def test_a_brought_tool_goes_with_its_extension(make: Make) -> None:
+    runner = make(FakeLink(), FakeModel(), registry=[DRILL], catalog=[])
+    tools = runner.instance.tools
+    api_of(runner, "drill").tools.bring("drill.turn")
+    assert (tools.find("drill__turn"), tools.get("drill__turn"), tools.dotted) == (
+        DRILL, None, {"drill__turn": "drill.turn"},
+    )  # fmt: skip
+    with pytest.raises(GoondanError, match="belongs to the bundle"):
+        api_of(runner, "another").tools.register({**ITEM, "name": "drill__turn"}, print)
+    tools.unregister_all("drill")
+    assert tools.exposed == []

@@ -8,8 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from kernel.bundle.base_extensions import BaseExtensions
+from kernel.bundle import base_extensions
+from kernel.bundle.base import BROUGHT_MANIFEST, IN_AGENTS, IN_JAILS
+from kernel.bundle.base_extensions import EXTENSION_MANIFEST, BaseExtensions
+from kernel.plan import build_plan
+from kernel.trust.powers import Reach
 from schemas.extension_config import check_config
+from schemas.frames import OPERATOR_AGENT
+from schemas.launch import ToolSource
+from schemas.reach import reachable_tools
 from tests.unit.kernel.bundle.conftest import GOOD, Look
 
 WITH = GOOD.replace("  tools:\n", "  extensions:\n    - {use}\n  tools:\n", 1)
@@ -121,3 +128,121 @@ def test_a_bundle_without_any_reads_no_manifest_and_imports_no_code() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     tools = {"agents", "handoff", "self_restart"}
     assert {name.split(".")[2] for name in eval(done.stdout)} == tools
+
+
+# --- Tools that bundled extensions bring ------------------------------------------------------------------------------
+
+BRINGS = """\
+apiVersion: goondan.ai/v1
+kind: Extension
+metadata: {name: power-drill}
+spec:
+  entry: ./power_drill.py
+  tools: [power-drill]
+  configSchema: {type: object, additionalProperties: false}
+"""
+BROUGHT = """\
+apiVersion: goondan.ai/v1
+kind: Tool
+metadata: {name: power-drill}
+spec:
+  entry: ./power_drill.py
+  exports:
+    - {name: turn, description: Make a hole., parameters: {type: object, properties: {deep: {type: integer}}}}
+  sandbox: {network: public}
+"""
+TWO = (
+    using("Extension/power-drill")
+    .replace(
+        "---\napiVersion: goondan.ai/v1\nkind: Tool",
+        """\
+---
+apiVersion: goondan.ai/v1
+kind: Agent
+metadata: {name: other}
+spec:
+  modelConfig: {modelRef: Model/main}
+  tools: [Tool/words]
+---
+apiVersion: goondan.ai/v1
+kind: Tool""",
+        1,
+    )
+    .replace("    - ref: Agent/helper\n", "    - ref: Agent/helper\n    - ref: Agent/other\n")
+)
+
+
+@pytest.fixture
+def bringing(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A bundled package in which the extension `power-drill` brings the Tool `power-drill`."""
+    top = tmp_path_factory.mktemp("package")
+    folders = {}
+    for package, name, text in ((IN_AGENTS, EXTENSION_MANIFEST, BRINGS), (IN_JAILS, BROUGHT_MANIFEST, BROUGHT)):
+        folder = top / package / "power_drill"
+        folder.mkdir(parents=True)
+        (folder / name).write_text(text)
+        (folder / "power_drill.py").write_text("handlers = {}\n")
+        folders[package] = [str(folder)]
+    monkeypatch.setattr(base_extensions, "tool_folders", folders.__getitem__)
+    return top
+
+
+def test_a_brought_tool_is_its_agents_alone(look: Look, bringing: Path) -> None:
+    seen = look(TWO)
+    assert seen.errors == []
+    tool = seen.checked.tools["power-drill"]
+    assert (tool.bundled, tool.brought, tool.entry) == (
+        True, True, str(bringing / "toolhost/power_drill/power_drill.py"),
+    )  # fmt: skip
+    plan = build_plan(seen.checked, bundle=seen.path, state_dir="/state", revision="r", documents=[])
+    helper, other = plan.agents["helper"], plan.agents["other"]
+    (item,) = [item for item in helper.registry if item.name == "power-drill__turn"]
+    assert (item.source, item.in_agent) == (ToolSource("extension", "power-drill"), False)
+    assert helper.extensions[0].tools == ["power-drill"]
+    assert "power-drill__turn" in reachable_tools(helper)
+    assert "power-drill__turn" not in helper.catalog
+    for agent in (other, plan.agents[OPERATOR_AGENT]):
+        assert "power-drill__turn" not in {item.name for item in agent.registry}
+        assert "power-drill__turn" not in reachable_tools(agent)
+    assert "power-drill" in [tool.name for tool in plan.toolhost.tools]
+    assert Reach("power-drill", "public") in seen.judgement.powers
+
+
+def test_without_the_extension_there_is_no_such_tool(look: Look, bringing: Path) -> None:
+    seen = look(GOOD)
+    assert "power-drill" not in seen.checked.tools
+    assert Reach("power-drill", "public") not in seen.judgement.powers
+    (problem,) = look(TWO.replace("[Tool/words]", "[Tool/power-drill]")).errors
+    assert problem.code == "E_CONFIG_MISSING_REF"
+
+
+def test_patterns_of_other_agents_do_not_reach_it(look: Look, bringing: Path) -> None:
+    open_wide = TWO.replace(
+        "  tools: [Tool/words]", "  tools: [Tool/words]\n  policy: {toolCalls: {allowRegistry: ['*']}}"
+    )
+    seen = look(open_wide)
+    assert seen.errors == []
+    plan = build_plan(seen.checked, bundle=seen.path, state_dir="/state", revision="r", documents=[])
+    assert "power-drill__turn" not in reachable_tools(plan.agents["other"])
+    assert "words__count" in reachable_tools(plan.agents["other"])
+
+
+def test_an_agent_narrows_a_brought_tool_as_any_other(look: Look, bringing: Path) -> None:
+    seen = look(TWO.replace("  extensions:\n", "  sandbox: {network: none}\n  extensions:\n", 1))
+    assert seen.errors == []
+    assert seen.checked.tools["power-drill"].narrowed["helper"].network == "none"
+    assert Reach("power-drill", "public") not in seen.judgement.powers
+
+
+def test_a_document_of_the_bundle_runs_the_code_and_brings_the_tool(look: Look, bringing: Path) -> None:
+    seen = look(own('entry: "@goondan/base/power-drill"') + using("Extension/mine"))
+    assert seen.errors == []
+    plan = build_plan(seen.checked, bundle=seen.path, state_dir="/state", revision="r", documents=[])
+    (item,) = [item for item in plan.agents["helper"].registry if item.name == "power-drill__turn"]
+    assert item.source == ToolSource("extension", "mine")
+
+
+def test_a_tool_of_the_bundle_with_that_name_is_an_error(look: Look, bringing: Path) -> None:
+    (problem,) = look(TWO.replace("words", "power-drill").replace("tools/power-drill.py", "tools/words.py")).errors
+    assert (problem.code, problem.path) == ("E_CONFIG_DUPLICATE", "spec.extensions[0]")
+    assert "brings a Tool 'power-drill'" in problem.message
