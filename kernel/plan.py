@@ -1,8 +1,8 @@
 """A checked bundle to the launch specifications of everything that runs it.
 
 The registry of every agent is all exports of the bundle's tools and of the bundled package, and of the tools that its
-own extensions bring; its catalog is what `spec.tools` names, every export of each Tool in the order written. The operator agent behind `gdn call` is added: its
-catalog is the whole registry.
+own extensions bring; its catalog is what `spec.tools` names, every export of each Tool in the order written. The
+operator agent behind `gdn call` is added: its catalog is the whole registry without what extensions bring.
 
 Source: docs/design/bundle.md section 8; docs/design/tools.md section 1; requirements CATALOG-01, CATALOG-02,
 CATALOG-04, CATALOG-08, NAME-01, NAME-06, ITEM-04, ERROR-04, BASE-01.

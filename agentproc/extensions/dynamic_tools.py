@@ -111,7 +111,8 @@ class DynamicTools:
     @property
     def dotted(self) -> dict[str, str]:
         """The names with a dot that extensions gave, by the names that models are shown."""
-        return {shown: tool.named for shown, tool in (*self._tools.items(), *self._brought.items()) if tool.named}
+        all_tools: dict[str, DynamicTool | BroughtTool] = {**self._tools, **self._brought}
+        return {shown: tool.named for shown, tool in all_tools.items() if tool.named}
 
     @property
     def names(self) -> list[str]:
@@ -124,7 +125,8 @@ class DynamicTools:
         those that were brought, each in their order.
         """
         brought = [self._taken[name] for name, tool in self._brought.items() if tool.exposed and name in self._taken]
-        return [*(tool.item for tool in self._tools.values() if tool.exposed), *brought]
+        own = [tool.item for tool in self._tools.values() if tool.exposed]
+        return [*own, *brought]
 
     def spelt(self, call: AskedCall) -> AskedCall:
         """A call with the name that models are shown. A model may also write the name with its dot, which means the

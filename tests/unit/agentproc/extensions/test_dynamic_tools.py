@@ -231,7 +231,7 @@ BOMB: dict[str, Any] = {
     ],
 )
 def test_what_cannot_be_registered_is_said_and_changes_nothing(item: Any, code: str) -> None:
-    tools = DynamicTools({"bash__exec": None})
+    tools = DynamicTools({"bash__exec": CatalogItem(name="bash__exec")})
     tools.register({"name": "other.tool"}, print, extension="other")
     with pytest.raises(GoondanError) as raised:
         tools.register(item, print, extension="mine")
