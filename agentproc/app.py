@@ -26,6 +26,7 @@ from agentproc.known_secrets import HidingFormatter, KnownSecrets
 from agentproc.log_share import Share
 from agentproc.loop import TurnRunner
 from agentproc.store import ConversationStore
+from agentproc.tool_asks import unsent_answer
 from schemas.address import instance_dir
 from schemas.codec import from_raw
 from schemas.errors import GoondanError
@@ -74,6 +75,7 @@ class AgentApp:
             leases=self._leases,
             calls=lambda: self._runner.instance.caller.open_call_ids if self._runner is not None else [],
             on_welcome=self._on_welcome,
+            on_unsent=self._on_unsent,
             on_late=lambda frame: log.warning("%s", describe_late(frame)),
             broker_uid=broker_uid,
         )
@@ -211,6 +213,11 @@ class AgentApp:
         if self._runner is not None:
             self._runner.instance.caller.welcomed()
             self._runner.instance.live_config.take(welcome.config, welcome.spec)
+
+    def _on_unsent(self, frame: Frame, error: GoondanError) -> None:
+        """The payload of a large frame could not be written."""
+        if frame.type == "tool.answer":
+            self.link.send(unsent_answer(frame, error))
 
     def _on_event(self, frame: Frame) -> None:
         if frame.in_reply_to is not None and not frame.asynchronous:

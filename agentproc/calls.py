@@ -107,6 +107,10 @@ class ToolCaller:
         """The callIds that wait for a result. `hello` reports them after a reconnect."""
         return list(self._open)
 
+    def is_open(self, call_id: str) -> bool:
+        """Whether the call of this callId waits for a result."""
+        return call_id in self._open
+
     async def call(
         self, catalog: StepCatalog, name: str, args: Any, *, call_id: str, context: CallContext
     ) -> ToolResult:

@@ -63,6 +63,7 @@ class TurnRunner:
             "tool.progress": self.progress,
             "tool.cancel": self.cancel,
             "tool.completed": self.completed,
+            "tool.ask": self.asked,
             "oauth.granted": instance.tokens.granted,
             "config.changed": lambda frame: instance.live_config.take(frame.payload),
             "approval.news": self.decided,
@@ -103,6 +104,11 @@ class TurnRunner:
         self._cancelled = (frame.event_id or "", frame.epoch or 0)
         if self._run is not None and self.holds(frame):
             self._run.cancel()
+
+    def asked(self, frame: Frame) -> None:
+        """`tool.ask`: a call of the running turn asks something. Raises GoondanError E_FRAME_INVALID."""
+        if self._run is not None and self.holds(frame):
+            self._run.asks.take(frame)
 
     def decided(self, frame: Frame) -> None:
         """`approval.news`: a person has decided about calls of the running turn."""

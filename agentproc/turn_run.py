@@ -41,6 +41,7 @@ from agentproc.providers.base import ModelRequest
 from agentproc.step_config import TurnConfig
 from agentproc.store import TurnRow
 from agentproc.told_event import told_event
+from agentproc.tool_asks import ToolAsks
 from agentproc.transcript import Transcript, resumption
 from agentproc.turn import (
     Action,
@@ -129,6 +130,8 @@ class TurnRun:
         before = self._approvals, self._budget
         own = OwnCalls(instance, name, workdir, deadline, *before, stepped=self._stepped, lost=self.abandon)
         self._own_calls = own
+        #: What calls of this turn ask of it.
+        self.asks = ToolAsks(instance.link, instance.caller.is_open)
         models = self._models = ModelCalls(
             instance,
             self._event_id,
@@ -263,6 +266,7 @@ class TurnRun:
         if self._budget is not None:
             self._budget.close()
         self._own_calls.close()
+        self.asks.close()
         if self._lost or self._parked:
             self._instance.caller.abandon()
         else:
@@ -457,6 +461,7 @@ class TurnRun:
             encoded, self._shown_message = encode_message(message), message.id
 
         def done(result: ToolResult | GoondanError, answered_id: str | None) -> None:
+            self.asks.drop(f"{self.turn.turn_id}/{part.tool_call_id}")
             if isinstance(result, GoondanError):
                 log.warning("event %s: %s", self._event_id, result)
                 self.abandon()
@@ -490,7 +495,9 @@ class TurnRun:
             self.push(Pause())
 
     def _drop_call(self, tool_call_id: str) -> None:
-        self._instance.caller.cancel([f"{self.turn.turn_id}/{tool_call_id}"])
+        call_id = f"{self.turn.turn_id}/{tool_call_id}"
+        self.asks.drop(call_id)
+        self._instance.caller.cancel([call_id])
         self._own_calls.drop(tool_call_id)
 
     def _use(self, catalog: StepCatalog) -> None:

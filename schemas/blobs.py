@@ -39,11 +39,12 @@ MAX_FOLDER_BYTES: Final = 1 << 30
 #: are those of calls and results. They are kept for ten minutes at most.
 KEEP_S: Final = 900.0
 
-#: The frames that may carry a reference, with whether their payload is deleted by who reads it: calls, results and
-#: news have one reader. Those of events belong to the broker, which may have to hand them over again.
+#: The frames that may carry a reference, with whether their payload is deleted by who reads it: calls, results, answers
+#: to calls and news have one reader. Those of events belong to the broker, which may have to hand them over again.
 REFERENCES: Final[dict[str, bool]] = {
     "tool.call": True,
     "tool.result": True,
+    "tool.answer": True,
     "event": False,
     "ack": False,
     "tool.completed": True,

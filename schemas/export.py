@@ -31,6 +31,7 @@ from schemas import (
     oauth,
     receipts,
     resources,
+    tool_asks,
     worker_frames,
 )
 from schemas.blobs import MAX_BLOB_BYTES
@@ -51,6 +52,7 @@ _MODULES: Final = (
     oauth,
     receipts,
     resources,
+    tool_asks,
     worker_frames,
 )
 _PAYLOADS: Final = (
@@ -69,6 +71,12 @@ _PAYLOADS: Final = (
     frames.RuntimeEvent,
     frames.ToolProgress,
     frames.Completion,
+    tool_asks.ToolAsk,
+    tool_asks.ToolAnswer,
+    tool_asks.InnerCall,
+    tool_asks.InnerResult,
+    tool_asks.ToolsQuery,
+    tool_asks.FoundTools,
     frames.AgentsSpawn,
     frames.AgentsList,
     frames.SpawnedAgent,

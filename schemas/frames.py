@@ -52,6 +52,8 @@ FrameType = Literal[
     "tool.progress",
     "tool.completed",
     "tool.cancel",
+    "tool.ask",
+    "tool.answer",
     "instance.end",
     "agents.spawn",
     "agents.list",

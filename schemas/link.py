@@ -295,6 +295,12 @@ class Link:
         self._submit("ask", frame, waiter)
         return waiter
 
+    def ask_caller(self, frame: Frame) -> asyncio.Future[Frame]:
+        """Send a `tool.ask` until its `tool.answer` is here, or an `error` (which raises GoondanError)."""
+        waiter = self._future()
+        self._submit("tool ask", frame, waiter)
+        return waiter
+
     def forget(self, frame_id: str) -> None:
         """Stop sending a frame; its future is cancelled."""
         entry = self._peer.forget(frame_id)

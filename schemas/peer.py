@@ -6,7 +6,8 @@ Rules.
 - A frame that must arrive is an OutboxEntry in the outbox, under its frame id, until it is answered. After every
   welcome all entries are sent again, oldest first, with the ids they had: the broker and the receivers drop repeats.
 - An entry is answered by: `ack`, `reply` or `error` with its id in `inReplyTo` (kind `post`); a `tool.result` with
-  its callId (kind `call`); an `event` with its correlation id in `inReplyTo` (kind `ask`).
+  its callId (kind `call`); an `event` with its correlation id in `inReplyTo` (kind `ask`); a `tool.answer` with its id in
+  `inReplyTo` and its callId (kind `tool ask`).
 - The broker asks for hello: a connection's first frame is libzmq's empty probe, the broker answers E_HELLO_REQUIRED
   without `inReplyTo`, and that alone starts a greeting. So a new broker behind the same path is noticed at once.
 - Credit: at most `window` new `event` and `tool.call` frames are unanswered at a time; the rest waits here in order.
@@ -30,7 +31,7 @@ from schemas.codec import MAX_FRAME_BYTES, FrameError, encode, encode_value, fro
 from schemas.errors import GoondanError, error_payload
 from schemas.frames import NO_PAYLOAD, PROTOCOL_VERSION, Blob, Credit, ErrorPayload, Frame, Hello, Lease, Welcome
 
-Kind = Literal["post", "call", "ask"]
+Kind = Literal["post", "call", "ask", "tool ask"]
 Phase = Literal["absent", "greeting", "ready", "closed"]
 
 #: A peer that names a deadline waits this much longer for the other side's word before it gives its own (seconds).
@@ -83,10 +84,10 @@ class OutboxEntry:
         self.expires = expires
         #: What it has left (seconds), while its time stands still.
         self.left: float | None = None
-        self.call_id = frame.call_id if kind == "call" else None
+        self.call_id = frame.call_id if kind in ("call", "tool ask") else None
         self.correlation = frame.reply_to.correlation_id if kind == "ask" and frame.reply_to else None
         # Only new work costs credit; acks, answers and control are always admitted.
-        self.costs_credit = kind != "post" or frame.type == "event"
+        self.costs_credit = kind in ("call", "ask") or frame.type == "event"
         self.holds_credit = False
         self.target = f"{frame.to}\0{frame.instance_key}" if frame.type == "event" else frame.type
         self.sent = False
@@ -212,7 +213,7 @@ class Peer:
             entry.unwritten = frame
             self._unwritten.append(entry)
         self._outbox[entry.id] = entry
-        if entry.call_id is not None:
+        if kind == "call" and entry.call_id is not None:
             self._by_call[entry.call_id] = entry
         elif entry.correlation is not None:
             self._by_correlation[entry.correlation] = entry
@@ -329,6 +330,8 @@ class Peer:
             return self._receive_answer(frame)
         if kind in ("ack", "reply", "error", "welcome") and frame.in_reply_to is not None:
             return self._receive_reply(frame, now)
+        if kind == "tool.answer":
+            return self._receive_tool_answer(frame)
         if kind == "error":
             error = from_raw(frame.payload, ErrorPayload)
             if error.code == "E_HELLO_REQUIRED":
@@ -351,6 +354,8 @@ class Peer:
         """Whether anybody here wants the payload of this frame; an answer or a result may be a repeat."""
         if frame.type == "tool.result" and frame.call_id is not None:
             return frame.call_id in self._by_call
+        if frame.type == "tool.answer":
+            return self._asked(frame) is not None
         if frame.type != "event" or frame.in_reply_to is None or frame.asynchronous:
             return True
         return frame.in_reply_to in self._by_correlation
@@ -412,6 +417,22 @@ class Peer:
         del self._outbox[entry.id]
         self._release(entry)
         return Settled(entry, frame, None, encode(ack))
+
+    def _asked(self, frame: Frame) -> OutboxEntry | None:
+        """The open `tool.ask` that a `tool.answer` is for; None when there is none. The broker has checked whose call
+        it is, so an answer counts for a question of that call only.
+        """
+        entry = self._outbox.get(frame.in_reply_to or "")
+        if entry is None or entry.kind != "tool ask" or entry.call_id != frame.call_id:
+            return None
+        return entry
+
+    def _receive_tool_answer(self, frame: Frame) -> Outcome | None:
+        entry = self._asked(frame)
+        if entry is None:
+            return None  # a repeat, or nobody waits for it any more
+        self.forget(entry.id)
+        return Settled(entry, frame)
 
     def _set_clock(self, frame: Frame, now: float) -> None:
         """A person is asked, or was: of what this request waits for, or, of a turn that runs here, of its calls."""
@@ -511,7 +532,7 @@ class Peer:
                 del self._overdue[next(iter(self._overdue))]
 
     def _drop_index(self, entry: OutboxEntry) -> None:
-        if entry.call_id is not None:
+        if entry.kind == "call" and entry.call_id is not None:
             self._by_call.pop(entry.call_id, None)
         elif entry.correlation is not None:
             self._by_correlation.pop(entry.correlation, None)

@@ -222,10 +222,13 @@ class Ask(Struct, frozen=True, tag="ask", rename="camel", omit_defaults=True, kw
     #: The number of this question, unique in its worker.
     ask_id: int
     #: `request`: a turn of another agent, and its answer. `send`: a turn that nobody waits for. `spawn`, `list` and
-    #: `catalog`: what the frames `agents.*` of these names do. Each of the fields below is an argument of one or more
-    #: of them.
-    op: Literal["request", "send", "spawn", "list", "catalog"]
-    #: Name of the agent.
+    #: `catalog`: what the frames `agents.*` of these names do. The others are asked of the agent that made the call
+    #: (schemas/tool_asks.py): `tool` and `tools` by code mode, the rest by MCP workers. Each of the fields below is an
+    #: argument of one or more of them.
+    op: Literal[
+        "request", "send", "spawn", "list", "catalog", "tool", "tools", "elicit", "sample", "roots", "oauth"
+    ]
+    #: Name of the agent. Of `oauth`: what is asked.
     target: str | None = None
     #: The input of the event.
     input: OptionalRaw = None
@@ -244,6 +247,8 @@ class Ask(Struct, frozen=True, tag="ask", rename="camel", omit_defaults=True, kw
     #: Of `request`: the agent's answer becomes a message to the agent that made the call. This `ask` is answered as
     #: soon as that message cannot get lost.
     asynchronous: bool = field(default=False, name="async")
+    #: Of what is asked of the agent that made the call: the value of the `tool.ask`.
+    value: OptionalRaw = None
 
 
 class Listed(Struct, frozen=True, tag="listed", rename="camel", omit_defaults=True, kw_only=True):

@@ -46,6 +46,7 @@ from kernel.broker.quiet import QuietPeers
 from kernel.broker.recovery import NOTHING, Restored
 from kernel.broker.restarts import Restarts
 from kernel.broker.revising import Pieces
+from kernel.broker.tool_asks import ToolAsks
 from kernel.broker.tool_calls import ToolCalls
 from schemas.codec import (
     DECODE_ERRORS,
@@ -147,6 +148,7 @@ class Router:
             configs.forget_instance(tombstone.agent, tombstone.key)
         every: dict[str, Handler] = {"ping": self._ping, "pong": self._ignore, "log": self._ignore}
         tools, take = self._tool_calls, self._intake.event
+        asks = ToolAsks(bus)
         asking: dict[str, Handler] = {
             "event": take,
             "agents.spawn": directory.spawn,
@@ -169,6 +171,7 @@ class Router:
                 "approval.ask": approvals.ask,
                 "tool.call": tools.call,
                 "tool.cancel": tools.cancel,
+                "tool.answer": asks.answer,
                 "ack": self._events.agent_ack,
                 "bye": self._bye,
                 "shutdown_ack": self._shutdown_ack,
@@ -181,6 +184,7 @@ class Router:
                 "tool.result": tools.result,
                 "tool.progress": tools.progress,
                 "tool.completed": tools.completed,
+                "tool.ask": asks.ask,
                 "bye": self._bye,
                 "shutdown_ack": self._shutdown_ack,
                 "runtime.event": self._ignore,

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from msgspec import Raw
 
-from schemas import approvals, budgets, changesets, frames, live_config, oauth
+from schemas import approvals, budgets, changesets, frames, live_config, oauth, tool_asks
 from schemas.blobs import MAX_BLOB_BYTES, check_reference
 from schemas.blobs import describe as describe_payload
 from schemas.codec import MAX_DEPTH, MAX_FRAME_BYTES, FrameError, decode, encode, encode_value, from_raw
@@ -50,6 +50,8 @@ KINDS: dict[str, Any] = {
     "ToolProgress": frames.ToolProgress,
     "ToolResult": frames.ToolResult,
     "Welcome": frames.Welcome,
+    "ToolAnswer": tool_asks.ToolAnswer,
+    "ToolAsk": tool_asks.ToolAsk,
     "TokenRequest": oauth.TokenRequest,
     "TokenOrder": oauth.TokenOrder,
     "TokenReady": oauth.TokenReady,

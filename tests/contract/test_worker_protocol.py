@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from msgspec import Raw
 
-from schemas import questions, worker_frames
+from schemas import questions, tool_asks, worker_frames
 from schemas.worker_frames import Result
 from toolhost import untrusted
 from toolhost.calls import asks, messages, pending
@@ -49,8 +49,9 @@ def test_the_numbers() -> None:
         f"{worker.LOG_BURST:,} lines at once and\n  {worker.LOG_PER_S} a second",
         f"1 to {pending.MAX_HANDLE:,} printable characters",
         f"more than {sessions.MAX_UNREAD >> 20} MiB of answers",
-        f"may have {asks.MAX_OPEN} questions open, ask {asks.MAX_ASKED:,} in all, and say {asks.MAX_INPUT:,} bytes",
-        f"in one and {asks.MAX_SAID >> 20} MiB in all;\nan answer has at most {asks.MAX_ANSWER >> 20} MiB",
+        f"may have {tool_asks.MAX_OPEN} questions open, ask {asks.MAX_ASKED:,} in all, and say {asks.MAX_INPUT:,} bytes",
+        f"in one and {asks.MAX_SAID >> 20} MiB in all;\nan answer has at most {tool_asks.MAX_ANSWER_BYTES >> 20} MiB",
+        f"{tool_asks.MAX_INNER_CALLS:,} in all, with {asks.MAX_SAID_TO_TOOLS >> 20} MiB of `value`",
         f"{questions.TIMEOUT_MS:,} when left out",
         f"up to {asks.MAX_NAME} characters",
         f"{machine.CANCEL_GRACE_S:g} seconds later",

@@ -33,6 +33,9 @@ class Speaker(Protocol):
     def post(self, frame: Frame) -> asyncio.Future[Frame]:
         """Send until it is answered by an `ack`, a `reply` or an `error` (which raises GoondanError)."""
 
+    def ask_caller(self, frame: Frame) -> asyncio.Future[Frame]:
+        """Send a `tool.ask` until its `tool.answer` is here, or an `error` (which raises GoondanError)."""
+
     def forget(self, frame_id: str) -> None:
         """Stop sending a frame."""
 
@@ -55,13 +58,19 @@ class Asking:
             if self._speaker is None:
                 raise fail("E_KERNEL_NOT_RUNNING", "this tool host has no bus")
             frame = asker.frame(call, ask, self._loop.time(), rfc3339(time.time()), reply)
-            waits = frame.reply_to is not None and not frame.asynchronous
-            answer = self._speaker.ask(frame) if waits else self._speaker.post(frame)
+            answer = self._sent(self._speaker, frame)
         except GoondanError as error:
             asker.open.pop(ask.ask_id, None)
             reply(refusal(ask, error.info))
         else:
             answer.add_done_callback(partial(self._answered, call.worker_call_id, ask.ask_id))
+
+    @staticmethod
+    def _sent(speaker: Speaker, frame: Frame) -> asyncio.Future[Frame]:
+        if frame.type == "tool.ask":
+            return speaker.ask_caller(frame)
+        waits = frame.reply_to is not None and not frame.asynchronous
+        return speaker.ask(frame) if waits else speaker.post(frame)
 
     def drop(self, call: Call) -> None:
         """The call or its jail has ended: nobody waits for its answers."""

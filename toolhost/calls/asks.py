@@ -2,6 +2,8 @@
 
 Rules.
 - Each question is asked in the name of a call that runs here. The broker finds out whose call that is.
+- What is asked of other agents needs the permission `agents`. Code mode asks the agent that made the call (`tool.ask`),
+  and needs the permission `tools`. So do MCP workers, with the permission `mcp`, which no bundle can name.
 - The id of a question is made from the call's id, from what is asked, and from how often the call asked the same
   before. So a handler that runs again asks under the same ids, in whatever order, and the broker answers what it knows
   already.
@@ -18,7 +20,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Final, NamedTuple
 
 import msgspec
@@ -29,19 +31,28 @@ from schemas.codec import encode_value, from_raw, to_raw
 from schemas.errors import GoondanError, error_payload, fail
 from schemas.frames import OPERATOR_AGENT, AgentEvent, AgentsList, AgentsSpawn, ErrorPayload, Frame, ReplyTo
 from schemas.questions import EVENT_TYPES, LOOK_UP_MS, TIMEOUT_MS, answer_error, answered, correlation, is_event_type
+from schemas.tool_asks import (
+    MAX_ANSWER_BYTES,
+    MAX_ASK_BYTES,
+    MAX_INNER_CALLS,
+    MAX_OPEN,
+    OAUTH_PREFIX,
+    ToolAnswer,
+    ToolAsk,
+)
+
 from schemas.worker_frames import Answer, Ask, WorkerError
 from toolhost.calls.call_registry import Call
 from toolhost.untrusted import Violation, check_json
 
-#: Questions of one call that may be open at once, and that it may ask in all.
-MAX_OPEN: Final = 16
+#: Questions that one call may ask in all, calls of tools excepted.
 MAX_ASKED: Final = 1000
 #: `input` and `metadata` of one question together, and of all questions of a call (bytes). The broker keeps what was
 #: sent and is not worked on yet, 256 MiB of all senders together: one call must not fill that.
-MAX_INPUT: Final = 256 << 10
+MAX_INPUT: Final = MAX_ASK_BYTES
 MAX_SAID: Final = 16 << 20
-#: Largest answer to one question (bytes): several must fit into what may wait for a jail.
-MAX_ANSWER: Final = 4 << 20
+#: The same for calls of tools: nobody keeps their arguments, but each is passed on, and some are noted.
+MAX_SAID_TO_TOOLS: Final = 64 << 20
 #: Longest name in a question, and longest path in one (characters).
 MAX_NAME: Final = 256
 MAX_CWD: Final = 4096
@@ -49,6 +60,17 @@ MAX_CWD: Final = 4096
 _MAX_CALL_ID: Final = 200
 
 _NOTHING: Final = Raw(b"\xc0")
+#: The permission that each operation needs.
+_PERMISSIONS: Final = {
+    **dict.fromkeys(("request", "send", "spawn", "list", "catalog"), "agents"),
+    **dict.fromkeys(("tool", "tools"), "tools"),
+    **dict.fromkeys(("elicit", "sample", "roots", "oauth"), "mcp"),
+}
+
+
+def may_ask(op: str, permissions: Collection[str]) -> bool:
+    """Whether a worker with these permissions may ask so."""
+    return _PERMISSIONS[op] in permissions
 
 
 #: Gives the handler its answer, unless its jail is gone.
@@ -69,13 +91,15 @@ class Question(NamedTuple):
 class Asker:
     """One call and its questions."""
 
-    __slots__ = ("_asked", "_said", "_same", "open")
+    __slots__ = ("_asked", "_inner", "_inner_said", "_said", "_same", "open")
 
     def __init__(self) -> None:
         #: The questions without an answer, by their ids.
         self.open: dict[int, Question] = {}
         self._asked = 0
         self._said = 0
+        self._inner = 0
+        self._inner_said = 0
         self._same: Counter[bytes] = Counter()
 
     def frame(self, call: Call, ask: Ask, now: float, created_at: str, reply: Reply) -> Frame:
@@ -87,16 +111,35 @@ class Asker:
             raise Violation("the worker asked twice under one number")
         if len(self.open) >= MAX_OPEN:
             raise _limit(f"{MAX_OPEN} questions of this call are open", "Wait for some answers first.")
+        if ask.op == "tool":
+            self._count_inner_call(ask)
+        else:
+            self._count(ask)
+        if _PERMISSIONS[ask.op] != "agents":
+            frame = _frame_to_caller(call, ask, self._asked + self._inner)
+            self.open[ask.ask_id] = Question(ask, frame, reply)
+            return frame
+        left_ms = None if call.deadline is None else max(1, int((call.deadline - now) * 1000))
+        frame = _frame(call, ask, self._name(call, ask), left_ms, created_at)
+        self.open[ask.ask_id] = Question(ask, frame, reply)
+        return frame
+
+    def _count(self, ask: Ask) -> None:
         if self._asked >= MAX_ASKED:
             raise _limit(f"a call asks at most {MAX_ASKED} questions", "Do the rest in another call.")
         self._asked += 1
         self._said += _check(ask)
         if self._said > MAX_SAID:
             raise _limit(f"a call says at most {MAX_SAID} bytes in all", "Do the rest in another call.")
-        left_ms = None if call.deadline is None else max(1, int((call.deadline - now) * 1000))
-        frame = _frame(call, ask, self._name(call, ask), left_ms, created_at)
-        self.open[ask.ask_id] = Question(ask, frame, reply)
-        return frame
+
+    def _count_inner_call(self, ask: Ask) -> None:
+        if self._inner >= MAX_INNER_CALLS:
+            raise _limit(f"a script makes at most {MAX_INNER_CALLS} calls", "Do the rest in another script.")
+        self._inner += 1
+        self._inner_said += _check(ask)
+        if self._inner_said > MAX_SAID_TO_TOOLS:
+            message = f"the arguments of a script's calls have at most {MAX_SAID_TO_TOOLS} bytes in all"
+            raise _limit(message, "Do the rest in another script.")
 
     def _name(self, call: Call, ask: Ask) -> str:
         event = (ask.target, ask.instance_key, ask.event_type, ask.input, ask.metadata, ask.asynchronous)
@@ -127,10 +170,11 @@ def _check(ask: Ask) -> int:
     for is_problem, message in problems:
         if is_problem:
             raise _invalid(message)
-    values = [value for value in (ask.input, ask.metadata) if value is not None]
+    values = [value for value in (ask.input, ask.metadata, ask.value) if value is not None]
     size = sum(memoryview(value).nbytes for value in values)
     if size > MAX_INPUT:
-        raise _limit(f"input and metadata have at most {MAX_INPUT} bytes together")
+        what = "input and metadata have" if _PERMISSIONS[ask.op] == "agents" else "the arguments of a call have"
+        raise _limit(f"{what} at most {MAX_INPUT} bytes together", "Write it to a file, and say where.")
     for value in values:
         check_json(bytes(value))
     if ask.metadata is not None and not isinstance(msgspec.msgpack.decode(ask.metadata), dict):
@@ -179,6 +223,15 @@ def _frame(call: Call, ask: Ask, name: str, left_ms: int | None, created_at: str
     return frame
 
 
+def _frame_to_caller(call: Call, ask: Ask, number: int) -> Frame:
+    """The `tool.ask` to the agent that made the call. It has no deadline: it ends with the call, whose time may stand
+    still.
+    """
+    kind = f"{OAUTH_PREFIX}{ask.target or ''}" if ask.op == "oauth" else ask.op
+    value = None if ask.value is None else Raw(bytes(ask.value))
+    return Frame("tool.ask", call_id=call.id, payload=to_raw(ToolAsk(number, kind, value)))
+
+
 def _check_asked(call: Call, target: str, key: str, ask: Ask) -> None:
     """Whether this call may ask that instance. Raises GoondanError."""
     if (target, key) == (call.agent, call.instance_key):
@@ -199,8 +252,10 @@ def _shorter(milliseconds: int, left_ms: int | None) -> int:
 def value_of(ask: Ask, asked: Frame, answer: Frame) -> Raw:
     """The value that the handler gets from the answer to `asked`. Raises GoondanError when the answer is a failure."""
     size = memoryview(answer.payload).nbytes
-    if size > MAX_ANSWER:
-        raise _limit(f"the answer has {size} bytes, limit {MAX_ANSWER}", "Let the agent write to a file.")
+    if answer.type == "tool.answer":
+        return _value_of_answer(answer, size)
+    if size > MAX_ANSWER_BYTES:
+        raise _limit(f"the answer has {size} bytes, limit {MAX_ANSWER_BYTES}", "Let the agent write to a file.")
     if ask.op == "send":
         return to_raw({"target": ask.target, "eventId": asked.event_id, "accepted": True})
     if ask.op != "request":
@@ -215,13 +270,23 @@ def value_of(ask: Ask, asked: Frame, answer: Frame) -> Raw:
     return to_raw(answered(str(ask.target), event_id, correlation(event_id), response))
 
 
+def _value_of_answer(answer: Frame, size: int) -> Raw:
+    if size > MAX_ANSWER_BYTES:
+        message = f"the result has {size} bytes, limit {MAX_ANSWER_BYTES}"
+        raise _limit(message, "Ask for less, or let the tool write to a file.")
+    told = from_raw(answer.payload, ToolAnswer)
+    if told.error is not None:
+        raise GoondanError(told.error)
+    return _NOTHING if told.value is None else told.value
+
+
 def refusal(ask: Ask, error: ErrorPayload) -> Answer:
     """An error as the answer to a question."""
     return Answer(
         call_id=ask.call_id,
         ask_id=ask.ask_id,
         error=WorkerError(
-            name="AgentError",
+            name=error.name or "AgentError",
             message=error.message,
             code=error.code,
             suggestion=error.suggestion,

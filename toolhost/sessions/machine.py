@@ -24,6 +24,7 @@ from msgspec import Raw, Struct
 from schemas.errors import tool_error
 from schemas.frames import ToolError
 from schemas.worker_frames import Result
+from toolhost.calls.asks import may_ask
 from toolhost.calls.call_registry import Call
 from toolhost.calls.pending import Work
 from toolhost.sessions.pool import Assign, End, Pool, Start
@@ -187,13 +188,14 @@ class Machine:
         """Its worker has loaded the tool."""
         session.state = "serving"
 
-    def asker(self, session: JailSession, name: str, own: Call | None) -> Call | None:
-        """The call in whose name a worker asks; None for a call that is over. `own`: the call whose own processes ask.
+    def asker(self, session: JailSession, op: str, name: str, own: Call | None) -> Call | None:
+        """The call in whose name a worker asks for `op`; None for a call that is over. `own`: the call whose own
+        processes ask.
 
         Raises Violation.
         """
-        if "agents" not in session.permissions:
-            raise Violation("the worker asked agents, and its tool has not the permission")
+        if not may_ask(op, session.permissions):
+            raise Violation(f"the worker asked for {op!r}, and its tool has not the permission")
         call = session.calls.get(name)
         if own is None or name == own.worker_call_id:
             if call is not None and call.state == "running":

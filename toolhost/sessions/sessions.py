@@ -533,7 +533,7 @@ class Sessions:
         own = live.own_call(worker)
         if own is None and isinstance(worker, CallSandbox):
             raise Violation("the worker asked in the name of a call that it does not run")
-        call = self._machine.asker(live.session, ask.call_id, own)
+        call = self._machine.asker(live.session, ask.op, ask.call_id, own)
         reply = partial(self._reply, live, worker)
         if call is None:
             reply(call_ended(ask))

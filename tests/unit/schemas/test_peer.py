@@ -328,3 +328,39 @@ def test_the_clock_of_one_request_is_no_other_ones() -> None:
         peer.submit("ask", frame, name, 10.0)
     peer.receive(Frame("clock", event_id="e1", in_reply_to="ce1", stage="held"), 10.0)
     assert [settled.entry.waiter for settled in peer.tick(100.0)[0]] == ["e2"]
+
+
+# --- questions to the caller
+
+
+def test_a_tool_ask_is_answered_for_its_own_call_only_and_sent_again_until_then() -> None:
+    peer = Peer("token", "inc")
+    welcome(peer)
+    frame = Frame("tool.ask", call_id="t/c1")
+    assert peer.submit("tool ask", frame, "w", 0.0) is not None
+    assert peer.in_use == 0, "it costs no credit"
+    peer.submit("post", Frame("agents.spawn", id="p1", call_id="t/c1"), "p", 0.0)
+    guessed = Frame("tool.answer", call_id="t/c2", in_reply_to=frame.id)
+    assert peer.awaits(guessed) is False
+    assert peer.receive(guessed, 0.0) is None, "another call's answer"
+    assert peer.receive(Frame("tool.answer", call_id="t/c1", in_reply_to="p1"), 0.0) is None, "no question"
+    again = welcome(peer)
+    assert [sent.id for sent in again] == [frame.id, "p1"]
+    answer = Frame("tool.answer", call_id="t/c1", in_reply_to=frame.id)
+    settled = peer.receive(answer, 0.0)
+    assert isinstance(settled, Settled)
+    assert (settled.entry.waiter, settled.frame) == ("w", answer)
+    assert peer.receive(answer, 0.0) is None, "a repeat"
+
+
+def test_a_tool_ask_takes_no_result_of_its_call_and_waits_while_its_agent_is_away() -> None:
+    peer = Peer("token", "inc")
+    welcome(peer)
+    frame = Frame("tool.ask", call_id="t/c1")
+    peer.submit("tool ask", frame, "w", 0.0)
+    assert peer.receive(Frame("tool.result", call_id="t/c1"), 0.0) is None
+    peer.receive(refuse(frame, "E_OVERLOADED", retry_after_ms=100), 0.0)
+    assert flush(peer, 0.05) == []
+    assert [sent.id for sent in flush(peer, 0.2)] == [frame.id]
+    assert peer.forget(frame.id) is not None
+    assert peer.receive(Frame("tool.answer", call_id="t/c1", in_reply_to=frame.id), 0.2) is None

@@ -14,15 +14,16 @@ from schemas.codec import MAX_FRAME_BYTES, encode, from_raw, to_raw
 from schemas.errors import GoondanError, error_payload
 from schemas.frames import OPERATOR_AGENT, AgentEvent, AgentsList, AgentsSpawn, Answer, Frame, ReplyTo
 from schemas.questions import TIMEOUT_MS, correlation
+from schemas.tool_asks import MAX_ANSWER_BYTES, MAX_INNER_CALLS, MAX_OPEN, ToolAnswer, ToolAsk
 from schemas.worker_frames import Ask
 from tests.unit.toolhost.test_calls import call
 from toolhost.calls.asks import (
-    MAX_ANSWER,
     MAX_ASKED,
     MAX_INPUT,
-    MAX_OPEN,
     MAX_SAID,
+    MAX_SAID_TO_TOOLS,
     Asker,
+    may_ask,
     value_of,
 )
 from toolhost.calls.call_registry import Call
@@ -264,7 +265,7 @@ def test_a_failed_turn_is_an_error_of_an_agent(code: str, shown: str) -> None:
 def test_an_answer_is_of_bounded_size() -> None:
     question = ask()
     with pytest.raises(GoondanError) as caught:
-        value_of(question, made(question), answered(status="completed", response="x" * MAX_ANSWER))
+        value_of(question, made(question), answered(status="completed", response="x" * MAX_ANSWER_BYTES))
     assert caught.value.info.code == "E_TOOL_LIMIT"
 
 
@@ -275,3 +276,76 @@ def test_an_answer_without_one_is_a_failure(frame: Frame) -> None:
         value_of(question, made(question), frame)
     with pytest.raises(GoondanError):
         value_of(question, made(question), answered(status="failed"))
+
+
+# --- what is asked of the agent that made the call
+
+
+def to_caller(op: Any = "tool", number: int = 1, value: Any = None, **fields: Any) -> Ask:
+    return Ask(call_id="7", ask_id=number, op=op, value=Raw(msgspec.msgpack.encode(value)), **fields)
+
+
+def test_a_question_to_the_caller_names_its_call_and_has_no_end_but_the_calls() -> None:
+    short = call("t1/c1")
+    short.deadline = NOW + 0.5
+    frame = made(to_caller(value={"name": "x__y", "args": {}}), of=short)
+    assert (frame.type, frame.call_id, frame.deadline_ms, frame.to) == ("tool.ask", "t1/c1", None, None)
+    asked = from_raw(frame.payload, ToolAsk)
+    assert (asked.ask_id, asked.kind) == (1, "tool")
+    assert from_raw(asked.value or Raw(), dict) == {"name": "x__y", "args": {}}
+    oauth = from_raw(made(to_caller("oauth", target="token")).payload, ToolAsk)
+    assert oauth.kind == "oauth.token"
+
+
+def test_questions_to_the_caller_are_numbered_in_their_call_whatever_the_worker_says() -> None:
+    asker = Asker()
+    numbers = [from_raw(made(to_caller(op, n), asker).payload, ToolAsk).ask_id for op, n in (("tool", 9), ("tools", 4))]
+    assert numbers == [1, 2]
+
+
+def test_each_kind_of_question_needs_its_permission() -> None:
+    every = ("request", "send", "spawn", "list", "catalog", "tool", "tools", "elicit", "sample", "roots", "oauth")
+    allowed = {name: [op for op in every if may_ask(op, [name])] for name in ("agents", "tools", "mcp", "restart")}
+    assert allowed == {"agents": list(every[:5]), "tools": ["tool", "tools"], "mcp": list(every[7:]), "restart": []}
+
+
+def test_a_script_has_its_own_number_of_calls_and_bytes() -> None:
+    asker = Asker()
+    for number in range(MAX_INNER_CALLS):
+        made(to_caller(number=number), asker)
+        asker.open.clear()
+    assert refused(to_caller(number=-1), asker) == "E_TOOL_LIMIT"
+    made(to_caller("tools", number=-2), asker)  # it may look for tools still
+    full = Asker()
+    large = "x" * (MAX_INPUT - 16)
+    for number in range(MAX_SAID_TO_TOOLS // MAX_INPUT):
+        made(to_caller(number=number, value=large), full)
+        full.open.clear()
+    assert refused(to_caller(number=-1, value=large), full) == "E_TOOL_LIMIT"
+    assert refused(to_caller(value="x" * MAX_INPUT)) == "E_TOOL_LIMIT"
+
+
+def test_a_script_has_no_more_questions_open_than_any_call() -> None:
+    asker = Asker()
+    for number in range(MAX_OPEN):
+        made(to_caller(number=number), asker)
+    assert refused(to_caller(number=-1), asker) == "E_TOOL_LIMIT"
+    with pytest.raises(Violation, match="twice"):
+        made(to_caller(number=1), asker)
+
+
+def test_the_answer_of_the_caller_is_its_value_or_its_error() -> None:
+    question = to_caller()
+    frame = made(question)
+
+    def told(answer: ToolAnswer) -> Raw:
+        return value_of(question, frame, Frame("tool.answer", payload=to_raw(answer)))
+
+    assert from_raw(told(ToolAnswer(1, to_raw({"status": "ok"}))), object) == {"status": "ok"}
+    assert from_raw(told(ToolAnswer(1)), object) is None
+    with pytest.raises(GoondanError) as caught:
+        told(ToolAnswer(1, None, error_payload("E_TOOL_NOT_IN_CATALOG", "no")))
+    assert caught.value.info.code == "E_TOOL_NOT_IN_CATALOG"
+    with pytest.raises(GoondanError) as caught:
+        told(ToolAnswer(1, to_raw("x" * MAX_ANSWER_BYTES)))
+    assert caught.value.info.code == "E_TOOL_LIMIT"

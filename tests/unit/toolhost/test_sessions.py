@@ -239,17 +239,17 @@ def test_what_a_worker_may_say_of_calls() -> None:
     one, two = made("1"), made("2")
     shell, session = running(one, two)
     decide = shell.machine
-    assert decide.asker(session, one.worker_call_id, None) is one
+    assert decide.asker(session, "send", one.worker_call_id, None) is one
     for name, own in (("99", None), (one.worker_call_id, two)):
         with pytest.raises(Violation, match="in the name of a call"):
-            decide.asker(session, name, own)
+            decide.asker(session, "send", name, own)
     result(shell, session, one)
-    assert decide.asker(session, one.worker_call_id, None) is None, "by mistake, just after its end"
+    assert decide.asker(session, "send", one.worker_call_id, None) is None, "by mistake, just after its end"
     with pytest.raises(Violation, match="does not run"):
         decide.late_result(session, one.worker_call_id)
     session.permissions = ()
     with pytest.raises(Violation, match="permission"):
-        decide.asker(session, two.worker_call_id, None)
+        decide.asker(session, "send", two.worker_call_id, None)
     with pytest.raises(Violation, match="continues"):
         decide.check_continues(session, two, Result(call_id=two.worker_call_id, status="ok", continues=True))
 

@@ -1,0 +1,72 @@
+"""Recorded frames about what calls ask of the agents that made them."""
+
+from __future__ import annotations
+
+from schemas.codec import to_raw
+from schemas.errors import error_payload
+from schemas.frames import Frame
+from schemas.tool_asks import FoundTool, FoundTools, InnerCall, InnerResult, ToolAnswer, ToolAsk, ToolsQuery
+
+
+def tool_ask_frames() -> list[tuple[str, Frame, str | None]]:
+    """Name, frame and payload kind of everything that our own encoder writes."""
+    called = InnerCall("json-query__count", {"data": [1, 2], "path": "$"})
+    result = InnerResult("ok", to_raw({"count": 2}))
+    found = FoundTools([FoundTool("json-query__count", "Count.", {"type": "object"})], 12)
+    failed = error_payload("E_TOOL_NOT_IN_CATALOG", "Tool 'x' is not available in the current Tool Catalog.")
+    return [
+        (
+            "tool.ask: call a tool",
+            Frame("tool.ask", id="h.9", call_id="t1/c1", payload=to_raw(ToolAsk(1, "tool", to_raw(called)))),
+            "ToolAsk",
+        ),
+        (
+            "tool.ask from the broker",
+            Frame(
+                "tool.ask",
+                id="h.10",
+                from_="toolhost/1",
+                to="coder",
+                instance_key="u1",
+                event_id="e-1",
+                tool="code__run",
+                call_id="t1/c1",
+                epoch=7,
+                payload=to_raw(ToolAsk(2, "tools", to_raw(ToolsQuery("count things")))),
+            ),
+            "ToolAsk",
+        ),
+        (
+            "tool.answer: a result",
+            Frame(
+                "tool.answer",
+                id="a.4",
+                call_id="t1/c1",
+                in_reply_to="h.9",
+                payload=to_raw(ToolAnswer(1, to_raw(result))),
+            ),
+            "ToolAnswer",
+        ),
+        (
+            "tool.answer: tools",
+            Frame(
+                "tool.answer",
+                id="a.5",
+                call_id="t1/c1",
+                in_reply_to="h.10",
+                payload=to_raw(ToolAnswer(2, to_raw(found))),
+            ),
+            "ToolAnswer",
+        ),
+        (
+            "tool.answer: an error",
+            Frame(
+                "tool.answer",
+                id="a.6",
+                call_id="t1/c1",
+                in_reply_to="h.11",
+                payload=to_raw(ToolAnswer(3, None, failed)),
+            ),
+            "ToolAnswer",
+        ),
+    ]
