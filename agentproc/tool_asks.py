@@ -110,7 +110,7 @@ class ToolAsks:
         self._calls: dict[str, _Call] = {}
 
     def handle(self, kind: str, handler: Handler) -> None:
-        """Let `handler` have the questions of this kind. A kind that ends in a dot stands for all that begin with it."""
+        """`handler` gets the questions of this kind. A kind that ends in a dot stands for all that begin with it."""
         self._handlers[kind] = handler
 
     def take(self, frame: Frame) -> None:

@@ -6,8 +6,8 @@ Rules.
 - A frame that must arrive is an OutboxEntry in the outbox, under its frame id, until it is answered. After every
   welcome all entries are sent again, oldest first, with the ids they had: the broker and the receivers drop repeats.
 - An entry is answered by: `ack`, `reply` or `error` with its id in `inReplyTo` (kind `post`); a `tool.result` with
-  its callId (kind `call`); an `event` with its correlation id in `inReplyTo` (kind `ask`); a `tool.answer` with its id in
-  `inReplyTo` and its callId (kind `tool ask`).
+  its callId (kind `call`); an `event` with its correlation id in `inReplyTo` (kind `ask`); a `tool.answer` with
+  its id in `inReplyTo` and its callId (kind `tool ask`).
 - The broker asks for hello: a connection's first frame is libzmq's empty probe, the broker answers E_HELLO_REQUIRED
   without `inReplyTo`, and that alone starts a greeting. So a new broker behind the same path is noticed at once.
 - Credit: at most `window` new `event` and `tool.call` frames are unanswered at a time; the rest waits here in order.

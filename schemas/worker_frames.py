@@ -225,9 +225,7 @@ class Ask(Struct, frozen=True, tag="ask", rename="camel", omit_defaults=True, kw
     #: `catalog`: what the frames `agents.*` of these names do. The others are asked of the agent that made the call
     #: (schemas/tool_asks.py): `tool` and `tools` by code mode, the rest by MCP workers. Each of the fields below is an
     #: argument of one or more of them.
-    op: Literal[
-        "request", "send", "spawn", "list", "catalog", "tool", "tools", "elicit", "sample", "roots", "oauth"
-    ]
+    op: Literal["request", "send", "spawn", "list", "catalog", "tool", "tools", "elicit", "sample", "roots", "oauth"]
     #: Name of the agent. Of `oauth`: what is asked.
     target: str | None = None
     #: The input of the event.

@@ -40,7 +40,6 @@ from schemas.tool_asks import (
     ToolAnswer,
     ToolAsk,
 )
-
 from schemas.worker_frames import Answer, Ask, WorkerError
 from toolhost.calls.call_registry import Call
 from toolhost.untrusted import Violation, check_json
