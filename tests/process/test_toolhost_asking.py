@@ -15,8 +15,8 @@ from schemas.codec import from_raw, to_raw
 from schemas.errors import fail
 from schemas.frames import AgentEvent, Answer, Frame
 from schemas.launch import ExportSpec, SandboxSpec
+from schemas.tool_asks import MAX_OPEN
 from tests.toolhost_fixture import Bench, bench, make_tool
-from toolhost.calls.asks import MAX_OPEN
 from toolhost.sessions import sessions as reports
 
 SOURCE = """
@@ -106,6 +106,8 @@ class Bus:
         self.sent.append(frame)
         future.set_result(Frame("reply", payload=to_raw({"selfAgent": "coder"} if self.reply is None else self.reply)))
         return future
+
+    ask_caller = post
 
     def forget(self, frame_id: str) -> None:
         self.forgotten.append(frame_id)

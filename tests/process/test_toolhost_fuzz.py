@@ -132,7 +132,7 @@ class NoBus:
         future = self.sent[frame.id] = asyncio.get_running_loop().create_future()
         return future
 
-    post = ask
+    post = ask_caller = ask
 
     def forget(self, frame_id: str) -> None:
         self.sent.pop(frame_id).cancel()
