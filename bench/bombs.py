@@ -107,7 +107,7 @@ async def last_write(made: Bench, folder: Path) -> None:
     """Wait until all jails that are being ended in this folder are gone. Until then they write."""
     for session in made.host.sessions.pool.sessions():
         if not session.launching:
-            live = made.host.sessions.live_of(session)
+            live = made.live_of(session)
             if live.jail.dying and live.jail.plan.workdir == str(folder):
                 await live.gone.wait()
 

@@ -76,15 +76,13 @@ async def _measure(no_walls: Callable[[HostFacts], HostFacts], place: Path, seco
             await _call(made, EXPORTS[0], work)
             await asyncio.sleep(SETTLE_S)
             (slot,) = made.host.sessions.pool.sessions()
-            figures[side]["idle memory"] = sum(map(private_mib, made.host.sessions.live_of(slot).jail.processes()))
+            figures[side]["idle memory"] = sum(map(private_mib, made.live_of(slot).jail.processes()))
     return figures
 
 
 def _stay_on(processors: set[int], hosts: Mapping[str, Bench]) -> None:
     """From now on this process and all jails run on these processors."""
-    jails = [
-        made.host.sessions.live_of(slot).jail for made in hosts.values() for slot in made.host.sessions.pool.sessions()
-    ]
+    jails = [made.live_of(slot).jail for made in hosts.values() for slot in made.host.sessions.pool.sessions()]
     for pid in [os.getpid(), *(pid for jail in jails for pid in jail.processes())]:
         for thread in os.listdir(f"/proc/{pid}/task"):
             os.sched_setaffinity(int(thread), processors)
@@ -109,7 +107,7 @@ async def _in_turns(
     while time.perf_counter() < end:
         for side in order:
             (slot,) = hosts[side].host.sessions.pool.sessions()
-            clock = _clock_of(hosts[side].host.sessions.live_of(slot).jail.processes()[-1])
+            clock = _clock_of(hosts[side].live_of(slot).jail.processes()[-1])
             for number in range(TURN + 1):
                 before, used = time.perf_counter_ns(), _processor(clock)
                 await _call(hosts[side], name, work)

@@ -40,21 +40,6 @@ DRAFT: Final = "https://json-schema.org/draft/2020-12/schema"
 #: Where the committed files are.
 COMMITTED: Final = Path(__file__).parent / "json"
 
-#: Where structs are that are exported.
-_MODULES: Final = (
-    approvals,
-    budgets,
-    changesets,
-    frames,
-    launch,
-    live_config,
-    mcp,
-    oauth,
-    receipts,
-    resources,
-    tool_asks,
-    worker_frames,
-)
 _PAYLOADS: Final = (
     frames.Hello,
     frames.Welcome,
@@ -136,7 +121,7 @@ def _document(title: str, description: str, kinds: tuple[type[Any], ...]) -> byt
     """One schema: any of `kinds`, with everything that they use in $defs."""
     plain = [_without_raw_defaults(kind) for kind in kinds]
     roots, definitions = msgspec.json.schema_components(plain, ref_template="#/$defs/{name}")
-    described = _fields_described(_MODULES)
+    described = _fields_described(_modules_of(kinds))
     for name, definition in definitions.items():
         _refine(name, definition)
         fields = frozenset(definition.get("properties", ()))
@@ -164,6 +149,21 @@ def _without_raw_defaults(kind: type[Any]) -> type[Any]:
             described.append((field.name, field.type, msgspec.field(default=default)))
     names = {field.name: field.encode_name for field in fields}
     return msgspec.defstruct(kind.__name__, described, rename=names, kw_only=True, namespace={"__doc__": kind.__doc__})
+
+
+def _modules_of(kinds: Iterable[Any]) -> list[ModuleType]:
+    """The modules of these structs, and of all structs that their fields name."""
+    found: dict[str, ModuleType] = {}
+    left, seen = list(kinds), set()
+    while left:
+        kind = left.pop()
+        if get_args(kind):
+            left += get_args(kind)
+        elif isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind not in seen:
+            seen.add(kind)
+            found[kind.__module__] = sys.modules[kind.__module__]
+            left += [field.type for field in msgspec.structs.fields(kind)]
+    return list(found.values())
 
 
 def _fields_described(modules: Iterable[ModuleType]) -> dict[tuple[str, frozenset[str]], dict[str, str]]:

@@ -75,9 +75,10 @@ def _is_own(path: str, folder: str, own: str) -> bool:
     if not own or own == folder or not within(own, folder):
         return False
     parts = own[len(folder) :].strip("/").split("/")
-    if parts[0] == _PACKAGES and len(parts) > 1:
-        names = parts[: 3 if parts[1].startswith("@") else 2]
-        return within(path, "/".join([folder.rstrip("/"), *names]))
+    if parts[0] == _PACKAGES:
+        depth = 3 if parts[1:2] and parts[1].startswith("@") else 2
+        # The folder of all packages, or of all of one scope, is no package.
+        return len(parts) >= depth and within(path, "/".join([folder.rstrip("/"), *parts[:depth]]))
     copy = parts[2:] if parts[0] == "workspaces" else parts
     if copy[:1] == [COPIES] and len(copy) > 1:
         return within(path, own)

@@ -27,6 +27,8 @@ from toolhost.jails.write_exposures import WriteExposures
 from toolhost.policy.facts import find_bwrap, host_facts
 from toolhost.policy.subject import HostFacts
 from toolhost.privileges.ordinary import Ordinary
+from toolhost.sessions.live import LiveSession
+from toolhost.sessions.session import JailSession
 
 #: What tests can have done on this machine, as root, too: they do everything themselves.
 POWERS = Ordinary()
@@ -164,6 +166,10 @@ class Bench:
         """Make a call and wait for its result."""
         _, waiter = self.start(tool, args, **options)
         return await asyncio.wait_for(waiter, within_s)
+
+    def live_of(self, session: JailSession) -> LiveSession:
+        """The live session of a session whose jail is there."""
+        return self.host.sessions._live[session.number]
 
     def cancel(self, call_id: str) -> None:
         """Say that the caller gave up."""

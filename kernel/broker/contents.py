@@ -38,8 +38,6 @@ class Contents:
         #: Waiting events whose contents are in memory -> their size (bytes).
         self._kept: dict[Event, int] = {}
         self.kept_bytes = 0
-        #: How many contents were read back.
-        self.recalled = 0
 
     def rests(self, event: Event) -> None:
         """The event is in the journal and begins to wait."""
@@ -61,7 +59,6 @@ class Contents:
         """
         self.moves(event)
         if event.content_here is None:
-            self.recalled += 1
             event.content = self._read(event)
 
     def moves(self, event: Event) -> None:

@@ -13,7 +13,7 @@ import sys
 import time
 
 from kernel import lock, paths, rundir
-from kernel.bundle.loader import load_plan
+from kernel.bundle.loader import open_bundle
 from kernel.premises import Premises
 from kernel.state_root import open_state_root
 from kernel.trust.private_copy import sweep
@@ -32,7 +32,7 @@ def prepare(bundle: str, run_dir: str | None) -> tuple[KernelPlan, bytes, Premis
     state_dir = paths.state_dir(bundle)
     for line in open_state_root(paths.root_of(state_dir), workspace=state_dir, make=True).mended:
         print(visible_line(line), file=sys.stderr)
-    plan = load_plan(bundle, state_dir=state_dir)
+    plan = open_bundle(bundle, state_dir=state_dir).plan
     premises = Premises.enter(
         bundle, state_dir, os.path.abspath(run_dir) if run_dir is not None else None, by_hand=True
     )

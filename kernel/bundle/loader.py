@@ -1,7 +1,7 @@
 """A bundle from its path to its plan: the order of the steps, and the one place that calls them.
 
 `inspect_bundle` never raises for anything in the bundle and says everything that is wrong with it (`gdn validate`);
-`load_plan` gives the plan or raises BundleError with the same problems (everything that starts a kernel).
+`open_bundle` gives the plan or raises BundleError with the same problems (everything that starts a kernel).
 
 Source: docs/design/bundle.md section 1.
 """
@@ -222,22 +222,6 @@ class Opened(Struct, frozen=True):
     files: list[str] = []
     #: The folders of its tools' code. A change in another folder cannot concern it.
     trees: list[str] = []
-
-
-def load_plan(
-    path: str,
-    *,
-    state_dir: str,
-    env: Mapping[str, str] | None = None,
-    handlers: bool = True,
-    policy: str | None = None,
-    asking: Asking | None = None,
-    runs: bool = True,
-) -> KernelPlan:
-    """The plan of the bundle at `path`: `open_bundle` without what it asks for."""
-    return open_bundle(
-        path, state_dir=state_dir, env=env, handlers=handlers, policy=policy, asking=asking, runs=runs
-    ).plan
 
 
 def open_bundle(

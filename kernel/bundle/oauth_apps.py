@@ -107,7 +107,9 @@ def is_server_url(url: str) -> bool:
 
 
 def is_redirect(uri: str) -> bool:
-    """Whether the holder of tokens can listen there (kernel/oauth/redirects.py)."""
+    """Whether the holder of tokens can listen there (kernel/oauth/redirects.py): http to 127.0.0.1 or localhost, with
+    nothing behind the path.
+    """
     origin = origin_of(uri)
     if origin is None or not all("!" <= letter <= "~" for letter in uri) or any(sign in uri for sign in "?#@"):
         return False

@@ -314,13 +314,13 @@ class ByHand(Kernel):
     @property
     def entry_agent(self) -> str | None:
         """As the bundle says. It runs already, so that nobody has to agree to it here."""
-        from kernel.bundle.loader import load_plan
+        from kernel.bundle.loader import open_bundle
         from kernel.trust.asking import Asking
 
         place, asking = self.place, Asking(everything=True)
-        return load_plan(
+        return open_bundle(
             place.bundle, state_dir=place.state_dir, handlers=False, policy=place.policy, asking=asking, runs=False
-        ).entry_agent
+        ).plan.entry_agent
 
     def finish(self) -> None:
         """Nothing to release."""

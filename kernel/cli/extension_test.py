@@ -60,7 +60,7 @@ def command(target: str | None, bundle: str | None, trust: bool, as_json: bool) 
 
     Without either, every extension of the bundle.
     """
-    from kernel.bundle.loader import load_plan
+    from kernel.bundle.loader import open_bundle
     from kernel.cli.attach import locate
     from kernel.cli.output import write, write_json
     from kernel.cli.terminal import style_of
@@ -85,7 +85,7 @@ def command(target: str | None, bundle: str | None, trust: bool, as_json: bool) 
     if report["valid"]:
         wanted = list(trials(inspected, None if name is None else name.removeprefix("Extension/")))
         asking = Asking(everything=trust)
-        plan = load_plan(place.bundle, state_dir=place.state_dir, handlers=False, asking=asking, runs=False)
+        plan = open_bundle(place.bundle, state_dir=place.state_dir, handlers=False, asking=asking, runs=False).plan
         if not trust:
             check_asked(wanted)
         report["trials"] = inspected.redact.all_of([run_one(trial, plan) for trial in wanted])

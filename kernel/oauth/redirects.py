@@ -31,22 +31,6 @@ _ADDRESS: Final = "127.0.0.1"
 Arrived = Callable[[dict[str, str]], Awaitable[tuple[bool, str]]]
 
 
-def may_listen(uri: str) -> bool:
-    """Whether redirects to this URI can be taken here: http to 127.0.0.1 or localhost, with nothing behind the path."""
-    try:
-        parts = urlsplit(uri)
-        port = parts.port
-    except ValueError:
-        return False
-    return (
-        parts.scheme == "http"
-        and parts.hostname in (_ADDRESS, "localhost")
-        and not (parts.query or parts.fragment or parts.username)
-        and (port is None or port > 0)
-        and all("!" <= letter <= "~" for letter in uri)
-    )
-
-
 class Redirects:
     """The listeners. `arrived` is awaited with the parameters of each redirect."""
 

@@ -167,11 +167,7 @@ async def main(place: Path, port: int) -> dict[str, Any]:
                 result = await made.call(f"bomb__{name}", args, workdir=workdir)
                 after = await made.call("bomb__quiet", workdir=workdir)
                 out["bombs"][name] = [limit, result.get("error"), after.get("output")]
-        pids = [
-            pid
-            for slot in made.host.sessions.pool.sessions()
-            for pid in made.host.sessions.live_of(slot).jail.processes()
-        ]
+        pids = [pid for slot in made.host.sessions.pool.sessions() for pid in made.live_of(slot).jail.processes()]
         assert pids
     out["left"] = [pid for pid in pids if Path(f"/proc/{pid}").exists()]
     return out
@@ -183,8 +179,8 @@ def processes(made: Bench, name: str) -> list[dict[str, str]]:
     return [
         {field: process_status(pid).get(field, "") for field in fields}
         for slot in made.host.sessions.pool.sessions()
-        if made.host.sessions.live_of(slot).jail.name == name
-        for pid in made.host.sessions.live_of(slot).jail.processes()
+        if made.live_of(slot).jail.name == name
+        for pid in made.live_of(slot).jail.processes()
     ]
 
 

@@ -101,7 +101,7 @@ async def scenario(place: Path, *, grouped: bool = True) -> None:
         results = await asyncio.gather(*(made.call("broken__f", workdir=work) for _ in range(2)))
         assert [code(result) for result in results] == ["E_CONFIG_ENTRY"] * 2
         assert "ValueError: no" in results[0]["error"]["message"]
-        jail = made.host.sessions.live_of(slot).jail
+        jail = made.live_of(slot).jail
         await until(lambda: len(jail.processes()) == 4)  # two of bubblewrap and the server, two of what is made ahead
         check_processes(jail)
         before = jail.pid
@@ -193,7 +193,7 @@ async def whose_is_what(made: Bench, slot: JailSession, work: Path) -> None:
     (work / "there").unlink()
     made.start("t__waits", {"file": str(work / "there"), "until": str(work / "go")}, workdir=work)
     await until((work / "there").exists)
-    usage = made.host.sessions.live_of(slot).jail.usage
+    usage = made.live_of(slot).jail.usage
     there = procfs.trees(usage.processes(), usage.sandboxes())
     trees = {name: {process.pid for process in tree} for name, tree in there.items() if name in slot.calls}
     assert [len(tree) for tree in trees.values()] == [2, 2]  # an init and a worker each

@@ -85,7 +85,7 @@ def place(short_tmp: Path) -> Path:
 def jail_status(made: Bench) -> list[dict[str, str]]:
     """/proc/PID/status of every process of the only jail."""
     (slot,) = made.host.sessions.pool.sessions()
-    return [process_status(pid) for pid in made.host.sessions.live_of(slot).jail.processes()]
+    return [process_status(pid) for pid in made.live_of(slot).jail.processes()]
 
 
 @root_only
@@ -123,7 +123,7 @@ async def test_jails_side_by_side_are_different_users(place: Path) -> None:
     async with bench(one, two) as made:
         for name in "ab":
             assert (await made.call(f"{name}__keys", workdir=place / "work"))["status"] == "ok"
-        uids = [made.host.sessions.live_of(slot).jail.uid for slot in made.host.sessions.pool.sessions()]
+        uids = [made.live_of(slot).jail.uid for slot in made.host.sessions.pool.sessions()]
         assert len(set(uids)) == 2
     assert not set(uids) & POWERS.uids._taken
 
@@ -162,7 +162,7 @@ async def test_a_jail_has_one_session_and_a_keyring_of_its_own(place: Path) -> N
         assert (await made.call("t__leave", workdir=place / "work"))["output"] == 0
         # By sessions the scheduler shares processors out where there are no control groups.
         assert (await made.call("t__keys", workdir=place / "work", instance_key="other"))["status"] == "ok"
-        jails = [made.host.sessions.live_of(slot).jail for slot in made.host.sessions.pool.sessions()]
+        jails = [made.live_of(slot).jail for slot in made.host.sessions.pool.sessions()]
         sessions = [{os.getsid(pid) for pid in jail.processes()} for jail in jails]
         assert [len(found) for found in sessions] == [1, 1]
         assert len(set.union(*sessions, {os.getsid(0), os.getsid(POWERS.launcher.pid)})) == 4
@@ -272,12 +272,12 @@ async def test_without_idmaps_an_instance_has_a_user_and_its_workdir_is_given_to
             result = await made.call(f"{name}__write", {"read": "/etc/passwd"}, workdir=own)
             assert result["status"] == "ok", result
             shutil.rmtree(own / "d")
-        uids = {made.host.sessions.live_of(slot).jail.uid for slot in made.host.sessions.pool.sessions()}
+        uids = {made.live_of(slot).jail.uid for slot in made.host.sessions.pool.sessions()}
         assert len(uids) == 2  # the numbers that they would have had
         users = {
             status["Uid"]
             for slot in made.host.sessions.pool.sessions()
-            for status in map(process_status, made.host.sessions.live_of(slot).jail.processes())
+            for status in map(process_status, made.live_of(slot).jail.processes())
         }
         assert users == {"\t".join([str(instance_uid(str(own), DEFAULT))] * 4)}
         refused = await made.call("a__write", {"read": "/etc/passwd"}, workdir=unmappable / "named")

@@ -202,7 +202,7 @@ async def main():
         while not made.logs:
             await asyncio.sleep(0.01)
         (slot,) = made.host.sessions.pool.sessions()
-        print(*made.host.sessions.live_of(slot).jail.processes(), flush=True)
+        print(*made.live_of(slot).jail.processes(), flush=True)
         time.sleep(99)
 asyncio.run(main())
 """

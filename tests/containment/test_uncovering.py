@@ -126,4 +126,4 @@ async def test_a_call_costs_no_look_where_nothing_hidden_could_show(short_tmp: P
     async with bench(tool, state_dir=scene.state / "workspaces" / "d", facts=scene.hide) as made:
         assert (await made.call("t__look", {"tops": [str(scene.place)]}, workdir=scene.own))["output"] == []
         (slot,) = made.host.sessions.pool.sessions()
-        assert made.host.sessions.live_of(slot).jail.plan.hiding == []
+        assert made.live_of(slot).jail.plan.hiding == []

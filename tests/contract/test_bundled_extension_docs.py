@@ -14,7 +14,7 @@ from agentproc.instance import Instance
 from agentproc.loop import TurnRunner
 from agentproc.store import ConversationStore
 from kernel.bundle.base_extensions import BaseExtensions
-from kernel.bundle.loader import load_plan
+from kernel.bundle.loader import open_bundle
 from schemas.address import instance_dir
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, says, wants
 
@@ -88,7 +88,7 @@ async def run_turn(tmp_path: Path, text: str, names: list[str]) -> None:
     """A turn with a tool call, in an agent as the kernel would start it."""
     (tmp_path / "goondan.yaml").write_text(text)
     state = str(tmp_path / "state")
-    plan = load_plan(str(tmp_path / "goondan.yaml"), state_dir=state, env={}, handlers=False)
+    plan = open_bundle(str(tmp_path / "goondan.yaml"), state_dir=state, env={}, handlers=False).plan
     spec = plan.agents["helper"]
     assert [extension.name for extension in spec.extensions] == names
     model = FakeModel(wants(("a", "bash__exec", {"command": "ls"})), says("done"))

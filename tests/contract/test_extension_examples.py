@@ -19,7 +19,7 @@ from agentproc.conversation import encode_message
 from agentproc.instance import Instance
 from agentproc.loop import TurnRunner
 from agentproc.store import ConversationStore
-from kernel.bundle.loader import load_plan
+from kernel.bundle.loader import open_bundle
 from kernel.cli.approve import command as approve
 from schemas.address import instance_dir
 from schemas.approval_rules import decide
@@ -93,7 +93,7 @@ def planned(tmp_path: Path, documents: str) -> AgentSpec:
     (tmp_path / "tools" / "search.py").write_text("handlers = {}")
     bundle = tmp_path / "goondan.yaml"
     bundle.write_text(documents + AROUND)
-    return load_plan(str(bundle), state_dir=str(tmp_path / "state"), env={}, handlers=False).agents["assistant"]
+    return open_bundle(str(bundle), state_dir=str(tmp_path / "state"), env={}, handlers=False).plan.agents["assistant"]
 
 
 class Running:

@@ -44,21 +44,23 @@ def test_an_agent_asks_another_and_gets_its_answer(swarm: Swarm) -> None:
 def test_one_trace_goes_through_all_that_is_asked_sent_and_handed_over(
     swarm: Swarm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(swarm.model, "otherwise", "heard it")  # the answer to the handoff
+    monkeypatch.setattr(swarm.model, "otherwise", "heard it")  # says the turn that the answer to the handoff begins
     trace = "4bf92f3577b34da6a3ce929d0e0e4736"
     handed = ("c3", "handoff__request", {"target": "delta", "payload": "traced handoff"})
     sends = ("c2", "agents__send", {"target": "gamma", "input": "traced news"})
     swarm.script("trace this", [*request("beta", "traced part"), sends, handed], "done")
     swarm.script("traced part", request("gamma", "traced deep", instanceKey="deep"), "part")
-    for said in ("traced deep", "traced news", "traced handoff"):
+    for said in ("traced deep", "traced news"):
         swarm.script(said, "yes")
+    go = waits(swarm, "traced handoff", "traced", agent="delta", answer="yes")  # until the turn that asked has ended
     words = ("alpha", "trace this", "--instance", "traced", "--trace-id", trace)
     sent = swarm.kernel.gdn("send", *words, "--json").json
-    assert (sent["response"] in ("done", "heard it"), sent["traceId"]) == (True, trace)
+    assert (sent["response"], sent["traceId"]) == ("done", trace)
+    go().touch()
 
     def told() -> Any:
         shown = swarm.kernel.gdn("trace", trace, "--json").json
-        return shown if shown.get("status") == "completed" and len(turns_of(shown["turns"])) >= 5 else None
+        return shown if shown.get("status") == "completed" and len(turns_of(shown["turns"])) >= 6 else None
 
     tree = wait_until(told, what="the turns that nobody waited for")
     (alpha,) = tree["turns"]
@@ -69,8 +71,8 @@ def test_one_trace_goes_through_all_that_is_asked_sent_and_handed_over(
     assert [(turn["agent"], turn["instanceKey"]) for turn in (alpha, beta, gamma, news)] == [
         *(("alpha", "traced"), ("beta", "traced"), ("gamma", "deep"), ("gamma", "traced"))
     ]
-    # the answer to the handoff is in the turn that asked, or has a turn of its own below the call
-    assert [turn["agent"] for turn in calls["c3"]["turns"]] in (["delta"], ["delta", "alpha"])
+    # the answer to the handoff has a turn of its own below the call: the turn that asked had ended
+    assert [turn["agent"] for turn in calls["c3"]["turns"]] == ["delta", "alpha"]
     assert {turn["traceId"] for turn in turns_of(tree["turns"])} == {trace}
     assert beta["parentSpanId"] == calls["c1"]["spanId"]
     assert alpha["waits"]["agentsMs"] >= gamma["durationMs"] > 0

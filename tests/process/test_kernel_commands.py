@@ -132,10 +132,12 @@ def test_send_without_waiting(running: Sandbox) -> None:
 
 
 def test_the_time_of_send_is_the_time_of_its_tools(running: Sandbox) -> None:
+    running.gdn("send", "hello", "--instance", "t")  # the time is for the call, not for the start of an agent
     begun = time.monotonic()
-    result = running.gdn("send", exec_line("sleep 30"), "--timeout", "1", "--instance", "t", "--json")
-    assert time.monotonic() - begun < 4.0
-    assert "E_AGENT_TIMEOUT" in result.out or "E_TOOL_TIMEOUT" in result.out
+    result = running.gdn("send", exec_line("sleep 30"), "--timeout", "2", "--instance", "t", "--json")
+    assert time.monotonic() - begun < 5.0
+    # A call gets less time than its turn, so the turn can still tell what became of it.
+    assert (result.json["status"], "E_TOOL_TIMEOUT" in result.json["response"]) == ("completed", True)
 
 
 def test_send_gives_up_by_itself(running: Sandbox) -> None:

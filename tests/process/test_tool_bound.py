@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kernel.bundle.loader import load_plan
+from kernel.bundle.loader import open_bundle
 from schemas.codec import from_raw, to_raw
 from schemas.frames import ErrorPayload, Frame
 from schemas.launch import AgentSpec, KernelPlan
@@ -83,7 +83,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     (folder / "goondan.yaml").write_text("".join(documents))
 
     def made(state_dir: str) -> KernelPlan:
-        return load_plan(str(Path(folder, "goondan.yaml")), state_dir=state_dir, env={}, handlers=False)
+        return open_bundle(str(Path(folder, "goondan.yaml")), state_dir=state_dir, env={}, handlers=False).plan
 
     with bare_broker(made) as running:
         yield running

@@ -162,7 +162,7 @@ async def test_plain_handlers_wait_and_coroutines_await(short_tmp: Path, workdir
         assert len({frame.event_id for frame in bus.sent}) == 4
         assert (await host.call("t__short", workdir=workdir))["output"] == "gave up"
         assert len(bus.forgotten) == 1, "the call has ended, and its question with it"
-        assert host.host.asking.open_count == 0
+        assert host.host.asking._askers == {}
 
 
 async def test_a_handler_that_waits_holds_up_no_other(short_tmp: Path, workdir: Path) -> None:
@@ -249,7 +249,7 @@ async def test_a_call_that_runs_again_asks_under_the_same_names(short_tmp: Path,
         first = await bus.asked()
         session = host.host.sessions.pool.sessions()[0]
         session.rerun = True
-        host.host.sessions.live_of(session).jail.kill("another call did not end")
+        host.live_of(session).jail.kill("another call did not end")
         second = await bus.asked()
         assert first.event_id == second.event_id
         assert bus.forgotten == [first.id]

@@ -321,7 +321,7 @@ async def test_calls_that_waited_while_a_guard_was_replaced_get_another_jail(wor
     async with bench(make_tool(short_tmp, WAITING, "wait"), protected=[str(document)]) as made:
         first, *calls = (made.start("t__wait", workdir=workdir)[1] for _ in range(MAX_CALLS_PER_JAIL + 2))
         (slot,) = made.host.sessions.pool.sessions()
-        await until(lambda: len(slot.calls) == MAX_CALLS_PER_JAIL and made.host.sessions.live_of(slot).jail.live)
+        await until(lambda: len(slot.calls) == MAX_CALLS_PER_JAIL and made.live_of(slot).jail.live)
         (workdir / "edited").write_text("b")
         (workdir / "edited").rename(document)  # as editors save: the jail's mount is gone with the old file
         (workdir / "go").touch()
@@ -408,9 +408,8 @@ async def test_a_jail_is_refused_while_the_one_before_it_in_its_workdir_does_not
         call = {"file": "marks"}
         assert (await host.call("first__mark", call, workdir=workdir))["status"] == "ok"
         [slot] = host.host.sessions.pool.sessions()
-        host.host.sessions.live_of(
-            slot
-        ).jail.dying = True  # as after a SIGKILL that the kernel cannot carry out: its processes are still there
+        # As after a SIGKILL that the kernel cannot carry out: its processes are still there.
+        host.live_of(slot).jail.dying = True
         refused = await host.call("second__mark", call, workdir=workdir)
         assert code(refused) == "E_SANDBOX_UNAVAILABLE"
         assert f"the jail before this one does not end in {workdir}" in refused["error"]["message"]
@@ -418,6 +417,6 @@ async def test_a_jail_is_refused_while_the_one_before_it_in_its_workdir_does_not
         other = workdir.parent / "other"
         other.mkdir()
         assert (await host.call("second__mark", call, workdir=other))["status"] == "ok"
-        host.host.sessions.live_of(slot).jail.dying = False
-        host.host.sessions.live_of(slot).jail.kill("it ends after all")
+        host.live_of(slot).jail.dying = False
+        host.live_of(slot).jail.kill("it ends after all")
         assert (await host.call("second__mark", call, workdir=workdir))["status"] == "ok"

@@ -192,7 +192,7 @@ async def test_mutated_frames_in_process(short_tmp: Path, monkeypatch: pytest.Mo
     assert host.jail_count == 0
     assert host.call_ids() == []
     assert bus.count > FRAMES // 100
-    assert (bus.sent, host.asking.open_count) == ({}, 0), "what a call has asked ends with it"
+    assert (bus.sent, host.asking._askers) == ({}, {}), "what a call has asked ends with it"
     assert refused > FRAMES // 50
     assert accepted > FRAMES // 50
     await host.close()

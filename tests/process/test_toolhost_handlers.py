@@ -601,7 +601,7 @@ async def test_granted_variables_join_the_environment(short_tmp: Path, workdir: 
         assert set(output) - {"PWD"} == {"PATH", "HOME", "TMPDIR", "LANG"}
         (slot,) = made.host.sessions.pool.sessions()
         # They come in a frame: whoever can read a process's arguments or first environment finds none of them.
-        for pid in (made.host.sessions.live_of(slot).jail.pid, *made.host.sessions.live_of(slot).jail.processes()):
+        for pid in (made.live_of(slot).jail.pid, *made.live_of(slot).jail.processes()):
             for name in ("cmdline", "environ"):
                 assert b"s3cret" not in Path(f"/proc/{pid}/{name}").read_bytes()
 

@@ -87,11 +87,6 @@ class Asking:
             line.agent, line.instance_key, line.call_id = call.agent, call.instance_key, call.id
             self._on_log(line)
 
-    @property
-    def open_count(self) -> int:
-        """How many questions have no answer."""
-        return sum(len(asker.open) for asker in self._askers.values())
-
     def _answered(self, worker_call_id: str, ask_id: int, future: asyncio.Future[Frame]) -> None:
         asker = self._askers.get(worker_call_id)
         question = None if asker is None else asker.open.pop(ask_id, None)

@@ -223,11 +223,6 @@ class CallRegistry:
         return not self._open and not len(self._kept)
 
     @property
-    def open_count(self) -> int:
-        """Calls without a result."""
-        return len(self._open)
-
-    @property
     def kept_bytes(self) -> int:
         """How much the kept results take (bytes)."""
         return self._kept.total

@@ -166,11 +166,6 @@ class Pool:
         """The idle sessions, the one idle longest first."""
         return list(self._idle)
 
-    @property
-    def waiting_count(self) -> int:
-        """How many calls have no place."""
-        return sum(map(len, self._waiting.values()))
-
     def _serve(self) -> list[PoolAction]:
         """Give places to waiting calls, as far as there are any."""
         actions: list[PoolAction] = []

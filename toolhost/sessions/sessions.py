@@ -150,10 +150,6 @@ class Sessions:
         """How many jails still have processes."""
         return len(self.pool.sessions())
 
-    def live_of(self, session: JailSession) -> LiveSession:
-        """The live session of a session whose jail is there."""
-        return self._live[session.number]
-
     def tick(self) -> None:
         """Call now and then: retires idle sessions, ends what runs too long, sweeps what calls have left behind."""
         self._perform(self.pool.retire(self._loop.time() - self._idle_s))

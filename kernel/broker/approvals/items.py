@@ -9,12 +9,10 @@ import msgspec
 from msgspec import Raw, Struct
 
 from kernel.broker.entities import Connection, Event
-from kernel.broker.journal.records import ApprovalAsked
 from schemas.aliases import rename_aliases
 from schemas.approval_rules import UNREADABLE
 from schemas.approvals import MAX_ARGS_BYTES, Kind
 from schemas.codec import check_depth, check_json, encode_value, from_raw
-from schemas.errors import GoondanError
 from schemas.frames import Frame, ToolCallPayload
 
 #: - `staged`: the item is on its way into the journal.
@@ -138,11 +136,3 @@ def digest_of(tool: str, workdir: str, data: bytes) -> str:
     """The digest that an approval is bound to (SHA-256, hexadecimal)."""
     args = msgspec.msgpack.decode(data) if data else None
     return hashlib.sha256(_ordered.encode([tool, workdir, args])).hexdigest()
-
-
-def shown_args(record: ApprovalAsked) -> Any:
-    """The arguments of an item as a JSON value."""
-    try:
-        return from_raw(record.args, object)
-    except GoondanError:
-        return None

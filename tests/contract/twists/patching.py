@@ -16,7 +16,7 @@ from agentproc.instance import Instance
 from agentproc.loop import TurnRunner
 from agentproc.store import ConversationStore
 from kernel.broker.entities import CLIENTS, Connection
-from kernel.bundle.loader import load_plan
+from kernel.bundle.loader import open_bundle
 from schemas.address import instance_dir
 from schemas.codec import encode, from_raw, to_raw
 from schemas.errors import GoondanError
@@ -85,7 +85,7 @@ class Patching:
     def __init__(self, stage: Stage, *extensions: Written, proposer: str = PROPOSER, **bundle: Any) -> None:
         self.stage = stage
         path = stage.write([new("proposer", proposer), *extensions], **bundle)
-        self.plan = load_plan(str(path), state_dir=str(stage.state), handlers=False)
+        self.plan = open_bundle(str(path), state_dir=str(stage.state), handlers=False).plan
         self.world = World()
         agents = {**self.world.plan.agents, "main": self.plan.agents["main"]}
         self.world.plan = msgspec.structs.replace(self.world.plan, agents=agents)

@@ -21,7 +21,7 @@ from agentproc.loop import TurnRunner
 from agentproc.providers.base import ModelAnswer, ModelRequest
 from agentproc.store import ConversationStore
 from agentproc.turn import AskedCall
-from kernel.bundle.loader import load_plan
+from kernel.bundle.loader import open_bundle
 from schemas.address import instance_dir
 from schemas.codec import from_raw, to_raw
 from schemas.errors import GoondanError
@@ -251,7 +251,7 @@ class Stage:
     ) -> Actor:
         """The instance `key` of the agent of a bundle with these extensions, which are loaded."""
         path = self.write(extensions, **bundle)
-        plan = load_plan(str(path), state_dir=str(self.state), handlers=False)
+        plan = open_bundle(str(path), state_dir=str(self.state), handlers=False).plan
         spec = plan.agents["main"]
         link = FakeLink(handler) if handler is not None else FakeLink()
         model = Model()

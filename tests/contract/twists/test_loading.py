@@ -475,8 +475,8 @@ async def test_the_sample_documents_of_the_specification(stage: Stage) -> None:
 async def test_a_bundle_with_an_unknown_extension_names_it(stage: Stage) -> None:
     """10.1 with a reference to nothing: an error before anything runs."""
     path = stage.write([new("a", "def register(api): pass")], refs=["Extension/a", "Extension/aa"])
-    from kernel.bundle.loader import load_plan
+    from kernel.bundle.loader import open_bundle
 
     with pytest.raises(BundleError) as raised:
-        load_plan(str(path), state_dir=str(stage.state), handlers=False)
+        open_bundle(str(path), state_dir=str(stage.state), handlers=False)
     assert "aa" in str(raised.value.problems if hasattr(raised.value, "problems") else raised.value)

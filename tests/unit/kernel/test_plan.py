@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kernel.bundle.loader import load_plan
+from kernel.bundle.loader import open_bundle
 from kernel.bundle.problems import BundleError
 from schemas.frames import OPERATOR_AGENT
 from schemas.launch import CatalogItem, ExportSpec, KernelPlan, Limits, ModelSpec, ToolSource
@@ -49,7 +49,7 @@ def plan_of(tmp_path: Path, text: str, module: str = "handlers = {}\n") -> Kerne
     (tmp_path / "tools" / "words.py").write_text(module)
     path = tmp_path / "goondan.yaml"
     path.write_text(text)
-    return load_plan(str(path), state_dir="/state", env={}, handlers=False)
+    return open_bundle(str(path), state_dir="/state", env={}, handlers=False).plan
 
 
 @pytest.mark.requirement("CATALOG-01", "CATALOG-02", "CATALOG-04", "CATALOG-08", "NAME-01", "NAME-06", "ITEM-04")

@@ -140,6 +140,8 @@ def test_workspaces(path: str, workspace: str | None) -> None:
         ("/s", "", "/s"), ("/s/policy.yaml", "/b/t", "/s"), ("/r/d", "/b/t", "/r"), ("/sx", "", None), ("/b", "", None),
         ("/s/packages/p/data", "/s/packages/p/tools/t", None), ("/s/packages/q", "/s/packages/p/tools/t", "/s"),
         ("/s/packages/@a/p/.venv", "/s/packages/@a/p/t", None), ("/s/packages/@a/q", "/s/packages/@a/p/t", "/s"),
+        ("/s/packages/p", "/s/packages", "/s"), ("/s/packages", "/s/packages", "/s"),
+        ("/s/packages/@a/p", "/s/packages/@a", "/s"), ("/s/packages/p/data", "/s/packages/p", None),
         ("/s/packages", "/s/packages/p/t", "/s"), ("/s/policy.yaml", "/s/packages/p/t", "/s"),
         ("/s/instances/a/k/workspace/t", "/s/instances/a/k/workspace/t", None),
         ("/s/instances/a/j/workspace", "/s/instances/a/k/workspace/t", "/s"),
@@ -173,7 +175,8 @@ NAMES = st.sampled_from(["instances", "workspaces", "packages", "workspace", "pr
 OWN = {
     "/s/packages/a/k": "/s/packages/a",
     "/s/packages/@s/a/k": "/s/packages/@s/a",
-    "/s/packages": "/s/packages",
+    "/s/packages": "",
+    "/s/packages/@s": "",
     "/s/instances/a/k/workspace/logs": "/s/instances/a/k/workspace",
     "/s/instances/a/k": "",
     "/s/workspaces/a/instances/a/k/workspace/k": "/s/workspaces/a/instances/a/k/workspace",

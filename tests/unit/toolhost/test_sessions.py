@@ -17,6 +17,7 @@ from schemas.errors import tool_error
 from schemas.launch import SandboxSpec
 from schemas.worker_frames import Result
 from tests.unit.toolhost.test_calls import call
+from tests.unit.toolhost.test_pool import calls_without_a_place
 from toolhost.calls.call_registry import Call
 from toolhost.calls.pending import Promise, Work
 from toolhost.sessions import machine
@@ -397,7 +398,7 @@ class AnyHistory(RuleBasedStateMachine):
             for session in list(self.shell.there):
                 self.shell.gone(session)
         assert self.shell.launching == [] and self.shell.there == []
-        assert self.shell.machine.pool.waiting_count == 0
+        assert calls_without_a_place(self.shell.machine.pool) == 0
         assert self.shell.done == {one.id: 1 for one in self.calls}, "each call has a result"
         assert self.shell.ended == {id(work): 1 for work in self.begun}, "and each piece of work"
 

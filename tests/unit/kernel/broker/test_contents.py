@@ -54,7 +54,6 @@ def test_everything_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (event.wants_answer, event.depth) == (True, 1)
     waiting.contents.recall(event)
     assert event.content == said("hello")
-    assert waiting.contents.recalled == 1
 
 
 def test_an_event_without_anything_comes_back_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,8 +80,8 @@ def test_as_much_is_kept_as_there_is_room_for_and_the_first_ones_are(monkeypatch
     assert waiting.contents.kept_bytes <= 10_000
     for event in events:
         waiting.contents.recall(event)
+        assert event.content == said("x" * 1_000)
     assert waiting.contents.kept_bytes == 0
-    assert waiting.contents.recalled == 15
 
 
 def test_what_ends_or_says_more_than_its_record_stays(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kernel.bundle.granting import status
-from kernel.bundle.loader import Inspected, inspect_bundle, load_plan
+from kernel.bundle.loader import Inspected, inspect_bundle, open_bundle
 from kernel.grants.pins import pin
 from kernel.grants.policy_file import MARK, Accepted, write_accepted
 from kernel.plan import tool_spec
@@ -293,7 +293,9 @@ def test_the_operator_chooses_how_the_disk_is_kept(home: Home, tmp_path: Path) -
     def plan(policy: str | None = None) -> KernelPlan:
         home.look()
         state = str(home.root / "workspaces" / "x")
-        return load_plan(str(home.bundle / "goondan.yaml"), state_dir=state, env={}, handlers=False, policy=policy)
+        return open_bundle(
+            str(home.bundle / "goondan.yaml"), state_dir=state, env={}, handlers=False, policy=policy
+        ).plan
 
     assert not plan().toolhost.sized_workdirs
     more = tmp_path / "more.yaml"
@@ -309,7 +311,7 @@ def test_the_operator_chooses_where_else_spawned_agents_may_work(home: Home) -> 
     home.policy("spawn: {workdirs: [/srv/x/, /srv/y/../z]}\n")
     home.look()
     state = str(home.root / "workspaces" / "x")
-    plan = load_plan(str(home.bundle / "goondan.yaml"), state_dir=state, env={}, handlers=False)
+    plan = open_bundle(str(home.bundle / "goondan.yaml"), state_dir=state, env={}, handlers=False).plan
     assert plan.spawn_workdirs == ["/srv/x", "/srv/z"]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kernel.bundle.grant_context import hidden_folders
+from kernel.bundle.oauth_apps import is_redirect
 from kernel.plan import build_plan
 from kernel.restarting.difference import difference
 from tests.unit.kernel.bundle.conftest import GOOD, Look
@@ -36,6 +37,16 @@ def app(spec: str) -> str:
 )
 def test_what_is_wrong_is_said_with_its_place(look: Look, spec: str, code: str, path: str) -> None:
     assert [(problem.code, problem.path) for problem in look(app(spec)).errors] == [(code, path)]
+
+
+def test_where_redirects_can_be_listened_for() -> None:
+    for uri in ("http://127.0.0.1:8765/callback", "http://localhost/x", "http://127.0.0.1"):
+        assert is_redirect(uri)
+    for uri in (
+        "https://127.0.0.1/x", "http://evil.example/x", "http://127.0.0.1.evil.example/", "http://127.0.0.1:0/x",
+        "http://127.0.0.1/x?a=b", "http://a@127.0.0.1/x", "http://0.0.0.0/x", "http://127.0.0.1:99999/",
+    ):  # fmt: skip
+        assert not is_redirect(uri)
 
 
 def test_a_client_with_its_secret(look: Look) -> None:

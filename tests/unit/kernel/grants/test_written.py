@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from kernel.bundle.loader import inspect_bundle, load_plan
+from kernel.bundle.loader import inspect_bundle, open_bundle
 from kernel.bundle.problems import BundleError
 from kernel.grants.written import Written, accept, find_written
 from schemas.errors import GoondanError
@@ -175,7 +175,7 @@ def test_a_bundle_does_not_load_before_its_files_are_accepted(state: Path, work:
     )
     assert look() == [("E_CONFIG_WRITTEN", "more.yaml"), ("E_CONFIG_WRITTEN", "prompt.md")]
     with pytest.raises(BundleError):
-        load_plan(str(work), state_dir=own, env={}, handlers=False)
+        open_bundle(str(work), state_dir=own, env={}, handlers=False)
     accept(inspect_bundle(str(work), state_dir=own, env={}, handlers=False).written, str(state))
     assert look() == []
     exposures(state, around_now(work))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kernel import paths
-from kernel.bundle.loader import inspect_bundle, load_plan
+from kernel.bundle.loader import inspect_bundle, open_bundle
 from kernel.trust import look, records
 from kernel.trust.asking import Asking
 from schemas.errors import GoondanError
@@ -42,7 +42,7 @@ def bundle(state: str, text: str = BUNDLE) -> str:
 
 def refused(path: str, state: str, asking: Asking | None = None) -> str:
     with pytest.raises(GoondanError) as caught:
-        load_plan(path, state_dir=state, env={}, handlers=False, asking=asking)
+        open_bundle(path, state_dir=state, env={}, handlers=False, asking=asking)
     assert caught.value.info.code == "E_BUNDLE_UNTRUSTED"
     return caught.value.info.message
 
@@ -52,13 +52,13 @@ def test_no_plan_without_agreement(state: str, monkeypatch: pytest.MonkeyPatch) 
     assert "has not been run by you before" in refused(path, state)
     powers = inspect_bundle(path, state_dir=state, env={}, handlers=False).judgement.powers
     for asking in (Asking(everything=True), Asking(agreed=powers)):
-        assert load_plan(path, state_dir=state, env={}, handlers=False, asking=asking).entry_agent == "a"
+        assert open_bundle(path, state_dir=state, env={}, handlers=False, asking=asking).plan.entry_agent == "a"
     refused(path, state)
     monkeypatch.setenv("GOONDAN_TRUST", "1")
-    assert load_plan(path, state_dir=state, env={}, handlers=False).entry_agent == "a"
+    assert open_bundle(path, state_dir=state, env={}, handlers=False).plan.entry_agent == "a"
     monkeypatch.delenv("GOONDAN_TRUST")
     records.write(paths.root_of(state), path, powers, how="command")
-    assert load_plan(path, state_dir=state, env={}, handlers=False).entry_agent == "a"
+    assert open_bundle(path, state_dir=state, env={}, handlers=False).plan.entry_agent == "a"
     assert "trusted before, and now asks for" in refused(bundle(state, MORE), state)
 
 
@@ -67,7 +67,7 @@ def test_a_kernel_that_runs_does_not_grow(state: str) -> None:
     path = bundle(state)
     running = Asking(running=inspect_bundle(path, state_dir=state, env={}, handlers=False).judgement.powers)
     bundle(state, BUNDLE + "  # an edit\n")
-    assert load_plan(path, state_dir=state, env={}, handlers=False, asking=running).entry_agent == "a"
+    assert open_bundle(path, state_dir=state, env={}, handlers=False, asking=running).plan.entry_agent == "a"
     message = refused(bundle(state, MORE), state, running)
     assert "the revision that runs stays" in message
 
