@@ -41,6 +41,7 @@ REPLACED: dict[str, Any] = {
     "conversation_mb": 1,
     "budget": BudgetLimits(),
     "approvals": [Policy("x")],
+    "servers": ["files"],
 }
 
 
