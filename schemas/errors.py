@@ -81,6 +81,10 @@ CODES: Final[dict[str, str]] = {
     "E_OAUTH_SERVER": "Try again later; if it stays so, check the URLs of the OAuthApp and the network.",
     "E_OAUTH_SUBJECT": "Ask within a turn whose event says on whose behalf it is (`auth`), and for nobody else.",
     "E_OAUTH_UNAVAILABLE": "Ask again in a moment; `gdn logs` says what the process that holds tokens did.",
+    # MCP servers
+    "E_MCP_CONNECT": "The message has the server's last words; `gdn mcp inspect` shows what it would need.",
+    "E_MCP_GONE": "The next step starts the server anew; the message has its last words.",
+    "E_MCP_PROTOCOL": "Update the server, or report it to its authors: it does not keep to the protocol.",
     # kernel
     "E_KERNEL_NOT_RUNNING": "Start it with `gdn run` or `gdn run --detach`.",
     "E_KERNEL_RUNNING": "Another kernel already runs this bundle; stop it with `gdn stop`.",

@@ -68,6 +68,10 @@ FrameType = Literal[
     "oauth.token",
     "oauth.order",
     "oauth.granted",
+    "mcp.attach",
+    "mcp.list",
+    "mcp.detach",
+    "mcp.news",
     "admin",
     "reply",
     "runtime.event",
@@ -211,6 +215,17 @@ class Lease(Struct, frozen=True, rename="camel", omit_defaults=True):
     root_event: str | None = None
 
 
+class AttachedServer(Struct, frozen=True, rename="camel"):
+    """An agent instance that is attached to an MCP server of a tool host."""
+
+    #: The server's prefix.
+    server: str
+    #: Name of the agent.
+    agent: str
+    #: Key of the instance.
+    instance_key: str
+
+
 class Hello(Struct, frozen=True, rename="camel", omit_defaults=True):
     """The first frame of every connection. Leases and calls survive a reconnect."""
 
@@ -230,6 +245,8 @@ class Hello(Struct, frozen=True, rename="camel", omit_defaults=True):
     pid: int | None = None
     #: CLOCK_BOOTTIME in milliseconds when the process began, to be compared with `firstSentMs`.
     started_ms: int | None = None
+    #: Of a tool host: who is attached to its MCP servers.
+    attached: list[AttachedServer] = []
 
 
 class Welcome(Struct, frozen=True, rename="camel", omit_defaults=True):

@@ -23,7 +23,7 @@ import asyncio
 import os
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -34,7 +34,7 @@ from msgspec import Raw
 from schemas.blobs import INLINE_FRAME_BYTES, REFERENCES, check_reference, is_reference
 from schemas.codec import DECODE_ERRORS, MAX_RELAYED_BYTES, decode, encode_value
 from schemas.errors import GoondanError, fail
-from schemas.frames import Blob, Frame, Lease, Welcome
+from schemas.frames import AttachedServer, Blob, Frame, Lease, Welcome
 from schemas.peer import (
     Deliver,
     Greet,
@@ -89,9 +89,9 @@ class Link:
 
     `on_frame` is called in the loop for every frame that is not an answer to something sent here; it must neither
     block nor raise. One whose large payload cannot be had comes with `blob` still set, and with the ErrorPayload as its
-    payload. `leases` and `calls` are asked at every hello: what this process holds. `on_unsent` hears of frames that
-    `send` took and whose large payloads could not be written. `by_reference` False: this process has no access to the
-    kernel's files, so its frames have at most 1 MiB. `broker_uid` is the broker's user, None for ours.
+    payload. `leases`, `calls` and `attached` are asked at every hello: what this process holds. `on_unsent` hears of
+    frames that `send` took and whose large payloads could not be written. `by_reference` False: this process has no
+    access to the kernel's files, so its frames have at most 1 MiB. `broker_uid` is the broker's user, None for ours.
     `renew_token` is asked before each hello but the first: tokens end with a kernel that restarts. `closed` is done
     when the link is over: with an exception when the broker refused it, or was none, else with None after `close`.
     """
@@ -111,6 +111,7 @@ class Link:
         by_reference: bool = True,
         broker_uid: int | None = None,
         renew_token: Callable[[], str] | None = None,
+        attached: Callable[[], Sequence[AttachedServer]] = tuple,
     ) -> None:
         self.endpoint = endpoint
         self._broker = BrokerIdentity(endpoint, broker_uid)
@@ -118,6 +119,7 @@ class Link:
         self._on_frame = on_frame
         self._leases = leases
         self._calls = calls
+        self._attached = attached
         self._on_welcome = on_welcome
         self._on_unsent = on_unsent
         self._on_late = on_late
@@ -482,7 +484,7 @@ class Link:
             if self._broker.is_there():
                 if self._renew_token is not None and self._peer.welcome is not None:
                     self._peer.token = self._renew_token()
-                self._queue(self._peer.hello(self._leases(), self._calls(), loop.time()))
+                self._queue(self._peer.hello(self._leases(), self._calls(), loop.time(), self._attached()))
         except GoondanError as error:
             self._refuse(LinkRefused(error.info))
 

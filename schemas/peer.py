@@ -22,6 +22,7 @@ answered".
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from typing import Any, Final, Literal
 
 from msgspec import Struct, structs
@@ -29,7 +30,18 @@ from msgspec import Struct, structs
 from schemas.blobs import INLINE_FRAME_BYTES, MAX_BLOB_BYTES, REFERENCES, too_large
 from schemas.codec import MAX_FRAME_BYTES, FrameError, encode, encode_value, from_raw, to_raw
 from schemas.errors import GoondanError, error_payload
-from schemas.frames import NO_PAYLOAD, PROTOCOL_VERSION, Blob, Credit, ErrorPayload, Frame, Hello, Lease, Welcome
+from schemas.frames import (
+    NO_PAYLOAD,
+    PROTOCOL_VERSION,
+    AttachedServer,
+    Blob,
+    Credit,
+    ErrorPayload,
+    Frame,
+    Hello,
+    Lease,
+    Welcome,
+)
 
 Kind = Literal["post", "call", "ask", "tool ask"]
 Phase = Literal["absent", "greeting", "ready", "closed"]
@@ -298,7 +310,9 @@ class Peer:
             self._release(entry)
         return entry
 
-    def hello(self, leases: list[Lease], calls: list[str], now: float) -> bytes:
+    def hello(
+        self, leases: list[Lease], calls: list[str], now: float, attached: Sequence[AttachedServer] = ()
+    ) -> bytes:
         """The hello to send; the phase is `greeting` after it."""
         self.phase = "greeting"
         self._hello_at = now
@@ -311,6 +325,7 @@ class Peer:
             awaiting=list(self._by_correlation),
             pid=self._pid,
             started_ms=self._started_ms,
+            attached=list(attached),
         )
         return encode(Frame("hello", id=self._hello_id, payload=to_raw(body)))
 

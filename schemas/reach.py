@@ -5,8 +5,10 @@ Source: docs/decisions/071; requirements CATALOG-04, CATALOG-05, CALL-03.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from fnmatch import fnmatchcase
 
+from schemas.address import SEPARATOR
 from schemas.launch import AgentSpec
 
 
@@ -16,3 +18,12 @@ def reachable_tools(spec: AgentSpec) -> frozenset[str]:
     """
     opened = {item.name for item in spec.registry if any(fnmatchcase(item.name, p) for p in spec.allow_registry)}
     return frozenset(spec.catalog) | opened | frozenset(spec.addable)
+
+
+def server_of(tool: str | None, servers: Container[str]) -> str | None:
+    """The MCP server among `servers` (prefixes) that a tool of this name belongs to; None when there is none.
+
+    All tools of a server whose prefix AgentSpec.servers has may be called. Which those are, only the server knows.
+    """
+    prefix, separator, export = (tool or "").partition(SEPARATOR)
+    return prefix if separator and export and prefix in servers else None

@@ -16,12 +16,18 @@ class Assignments:
 
     def __init__(self) -> None:
         self._served: dict[str, dict[Instance, None]] = {}
+        #: Names of agents whose instances of one key are served by one host, because they share an MCP server.
+        self.together: frozenset[str] = frozenset()
+        #: Instances of these agents that have a host, by their key.
+        self._by_key: dict[str, dict[Instance, None]] = {}
 
     def assign(self, instance: Instance, host: Connection) -> None:
         """This host serves the instance from now on."""
         self.release(instance)
         instance.host = host
         self._served.setdefault(host.address, {})[instance] = None
+        if instance.agent in self.together:
+            self._by_key.setdefault(instance.key, {})[instance] = None
 
     def release(self, instance: Instance) -> None:
         """No host serves the instance any more."""
@@ -32,6 +38,22 @@ class Assignments:
         if not served:
             del self._served[instance.host.address]
         instance.host = None
+        others = self._by_key.get(instance.key)
+        if others is not None:
+            others.pop(instance, None)
+            if not others:
+                del self._by_key[instance.key]
+
+    def host_for(self, instance: Instance, hosts: Iterable[Connection]) -> Connection | None:
+        """The tool host of an instance. It is the same one while it lives, so that the instance's jails stay warm. None
+        where there is no host.
+        """
+        if instance.host is None:
+            others = self._by_key.get(instance.key, ()) if instance.agent in self.together else ()
+            host = next((other.host for other in others if other.host is not None), None) or self.lightest(hosts)
+            if host is not None:
+                self.assign(instance, host)
+        return instance.host
 
     def release_all(self, address: str, of: Callable[[Connection], bool] = lambda host: True) -> None:
         """The host at this address serves nobody any more. With `of`, only connections for which it is true count."""

@@ -80,6 +80,7 @@ class Connection:
         "last_seen",
         "pid",
         "refused",
+        "servers",
         "session",
         "started_ms",
         "watched",
@@ -106,6 +107,8 @@ class Connection:
         self.instance: Instance | None = None
         #: Agents only: the tools that it may call.
         self.allowed: frozenset[str] = frozenset()
+        #: Agents only: the prefixes of the MCP servers whose tools it may call.
+        self.servers: frozenset[str] = frozenset()
         #: Clients only: how much live news it may get now; None before the first.
         self.allowance: Allowance | None = None
         #: Target -> the first event that was refused for overload. Later events for the target wait until it is back.

@@ -32,6 +32,10 @@ MOST: Final = {
     "changeset.commit": _LISTS,
     "changeset.open": _LISTS,
     "config.propose": MAX_PROPOSAL_BYTES,
+    "mcp.attach": _SHORT,
+    "mcp.detach": _SHORT,
+    "mcp.list": _SHORT,
+    "mcp.news": _LISTS,
     "oauth.token": _LISTS,
     "restart": _LISTS,
 }

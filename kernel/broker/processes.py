@@ -25,6 +25,7 @@ from kernel.broker.entities import AGENTS, CLIENTS, TOOLS, Connection, Event, In
 from kernel.broker.mailbox import MAX_ATTEMPTS
 from kernel.broker.places import Claim
 from kernel.broker.presence import agent_address
+from kernel.broker.servers import Servers
 from kernel.broker.tool_calls import ToolCalls
 from schemas.control import (
     Drain,
@@ -56,11 +57,12 @@ STARTING_S: Final = 1.0
 class Processes:
     """The part of the broker that decides about processes."""
 
-    def __init__(self, bus: Bus, cancels: Cancels, ends: Ends, tool_calls: ToolCalls) -> None:
+    def __init__(self, bus: Bus, cancels: Cancels, ends: Ends, tool_calls: ToolCalls, servers: Servers) -> None:
         self._bus = bus
         self._cancels = cancels
         self._ends = ends
         self._tool_calls = tool_calls
+        self._servers = servers
         self._instances = bus.mailbox.instances
         self._places = bus.mailbox.places
         #: Instances whose process runs, is being started, or is leaving.
@@ -315,6 +317,7 @@ class Processes:
         connection = self._bus.presence.end_launch(_address(principal), message.launch)
         if principal.role == "toolhost":
             self._tool_calls.launch_ended(_address(principal), message.launch)
+            self._servers.launch_ended(_address(principal), message.launch, now)
             return
         instance = self._instances.get((principal.name, principal.instance_key or ""))
         if instance is None or (instance.conn is not None and instance.conn is not connection):
@@ -330,6 +333,7 @@ class Processes:
         principal = message.principal
         if principal.role == "toolhost":
             self._tool_calls.no_host(message.message)
+            self._servers.no_host(message.message)
             return
         instance = self._instances.get((principal.name, principal.instance_key or ""))
         if instance is None:
@@ -384,6 +388,7 @@ class Processes:
             self._tool_calls.host_unreachable(connection)
         elif connection.cls == TOOLS:
             self._tool_calls.host_lost(connection)
+            self._servers.host_lost(connection, now)
 
     def _forget(self, instance: Instance) -> None:
         """The instance has no process, and the one that was asked for will not come."""

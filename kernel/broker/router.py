@@ -46,6 +46,7 @@ from kernel.broker.quiet import QuietPeers
 from kernel.broker.recovery import NOTHING, Restored
 from kernel.broker.restarts import Restarts
 from kernel.broker.revising import Pieces
+from kernel.broker.servers import Servers
 from kernel.broker.tool_asks import ToolAsks
 from kernel.broker.tool_calls import ToolCalls
 from schemas.codec import (
@@ -105,7 +106,8 @@ class Router:
         self._operator_news = operator_news = OperatorNews(bus)
         self._approvals = approvals = Approvals(bus, budgets, operator_news)
         self._tool_calls = ToolCalls(bus, budgets, approvals, cancels)
-        self._processes = Processes(bus, cancels, ends, self._tool_calls)
+        self._servers = servers = Servers(bus)
+        self._processes = Processes(bus, cancels, ends, self._tool_calls, servers)
         self._directory = directory = Directory(bus, actors, self._processes)
         self._deletions = Deletions(bus, cancels, self._processes, directory, folders)
         self._answering = answering = Answering(bus, quiet)
@@ -168,6 +170,9 @@ class Router:
                 "budget.settle": budgets.settle,
                 "config.propose": configs.propose,
                 "oauth.token": tokens.ask,
+                "mcp.attach": servers.ask,
+                "mcp.list": servers.ask,
+                "mcp.detach": servers.detach,
                 "approval.ask": approvals.ask,
                 "tool.call": tools.call,
                 "tool.cancel": tools.cancel,
@@ -188,7 +193,9 @@ class Router:
                 "bye": self._bye,
                 "shutdown_ack": self._shutdown_ack,
                 "runtime.event": self._ignore,
-                "reply": self._deletions.ended,
+                "mcp.news": servers.news,
+                "reply": self._host_answered,
+                "error": self._host_answered,
             },
             CLIENTS: {
                 **every,
@@ -339,6 +346,7 @@ class Router:
         self._budgets.tick(now)
         self._deletions.tick(now)
         self._approvals.tick(now)
+        self._servers.tick(now)
         self._operator_news.tick()
         self._hand_over(now)
 
@@ -390,6 +398,7 @@ class Router:
         self._allowed = {name: reachable_tools(spec) for name, spec in plan.agents.items()}
         self._configs.revise(self._allowed)
         self._approvals.revise(plan.agents)
+        self._servers.revise(plan)
 
     def _revise(self, plan: KernelPlan) -> None:
         """A new revision replaces the running one. Changed agents use it from their next step on. Agents that cannot do
@@ -405,6 +414,7 @@ class Router:
         for connection in self._connections[AGENTS].values():
             agent, key = connection.claims.agent or "", connection.claims.instance_key or ""
             connection.allowed = self._configs.allowed(agent, key)
+            connection.servers = self._servers_of(agent)
             if agent in changed:
                 told = self._configs.with_spec(agent, key, self._specs[agent])
                 bus.send(connection, Frame("config.changed", payload=to_raw(told)))
@@ -440,6 +450,7 @@ class Router:
         elif cls == TOOLS:
             self._welcome(connection, frame, spec=self._host_spec)
             self._tool_calls.host_here(connection)
+            self._servers.host_here(connection, hello.attached, now)
         elif is_holder(connection):
             self._welcome(connection, frame, spec=self._tokens_spec)
             self._tokens.here(connection, now)
@@ -462,6 +473,7 @@ class Router:
             lost = self.bus.mailbox.lose_holder(instance, counts=True)
             self._processes.count_attempt(lost, "another process has taken its place")
         connection.allowed = self._configs.allowed(agent, key)
+        connection.servers = self._servers_of(agent)
         self._processes.here(instance, connection, now)
         self._directory.welcomed(instance)
         self._events.adopt(instance, hello, now)
@@ -484,6 +496,10 @@ class Router:
             self._approvals.holder_here(instance.leased)
         self._events.dispatch(instance, now)
         self._processes.serve(now)
+
+    def _servers_of(self, agent: str) -> frozenset[str]:
+        spec = self.bus.plan.agents.get(agent)
+        return frozenset() if spec is None else frozenset(spec.servers)
 
     def _config_of(self, agent: str, key: str) -> Raw:
         changes = self._configs.of(agent, key)
@@ -531,6 +547,7 @@ class Router:
             self._processes.leave(instance, connection, now)
         elif connection.cls == TOOLS:
             self._tool_calls.host_lost(connection)
+            self._servers.host_lost(connection, now)
         else:
             self.bus.presence.drop(connection)
 
@@ -539,6 +556,11 @@ class Router:
         self.bus.counters["shutdown_acks"] += 1
         if connection.instance is not None:
             self._processes.says_goodbye(connection.instance)
+
+    def _host_answered(self, connection: Connection, frame: Frame, now: float) -> None:
+        """`reply` or `error` from a tool host: it answers a question about a server, or ends an instance."""
+        if not self._servers.answered(connection, frame) and frame.type == "reply":
+            self._deletions.ended(connection, frame, now)
 
     def _ping(self, connection: Connection, frame: Frame, now: float) -> None:
         self.bus.send(connection, Frame("pong", in_reply_to=frame.id))

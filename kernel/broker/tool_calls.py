@@ -28,6 +28,7 @@ from kernel.broker.workdirs import Workdir, check_opened
 from schemas.codec import encode_value, to_raw
 from schemas.errors import GoondanError, error_payload
 from schemas.frames import Blob, Frame, Source
+from schemas.reach import server_of
 
 #: Calls of one event that may be open: the agent's credit, and frames that may have crossed a change of it.
 _MAX_OPEN: Final = CREDIT + CREDIT_SLACK
@@ -64,7 +65,9 @@ class ToolCalls:
         event = instance.leased if instance is not None else None
         if event is None or instance is None or event.id != frame.event_id or instance.epoch != frame.epoch:
             raise GoondanError(error_payload("E_LEASE_LOST", "a call needs the lease of its event"))
-        if frame.tool not in connection.allowed or frame.workdir is not None:
+        if frame.tool not in connection.allowed and server_of(frame.tool, connection.servers) is None:
+            raise _forbidden(instance, frame)
+        if frame.workdir is not None:
             raise _forbidden(instance, frame)
         named = event.content.workdir
         place = instance.workdir if named is None else Workdir(named)
@@ -297,10 +300,7 @@ class ToolCalls:
             self.fail(call, "E_SANDBOX_UNAVAILABLE", f"no tool host could be started: {reason}")
 
     def _host_for(self, instance: Instance) -> Connection | None:
-        """The tool host of an instance. It is the same one while it lives, so that the instance's jails stay warm."""
-        if instance.host is None and (host := self._assigned.lightest(self._hosts.values())) is not None:
-            self._assigned.assign(instance, host)
-        return instance.host
+        return self._assigned.host_for(instance, self._hosts.values())
 
     # --- ends
 

@@ -43,6 +43,7 @@ from schemas.frames import (
 from schemas.vectors.bad import FILE_NAME, TIME, nested
 from schemas.vectors.changesets import changeset_frames
 from schemas.vectors.live_config import live_config_frames
+from schemas.vectors.mcp import mcp_frames
 from schemas.vectors.oauth import oauth_frames
 from schemas.vectors.tool_asks import tool_ask_frames
 
@@ -335,6 +336,7 @@ def good_frames() -> list[tuple[str, Frame, str | None]]:
         *live_config_frames(),
         *oauth_frames(),
         *tool_ask_frames(),
+        *mcp_frames(),
         *changeset_frames(),
         (
             "budget.reserve",

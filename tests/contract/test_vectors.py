@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from msgspec import Raw
 
-from schemas import approvals, budgets, changesets, frames, live_config, oauth, tool_asks
+from schemas import approvals, budgets, changesets, frames, live_config, mcp, oauth, tool_asks
 from schemas.blobs import MAX_BLOB_BYTES, check_reference
 from schemas.blobs import describe as describe_payload
 from schemas.codec import MAX_DEPTH, MAX_FRAME_BYTES, FrameError, decode, encode, encode_value, from_raw
@@ -57,6 +57,9 @@ KINDS: dict[str, Any] = {
     "TokenReady": oauth.TokenReady,
     "AuthorizationRequired": oauth.AuthorizationRequired,
     "Granted": oauth.Granted,
+    "McpAttach": mcp.McpAttach,
+    "McpListing": mcp.McpListing,
+    "McpNews": mcp.McpNews,
 }
 
 

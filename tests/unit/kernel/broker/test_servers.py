@@ -1,0 +1,463 @@
+"""MCP servers in the broker: who may ask, which tool host answers, and who is attached when processes end."""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from kernel.broker.bus import RETURN_S, Bus
+from kernel.broker.entities import AGENTS, CLIENTS, CONTROL, TOOLS
+from kernel.broker.epochs import Epochs
+from kernel.broker.folders import Moved
+from kernel.broker.journal.memory import MemoryJournal
+from kernel.broker.ledger import Ledger
+from kernel.broker.router import Router
+from kernel.broker.servers import ATTACH_S, MAX_OPEN_EACH
+from kernel.broker.spawns import Spawned
+from kernel.broker.workdirs import Beneath, Workdir
+from schemas.codec import decode, encode, from_raw, to_raw
+from schemas.control import Exited, Principal
+from schemas.frames import AgentEvent, AttachedServer, ErrorPayload, Frame, Hello
+from schemas.launch import KernelPlan, McpServerSpec, ToolSpec
+from schemas.mcp import McpAttach, McpListing, McpNews
+from schemas.reach import server_of
+from schemas.tokens import Claims, mint
+from tests.unit.kernel.broker.actors import SECRET
+from tests.unit.kernel.broker.swarm import plan
+
+SHARED, OWN = "github", "files"
+LISTING = to_raw(McpListing(server_name="a server"))
+
+
+def server_plan(servers: list[str]) -> KernelPlan:
+    """`coder` and `reviewer` have both servers, `plain` has none. One is shared, one is each agent's own."""
+    base = plan()
+    agents = {name: structs.replace(spec, servers=servers) for name, spec in base.agents.items()}
+    agents["plain"] = structs.replace(agents["coder"], name="plain", servers=[])
+    shared = McpServerSpec(extension=SHARED, transport="stdio", scope="instance")
+    own = McpServerSpec(extension=OWN, transport="stdio", scope="agent")
+    tools = [ToolSpec(name=one.extension, entry="", root="", exports=[], server=one) for one in (shared, own)]
+    return structs.replace(base, agents=agents, toolhost=structs.replace(base.toolhost, tools=tools))
+
+
+class NoFolders:
+    def exists(self, agent: str, key: str) -> bool:
+        return False
+
+    def move(self, agent: str, key: str, keep_workdir: bool) -> None: ...
+
+    def moved(self) -> list[Moved]:
+        return []
+
+
+class Bench:
+    """A broker, and what it sends to whom."""
+
+    def __init__(self, servers: list[str] | None = None) -> None:
+        self.now = 1000.0
+        self.plan = server_plan([SHARED, OWN] if servers is None else servers)
+        self.numbers = count(1)
+        self.inbox: dict[bytes, list[Frame]] = {}
+        self.start()
+
+    def start(self) -> None:
+        ms = int(self.now * 1000)
+        bus = Bus(
+            self.plan,
+            SECRET,
+            broker_id=f"b{ms}",
+            started_ms=ms,
+            epochs=Epochs(0, ms),
+            archive=MemoryJournal(),
+            ledger=Ledger("boot", 0.0),
+        )
+        self.router = Router(bus, NoFolders())
+        self.inbox.clear()
+
+    def flush(self) -> None:
+        bus = self.router.bus
+        while bus.staged:
+            staged, bus.staged = bus.staged, []
+            self.router.settle(staged, self.now)
+        for _, ident, data in bus.out:
+            frame = decode(data)
+            if frame.type not in ("ping", "credit"):
+                self.inbox.setdefault(ident, []).append(frame)
+        bus.out.clear()
+        assert not bus.faults, bus.faults
+
+    def hello(
+        self, cls: int, claims: Claims, incarnation: str = "", attached: list[AttachedServer] | None = None
+    ) -> bytes:
+        ident = b"peer-%d" % next(self.numbers)
+        hello = Hello(mint(SECRET, claims), incarnation or ident.decode(), attached=attached or [], started_ms=1)
+        self.router.stranger(cls, ident, encode(Frame("hello", id="h", payload=to_raw(hello))), self.now)
+        self.flush()
+        welcome, *rest = self.take(ident)
+        assert welcome.type == "welcome", bytes(welcome.payload)
+        self.inbox[ident] = rest
+        return ident
+
+    def agent(self, name: str = "coder", key: str = "k", **more: Any) -> bytes:
+        launch = more.pop("launch", 0)
+        return self.hello(AGENTS, Claims("agent", agent=name, instance_key=key, launch=launch), **more)
+
+    def host(self, name: str = "1", **more: Any) -> bytes:
+        launch = more.pop("launch", 0)
+        return self.hello(TOOLS, Claims("toolhost", agent=name, launch=launch), **more)
+
+    def take(self, ident: bytes) -> list[Frame]:
+        return self.inbox.pop(ident, [])
+
+    def send(self, ident: bytes, frame: Frame) -> None:
+        frame.id = frame.id or f"f{next(self.numbers)}"
+        for cls in (AGENTS, TOOLS, CLIENTS, CONTROL):
+            connection = self.router.bus.presence.connections[cls].get(ident)
+            if connection is not None:
+                self.router.receive(connection, encode(frame), self.now)
+        self.flush()
+
+    def ask(self, agent: bytes, server: str, kind: str = "mcp.attach", **more: Any) -> None:
+        self.send(agent, Frame(kind, payload=to_raw(McpAttach(server)), **more))
+
+    def asked(self, host: bytes, kind: str = "mcp.attach") -> Frame:
+        (frame,) = self.take(host)
+        assert frame.type == kind
+        return frame
+
+    def attach(self, agent: bytes, host: bytes, server: str = SHARED) -> None:
+        """Ask, and have the tool host agree."""
+        self.ask(agent, server)
+        self.send(host, Frame("reply", in_reply_to=self.asked(host).id, payload=LISTING))
+        (reply,) = self.take(agent)
+        assert reply.type == "reply"
+
+    def wait(self, seconds: float) -> None:
+        for _ in range(4):
+            self.now += seconds / 4
+            self.router.tick(self.now)
+        self.flush()
+
+    def lose(self, ident: bytes) -> None:
+        for cls in (AGENTS, TOOLS):
+            self.router.unreachable(cls, ident, self.now)
+        self.flush()
+
+
+def code(frames: list[Frame]) -> str:
+    (error,) = frames
+    assert error.type == "error"
+    return from_raw(error.payload, ErrorPayload).code
+
+
+def news(frames: list[Frame]) -> list[tuple[str, str]]:
+    assert {frame.type for frame in frames} <= {"mcp.news"}
+    told = [from_raw(frame.payload, McpNews) for frame in frames]
+    return [(one.server, one.kind) for one in told]
+
+
+def detached(frames: list[Frame]) -> list[tuple[str | None, str | None, str]]:
+    assert {frame.type for frame in frames} <= {"mcp.detach"}
+    return [(frame.from_, frame.instance_key, from_raw(frame.payload, McpAttach).server) for frame in frames]
+
+
+def test_a_question_says_who_asks_and_where_that_instance_works_whatever_the_agent_wrote() -> None:
+    bench = Bench()
+    host, agent = bench.host(), bench.agent()
+    bench.router.bus.instance("coder", "k", 0).workdir = Workdir("/w/sub", Beneath("/w"))
+    bench.ask(agent, SHARED, from_="reviewer", instance_key="other", workdir="/etc", id="a.1")
+    frame = bench.asked(host)
+    assert (frame.from_, frame.instance_key) == ("coder", "k")
+    assert (frame.workdir, frame.workdir_base) == ("/w/sub", "/w")
+    assert frame.deadline_ms == ATTACH_S * 1000
+    bench.send(host, Frame("reply", in_reply_to=frame.id, payload=LISTING, from_="x", workdir="/x"))
+    (reply,) = bench.take(agent)
+    assert (reply.type, reply.in_reply_to, bytes(reply.payload)) == ("reply", "a.1", bytes(LISTING))
+    assert reply.from_ is None and reply.workdir is None
+
+
+@pytest.mark.parametrize("kind", ["mcp.attach", "mcp.list"])
+def test_only_servers_of_the_declaration_are_asked(kind: str) -> None:
+    bench = Bench()
+    host = bench.host()
+    for agent, server in ((bench.agent("plain"), SHARED), (bench.agent(), "bash"), (bench.agent("reviewer"), "")):
+        bench.ask(agent, server, kind)
+        assert code(bench.take(agent)) == "E_FORBIDDEN"
+    assert bench.take(host) == []
+
+
+def test_a_repeat_is_the_same_question_and_an_answer_goes_to_the_connection_that_asked_last() -> None:
+    bench = Bench()
+    host, agent = bench.host(), bench.agent(incarnation="same")
+    bench.ask(agent, SHARED, id="a.1")
+    again = bench.agent(incarnation="same")
+    bench.ask(again, SHARED, id="a.1")
+    bench.send(host, Frame("reply", in_reply_to=bench.asked(host).id, payload=LISTING))
+    assert [frame.in_reply_to for frame in bench.take(again)] == ["a.1"]
+    assert bench.take(agent) == []
+
+
+def test_only_the_host_that_was_asked_answers() -> None:
+    bench = Bench()
+    host = bench.host()
+    other = bench.host("2")
+    agent = bench.agent()
+    bench.ask(agent, SHARED)
+    asked = [frame for ident in (host, other) for frame in bench.inbox.get(ident, [])]
+    liar = other if host in bench.inbox else host
+    bench.send(liar, Frame("reply", in_reply_to=asked[0].id, payload=LISTING))
+    assert bench.take(agent) == []
+
+
+def test_a_question_waits_for_a_tool_host_and_is_sent_again_to_its_successor() -> None:
+    bench = Bench()
+    agent = bench.agent()
+    bench.ask(agent, SHARED)
+    first = bench.host()
+    assert bench.asked(first).from_ == "coder"
+    bench.lose(first)
+    second = bench.host()
+    assert bench.asked(second).from_ == "coder"
+    assert [kind for _, kind in news(bench.take(agent))] == ["gone"]  # what it may have had there is not there any more
+    bench.wait(ATTACH_S)
+    assert code(bench.take(agent)) == "E_MCP_CONNECT"
+
+
+def test_without_a_tool_host_that_can_be_started_the_asker_is_told() -> None:
+    bench = Bench()
+    agent = bench.agent()
+    bench.ask(agent, SHARED)
+    bench.router._servers.no_host("no bubblewrap")
+    bench.flush()
+    assert code(bench.take(agent)) == "E_SANDBOX_UNAVAILABLE"
+
+
+def test_questions_without_an_answer_are_bounded() -> None:
+    bench = Bench()
+    bench.host()
+    agent = bench.agent()
+    for _ in range(MAX_OPEN_EACH):
+        bench.ask(agent, OWN, "mcp.list")
+    assert bench.take(agent) == []
+    bench.ask(agent, OWN, "mcp.list")
+    assert code(bench.take(agent)) == "E_OVERLOADED"
+    other = bench.agent("reviewer")
+    bench.ask(other, OWN)
+    assert bench.take(other) == []  # it is a bound of each process
+    bench.wait(ATTACH_S)
+    assert len(bench.take(agent)) == MAX_OPEN_EACH
+    bench.ask(agent, OWN, "mcp.list")
+    assert bench.take(agent) == []
+
+
+def test_agents_that_share_a_server_have_one_tool_host_for_each_key() -> None:
+    bench = Bench()
+    hosts = [bench.host("1"), bench.host("2"), bench.host("3")]
+    for key in ("a", "b", "c"):
+        for name in ("coder", "reviewer"):
+            bench.ask(bench.agent(name, key), SHARED)
+    served = [{(frame.instance_key, frame.from_) for frame in bench.take(host)} for host in hosts]
+    assert sorted(len(one) for one in served) == [2, 2, 2]
+    assert all(len({key for key, _ in one}) == 1 for one in served)
+
+
+def test_agents_without_a_shared_server_are_spread() -> None:
+    bench = Bench(servers=[OWN])
+    hosts = [bench.host("1"), bench.host("2")]
+    for name in ("coder", "reviewer"):
+        bench.ask(bench.agent(name, "a"), OWN)
+    assert [len(bench.take(host)) for host in hosts] == [1, 1]
+
+
+def test_news_go_to_who_is_attached_there() -> None:
+    bench = Bench()
+    host = bench.host()
+    coder, reviewer, elsewhere = bench.agent(), bench.agent("reviewer"), bench.agent("reviewer", "other")
+    for agent in (coder, reviewer, elsewhere):
+        bench.attach(agent, host)
+        bench.attach(agent, host, OWN)
+    bench.send(host, Frame("mcp.news", instance_key="k", payload=to_raw(McpNews(server=SHARED, kind="tools"))))
+    assert [news(bench.take(agent)) for agent in (coder, reviewer, elsewhere)] == [[(SHARED, "tools")]] * 2 + [[]]
+    own = Frame("mcp.news", instance_key="k", to="reviewer", payload=to_raw(McpNews(server=OWN, kind="prompts")))
+    bench.send(host, own)
+    assert [news(bench.take(agent)) for agent in (coder, reviewer, elsewhere)] == [[], [(OWN, "prompts")], []]
+    bench.send(bench.host("2"), own)
+    assert bench.take(reviewer) == []  # another host says nothing about servers that it does not have
+
+
+def test_a_server_that_is_gone_has_nobody_attached() -> None:
+    bench = Bench()
+    host, agent = bench.host(), bench.agent()
+    bench.attach(agent, host)
+    gone = Frame("mcp.news", instance_key="k", payload=to_raw(McpNews(server=SHARED, kind="gone", message="segfault")))
+    bench.send(host, gone)
+    assert news(bench.take(agent)) == [(SHARED, "gone")]
+    bench.lose(agent)
+    bench.wait(2 * RETURN_S)
+    assert bench.take(host) == []
+    bench.attach(bench.agent(), host)
+
+
+def test_detaching_is_answered_and_the_tool_host_is_told_once() -> None:
+    bench = Bench()
+    host, agent = bench.host(), bench.agent()
+    bench.attach(agent, host)
+    for _ in range(2):
+        bench.ask(agent, SHARED, "mcp.detach")
+        (reply,) = bench.take(agent)
+        assert reply.type == "reply"
+    assert detached(bench.take(host)) == [("coder", "k", SHARED)]
+
+
+def test_an_attachment_that_is_refused_is_none() -> None:
+    bench = Bench()
+    host, agent = bench.host(), bench.agent()
+    bench.ask(agent, SHARED)
+    told = to_raw(ErrorPayload("E_MCP_CONNECT", "it ended"))
+    bench.send(host, Frame("error", in_reply_to=bench.asked(host).id, payload=told))
+    assert code(bench.take(agent)) == "E_MCP_CONNECT"
+    bench.lose(agent)
+    bench.wait(2 * RETURN_S)
+    assert bench.take(host) == []
+
+
+def test_a_process_that_is_gone_is_detached_and_one_that_comes_back_is_not() -> None:
+    bench = Bench()
+    host, agent = bench.host(), bench.agent(incarnation="one")
+    bench.attach(agent, host)
+    bench.lose(agent)
+    bench.wait(RETURN_S / 2)
+    agent = bench.agent(incarnation="one")
+    bench.wait(2 * RETURN_S)
+    assert bench.take(host) == []
+    bench.lose(agent)
+    bench.wait(2 * RETURN_S)
+    assert detached(bench.take(host)) == [("coder", "k", SHARED)]
+
+
+def test_another_process_in_its_place_is_attached_only_when_it_asks() -> None:
+    bench = Bench()
+    host, agent = bench.host(), bench.agent(launch=1)
+    bench.attach(agent, host, SHARED)
+    bench.attach(agent, host, OWN)
+    successor = bench.agent(launch=2)
+    bench.ask(successor, SHARED)
+    bench.send(host, Frame("reply", in_reply_to=bench.asked(host).id, payload=LISTING))
+    bench.wait(1.0)
+    assert detached(bench.take(host)) == [("coder", "k", OWN)]
+
+
+@pytest.mark.parametrize("how", ["unreachable", "bye", "exited"])
+def test_when_a_tool_host_is_lost_its_servers_are_gone(how: str) -> None:
+    bench = Bench()
+    host = bench.host(launch=5)
+    agent, other = bench.agent(), bench.agent("reviewer", "other")
+    bench.attach(agent, host)
+    if how == "unreachable":
+        bench.lose(host)
+    elif how == "bye":
+        bench.send(host, Frame("bye"))
+    else:
+        supervisor = bench.hello(CONTROL, Claims("control"))
+        ended = Exited(Principal("toolhost", "1"), 5, "signal 9", started=True)
+        bench.send(supervisor, Frame("runtime.event", payload=to_raw(ended)))
+    assert news(bench.take(agent)) == [(SHARED, "gone")]
+    assert bench.take(other) == []
+    bench.attach(agent, bench.host(launch=6))
+
+
+def test_a_tool_host_that_comes_back_keeps_what_it_still_has() -> None:
+    bench = Bench()
+    host = bench.host(incarnation="one")
+    agent = bench.agent()
+    bench.attach(agent, host, SHARED)
+    bench.attach(agent, host, OWN)
+    again = bench.host(incarnation="one", attached=[AttachedServer(SHARED, "coder", "k")])
+    assert news(bench.take(agent)) == [(OWN, "gone")]
+    bench.lose(agent)
+    bench.wait(2 * RETURN_S)
+    assert detached(bench.take(again)) == [("coder", "k", SHARED)]
+
+
+def test_a_new_broker_believes_the_tool_host_and_detaches_who_does_not_come_back() -> None:
+    bench = Bench()
+    told = [
+        AttachedServer(SHARED, "coder", "k"),
+        AttachedServer(SHARED, "reviewer", "k"),
+        AttachedServer("x", "coder", "k"),
+    ]
+    host = bench.host(attached=told)
+    assert detached(bench.take(host)) == [("coder", "k", "x")]  # no such server
+    agent = bench.agent()
+    bench.send(host, Frame("mcp.news", instance_key="k", payload=to_raw(McpNews(server=SHARED, kind="tools"))))
+    assert news(bench.take(agent)) == [(SHARED, "tools")]
+    bench.wait(2 * RETURN_S)
+    assert detached(bench.take(host)) == [("reviewer", "k", SHARED)]
+
+
+def test_an_old_broker_detaches_what_it_does_not_know() -> None:
+    bench = Bench()
+    bench.wait(2 * RETURN_S)
+    host = bench.host(attached=[AttachedServer(SHARED, "coder", "k")])
+    assert detached(bench.take(host)) == [("coder", "k", SHARED)]
+
+
+def test_a_declaration_without_the_server_detaches() -> None:
+    bench = Bench()
+    host, agent = bench.host(), bench.agent()
+    bench.attach(agent, host)
+    bench.router._servers.revise(server_plan([OWN]))
+    bench.flush()
+    assert detached(bench.take(host)) == [("coder", "k", SHARED)]
+
+
+# --- the bound
+
+
+@pytest.mark.parametrize(
+    ("tool", "server"),
+    [
+        ("github__create_issue", "github"),
+        ("github__a__b", "github"),
+        ("github__", None),
+        ("github", None),
+        ("__github", None),
+        ("github2__x", None),
+        ("", None),
+        (None, None),
+    ],
+)
+def test_the_server_of_a_tool_is_its_whole_prefix(tool: str | None, server: str | None) -> None:
+    assert server_of(tool, frozenset({"github"})) == server
+
+
+def test_an_agent_calls_every_tool_of_its_servers_and_of_no_other() -> None:
+    bench = Bench(servers=[SHARED])
+    host = bench.host()
+    client = bench.hello(CLIENTS, Claims("client", operator=True))
+    for name, passed in (("coder", True), ("plain", False)):
+        agent = bench.agent(name)
+        event = AgentEvent(id=f"e-{name}", type="user", created_at="2026-01-01T00:00:00Z")
+        bench.send(client, Frame("event", to=name, instance_key="k", event_id=event.id, payload=to_raw(event)))
+        (lease,) = [frame for frame in bench.take(agent) if frame.type == "event"]
+        for number, tool in enumerate(("github__create_issue", "files__read", "github__")):
+            call = Frame("tool.call", call_id=f"{name}/{number}", tool=tool, event_id=event.id, epoch=lease.epoch)
+            call.payload = to_raw({"args": {}, "turnId": "t", "toolCallId": str(number)})
+            bench.send(agent, call)
+        assert [frame.tool for frame in bench.take(host)] == (["github__create_issue"] if passed else [])
+        refused = [frame for frame in bench.take(agent) if frame.type == "error"]
+        assert len(refused) == (2 if passed else 3)
+
+
+def test_a_spawned_instance_stays_in_its_folder_only_while_the_policy_opens_it() -> None:
+    bench = Bench()
+    bench.host()
+    agent = bench.agent()
+    instance = bench.router.bus.instance("coder", "k", 0)
+    instance.workdir = Workdir("/opened/sub", Beneath("/opened", by_policy=True))
+    instance.spawned = Spawned("reviewer", "k", 0.0, instance.workdir, ("", ""))
+    bench.ask(agent, SHARED)
+    assert code(bench.take(agent)) == "E_FORBIDDEN"
