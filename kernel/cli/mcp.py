@@ -1,0 +1,22 @@
+"""`gdn mcp`: MCP servers in bundles, and our tools as an MCP server.
+
+Source: docs/mcp.md.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import click
+
+from kernel.cli.lazy import LazyGroup
+
+#: name -> one line of help; the module is `kernel.cli.mcp_<name>`.
+COMMANDS: Final[dict[str, str]] = {
+    "import": "Convert the MCP servers of other programs into Extensions.",
+}
+
+
+@click.group(name="mcp", cls=LazyGroup, commands_of=COMMANDS, prefix="kernel.cli.mcp_")
+def command() -> None:
+    """Use MCP servers, and offer an agent's tools to MCP clients."""

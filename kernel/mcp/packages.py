@@ -1,0 +1,119 @@
+"""Which package a command would install and start: `npx -y PACKAGE`, `uvx PACKAGE`, `pip install PACKAGE`. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final, Literal
+
+from msgspec import Struct
+
+Registry = Literal["npm", "pypi"]
+
+_NPM_NAME: Final = re.compile(r"(@[a-z0-9~-][a-z0-9._~-]*/)?[a-z0-9~-][a-z0-9._~-]*", re.IGNORECASE)
+_NPM_VERSION: Final = re.compile(r"[A-Za-z0-9.^~<>=*|+ -]+")
+_PYPI_NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
+_PYPI: Final = re.compile(
+    r"(?P<name>[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)(?P<extras>\[[A-Za-z0-9,._ -]+\])?"
+    r"(?P<version>(?:@(?!\s)[A-Za-z0-9.+!-]+)|(?:(?:===|==|>=|<=|~=|!=|>|<)[A-Za-z0-9.*+!,=<>~ -]+)?)"
+)
+#: Options of npx and npm exec that stand alone.
+_NPX_ALONE: Final = frozenset({"-y", "--yes", "-q", "--quiet", "--silent", "-s", "--no", "--prefer-offline"})
+_UVX_ALONE: Final = frozenset({"-q", "--quiet", "--isolated", "--no-cache", "--refresh", "-n", "--no-progress"})
+
+
+class PackageCommand(Struct, frozen=True):
+    """A package to install and what is started of it."""
+
+    #: The kind of registry.
+    registry: Registry
+    #: The package's name.
+    package: str
+    #: The version or the range that was asked for, as the installer reads it; "" for the newest.
+    wanted: str
+    #: The program of the package; None: the only one it has, or the one of its name.
+    program: str | None
+    #: The arguments of the program.
+    arguments: list[str]
+    #: The command as it was given, without what is no matter of the package.
+    words: list[str]
+    #: Optional parts of a Python package, with brackets.
+    extras: str = ""
+
+
+def package_command(words: Sequence[str]) -> PackageCommand | None:
+    """What a command installs and starts; None for one that installs nothing, or is not understood."""
+    if not words:
+        return None
+    program = words[0].rsplit("/", 1)[-1].removesuffix(".cmd").removesuffix(".exe")
+    rest = list(words[1:])
+    if program == "cmd" and rest[:1] in (["/c"], ["/C"]):
+        return package_command(rest[1:])
+    if program == "npx":
+        return _npm(rest)
+    if program in ("npm", "pnpm", "bun", "yarn") and rest[:1] and rest[0] in ("exec", "x", "dlx"):
+        return _npm(rest[1:])
+    if program in ("bunx", "pnpx"):
+        return _npm(rest)
+    if program == "uvx" or (program == "uv" and rest[:2] == ["tool", "run"]):
+        return _pypi(rest if program == "uvx" else rest[2:], run=True)
+    if program == "pipx" and rest[:1] == ["run"]:
+        return _pypi(rest[1:], run=True)
+    if program in ("pip", "pip3") and rest[:1] == ["install"]:
+        return _pypi(rest[1:], run=False)
+    return None
+
+
+def _npm(rest: list[str]) -> PackageCommand | None:
+    package: str | None = None
+    while rest and rest[0].startswith("-"):
+        word = rest.pop(0)
+        if word == "--":
+            break
+        if word in ("-p", "--package") and rest:
+            package = rest.pop(0)
+        elif word.startswith("--package="):
+            package = word.partition("=")[2]
+        elif word not in _NPX_ALONE:
+            return None
+    if rest[:1] == ["--"]:
+        rest = rest[1:]
+    if not rest and package is None:
+        return None
+    first = rest.pop(0) if rest else None
+    spec = package if package is not None else first
+    name, _, wanted = ((spec or "")[1:] if (spec or "").startswith("@") else spec or "").partition("@")
+    if (spec or "").startswith("@"):
+        name = f"@{name}"
+    if _NPM_NAME.fullmatch(name) is None or (wanted and _NPM_VERSION.fullmatch(wanted) is None):
+        return None
+    program = first if package is not None else None
+    words = ["npx", "-y", *(["-p", package] if package is not None else []), *([first] if first else []), *rest]
+    return PackageCommand("npm", name, wanted, program, rest, words)
+
+
+def _pypi(rest: list[str], *, run: bool) -> PackageCommand | None:
+    package: str | None = None
+    while rest and rest[0].startswith("-"):
+        word = rest.pop(0)
+        if word == "--":
+            break
+        if word in ("--from", "--spec") and rest:
+            package = rest.pop(0)
+        elif word.startswith(("--from=", "--spec=")):
+            package = word.partition("=")[2]
+        elif word in ("-p", "--python") and rest:
+            rest.pop(0)
+        elif word not in _UVX_ALONE:
+            return None
+    if not rest:
+        return None
+    first = rest.pop(0)
+    match = _PYPI.fullmatch(package if package is not None else first)
+    if match is None:
+        return None
+    version = match["version"]
+    wanted = "" if version in ("", "@latest") else f"=={version[1:]}" if version.startswith("@") else version
+    program = first if package is not None and run else None
+    head = ["uvx", *(["--from", package] if package is not None else [])]
+    return PackageCommand("pypi", match["name"], wanted, program, rest, [*head, first, *rest], match["extras"] or "")
