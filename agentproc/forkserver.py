@@ -3,8 +3,9 @@
 It imports once what every agent needs, and forks. So an agent shares the pages of its code with all others. The fork
 server must stay fork-safe: no thread, no event loop, no ZeroMQ context, no bundle code.
 
-It is ready after the first step of the warm-up (warmup.py). The other steps follow when the whole kernel is ready and
-the first agents had their time. Requests that come meanwhile are answered between two steps; those agents share less.
+It is ready after the first step of the warm-up (warmup.py). The other steps follow when the whole kernel is ready, and
+each waits until the machine has time to spare (spare_time.py): the first turns need the processors. Requests that come
+meanwhile are answered between two steps; those agents share less.
 
 One agent is always forked ahead and waits for its request, so a request costs no fork. Two forks and the end of the
 middle process were half of the time to an agent's welcome. The waiting agent has no name and no token before its
@@ -33,7 +34,7 @@ import sys
 import time
 import traceback
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from typing import Final, NamedTuple, NoReturn
 
@@ -41,6 +42,7 @@ import msgspec
 
 from agentproc.app import main as run_agent
 from agentproc.app import new_loop
+from agentproc.spare_time import SpareTime
 from agentproc.warmup import fill_pools, rehearse_start, warm_up
 from schemas.forkserver import MAX_PACKET, WARM, ForkReply, decode_request, encode_packet
 from schemas.system.secrecy import close_memory, forbid_core_dumps
@@ -59,13 +61,21 @@ ADOPTION_S: Final = 2.0
 BURST: Final = 8
 #: Exit status of an agent that could not begin (sysexits: internal software error).
 EXIT_FAILED: Final = 70
-#: When the kernel is ready, the warm-up waits until there was no request for so long (seconds). The first agents are
-#: waited for and need the processor.
-WARM_AFTER_S: Final = 0.1
+#: When the kernel is ready, each step of the warm-up waits until for so long (seconds) nobody asked for an agent and
+#: processors were free. A turn of a fast model and a fast tool takes some 10 ms, so this is several of them.
+SPARE_S: Final = 0.05
+#: As long as the machine is busy, the next look takes twice as long, up to this (seconds).
+MAX_SPARE_S: Final = 0.8
 #: The warm-up begins after so long (seconds) when nobody says that the kernel is ready. Then it was started by hand.
 KERNEL_STARTS_S: Final = 1.0
-#: After so many earlier requests the warm-up goes on in any case, because all later agents become smaller.
-MAX_COLD: Final = 4
+#: So long after the start of the kernel the warm-up goes on in any case (seconds). By then the first turns are over,
+#: even on a busy machine.
+MAX_WAIT_S: Final = 10.0
+#: After so many requests the warm-up goes on in any case: the first turns of so many agents that are not warm cost as
+#: much more as all its steps, and all later agents become smaller.
+MAX_COLD: Final = 8
+#: Stands for the step after the last one.
+_NO_MORE: Final = object()
 
 
 class Spare(NamedTuple):
@@ -78,11 +88,18 @@ class Spare(NamedTuple):
 class ForkServer:
     """Keeps an agent process waiting, gives each request to one, and forks the next after the replies."""
 
-    def __init__(self, server: socket.socket, keep: Collection[int] = ()) -> None:
+    def __init__(
+        self, server: socket.socket, keep: Collection[int] = (), look: Callable[[], SpareTime] = SpareTime
+    ) -> None:
+        """`server` is the socket to the supervisor. Agents keep the descriptors of `keep`. `look` begins a look at how
+        busy the machine is.
+        """
         self._server = server
         self._keep = keep
+        self._look = look
         self._spares: deque[Spare] = deque()
-        self._kernel_ready = False
+        self._warm_by: float | None = None  # when steps no longer wait; None until the kernel is ready
+        self._requests = 0  # that have come so far
 
     def serve(self, warming: Iterator[None]) -> int:
         """Answer requests until the other end is closed, and take the steps of `warming` meanwhile. Returns the exit
@@ -97,20 +114,37 @@ class ForkServer:
 
     def _warm(self, warming: Iterator[None]) -> bool:
         """Take the steps when there is time for them. False when the other end is closed."""
-        for _ in range(MAX_COLD):
-            if not self._is_asked(WARM_AFTER_S if self._kernel_ready else KERNEL_STARTS_S):
-                break
-            if not self._answer_waiting():
+        steps_left = True
+        while steps_left:
+            if not self._answer_until_spare():
                 return False
-            self._prepare(1)
-        try:
-            for _ in warming:
-                if self._is_asked(0.0) and not self._answer_waiting():
-                    return False
-        except Exception:  # agents are larger without, and work
-            traceback.print_exc()
+            try:
+                steps_left = next(warming, _NO_MORE) is not _NO_MORE
+            except Exception:  # agents are larger without, and work
+                traceback.print_exc()
+                steps_left = False
         self.close()  # who waits now shares less than the next one will
         return True
+
+    def _answer_until_spare(self) -> bool:
+        """Answer requests until there is time for a step of the warm-up. False when the other end is closed."""
+        pause = SPARE_S
+        while self._requests < MAX_COLD and (self._warm_by is None or time.monotonic() < self._warm_by):
+            spare_time = self._look()
+            if self._is_asked(KERNEL_STARTS_S if self._warm_by is None else pause):
+                if not self._answer_waiting():
+                    return False
+                self._prepare(1)
+            elif self._warm_by is None:
+                self._kernel_is_ready()
+            elif spare_time.found():
+                return True
+            else:
+                pause = min(2 * pause, MAX_SPARE_S)
+        return not self._is_asked(0.0) or self._answer_waiting()
+
+    def _kernel_is_ready(self) -> None:
+        self._warm_by = time.monotonic() + MAX_WAIT_S
 
     def _is_asked(self, within_s: float) -> bool:
         return bool(select.select([self._server], [], [], within_s)[0])
@@ -118,6 +152,7 @@ class ForkServer:
     def _answer_waiting(self) -> bool:
         """Wait for a request and answer it and the requests behind it. False when the other end is closed."""
         requests, over = self._receive()
+        self._requests += len(requests)
         for done, (packet, descriptors) in enumerate(requests):
             try:
                 if done:
@@ -143,7 +178,7 @@ class ForkServer:
             if not packet:
                 return requests, True
             if packet == WARM:
-                self._kernel_ready = True
+                self._kernel_is_ready()
                 return requests, False
             requests.append((packet, descriptors))
         return requests, False

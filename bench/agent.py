@@ -41,8 +41,8 @@ AGENTS = 12
 BURST = 20
 #: An agent that has not answered within this time never will (milliseconds).
 PATIENCE_MS = 10_000
-#: After this time a fork server is warm (seconds).
-WARMING_S = 1.0
+#: A fork server that is not warm after this time measures a busy machine (seconds).
+WARMING_S = 20.0
 
 #: Starts agent number n on an endpoint and returns its pid.
 Start = Callable[[int, str], int]
@@ -183,8 +183,23 @@ def by_fork(folder: str, model: ModelSpec) -> Mapping[str, float]:
 
     with ours, running("agentproc.forkserver", "--socket-fd", str(fd), f"--provider={model.provider}", keep=[fd]):
         ours.send(WARM)
-        time.sleep(WARMING_S)
+        cold = waiting_agent()
+        waiting_agent(cold)  # a fork server that is warm forks it anew
         return measure(start, folder, model)
+
+
+def waiting_agent(before: int = 0) -> int:
+    """The pid of the agent that waits for a request, once there is another than `before`. It is a child of this
+    process, which adopts it.
+    """
+    give_up = time.monotonic() + WARMING_S
+    while time.monotonic() < give_up:
+        for pid in map(int, Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()):
+            with suppress(OSError):
+                if pid != before and Path(f"/proc/{pid}/comm").read_text() == "gdn-spare\n":
+                    return pid
+        time.sleep(0.01)
+    raise SystemExit("the fork server does not get warm: the machine is too busy to measure")
 
 
 def by_exec(folder: str, model: ModelSpec) -> Mapping[str, float]:

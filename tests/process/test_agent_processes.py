@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 import pytest
@@ -21,6 +21,7 @@ import zmq
 
 from agentproc import forkserver
 from agentproc.forkserver import ForkServer
+from agentproc.spare_time import SpareTime
 from kernel.supervisor.lifecycle import STOP_ORDER
 from schemas.codec import decode, encode, from_raw, to_raw
 from schemas.errors import error_payload
@@ -236,45 +237,132 @@ def test_a_second_thread_is_reason_enough_not_to_fork() -> None:
         theirs.close()
 
 
+class Busy(SpareTime):
+    """A machine that is busy until it is told otherwise."""
+
+    def __init__(self) -> None:
+        super().__init__(idle=lambda: None)
+        self.looks = threading.Semaphore(0)
+        self.is_over = threading.Event()
+
+    def look(self) -> Busy:
+        self.looks.release()
+        return self
+
+    def found(self) -> bool:
+        return self.is_over.is_set()
+
+
+class Warming:
+    """A fork server in a thread, which so forks nothing, with a warm-up of two steps."""
+
+    def __init__(self, fails: bool = False) -> None:
+        self._fails = fails
+        self._ours, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._ours.settimeout(PATIENCE_S)
+        self._status: list[int] = []
+        self.machine = Busy()
+        self.begun, self.goes_on, self.last = threading.Event(), threading.Event(), threading.Event()
+        server = ForkServer(self._theirs, look=self.machine.look)
+        self._serving = threading.Thread(target=lambda: self._status.append(server.serve(self._steps())))
+
+    def _steps(self) -> Iterator[None]:
+        self.begun.set()
+        self.goes_on.wait(PATIENCE_S)
+        if self._fails:
+            raise OSError("no space")
+        yield
+        self.last.set()
+        yield
+
+    def __enter__(self) -> Self:
+        self._serving.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.goes_on.set()
+        self.machine.is_over.set()
+        self._ours.close()
+        self._serving.join(PATIENCE_S)
+        self._theirs.close()
+        assert self._status == [0]
+
+    def kernel_is_ready(self) -> None:
+        self._ours.send(WARM)
+
+    def ask(self) -> None:
+        self._ours.send(b"\x80")
+
+    def read_answer(self) -> None:
+        assert "no request" in str(decode_reply(self._ours.recv(MAX_PACKET)).error)
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_the_warm_up_waits_for_the_kernel_and_lets_requests_through(
     fails: bool, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(forkserver, "KERNEL_STARTS_S", PATIENCE_S)
-    monkeypatch.setattr(forkserver, "WARM_AFTER_S", 0.0)
-    begun, asked, answered = threading.Event(), threading.Event(), threading.Event()
-
-    def warming() -> Iterator[None]:
-        begun.set()
-        asked.wait(PATIENCE_S)
-        if fails:
-            raise OSError("no space")
-        yield
-        assert answered.wait(PATIENCE_S)  # while the warm-up has steps left
-        yield
-
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    ours.settimeout(PATIENCE_S)
-    server = ForkServer(theirs)
-    ended: list[int] = []
-    serving = threading.Thread(target=lambda: ended.append(server.serve(warming())))
-    serving.start()  # with a second thread nothing is forked
-    try:
-        ours.send(b"\x80")
-        assert "no request" in str(decode_reply(ours.recv(MAX_PACKET)).error)
-        assert not begun.is_set()
-        ours.send(WARM)
-        assert begun.wait(PATIENCE_S)
-        ours.send(b"\x80")
-        asked.set()
-        assert "no request" in str(decode_reply(ours.recv(MAX_PACKET)).error)
-    finally:
-        answered.set()
-        ours.close()
-        serving.join(PATIENCE_S)
-        theirs.close()
-    assert ended == [0]
+    monkeypatch.setattr(forkserver, "SPARE_S", 0.0)
+    monkeypatch.setattr(forkserver, "MAX_WAIT_S", 2 * PATIENCE_S)
+    with Warming(fails) as server:
+        server.machine.is_over.set()
+        server.ask()
+        server.read_answer()
+        assert not server.begun.is_set()
+        server.kernel_is_ready()
+        assert server.begun.wait(PATIENCE_S)
+        server.ask()
+        server.machine.is_over.clear()
+        server.goes_on.set()
+        server.read_answer()
+        assert not server.last.is_set()  # answered while the warm-up has steps left
     assert ("Traceback" in capfd.readouterr().err) == fails
+
+
+def test_each_step_of_the_warm_up_waits_until_the_machine_has_time_to_spare(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forkserver, "SPARE_S", 0.0)
+    monkeypatch.setattr(forkserver, "MAX_WAIT_S", 2 * PATIENCE_S)
+    with Warming() as server:
+        machine = server.machine
+        server.kernel_is_ready()
+        for _ in range(5):
+            assert machine.looks.acquire(timeout=PATIENCE_S)
+        assert not server.begun.is_set()
+        machine.is_over.set()
+        assert server.begun.wait(PATIENCE_S)
+        machine.is_over.clear()
+        while machine.looks.acquire(blocking=False):
+            pass
+        server.goes_on.set()
+        for _ in range(5):
+            assert machine.looks.acquire(timeout=PATIENCE_S)
+        assert not server.last.is_set()
+        machine.is_over.set()
+        assert server.last.wait(PATIENCE_S)
+
+
+def test_the_warm_up_of_a_busy_machine_begins_after_some_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forkserver, "MAX_SPARE_S", 0.05)
+    monkeypatch.setattr(forkserver, "MAX_WAIT_S", 0.2)
+    with Warming() as server:
+        server.goes_on.set()
+        server.kernel_is_ready()
+        assert server.last.wait(PATIENCE_S)
+
+
+def test_the_warm_up_of_a_busy_machine_begins_after_a_number_of_agents(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forkserver, "MAX_SPARE_S", 0.05)
+    monkeypatch.setattr(forkserver, "MAX_WAIT_S", 2 * PATIENCE_S)
+    with Warming() as server:
+        server.goes_on.set()
+        server.kernel_is_ready()
+        for _ in range(forkserver.MAX_COLD - 1):
+            server.ask()
+            server.read_answer()
+        assert not server.begun.is_set()
+        server.ask()
+        server.read_answer()
+        assert server.last.wait(PATIENCE_S)
 
 
 def test_an_agent_that_nobody_welcomes_says_why(broker: Broker, relatives: Family, short_tmp: Path) -> None:
