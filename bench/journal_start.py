@@ -15,8 +15,8 @@ import msgspec
 
 from bench.compare import Benchmark, Goal, Metric
 from bench.programs import plan_of, running
+from kernel.broker.journal.factory import open_store, wall_ms
 from kernel.broker.journal.interface import Retire
-from kernel.broker.journal.opening import open_store, wall_ms
 from schemas.tokens import SECRET_BYTES
 
 ENDED: Final = 1_000_000

@@ -13,8 +13,8 @@ import msgspec
 from kernel.broker.bus import Bus
 from kernel.broker.epochs import Epochs
 from kernel.broker.instance_folders import InstanceFolders
+from kernel.broker.journal.factory import boot_id, wall_ms
 from kernel.broker.journal.memory import MemoryJournal
-from kernel.broker.journal.opening import boot_id, wall_ms
 from kernel.broker.ledger import Ledger
 from kernel.broker.loop import BrokerLoop, clock
 from kernel.broker.router import Router

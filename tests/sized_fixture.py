@@ -17,7 +17,7 @@ from typing import Final
 
 import pytest
 
-from toolhost.launcher import calls, sized
+from toolhost.launcher import sized, syscalls
 
 _PREFIX: Final = "gdn-sized-"
 #: What the kernel may take to clear a loop device that nobody uses any more (seconds).
@@ -59,7 +59,7 @@ def small_disk(sized_host: None) -> Iterator[Path]:
     with _folder() as folder:
         made = folder / "disk"
         made.mkdir()
-        calls.mount_tmpfs(str(made), "size=96m,mode=0700")
+        syscalls.mount_tmpfs(str(made), "size=96m,mode=0700")
         yield made
 
 
@@ -75,7 +75,7 @@ def _folder() -> Iterator[Path]:
 def _remove(folder: Path) -> None:
     for point in reversed(mounts(folder)):
         if (Path(point).parent / "workspace.ext4").exists():
-            calls.unmount(point)
+            syscalls.unmount(point)
         else:  # a loop device that others' jails hold (see is_released) keeps the disk of its file
             subprocess.run(["umount", "--lazy", point], check=True)
     shutil.rmtree(folder)

@@ -14,8 +14,8 @@ import sys
 import msgspec
 
 from kernel.broker.assemble import assemble
+from kernel.broker.journal.factory import boot_id, open_store, release_reserve, start
 from kernel.broker.journal.interface import DiskFull, JournalFailed, Store
-from kernel.broker.journal.opening import boot_id, open_store, release_reserve, start
 from kernel.broker.live_config.fitting import load_checker
 from kernel.broker.loop import BrokerLoop, clock
 from kernel.broker.router import Router

@@ -10,8 +10,8 @@ import sys
 from kernel.broker.bus import Bus
 from kernel.broker.epochs import Epochs
 from kernel.broker.instance_folders import InstanceFolders
+from kernel.broker.journal.factory import wall_ms
 from kernel.broker.journal.interface import Store
-from kernel.broker.journal.opening import wall_ms
 from kernel.broker.journal.records import EPOCHS
 from kernel.broker.ledger import EPOCH_BLOCK, Ledger
 from kernel.broker.recovery import BadRow, reserved_epochs, restore

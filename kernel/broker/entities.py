@@ -19,7 +19,7 @@ from msgspec import Raw, Struct
 
 from kernel.broker.allowance import Allowance
 from kernel.broker.blobs import size_of
-from kernel.broker.budgets.book import Line
+from kernel.broker.budgets.book import BudgetLine
 from kernel.broker.journal.interface import Item
 from kernel.broker.places import Claim
 from kernel.broker.spawns import Spawned
@@ -307,7 +307,7 @@ class Event:
         #: The state in which it ends; None until that is decided.
         self.end: State | None = None
         #: The budgets that its turns are charged to; None when no budget counts it.
-        self.budget: Line | None = None
+        self.budget: BudgetLine | None = None
 
     @property
     def answer_id(self) -> str:

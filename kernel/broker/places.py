@@ -24,7 +24,7 @@ from msgspec import Struct
 
 from kernel.broker.loans import Loans
 from kernel.broker.shares import Pool
-from kernel.broker.wishes import First, Line
+from kernel.broker.wishes import First, WaitingLine
 
 Key = TypeVar("Key")
 
@@ -62,8 +62,8 @@ class Places(Generic[Key]):
         self.pool = Pool(number + kept, kept)
         self._loans: Loans[Key] = Loans(number)
         turns = count()
-        self._common: Line[Key] = Line(self.pool, turns)
-        self._operators: Line[Key] = Line(self.pool, turns)
+        self._common: WaitingLine[Key] = WaitingLine(self.pool, turns)
+        self._operators: WaitingLine[Key] = WaitingLine(self.pool, turns)
         self._held: dict[Key, Grant[Key]] = {}
         #: For each key that waits: root -> claim.
         self._claims: dict[Key, dict[str, Claim]] = {}

@@ -61,7 +61,7 @@ class First(Generic[Key]):
         self.root = root
 
 
-class Line(Generic[Key]):
+class WaitingLine(Generic[Key]):
     """Everybody that waits for a piece of one pool. Lines that are compared share one counter of `turns`."""
 
     def __init__(self, pool: Pool, turns: Iterator[int]) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from kernel.bundle.checked import Checked
-from kernel.bundle.granting import GrantContext, Opened, Rule
+from kernel.bundle.granting import GrantContext, OpenedFolder, Rule
 from kernel.bundle.installed_packages import Package
 from kernel.bundle.lookup import Unreadable
 from kernel.bundle.problems import Position, Report
@@ -54,7 +54,7 @@ def gather(
         bundle=_real(bundle) or "",
         sized_workdirs=read.policy.disk.sized,
         opened=[
-            Opened(os.path.normpath(os.path.expanduser(path)), document, ("spawn", "workdirs", number))
+            OpenedFolder(os.path.normpath(os.path.expanduser(path)), document, ("spawn", "workdirs", number))
             for path, (document, number) in zip(read.policy.spawn.workdirs, read.workdir_places, strict=True)
         ],
     )

@@ -46,7 +46,7 @@ class Rule(Struct, frozen=True):
     bundle: str | None = None
 
 
-class Opened(Struct, frozen=True):
+class OpenedFolder(Struct, frozen=True):
     """A folder that a policy opens as a working directory of spawned instances."""
 
     #: The folder.
@@ -77,7 +77,7 @@ class GrantContext(Struct, frozen=True, kw_only=True):
     #: See ToolHostSpec.
     sized_workdirs: bool = False
     #: See KernelPlan.spawn_workdirs.
-    opened: Sequence[Opened] = ()
+    opened: Sequence[OpenedFolder] = ()
 
 
 def status(tool: CheckedTool, context: GrantContext) -> Status:

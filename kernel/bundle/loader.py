@@ -211,7 +211,7 @@ def may_declare_tools(source: bytes) -> bool:
     return _TOOL_KIND.search(source) is not None
 
 
-class Opened(Struct, frozen=True):
+class OpenedBundle(Struct, frozen=True):
     """A bundle that may run."""
 
     #: Its plan.
@@ -233,7 +233,7 @@ def open_bundle(
     policy: str | None = None,
     asking: Asking | None = None,
     runs: bool = True,
-) -> Opened:
+) -> OpenedBundle:
     """The bundle at `path`: every door to running it goes through here.
 
     When others can write to the bundle, its code is copied, and the plan names the copy. `runs` False: the caller only
@@ -288,7 +288,7 @@ def open_bundle(
     files = [*(source.path for source in loaded.sources), *checked.files, *modules, *documents]
     if policy is not None:
         files.append(policy)
-    return Opened(plan, powers, files, [tool.root for tool in checked.tools.values() if not tool.bundled])
+    return OpenedBundle(plan, powers, files, [tool.root for tool in checked.tools.values() if not tool.bundled])
 
 
 def revision(loaded: Loaded, checked: Checked, digests: Mapping[str, str]) -> str:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from kernel.changesets.line import ASKING, FINISHING, OPENING, REMOVING, Line
+from kernel.changesets.line import ASKING, FINISHING, OPENING, REMOVING, WorkerLine
 from kernel.log_bounds import open_log
 from kernel.spawn import command, memory_file, start_program
 from schemas.changesets import ChangesetDone, ChangesetError, ChangesetWish, CommittedChangeset
@@ -91,7 +91,7 @@ class Desk:
         self._tell = tell
         self._take_over = take_over
         self._powers = powers
-        self._line = Line()
+        self._line = WorkerLine()
         self._asked: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._channel: socket.socket | None = None

@@ -22,7 +22,7 @@ OPENING: Final = 2
 REMOVING: Final = 3
 
 
-class Line:
+class WorkerLine:
     """Those who wait for the worker. Of one kind, who came first is first."""
 
     def __init__(self) -> None:

@@ -37,13 +37,13 @@ class Break(Struct, frozen=True):
     """The text so far is over, something else follows."""
 
 
-class Mark(Struct, frozen=True):
+class Remark(Struct, frozen=True):
     """A remark of ours about the text, on a line of its own."""
 
     text: str
 
 
-Shown = Say | Break | Mark
+Shown = Say | Break | Remark
 
 
 class TurnRenderer:
@@ -139,7 +139,7 @@ class TurnRenderer:
         """What was shown of this step does not count any more."""
         had = bool(self._said)
         self._forget()
-        return [Break(), Mark("(the answer begins anew)")] if had else []
+        return [Break(), Remark("(the answer begins anew)")] if had else []
 
 
 def _progress(event: RuntimeEvent) -> str:

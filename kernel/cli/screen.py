@@ -17,7 +17,7 @@ from typing import Final, TextIO
 
 from kernel.cli.output import is_terminal, write_text
 from kernel.cli.plain import fit, flowing
-from kernel.cli.renderer import Break, Mark, Say, Shown, TurnRenderer
+from kernel.cli.renderer import Break, Remark, Say, Shown, TurnRenderer
 from kernel.cli.session import Listener
 from kernel.cli.terminal import shown_line, style_of
 from schemas.frames import Answer, RuntimeEvent
@@ -136,7 +136,7 @@ class Screen:
             elif self._line_open:
                 _put(sys.stdout, "\n")
                 self._line_open = False
-            if isinstance(item, Mark):
+            if isinstance(item, Remark):
                 _put(sys.stdout, shown_line(style_of(sys.stdout).dim(item.text)) + "\n")
 
     def _tick(self) -> None:

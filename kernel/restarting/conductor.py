@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from kernel.bundle.loader import Opened
+from kernel.bundle.loader import OpenedBundle
 from kernel.changesets.desk import Desk
 from kernel.restarting.difference import Difference, difference
 from kernel.restarting.looks import Looks
@@ -80,7 +80,7 @@ class Restartable(Protocol):
     def answer(self, message: ToBroker) -> None:
         """Tell the broker."""
 
-    def revise(self, opened: Opened) -> None:
+    def revise(self, opened: OpenedBundle) -> None:
         """Another revision runs now. Processes that start from now on belong to it."""
 
 
@@ -90,7 +90,7 @@ class Conductor:
     """
 
     def __init__(
-        self, kernel: Restartable, looks: Looks, agents: Agents, opened: Opened, bundle: str, extra: list[str]
+        self, kernel: Restartable, looks: Looks, agents: Agents, opened: OpenedBundle, bundle: str, extra: list[str]
     ) -> None:
         self.news = News()
         self.changesets = Desk(looks, kernel.answer, self._take_over, lambda: self._opened.powers)
@@ -243,7 +243,7 @@ class Conductor:
 
     async def _apply(self, plan: KernelPlan, revision: Revision, change: Difference) -> None:
         """Processes that the change affects go on with it, or restart when they cannot. No other process restarts."""
-        self._opened = Opened(plan, revision.powers, revision.files, revision.trees)
+        self._opened = OpenedBundle(plan, revision.powers, revision.files, revision.trees)
         self._kernel.revise(self._opened)
         try:
             await self._revised(plan.revision, revision.plan)

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import Struct
 
-from kernel.bundle.loader import Opened
+from kernel.bundle.loader import OpenedBundle
 from kernel.restarting.held import SIGNALS, Held, Waiting
 from kernel.spawn import command, memory_file
 from kernel.trust.powers import Power
@@ -68,9 +68,9 @@ class Handover(Struct, kw_only=True):
         kept = [held.folder_fd, held.lock_fd, held.alive_fd, held.run_dir_fd, self.listener_fd]
         return kept + [waiting.fd for waiting in self.waiting]
 
-    def checked(self) -> Opened:
+    def checked(self) -> OpenedBundle:
         """What runs if the bundle cannot be read any more."""
-        return Opened(msgspec.msgpack.decode(self.plan, type=KernelPlan), self.powers)
+        return OpenedBundle(msgspec.msgpack.decode(self.plan, type=KernelPlan), self.powers)
 
 
 def read(fd: int) -> Handover:

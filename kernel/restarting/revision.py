@@ -21,9 +21,9 @@ class Revision(Struct, frozen=True, tag="revision", kw_only=True):
     plan: bytes
     #: What it asks for beyond its jails.
     powers: list[Power]
-    #: See kernel.bundle.loader.Opened.
+    #: See kernel.bundle.loader.OpenedBundle.
     files: list[str] = []
-    #: See kernel.bundle.loader.Opened.
+    #: See kernel.bundle.loader.OpenedBundle.
     trees: list[str] = []
 
 

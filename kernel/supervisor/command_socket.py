@@ -36,8 +36,8 @@ ACCEPT_RETRY_S: Final = 1.0
 LINGER_S: Final = 0.5
 
 
-class Kernel(Protocol):
-    """What the socket needs of the supervisor."""
+class KernelCommands(Protocol):
+    """What commands can ask and tell the kernel over the socket (life.Supervisor)."""
 
     shared: bool
     entry_agent: str | None
@@ -85,7 +85,7 @@ class _Command:
 class SupervisorSocket:
     """The listening half."""
 
-    def __init__(self, kernel: Kernel) -> None:
+    def __init__(self, kernel: KernelCommands) -> None:
         self._kernel = kernel
         self._listener: socket.socket | None = None
         self._accepting: asyncio.Task[None] | None = None

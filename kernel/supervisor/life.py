@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import msgspec
 
 from kernel import lock, paths, rundir
-from kernel.bundle.loader import Opened
+from kernel.bundle.loader import OpenedBundle
 from kernel.log_bounds import bound_logs
 from kernel.premises import Premises
 from kernel.restarting.held import SIGNALS
@@ -56,7 +56,7 @@ _log = logging.getLogger("supervisor")
 class Load(Protocol):
     """Opens a bundle."""
 
-    def __call__(self, options: Options, running: Sequence[Power] | None) -> Opened: ...
+    def __call__(self, options: Options, running: Sequence[Power] | None) -> OpenedBundle: ...
 
 
 class Supervisor:
@@ -81,7 +81,7 @@ class Supervisor:
         self._bounding: asyncio.Future[None] | None = None
         self._started_at = time.time() if resumed is None else resumed.started_at
         self._restarts = 0 if resumed is None else resumed.restarts
-        self._opened: Opened | None = None
+        self._opened: OpenedBundle | None = None
         self._ready: asyncio.Future[None] = self._loop.create_future()
         self._stop: asyncio.Future[str] = self._loop.create_future()
         self._ended: asyncio.Future[None] = self._loop.create_future()
@@ -219,7 +219,7 @@ class Supervisor:
         except OSError as error:
             raise fail("E_STATE", f"{options.state_dir}: {error.strerror}") from None
 
-    def _open(self, options: Options) -> Opened:
+    def _open(self, options: Options) -> OpenedBundle:
         """The bundle. A bundle that was checked before a restart began runs in any case. Raises GoondanError."""
         resumed = self._resumed
         if resumed is None:
@@ -241,7 +241,7 @@ class Supervisor:
         operator = Claims("client", operator=True, uid=os.geteuid())
         premises.write(rundir.CLIENT_TOKEN, processes.launches.token(operator).encode())
 
-    def _make_conductor(self, processes: Processes, opened: Opened) -> Conductor:
+    def _make_conductor(self, processes: Processes, opened: OpenedBundle) -> Conductor:
         # Imported now, while processes start. Not later: a restart must not meet the files of an update.
         from kernel.restarting.conductor import Conductor
         from kernel.restarting.looks import Looks
@@ -282,7 +282,7 @@ class Supervisor:
         premises.leave()
         _log.info("stopped")
 
-    async def _hand_over(self, premises: Premises, revision: Revision, opened: Opened) -> None:
+    async def _hand_over(self, premises: Premises, revision: Revision, opened: OpenedBundle) -> None:
         """Everything but this process has ended: what the next program needs."""
         from kernel.restarting.handover import Handover
 
@@ -380,7 +380,7 @@ class Supervisor:
             raise fail("E_RESTART_REFUSED", "the kernel is still starting")
         return self._conductor
 
-    def revise(self, opened: Opened) -> None:
+    def revise(self, opened: OpenedBundle) -> None:
         """Another revision runs now. Processes that start from now on belong to it."""
         self._opened = opened
         if self._processes is not None:

@@ -14,7 +14,7 @@ from kernel import paths
 from schemas.errors import fail
 
 if TYPE_CHECKING:
-    from kernel.bundle.loader import Opened
+    from kernel.bundle.loader import OpenedBundle
     from kernel.trust.powers import Power
     from schemas.launch import KernelPlan
 
@@ -116,7 +116,7 @@ def watched_besides(root: str, bundle: str, policy: str | None) -> list[str]:
     return [record_path(root, bundle), os.path.join(root, POLICY_FILE), *([policy] if policy is not None else [])]
 
 
-def load_bundle(options: Options, running: Sequence[Power] | None = None) -> Opened:
+def load_bundle(options: Options, running: Sequence[Power] | None = None) -> OpenedBundle:
     """The bundle, with what the command line grants. `running` are the powers of the revision that runs: then only
     those count as agreed to, and what was recorded. Raises BundleError, other GoondanErrors.
     """

@@ -52,8 +52,8 @@ LAST_CHILDREN_S: Final = 1.0
 _log = logging.getLogger("supervisor")
 
 
-class Kernel(Protocol):
-    """What its processes need of the kernel."""
+class ProcessesOwner(Protocol):
+    """The object that the processes report to (life.Supervisor)."""
 
     @property
     def stopping(self) -> bool:
@@ -69,7 +69,7 @@ class Processes:
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        kernel: Kernel,
+        kernel: ProcessesOwner,
         options: Options,
         premises: Premises,
         secret: bytes,
@@ -256,7 +256,7 @@ class Processes:
     def _is_waiting_agent(self, pid: int) -> bool:
         """Whether an unknown child is an agent that the fork server keeps ready: it holds the kernel's own lock.
 
-        A stray of a jail cannot hold it. Without its fork server such an agent ends by itself, or is ended.
+        An orphan of a jail cannot hold it. Without its fork server such an agent ends by itself, or is ended.
         """
         return self._services.alive("forkserver") and self._premises.is_ours(pid)
 

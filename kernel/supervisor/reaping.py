@@ -21,7 +21,7 @@ from kernel.spawn import MAX_REPORT, parse_report
 from schemas.frames import ErrorPayload
 
 #: An unknown living child gets this long to turn out to be an agent whose pid has not been told yet (seconds).
-STRAY_GRACE_S: Final = 2.0
+ORPHAN_GRACE_S: Final = 2.0
 #: How long an unknown zombie is kept for the same reason: a reaped pid may be given to another process (seconds).
 ZOMBIE_GRACE_S: Final = 1.0
 #: How soon after a death the children are looked at (seconds); several deaths share one look.
@@ -155,7 +155,7 @@ class Reaper:
         self._loop = loop
         self._is_expected = is_expected
         self._known: dict[int, Child] = {}
-        self._strays: dict[int, float] = {}  # unknown children, and when they were first seen
+        self._orphans: dict[int, float] = {}  # unknown children, and when they were first seen
         self._sweeper: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
@@ -187,7 +187,7 @@ class Reaper:
             return None
         child = Child(pid, pidfd, leads_group=leads_group)
         self._known[pid] = child
-        self._strays.pop(pid, None)
+        self._orphans.pop(pid, None)
         self._loop.add_reader(pidfd, self._ended, child, pidfd, on_exit)
         return child
 
@@ -222,20 +222,20 @@ class Reaper:
         `patience` scales the time they get to turn out to be known; 0 at the very end, when nobody is expected.
         """
         unknown = children_of_this_process() - self._known.keys()
-        self._strays = {
-            pid: self._strays.get(pid, now) for pid in unknown if patience == 0.0 or not self._is_expected(pid)
+        self._orphans = {
+            pid: self._orphans.get(pid, now) for pid in unknown if patience == 0.0 or not self._is_expected(pid)
         }
-        for pid, first_seen in list(self._strays.items()):
+        for pid, first_seen in list(self._orphans.items()):
             try:
                 ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
                 if ended and now - first_seen >= ZOMBIE_GRACE_S * patience:
                     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG)
-                    del self._strays[pid]
-                elif not ended and now - first_seen >= STRAY_GRACE_S * patience:
+                    del self._orphans[pid]
+                elif not ended and now - first_seen >= ORPHAN_GRACE_S * patience:
                     os.kill(pid, signal.SIGKILL)  # our child and not waited for, so the number is still its own
             except (ChildProcessError, ProcessLookupError):
-                self._strays.pop(pid, None)
-        return len(self._strays)
+                self._orphans.pop(pid, None)
+        return len(self._orphans)
 
 
 def children_of_this_process() -> set[int]:

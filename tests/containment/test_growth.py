@@ -19,7 +19,7 @@ from tests.toolhost_fixture import POWERS
 from toolhost.launcher.operations import remove_groups
 from toolhost.limits.decide import Growth
 from toolhost.limits.groups import Group
-from toolhost.limits.plan import GroupPlan
+from toolhost.limits.mechanisms import GroupPlan
 from toolhost.privileges.own_groups import beside, find_tree
 from toolhost.watch import procfs
 from toolhost.watch.growth import MAX_DEPTH, walk
@@ -180,7 +180,7 @@ time.sleep(0.02)
 from toolhost.limits.groups import Group
 from toolhost.launcher.operations import remove_groups
 from toolhost.privileges.own_groups import beside, find_tree
-from toolhost.limits.plan import GroupPlan
+from toolhost.limits.mechanisms import GroupPlan
 from toolhost.privileges.ordinary import Ordinary
 tree = find_tree(controllers=())
 assert tree.version == 2 and tree.cpuacct == f"{scope}/goondan.{os.getpid()}", tree

@@ -24,9 +24,9 @@ from schemas.launch import Filesystem, Limits, SandboxSpec
 from schemas.system.users import DEFAULT
 from tests.toolhost_fixture import POWERS, Bench, bench, make_tool
 from toolhost.jails.processes import process_status
-from toolhost.launcher import calls, staging
+from toolhost.launcher import staging, syscalls
 from toolhost.launcher.request import Launch, Stage
-from toolhost.limits.plan import processes_of_a_namespace
+from toolhost.limits.mechanisms import processes_of_a_namespace
 from toolhost.privileges import launcher_link
 from toolhost.privileges.uids import Uids, instance_uid
 
@@ -179,7 +179,7 @@ print("found" if found > 0 else ctypes.get_errno())
 async def test_what_the_launcher_starts_has_none_of_our_keys() -> None:
     """A jail's own /proc/keys does not show keys of users that it does not know: this one looks for itself."""
     libc = ctypes.CDLL(None, use_errno=True)
-    keyctl, add_key = calls._OLD[platform.machine()]["keyctl"], {"x86_64": 248, "aarch64": 217}[platform.machine()]
+    keyctl, add_key = syscalls._OLD[platform.machine()]["keyctl"], {"x86_64": 248, "aarch64": 217}[platform.machine()]
     name = f"gdn-test-{os.getpid()}"
     libc.syscall(ctypes.c_long(keyctl), 1, None)  # KEYCTL_JOIN_SESSION_KEYRING: not that of whoever runs the tests
     key = libc.syscall(ctypes.c_long(add_key), b"user", name.encode(), b"secret", ctypes.c_size_t(6), -3)
@@ -311,9 +311,9 @@ def test_a_place_that_cannot_be_mapped_is_named() -> None:
 
 def test_the_calls_that_python_has_no_name_for_say_what_failed() -> None:
     with pytest.raises(OSError, match="open_tree"):
-        calls.copy_tree(-5, recursive=False)
+        syscalls.copy_tree(-5, recursive=False)
     with pytest.raises(OSError, match="move_mount"):
-        calls.attach(-5, "/nonexistent")
+        syscalls.attach(-5, "/nonexistent")
 
 
 async def test_calls_that_wait_for_a_launch_are_calls_like_others(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -358,9 +358,9 @@ async def test_a_launcher_that_is_lost_twice_fails_the_calls_with_one_clear_erro
 
 KILLED_WHILE_IT_MAKES_A_NAMESPACE = """
 import os
-from toolhost.launcher import calls, staging
+from toolhost.launcher import syscalls, staging
 
-make = calls.child_in_user_namespace
+make = syscalls.child_in_user_namespace
 
 def told():
     pid = make()
@@ -368,7 +368,7 @@ def told():
         print(pid, flush=True)
     return pid
 
-calls.child_in_user_namespace = told
+syscalls.child_in_user_namespace = told
 staging.write_text = lambda *path_and_text: os.kill(os.getpid(), 9)
 staging._make(os.getuid(), os.getgid(), 1000)
 """

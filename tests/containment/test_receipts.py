@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.toolhost_fixture import bench, make_tool
-from toolhost.limits.plan import mechanisms
+from toolhost.limits.mechanisms import mechanisms
 
 SOURCE = """
 import os, time

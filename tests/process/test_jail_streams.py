@@ -9,7 +9,7 @@ import socket
 import msgspec
 
 from schemas.worker_frames import Log, WorkerFrame
-from toolhost.jails.stream import READ_BYTES, FrameStream, StrayOutput
+from toolhost.jails.stream import READ_BYTES, FrameStream, PrintedOutput
 from toolhost.untrusted import Violation
 
 
@@ -77,7 +77,7 @@ async def test_stray_output_is_read_within_a_budget() -> None:
     for fd in (reading, writing):
         os.set_blocking(fd, False)
     said: list[str] = []
-    output = StrayOutput(reading, asyncio.get_running_loop(), said.append)
+    output = PrintedOutput(reading, asyncio.get_running_loop(), said.append)
     budget = output._left
     written = 0
     while written < 4 * budget:

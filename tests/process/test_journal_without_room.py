@@ -15,7 +15,7 @@ ENDING = """
 import os, subprocess, sys, time
 from kernel.broker.journal import group
 from kernel.broker.journal.interface import Item, Put, Retire
-from kernel.broker.journal.opening import open_store, start
+from kernel.broker.journal.factory import open_store, start
 from kernel.broker.__main__ import _assemble
 from tests.process.bare_broker import plan
 

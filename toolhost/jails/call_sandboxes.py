@@ -21,7 +21,7 @@ from typing import Final
 
 from schemas.worker_frames import Ended, Exit, Fork, Forked, Init, Kill, WorkerFrame
 from toolhost.jails.jail import Jail, exit_cause
-from toolhost.jails.worker import Owner, Worker
+from toolhost.jails.worker import Worker, WorkerOwner
 from toolhost.untrusted import Violation
 
 #: How long a worker that was told to leave may take (seconds): enough for exit handlers.
@@ -34,7 +34,7 @@ class CallSandbox(Worker):
     """The sandbox of one call."""
 
     def __init__(
-        self, number: int, jail: Jail, owner: Owner, loop: asyncio.AbstractEventLoop, output_limit: int
+        self, number: int, jail: Jail, owner: WorkerOwner, loop: asyncio.AbstractEventLoop, output_limit: int
     ) -> None:
         """Ask the jail's fork server for a sandbox. Raises OSError when there are no descriptors left."""
         self.number = number
@@ -90,7 +90,7 @@ class CallSandboxes:
     """All call sandboxes of one jail."""
 
     def __init__(
-        self, jail: Jail, owner: Owner, loop: asyncio.AbstractEventLoop, output_limit: int, init: Init
+        self, jail: Jail, owner: WorkerOwner, loop: asyncio.AbstractEventLoop, output_limit: int, init: Init
     ) -> None:
         """`init` is the first frame of every worker."""
         self._jail = jail

@@ -44,7 +44,7 @@ REPLACED: Final = 124
 _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 
 
-class Owner(worker.Owner, Protocol):
+class JailOwner(worker.WorkerOwner, Protocol):
     """The object that a jail reports to, in the loop."""
 
     def jail_found(self, jail: Jail, pid: int) -> None:
@@ -57,7 +57,7 @@ class Jail(worker.Worker):
     def __init__(
         self,
         launched: Launched,
-        owner: Owner,
+        owner: JailOwner,
         powers: Powers,
         loop: asyncio.AbstractEventLoop,
         *,

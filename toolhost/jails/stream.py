@@ -27,10 +27,10 @@ from toolhost.untrusted import Violation
 BURST: Final = 8
 #: Bytes of one read of a worker's socket: a socketpair holds about 200 KiB.
 READ_BYTES: Final = 65536
-#: Bytes of stray output that are read from one jail each second; a full pipe then makes its writers wait.
-STRAY_BYTES_PER_S: Final = 1 << 20
-#: Bytes at the end of the stray output that are kept for the error of a crash.
-STRAY_TAIL: Final = 2048
+#: Bytes of printed output that are read from one jail each second. A full pipe then makes its writers wait.
+PRINTED_BYTES_PER_S: Final = 1 << 20
+#: Bytes at the end of the printed output that are kept for the error of a crash.
+PRINTED_TAIL_BYTES: Final = 2048
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -174,7 +174,7 @@ class FrameStream:
             self._pending.clear()
 
 
-class StrayOutput:
+class PrintedOutput:
     """Reads what a jail's processes write to standard output and error. Use from the loop's thread only."""
 
     def __init__(self, fd: int, loop: asyncio.AbstractEventLoop, on_text: Callable[[str], None]) -> None:
@@ -182,7 +182,7 @@ class StrayOutput:
         self._fd = fd
         self._loop = loop
         self._on_text = on_text
-        self._left = STRAY_BYTES_PER_S
+        self._left = PRINTED_BYTES_PER_S
         self._tail = b""
         self._timer: asyncio.TimerHandle | None = None
         loop.add_reader(fd, self._readable)
@@ -198,7 +198,7 @@ class StrayOutput:
             self._close()
             return
         self._left -= len(data)
-        self._tail = (self._tail + data)[-STRAY_TAIL:]
+        self._tail = (self._tail + data)[-PRINTED_TAIL_BYTES:]
         if self._left <= 0:
             self._loop.remove_reader(self._fd)
         if self._timer is None:
@@ -208,7 +208,7 @@ class StrayOutput:
     def _refill(self) -> None:
         self._timer = None
         paused = self._left <= 0
-        self._left = STRAY_BYTES_PER_S
+        self._left = PRINTED_BYTES_PER_S
         if paused and self._fd >= 0:
             self._loop.add_reader(self._fd, self._readable)
 

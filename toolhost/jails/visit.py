@@ -23,7 +23,7 @@ Told = TypeVar("Told")
 
 
 class Visit(ABC, Generic[Told]):
-    """The object that such a jail reports to (jail.Owner)."""
+    """The object that such a jail reports to (jail.JailOwner)."""
 
     def __init__(self) -> None:
         #: The jail, once it is there.

@@ -14,14 +14,14 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from schemas.worker_frames import HostFrame, WorkerFrame
-from toolhost.jails.stream import FrameStream, StrayOutput
+from toolhost.jails.stream import FrameStream, PrintedOutput
 from toolhost.untrusted import Violation
 
 #: How long a worker that has closed its socket may take to end by itself, so that its exit status is known (seconds).
 EXIT_GRACE_S: Final = 0.25
 
 
-class Owner(Protocol):
+class WorkerOwner(Protocol):
     """The object that a worker reports to, in the loop."""
 
     def worker_frames(self, worker: Worker, frames: list[WorkerFrame]) -> None:
@@ -44,7 +44,7 @@ class Worker(ABC):
         self,
         channel: socket.socket,
         output: int,
-        owner: Owner,
+        owner: WorkerOwner,
         loop: asyncio.AbstractEventLoop,
         output_limit: int,
     ) -> None:
@@ -60,7 +60,7 @@ class Worker(ABC):
         self._stream = FrameStream(
             channel, loop, output_limit, on_frames=self._frames, on_end=self._closed, on_violation=self.broken
         )
-        self._output = StrayOutput(output, loop, lambda text: owner.worker_printed(self, text))
+        self._output = PrintedOutput(output, loop, lambda text: owner.worker_printed(self, text))
         #: Queue a frame for the worker.
         self.send: Callable[[HostFrame], None] = self._stream.send
         #: Keep what is sent from now on until `release`: the worker must not begin yet.

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Final, NamedTuple
 
-from toolhost.launcher import calls
+from toolhost.launcher import syscalls
 from toolhost.launcher.descriptors import opened, reopened, write_all
 
 #: Limits of the copies for one jail: entries, bytes and nested folders. A tool is a few files; a folder that brings an
@@ -64,11 +64,11 @@ def copied(fd: int) -> int | bytes | None:
         status = os.fstat(source)
         if not stat.S_ISDIR(status.st_mode):
             return _content(source) if status.st_size <= MAX_BYTES else None
-        copy = calls.detached_tmpfs({"mode": "0755", "size": str(2 * MAX_BYTES), "nr_inodes": str(2 * MAX_ENTRIES)})
+        copy = syscalls.detached_tmpfs({"mode": "0755", "size": str(2 * MAX_BYTES), "nr_inodes": str(2 * MAX_ENTRIES)})
         made = False
         try:
             if _fill(copy, source):
-                calls.set_attributes(copy, read_only=True, user_namespace=None, recursive=False)
+                syscalls.set_attributes(copy, read_only=True, user_namespace=None, recursive=False)
                 made = True
         finally:
             if not made:

@@ -13,9 +13,9 @@ import os
 import stat
 from typing import Final
 
-from toolhost.launcher import calls, staging
+from toolhost.launcher import staging, syscalls
 from toolhost.launcher.descriptors import opened
-from toolhost.launcher.places import Kept
+from toolhost.launcher.places import ReadOnlyPlace
 from toolhost.launcher.request import Enclosure, Stage
 
 #: CAP_DAC_READ_SEARCH (to mount in folders that are closed to root); SETGID, SETUID and SETPCAP (the jail drops them);
@@ -28,14 +28,14 @@ _OPTIONS: Final = "mode=0755,size=1m,nr_inodes=2k"
 
 
 def enter(
-    top: str, enclosure: Enclosure, stages: list[Stage], trees: list[staging.Tree], uid: int, kept: list[Kept]
+    top: str, enclosure: Enclosure, stages: list[Stage], trees: list[staging.Tree], uid: int, kept: list[ReadOnlyPlace]
 ) -> None:
     """In a new mount namespace, make that directory and go there. `top` is a folder that it may cover for that."""
     shown = [_copied(path) for path in enclosure["shown"]]  # now: `top` may cover some, and then they are another's
-    calls.leave_mount_namespace()
+    syscalls.leave_mount_namespace()
     if enclosure["network"]:
-        calls.leave_network_namespace()
-    calls.mount_tmpfs(top, _OPTIONS)
+        syscalls.leave_network_namespace()
+    syscalls.mount_tmpfs(top, _OPTIONS)
     for path, is_folder, tree in shown:
         staging.put(top + path, is_folder, tree)
     for name, target in enclosure["links"]:
@@ -43,18 +43,18 @@ def enter(
     for folder in ("/tmp", enclosure["home"]):  # bubblewrap begins in the first
         os.makedirs(top + folder, 0o755, exist_ok=True)
     staging.place(top, stages, trees, kept)
-    calls.mount_tmpfs(top + enclosure["home"], f"mode=0700,size={enclosure['homeBytes']},uid={uid},gid={uid}")
+    syscalls.mount_tmpfs(top + enclosure["home"], f"mode=0700,size={enclosure['homeBytes']},uid={uid},gid={uid}")
     for path, text in enclosure["texts"]:
         staging.write(top + path, text.replace("{uid}", str(uid)).encode())
-    calls.change_root(top)
-    calls.bound_capabilities(KEPT if calls.is_bounding(KEPT[0]) else (*KEPT, _ELSE))
+    syscalls.change_root(top)
+    syscalls.bound_capabilities(KEPT if syscalls.is_bounding(KEPT[0]) else (*KEPT, _ELSE))
 
 
 def _copied(path: str) -> tuple[str, bool, int]:
     """A path, whether it is a folder, and a detached copy of what it leads to."""
     with opened(path, os.O_PATH) as fd:
         mode = os.fstat(fd).st_mode
-        tree = calls.copy_tree(fd, recursive=True)
+        tree = syscalls.copy_tree(fd, recursive=True)
     if not stat.S_ISCHR(mode):
-        calls.set_attributes(tree, read_only=True, user_namespace=None, recursive=True)
+        syscalls.set_attributes(tree, read_only=True, user_namespace=None, recursive=True)
     return path, stat.S_ISDIR(mode), tree

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
-from toolhost.launcher import calls
+from toolhost.launcher import syscalls
 from toolhost.launcher.allow_list import AllowList, NotAllowed, check_workspace, check_writable, within
 from toolhost.launcher.descriptors import opened, path_of
 from toolhost.launcher.request import Stage
@@ -74,7 +74,9 @@ def hand_over(folder: int, uid: int) -> None:
                     os.chown(f"/proc/self/fd/{fd}", uid, uid)
 
 
-def check_stages(stages: list[Stage], fds: list[int], allowed: AllowList, state_root: str | None) -> list[Kept]:
+def check_stages(
+    stages: list[Stage], fds: list[int], allowed: AllowList, state_root: str | None
+) -> list[ReadOnlyPlace]:
     """What must stay read-only in the stages that can be written to.
 
     Raises NotAllowed for a stage that could be written to, or would be given away, and must not be.
@@ -82,7 +84,7 @@ def check_stages(stages: list[Stage], fds: list[int], allowed: AllowList, state_
     Both its path and the folders that it lies in count: a folder of the system may be mounted elsewhere as well.
     """
     closed = None
-    kept: list[Kept] = []
+    kept: list[ReadOnlyPlace] = []
     never = [*allowed["closed"], *([state_root] if state_root else [])]
     for index, (stage, fd) in enumerate(zip(stages, fds, strict=True)):
         if stage["unmapped"] == "given":
@@ -130,7 +132,7 @@ def _above(fd: int) -> list[tuple[int, int]]:
     raise NotAllowed(f"{path_of(fd)} lies too deep")
 
 
-class Kept(NamedTuple):
+class ReadOnlyPlace(NamedTuple):
     """A place in a stage that stays read-only."""
 
     #: The number of the stage.
@@ -143,7 +145,7 @@ class Kept(NamedTuple):
     inode: int
 
 
-def kept_in(index: int, folder: str, places: list[str]) -> list[Kept]:
+def kept_in(index: int, folder: str, places: list[str]) -> list[ReadOnlyPlace]:
     """Those of the places that lie in the folder of that stage. A place that lies in another one is left out."""
     inside = [path for path in dict.fromkeys(places) if path != folder and within(path, folder)]
     found = []
@@ -152,11 +154,11 @@ def kept_in(index: int, folder: str, places: list[str]) -> list[Kept]:
             with suppress(OSError):  # there is none on this machine
                 status = os.lstat(path)
                 names = path[len(folder.rstrip("/")) + 1 :].split("/")
-                found.append(Kept(index, names, status.st_dev, status.st_ino))
+                found.append(ReadOnlyPlace(index, names, status.st_dev, status.st_ino))
     return found
 
 
-def keep(top: str, stages: list[Stage], kept: list[Kept]) -> None:
+def keep(top: str, stages: list[Stage], kept: list[ReadOnlyPlace]) -> None:
     """Mount each kept place onto itself, read-only, in a mount namespace with the stages in their places.
 
     The folders on the way are mounted onto themselves as they are: a mount point cannot be renamed away. `top` is the
@@ -172,7 +174,7 @@ def keep(top: str, stages: list[Stage], kept: list[Kept]) -> None:
             status = os.fstat(here)
             if (status.st_dev, status.st_ino) != (place.device, place.inode):
                 raise _replaced(place.names)
-            calls.set_attributes(here, read_only=True, user_namespace=None, recursive=True)
+            syscalls.set_attributes(here, read_only=True, user_namespace=None, recursive=True)
         finally:
             os.close(here)
 
@@ -185,7 +187,7 @@ def _mounted(folder: int, name: str) -> int:
             raise _replaced([name])
         if _mount_of(fd) != _mount_of(folder):
             return os.dup(fd)
-        calls.bind_to_itself(fd)
+        syscalls.bind_to_itself(fd)
     fd = os.open(name, _FLAGS, dir_fd=folder)
     if not os.path.samestat(before, os.fstat(fd)) or _mount_of(fd) == _mount_of(folder):
         os.close(fd)

@@ -27,11 +27,11 @@ import time
 from contextlib import suppress
 from typing import Any, Final, NoReturn
 
-from toolhost.launcher import calls, enclosed, program
+from toolhost.launcher import enclosed, program, syscalls
 from toolhost.launcher.allow_list import AllowList, NotAllowed, check_launch, check_trial, check_workspace, is_jails
 from toolhost.launcher.descriptors import path_of
 from toolhost.launcher.operations import Operations, Settled, user_of
-from toolhost.launcher.places import Kept, check_stages
+from toolhost.launcher.places import ReadOnlyPlace, check_stages
 from toolhost.launcher.request import Check, Hold, Launch, Run
 from toolhost.launcher.sizes import POINT
 
@@ -87,7 +87,7 @@ def _make_launcher(channel: socket.socket, umask: int, allowed: AllowList, settl
     """Fork a launcher. Returns its process number, and adds the tool host's end of its socket to `fds`."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
-        pid = calls.sibling()
+        pid = syscalls.sibling()
         if pid == 0:
             try:
                 channel.close()
@@ -100,7 +100,9 @@ def _make_launcher(channel: socket.socket, umask: int, allowed: AllowList, settl
     return pid
 
 
-def guard(request: Launch | Run | Hold | Check, fds: list[int], allowed: AllowList, settled: Settled) -> list[Kept]:
+def guard(
+    request: Launch | Run | Hold | Check, fds: list[int], allowed: AllowList, settled: Settled
+) -> list[ReadOnlyPlace]:
     """What must stay read-only for a request. Raises OSError when a launcher must not do it for this tool host."""
     state_root, may_enclose = settled.read()
     if "argv" in request:

@@ -20,9 +20,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final, NoReturn
 
-from toolhost.launcher import calls, enclosure, sized, staging
+from toolhost.launcher import enclosure, sized, staging, syscalls
 from toolhost.launcher.descriptors import write_text
-from toolhost.launcher.places import Kept
+from toolhost.launcher.places import ReadOnlyPlace
 from toolhost.launcher.request import MAX_DESCRIPTORS, MAX_REQUEST, PATIENCE_S, Check, Hold, Launch, Run
 
 #: Descriptors are first moved to this number or above, so that no place is taken by one of them.
@@ -36,7 +36,7 @@ _PROGRAMS: Final = {"proxy": f"{_EGRESS}/start.py", "listen": f"{_EGRESS}/listen
 
 #: Checks a request of a tool host that gave root up, with the descriptors of its places. Raises OSError when the tool
 #: host may not have it; otherwise returns what must stay read-only in the places.
-Guard = Callable[[Launch | Run | Hold | Check, list[int]], list[Kept]]
+Guard = Callable[[Launch | Run | Hold | Check, list[int]], list[ReadOnlyPlace]]
 
 
 def serve(channel: socket.socket, umask: int, guard: Guard | None = None) -> NoReturn:
@@ -98,7 +98,7 @@ def _receive(channel: socket.socket) -> tuple[bytes, list[int]]:
 
 def _start(output: int, become: Callable[[], NoReturn]) -> int:
     """Fork a child of the tool host, which calls `become`. A failure in it is written to `output`."""
-    pid = calls.sibling()
+    pid = syscalls.sibling()
     if pid == 0:
         kept = _moved(output)  # where it stays, whatever is moved around below
         try:
@@ -109,7 +109,7 @@ def _start(output: int, become: Callable[[], NoReturn]) -> int:
 
 
 def _launch(
-    request: Launch, fds: list[int], namespaces: staging.UserNamespaces, kept: list[Kept], umask: int
+    request: Launch, fds: list[int], namespaces: staging.UserNamespaces, kept: list[ReadOnlyPlace], umask: int
 ) -> tuple[dict[str, Any], list[int]]:
     places, uid = request["places"], request["uid"]
     staged = staging.Staged([], 0)
@@ -130,7 +130,7 @@ def _launch(
         pid = _start(fds[places.index(2)], become)
         if request["counted"]:
             with suppress(OSError):  # refused to users on some hosts: then it is sampled
-                counter.append(calls.clock_of(pid))
+                counter.append(syscalls.clock_of(pid))
     except OSError as error:
         return {"error": error.strerror or str(error), "fix": getattr(error, "fix", None)}, counter
     finally:
@@ -153,7 +153,7 @@ def _run(request: Run, fds: list[int]) -> dict[str, Any]:
 
     def become() -> NoReturn:
         os.setsid()
-        calls.fresh_session_keyring()
+        syscalls.fresh_session_keyring()
         placed = {place: _moved(fd) for place, fd in zip(places, fds, strict=True)}
         _execute([sys.executable, *options, *request["arguments"], *map(str, places)], {}, placed, (0, 1, 2))
 
@@ -203,7 +203,7 @@ def _workdir(request: dict[str, Any], fds: list[int], channel: socket.socket) ->
     os._exit(0)
 
 
-def _become(request: Launch, fds: list[int], staged: staging.Staged, kept: list[Kept], umask: int) -> NoReturn:
+def _become(request: Launch, fds: list[int], staged: staging.Staged, kept: list[ReadOnlyPlace], umask: int) -> NoReturn:
     """Do everything between fork and exec."""
     os.umask(0o022)  # the jail's user goes through the folders that its places are put in
     for path in request["joins"]:
@@ -212,7 +212,7 @@ def _become(request: Launch, fds: list[int], staged: staging.Staged, kept: list[
     # The niceness of the whole session against others; Linux takes ten changes a second from a user.
     with suppress(OSError):
         write_text("/proc/self/autogroup", str(request["niceness"]))
-    calls.fresh_session_keyring()
+    syscalls.fresh_session_keyring()
     placed = {place: _moved(fd) for place, fd in zip(request["places"], fds, strict=True)}
     uid = request["uid"]
     if uid is not None:
@@ -226,7 +226,7 @@ def _become(request: Launch, fds: list[int], staged: staging.Staged, kept: list[
             os.setresuid(uid, uid, uid)
     if request["folder"] is not None:
         os.chdir(request["folder"])
-        calls.die_with_parent()
+        syscalls.die_with_parent()
     os.umask(umask)
     _execute(request["argv"], request["env"], placed)
 

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Final
 
-from toolhost.launcher import calls, loops, sizes
+from toolhost.launcher import loops, sizes, syscalls
 from toolhost.launcher.descriptors import opened, path_of, reopened, write_text
 from toolhost.launcher.request import Held
 from toolhost.launcher.sizes import IMAGE, POINT
@@ -99,7 +99,7 @@ def unmount(folder: int) -> None:
     """Unmount the workdir if its image is mounted there; its loop device goes too. Raises OSError when it is in use."""
     with _locked(folder):
         if is_mounted(folder):
-            calls.unmount(_at(folder, POINT))
+            syscalls.unmount(_at(folder, POINT))
 
 
 def check(folder: int) -> Held:
@@ -232,11 +232,11 @@ def _mount(folder: int, image: int) -> None:
     try:
         name, device = loops.attach(image)
         try:
-            calls.mount_ext4(f"/dev/{name}", _at(folder, POINT), _OPTIONS)
+            syscalls.mount_ext4(f"/dev/{name}", _at(folder, POINT), _OPTIONS)
         finally:
             os.close(device)
         if not os.path.exists(f"/sys/fs/ext4/{name}/reserved_clusters"):
-            calls.unmount(_at(folder, POINT))
+            syscalls.unmount(_at(folder, POINT))
             raise OSError(errno.ENOTSUP, "the kernel's ext4 cannot keep blocks back")
     except OSError as error:
         raise Unable(error.errno, reason(error)) from None

@@ -8,7 +8,7 @@ import struct
 from contextlib import suppress
 from typing import Final
 
-from toolhost.launcher import calls
+from toolhost.launcher import syscalls
 
 _SO_MEMINFO: Final = 55
 
@@ -28,7 +28,7 @@ def held_by(pid: int, numbers: list[int]) -> int:
 
 def _ask(pidfd: int, number: int) -> int:
     with suppress(OSError, struct.error):
-        fd = calls.copy_of(pidfd, number)
+        fd = syscalls.copy_of(pidfd, number)
         try:
             copy = socket.socket(fileno=fd)
         except OSError:  # it has become something else

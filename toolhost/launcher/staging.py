@@ -17,9 +17,9 @@ import shlex
 import signal
 from typing import Final, NamedTuple
 
-from toolhost.launcher import calls, copying
+from toolhost.launcher import copying, syscalls
 from toolhost.launcher.descriptors import opened, path_of, reopened, write_all, write_text
-from toolhost.launcher.places import Kept, keep
+from toolhost.launcher.places import ReadOnlyPlace, keep
 from toolhost.launcher.request import Stage
 
 #: Room for mount points, and for one file that is copied (bytes).
@@ -46,9 +46,9 @@ class UserNamespaces:
 
 def _make(owner_uid: int, owner_gid: int, uid: int) -> int:
     launcher = os.getpid()
-    pid = calls.child_in_user_namespace()
+    pid = syscalls.child_in_user_namespace()
     if pid == 0:
-        calls.die_with_parent()  # which may be killed before it ends this process
+        syscalls.die_with_parent()  # which may be killed before it ends this process
         while os.getppid() == launcher:
             signal.pause()
         os._exit(0)
@@ -194,25 +194,25 @@ def _tree(stage: Stage, fd: int, namespace: int | None) -> int:
 
 
 def _detached(stage: Stage, fd: int, namespace: int | None, *, recursive: bool) -> int:
-    tree = calls.copy_tree(fd, recursive=recursive)
+    tree = syscalls.copy_tree(fd, recursive=recursive)
     try:
-        calls.set_attributes(tree, read_only=stage["readOnly"], user_namespace=namespace, recursive=recursive)
+        syscalls.set_attributes(tree, read_only=stage["readOnly"], user_namespace=namespace, recursive=recursive)
     except OSError:
         os.close(tree)
         raise
     return tree
 
 
-def attach(folder: str, stages: list[Stage], trees: list[Tree], kept: list[Kept]) -> None:
+def attach(folder: str, stages: list[Stage], trees: list[Tree], kept: list[ReadOnlyPlace]) -> None:
     """In a new mount namespace: make an empty folder with every copy in its place, and keep places read-only in
     them.
     """
-    calls.leave_mount_namespace()
-    calls.mount_tmpfs(folder, f"mode=0755,size={_ROOM},nr_inodes=1k")
+    syscalls.leave_mount_namespace()
+    syscalls.mount_tmpfs(folder, f"mode=0755,size={_ROOM},nr_inodes=1k")
     place("", stages, trees, kept)
 
 
-def place(top: str, stages: list[Stage], trees: list[Tree], kept: list[Kept]) -> None:
+def place(top: str, stages: list[Stage], trees: list[Tree], kept: list[ReadOnlyPlace]) -> None:
     """Put the copies in their places, as seen from the folder `top`. The `kept` places in them are made read-only."""
     for stage, tree in zip(stages, trees, strict=True):
         at = top + stage["at"]
@@ -228,7 +228,7 @@ def put(at: str, is_folder: bool, tree: int) -> None:
     os.makedirs(at if is_folder else os.path.dirname(at), 0o755, exist_ok=True)
     if not is_folder:
         write(at, b"")
-    calls.attach(tree, at)
+    syscalls.attach(tree, at)
     os.close(tree)
 
 

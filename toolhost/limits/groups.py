@@ -12,7 +12,7 @@ from typing import Final
 from toolhost.launcher.descriptors import write_text
 from toolhost.launcher.operations import FREEZER_STATE
 from toolhost.limits.keeper import Keeper
-from toolhost.limits.plan import GroupPlan, weight
+from toolhost.limits.mechanisms import GroupPlan, weight
 from toolhost.privileges.own_groups import beside, read_text
 from toolhost.privileges.powers import Powers
 

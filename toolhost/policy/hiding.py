@@ -34,7 +34,7 @@ _ESCAPED: Final = re.compile(r"\\([0-7]{3})")
 _REMOVED: Final = "//deleted"
 
 
-class Mount(NamedTuple):
+class MountInfo(NamedTuple):
     """One mount of /proc/self/mountinfo."""
 
     #: Its number.
@@ -111,13 +111,13 @@ def _elsewhere(folders: list[str]) -> list[str]:
     return found
 
 
-def read_mounts(text: str) -> list[Mount]:
+def read_mounts(text: str) -> list[MountInfo]:
     """The mounts of /proc/self/mountinfo."""
     mounts = []
     for line in text.splitlines():
         fields = line.split(" ")
         if len(fields) > 4 and fields[0].isdigit() and not fields[3].endswith(_REMOVED):
-            mounts.append(Mount(int(fields[0]), fields[2], _plain(fields[3]), _plain(fields[4])))
+            mounts.append(MountInfo(int(fields[0]), fields[2], _plain(fields[3]), _plain(fields[4])))
     return mounts
 
 
@@ -125,7 +125,7 @@ def _plain(escaped: str) -> str:
     return _ESCAPED.sub(lambda found: chr(int(found[1], 8)), escaped)
 
 
-def places_of(folder: str, number: int, mounts: list[Mount]) -> list[tuple[Mount, str]]:
+def places_of(folder: str, number: int, mounts: list[MountInfo]) -> list[tuple[MountInfo, str]]:
     """Where else `folder`, or a part of it, shows: the mounts, and the paths. `number` is the mount that it is in.
 
     What is mounted in the folder belongs to it, except the folders that instances work in.

@@ -13,7 +13,7 @@ from schemas.launch import Limits
 from schemas.receipts import Mechanism, Wall
 from toolhost.egress.rules import Layout
 from toolhost.launcher.request import Enclosure, Stage
-from toolhost.limits.plan import GroupPlan, processes_of_a_namespace
+from toolhost.limits.mechanisms import GroupPlan, processes_of_a_namespace
 from toolhost.policy.landlock import Ruleset
 from toolhost.policy.nested import CallWalls
 from toolhost.policy.subject import Request

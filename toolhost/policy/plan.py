@@ -25,7 +25,7 @@ from schemas.hosts import BadHost, read_network
 from schemas.launch import ToolSpec
 from schemas.receipts import Wall
 from toolhost.egress.rules import RESOLVER, Layout, lay_out
-from toolhost.limits.plan import group_plan, mechanisms
+from toolhost.limits.mechanisms import group_plan, mechanisms
 from toolhost.policy import conventions, enclosure, mounts, nested
 from toolhost.policy.conventions import JAIL_CODE, JAIL_HOME
 from toolhost.policy.landlock import ruleset

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Final
 
 from schemas.errors import fail
-from toolhost.limits.plan import group_plan, mechanisms
+from toolhost.limits.mechanisms import group_plan, mechanisms
 from toolhost.policy.landlock import DEVICES, READ, RUN, WRITE, for_file, ruleset
 from toolhost.policy.launch_plan import LaunchPlan, resource_limits
 from toolhost.policy.mounts import granted_rights, hidden_in

@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Final
 
 from schemas.system.own_users import TOOLHOST_UID
-from toolhost.launcher import calls
+from toolhost.launcher import syscalls
 
 #: The powers that it keeps: reach closed folders; end jails; look at their memory and their files in /proc.
 KEPT: Final = {"DAC_READ_SEARCH": 2, "KILL": 5, "SYS_PTRACE": 19}
@@ -27,7 +27,7 @@ _NEEDED: Final = {"CHOWN": 0, "DAC_READ_SEARCH": 2, "SETGID": 6, "SETUID": 7, "S
 
 def future_user() -> int:
     """The user that this process, which is root, will become: TOOLHOST_UID, or 0 where that is not possible."""
-    held = calls.permitted_capabilities()
+    held = syscalls.permitted_capabilities()
     able = all(held >> number & 1 for number in _NEEDED.values())
     return TOOLHOST_UID if able and _is_mapped("uid_map") and _is_mapped("gid_map") else 0
 
@@ -47,23 +47,24 @@ def drop_capabilities(user: int, filter_program: bytes | None) -> None:
     Call it before there are threads, because each thread has powers of its own. `filter_program` is for this process
     and all its threads; None on a machine without a filter. Raises OSError when the system refuses.
     """
-    held = calls.permitted_capabilities()
+    held = syscalls.permitted_capabilities()
     wanted = KEPT if user else KEPT | OF_ROOT
     kept = held & sum(1 << number for number in wanted.values())
     if held >> _NEEDED["SETPCAP"] & 1:
-        calls.bound_capabilities(())
+        syscalls.bound_capabilities(())
     if user:
         os.setgroups([])
         os.setresgid(user, user, user)
-        calls.prctl(calls.PR_SET_KEEPCAPS, 1)  # else a change of user leaves nothing to keep
+        syscalls.prctl(syscalls.PR_SET_KEEPCAPS, 1)  # else a change of user leaves nothing to keep
         os.setresuid(user, user, user)
-        calls.prctl(calls.PR_SET_KEEPCAPS, 0)
-        calls.prctl(calls.PR_SET_DUMPABLE, 0)  # others of this user, tool hosts of other kernels, may not look into us
-    calls.keep_capabilities(kept)
-    calls.prctl(calls.PR_SET_NO_NEW_PRIVS, 1)
+        syscalls.prctl(syscalls.PR_SET_KEEPCAPS, 0)
+        # Other processes of this user, such as tool hosts of other kernels, may not look into us.
+        syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
+    syscalls.keep_capabilities(kept)
+    syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
     try:
         if filter_program is not None:
-            calls.install_filter(filter_program)
+            syscalls.install_filter(filter_program)
     except OSError as error:
         if error.errno not in (errno.ENOSYS, errno.EINVAL):
             raise

@@ -30,11 +30,11 @@ from toolhost.jails.call_sandboxes import CallSandbox, CallSandboxes
 from toolhost.jails.jail import Jail
 from toolhost.jails.network import JailNetwork
 from toolhost.jails.sized_workdirs import Claim
-from toolhost.jails.worker import Owner, Worker
+from toolhost.jails.worker import Worker, WorkerOwner
 from toolhost.limits.decide import lacks_processes, limit_error, with_limit
 from toolhost.policy.hiding import Hiding
 from toolhost.sessions.machine import AskToStop, EndCall, JailAction, Kill, Leave, LeaveCall
-from toolhost.sessions.receipts import Ledger
+from toolhost.sessions.receipts import JailReceipts
 from toolhost.sessions.session import JailSession
 from toolhost.signalling import signal_all
 from toolhost.untrusted import Violation, output_limit
@@ -53,7 +53,7 @@ class LiveSession:
         self.hiding = hiding
         #: What it may take in its workdir; None where the workdir has no file system of its own.
         self.claim = claim
-        self.ledger = Ledger(jail.plan)
+        self.receipts = JailReceipts(jail.plan)
         #: The sandboxes of its calls; None for a jail that runs calls in its worker.
         self.sandboxes: CallSandboxes | None = None
         #: What is known of its connections; None when it has no network.
@@ -76,7 +76,7 @@ class LiveSession:
     # --- what its workers are told
 
     def load(
-        self, tool: ToolSpec, environment: Mapping[str, str], owner: Owner, loop: asyncio.AbstractEventLoop
+        self, tool: ToolSpec, environment: Mapping[str, str], owner: WorkerOwner, loop: asyncio.AbstractEventLoop
     ) -> None:
         """Tell the worker what to load, with the granted part of `environment`. It waits for its network, if any.
 
@@ -141,7 +141,7 @@ class LiveSession:
         """Perform an action on the jail, or on the worker of one call."""
         if isinstance(action, Kill):
             self.jail.kill(action.reason)
-            self.ledger.ended(action.reason)
+            self.receipts.ended(action.reason)
         elif isinstance(action, Leave):
             self.jail.send(Exit())
         else:
@@ -215,17 +215,17 @@ class LiveSession:
 
         `cause`: why the call's processes end before it had a result; for a call without its own processes, the jail's.
         """
-        ledger, call_s = self.ledger, now - call.started
-        if ledger.is_due(now, call_s):
-            ledger.look(now, self.jail.used())
+        receipts, call_s = self.receipts, now - call.started
+        if receipts.is_due(now, call_s):
+            receipts.look(now, self.jail.used())
         network = self.network
         if network is not None:
             reached = [shown(host, port) for host, port in network.reached]
-            ledger.network(reached, list(dict.fromkeys(shown(news.host, news.port) for news in network.denied)))
+            receipts.network(reached, list(dict.fromkeys(shown(news.host, news.port) for news in network.denied)))
         if cause is not None and not self.session.forks:
-            ledger.ended(cause)
+            receipts.ended(cause)
             cause = None
-        return ledger.receipt(call_s, cause)
+        return receipts.receipt(call_s, cause)
 
     # --- logs and news
 

@@ -27,7 +27,7 @@ from schemas.worker_frames import Result
 from toolhost.calls.asks import may_ask
 from toolhost.calls.call_registry import Call
 from toolhost.calls.pending import Work
-from toolhost.sessions.pool import Assign, End, Pool, Start
+from toolhost.sessions.pool import Assign, End, JailPool, Start
 from toolhost.sessions.session import JailSession
 from toolhost.untrusted import Violation
 
@@ -151,7 +151,7 @@ class Machine:
     """All sessions of one tool host. `now` is seconds on any one clock."""
 
     def __init__(self, max_jails: int) -> None:
-        self.pool = Pool(max_jails)
+        self.pool = JailPool(max_jails)
         self._names = 0
 
     def session_of(self, call: Call) -> JailSession | None:

@@ -61,7 +61,7 @@ def _root(call: Call) -> str:
     return call.root_event or call.agent
 
 
-class Pool:
+class JailPool:
     """All sessions, and the calls that wait for a place in one."""
 
     def __init__(self, max_jails: int) -> None:

@@ -31,7 +31,7 @@ _WALL: Final = b"\x81\xa6wallMs\xcb"
 _pack_double = struct.Struct(">d").pack
 
 
-class Ledger:
+class JailReceipts:
     """What is known of one jail, and its receipts."""
 
     __slots__ = ("_encoded", "_known", "_looked_at")

@@ -58,7 +58,7 @@ MAX_UNREAD: Final = 16 << 20
 
 
 class Sessions:
-    """All sessions of one tool host (jail.Owner). Use from the loop's thread only."""
+    """All sessions of one tool host (jail.JailOwner). Use from the loop's thread only."""
 
     def __init__(
         self,
@@ -359,7 +359,7 @@ class Sessions:
             self._egress.detach(session.number)
         if (news := live.ended(cause)) is not None:
             self._on_worker(news)
-        live.ledger.ended(cause)
+        live.receipts.ended(cause)
         if self._closing:
             session.calls.clear()  # whoever made them decides, with the next incarnation of this host
         if live.sandboxes is not None:
@@ -376,7 +376,7 @@ class Sessions:
     # --- networks and limits
 
     def jail_found(self, jail: Jail, pid: int) -> None:
-        """The namespaces of a jail are there (jail.Owner)."""
+        """The namespaces of a jail are there (jail.JailOwner)."""
         live = self._by_jail[jail]
         if live.network is not None:
             self._egress.attach(live.session.number, pid, live.network, partial(self._network_up, live))
@@ -412,7 +412,7 @@ class Sessions:
     # --- from workers
 
     def worker_frames(self, worker: Worker, frames: list[WorkerFrame]) -> None:
-        """Frames of a worker, or of the fork server of a jail (worker.Owner)."""
+        """Frames of a worker, or of the fork server of a jail (worker.WorkerOwner)."""
         live = self._live_with(worker)
         for frame in frames:
             try:
@@ -423,17 +423,17 @@ class Sessions:
                 return
 
     def worker_broken(self, worker: Worker, violation: Violation) -> None:
-        """A worker broke the protocol: its call, or every call of its jail, ends at once (worker.Owner)."""
+        """A worker broke the protocol: its call, or every call of its jail, ends at once (worker.WorkerOwner)."""
         self._worker_failed(self._live_with(worker), worker, protocol_error(violation, worker), str(violation))
 
     def worker_printed(self, worker: Worker, text: str) -> None:
-        """A jail or one call wrote to its standard output or error (worker.Owner)."""
+        """A jail or one call wrote to its standard output or error (worker.WorkerOwner)."""
         live = self._live_with(worker)
         for line in filter(str.strip, text.splitlines()):
             self._on_log(live.log_line("info", line[:8192], live.own_call(worker)))
 
     def worker_gone(self, worker: Worker, cause: str) -> None:
-        """The last process of a jail or of one call has ended (worker.Owner)."""
+        """The last process of a jail or of one call has ended (worker.WorkerOwner)."""
         live = self._live_with(worker)
         if not isinstance(worker, CallSandbox):
             self._jail_gone(live, cause)

@@ -17,7 +17,7 @@ from schemas.errors import GoondanError, error_payload, fail
 from schemas.frames import ErrorPayload
 from schemas.launch import ToolHostSpec, ToolSpec
 from toolhost.calls.call_registry import Call
-from toolhost.jails.jail import Jail, Owner
+from toolhost.jails.jail import Jail, JailOwner
 from toolhost.jails.launch import launch
 from toolhost.jails.sized_workdirs import SizedWorkdirs
 from toolhost.jails.write_exposures import WriteExposures
@@ -75,7 +75,7 @@ class JailStarter:
             self.facts = msgspec.structs.replace(self.facts, nests=True)
 
     async def start(
-        self, session: JailSession, call: Call, there: Iterable[LiveSession], owner: Owner, niceness: int
+        self, session: JailSession, call: Call, there: Iterable[LiveSession], owner: JailOwner, niceness: int
     ) -> LiveSession:
         """Start the jail of a session for this call. Raises GoondanError and OSError; then nothing is left of the jail.
 

@@ -22,7 +22,7 @@ import msgspec
 
 from schemas.errors import GoondanError
 from toolhost.drop_privileges import drop_privileges
-from toolhost.limits.plan import mechanisms
+from toolhost.limits.mechanisms import mechanisms
 from toolhost.policy.facts import landlock_abi
 from toolhost.policy.subject import HostFacts
 from toolhost.privileges.powers import Powers

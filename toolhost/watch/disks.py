@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 from toolhost.limits.decide import DISK_PART, MIB, Budget, DiskMeter, Growth, Lost, walk_again_at, walked_before
 from toolhost.watch import procfs
 from toolhost.watch.growth import walk
-from toolhost.watch.in_flight import InFlight, Kept
+from toolhost.watch.in_flight import InFlight, KeptDescriptors
 from toolhost.watch.jail_usage import JailUsage
 
 #: Between two looks at free space (seconds): at 1 GB/s that is 5 MB.
@@ -162,7 +162,7 @@ class Disks:
             with suppress(OSError):
                 device.look(places[0])
             jail.disks[number] = DiskMeter(device.lost)
-            jail.kept[number] = Kept()
+            jail.kept[number] = KeptDescriptors()
 
     def due_in(self) -> float:
         """After how many seconds `look` has something to do; 0 or less: now."""

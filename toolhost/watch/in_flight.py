@@ -26,7 +26,7 @@ class InFlight(NamedTuple):
     each: frozenset[int] = frozenset()
 
 
-class Kept:
+class KeptDescriptors:
     """Whether a jail keeps descriptors in flight."""
 
     def __init__(self) -> None:

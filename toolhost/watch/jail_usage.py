@@ -20,7 +20,7 @@ from toolhost.limits.keeper import Keeper
 from toolhost.privileges.powers import Powers
 from toolhost.signalling import signal_all
 from toolhost.watch import procfs
-from toolhost.watch.in_flight import HiddenMemory, InFlight, Kept
+from toolhost.watch.in_flight import HiddenMemory, InFlight, KeptDescriptors
 
 #: File times are those of the last clock tick (seconds).
 _TICK_S: Final = 0.02
@@ -54,7 +54,7 @@ class JailUsage:
         self.devices: dict[int, list[str]] = {}
         self.disks: dict[int, DiskMeter] = {}
         #: Whether it keeps descriptors in flight, by file system that is looked at.
-        self.kept: dict[int, Kept] = {}
+        self.kept: dict[int, KeptDescriptors] = {}
         #: What names showed of a jail that may keep descriptors in flight, by file system.
         self.undecided: dict[int, Growth] = {}
         #: When it may be walked again, on the monotonic clock (seconds).
@@ -77,7 +77,7 @@ class JailUsage:
         # look or a walk, because the loop waits for it.
         self._lock = threading.Lock()
         self._hidden = HiddenMemory(0 if keeper.counts_memory else procfs.shared())
-        self._kept_memory = Kept()
+        self._kept_memory = KeptDescriptors()
         for place in places:
             with suppress(OSError):
                 self.devices.setdefault(os.stat(place).st_dev, []).append(place)

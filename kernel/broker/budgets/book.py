@@ -91,7 +91,7 @@ class Account:
         own.add(amount)
 
 
-class Line:
+class BudgetLine:
     """The accounts that a turn is charged to. `path`: the agents whose budgets led to it, the outermost first."""
 
     __slots__ = ("accounts", "path", "tree")
@@ -117,7 +117,7 @@ class Hold(Struct, frozen=True):
     #: The agent that makes it.
     spender: str
     #: The accounts that it is charged to.
-    line: Line
+    line: BudgetLine
     #: The most that it may use. Its `output_tokens` are what was granted.
     amount: Spend
 
@@ -154,7 +154,7 @@ class Tree:
         #: Up to which moment that is counted (milliseconds since 1970).
         self.stood_until_ms = 0
         self.accounts: dict[str, Account] = {}
-        self.lines: dict[tuple[tuple[str, ...], str | None], Line] = {}
+        self.lines: dict[tuple[tuple[str, ...], str | None], BudgetLine] = {}
         self.holds: dict[str, Hold] = {}
         #: The path of each agent's last event. The end of pending work needs it, because it knows only the root.
         self.paths: dict[str, tuple[str, ...]] = {}
@@ -207,7 +207,7 @@ class Book:
 
     # --- lines
 
-    def line(self, root: str, path: tuple[str, ...], agent: str, at_ms: int) -> Line | None:
+    def line(self, root: str, path: tuple[str, ...], agent: str, at_ms: int) -> BudgetLine | None:
         """The accounts that a turn of `agent` is charged to; None when there are none."""
         own = agent if agent in self.limits and agent not in path else None
         if not path and own is None:
@@ -222,7 +222,7 @@ class Book:
         line = tree.lines.get((path, own))
         if line is None:
             names = path if own is None else (*path, own)
-            line = tree.lines[path, own] = Line(tree, path, [self._account(tree, name) for name in names])
+            line = tree.lines[path, own] = BudgetLine(tree, path, [self._account(tree, name) for name in names])
         return line
 
     def path_of(self, root: str | None, agent: str) -> tuple[str, ...]:
@@ -275,7 +275,7 @@ class Book:
 
     # --- what is spent
 
-    def spent(self, line: Line, now_ms: int) -> Shortage | None:
+    def spent(self, line: BudgetLine, now_ms: int) -> Shortage | None:
         """The budget that has nothing left; None when all have something. A spent `toolCalls` alone does not count."""
         lasted_ms = self.lasted_ms(line.tree, now_ms)
         for account in line.accounts:
@@ -301,7 +301,9 @@ class Book:
 
     # --- tool calls
 
-    def charge_tool(self, line: Line, spender: str, event_id: str, call_id: str, now_ms: int) -> Shortage | Wait | None:
+    def charge_tool(
+        self, line: BudgetLine, spender: str, event_id: str, call_id: str, now_ms: int
+    ) -> Shortage | Wait | None:
         """Count a tool call that is about to start. None: it may start. So may a call that was counted before."""
         tree = line.tree
         digest = digest_of(event_id, call_id)
@@ -334,7 +336,7 @@ class Book:
             self.dirty[tree] = None
         return None
 
-    def stored(self, line: Line, event_id: str, call_ids: Iterable[str]) -> None:
+    def stored(self, line: BudgetLine, event_id: str, call_ids: Iterable[str]) -> None:
         """The results of these calls are stored, so nobody sends the calls again."""
         counted = line.tree.charged.get(event_id)
         if counted is not None:
@@ -343,7 +345,7 @@ class Book:
     # --- model calls
 
     def reserve(
-        self, line: Line, spender: str, event_id: str, hold_id: str, wanted: tuple[int, int], now_ms: int
+        self, line: BudgetLine, spender: str, event_id: str, hold_id: str, wanted: tuple[int, int], now_ms: int
     ) -> Hold | Shortage | Wait:
         """Hold the amount that a model call may use. `wanted`: tokens that it reads, tokens that it may write."""
         tree = line.tree
@@ -408,7 +410,7 @@ class Book:
             account.charge(hold.spender, hold.amount if amount is None else amount)
         self.dirty[tree] = None
 
-    def left(self, line: Line, event_id: str) -> None:
+    def left(self, line: BudgetLine, event_id: str) -> None:
         """No process holds the turn of this event any more: its model calls that are under way count as spent."""
         for hold in [hold for hold in line.tree.holds.values() if hold.event_id == event_id]:
             self.lose(hold)
@@ -420,7 +422,7 @@ class Book:
 
     # --- ends
 
-    def event_over(self, line: Line, event_id: str) -> None:
+    def event_over(self, line: BudgetLine, event_id: str) -> None:
         """The event has ended, so nobody sends calls of its turn again."""
         line.tree.charged.pop(event_id, None)
 
@@ -496,7 +498,7 @@ class Book:
             tree = self.trees.get(record.root)
             if tree is None:  # a tree is written before its first model call, so that was damaged
                 tree = self.trees[record.root] = Tree(record.root, 0)
-            line = Line(tree, tuple(record.accounts), [self._account(tree, name) for name in record.accounts])
+            line = BudgetLine(tree, tuple(record.accounts), [self._account(tree, name) for name in record.accounts])
             tree.holds[record.id] = Hold(record.id, record.event_id, record.agent, line, record.amount)
             for account in line.accounts:
                 account.held.add(record.amount)

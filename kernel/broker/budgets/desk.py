@@ -16,7 +16,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from kernel.broker.budgets.amounts import FREE, Spend, limits_of, prices_of
-from kernel.broker.budgets.book import MAX_CHARGED, MAX_HOLDS, Hold, Line, Shortage, Tree
+from kernel.broker.budgets.book import MAX_CHARGED, MAX_HOLDS, BudgetLine, Hold, Shortage, Tree
 from kernel.broker.budgets.messages import budget_spent, left_of, report
 from kernel.broker.bus import MAX_ID, RETRY_AFTER_MS, Bus
 from kernel.broker.entities import Connection, Event, Staged
@@ -47,7 +47,7 @@ class _Waiting(Struct):
     connection: Connection
     frame_id: str
     event: Event
-    line: Line
+    line: BudgetLine
     request: BudgetReserve
     #: When it began to (seconds on the broker's clock).
     since: float
@@ -95,7 +95,7 @@ class Budgets:
 
     # --- what is asked
 
-    def line_of(self, event: Event, root: str | None, turn: Event | None) -> Line | None:
+    def line_of(self, event: Event, root: str | None, turn: Event | None) -> BudgetLine | None:
         """The line that a new event is charged to, if it is known already; `begin` does the rest.
 
         `root` is the event that the sender's work began with, if it is another one. `turn` is the asking turn. Raises
@@ -112,7 +112,7 @@ class Budgets:
             raise self._spent(line, shortage, agent)
         return line
 
-    def start_call(self, line: Line, event: Event, call_id: str, frame: Frame, now: float) -> None:
+    def start_call(self, line: BudgetLine, event: Event, call_id: str, frame: Frame, now: float) -> None:
         """Count a tool call of a turn that starts now.
 
         Raises GoondanError E_BUDGET_SPENT, E_OVERLOADED, E_TOOL_LIMIT.
@@ -154,7 +154,7 @@ class Budgets:
             self._reserve_model(connection, frame, event, line, request)
 
     def _reserve_model(
-        self, connection: Connection, frame: Frame, event: Event, line: Line, request: BudgetReserve
+        self, connection: Connection, frame: Frame, event: Event, line: BudgetLine, request: BudgetReserve
     ) -> None:
         _check_id(request.id)
         hold_id = f"{event.id}/{request.id}"
@@ -368,7 +368,7 @@ class Budgets:
         else:
             self._book.forget(tree)
 
-    def _grant(self, connection: Connection, frame_id: str, hold: Hold | None, line: Line | None = None) -> None:
+    def _grant(self, connection: Connection, frame_id: str, hold: Hold | None, line: BudgetLine | None = None) -> None:
         granted = BudgetGranted()
         line = line or (None if hold is None else hold.line)
         if line is not None:
@@ -378,13 +378,13 @@ class Budgets:
             granted = BudgetGranted(output, self._wall_left(line, now_ms), left_of(line, lasted_ms))
         self._bus.send(connection, Frame("reply", in_reply_to=frame_id, payload=to_raw(granted)))
 
-    def _wall_left(self, line: Line, now_ms: int) -> int | None:
+    def _wall_left(self, line: BudgetLine, now_ms: int) -> int | None:
         """How long a call that starts now may take (milliseconds, at least 1); None: any time."""
         limits = [account.limits.wall_ms for account in line.accounts if account.limits is not None]
         bounds = [limit for limit in limits if limit is not None]
         return max(1, min(bounds) - self._book.lasted_ms(line.tree, now_ms)) if bounds else None
 
-    def _spent(self, line: Line, shortage: Shortage, agent: str) -> GoondanError:
+    def _spent(self, line: BudgetLine, shortage: Shortage, agent: str) -> GoondanError:
         self._bus.counters["budget_refusals"] += 1
         return budget_spent(line.tree.root, shortage, agent)
 

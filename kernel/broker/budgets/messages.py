@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from kernel.broker.budgets.amounts import NANO, Dimension, Spend
-from kernel.broker.budgets.book import UNKNOWN, Account, Line, Shortage, Tree
+from kernel.broker.budgets.book import UNKNOWN, Account, BudgetLine, Shortage, Tree
 from schemas.budgets import BudgetLeft
 from schemas.errors import GoondanError, error_payload
 
@@ -42,7 +42,7 @@ def budget_spent(root: str, shortage: Shortage, agent: str) -> GoondanError:
     return GoondanError(error_payload("E_BUDGET_SPENT", message, suggestion=suggestion))
 
 
-def left_of(line: Line, lasted_ms: int) -> list[BudgetLeft]:
+def left_of(line: BudgetLine, lasted_ms: int) -> list[BudgetLeft]:
     """What is left of each limit of a line. Its tree has used the time `lasted_ms` (milliseconds)."""
     rows = []
     for account in line.accounts:

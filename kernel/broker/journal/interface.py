@@ -124,7 +124,7 @@ class Journal(Archive, Protocol):
 class Store(Archive, Protocol):
     """The storage of a journal: a start reads it, and the journal's writer writes it. For one thread at a time.
 
-    A journal of another kind is a module with one of these, and a line in opening.py.
+    A journal of another kind is a module with one of these, and a line in factory.py.
     """
 
     #: The name of the store in messages: a path.

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from kernel.cli import history
 from kernel.cli.plain import fit, flowing, one_line
 from kernel.cli.prompt import continues
-from kernel.cli.renderer import Break, Mark, Say, Shown, TurnRenderer
+from kernel.cli.renderer import Break, Remark, Say, Shown, TurnRenderer
 from kernel.cli.screen import has_cursor
 from schemas.frames import RuntimeEvent
 
@@ -31,7 +31,7 @@ def on_screen(shown: list[Shown]) -> str:
             screen += item.text
         elif screen and not screen.endswith("\n"):
             screen += "\n"
-        if isinstance(item, Mark):
+        if isinstance(item, Remark):
             screen += item.text + "\n"
     return screen
 

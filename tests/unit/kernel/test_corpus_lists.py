@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from kernel.broker.journal.factory import open_store
 from kernel.broker.journal.interface import Put
-from kernel.broker.journal.opening import open_store
 from kernel.rundir import take, write_private
 from kernel.state_root import open_state_root
 from kernel.trust.owners import others_who_can_write

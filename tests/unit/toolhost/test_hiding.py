@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.hidden import runtime_place, uncovered, workspace_of
-from toolhost.policy.hiding import Hiding, Mount, places_of, read_mounts, runtime_folders, unknown_place
+from toolhost.policy.hiding import Hiding, MountInfo, places_of, read_mounts, runtime_folders, unknown_place
 
-ROOT = Mount(1, "8:1", "/", "/")
+ROOT = MountInfo(1, "8:1", "/", "/")
 STATE = "/home/u/.goondan"
 
 
-def found(*mounts: Mount, number: int = 1, folder: str = STATE) -> list[str]:
+def found(*mounts: MountInfo, number: int = 1, folder: str = STATE) -> list[str]:
     return [path for _, path in places_of(folder, number, [ROOT, *mounts])]
 
 
@@ -25,37 +25,41 @@ def test_lines_of_the_kernel() -> None:
         "36 21 98:0 /mnt1/a\\040b /mnt2/c\\134d\\012 rw master:1 - ext3 /dev/root rw,errors=continue\n"
         "37 21 8:1 /gone//deleted /x rw - ext4 /dev/sda rw\n\nnonsense\n"
     )
-    assert read_mounts(text) == [Mount(21, "8:1", "/", "/"), Mount(36, "98:0", "/mnt1/a b", "/mnt2/c\\d\n")]
+    assert read_mounts(text) == [MountInfo(21, "8:1", "/", "/"), MountInfo(36, "98:0", "/mnt1/a b", "/mnt2/c\\d\n")]
 
 
 @pytest.mark.parametrize(
     ("mount", "places"),
     [
-        (Mount(2, "8:1", "/home/u/.goondan", "/mnt/x"), ["/mnt/x"]),
-        (Mount(2, "8:1", "/home", "/mnt/x"), ["/mnt/x/u/.goondan"]),
-        (Mount(2, "8:1", "/", "/mnt/x"), ["/mnt/x/home/u/.goondan"]),
-        (Mount(2, "8:1", "/home/u/.goondan/workspaces", "/mnt/x"), ["/mnt/x"]),
-        (Mount(2, "8:1", "/home/u/.goondan/workspaces/d/instances/a/k", "/mnt/x"), ["/mnt/x"]),
+        (MountInfo(2, "8:1", "/home/u/.goondan", "/mnt/x"), ["/mnt/x"]),
+        (MountInfo(2, "8:1", "/home", "/mnt/x"), ["/mnt/x/u/.goondan"]),
+        (MountInfo(2, "8:1", "/", "/mnt/x"), ["/mnt/x/home/u/.goondan"]),
+        (MountInfo(2, "8:1", "/home/u/.goondan/workspaces", "/mnt/x"), ["/mnt/x"]),
+        (MountInfo(2, "8:1", "/home/u/.goondan/workspaces/d/instances/a/k", "/mnt/x"), ["/mnt/x"]),
         # An instance's workspace is what its jails see anyway.
-        (Mount(2, "8:1", "/home/u/.goondan/workspaces/d/instances/a/k/workspace", "/mnt/x"), []),
-        (Mount(2, "8:1", "/home/u/.goondan2", "/mnt/x"), []),
-        (Mount(2, "8:2", "/home/u/.goondan", "/mnt/x"), []),  # another file system
-        (Mount(2, "8:1", "/home/u/.goondan/logs", f"{STATE}/other"), []),  # it stays inside
+        (MountInfo(2, "8:1", "/home/u/.goondan/workspaces/d/instances/a/k/workspace", "/mnt/x"), []),
+        (MountInfo(2, "8:1", "/home/u/.goondan2", "/mnt/x"), []),
+        (MountInfo(2, "8:2", "/home/u/.goondan", "/mnt/x"), []),  # another file system
+        (MountInfo(2, "8:1", "/home/u/.goondan/logs", f"{STATE}/other"), []),  # it stays inside
     ],
 )
-def test_other_places_of_a_folder(mount: Mount, places: list[str]) -> None:
+def test_other_places_of_a_folder(mount: MountInfo, places: list[str]) -> None:
     assert found(mount) == places
 
 
 def test_a_folder_in_a_file_system_of_its_own() -> None:
-    mounts = [Mount(2, "0:50", "/sub", "/data"), Mount(3, "0:50", "/", "/mnt/all"), Mount(4, "8:1", "/", "/mnt/root")]
+    mounts = [
+        MountInfo(2, "0:50", "/sub", "/data"),
+        MountInfo(3, "0:50", "/", "/mnt/all"),
+        MountInfo(4, "8:1", "/", "/mnt/root"),
+    ]
     assert found(*mounts, number=2, folder="/data/state") == ["/mnt/all/sub/state"]
 
 
 def test_what_is_mounted_in_a_folder_belongs_to_it() -> None:
-    inner, elsewhere = Mount(2, "7:0", "/", f"{STATE}/workspaces"), Mount(3, "7:0", "/", "/mnt/x")
+    inner, elsewhere = MountInfo(2, "7:0", "/", f"{STATE}/workspaces"), MountInfo(3, "7:0", "/", "/mnt/x")
     assert found(inner, elsewhere) == ["/mnt/x"]
-    own = Mount(2, "7:0", "/", f"{STATE}/workspaces/d/instances/a/k/workspace")
+    own = MountInfo(2, "7:0", "/", f"{STATE}/workspaces/d/instances/a/k/workspace")
     assert found(own, elsewhere) == []
 
 

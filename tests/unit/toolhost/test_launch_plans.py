@@ -14,7 +14,7 @@ from schemas.errors import GoondanError
 from schemas.launch import Limits, SandboxSpec
 from tests.unit.toolhost.test_policy import HOST, TOOL
 from tests.unit.toolhost.test_reduced import LOW, REQUEST
-from toolhost.limits.plan import GroupPlan
+from toolhost.limits.mechanisms import GroupPlan
 from toolhost.policy.landlock import DEVICES, RUN, for_file
 from toolhost.policy.launch_plan import LaunchPlan
 from toolhost.policy.plan import plan, walls

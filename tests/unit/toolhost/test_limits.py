@@ -27,9 +27,9 @@ from toolhost.limits.decide import (
     weight_of,
     with_limit,
 )
-from toolhost.limits.plan import GroupPlan, group_plan, mechanisms, processes_of_a_namespace, weight
+from toolhost.limits.mechanisms import GroupPlan, group_plan, mechanisms, processes_of_a_namespace, weight
 from toolhost.privileges.tree import Tree
-from toolhost.watch.in_flight import KEPT_S, MOVED_S, HiddenMemory, InFlight, Kept
+from toolhost.watch.in_flight import KEPT_S, MOVED_S, HiddenMemory, InFlight, KeptDescriptors
 
 LIMITS = Limits(memory_mb=100, processes=10, cpu_seconds=5, disk_mb=100, files=1000)
 
@@ -254,21 +254,21 @@ def stayed(*sockets: int) -> InFlight:
     return InFlight(frozenset(sockets), frozenset(sockets))
 
 
-def looks(kept: Kept, at_s: float, until_s: float, *sockets: set[int]) -> list[float]:
+def looks(kept: KeptDescriptors, at_s: float, until_s: float, *sockets: set[int]) -> list[float]:
     """Every 10 ms, in turns: when descriptors were held to be kept in flight."""
     times = [at_s + step / 100 for step in range(round((until_s - at_s) * 100) + 1)]
     return [now for step, now in enumerate(times) if kept.look(now, stayed(*sockets[step % len(sockets)]))]
 
 
 def test_descriptors_are_kept_in_flight_when_they_lie_there_at_every_look() -> None:
-    assert looks(Kept(), 5.0, 6.0, {1, 2}, {2, 3})[0] == pytest.approx(5.0 + KEPT_S)
-    assert looks(Kept(), 5.0, 9.0, *[{1}] * 7, set()) == [], "they are received"
-    assert looks(Kept(), 5.0, 9.0, {1}, {2}, {3})[0] == pytest.approx(5.0 + MOVED_S), "from one to the next"
-    kept = Kept()
+    assert looks(KeptDescriptors(), 5.0, 6.0, {1, 2}, {2, 3})[0] == pytest.approx(5.0 + KEPT_S)
+    assert looks(KeptDescriptors(), 5.0, 9.0, *[{1}] * 7, set()) == [], "they are received"
+    assert looks(KeptDescriptors(), 5.0, 9.0, {1}, {2}, {3})[0] == pytest.approx(5.0 + MOVED_S), "from one to the next"
+    kept = KeptDescriptors()
     assert looks(kept, 5.0, 6.0, {1})
     assert not kept.look(6.01, InFlight())
     assert not kept.look(6.02, stayed(1))
-    few = Kept()
+    few = KeptDescriptors()
     assert [few.look(5.0 + second, stayed(1)) for second in range(4)][:2] == [False, False], (
         "a slow machine looks again"
     )
@@ -276,7 +276,7 @@ def test_descriptors_are_kept_in_flight_when_they_lie_there_at_every_look() -> N
 
 def test_a_socket_that_was_empty_between_looks_keeps_nothing() -> None:
     """Who passes a descriptor on often has it in the same socket when somebody looks."""
-    kept = Kept()
+    kept = KeptDescriptors()
     passing = InFlight(last=frozenset({1}), each=frozenset())
     assert not any(kept.look(5.0 + step / 100, passing) for step in range(100))
 

@@ -16,7 +16,7 @@ from toolhost.sessions.pool import (
     LEFT_PART,
     Assign,
     End,
-    Pool,
+    JailPool,
     PoolAction,
     Start,
 )
@@ -29,7 +29,7 @@ from toolhost.sessions.session import (
 )
 
 
-def calls_without_a_place(pool: Pool) -> int:
+def calls_without_a_place(pool: JailPool) -> int:
     """How many calls wait."""
     return sum(map(len, pool._waiting.values()))
 
@@ -39,7 +39,7 @@ class Driver:
 
     def __init__(self, max_jails: int, *, prompt: bool = True) -> None:
         self.prompt = prompt
-        self.pool = Pool(max_jails)
+        self.pool = JailPool(max_jails)
         self.where: dict[str, JailSession] = {}
         self.launching: list[JailSession] = []
         self.live: list[JailSession] = []

@@ -10,17 +10,17 @@ from tests.unit.toolhost.test_policy import HOST
 from toolhost.limits.decide import Used
 from toolhost.policy.plan import plan
 from toolhost.policy.subject import Request
-from toolhost.sessions.receipts import LONG_S, LOOK_S, Ledger
+from toolhost.sessions.receipts import LONG_S, LOOK_S, JailReceipts
 
 PLAN = plan(Request(tool=ToolSpec(name="t", entry="/b/t/h.py", root="/b/t", exports=[])), HOST)
 
 
-def read(ledger: Ledger, call_s: float = 0.0) -> Receipt:
-    return msgspec.msgpack.decode(ledger.receipt(call_s), type=Receipt)
+def read(receipts: JailReceipts, call_s: float = 0.0) -> Receipt:
+    return msgspec.msgpack.decode(receipts.receipt(call_s), type=Receipt)
 
 
 def test_a_fresh_jail() -> None:
-    found = read(Ledger(PLAN), 0.0123456)
+    found = read(JailReceipts(PLAN), 0.0123456)
     assert (found.jail.tier, found.jail.walls) == ("full", ["namespaces", "seccomp", "limits"])
     assert found.jail.limits["memoryMb"] == "watched"
     assert (found.jail.cpu_ms, found.jail.peak_memory_kb, found.jail.exit) == (0, 0, None)
@@ -28,26 +28,26 @@ def test_a_fresh_jail() -> None:
 
 
 def test_what_was_seen_never_falls() -> None:
-    ledger = Ledger(PLAN)
-    ledger.look(1.0, Used(50, 9000))
-    ledger.look(2.0, Used(40, 12000))
-    ledger.look(3.0, Used(60, 100))
-    assert (read(ledger).jail.cpu_ms, read(ledger).jail.peak_memory_kb) == (60, 12000)
+    receipts = JailReceipts(PLAN)
+    receipts.look(1.0, Used(50, 9000))
+    receipts.look(2.0, Used(40, 12000))
+    receipts.look(3.0, Used(60, 100))
+    assert (read(receipts).jail.cpu_ms, read(receipts).jail.peak_memory_kb) == (60, 12000)
 
 
 def test_quick_calls_are_not_looked_at_each_time() -> None:
-    ledger = Ledger(PLAN)
-    assert ledger.is_due(10.0, 0.0)  # never looked at
-    ledger.look(10.0, Used(1, 1))
-    assert not ledger.is_due(10.0 + LOOK_S / 2, LONG_S / 2)
-    assert ledger.is_due(10.0 + LOOK_S / 2, LONG_S)
-    assert ledger.is_due(10.0 + LOOK_S, 0.0)
+    receipts = JailReceipts(PLAN)
+    assert receipts.is_due(10.0, 0.0)  # never looked at
+    receipts.look(10.0, Used(1, 1))
+    assert not receipts.is_due(10.0 + LOOK_S / 2, LONG_S / 2)
+    assert receipts.is_due(10.0 + LOOK_S / 2, LONG_S)
+    assert receipts.is_due(10.0 + LOOK_S, 0.0)
 
 
 def test_hosts_and_the_end() -> None:
-    ledger = Ledger(PLAN)
-    ledger.network(["a:1"], [])
-    ledger.network(["a:1"], ["b:2"])
-    ledger.ended("ended by SIGKILL")
-    jail = read(ledger).jail
+    receipts = JailReceipts(PLAN)
+    receipts.network(["a:1"], [])
+    receipts.network(["a:1"], ["b:2"])
+    receipts.ended("ended by SIGKILL")
+    jail = read(receipts).jail
     assert (jail.reached, jail.denied, jail.exit) == (["a:1"], ["b:2"], "ended by SIGKILL")

@@ -16,7 +16,7 @@ import pytest
 from kernel.broker.assemble import assemble
 from kernel.broker.folders import Moved
 from kernel.broker.instance_folders import DELETED, InstanceFolders, move_away, remove_deleted
-from kernel.broker.journal.opening import open_store, wall_ms
+from kernel.broker.journal.factory import open_store, wall_ms
 from kernel.broker.journal.records import deleted_subject
 from kernel.broker.ledger import Ledger
 from schemas.address import instance_dir

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from kernel.broker.loans import LENT_BY_ROOT, LENT_SPARE, Loans
 from kernel.broker.places import Claim, Places
 from kernel.broker.shares import Pool, describe_shortage, kept_of
-from kernel.broker.wishes import Line
+from kernel.broker.wishes import WaitingLine
 
 NUMBERS = st.integers(0, 6)
 
@@ -136,7 +136,7 @@ class Lines(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.pool = Pool(1000, 0)
-        self.line: Line[int] = Line(self.pool, count())
+        self.line: WaitingLine[int] = WaitingLine(self.pool, count())
         self.waiting: dict[int, list[tuple[str, str]]] = {}
         self.held: list[tuple[str, str]] = []
         self.keys = 0
@@ -194,7 +194,7 @@ TestLines.settings = settings(max_examples=100, stateful_step_count=60, deadline
 
 def test_equals_come_in_turns_and_within_a_root_in_order() -> None:
     pool = Pool(1000, 0)
-    line: Line[str] = Line(pool, count())
+    line: WaitingLine[str] = WaitingLine(pool, count())
     for number in range(3):
         line.add(f"a{number}", "a", "a")
     for number in range(3):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import random
 
-from kernel.changesets.line import ASKING, FINISHING, OPENING, REMOVING, Line
+from kernel.changesets.line import ASKING, FINISHING, OPENING, REMOVING, WorkerLine
 
 
-async def waiting(line: Line, kind: int, name: str, done: list[str], work: int = 1) -> None:
+async def waiting(line: WorkerLine, kind: int, name: str, done: list[str], work: int = 1) -> None:
     async with line.turn(kind):
         done.append(name)
         for _ in range(work):
@@ -16,7 +16,7 @@ async def waiting(line: Line, kind: int, name: str, done: list[str], work: int =
 
 
 async def test_what_finishes_comes_before_what_begins_and_each_kind_in_its_order() -> None:
-    line, done = Line(), list[str]()
+    line, done = WorkerLine(), list[str]()
     kinds = {
         "first": OPENING,
         "r": REMOVING,
@@ -32,7 +32,7 @@ async def test_what_finishes_comes_before_what_begins_and_each_kind_in_its_order
 
 async def test_a_commit_that_comes_later_passes_openings_that_wait() -> None:
     """Ten at once: each is committed right after it was opened, and not when all are open."""
-    line, done = Line(), list[str]()
+    line, done = WorkerLine(), list[str]()
 
     async def proposal(number: int) -> None:
         await waiting(line, OPENING, f"o{number}", done)
@@ -47,7 +47,7 @@ class Inside:
     """How many have their turn at once, and how often there was one."""
 
     def __init__(self) -> None:
-        self.line = Line()
+        self.line = WorkerLine()
         self.now = self.most = self.done = 0
 
     async def one(self, kind: int) -> None:

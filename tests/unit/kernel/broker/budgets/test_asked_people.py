@@ -7,7 +7,7 @@ from typing import Any
 from msgspec import structs
 
 from kernel.broker.budgets.amounts import Limits
-from kernel.broker.budgets.book import Book, Line, Shortage
+from kernel.broker.budgets.book import Book, BudgetLine, Shortage
 from kernel.broker.journal.records import BudgetTree, decode, encode
 from schemas.budgets import BudgetLimits
 from tests.unit.kernel.broker.approving import ASK, Bench, Peer, code_of
@@ -16,7 +16,7 @@ RM = {"command": "rm -rf build"}
 ROOT = "root"
 
 
-def book() -> tuple[Book, Line]:
+def book() -> tuple[Book, BudgetLine]:
     made = Book()
     made.revise({"lead": Limits(wall_ms=60_000)}, {})
     line = made.line(ROOT, (), "lead", 1_000)
@@ -24,7 +24,7 @@ def book() -> tuple[Book, Line]:
     return made, line
 
 
-def restored(made: Book, line: Line) -> Book:
+def restored(made: Book, line: BudgetLine) -> Book:
     """The book of the next broker."""
     record = decode(encode(made.record(line.tree)))
     assert isinstance(record, BudgetTree)

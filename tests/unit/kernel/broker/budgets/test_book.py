@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from kernel.broker.budgets.amounts import Limits, Prices, Spend
-from kernel.broker.budgets.book import MAX_SLACK, MIN_OUTPUT, Book, Hold, Line, Shortage, Tree, slack_of
+from kernel.broker.budgets.book import MAX_SLACK, MIN_OUTPUT, Book, BudgetLine, Hold, Shortage, Tree, slack_of
 from kernel.broker.journal.records import BudgetHold, BudgetTree, decode, encode
 
 ROOT = "root"
@@ -58,7 +58,7 @@ class Budgeted(RuleBasedStateMachine):
         self.book.restored()
         self.flush()
 
-    def line(self, event_id: str) -> Line:
+    def line(self, event_id: str) -> BudgetLine:
         agent, path = TURNS[event_id]
         line = self.book.line(ROOT, path, agent, 0)
         assert line is not None
@@ -208,7 +208,7 @@ def book(limits: dict[str, Limits], prices: dict[str, Prices] | None = None) -> 
     return made
 
 
-def line_of(made: Book, agent: str = "lead", path: tuple[str, ...] = (), root: str = ROOT) -> Line:
+def line_of(made: Book, agent: str = "lead", path: tuple[str, ...] = (), root: str = ROOT) -> BudgetLine:
     line = made.line(root, path, agent, 1_000)
     assert line is not None
     return line
@@ -234,7 +234,7 @@ def test_a_child_is_charged_to_its_own_budget_and_to_all_above_it() -> None:
     durable(made, lead.tree)
     durable(made, lead.tree)
 
-    def call(line: Line, agent: str, name: str) -> Shortage | str | None:
+    def call(line: BudgetLine, agent: str, name: str) -> Shortage | str | None:
         verdict = made.charge_tool(line, agent, "e", name, 0)
         durable(made, line.tree)
         return verdict

@@ -16,9 +16,9 @@ import pytest
 
 from kernel.broker.journal import committer as committer_module
 from kernel.broker.journal import retention
+from kernel.broker.journal.factory import RESERVE_FILE, WITNESS_FILE, boot_id, open_store, start
 from kernel.broker.journal.interface import Item, Put, Retire
 from kernel.broker.journal.mark import MarkFile
-from kernel.broker.journal.opening import RESERVE_FILE, WITNESS_FILE, boot_id, open_store, start
 from kernel.broker.journal.redo import REDO_SUFFIX
 from kernel.broker.journal.reserve import RESERVE_BYTES
 from kernel.broker.journal.store import JOURNAL_FILE, SUSPICION_SUFFIX, Durability, JournalStore
@@ -103,7 +103,7 @@ NAMES = (
 USE = """
 import sys
 from kernel.broker.journal.interface import Item, Put
-from kernel.broker.journal.opening import open_store, start
+from kernel.broker.journal.factory import open_store, start
 from schemas.errors import GoondanError
 for folder in sys.argv[1:]:
     for number in (1, 2):

@@ -240,7 +240,7 @@ def test_random_damage_is_noticed_or_harmless(
 ATTEMPT = """
 import sys
 from kernel.broker.journal.interface import Item, Put
-from kernel.broker.journal.opening import open_store, start
+from kernel.broker.journal.factory import open_store, start
 from kernel.broker.router import Router
 from schemas.errors import GoondanError
 from tests.unit.kernel.broker.swarm import plan
