@@ -84,7 +84,9 @@ CODES: Final[dict[str, str]] = {
     # MCP servers
     "E_MCP_CONNECT": "The message has the server's last words; `gdn mcp inspect` shows what it would need.",
     "E_MCP_GONE": "The next step starts the server anew; the message has its last words.",
+    "E_MCP_INPUT": "Answer what the server asks, or grant it; `gdn approve list` shows open questions.",
     "E_MCP_PROTOCOL": "Update the server, or report it to its authors: it does not keep to the protocol.",
+    "E_MCP_REFUSED": "The message is the server's: correct the arguments, or look what the server needs.",
     # kernel
     "E_KERNEL_NOT_RUNNING": "Start it with `gdn run` or `gdn run --detach`.",
     "E_KERNEL_RUNNING": "Another kernel already runs this bundle; stop it with `gdn stop`.",

@@ -125,6 +125,30 @@ class McpNews(Struct, frozen=True, omit_defaults=True, kw_only=True):
     message: str | None = None
 
 
+class McpElicit(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
+    """The value of a question of kind `elicit` (schemas/tool_asks.py): a server asks a person."""
+
+    #: `form`: for values that fit `schema`. `url`: to open `url`, and to say when that is done.
+    mode: Literal["form", "url"]
+    #: What it says to the person.
+    message: str
+    #: Of `form`: the JSON Schema of one object, whose properties are texts, numbers, booleans and choices.
+    schema: dict[str, Any] | None = None
+    #: Of `url`: what the person is to open. Nothing of ours opens it.
+    url: str | None = None
+    #: The server has not begun with the call before it has the answer: the call can be made anew, and asks again.
+    again: bool = False
+
+
+class McpElicited(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
+    """The value of the answer to a question of kind `elicit`."""
+
+    #: `decline`: the person says no. `cancel`: nobody has decided.
+    action: Literal["accept", "decline", "cancel"]
+    #: Of `form`, accepted: the values.
+    content: dict[str, Any] | None = None
+
+
 class McpServerInit(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
     """What the MCP worker is told in `init`: the server that it talks to, and what is wanted of it."""
 
@@ -144,6 +168,8 @@ class McpServerInit(Struct, frozen=True, rename="camel", omit_defaults=True, kw_
     root: str | None = None
     #: The longest export that fits behind the prefix (characters).
     longest_export: int = 48
+    #: A call of which the server says nothing for so long is given up (milliseconds). None: it has only its deadline.
+    idle_ms: int | None = None
 
     def __repr__(self) -> str:
         """As in a log or a traceback: without headers."""

@@ -1,0 +1,293 @@
+"""The tool host's end of an MCP worker, and servers for its other end.
+
+The worker is the real one; it runs in the loop of the test, over real sockets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+from schemas.mcp import McpServerInit
+from schemas.worker_frames import (
+    Answer,
+    Ask,
+    Call,
+    Cancel,
+    Exit,
+    HostFrame,
+    Init,
+    List,
+    Listed,
+    LoadFailed,
+    Log,
+    News,
+    Progress,
+    Ready,
+    Result,
+    WorkerFrame,
+)
+from toolhost.mcp_worker.worker import Worker
+
+encode = msgspec.msgpack.Encoder().encode
+decode = msgspec.msgpack.Decoder(WorkerFrame).decode
+
+#: A server in the test's loop: it reads lines and writes lines until the worker hangs up.
+Peer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+class Host:
+    """Speaks the worker protocol with one worker, and keeps what it said."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, task: asyncio.Task[int]) -> None:
+        self._reader, self._writer = reader, writer
+        #: The worker. Its result is the exit status.
+        self.task = task
+        self.logs: list[Log] = []
+        self.news: list[News] = []
+        self.progress: list[Progress] = []
+        self.asks: asyncio.Queue[Ask] = asyncio.Queue()
+        self._results: dict[str, asyncio.Future[Result]] = {}
+        self._listed: dict[int, asyncio.Future[Listed]] = {}
+        self.begun: asyncio.Future[Ready | LoadFailed] = asyncio.get_running_loop().create_future()
+        self._calls = 0
+        self._told = asyncio.Event()
+        self._reading = asyncio.create_task(self._read())
+
+    async def _read(self) -> None:
+        try:
+            while True:
+                size = int.from_bytes(await self._reader.readexactly(4), "little")
+                self._take(decode(await self._reader.readexactly(size)))
+        except asyncio.IncompleteReadError:
+            pass
+
+    def _take(self, frame: WorkerFrame) -> None:
+        self._told.set()
+        self._told = asyncio.Event()
+        match frame:
+            case Ready() | LoadFailed():
+                self.begun.set_result(frame)
+            case Result():
+                self._results.setdefault(frame.call_id, asyncio.get_running_loop().create_future()).set_result(frame)
+            case Listed():
+                self._listed[frame.list_id].set_result(frame)
+            case Log():
+                self.logs.append(frame)
+            case News():
+                self.news.append(frame)
+            case Progress():
+                self.progress.append(frame)
+            case Ask():
+                self.asks.put_nowait(frame)
+            case _:
+                raise AssertionError(frame)
+
+    def send(self, frame: HostFrame) -> None:
+        body = encode(frame)
+        self._writer.write(len(body).to_bytes(4, "little") + body)
+
+    async def ready(self) -> Ready:
+        begun = await asyncio.wait_for(asyncio.shield(self.begun), 20)
+        assert isinstance(begun, Ready), begun
+        return begun
+
+    def start(self, export: str, *, agent: str = "coder", deadline_ms: int | None = None, **arguments: Any) -> str:
+        """Send a call; its id."""
+        self._calls += 1
+        call_id = str(self._calls)
+        self._results.setdefault(call_id, asyncio.get_running_loop().create_future())
+        self.send(
+            Call(
+                call_id=call_id,
+                export=export,
+                input=Raw(encode(arguments)),
+                agent_name=agent,
+                instance_key="u1",
+                turn_id="t",
+                tool_call_id=f"c{call_id}",
+                workdir="/tmp",
+                deadline_ms=deadline_ms,
+            )
+        )
+        return call_id
+
+    async def result(self, call_id: str) -> Result:
+        future = self._results.setdefault(call_id, asyncio.get_running_loop().create_future())
+        result = await asyncio.wait_for(asyncio.shield(future), 20)
+        if result.status == "pending" and result.continues:
+            self._results[call_id] = asyncio.get_running_loop().create_future()
+        return result
+
+    async def call(self, export: str, **arguments: Any) -> Any:
+        """The output of a call that is well."""
+        result = await self.result(self.start(export, **arguments))
+        assert result.status == "ok", result
+        assert result.output is not None
+        return msgspec.msgpack.decode(result.output)
+
+    async def fails(self, export: str, **arguments: Any) -> msgspec.Struct:
+        """The error of a call that fails."""
+        result = await self.result(self.start(export, **arguments))
+        assert result.status == "error", result
+        assert result.error is not None
+        return result.error
+
+    async def list(self) -> Listed:
+        number = len(self._listed) + 1
+        self._listed[number] = asyncio.get_running_loop().create_future()
+        self.send(List(number))
+        return await asyncio.wait_for(self._listed[number], 20)
+
+    def cancel(self, call_id: str) -> None:
+        self.send(Cancel(call_id))
+
+    def answer(self, ask: Ask, value: Any = None, **more: Any) -> None:
+        self.send(Answer(call_id=ask.call_id, ask_id=ask.ask_id, value=Raw(encode(value)), **more))
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait for frames until it holds."""
+        async with asyncio.timeout(20):
+            while not condition():
+                await self._told.wait()
+
+    async def exit(self) -> int:
+        self.send(Exit())
+        return await asyncio.wait_for(asyncio.shield(self.task), 20)
+
+    async def close(self) -> None:
+        self._writer.close()
+        self._reading.cancel()
+        await asyncio.wait_for(self.task, 20)
+
+
+@asynccontextmanager
+async def hosted(
+    server: socket.socket | None = None,
+    connector: socket.socket | None = None,
+    *,
+    output_limit: int = 4 << 20,
+    **init: Any,
+) -> AsyncIterator[Host]:
+    """A worker that has had its `init`."""
+    wanted = {"transport": "stdio" if server is not None else "http", "tools": True, "resources": True, "prompts": True}
+    ours, theirs = socket.socketpair()
+    task = asyncio.create_task(Worker(theirs, server, connector).run())
+    reader, writer = await asyncio.open_connection(sock=ours)
+    host = Host(reader, writer, task)
+    host.send(Init(1, "srv", "", {}, output_limit=output_limit, server=McpServerInit(**{**wanted, **init})))
+    try:
+        yield host
+    finally:
+        await host.close()
+
+
+@asynccontextmanager
+async def beside(peer: Peer, **init: Any) -> AsyncIterator[Host]:
+    """A worker whose server is `peer`, on a socket of its own."""
+    ours, theirs = socket.socketpair()
+    reader, writer = await asyncio.open_connection(sock=ours, limit=64 << 20)
+    task = asyncio.create_task(_serving(peer, reader, writer))
+    try:
+        async with hosted(theirs, **init) as host:
+            yield host
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        writer.close()
+
+
+async def _serving(peer: Peer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    try:
+        await peer(reader, writer)
+    except (ConnectionError, asyncio.IncompleteReadError):
+        pass
+    finally:
+        writer.close()
+
+
+class Scripted:
+    """A server of the handshake era, written by hand: it can lie, hang, and shout as no SDK would let it."""
+
+    def __init__(self, **answers: Any) -> None:
+        """`answers`: what a method is answered with, by its name with `_` for `/`: a result, or a function of the
+        request that returns one, or None for no answer at all.
+        """
+        self.capabilities: dict[str, Any] = {"tools": {"listChanged": True}}
+        self.tools: list[dict[str, Any]] = [{"name": "echo", "inputSchema": {"type": "object"}}]
+        self.answers = answers
+        #: Everything that was said to it.
+        self.heard: list[dict[str, Any]] = []
+        self.writer: asyncio.StreamWriter | None = None
+        self._told = asyncio.Event()
+
+    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.writer = writer
+        while line := await reader.readline():
+            message = json.loads(line)
+            self.heard.append(message)
+            self._told.set()
+            self._told = asyncio.Event()
+            if "method" in message and "id" in message:
+                await self._answer(message)
+
+    async def _answer(self, message: dict[str, Any]) -> None:
+        method = message["method"]
+        found = self.answers.get(method.replace("/", "_"), self.usual(message))
+        result = found(message) if callable(found) else found
+        if asyncio.iscoroutine(result):
+            result = await result
+        if isinstance(result, dict) and "error" in result:
+            self.say({"jsonrpc": "2.0", "id": message["id"], "error": result["error"]})
+        elif result is not None:
+            self.say({"jsonrpc": "2.0", "id": message["id"], "result": result})
+
+    def usual(self, message: dict[str, Any]) -> dict[str, Any]:
+        match message["method"]:
+            case "initialize":
+                return {
+                    "protocolVersion": "2025-11-25",
+                    "capabilities": self.capabilities,
+                    "serverInfo": {"name": "scripted", "version": "1"},
+                }
+            case "tools/list":
+                return {"tools": self.tools}
+            case "tools/call":
+                return {"content": [{"type": "text", "text": json.dumps(message["params"].get("arguments"))}]}
+            case _:
+                return {"error": {"code": -32601, "message": "Method not found"}}
+
+    def say(self, message: Any) -> None:
+        self.write(json.dumps(message).encode() + b"\n")
+
+    def write(self, data: bytes) -> None:
+        assert self.writer is not None
+        self.writer.write(data)
+
+    def tell(self, method: str, **params: Any) -> None:
+        self.say({"jsonrpc": "2.0", "method": method, "params": params})
+
+    async def heard_of(self, method: str, count: int = 1) -> dict[str, Any]:
+        """The message by which this method is asked for or told the `count`-th time."""
+        async with asyncio.timeout(20):
+            while True:
+                found = [message for message in self.heard if message.get("method") == method]
+                if len(found) >= count:
+                    return found[count - 1]
+                await self._told.wait()
+
+    async def answer_to(self, key: Any) -> dict[str, Any]:
+        """The client's answer to a request of ours."""
+        async with asyncio.timeout(20):
+            while True:
+                for message in self.heard:
+                    if message.get("id") == key and "method" not in message:
+                        return message
+                await self._told.wait()

@@ -1,0 +1,336 @@
+"""Calls of one server: from the arguments to the one result, with what the server asks meanwhile.
+
+Rules.
+- A call ends at its deadline, when the server has said nothing of it for too long, when it is cancelled, and when the
+  server is gone; then the server is told (`notifications/cancelled`), and a late answer is dropped. While a person or a
+  model is asked, both clocks stand still.
+- What the server asks belongs to a call. In the handshake era it does not say to which: with calls of one agent open
+  it is the newest of them; with calls of several agents, nobody is asked, because the wrong one could be.
+
+Source: docs/design/tools.md section 11; docs/decisions/093; requirement MCP-16.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Literal
+
+import mcp_types as types
+import msgspec
+from mcp.shared.exceptions import MCPError
+from msgspec import Raw
+from pydantic import TypeAdapter, ValidationError
+
+from schemas.codec import encode_value
+from schemas.mcp import GET_PROMPT, McpElicit, McpElicited, McpTool
+from schemas.worker_frames import Answer, Ask, Call, Progress, Result, WorkerError, WorkerFrame
+from toolhost.mcp_worker import bounds, shaping
+from toolhost.mcp_worker.bounds import MAX_DESCRIPTION, MAX_URI, Allowance
+from toolhost.mcp_worker.client import Client
+from toolhost.mcp_worker.failures import Failure, error_of
+
+#: How often a server may ask within one call before it is refused, and how many questions of one answer are asked.
+MAX_ROUNDS: Final = 10
+MAX_QUESTIONS: Final = 16
+#: Waits between the rounds of a server that only wants to be asked again (seconds).
+AGAIN_S: Final = (0.05, 0.1, 0.25)
+#: Progress of one call that is passed on, at once and per second after that. The host passes 20 a second on.
+PROGRESS_BURST: Final = 40
+PROGRESS_PER_S: Final = 20
+#: Bytes of a question's schema.
+MAX_FORM_BYTES: Final = 64 << 10
+
+_MAP: Final[TypeAdapter[Any]] = TypeAdapter(dict[str, Any])
+_decode = msgspec.msgpack.Decoder().decode
+_elicited = msgspec.msgpack.Decoder(McpElicited).decode
+
+Input = Mapping[str, Any]
+
+
+class Running:
+    """One call that runs."""
+
+    __slots__ = ("asked", "call", "deadline", "idle_s", "open", "paused", "progress", "task", "timeout")
+
+    def __init__(self, call: Call, now: float, idle_s: float | None) -> None:
+        self.call = call
+        self.idle_s = idle_s
+        #: When it ends at the latest (the loop's time).
+        self.deadline = None if call.deadline_ms is None else now + call.deadline_ms / 1000
+        self.timeout: asyncio.Timeout | None = None
+        self.task: asyncio.Task[None] | None = None
+        self.progress = Allowance(PROGRESS_BURST, PROGRESS_PER_S, now)
+        #: Questions so far, and those that have no answer.
+        self.asked = 0
+        self.open: dict[int, asyncio.Future[Answer]] = {}
+        #: Since when the clocks stand still; None: they run.
+        self.paused: float | None = None
+
+    @property
+    def who(self) -> tuple[str, str]:
+        """The agent instance that calls."""
+        return self.call.agent_name, self.call.instance_key
+
+    def until(self, now: float) -> float | None:
+        """When it is given up if nothing is heard from now on."""
+        idle = None if self.idle_s is None else now + self.idle_s
+        if self.deadline is None or idle is None:
+            return self.deadline if idle is None else idle
+        return min(self.deadline, idle)
+
+    def heard(self, now: float) -> None:
+        """The server has said something of it."""
+        if self.timeout is not None and self.paused is None and self.idle_s is not None:
+            self.timeout.reschedule(self.until(now))
+
+
+class Calls:
+    """The calls of one server. Use from the loop's thread only."""
+
+    def __init__(
+        self, client: Client, send: Callable[[WorkerFrame], None], output_limit: int, idle_ms: int | None
+    ) -> None:
+        self._client = client
+        self._send = send
+        self._output_limit = output_limit
+        self._idle_s = None if idle_ms is None else idle_ms / 1000
+        self._loop = asyncio.get_running_loop()
+        self._running: dict[str, Running] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self, call: Call) -> None:
+        """Begin a call. Exactly one result follows."""
+        running = Running(call, self._loop.time(), self._idle_s)
+        self._running[call.call_id] = running
+        running.task = self._loop.create_task(self._run(running))
+        self._tasks.add(running.task)
+        running.task.add_done_callback(self._tasks.discard)
+
+    def cancel(self, call_id: str) -> None:
+        """The caller gave up."""
+        running = self._running.get(call_id)
+        if running is not None and running.task is not None:
+            running.task.cancel()
+
+    def answered(self, answer: Answer) -> None:
+        """The answer to a question."""
+        running = self._running.get(answer.call_id)
+        waiter = None if running is None else running.open.pop(answer.ask_id, None)
+        if waiter is not None and not waiter.done():
+            waiter.set_result(answer)
+
+    @property
+    def count(self) -> int:
+        """How many calls run."""
+        return len(self._running)
+
+    # --- one call
+
+    async def _run(self, running: Running) -> None:
+        call = running.call
+        try:
+            result = await self._result(running)
+        except asyncio.CancelledError:
+            result = Result(
+                call_id=call.call_id,
+                status="error",
+                error=WorkerError(name="CancelledError", message="the call was cancelled", code="E_CANCELLED"),
+            )
+        except Exception as error:
+            result = Result(call_id=call.call_id, status="error", error=error_of(error))
+        self._running.pop(call.call_id, None)
+        self._send(result)
+
+    async def _result(self, running: Running) -> Result:
+        call = running.call
+        tool = self._client.exports.get(call.export)
+        if tool is None:
+            raise Failure("E_TOOL_NOT_FOUND", f"the server has no tool {call.export!r} now", name="LookupError")
+        arguments = _decode(call.input)
+        try:
+            async with asyncio.timeout_at(running.until(self._loop.time())) as timeout:
+                running.timeout = timeout
+                output = await self._output(running, tool, arguments)
+        except TimeoutError:
+            raise _late(running, self._loop.time()) from None
+        return Result(call_id=call.call_id, status="ok", output=shaping.packed(output, self._output_limit))
+
+    async def _output(self, running: Running, tool: McpTool, arguments: dict[str, Any]) -> Any:
+        if not tool.offered:
+            result = await self._rounds(running, lambda more: _call_request(tool.name, arguments, more))
+            if result.get("isError") is True:
+                raise Failure("E_TOOL", shaping.error_text(result), name="McpToolError")
+            return shaping.call_output(result)
+        if tool.name == GET_PROMPT:
+            name, values = arguments.get("name"), arguments.get("arguments")
+            return shaping.prompt_output(await self._rounds(running, lambda more: _prompt_request(name, values, more)))
+        uri = arguments.get("uri")
+        return shaping.resource_output(await self._rounds(running, lambda more: _read_request(uri, more)))
+
+    async def _rounds(self, running: Running, request: Callable[[Input], types.Request[Any, Any]]) -> dict[str, Any]:
+        """Ask until the answer is a result, with what the server wants to know in between."""
+        more: Input = {}
+        idle = 0
+        for _ in range(MAX_ROUNDS):
+            session = self._client.session
+            try:
+                raw: dict[str, Any] = await session.send_request(
+                    request(more), _MAP, progress_callback=lambda *news: self._progressed(running, *news)
+                )
+            except MCPError as error:
+                if error.code != types.URL_ELICITATION_REQUIRED:
+                    raise
+                await self._open_urls(running, error)
+                continue
+            if raw.get("resultType") != "input_required":
+                return raw
+            wanted = types.InputRequiredResult.model_validate(raw, by_name=False)
+            responses: dict[str, Any] | None = None
+            if wanted.input_requests:
+                idle = 0
+                responses = await self._inputs(running, wanted.input_requests)
+            else:
+                await asyncio.sleep(AGAIN_S[min(idle, len(AGAIN_S) - 1)])
+                idle += 1
+            more = {"input_responses": responses, "request_state": wanted.request_state}
+        raise Failure("E_MCP_PROTOCOL", f"the server asked {MAX_ROUNDS} times, and gave no result")
+
+    async def _progressed(self, running: Running, done: float, total: float | None, message: str | None) -> None:
+        now = self._loop.time()
+        running.heard(now)
+        if running.call.call_id in self._running and running.progress.take(now):
+            text = bounds.line(message, 1000) if message is not None else None
+            self._send(Progress(call_id=running.call.call_id, done=done, total=total, message=text))
+
+    # --- what the server asks
+
+    async def _inputs(self, running: Running, requests: dict[str, types.InputRequest]) -> dict[str, Any]:
+        """The answers to what a call needs. Raises Failure when one of them is refused."""
+        if len(requests) > MAX_QUESTIONS:
+            raise Failure(
+                "E_MCP_PROTOCOL", f"the server asked {len(requests)} questions at once, limit {MAX_QUESTIONS}"
+            )
+        answers: dict[str, Any] = {}
+        for key, request in requests.items():
+            answers[key] = await self._input(running, request)
+        return answers
+
+    async def _input(self, running: Running, request: types.InputRequest) -> Any:
+        match request:
+            case types.ElicitRequest(params=params):
+                return await self.elicit(params, running)
+            case types.CreateMessageRequest(params=wish):
+                return await self.sample(wish, running)
+            case _:
+                return self._client.roots()
+
+    async def elicit(self, params: types.ElicitRequestParams, running: Running | None = None) -> types.ElicitResult:
+        """Ask a person. Raises Failure when nobody can be asked."""
+        again = running is not None
+        running = running or self._of_whom()
+        question = _question(params, again=again)
+        answer = await self.ask(running, "elicit", encode_value(question))
+        elicited = _elicited(answer)
+        return types.ElicitResult(action=elicited.action, content=elicited.content)
+
+    async def sample(
+        self, params: types.CreateMessageRequestParams, running: Running | None = None
+    ) -> types.CreateMessageResult:
+        """Ask the agent's model. Raises Failure when that was not granted, or nobody can be asked."""
+        self._client.check_granted("sampling")
+        running = running or self._of_whom()
+        wish = params.model_dump(by_alias=True, mode="json", exclude_none=True, exclude={"meta"})
+        answer = await self.ask(running, "sample", encode_value(wish))
+        try:
+            return types.CreateMessageResult.model_validate(_decode(answer), by_name=False)
+        except ValidationError:
+            raise Failure("E_MCP_INPUT", "the agent's answer is no answer of a model") from None
+
+    def _of_whom(self) -> Running:
+        """The call that a request of the server belongs to. Raises Failure."""
+        calls = list(self._running.values())
+        if not calls:
+            raise Failure("E_MCP_INPUT", "no call is open, so there is nobody to ask")
+        if len({running.who for running in calls}) > 1:
+            raise Failure("E_MCP_INPUT", "calls of several agents are open, and the server does not say which one asks")
+        return calls[-1]
+
+    async def ask(self, running: Running | None, op: Literal["elicit", "sample", "oauth"], value: bytes) -> bytes:
+        """Ask the agent that made a call; the call's clocks stand still. Raises Failure."""
+        running = running or self._of_whom()
+        running.asked += 1
+        number = running.asked
+        waiter = running.open[number] = self._loop.create_future()
+        self._pause(running)
+        try:
+            self._send(Ask(call_id=running.call.call_id, ask_id=number, op=op, value=Raw(value)))
+            answer = await waiter
+        finally:
+            running.open.pop(number, None)
+            self._go_on(running)
+        if answer.error is not None:
+            raise Failure(answer.error.code or "E_MCP_INPUT", answer.error.message, name=answer.error.name)
+        return bytes(answer.value) if answer.value is not None else b"\xc0"
+
+    def _pause(self, running: Running) -> None:
+        if running.paused is None:
+            running.paused = self._loop.time()
+            if running.timeout is not None:
+                running.timeout.reschedule(None)
+
+    def _go_on(self, running: Running) -> None:
+        if running.open or running.paused is None:
+            return
+        now = self._loop.time()
+        if running.deadline is not None:
+            running.deadline += now - running.paused
+        running.paused = None
+        if running.timeout is not None:
+            running.timeout.reschedule(running.until(now))
+
+    async def _open_urls(self, running: Running, error: MCPError) -> None:
+        """A call that needs a person to open a page first. Raises Failure unless the person says it is done."""
+        try:
+            needed = types.ElicitationRequiredErrorData.model_validate(error.data, by_name=False)
+        except ValidationError:
+            raise Failure("E_MCP_PROTOCOL", "the server needs a page to be opened, and does not say which") from None
+        for params in needed.elicitations[:MAX_QUESTIONS]:
+            result = await self.elicit(params, running)
+            if result.action != "accept":
+                raise Failure("E_MCP_INPUT", f"the server needs a page to be opened: {bounds.line(error.message, 500)}")
+
+
+def _late(running: Running, now: float) -> Failure:
+    if running.deadline is not None and now >= running.deadline - 0.001:
+        return Failure("E_TOOL_TIMEOUT", "the server did not answer before the call's deadline", name="TimeoutError")
+    return Failure("E_TOOL_TIMEOUT", f"the server said nothing for {running.idle_s:g} s", name="TimeoutError")
+
+
+def _question(params: types.ElicitRequestParams, *, again: bool) -> McpElicit:
+    """A question as an agent is told it. Raises Failure for one that cannot be shown."""
+    message = bounds.text(params.message, MAX_DESCRIPTION)
+    if isinstance(params, types.ElicitRequestURLParams):
+        if not bounds.is_name(params.url, MAX_URI) or not params.url.startswith(("https://", "http://")):
+            raise Failure("E_MCP_PROTOCOL", "the server wants an address to be opened that is no http address")
+        return McpElicit(mode="url", message=message, url=params.url, again=again)
+    if len(encode_value(params.requested_schema)) > MAX_FORM_BYTES:
+        raise Failure("E_MCP_PROTOCOL", f"the server asks with a form of more than {MAX_FORM_BYTES} bytes")
+    return McpElicit(mode="form", message=message, schema=params.requested_schema, again=again)
+
+
+def _call_request(name: str, arguments: dict[str, Any], more: Input) -> types.CallToolRequest:
+    return types.CallToolRequest(params=types.CallToolRequestParams(name=name, arguments=arguments, **more))
+
+
+def _prompt_request(name: object, values: object, more: Input) -> types.GetPromptRequest:
+    if not isinstance(name, str) or not isinstance(values, dict | None):
+        raise Failure("E_TOOL_INVALID_ARGS", "get_prompt takes a name, and arguments as an object", name="ValueError")
+    texts = None if values is None else {key: str(value) for key, value in values.items()}
+    return types.GetPromptRequest(params=types.GetPromptRequestParams(name=name, arguments=texts, **more))
+
+
+def _read_request(uri: object, more: Input) -> types.ReadResourceRequest:
+    if not isinstance(uri, str):
+        raise Failure("E_TOOL_INVALID_ARGS", "read_resource takes a uri", name="ValueError")
+    return types.ReadResourceRequest(params=types.ReadResourceRequestParams(uri=uri, **more))

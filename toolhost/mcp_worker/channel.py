@@ -1,0 +1,117 @@
+"""The worker's end of its channel to the tool host: frames of schemas/WORKER.md, both ways.
+
+The tool host is trusted. A frame that is none ends the worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from schemas.worker_frames import MAX_WORKER_FRAME, HostFrame, WorkerFrame
+
+#: Bytes of one read.
+READ_BYTES: Final = 65536
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(HostFrame).decode
+
+
+class Channel:
+    """Use from the loop's thread only."""
+
+    def __init__(
+        self,
+        channel: socket.socket,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        on_frame: Callable[[HostFrame], None],
+        on_end: Callable[[], None],
+    ) -> None:
+        """`channel` becomes ours. `on_end` is called when the host has closed its end."""
+        channel.setblocking(False)
+        self._socket = channel
+        self._fd = channel.fileno()
+        self._loop = loop
+        self._on_frame = on_frame
+        self._on_end = on_end
+        self._have = bytearray()
+        self._unwritten: list[bytes | memoryview] = []
+        self._scheduled = False
+        self._writing = False
+        loop.add_reader(self._fd, self._readable)
+
+    def send(self, frame: WorkerFrame) -> None:
+        """Queue a frame. Frames of one turn of the loop are written together."""
+        body = _encode(frame)
+        self._unwritten.append(len(body).to_bytes(4, "little") + body)
+        if not self._scheduled and not self._writing:
+            self._scheduled = True
+            self._loop.call_soon(self._flush)
+
+    async def drain(self, seconds: float) -> None:
+        """Wait until everything is written, but no longer than this."""
+        end = self._loop.time() + seconds
+        self._flush()
+        while self._unwritten and self._fd >= 0 and self._loop.time() < end:
+            await asyncio.sleep(0.005)
+
+    def _flush(self) -> None:
+        self._scheduled = False
+        if self._fd < 0 or not self._unwritten:
+            return
+        data = self._unwritten[0] if len(self._unwritten) == 1 else b"".join(self._unwritten)
+        try:
+            sent = self._socket.send(data)
+        except (BlockingIOError, InterruptedError):
+            sent = 0
+        except OSError:
+            self._close()
+            return
+        self._unwritten = [memoryview(data)[sent:]] if sent < len(data) else []
+        if bool(self._unwritten) != self._writing:
+            self._writing = not self._writing
+            if self._writing:
+                self._loop.add_writer(self._fd, self._flush)
+            else:
+                self._loop.remove_writer(self._fd)
+
+    def _readable(self) -> None:
+        try:
+            data = self._socket.recv(READ_BYTES)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._close()
+            return
+        have = self._have
+        have += data
+        at = 0
+        while len(have) - at >= 4:
+            size = int.from_bytes(have[at : at + 4], "little")
+            if size > MAX_WORKER_FRAME:
+                self._close()
+                return
+            if len(have) - at < 4 + size:
+                break
+            body = bytes(have[at + 4 : at + 4 + size])
+            at += 4 + size
+            self._on_frame(_decode(body))
+        if at:
+            del have[:at]
+
+    def _close(self) -> None:
+        if self._fd >= 0:
+            self._loop.remove_reader(self._fd)
+            if self._writing:
+                self._loop.remove_writer(self._fd)
+            self._fd = -1
+            self._socket.close()
+            self._unwritten.clear()
+            self._on_end()

@@ -1,0 +1,376 @@
+"""One server: how it is connected, asked for what it offers, and watched for what changes.
+
+`Client.run` is one task from the connection to its end: the SDK's session belongs to the task that opened it.
+
+Source: docs/design/tools.md section 11; requirements MCP-13 to MCP-18.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from typing import Any, Final, Literal, Protocol
+from urllib.parse import quote
+
+import mcp_types as types
+import msgspec
+from mcp.client.session import ClientRequestContext, ClientSession
+from mcp.client.subscriptions import (
+    PromptsListChanged,
+    ResourcesListChanged,
+    ResourceUpdated,
+    ServerEvent,
+    SubscriptionLost,
+    ToolsListChanged,
+    listen,
+)
+from mcp.shared.dispatcher import Dispatcher
+from mcp.shared.exceptions import MCPError
+from mcp_types import UNSUPPORTED_PROTOCOL_VERSION
+from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSIONS
+from pydantic import BaseModel, FileUrl, ValidationError
+
+from schemas.mcp import CONNECT_S, McpListing, McpPrompt, McpResource, McpServerInit, McpTool, NewsKind
+from toolhost.mcp_worker import bounds, listing
+from toolhost.mcp_worker.bounds import MAX_NAME
+from toolhost.mcp_worker.failures import Failure
+
+#: Pages of one list. A server whose list has no end is cut off here.
+MAX_PAGES: Final = 200
+#: A list may take so long, all of its pages together (seconds).
+LIST_S: Final = 30.0
+#: How long a server may take to confirm that it will tell about changes (seconds).
+LISTEN_S: Final = 5.0
+#: Waits before changes are asked for again, after a server has ended that (seconds).
+LISTEN_AGAIN_S: Final = (1.0, 2.0, 5.0, 15.0, 60.0)
+#: Characters of what a server says about its use.
+MAX_INSTRUCTIONS: Final = 16_384
+
+_INFO: Final = types.Implementation(name="goondan", version="1")
+_CHANGED: Final[dict[type[BaseModel], NewsKind]] = {
+    types.ToolListChangedNotification: "tools",
+    types.ResourceListChangedNotification: "resources",
+    types.PromptListChangedNotification: "prompts",
+}
+_EVENTS: Final[dict[type[Any], NewsKind]] = {
+    ToolsListChanged: "tools",
+    ResourcesListChanged: "resources",
+    PromptsListChanged: "prompts",
+}
+
+
+class Events(Protocol):
+    """What a client tells, and asks of, the worker around it."""
+
+    def news(self, kind: NewsKind, uri: str | None = None) -> None:
+        """Something of the server has changed."""
+
+    def log(self, level: str, message: str) -> None:
+        """A line for the log."""
+
+    async def elicit(self, params: types.ElicitRequestParams) -> types.ElicitResult | types.ErrorData:
+        """The server asks a person."""
+
+    async def sample(self, params: types.CreateMessageRequestParams) -> types.CreateMessageResult | types.ErrorData:
+        """The server asks a model."""
+
+
+class Client:
+    """The connection with one server."""
+
+    def __init__(self, init: McpServerInit, events: Events) -> None:
+        self._init = init
+        self._events = events
+        self._session: ClientSession | None = None
+        self._ending = asyncio.Event()
+        #: Which kinds of lists the server tells about when they change.
+        self._watched: set[NewsKind] = set()
+        #: The tools of the last listing, by their exports.
+        self.exports: dict[str, McpTool] = {}
+
+    @property
+    def session(self) -> ClientSession:
+        """The SDK's session. Raises Failure while there is none."""
+        if self._session is None:
+            raise Failure("E_MCP_GONE", "the server is not connected")
+        return self._session
+
+    @property
+    def modern(self) -> bool:
+        """Whether the server speaks a version without handshake and session."""
+        return self.session.protocol_version in MODERN_PROTOCOL_VERSIONS
+
+    @property
+    def tasks(self) -> bool:
+        """Whether tools can be called as tasks of the handshake era."""
+        capabilities = self.session.server_capabilities
+        if self.modern or capabilities is None or capabilities.tasks is None:
+            return False
+        requests = capabilities.tasks.requests
+        return requests is not None and requests.tools is not None and requests.tools.call is not None
+
+    async def run(self, dispatcher: Dispatcher[Any], connected: Callable[[McpListing], None]) -> None:
+        """Connect, list, and stay until `end`. Raises what the connection fails with."""
+        granted = self._init.grants
+        session = ClientSession(
+            dispatcher=dispatcher,
+            client_info=_INFO,
+            log_level="info",
+            elicitation_callback=lambda _, params: self._events.elicit(params),
+            sampling_callback=(lambda _, params: self._events.sample(params)) if "sampling" in granted else None,
+            list_roots_callback=self._roots if "roots" in granted else None,
+            logging_callback=self._logged,
+            message_handler=self._told,
+        )
+        async with AsyncExitStack() as stack:
+            async with asyncio.timeout(CONNECT_S):
+                await stack.enter_async_context(session)
+                await negotiate(session)
+                self._session = session
+                watcher = await self._watch()
+                found = await self.look()
+            try:
+                connected(found)
+                await self._ending.wait()
+            finally:
+                if watcher is not None:
+                    watcher.cancel()
+
+    def end(self) -> None:
+        """Let `run` come to its end."""
+        self._ending.set()
+
+    # --- lists
+
+    async def look(self) -> McpListing:
+        """Ask for everything that is wanted. Raises Failure, MCPError, ValidationError, TimeoutError."""
+        async with asyncio.timeout(LIST_S):
+            return await self._look()
+
+    async def _look(self) -> McpListing:
+        session, init = self.session, self._init
+        capabilities = session.server_capabilities or types.ServerCapabilities()
+        budget = listing.Budget()
+        ttls: list[int] = []
+        tools: list[McpTool] = []
+        has_tools = init.tools and capabilities.tools is not None
+        has_resources = init.resources and capabilities.resources is not None
+        has_prompts = init.prompts and capabilities.prompts is not None
+        if has_tools:
+            raw = [tool async for page in self._pages(session.list_tools, "tools", ttls) for tool in page.tools]
+            tools = listing.tools(map(_dumped, raw), init.longest_export, budget)
+        tools += listing.offered(tools, resources=has_resources, prompts=has_prompts)
+        resources: list[McpResource] = []
+        templates: list[McpResource] = []
+        prompts: list[McpPrompt] = []
+        if has_resources:
+            pages = self._pages(session.list_resources, "resources", ttls)
+            resources = listing.resources([_dumped(it) async for page in pages for it in page.resources], "uri", budget)
+            pages = self._pages(session.list_resource_templates, "resources", ttls)
+            found = [_dumped(it) async for page in pages for it in page.resource_templates]
+            templates = listing.resources(found, "uriTemplate", budget)
+        if has_prompts:
+            pages = self._pages(session.list_prompts, "prompts", ttls)
+            prompts = listing.prompts([_dumped(it) async for page in pages for it in page.prompts], budget)
+        for note in budget.told():
+            self._events.log("warn", note)
+        self.exports = {tool.export: tool for tool in tools}
+        info = session.server_info
+        return McpListing(
+            server_name=bounds.line(info.name, MAX_NAME) if info is not None else "",
+            server_version=bounds.line(info.version, MAX_NAME) if info is not None else "",
+            protocol_version=session.protocol_version or "",
+            era="modern" if self.modern else "handshake",
+            instructions=bounds.text(session.instructions, MAX_INSTRUCTIONS) or None,
+            tools=tools,
+            resources=resources,
+            resource_templates=templates,
+            prompts=prompts,
+            ttl_ms=min(ttls, default=None),
+        )
+
+    async def _pages(self, ask: Callable[..., Any], kind: NewsKind, ttls: list[int]) -> AsyncIterator[Any]:
+        """The pages of one list. `ttls` gets for how long each is good, unless changes of it are told."""
+        cursor: str | None = None
+        seen: set[str] = set()
+        for _ in range(MAX_PAGES):
+            try:
+                page = await ask(params=types.PaginatedRequestParams(cursor=cursor) if cursor is not None else None)
+            except MCPError as error:
+                # A server that says it has resources need not have templates of them.
+                if error.code == types.METHOD_NOT_FOUND and cursor is None:
+                    return
+                raise
+            if self.modern and kind not in self._watched:
+                ttls.append(page.ttl_ms)
+            yield page
+            cursor = page.next_cursor
+            if not cursor:
+                return
+            if cursor in seen:
+                self._events.log("warn", "a list of the server repeats itself; it was cut off there")
+                return
+            seen.add(cursor)
+        self._events.log("warn", f"a list of the server has more than {MAX_PAGES} pages; it was cut off there")
+
+    # --- what changes
+
+    async def _watch(self) -> asyncio.Task[None] | None:
+        """Have changes told. In the handshake era the server tells by itself."""
+        capabilities = self.session.server_capabilities or types.ServerCapabilities()
+        offered: set[NewsKind] = set()
+        if self._init.tools and capabilities.tools is not None and capabilities.tools.list_changed:
+            offered.add("tools")
+        if self._init.resources and capabilities.resources is not None and capabilities.resources.list_changed:
+            offered.add("resources")
+        if self._init.prompts and capabilities.prompts is not None and capabilities.prompts.list_changed:
+            offered.add("prompts")
+        if not self.modern or not offered:
+            return None
+        confirmed = asyncio.Event()
+        watcher = asyncio.create_task(self._listen(offered, confirmed))
+        try:
+            async with asyncio.timeout(LISTEN_S):
+                await confirmed.wait()
+        except TimeoutError:
+            self._events.log("warn", "the server did not confirm that it will tell about changes")
+        except asyncio.CancelledError:
+            watcher.cancel()
+            raise
+        return watcher
+
+    async def _listen(self, offered: set[NewsKind], confirmed: asyncio.Event) -> None:
+        """Listen, and listen again when the server has ended it."""
+        failed = 0
+        while True:
+            try:
+                async with listen(
+                    self.session,
+                    tools_list_changed="tools" in offered,
+                    resources_list_changed="resources" in offered,
+                    prompts_list_changed="prompts" in offered,
+                ) as subscription:
+                    self._watched = _agreed(subscription.honored)
+                    if confirmed.is_set():
+                        for kind in sorted(self._watched):  # what happened meanwhile, nobody was told
+                            self._events.news(kind)
+                    confirmed.set()
+                    async for event in subscription:
+                        failed = 0
+                        self._changed(event)
+            except (MCPError, SubscriptionLost, TimeoutError) as error:
+                self._events.log("debug", f"the server does not tell about changes: {bounds.line(str(error), 300)}")
+                if isinstance(error, MCPError) and error.code in (types.METHOD_NOT_FOUND, types.CONNECTION_CLOSED):
+                    return
+            finally:
+                self._watched = set()
+                confirmed.set()
+            await asyncio.sleep(LISTEN_AGAIN_S[min(failed, len(LISTEN_AGAIN_S) - 1)])
+            failed += 1
+
+    def _changed(self, event: ServerEvent) -> None:
+        if isinstance(event, ResourceUpdated):
+            self._resource(event.uri)
+        else:
+            self._events.news(_EVENTS[type(event)])
+
+    async def _told(self, message: types.ServerNotification | Exception) -> None:
+        """A notification outside of a subscription."""
+        if isinstance(message, Exception):
+            self._events.log("warn", f"a message could not be read: {type(message).__name__}")
+        elif isinstance(message, types.ResourceUpdatedNotification):
+            self._resource(message.params.uri)
+        elif not self.modern:
+            kind = _CHANGED.get(type(message))
+            if kind is not None:
+                self._events.news(kind)
+
+    def _resource(self, uri: str) -> None:
+        if bounds.is_name(uri, bounds.MAX_URI):
+            self._events.news("resource", uri)
+
+    async def _logged(self, params: types.LoggingMessageNotificationParams) -> None:
+        data = params.data if isinstance(params.data, str) else _as_json(params.data)
+        name = f"{bounds.line(params.logger, 100)}: " if params.logger else ""
+        self._events.log(_LEVELS.get(params.level, "info"), f"{name}{bounds.line(data)}")
+
+    def check_granted(self, what: Literal["sampling", "roots"]) -> None:
+        """Raise Failure unless the server may ask for it."""
+        if what not in self._init.grants:
+            raise Failure("E_MCP_INPUT", f"the server asks for {what}, which was not granted")
+
+    def roots(self) -> types.ListRootsResult:
+        """The folders that the server is told. Raises Failure when that was not granted."""
+        self.check_granted("roots")
+        root = self._init.root
+        listed = [] if root is None else [types.Root(uri=FileUrl(f"file://{quote(root)}"), name="workdir")]
+        return types.ListRootsResult(roots=listed)
+
+    async def _roots(self, context: ClientRequestContext) -> types.ListRootsResult:
+        return self.roots()
+
+
+async def negotiate(session: ClientSession) -> None:
+    """Find the newest version that both sides speak: without a handshake, else with one. Raises MCPError, Failure."""
+    try:
+        await session.discover()
+    except MCPError as error:
+        if error.code == UNSUPPORTED_PROTOCOL_VERSION and not _speaks_handshake(error):
+            raise
+        if error.code == types.CONNECTION_CLOSED:
+            raise
+    except (RuntimeError, ValidationError):
+        pass  # it names no version that we speak, or answers something else: no server of the new kind
+    else:
+        return
+    try:
+        await session.initialize()
+    except MCPError as error:
+        if error.code != UNSUPPORTED_PROTOCOL_VERSION:
+            raise
+        # It answered the question above when we had given up on it, and now speaks as it was asked there.
+        await session.discover()
+    except RuntimeError as error:
+        raise Failure("E_MCP_CONNECT", bounds.line(str(error), 300)) from None
+
+
+def _agreed(honored: types.SubscriptionFilter) -> set[NewsKind]:
+    """Which lists the server tells about."""
+    agreed: set[NewsKind] = set()
+    if honored.tools_list_changed:
+        agreed.add("tools")
+    if honored.resources_list_changed:
+        agreed.add("resources")
+    if honored.prompts_list_changed:
+        agreed.add("prompts")
+    return agreed
+
+
+def _speaks_handshake(error: MCPError) -> bool:
+    supported = error.data.get("supported") if isinstance(error.data, dict) else None
+    return not isinstance(supported, list) or any(version in HANDSHAKE_PROTOCOL_VERSIONS for version in supported)
+
+
+def _as_json(value: Any) -> str:
+    """A value of a log line as JSON."""
+    try:
+        return msgspec.json.encode(value).decode()
+    except (TypeError, ValueError, RecursionError, OverflowError):
+        return "(a value that is no JSON)"
+
+
+def _dumped(item: BaseModel) -> dict[str, Any]:
+    return item.model_dump(by_alias=True, exclude_none=True)
+
+
+_LEVELS: Final = {
+    "debug": "debug",
+    "info": "info",
+    "notice": "info",
+    "warning": "warn",
+    "error": "error",
+    "critical": "error",
+    "alert": "error",
+    "emergency": "error",
+}

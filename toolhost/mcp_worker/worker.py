@@ -1,0 +1,275 @@
+"""The MCP worker as a process: it speaks with the tool host on its channel, and with one server.
+
+It starts as a fork of the SDK template (template.py), behind the walls that the template has put up. Everything that it
+needs is imported before.
+
+Source: docs/design/tools.md section 11; schemas/WORKER.md section 10; docs/decisions/093.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Coroutine
+from contextlib import suppress
+from typing import Any, Final
+
+import mcp_types as types
+import uvloop
+from mcp.shared.dispatcher import Dispatcher
+
+from schemas.mcp import McpListing, McpServerInit, NewsKind
+from schemas.worker_frames import (
+    WORKER_PROTOCOL,
+    Answer,
+    Call,
+    Cancel,
+    Exit,
+    HostFrame,
+    Init,
+    List,
+    Listed,
+    LoadFailed,
+    Log,
+    News,
+    Ready,
+)
+from toolhost.mcp_worker import bounds
+from toolhost.mcp_worker.bounds import Allowance
+from toolhost.mcp_worker.calling import Calls
+from toolhost.mcp_worker.channel import Channel
+from toolhost.mcp_worker.client import Client
+from toolhost.mcp_worker.failures import Failure, error_of
+from toolhost.mcp_worker.stdio import Stdio
+
+#: Lines of the log at once and per second after that; what is over is dropped and counted. The host ends a worker that
+#: sends 20,000 and 2,000.
+LOG_BURST: Final = 1_000
+LOG_PER_S: Final = 100
+#: News of one server, at once and per second after that. Each makes agents ask for the lists again.
+NEWS_BURST: Final = 50
+NEWS_PER_S: Final = 5
+#: How long a server has to end after its standard input was closed (seconds). Then the host sends signals.
+LEAVE_S: Final = 5.0
+#: How long the last frames may take to be written (seconds).
+DRAIN_S: Final = 2.0
+
+
+def serve(channel: socket.socket, server: socket.socket | None, connector: socket.socket | None) -> int:
+    """Be the worker of one server until the host is gone or says `exit`; the exit status of the process.
+
+    `channel`: a stream socket to the host (schemas/WORKER.md). `server`: a stream socket that is the standard input and
+    output of a server. `connector`: where connections for a server at an URL are asked for (http.py). All become ours.
+    """
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_serve(channel, server, connector))
+
+
+async def _serve(channel: socket.socket, server: socket.socket | None, connector: socket.socket | None) -> int:
+    worker = Worker(channel, server, connector)
+    _hear_loggers(worker)
+    return await worker.run()
+
+
+class Worker:
+    """One worker. Use from the loop's thread only."""
+
+    def __init__(self, channel: socket.socket, server: socket.socket | None, connector: socket.socket | None) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._server = server
+        self._connector = connector
+        self._channel = Channel(channel, self._loop, on_frame=self._frame, on_end=self._host_gone)
+        self._over = asyncio.Event()
+        self._status = 0
+        self._stdio: Stdio | None = None
+        self._client: Client | None = None
+        self._calls: Calls | None = None
+        #: Calls that came before the server was connected.
+        self._early: list[HostFrame] = []
+        self._ready = False
+        self._leaving = False
+        self._living: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        now = self._loop.time()
+        self._lines = Allowance(LOG_BURST, LOG_PER_S, now)
+        self._dropped = 0
+        self._told = Allowance(NEWS_BURST, NEWS_PER_S, now)
+        self._untold: set[tuple[NewsKind, str | None]] = set()
+
+    async def run(self) -> int:
+        """Until the end; the exit status."""
+        await self._over.wait()
+        if self._living is not None:
+            self._living.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                await self._living
+        await self._channel.drain(DRAIN_S)
+        return self._status
+
+    # --- frames of the host
+
+    def _frame(self, frame: HostFrame) -> None:
+        if isinstance(frame, Init):
+            self._living = self._loop.create_task(self._live(frame))
+        elif isinstance(frame, Exit):
+            self._leave()
+        elif not self._ready:
+            self._early.append(frame)
+        else:
+            self._work(frame)
+
+    def _work(self, frame: HostFrame) -> None:
+        assert self._calls is not None
+        if isinstance(frame, Call):
+            self._calls.start(frame)
+        elif isinstance(frame, Cancel):
+            self._calls.cancel(frame.call_id)
+        elif isinstance(frame, Answer):
+            self._calls.answered(frame)
+        elif isinstance(frame, List):
+            self._spawn(self._list(frame.list_id))
+
+    def _host_gone(self) -> None:
+        self._over.set()
+
+    def _leave(self) -> None:
+        """No more calls: close the server's standard input, and wait for its end."""
+        self._leaving = True
+        if self._stdio is not None and self._stdio.ended is None:
+            self._stdio.hang_up()
+            self._loop.call_later(LEAVE_S, self._over.set)
+        else:
+            self._over.set()
+
+    # --- the server
+
+    async def _live(self, init: Init) -> None:
+        """From `init` to the end of the server."""
+        asked = init.server
+        if init.protocol != WORKER_PROTOCOL or asked is None:
+            self._fail_to_load(f"this worker speaks protocol {WORKER_PROTOCOL}, and with MCP servers only")
+            return
+        try:
+            dispatcher = self._connect(asked)
+            self._client = client = Client(asked, self)
+            self._calls = Calls(client, self._channel.send, init.output_limit, asked.idle_ms)
+            await client.run(dispatcher, self._connected)
+        except Exception as error:
+            if self._ready:
+                self.log("error", f"the connection with the server has failed: {error_of(error).message}")
+                self._end(1)
+            else:
+                self._fail_to_load(error_of(error).message)
+
+    def _connect(self, server: McpServerInit) -> Dispatcher[Any]:
+        if server.transport == "stdio":
+            if self._server is None:
+                raise Failure("E_MCP_CONNECT", "the server's descriptor is missing")
+            self._stdio = Stdio(self._server, self._loop, on_noise=self._noise, on_end=self._server_gone)
+            return self._stdio
+        raise Failure("E_MCP_CONNECT", "this transport is not there yet")
+
+    def _connected(self, listing: McpListing) -> None:
+        self._ready = True
+        self._channel.send(Ready(protocol=WORKER_PROTOCOL, exports=[], listing=listing))
+        early, self._early = self._early, []
+        for frame in early:
+            self._work(frame)
+
+    def _fail_to_load(self, message: str) -> None:
+        self._channel.send(LoadFailed(message=bounds.line(message, 2000)))
+        self._end(1)
+
+    def _server_gone(self, reason: str) -> None:
+        if self._leaving:
+            self._over.set()
+        elif self._ready:
+            self.log("error", f"the server is gone: {reason}")
+            self._end(1)
+
+    def _end(self, status: int) -> None:
+        """The worker is of no use any more. Calls that were open have their errors in this turn of the loop."""
+        self._status = status
+        self._loop.call_later(0.01, self._over.set)
+
+    async def _list(self, list_id: int) -> None:
+        assert self._client is not None
+        try:
+            listing = await self._client.look()
+        except Exception as error:
+            self._channel.send(Listed(list_id=list_id, error=error_of(error)))
+        else:
+            self._channel.send(Listed(list_id=list_id, listing=listing))
+
+    # --- what the client tells and asks (client.Events)
+
+    def news(self, kind: NewsKind, uri: str | None = None) -> None:
+        """Something of the server has changed. What comes too often is told once, later."""
+        if (kind, uri) in self._untold:
+            return
+        if self._told.take(self._loop.time()):
+            self._channel.send(News(kind=kind, uri=uri))
+        elif len(self._untold) < NEWS_BURST:
+            self._untold.add((kind, uri))
+            self._loop.call_later(1.0, self._tell_late, kind, uri)
+
+    def _tell_late(self, kind: NewsKind, uri: str | None) -> None:
+        self._untold.discard((kind, uri))
+        self.news(kind, uri)
+
+    def log(self, level: str, message: str) -> None:
+        """A line for the log."""
+        if not self._lines.take(self._loop.time()):
+            self._dropped += 1
+            return
+        if self._dropped:
+            self._channel.send(Log(level="warn", message=f"{self._dropped} lines were dropped"))
+            self._dropped = 0
+        self._channel.send(Log(level=level, message=bounds.line(message)))  # type: ignore[arg-type] # one of the four
+
+    def _noise(self, text: str) -> None:
+        self.log("warn", text)
+
+    async def elicit(self, params: types.ElicitRequestParams) -> types.ElicitResult | types.ErrorData:
+        """The server asks a person."""
+        assert self._calls is not None
+        try:
+            return await self._calls.elicit(params)
+        except Failure as failure:
+            return types.ErrorData(code=types.INVALID_REQUEST, message=str(failure))
+
+    async def sample(self, params: types.CreateMessageRequestParams) -> types.CreateMessageResult | types.ErrorData:
+        """The server asks a model."""
+        assert self._calls is not None
+        try:
+            return await self._calls.sample(params)
+        except Failure as failure:
+            return types.ErrorData(code=types.INVALID_REQUEST, message=str(failure))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+class _Loggers(logging.Handler):
+    """What the SDK logs, as lines of the worker's log: one line each, without tracebacks."""
+
+    def __init__(self, worker: Worker) -> None:
+        super().__init__(logging.WARNING)
+        self._worker = worker
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            message = record.getMessage()
+        except Exception:
+            message = str(record.msg)
+        error = record.exc_info[1] if record.exc_info else None
+        self._worker.log("warn", message if error is None else f"{message} ({type(error).__name__})")
+
+
+def _hear_loggers(worker: Worker) -> None:
+    root = logging.getLogger()
+    root.handlers[:] = [_Loggers(worker)]
+    root.setLevel(logging.WARNING)
