@@ -23,14 +23,16 @@ from agentproc.completions import read_answer, read_completion
 from agentproc.instance import Instance
 from agentproc.store import TurnRow
 from agentproc.told_event import told_event
-from agentproc.turn import Begin, BeginCall, End, Pause
+from agentproc.turn import Begin, BeginCall, BeginList, End, First, Pause
 from agentproc.turn_run import TurnRun
-from schemas.address import instance_workdir
+from schemas.address import MAX_TOOL_NAME, instance_workdir
 from schemas.codec import check_json, from_raw
 from schemas.errors import GoondanError, fail
 from schemas.frames import (
+    OPERATOR,
     OPERATOR_AGENT,
     OPERATOR_CALL,
+    OPERATOR_TOOLS,
     TOOL_COMPLETED,
     AgentEvent,
     ErrorPayload,
@@ -177,7 +179,7 @@ class TurnRunner:
                 self._run.release()
                 self._run = None
 
-    def _look_at(self, frame: Frame, event_id: str, epoch: int) -> Frame | tuple[Begin | BeginCall, TurnRow | None]:
+    def _look_at(self, frame: Frame, event_id: str, epoch: int) -> Frame | tuple[First, TurnRow | None]:
         """The first input of the event and the stored row of its turn; or the frame that ends an event which needs no
         turn.
 
@@ -200,7 +202,7 @@ class TurnRunner:
             return Frame("ack", stage="release", event_id=event_id, epoch=epoch)
         return first, row
 
-    async def _work(self, frame: Frame, first: Begin | BeginCall, row: TurnRow | None) -> Frame | None:
+    async def _work(self, frame: Frame, first: First, row: TurnRow | None) -> Frame | None:
         """Run the turn of an event. Returns the frame that ends the event, None when the event is no longer ours.
         Raises GoondanError when the turn cannot begin.
         """
@@ -240,7 +242,7 @@ class TurnRunner:
         payload = answer_payload(failed(info), name, event_id, self.instance.clock(), frame.trace_id)
         return done_frame(event_id, frame.epoch or 0, "failed", payload)
 
-    def _first_input(self, frame: Frame) -> Begin | BeginCall:
+    def _first_input(self, frame: Frame) -> First:
         """The first input for the turn machine. Raises GoondanError E_FRAME_INVALID, E_FORBIDDEN, E_USAGE, or the
         reason why its large payload is not available.
         """
@@ -257,17 +259,21 @@ class TurnRunner:
         if event.type == TOOL_COMPLETED:
             ended = read_completion(frame, event)
             return Begin(ended.text, ended.source)
-        if event.type != OPERATOR_CALL:
+        if event.type not in (OPERATOR_CALL, OPERATOR_TOOLS):
             if is_operator:
                 raise fail("E_USAGE", f"the operator agent takes {OPERATOR_CALL} events, not {event.type}")
             return Begin(input_text(event.input))
-        if not is_operator:
-            raise fail("E_FORBIDDEN", f"{OPERATOR_CALL} events go to the operator agent only")
+        if frame.source != OPERATOR:
+            raise fail("E_FORBIDDEN", f"only an operator sends {event.type} events")
+        if event.type == OPERATOR_TOOLS:
+            return BeginList()
         asked = event.input
         if not isinstance(asked, dict) or not isinstance(asked.get("tool"), str):
             raise fail("E_FRAME_INVALID", f"the input of {OPERATOR_CALL} is {{tool, args}}")
         call = OperatorCall(asked["tool"], asked.get("args", {}))
-        return BeginCall(call.tool, call.args)
+        # A model reads the history of any other agent: each turn of it begins with somebody's words.
+        told = None if is_operator else f"(An operator calls {call.tool[:MAX_TOOL_NAME]}.)"
+        return BeginCall(call.tool, call.args, told)
 
     async def _post(self, frame: Frame, trace_id: str | None) -> None:
         """Send the frame that ends the event, until the broker has it. An answer that cannot be sent, because of its

@@ -17,7 +17,7 @@ import msgspec
 from agentproc.conversation import Append, Message, MessageEvent, fold
 from agentproc.extensions.pipeline import MiddlewareError
 from agentproc.store import ConversationStore, StoredEvent
-from agentproc.turn import Resume
+from agentproc.turn import BeginCall, Resume
 from schemas.codec import DECODE_ERRORS, check_depth, check_json, describe_decode_error, encode_value
 from schemas.errors import GoondanError
 from schemas.questions import ANSWER_SUFFIX
@@ -139,9 +139,9 @@ def _filled_in(event: dict[str, Any], message_id: str, source: str, at: str) -> 
     return {**event, "message": {**given, **message, "data": data}}
 
 
-def resumption(stored: Sequence[StoredEvent], operator: bool) -> Resume:
-    """The turn machine's input that restores the events of an earlier incarnation."""
+def resumption(stored: Sequence[StoredEvent], operator: bool, asked: BeginCall | None = None) -> Resume:
+    """The turn machine's input that restores the events of an earlier incarnation. `asked`: the operator's call."""
     own = [(s.position, s.event.message) for s in stored if isinstance(s.event, Append) and s.origin is None]
     told = max((s.position for s in stored if s.origin is not None and s.origin.endswith(ANSWER_SUFFIX)), default=-1)
     behind = bool(own) and told > own[-1][0]
-    return Resume(own, operator, max((s.position + 1 for s in stored), default=0), behind)
+    return Resume(own, operator, asked, max((s.position + 1 for s in stored), default=0), behind)

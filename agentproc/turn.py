@@ -13,7 +13,8 @@ Rules.
 - Tool call ids are unique within a turn. An empty, repeated or unusable id is replaced by one of ours. So a callId
   names one call for ever, and a resumed turn repeats its open calls under the same ids.
 - A late, repeated or unknown input is ignored.
-- An operator call is a turn of one made-up assistant message with one tool call and no model call.
+- What an operator asks is a turn without a model call. A call is one made-up assistant message with one tool call, in
+  one step if steps have middleware. A list of the tools is a step in which nothing is called and nothing is stored.
 - A cancelled turn ends at once: open calls are dropped and get results, so that the next turn finds a valid history.
 - A turn whose middleware was entered is left through it, whatever ends the core. When middleware fails or returns
   before the core is done, the turn ends as failed.
@@ -84,8 +85,16 @@ class Begin(Struct, frozen=True):
 class BeginCall(Struct, frozen=True):
     """A new operator call."""
 
+    #: The name of the tool.
     tool: str
+    #: The arguments.
     args: Any
+    #: What the conversation says about it, for models that read it later; None: nothing.
+    told: str | None = None
+
+
+class BeginList(Struct, frozen=True):
+    """An operator asks for the tools that a step could call."""
 
 
 class Resume(Struct, frozen=True):
@@ -95,10 +104,16 @@ class Resume(Struct, frozen=True):
     stored: list[tuple[int, Message]]
     #: Whether it is the turn of an operator call.
     operator: bool = False
+    #: The call that the operator asked for, which is made if it is not among the messages.
+    asked: BeginCall | None = None
     #: Positions below this one are taken by others.
     next_position: int = 0
     #: The answer to an earlier question was stored behind the last message, and no model has read it yet.
     told: bool = False
+
+
+#: What a turn begins with.
+First = Begin | BeginCall | BeginList
 
 
 class ModelAnswered(Struct, frozen=True):
@@ -124,6 +139,12 @@ class ToolFinished(Struct, frozen=True):
     """The one result of a call."""
 
     tool_call_id: str
+    result: ToolResult
+
+
+class Listed(Struct, frozen=True):
+    """The answer to `ListTools`."""
+
     result: ToolResult
 
 
@@ -173,6 +194,7 @@ class Cancel(Struct, frozen=True):
 Input = (
     Begin
     | BeginCall
+    | BeginList
     | Resume
     | TurnEntered
     | TurnLeft
@@ -181,6 +203,7 @@ Input = (
     | ModelAnswered
     | ModelFailed
     | ToolFinished
+    | Listed
     | Pause
     | Cancel
 )
@@ -244,6 +267,10 @@ class RunTool(Struct, frozen=True):
     again: bool = False
 
 
+class ListTools(Struct, frozen=True):
+    """Say which tools the running step could call. `Listed` follows."""
+
+
 class DropCalls(Struct, frozen=True):
     """Give these calls up: their results are not wanted any more."""
 
@@ -263,7 +290,7 @@ class End(Struct, frozen=True, kw_only=True):
     finish_reason: str | None = None
     #: The error of a failed turn.
     error: ErrorPayload | None = None
-    #: The result of an operator call.
+    #: The result of an operator call, or the list of tools that an operator asked for.
     output: ToolResult | None = None
 
 
@@ -271,8 +298,10 @@ class Yield(Struct, frozen=True):
     """The turn is at a step boundary and is to be given back unfinished."""
 
 
-Action = Store | EnterTurn | LeaveTurn | EnterStep | LeaveStep | AskModel | RunTool | DropCalls | End | Yield
-Phase = Literal["new", "opening", "entering", "thinking", "acting", "leaving", "closing", "over"]
+Action = (
+    Store | EnterTurn | LeaveTurn | EnterStep | LeaveStep | AskModel | RunTool | ListTools | DropCalls | End | Yield
+)
+Phase = Literal["new", "opening", "entering", "thinking", "acting", "listing", "leaving", "closing", "over"]
 
 
 class Turn:
@@ -296,6 +325,8 @@ class Turn:
         self._pausing = False
         self._told = False  # something came that the next model call is to read
         self._operator = False
+        self._asked: BeginCall | BeginList | None = None  # what an operator asked for, until it is begun
+        self._at = ""  # the time of the input that is handled
         self._used_ids: set[str] = set()
         # the calls of the step that is running
         self._places: dict[str, tuple[int, ToolCallPart]] = {}
@@ -312,7 +343,7 @@ class Turn:
         """The actions for `event`, in order. An event that does not fit the state causes no action."""
         if self.phase == "over":
             return []
-        kind = type(event)
+        kind, self._at = type(event), at
         take = _TAKES.get((self.phase, kind)) or _TAKES_ALWAYS.get(kind)
         return [] if take is None else take(self, event, at)
 
@@ -332,8 +363,13 @@ class Turn:
         return [self._store(UserData(begin.text), begin.source, at, begin.metadata), *self._open_turn()]
 
     def _on_begin_call(self, begin: BeginCall, at: str) -> list[Action]:
-        self._operator = True
-        return self._on_answer(ModelAnswered("", [AskedCall("", begin.tool, begin.args)]), at)
+        self._operator, self._asked = True, begin
+        stored = [] if begin.told is None else [self._store(UserData(begin.told), MessageSource("system"), at)]
+        return [*stored, *self._open_turn()]
+
+    def _on_begin_list(self, begin: BeginList, at: str) -> list[Action]:
+        self._operator, self._asked = True, begin
+        return self._open_turn()
 
     def _on_resume(self, resume: Resume, at: str) -> list[Action]:
         self._next = resume.next_position
@@ -380,9 +416,11 @@ class Turn:
 
     def _boundary(self) -> list[Action]:
         """Every call has its result: the next step, or the end."""
-        if self._operator:
+        if self._operator and self._asked is None:
             output = self._last_result
-            return [self._over(End(status="completed", steps=0, finish_reason="stop", output=output))]
+            return self._end(End(status="completed", steps=self.steps, finish_reason="stop", output=output))
+        if self._operator and not self._wraps_steps:
+            return self._do_asked()
         if self.steps >= self.max_steps:
             message = f"the turn took {self.steps} steps, limit {self.max_steps}, and was not finished"
             error = error_payload("E_MAX_STEPS", message)
@@ -396,7 +434,17 @@ class Turn:
             return [EnterStep(self.steps)]
         return self._ask()
 
+    def _do_asked(self) -> list[Action]:
+        """Do what the operator asked for."""
+        asked, self._asked = self._asked, None
+        if isinstance(asked, BeginCall):
+            return self._on_answer(ModelAnswered("", [AskedCall("", asked.tool, asked.args)]), self._at)
+        self.phase = "listing"
+        return [ListTools()]
+
     def _ask(self) -> list[Action]:
+        if self._operator:
+            return self._do_asked()
         self.phase, self._told = "thinking", False
         return [AskModel(self.steps)]
 
@@ -437,12 +485,16 @@ class Turn:
         stored = self._store_result(position, part, result, at)
         return [stored] if self._places else [stored, *self._step_done(True, self._end_as_is)]
 
+    def _on_listed(self, listed: Listed, at: str) -> list[Action]:
+        self._last_result = listed.result
+        return self._step_done(True, None)
+
     def _step_done(self, should_continue: bool, end: End | None, error: ErrorPayload | None = None) -> list[Action]:
         """The core of the step is done. `end` is how the turn ends if no other step follows."""
         results, self._results = list(self._results.values()), {}
         if self._told and end is not None and end.status == "completed":
             should_continue = should_continue or (self.steps < self.max_steps and not self._pausing)
-        if self._wraps_steps and not self._operator:
+        if self._wraps_steps:
             self.phase = "leaving"
             self._end_as_is = end
             return [LeaveStep(self.steps, should_continue, results, error)]
@@ -452,7 +504,7 @@ class Turn:
         """The step middleware has returned behind the step's core."""
         if left.error is not None:
             return self._end(self._failure(left.error))
-        if left.should_continue:
+        if left.should_continue or self._operator:
             return self._boundary()
         return self._end(self._end_as_is or self._completion("", None))
 
@@ -473,13 +525,14 @@ class Turn:
         return [*actions, *self._end(end)]
 
     def _resume(self, resume: Resume) -> list[Action]:
-        self._operator = resume.operator
+        self._operator, self._asked = resume.operator, resume.asked
         last: tuple[int, Message, AssistantData] | None = None
         results: dict[str, ToolResult] = {}
         for position, message in resume.stored:
             self._next = max(self._next, position + 1)
             if isinstance(message.data, AssistantData):
-                self.steps += not self._operator
+                self.steps += self._wraps_steps or not self._operator
+                self._asked = None
                 calls = message.data.calls
                 self._used_ids.update(call.tool_call_id for call in calls)
                 self._next = max(self._next, position + 1 + len(calls))
@@ -504,7 +557,7 @@ class Turn:
             return self._boundary()
         broken = message.metadata.get(UNREADABLE, {})
         runs = [RunTool(part, message, broken.get(part.tool_call_id), again=True) for _, part in self._places.values()]
-        if self._wraps_steps and not self._operator:
+        if self._wraps_steps:
             self._rerun, self.phase = runs, "entering"
             return [EnterStep(self.steps, again=True)]
         return list(runs)
@@ -568,6 +621,7 @@ class Turn:
 _TAKES: Final[Mapping[tuple[Phase, type[Input]], Callable[[Turn, Any, str], list[Action]]]] = {
     ("new", Begin): Turn._on_begin,
     ("new", BeginCall): Turn._on_begin_call,
+    ("new", BeginList): Turn._on_begin_list,
     ("new", Resume): Turn._on_resume,
     ("opening", TurnEntered): Turn._on_turn_entered,
     ("entering", StepEntered): Turn._on_step_entered,
@@ -577,6 +631,8 @@ _TAKES: Final[Mapping[tuple[Phase, type[Input]], Callable[[Turn, Any, str], list
     ("thinking", StepLeft): Turn._on_step_left_early,
     ("acting", ToolFinished): Turn._on_result,
     ("acting", StepLeft): Turn._on_step_left_early,
+    ("listing", Listed): Turn._on_listed,
+    ("listing", StepLeft): Turn._on_step_left_early,
     ("leaving", StepLeft): Turn._on_step_left,
     ("closing", TurnLeft): Turn._on_turn_left,
 }

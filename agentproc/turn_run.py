@@ -46,16 +46,18 @@ from agentproc.transcript import Transcript, resumption
 from agentproc.turn import (
     Action,
     AskModel,
-    Begin,
     BeginCall,
     Cancel,
     DropCalls,
     End,
     EnterStep,
     EnterTurn,
+    First,
     Input,
     LeaveStep,
     LeaveTurn,
+    Listed,
+    ListTools,
     ModelFailed,
     Pause,
     RunTool,
@@ -66,8 +68,9 @@ from agentproc.turn import (
 )
 from schemas.address import instance_workdir
 from schemas.arguments import invalid_arguments
+from schemas.codec import to_raw
 from schemas.errors import GoondanError, error_payload
-from schemas.frames import ErrorPayload, Frame, ToolResult
+from schemas.frames import ErrorPayload, Frame, OperatorTool, ToolResult
 from schemas.spans import is_trace_id, step_span, trace_id_of
 
 #: How often a running turn says that it still works (seconds). The broker gives up on a silent holder much later.
@@ -94,7 +97,7 @@ log = logging.getLogger("agentproc")
 class TurnRun:
     """One turn while it runs."""
 
-    def __init__(self, instance: Instance, frame: Frame, first: Begin | BeginCall, row: TurnRow | None) -> None:
+    def __init__(self, instance: Instance, frame: Frame, first: First, row: TurnRow | None) -> None:
         self._instance = instance
         self._loop = instance.loop
         self._event_id = frame.event_id or ""
@@ -103,15 +106,14 @@ class TurnRun:
         attempt = 1 if row is None else row.attempt + (row.status == "abandoned")
         self._attempt = attempt
         name = turn_id(instance.spec.name, instance.instance_key, self._event_id, attempt)
-        wrapped = not isinstance(first, BeginCall)
         # A patch can give the next step another configuration of an extension, so each step has to be entered.
-        self._wraps_steps = wrapped and (instance.pipeline.has("step") or bool(instance.spec.extensions))
+        self._wraps_steps = instance.pipeline.has("step") or bool(instance.spec.extensions)
         known = frame.trace_id is not None and is_trace_id(frame.trace_id)
         self._trace_id = frame.trace_id if known and frame.trace_id else trace_id_of(name)
         self.turn = Turn(
             name,
             max_steps=instance.live_config.current.max_steps,
-            wraps_turn=wrapped and instance.pipeline.has("turn"),
+            wraps_turn=instance.pipeline.has("turn"),
             wraps_steps=self._wraps_steps,
         )
         self._transcript = Transcript(instance.store, name, self.turn.take_position, instance.clock)
@@ -144,7 +146,7 @@ class TurnRun:
         )
         self._stages: Stages | None = None
         self._config = TurnConfig(instance.live_config, instance.catalog, instance.store, name)
-        if wrapped and (self._wraps_steps or not instance.pipeline.empty):
+        if self._wraps_steps or not instance.pipeline.empty:
             self._stages = Stages(
                 instance.pipeline,
                 instance.points(self._config.in_force),
@@ -163,6 +165,7 @@ class TurnRun:
         self._performs: Mapping[type[Action], Callable[[Any], None]] = {
             AskModel: self._ask_model,
             RunTool: self._run_tool,
+            ListTools: self._list_tools,
             DropCalls: self._drop_calls,
             EnterTurn: self._enter_turn,
             LeaveTurn: self._leave_turn,
@@ -284,7 +287,8 @@ class TurnRun:
             self._transcript.restore(stored)
             self._config.resume()
             self._catalog = instance.catalog.for_step()
-            resume = resumption(stored, isinstance(self._first, BeginCall))
+            asked = self._first if isinstance(self._first, BeginCall) else None
+            resume = resumption(stored, asked is not None, asked)
             own = [message for _, message in resume.stored]
             self._messages = len(own)
             calls = [f"{self.turn.turn_id}/{part.tool_call_id}" for message in own for part in results_of(message)]
@@ -425,6 +429,20 @@ class TurnRun:
             self._drop_call(tool_call_id)
         if self._stages is not None:
             self._stages.drop_calls(action.tool_call_ids)
+
+    def _list_tools(self, _: ListTools) -> None:
+        listed = [
+            OperatorTool(
+                name=item.name,
+                description=item.description,
+                parameters=item.parameters,
+                idempotent=item.idempotent,
+                deferred=item.deferred,
+            )
+            for item in self._catalog.items
+            if self._instance.catalog.can_run(item.name)
+        ]
+        self.push(Listed(ToolResult(status="ok", output=to_raw(listed))))
 
     def _run_tool(self, action: RunTool) -> None:
         part = action.part

@@ -47,6 +47,7 @@ _PAYLOADS: Final = (
     frames.ErrorPayload,
     frames.AgentEvent,
     frames.OperatorCall,
+    frames.OperatorTool,
     frames.ToolCallPayload,
     frames.ToolResult,
     receipts.Receipt,

@@ -30,8 +30,10 @@ NO_PAYLOAD: Final = Raw(b"\xc0")
 ORCHESTRATOR: Final = "orchestrator"
 #: The built-in agent behind `gdn call`: its catalog is every tool. The leading underscore keeps it out of bundles.
 OPERATOR_AGENT: Final = "_operator"
-#: The event type by which an operator asks the operator agent to make one tool call (input: OperatorCall).
+#: The event type by which an operator has an agent make one tool call (input: OperatorCall).
 OPERATOR_CALL: Final = "operator.call"
+#: The event type by which an operator asks an agent which tools a step of it could call now.
+OPERATOR_TOOLS: Final = "operator.tools"
 
 #: The event type by which a tool host tells an agent instance what pending work came to (input: Completion).
 TOOL_COMPLETED: Final = "tool.completed"
@@ -107,6 +109,10 @@ class Source(Struct, frozen=True, rename="camel", omit_defaults=True):
     name: str
     #: Which instance of an agent. None for everything else.
     instance_key: str | None = None
+
+
+#: The `source` of what a client of an operator sends.
+OPERATOR: Final = Source("client", "operator")
 
 
 class Blob(Struct, frozen=True):
@@ -318,7 +324,7 @@ class Answer(Struct, rename="camel", omit_defaults=True, kw_only=True):
     finish_reason: str | None = None
     #: Why the turn failed.
     error: ErrorPayload | None = None
-    #: Of an operator call: the ToolResult, as the agent encoded it.
+    #: Of `operator.call` and `operator.tools`: the ToolResult, as the agent encoded it.
     output: OptionalRaw = None
     #: How many steps the turn took.
     steps: int = 0
@@ -352,10 +358,25 @@ class AgentEvent(Struct, rename="camel", omit_defaults=True, kw_only=True):
 
 
 class OperatorCall(Struct, rename="camel", omit_defaults=True):
-    """`input` of an `operator.call` event: one tool call, made through the operator agent's catalog."""
+    """`input` of an `operator.call` event: one tool call, made through the catalog of the agent that is asked."""
 
     tool: str
     args: Any
+
+
+class OperatorTool(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
+    """One tool in the result of an `operator.tools` event, whose output is a list of these."""
+
+    #: Its full name.
+    name: str
+    #: What it does, for a model.
+    description: str | None = None
+    #: The JSON Schema of its arguments. None: anything fits.
+    parameters: dict[str, Any] | None = None
+    #: Twice is as good as once.
+    idempotent: bool = False
+    #: The model is not shown it.
+    deferred: bool = False
 
 
 class RestartRequest(Struct, frozen=True):

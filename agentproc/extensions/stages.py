@@ -445,7 +445,9 @@ def _changed_end(result: TurnResult, core: End | None) -> End | None:
     if error is not None:
         return End(status="failed", steps=steps, finish_reason=result.finish_reason or "error", error=error)
     response = None if result.response is None else str(result.response)
-    return End(status="completed", steps=steps, response=response, finish_reason=result.finish_reason or "stop")
+    output = None if core is None else core.output
+    reason = result.finish_reason or "stop"
+    return End(status="completed", steps=steps, response=response, finish_reason=reason, output=output)
 
 
 def _step_result(leave: LeaveStep) -> StepResult:

@@ -20,11 +20,10 @@ from kernel.broker.entities import TOOLS, Connection, Event, Instance
 from kernel.broker.presence import agent_address
 from schemas.address import build_tool_name
 from schemas.errors import GoondanError, error_payload
-from schemas.frames import Frame, Source
+from schemas.frames import OPERATOR, Frame, Source
 from schemas.launch import KernelPlan, ToolSpec
 
-#: One shared object each, because there may be very many events of clients.
-_OPERATOR: Final = Source("client", "operator")
+#: One shared object, because there may be very many events of clients.
 _CLIENT: Final = Source("client", "client")
 
 
@@ -73,7 +72,7 @@ class Actors:
         if instance is not None:
             return _of_turn(connection.sender, instance, instance.leased)
         if connection.cls != TOOLS:
-            source = _OPERATOR if connection.claims.operator else _CLIENT
+            source = OPERATOR if connection.claims.operator else _CLIENT
             return Actor(connection.sender, connection.address, source, connection.session)
         if frame.call_id is None:
             if frame.reply_to is not None:

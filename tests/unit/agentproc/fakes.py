@@ -10,7 +10,7 @@ from agentproc.providers.base import ModelAnswer, ModelNews, ModelRequest, TextD
 from agentproc.turn import AskedCall
 from schemas.codec import from_raw, to_raw
 from schemas.errors import GoondanError, error_payload
-from schemas.frames import AgentEvent, Answer, Frame, ToolCallPayload, ToolResult
+from schemas.frames import OPERATOR, AgentEvent, Answer, Frame, ToolCallPayload, ToolResult
 from schemas.launch import AgentSpec, CatalogItem, ModelSpec
 
 Done = Callable[[Frame | None, GoondanError | None], None]
@@ -181,5 +181,7 @@ def make_spec(state_dir: str, name: str = "coder", **changes: Any) -> AgentSpec:
 
 def event_frame(event_id: str, value: Any, *, kind: str = "client.message", epoch: int = 1, **header: Any) -> Frame:
     """An event as the broker delivers it."""
+    if kind.startswith("operator."):
+        header.setdefault("source", OPERATOR)
     event = AgentEvent(id=event_id, type=kind, created_at="2026-01-01T00:00:00.000Z", input=value)
     return Frame("event", id=f"b.{event_id}.{epoch}", event_id=event_id, epoch=epoch, payload=to_raw(event), **header)

@@ -29,7 +29,6 @@ from agentproc.turn import (
     StepLeft,
     Store,
     ToolFinished,
-    Turn,
     TurnEntered,
     TurnLeft,
     Yield,
@@ -278,14 +277,6 @@ def test_a_resumed_turn_enters_its_middleware_again_and_the_step_that_was_open()
     assert isinstance(leave, LeaveStep)
     assert {part.tool_call_id for part, _ in leave.calls} == {"a", "b"}
     assert again.turn.take_position() >= taken
-
-
-def test_an_operator_call_has_no_step_to_wrap() -> None:
-    driver = Driver()
-    driver.turn = Turn("t1", max_steps=8, wraps_steps=True)
-    driver.give(BeginCall("x__y", {}))
-    driver.give(ToolFinished(driver.turn.open_calls[0], OK))
-    assert driver.ends[0].output == OK
 
 
 # --- properties -----------------------------------------------------------------------------------------------------
