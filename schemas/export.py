@@ -84,6 +84,8 @@ _PAYLOADS: Final = (
     oauth.TokenReady,
     oauth.AuthorizationRequired,
     oauth.Granted,
+    oauth.ServerWish,
+    oauth.ServerReply,
     approvals.ApprovalAsk,
     approvals.ApprovalState,
     approvals.ApprovalItem,

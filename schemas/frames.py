@@ -68,6 +68,7 @@ FrameType = Literal[
     "config.propose",
     "config.changed",
     "oauth.token",
+    "oauth.server",
     "oauth.order",
     "oauth.granted",
     "mcp.attach",

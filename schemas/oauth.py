@@ -21,6 +21,10 @@ REF_PREFIX: Final = "OAuthApp/"
 APP_SUBJECT: Final = "app"
 #: The subject of turns that began with a message of an operator who named nobody: the person who runs the kernel.
 LOCAL_SUBJECT: Final = "local"
+#: What stands before the prefix of an MCP server where apps are named. No OAuthApp has a colon in its name.
+SERVER_APP: Final = "mcp:"
+#: Bytes of what the worker of one MCP server saves: two tokens and what a registration gave.
+MAX_DOCUMENT: Final = 64 << 10
 #: The event that extensions hear when somebody has agreed.
 GRANTED_EVENT: Final = "auth.granted"
 #: Characters of a subject, and of a scope: ids of directories and URLs are shorter.
@@ -191,7 +195,76 @@ class RevokeOrder(Struct, frozen=True, rename="camel", tag="revoke", tag_field="
     subject: str
 
 
-Order = TokenOrder | LoginOrder | WaitOrder | ListOrder | RevokeOrder
+# --- the tokens of MCP servers --------------------------------------------------------------------------------------
+
+
+#: `load`, `save`: the document that a server's worker keeps between its lives. `redirect`: the address to which a
+#: person's browser comes back. `authorize`: a person is to be sent to a page. `wait`: the browser has come back.
+ServerOp = Literal["load", "save", "redirect", "authorize", "wait"]
+
+
+class ServerWish(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
+    """Payload of `oauth.server`, from a tool host for the worker of an MCP server that is reached over HTTP."""
+
+    #: What is asked for.
+    op: ServerOp
+    #: The server's prefix.
+    server: str
+    #: The agent whose own config of the server counts. None: the server as the bundle has it.
+    agent: str | None = None
+    #: Of `save`: tokens and registrations, as the worker wrote them. A secret. None: forget them.
+    document: str | None = None
+    #: Of `authorize`: the page. Of `redirect`: the address that was used before.
+    url: str | None = None
+
+    def __repr__(self) -> str:
+        """As in a log or a traceback: without the document, and without a page, which has a state in it."""
+        return f"ServerWish(op={self.op!r}, server={self.server!r}, agent={self.agent!r})"
+
+
+class ServerOrder(
+    Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True, tag="server", tag_field="order"
+):
+    """Do this for the worker of an MCP server."""
+
+    #: What is asked for.
+    op: ServerOp
+    #: The server's prefix.
+    server: str
+    #: Its endpoint. What was saved for another endpoint is not given.
+    endpoint: str
+    #: As in ServerWish.
+    document: str | None = None
+    #: As in ServerWish.
+    url: str | None = None
+
+    def __repr__(self) -> str:
+        """As in a log or a traceback: without the document, and without a page, which has a state in it."""
+        return f"ServerOrder(op={self.op!r}, server={self.server!r})"
+
+
+class ServerReply(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
+    """The `reply` to `oauth.server`."""
+
+    #: Of `load`: what was saved. None: nothing.
+    document: str | None = None
+    #: Of `redirect`: the address.
+    redirect_uri: str | None = None
+    #: Of `authorize`: what a person is told.
+    message: str | None = None
+    #: Of `authorize`: until when the person can agree: RFC 3339 in UTC.
+    expires_at: str | None = None
+    #: Of `wait`: what the browser brought. Secrets.
+    code: str | None = None
+    state: str | None = None
+    issuer: str | None = None
+
+    def __repr__(self) -> str:
+        """As in a log or a traceback: without secrets."""
+        return f"ServerReply(redirect_uri={self.redirect_uri!r}, expires_at={self.expires_at!r})"
+
+
+Order = TokenOrder | LoginOrder | WaitOrder | ListOrder | RevokeOrder | ServerOrder
 
 
 class GrantedNews(Struct, frozen=True, rename="camel"):

@@ -19,7 +19,7 @@ from typing import Any, Final, TypeGuard
 from msgspec import Raw, Struct
 
 from kernel.broker.bus import MAX_ID, RETRY_AFTER_MS, RETURN_S, Bus
-from kernel.broker.entities import Connection, Event
+from kernel.broker.entities import TOOLS, Connection, Event
 from kernel.broker.presence import agent_address
 from schemas.codec import DECODE_ERRORS, check_depth, from_raw, to_raw
 from schemas.control import TokensWanted
@@ -36,6 +36,8 @@ from schemas.oauth import (
     LoginOrder,
     Order,
     RevokeOrder,
+    ServerOrder,
+    ServerWish,
     TokenOrder,
     TokenRequest,
     WaitOrder,
@@ -52,6 +54,8 @@ WAIT_S: Final = 1900.0
 #: Orders that have no answer, of all and of one asker; more are refused. Each is a request to somebody's server.
 MAX_OPEN: Final = 256
 MAX_OPEN_EACH: Final = 16
+#: The same of a tool host, which asks for all of its MCP servers.
+MAX_OPEN_HOST: Final = 128
 #: The ops of operators.
 OPS: Final = ("auth.login", "auth.wait", "auth.list", "auth.revoke")
 
@@ -104,6 +108,18 @@ class TokenOrders:
             raise fail("E_OAUTH_SUBJECT", message)
         order = TokenOrder(wish.app, subject, instance.agent, instance.key, scopes)
         self._order(connection, frame, order, now + ORDER_S, now)
+
+    def ask_for_server(self, connection: Connection, frame: Frame, now: float) -> None:
+        """`oauth.server` from a tool host. Only for MCP servers of the bundle that are reached over HTTP."""
+        wish = from_raw(frame.payload, ServerWish)
+        tool = next((tool for tool in self._bus.plan.toolhost.tools if tool.name == wish.server), None)
+        server = None if tool is None else tool.servers.get(wish.agent or "", tool.server)
+        if server is None or server.endpoint is None:
+            raise fail("E_OAUTH_APP", f"the bundle has no MCP server {wish.server[:100]!r} that is reached over HTTP")
+        order = ServerOrder(
+            op=wish.op, server=wish.server, endpoint=server.endpoint, document=wish.document, url=wish.url
+        )
+        self._order(connection, frame, order, now + (WAIT_S if wish.op == "wait" else ORDER_S), now)
 
     def administer(self, connection: Connection, frame: Frame, asked: dict[str, Any], now: float) -> None:
         """`admin` with one of OPS, from an operator."""
@@ -194,7 +210,7 @@ class TokenOrders:
             known.connection = connection
             return
         mine = sum(item.asker[:2] == asker[:2] for item in self._open.values())
-        if len(self._open) >= MAX_OPEN or mine >= MAX_OPEN_EACH:
+        if len(self._open) >= MAX_OPEN or mine >= (MAX_OPEN_HOST if connection.cls == TOOLS else MAX_OPEN_EACH):
             message = f"{mine} of {len(self._open)} orders for OAuth tokens that have no answer yet are yours"
             raise GoondanError(error_payload("E_OVERLOADED", message, retry_after_ms=RETRY_AFTER_MS))
         if self._holder is None:

@@ -14,6 +14,7 @@ from schemas.approvals import MAX_ANSWER_BYTES, MAX_ARGS_BYTES, MAX_MESSAGE
 from schemas.errors import fail
 from schemas.frames import Frame
 from schemas.live_config import MAX_PROPOSAL_BYTES
+from schemas.oauth import MAX_DOCUMENT
 
 #: Names and numbers.
 _SHORT: Final = 4 << 10
@@ -36,6 +37,7 @@ MOST: Final = {
     "mcp.detach": _SHORT,
     "mcp.list": _SHORT,
     "mcp.news": _LISTS,
+    "oauth.server": MAX_DOCUMENT + _LISTS,
     "oauth.token": _LISTS,
     "restart": _LISTS,
 }

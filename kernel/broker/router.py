@@ -190,6 +190,7 @@ class Router:
                 "tool.progress": tools.progress,
                 "tool.completed": tools.completed,
                 "tool.ask": asks.ask,
+                "oauth.server": tokens.ask_for_server,
                 "bye": self._bye,
                 "shutdown_ack": self._shutdown_ack,
                 "runtime.event": self._ignore,

@@ -26,9 +26,12 @@ from kernel.oauth.metadata import Endpoints
 from kernel.oauth.pending import LIFETIME_S, Pending, Register
 from kernel.oauth.protocol import ServerRefused
 from kernel.oauth.redirects import Redirects
+from kernel.oauth.servers import Servers
 from kernel.oauth.vault import Vault
 from schemas.errors import GoondanError, fail
 from schemas.oauth import (
+    LOCAL_SUBJECT,
+    SERVER_APP,
     AuthorizationRequired,
     GrantedNews,
     ListOrder,
@@ -36,6 +39,7 @@ from schemas.oauth import (
     OAuthAppSpec,
     Order,
     RevokeOrder,
+    ServerOrder,
     TokenOrder,
     TokenReady,
     WaitOrder,
@@ -85,6 +89,7 @@ class Authority:
         self._apps: dict[str, OAuthAppSpec] = {}
         self._redirects = Redirects(self._arrived)
         self._register = Register()
+        self._servers = Servers(lambda: self._held, clock)
         self._locks: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
         self._published: dict[str, tuple[float, OAuthAppSpec, Endpoints]] = {}
         self._failures: dict[tuple[str, str], tuple[float, GoondanError]] = {}
@@ -109,12 +114,15 @@ class Authority:
                 return await self._revoke(order)
             case ListOrder():
                 return self._list()
+            case ServerOrder():
+                return await self._servers.carry_out(order)
 
     async def close(self) -> None:
         """End everything that is under way."""
         for pending in self._register:
             self._end(pending, fail("E_OAUTH_UNAVAILABLE", "the process that holds tokens is ending"))
         self._redirects.close_all()
+        self._servers.close()
         await self._http.close()
 
     # --- tokens
@@ -196,6 +204,10 @@ class Authority:
     # --- people
 
     async def _login(self, order: LoginOrder) -> AuthorizationRequired:
+        if order.app.startswith(SERVER_APP):
+            url, until = self._servers.page(order.app)
+            message = f"the MCP server wants you to log in: open {url} in a browser on this machine"
+            return AuthorizationRequired(url, message, [], LOCAL_SUBJECT, until)
         app = self._app(order.app)
         if app.flow == "clientCredentials":
             message = f"OAuthApp/{app.name} has tokens of its own (flow: clientCredentials), to which nobody agrees"
@@ -208,6 +220,9 @@ class Authority:
             return _required(pending, "")
 
     async def _wait(self, order: WaitOrder) -> dict[str, Any]:
+        if order.app.startswith(SERVER_APP):
+            await self._servers.agreed(order.app)
+            return {"status": "granted", "scopes": []}
         pending = self._register.find(order.app, order.subject)
         if pending is None:
             message = f"nobody is being asked for {order.app} by now"
@@ -373,9 +388,7 @@ class Authority:
     def _list(self) -> dict[str, Any]:
         now, rows = self._clock(), []
         for grant in self._held.all():
-            app = self._apps.get(grant.app)
-            reason = "the bundle has no such OAuthApp any more"
-            verdict = Login(reason) if app is None else grants.judge(grant, app, grant.scopes, now)
+            verdict = self._judged(grant, now)
             rows.append(
                 {
                     "app": grant.app,
@@ -399,10 +412,19 @@ class Authority:
             for one in self._register
             if not one.over
         ]
-        return {"grants": rows, "waiting": waiting, "apps": sorted(self._apps)}
+        return {"grants": rows, "waiting": [*waiting, *self._servers.waiting()], "apps": sorted(self._apps)}
+
+    def _judged(self, grant: Grant, now: float) -> grants.Use | grants.Refresh | grants.Fetch | Login:
+        if grant.document is not None:
+            return grants.Use()  # what is in it is between the server and its worker
+        app = self._apps.get(grant.app)
+        if app is None:
+            return Login("the bundle has no such OAuthApp any more")
+        return grants.judge(grant, app, grant.scopes, now)
 
     async def _revoke(self, order: RevokeOrder) -> dict[str, Any]:
         """Forget it here in any case; say what the server said."""
+        self._servers.forget(order.app)
         async with self._lock(order.app, order.subject):
             pending = self._register.find(order.app, order.subject)
             if pending is not None:
@@ -416,6 +438,8 @@ class Authority:
             return {"revoked": True, "server": server}
 
     async def _revoke_there(self, grant: Grant) -> str:
+        if grant.document is not None:
+            return "not asked: revoke it in your account there"
         app = self._apps.get(grant.app)
         if app is None or (grant.server, grant.client_id) != (grants.server_of(app), app.client_id):
             return "not asked: the bundle does not name it any more"

@@ -49,6 +49,8 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defa
     refreshing_since: float | None = None
     #: Why there is no token any more. The other fields of tokens are then empty.
     lost: str | None = None
+    #: Of an MCP server: what its worker keeps, as the worker wrote it (kernel/oauth/servers.py). A secret.
+    document: str | None = None
 
     def __repr__(self) -> str:
         """As in a log or a traceback: without the tokens."""

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from schemas.codec import to_raw
 from schemas.frames import Frame
-from schemas.oauth import AuthorizationRequired, Granted, TokenOrder, TokenReady, TokenRequest
+from schemas.oauth import (
+    AuthorizationRequired,
+    Granted,
+    ServerReply,
+    ServerWish,
+    TokenOrder,
+    TokenReady,
+    TokenRequest,
+)
 from schemas.vectors.bad import TIME
 
 
@@ -43,5 +51,20 @@ def oauth_frames() -> list[tuple[str, Frame, str | None]]:
             "oauth.granted",
             Frame("oauth.granted", id="b.24", payload=to_raw(Granted("OAuthApp/calendar", "ann", scopes))),
             "Granted",
+        ),
+        (
+            "oauth.server",
+            Frame("oauth.server", id="h.25", payload=to_raw(ServerWish(op="authorize", server="tracker", url=page))),
+            "ServerWish",
+        ),
+        (
+            "reply to oauth.server: the browser has come back",
+            Frame(
+                "reply",
+                id="b.25",
+                in_reply_to="h.25",
+                payload=to_raw(ServerReply(code="c-1", state="0123456789abcdef", issuer="https://login.example.com")),
+            ),
+            "ServerReply",
         ),
     ]

@@ -1,0 +1,268 @@
+"""Tokens of MCP servers that are reached over HTTP: kept for their workers, and the person's part of a login.
+
+The worker of a server speaks OAuth with that server and keeps nothing (toolhost/mcp_worker/). Its document is here,
+encrypted like every grant, and is given for the endpoint that it was saved for and for no other. The worker has no
+browser: a person is sent to its page from here, and what the browser brings back goes to the worker.
+
+A page is named by a hostile server. So it must be https or on this machine, must have a state that nobody guesses, and
+must send the browser back to the address that was opened for this very server.
+
+Source: docs/oauth.md; docs/decisions/097.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Final
+from urllib.parse import parse_qs, urlsplit
+
+from kernel.oauth import protocol
+from kernel.oauth.grants import Grant
+from kernel.oauth.pending import LIFETIME_S, MAX_PENDING
+from kernel.oauth.redirects import Redirects, may_listen
+from kernel.oauth.vault import Vault
+from schemas.errors import GoondanError, fail
+from schemas.oauth import LOCAL_SUBJECT, MAX_DOCUMENT, SERVER_APP, ServerOrder, ServerReply
+from schemas.origins import origin_of
+from schemas.times import rfc3339_seconds
+
+#: Characters of a state: fewer could be guessed by a program of another user of this machine.
+MIN_STATE: Final = 16
+MAX_STATE: Final = 1024
+#: Characters of a code, and of an issuer.
+MAX_CODE: Final = 8192
+
+_SAID_YES: Final = "Thank you. What the server gave is being checked now; this window can be closed."
+_SAID_NO: Final = "It was not agreed to. This window can be closed."
+_UNKNOWN: Final = "Nobody waits for this any more. Ask for a new address, and open that."
+
+#: How long a listener stays after its redirect came (seconds): the browser gets its page, and may ask for an icon.
+LEAVE_S: Final = 1.0
+
+#: A server and its endpoint.
+_Key = tuple[str, str]
+
+
+class _Asked:
+    """A person was sent to a page of a server's. `outcome` has what the browser brought, or raises why it did not."""
+
+    def __init__(self, key: _Key, url: str, state: str, expires_at: float) -> None:
+        self.key = key
+        self.url = url
+        self.state = state
+        self.expires_at = expires_at
+        self.outcome: asyncio.Future[dict[str, str]] = asyncio.get_running_loop().create_future()
+        self.outcome.add_done_callback(_looked_at)
+        self.timer: asyncio.TimerHandle | None = None
+
+    def __repr__(self) -> str:
+        """As in a log or a traceback: without the page, which has the state in it."""
+        return f"_Asked(key={self.key!r})"
+
+
+class Servers:
+    """The MCP servers of one workspace. `vault` opens what is on disk; `clock` gives seconds since 1970."""
+
+    def __init__(self, vault: Callable[[], Vault], clock: Callable[[], float]) -> None:
+        self._vault = vault
+        self._clock = clock
+        self._redirects = Redirects(self._arrived)
+        #: The address that is open for each server, and the name by which `Redirects` knows it.
+        self._addresses: dict[_Key, tuple[str, str | None]] = {}
+        self._asked: dict[_Key, _Asked] = {}
+
+    async def carry_out(self, order: ServerOrder) -> ServerReply:
+        """Raises GoondanError."""
+        key = (order.server, order.endpoint)
+        match order.op:
+            case "load":
+                return ServerReply(document=self._load(key))
+            case "save":
+                self._save(key, order.document)
+                return ServerReply()
+            case "redirect":
+                return ServerReply(redirect_uri=await self._redirect(key, order.url))
+            case "authorize":
+                return self._authorize(key, order.url or "")
+            case "wait":
+                return await self._wait(key)
+
+    def waiting(self) -> list[dict[str, Any]]:
+        """Who is being asked, for `gdn auth list`."""
+        return [
+            {
+                "app": SERVER_APP + asked.key[0],
+                "subject": LOCAL_SUBJECT,
+                "scopes": [],
+                "authorizationUrl": asked.url,
+                "userCode": None,
+                "expiresAt": rfc3339_seconds(asked.expires_at),
+            }
+            for asked in self._asked.values()
+            if not asked.outcome.done()
+        ]
+
+    def page(self, app: str) -> tuple[str, str]:
+        """The page that a person is asked to open for `mcp:PREFIX`, and until when. Raises GoondanError E_OAUTH_APP."""
+        found = self._of(app)
+        if found is None:
+            message = f"{app} asks nobody at the moment"
+            suggestion = "A server asks when an agent connects to it: start a turn of an agent that has it."
+            raise fail("E_OAUTH_APP", message, suggestion=suggestion)
+        return found.url, rfc3339_seconds(found.expires_at)
+
+    async def agreed(self, app: str) -> None:
+        """Wait until the person has come back. Raises GoondanError."""
+        found = self._of(app)
+        if found is None:
+            raise fail("E_OAUTH_UNAVAILABLE", f"nobody is being asked for {app} by now")
+        await asyncio.shield(found.outcome)
+
+    def forget(self, app: str) -> None:
+        """The tokens of this server were revoked: whoever is being asked need not answer."""
+        found = self._of(app)
+        if found is not None:
+            self._end(found, fail("E_OAUTH_UNAVAILABLE", "it was revoked meanwhile"))
+
+    def close(self) -> None:
+        """End everything that is under way."""
+        for asked in list(self._asked.values()):
+            self._end(asked, fail("E_OAUTH_UNAVAILABLE", "the process that holds tokens is ending"))
+        self._redirects.close_all()
+
+    # --- inside
+
+    def _load(self, key: _Key) -> str | None:
+        grant = self._vault().load(SERVER_APP + key[0], LOCAL_SUBJECT)
+        return None if grant is None or grant.server != key[1] else grant.document
+
+    def _save(self, key: _Key, document: str | None) -> None:
+        app = SERVER_APP + key[0]
+        if document is None:
+            self._vault().drop(app, LOCAL_SUBJECT)
+            return
+        if len(document.encode("utf-8", "surrogatepass")) > MAX_DOCUMENT:
+            raise fail("E_OAUTH_SERVER", f"the tokens of {app} take more than {MAX_DOCUMENT} bytes")
+        self._vault().save(
+            Grant(
+                app=app,
+                subject=LOCAL_SUBJECT,
+                server=key[1],
+                client_id="",
+                obtained_at=self._clock(),
+                document=document,
+            )
+        )
+
+    async def _redirect(self, key: _Key, before: str | None) -> str:
+        """The address for this server. The one that its client was registered with is taken where it is free."""
+        asyncio.get_running_loop().call_later(LIFETIME_S, self._leave, key)
+        known = self._addresses.get(key)
+        if known is not None and (before is None or before == known[0]):
+            return known[0]
+        if len(self._addresses) >= MAX_PENDING and key not in self._addresses:
+            raise fail("E_OVERLOADED", f"{MAX_PENDING} servers have addresses for redirects already")
+        if before is not None and may_listen(before) and urlsplit(before).port is not None:
+            with suppress(GoondanError):  # the port is somebody else's by now
+                opened = await self._redirects.open(before)
+                self._addresses[key] = (opened, before)
+                return opened
+        opened = await self._redirects.open(None)
+        self._addresses[key] = (opened, None)
+        return opened
+
+    def _authorize(self, key: _Key, url: str) -> ServerReply:
+        state = self._checked_page(key, url)
+        before = self._asked.pop(key, None)
+        if before is not None:
+            self._end(before, fail("E_OAUTH_UNAVAILABLE", "another authorization has taken its place"))
+        if len(self._asked) >= MAX_PENDING:
+            raise fail("E_OVERLOADED", f"{MAX_PENDING} people are being asked for their agreement already")
+        asked = self._asked[key] = _Asked(key, url, state, self._clock() + LIFETIME_S)
+        late = fail("E_OAUTH_REFUSED", f"nobody has agreed to {SERVER_APP}{key[0]} in time")
+        asked.timer = asyncio.get_running_loop().call_later(LIFETIME_S, self._end, asked, late)
+        page = origin_of(url)
+        message = (
+            f"the MCP server {key[0]} ({key[1]}) wants you to log in at {page}: open {url} in a browser on this machine"
+        )
+        return ServerReply(message=message, expires_at=rfc3339_seconds(asked.expires_at))
+
+    def _checked_page(self, key: _Key, url: str) -> str:
+        """The state of a page that a person may be sent to. Raises GoondanError E_OAUTH_SERVER."""
+        if not protocol.is_page(url):
+            raise fail("E_OAUTH_SERVER", f"the MCP server {key[0]} names a login page that is none")
+        asked = parse_qs(urlsplit(url).query, keep_blank_values=True)
+        states, addresses = asked.get("state", []), asked.get("redirect_uri", [])
+        known = self._addresses.get(key)
+        if known is None or addresses != [known[0]]:
+            raise fail("E_OAUTH_SERVER", f"the login page of the MCP server {key[0]} does not lead back here")
+        if len(states) != 1 or not MIN_STATE <= len(states[0]) <= MAX_STATE:
+            raise fail("E_OAUTH_SERVER", f"the login page of the MCP server {key[0]} has no state")
+        return states[0]
+
+    async def _wait(self, key: _Key) -> ServerReply:
+        asked = self._asked.get(key)
+        if asked is None:
+            raise fail("E_OAUTH_UNAVAILABLE", f"nobody is being asked for {SERVER_APP}{key[0]} by now")
+        brought = await asyncio.shield(asked.outcome)
+        if self._asked.get(key) is asked:  # a code counts once, and so does who takes it
+            del self._asked[key]
+        return ServerReply(code=brought["code"], state=asked.state, issuer=brought.get("iss"))
+
+    async def _arrived(self, parameters: dict[str, str]) -> tuple[bool, str]:
+        """A redirect: what to tell the person."""
+        state = parameters.get("state", "")
+        found = None
+        for asked in self._asked.values():
+            if hmac.compare_digest(asked.state.encode("utf-8", "replace"), state.encode("utf-8", "replace")):
+                found = asked
+        if found is None or found.outcome.done():
+            return False, _UNKNOWN
+        name = SERVER_APP + found.key[0]
+        if "error" in parameters:
+            told = ": ".join(protocol.shown(parameters[part]) for part in _SAID if parameters.get(part))
+            self._end(found, fail("E_OAUTH_REFUSED", f"the server refuses {name}: {told}"))
+            return False, _SAID_NO
+        code, issuer = parameters.get("code", ""), parameters.get("iss", "")
+        if not 0 < len(code) <= MAX_CODE or len(issuer) > MAX_CODE:
+            self._end(found, fail("E_OAUTH_SERVER", f"the redirect of {name} brought no code"))
+            return False, _UNKNOWN
+        found.outcome.set_result({"code": code} | ({"iss": issuer} if "iss" in parameters else {}))
+        self._settled(found)
+        return True, _SAID_YES
+
+    def _of(self, app: str) -> _Asked | None:
+        """Who is being asked for `mcp:PREFIX`."""
+        return next((asked for asked in self._asked.values() if SERVER_APP + asked.key[0] == app), None)
+
+    def _end(self, asked: _Asked, error: GoondanError) -> None:
+        if not asked.outcome.done():
+            asked.outcome.set_exception(error)
+        self._settled(asked)
+
+    def _settled(self, asked: _Asked) -> None:
+        if asked.timer is not None:
+            asked.timer.cancel()
+            asked.timer = None
+            asyncio.get_running_loop().call_later(LEAVE_S, self._leave, asked.key)
+
+    def _leave(self, key: _Key) -> None:
+        """Listen no more for this server, unless somebody is asked."""
+        asked = self._asked.get(key)
+        if key not in self._addresses or (asked is not None and not asked.outcome.done()):
+            return
+        _, name = self._addresses.pop(key)
+        if all(other != name for _, other in self._addresses.values()):
+            self._redirects.close(name)
+
+
+_SAID: Final = ("error", "error_description")
+
+
+def _looked_at(outcome: asyncio.Future[dict[str, str]]) -> None:
+    """An outcome that nobody waits for is no mistake."""
+    if not outcome.cancelled():
+        outcome.exception()
