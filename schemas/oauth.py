@@ -13,6 +13,8 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
+from schemas.origins import origin_of
+
 Flow = Literal["authorizationCode", "deviceCode", "clientCredentials"]
 
 #: How a reference to an OAuthApp begins.
@@ -42,6 +44,18 @@ def is_scope(text: str) -> bool:
 def is_subject(text: str) -> bool:
     """Whether a text can name a subject: 1 to 256 characters, all of them visible or blanks."""
     return 0 < len(text) <= MAX_SUBJECT and text.isprintable()
+
+
+def is_redirect(uri: str) -> bool:
+    """Whether the holder of tokens can listen there (kernel/oauth/redirects.py): http to 127.0.0.1 or localhost, with
+    nothing behind the path.
+    """
+    origin = origin_of(uri)
+    if origin is None or not all("!" <= letter <= "~" for letter in uri) or any(sign in uri for sign in "?#@"):
+        return False
+    scheme, _, rest = origin.partition("://")
+    host, _, port = rest.rpartition(":")
+    return scheme == "http" and host in ("127.0.0.1", "localhost") and port != "0"
 
 
 class OAuthAppSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):

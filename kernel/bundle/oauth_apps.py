@@ -11,7 +11,7 @@ from typing import Final
 from kernel.bundle.problems import Path, Report
 from kernel.bundle.shape import Document
 from kernel.bundle.values import check_value
-from schemas.oauth import OAuthAppSpec, is_scope
+from schemas.oauth import OAuthAppSpec, is_redirect, is_scope
 from schemas.origins import is_open, origin_of
 from schemas.resources import OAuthAppBody, ValueLike, ValueSource
 
@@ -104,18 +104,6 @@ def is_server_url(url: str) -> bool:
         and "#" not in url
         and "@" not in url.split("/")[2]
     )
-
-
-def is_redirect(uri: str) -> bool:
-    """Whether the holder of tokens can listen there (kernel/oauth/redirects.py): http to 127.0.0.1 or localhost, with
-    nothing behind the path.
-    """
-    origin = origin_of(uri)
-    if origin is None or not all("!" <= letter <= "~" for letter in uri) or any(sign in uri for sign in "?#@"):
-        return False
-    scheme, _, rest = origin.partition("://")
-    host, _, port = rest.rpartition(":")
-    return scheme == "http" and host in ("127.0.0.1", "localhost") and port != "0"
 
 
 def _value(value: ValueLike, env: Mapping[str, str], faults: list[str]) -> str:

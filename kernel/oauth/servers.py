@@ -22,10 +22,10 @@ from urllib.parse import parse_qs, urlsplit
 from kernel.oauth import protocol
 from kernel.oauth.grants import Grant
 from kernel.oauth.pending import LIFETIME_S, MAX_PENDING
-from kernel.oauth.redirects import Redirects, may_listen
+from kernel.oauth.redirects import Redirects
 from kernel.oauth.vault import Vault
 from schemas.errors import GoondanError, fail
-from schemas.oauth import LOCAL_SUBJECT, MAX_DOCUMENT, SERVER_APP, ServerOrder, ServerReply
+from schemas.oauth import LOCAL_SUBJECT, MAX_DOCUMENT, SERVER_APP, ServerOrder, ServerReply, is_redirect
 from schemas.origins import origin_of
 from schemas.times import rfc3339_seconds
 
@@ -165,7 +165,7 @@ class Servers:
             return known[0]
         if len(self._addresses) >= MAX_PENDING and key not in self._addresses:
             raise fail("E_OVERLOADED", f"{MAX_PENDING} servers have addresses for redirects already")
-        if before is not None and may_listen(before) and urlsplit(before).port is not None:
+        if before is not None and is_redirect(before) and urlsplit(before).port is not None:
             with suppress(GoondanError):  # the port is somebody else's by now
                 opened = await self._redirects.open(before)
                 self._addresses[key] = (opened, before)

@@ -1,4 +1,4 @@
-"""Tokens of MCP servers over HTTP: a real broker, the real process that holds tokens; the test is tool host and browser."""
+"""Tokens of MCP servers over HTTP: a real broker and the real holder of tokens; the test is tool host and browser."""
 
 from __future__ import annotations
 
