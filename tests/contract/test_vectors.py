@@ -57,6 +57,8 @@ KINDS: dict[str, Any] = {
     "TokenReady": oauth.TokenReady,
     "AuthorizationRequired": oauth.AuthorizationRequired,
     "Granted": oauth.Granted,
+    "ServerReply": oauth.ServerReply,
+    "ServerWish": oauth.ServerWish,
     "McpAttach": mcp.McpAttach,
     "McpListing": mcp.McpListing,
     "McpNews": mcp.McpNews,
