@@ -15,6 +15,7 @@ from msgspec import Meta, Struct, field, structs
 
 from schemas.approval_rules import Policy
 from schemas.budgets import BudgetLimits, Pricing
+from schemas.mcp import McpOAuth
 from schemas.model_providers import ServingProvider
 from schemas.oauth import OAuthAppSpec
 
@@ -248,6 +249,8 @@ class McpServerSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_
     endpoint: str | None = None
     #: Of `http`: headers of each request. They may be secrets.
     headers: dict[str, str] = {}
+    #: Of `http`: how it is logged in to. None: as the server wants it.
+    oauth: McpOAuth | None = None
     #: `stateful`: one session as long as somebody is attached. `stateless`: one for each listing and each call.
     mode: Literal["stateful", "stateless"] = "stateful"
     #: `instance`: the agents of one instance key share it, and it sees no workdir. `agent`: each agent instance has its

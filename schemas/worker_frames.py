@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from msgspec import Raw, Struct, field
 
 from schemas.mcp import McpListing, McpServerInit, NewsKind
+from schemas.oauth import ServerOp, ServerReply
 
 if TYPE_CHECKING:
     OptionalRaw = Raw | None
@@ -133,6 +134,17 @@ class List(Struct, frozen=True, tag="list", rename="camel"):
     list_id: int
 
 
+class LoginAnswer(Struct, frozen=True, tag="login_answer", rename="camel", omit_defaults=True, kw_only=True):
+    """To an MCP worker: what came of a `login`."""
+
+    #: The number of the `login`.
+    login_id: int
+    #: What it gave.
+    reply: ServerReply | None = None
+    #: Why it gave nothing.
+    error: WorkerError | None = None
+
+
 class Exit(Struct, frozen=True, tag="exit"):
     """No more calls: leave."""
 
@@ -152,7 +164,7 @@ class Kill(Struct, frozen=True, tag="kill"):
     cell: int
 
 
-HostFrame = Init | Message | Call | Cancel | Answer | List | Exit | Fork | Kill
+HostFrame = Init | Message | Call | Cancel | Answer | List | LoginAnswer | Exit | Fork | Kill
 
 
 # --- worker to host -------------------------------------------------------------------------------------------------
@@ -269,6 +281,23 @@ class News(Struct, frozen=True, tag="news", omit_defaults=True, kw_only=True):
     uri: str | None = None
 
 
+class LoginAsk(Struct, frozen=True, tag="login", rename="camel", omit_defaults=True, kw_only=True):
+    """From an MCP worker whose server is reached over HTTP: keep its tokens, or send a person to its login page."""
+
+    #: The number of this question. One `login_answer` with it follows.
+    login_id: int
+    #: What is asked for.
+    op: ServerOp
+    #: Of `save`: what is to be kept. A secret.
+    document: str | None = None
+    #: Of `authorize` and `redirect`: the URL.
+    url: str | None = None
+
+    def __repr__(self) -> str:
+        """As in a log or a traceback: without secrets."""
+        return f"LoginAsk(login_id={self.login_id!r}, op={self.op!r})"
+
+
 class Forked(Struct, frozen=True, tag="forked"):
     """From a fork server: the cell is there, and `pid` is its first process, by its number in the jail."""
 
@@ -287,6 +316,6 @@ class Ended(Struct, frozen=True, tag="ended", omit_defaults=True):
     message: str | None = None
 
 
-WorkerFrame = Ready | LoadFailed | Result | Log | Progress | Ask | Listed | News | Forked | Ended
+WorkerFrame = Ready | LoadFailed | Result | Log | Progress | Ask | Listed | News | LoginAsk | Forked | Ended
 AnyFrame = HostFrame | WorkerFrame
 Payload = Any
