@@ -31,11 +31,39 @@ class LogLine(Struct, rename="camel", omit_defaults=True, kw_only=True):
     call_id: str | None = None
 
 
-class WorkerNews(Struct, rename="camel", omit_defaults=True, kw_only=True):
-    """A worker has started or ended."""
+class ServerState(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
+    """How one session of an MCP server is."""
 
-    op: Literal["start", "exit"]
-    #: The number of the worker's process on the host.
+    #: The prefix of its tools.
+    server: str
+    #: The Extension that offers it.
+    extension: str
+    #: How it is reached.
+    transport: Literal["stdio", "http"]
+    #: The agent whose own it is. None: the agents of its instance key share it.
+    agent: str | None = None
+    #: `starting`: it has not said what it offers.
+    state: Literal["starting", "connected", "ended"]
+    #: The version of the protocol that is spoken with it; "" while that is not known.
+    protocol_version: str = ""
+    #: How many agent instances are attached.
+    attached: int = 0
+    #: How many calls run.
+    open_calls: int = 0
+    #: How many calls there were in all.
+    calls: int = 0
+    #: Memory of the processes in its jail; of an http server, that of its worker (kB).
+    memory_kb: int = 0
+    #: The last error that was about the server, and not about what a call asked of it.
+    last_error: str | None = None
+
+
+class WorkerNews(Struct, rename="camel", omit_defaults=True, kw_only=True):
+    """A worker has started or ended, or a server is not as it was."""
+
+    op: Literal["start", "exit", "server"]
+    #: The number of the worker's process on the host. Of a server: of its own program in its jail, or of the MCP worker
+    #: if it has no jail; 0 while that is not known.
     pid: int
     tool: str = ""
     agent: str | None = None
@@ -44,6 +72,8 @@ class WorkerNews(Struct, rename="camel", omit_defaults=True, kw_only=True):
     since: str = ""
     #: Why it ended.
     cause: str | None = None
+    #: Of `server`: how it is.
+    server: ServerState | None = None
 
 
 #: Why a module cannot serve. `sandbox`: no jail can be given what the tool asks for, so the module was not loaded.

@@ -87,6 +87,8 @@ class Bench:
         self.workers: list[WorkerNews] = []
         self.progress: list[tuple[str, Any]] = []
         self.results: list[tuple[str, dict[str, Any]]] = []
+        self.news: list[Frame] = []
+        self.answers: dict[str, asyncio.Future[Frame]] = {}  # to what was asked, by the ids of the questions
         self.receipts: dict[str, Any] = {}  # by callId; results are kept without them
         self._waiters: dict[str, asyncio.Future[dict[str, Any]]] = {}
         self._count = itertools.count(1)
@@ -110,6 +112,12 @@ class Bench:
             encode(frame)
         if frame.type == "tool.progress":
             self.progress.append((frame.call_id or "", msgspec.msgpack.decode(frame.payload)))
+            return True
+        if frame.type == "mcp.news":
+            self.news.append(frame)
+            return True
+        if frame.type in ("reply", "error"):
+            self.answers.pop(frame.in_reply_to or "").set_result(frame)
             return True
         assert frame.type == "tool.result"
         result = msgspec.msgpack.decode(frame.payload)

@@ -87,6 +87,7 @@ class App:
             settings.token,
             on_frame=self._on_frame,
             calls=lambda: self._host.call_ids() if self._host is not None else [],
+            attached=lambda: self._host.sessions.servers.attached() if self._host is not None else [],
             on_welcome=self._on_welcome,
             on_unsent=self._on_unsent,
             broker_uid=settings.broker_uid,

@@ -25,16 +25,19 @@ from schemas.errors import GoondanError, error_payload
 from schemas.frames import ErrorPayload, Frame, InstanceEnd, InstanceEnded, ToolCallPayload, ToolError
 from schemas.grantable import within
 from schemas.launch import DEFAULT_ERROR_LIMIT, ToolHostSpec, ToolSpec
+from schemas.mcp import CONNECT_S, McpAttach
 from schemas.tool_host_reports import LogLine, WorkerNews
 from toolhost.calls.answers import Announce, Answers, is_polling
 from toolhost.calls.asking import Asking, Speaker
 from toolhost.calls.call_registry import Call, StoredResult
 from toolhost.calls.exports import Exports, arguments
+from toolhost.calls.listings import Listing, listing_for
 from toolhost.calls.messages import MessageCache
 from toolhost.calls.pending import Promise
 from toolhost.calls.results import error_result, refusal
 from toolhost.jails.sized_workdirs import SizedWorkdirs
 from toolhost.jails.write_exposures import WriteExposures
+from toolhost.mcp.template_link import FORK_S
 from toolhost.policy.subject import HostFacts
 from toolhost.privileges.powers import Powers
 from toolhost.sessions.sessions import Sessions
@@ -42,6 +45,9 @@ from toolhost.sessions.starting import JailStarter
 
 #: Seconds between two looks at idle jails, orphans and kept results.
 TICK_S: Final = 1.0
+#: How long an answer to `mcp.attach` or `mcp.list` may take (seconds): the start of a server and of the template, and a
+#: little more, so that what kept them is what is told.
+LISTING_S: Final = CONNECT_S + FORK_S + 5.0
 #: Calls and handles that an answer names when an instance cannot be deleted: a person reads the first of them.
 MAX_NAMED: Final = 16
 
@@ -81,6 +87,7 @@ class Host:
             self.asking,
             JailStarter(self._loop, spec, powers, granted, exposures, sized),
             spec.max_jails,
+            send=send,
             on_log=on_log,
             on_worker=on_worker,
         )
@@ -172,8 +179,40 @@ class Host:
             ending.add_done_callback(self._ending.discard)
         elif kind == "clock":
             self._set_clock(frame)
+        elif kind in ("mcp.attach", "mcp.list", "mcp.detach"):
+            self._server_frame(frame)
         elif kind == "ack" and frame.stage == "result":
             self._calls.acknowledge(frame.calls or ([frame.call_id] if frame.call_id else []))
+
+    def _server_frame(self, frame: Frame) -> None:
+        """An agent attaches to a server, asks what it offers, or leaves it."""
+        try:
+            prefix = from_raw(frame.payload, McpAttach).server
+            owner = (frame.from_ or "", frame.instance_key or "")
+            if frame.type == "mcp.detach":
+                self.sessions.detach(owner, prefix)
+                return
+            if self._closing:
+                return
+            found = self._exports.server(prefix, owner[0])
+            if found is None:
+                raise GoondanError(error_payload("E_TOOL_NOT_FOUND", f"there is no MCP server {prefix[:100]!r} here"))
+            _check_workdir(frame)
+            allowed_s = LISTING_S if frame.deadline_ms is None else min(LISTING_S, frame.deadline_ms / 1000)
+            call = listing_for(frame, *found, self._loop.time(), allowed_s)
+        except GoondanError as error:
+            answer = Frame("error", to=frame.from_, instance_key=frame.instance_key, in_reply_to=frame.id)
+            answer.payload = to_raw(error.info)
+            self._send(answer)
+            return
+        if self._ticker is None:
+            self._ticker = self._loop.call_later(TICK_S, self._tick)
+        self._loop.call_later(allowed_s, self._listing_due, call)
+        self.sessions.place(call)
+
+    def _listing_due(self, call: Listing) -> None:
+        if call.state != "done" and not self._closing:
+            self.sessions.run_out(call)
 
     def _set_clock(self, frame: Frame) -> None:
         """An agent that a call has asked waits for a person, or goes on. The call's time stands still or goes on with
@@ -229,10 +268,8 @@ class Host:
             self._refuse(frame, args)
             return
         tool = entry.tool
-        shared = tool.sandbox.isolation == "shared"
-        milliseconds = tool.sandbox.limits.wall_seconds * 1000
-        if frame.deadline_ms is not None and frame.deadline_ms < milliseconds:
-            milliseconds = max(0, frame.deadline_ms)
+        blind = _is_blind(tool)
+        milliseconds = _milliseconds(tool, frame)
         now = self._loop.time()
         self._keep_message((agent, instance_key), payload)
         call = Call(
@@ -245,14 +282,15 @@ class Host:
             turn_id=payload.turn_id,
             tool_call_id=payload.tool_call_id,
             message_id=payload.message_id,
-            workdir=None if shared else frame.workdir,
-            workdir_base=None if shared else frame.workdir_base,
+            workdir=None if blind else frame.workdir,
+            workdir_base=None if blind else frame.workdir_base,
             deadline=now + milliseconds / 1000,
-            allowed_ms=milliseconds,
+            allowed_ms=int(milliseconds),
             generation=entry.generation,
             root_event=frame.root_event,
             trace_id=frame.trace_id,
         )
+        _bound_silence(call, now)
         self._calls.open(call)
         if self._ticker is None:
             self._ticker = self._loop.call_later(TICK_S, self._tick)
@@ -312,6 +350,25 @@ class Host:
         self._calls.expire(self._loop.time())
         more = self.sessions.jail_count or not self._calls.empty or not self.answers.pending.empty
         self._ticker = self._loop.call_later(TICK_S, self._tick) if more else None
+
+
+def _is_blind(tool: ToolSpec) -> bool:
+    """Whether the jail of a tool is for several instances, and so sees the workdir of none."""
+    return tool.sandbox.isolation == "shared" if tool.server is None else tool.server.scope == "instance"
+
+
+def _milliseconds(tool: ToolSpec, frame: Frame) -> float:
+    """How long a call may take."""
+    milliseconds = (tool.sandbox.limits.wall_seconds if tool.server is None else tool.server.total_s) * 1000
+    return milliseconds if frame.deadline_ms is None else min(milliseconds, max(0, frame.deadline_ms))
+
+
+def _bound_silence(call: Call, now: float) -> None:
+    """A call of a server is given up as well when there is no news of it for some time."""
+    server = call.tool.server
+    if server is not None and server.idle_s * 1000 < call.allowed_ms:
+        call.idle_s, call.total = server.idle_s, call.deadline
+        call.deadline = now + server.idle_s
 
 
 def _check_workdir(frame: Frame) -> None:

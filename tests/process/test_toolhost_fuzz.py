@@ -214,7 +214,7 @@ def fresh_jail(host: Host, tool: Any, usage: JailUsage) -> tuple[Any, list[str]]
             assert isinstance(actions[0], Start)
             slot = actions[0].session
             slot.permissions = ["agents"]
-            host.sessions.adopt(LiveSession(slot, jail, Hiding([])))
+            host.sessions.adopt(LiveSession(slot, jail, tool, Hiding([])))
             pool.withdraw(("t",), made)
             pool.launched(slot, 0.0)
         enter(host, slot, str(number), made)

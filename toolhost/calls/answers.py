@@ -31,11 +31,13 @@ from schemas.frames import (
     ToolResult,
 )
 from schemas.launch import DEFAULT_ERROR_LIMIT, ToolSpec
+from schemas.mcp import McpListing
 from schemas.spans import call_span
 from schemas.times import rfc3339
 from schemas.worker_frames import Progress
 from toolhost.calls.asking import Asking
 from toolhost.calls.call_registry import Call, CallRegistry, StoredResult
+from toolhost.calls.listings import Listing, answer_of, refusal_of
 from toolhost.calls.pending import MAX_RUNNING, PendingRegistry, Promise, Work, full_handle
 from toolhost.calls.results import error_result
 
@@ -90,6 +92,9 @@ class Answers:
 
     def fail(self, call: Call, error: ToolError, receipt: Raw | None = None, work: Work | None = None) -> None:
         """`error` is the result of the call, or of the `work` that went on after it. `receipt` is its jail's."""
+        if isinstance(call, Listing):
+            self._end_listing(call, refusal_of(call, error))
+            return
         self.conclude(call, work, error_result(error, call.tool.error_message_limit, receipt))
 
     def conclude(self, call: Call, work: Work | None, payload: Raw) -> None:
@@ -98,6 +103,15 @@ class Answers:
             self.finish(call, payload)
         else:
             self.end_work(work, payload)
+
+    def listed(self, call: Listing, listing: McpListing) -> None:
+        """Tell an agent what a server offers."""
+        self._end_listing(call, answer_of(call, listing))
+
+    def _end_listing(self, call: Listing, answer: Frame) -> None:
+        if call.state != "done":
+            call.state = "done"
+            self._send_frame(answer)
 
     def resend(self) -> None:
         """After a reconnect, send the results again that may have been lost."""

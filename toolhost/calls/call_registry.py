@@ -37,6 +37,8 @@ HELLO_BYTES: Final = 768 << 10
 #: A kept result costs at least this much, so that many tiny ones are bounded, too (bytes).
 _KEPT_OVERHEAD: Final = 512
 
+#: News of a call moves its deadline in steps of this length (seconds): there may be thousands of pieces a second.
+NEWS_STEP_S: Final = 0.5
 #: Finished calls whose deadlines may stay in the queue: most calls finish long before theirs, and would pile up.
 _STALE: Final = 256
 
@@ -63,10 +65,15 @@ class Call(Struct, eq=False, kw_only=True):
     workdir_base: str | None = None
     #: When it must have its result (seconds, on the loop's clock). None: without a deadline, or its time stands still.
     deadline: float | None
+    #: Of a call of a server: it is given up when there is no news of it for so many seconds. Then `deadline` is when
+    #: that is, and `total` is when it is given up whatever its news.
+    idle_s: float | None = None
+    total: float | None = None
     #: The time that it got until its deadline (milliseconds).
     allowed_ms: int = 0
-    #: What it has left while its time stands still (seconds).
+    #: What it has left while its time stands still (seconds), and since when it does.
     left: float | None = None
+    held_at: float | None = None
     #: Tells its tool from a tool of the same name in an earlier bundle.
     generation: str = ""
     root_event: str | None = None
@@ -132,15 +139,26 @@ class CallRegistry:
                 self._deadlines = [item for item in self._deadlines if _is_due_then(item)]
                 heapq.heapify(self._deadlines)
 
+    def news(self, call: Call, now: float) -> None:
+        """There is news of a call: if silence is bounded for it, its silence begins anew."""
+        if call.idle_s is not None and call.deadline is not None:
+            at = now + call.idle_s
+            at = at if call.total is None else min(at, call.total)
+            if at - call.deadline >= NEWS_STEP_S:
+                call.deadline = at
+                heapq.heappush(self._deadlines, (at, next(self._order), call))
+
     def hold(self, call: Call, now: float) -> None:
         """A person must decide something that this call waits for: its time stands still."""
         if call.deadline is not None:
-            call.left, call.deadline = call.deadline - now, None
+            call.left, call.deadline, call.held_at = call.deadline - now, None, now
 
     def go_on(self, call: Call, now: float) -> None:
         """Its time goes on."""
         if call.left is not None:
-            call.deadline, call.left = now + call.left, None
+            if call.total is not None and call.held_at is not None:
+                call.total += now - call.held_at
+            call.deadline, call.left, call.held_at = now + call.left, None, None
             heapq.heappush(self._deadlines, (call.deadline, next(self._order), call))
 
     def close(self, call: Call, payload: Raw, now: float) -> bool:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 from msgspec import Raw
 
-from schemas.address import build_tool_name
+from schemas.address import SEPARATOR, build_tool_name
 from schemas.codec import encode_value
 from schemas.errors import tool_error
 from schemas.frames import ToolError
@@ -46,10 +46,15 @@ class Exports:
         # Imported now, while the probe's jail starts: the library that compiles schemas takes some 8 ms of each start.
         from schemas.arguments import compile_arguments
 
+        self._anything = compile_arguments(None, {})
+
+        self._servers: dict[str, tuple[ToolSpec, str]] = {}
         self._everyone: dict[str, Entry] = {}
         self._narrowed: dict[tuple[str, str], Entry] = {}
         for tool in spec.tools:
             generation = generations[tool.name]
+            if tool.server is not None:
+                self._servers[tool.name] = tool, generation
             for export in tool.exports:
                 name = build_tool_name(tool.name, export.name)
                 checker = compile_arguments(export.parameters, export.aliases)
@@ -63,7 +68,33 @@ class Exports:
         """The export that `agent` calls by the full name of a tool; None when there is none."""
         if self._narrowed and (entry := self._narrowed.get((agent or "", name or ""))) is not None:
             return entry
-        return self._everyone.get(name or "")
+        return self._everyone.get(name or "") or self._at_a_server(name or "", agent or "")
+
+    def server(self, prefix: str, agent: str) -> tuple[ToolSpec, str] | None:
+        """The server with that prefix as `agent` has it, and its generation; None when there is none.
+
+        Agents that have it in the same way share its generation, and so its sessions.
+        """
+        found = self._servers.get(prefix)
+        if found is None:
+            return None
+        tool, generation = found
+        server = tool.servers.get(agent, tool.server)
+        if server is None:
+            return None
+        if agent in tool.narrowed:
+            sandbox, whole = tool.narrowed[agent], tool.sandbox.filesystem
+            tool = msgspec.structs.replace(tool, sandbox=sandbox, cut_from=whole)
+        own = f"{generation}/{agent}" if agent in tool.servers or agent in tool.narrowed else generation
+        return msgspec.structs.replace(tool, server=server), server.digest or own
+
+    def _at_a_server(self, name: str, agent: str) -> Entry | None:
+        """An export of a server. Which ones it has is its own business: it answers for those that it has not."""
+        prefix, separator, export = name.partition(SEPARATOR)
+        found = self.server(prefix, agent) if separator and export else None
+        if found is None:
+            return None
+        return Entry(found[0], ExportSpec(name=export), self._anything, found[1])
 
 
 def arguments(entry: Entry, name: str, raw: Raw) -> Raw | ToolError:

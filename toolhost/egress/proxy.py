@@ -39,6 +39,8 @@ IDLE_S: Final = 120.0
 #: The longest life of a connection (seconds).
 TOTAL_S: Final = 3600.0
 CHUNK: Final = 65536
+#: The wish of an MCP worker for one more connection (bytes).
+MAX_WISH: Final = 16
 #: Reports that one jail can cause at once, and each second after that.
 REPORT_BURST: Final = 256
 REPORTS_PER_S: Final = 50.0
@@ -122,11 +124,15 @@ class JailSide:
 
     def _accept(self, sock: socket.socket, what: Listener) -> None:
         try:
-            connection, _ = sock.accept()
+            connection = _hand_over(sock) if what.kind == "connector" else sock.accept()[0]
+        except _Ended:
+            self._loop.remove_reader(sock.fileno())  # whoever asked for connections is gone
+            return
         except OSError:
             return
         connection.setblocking(False)
-        serve = {"dns": self._dns, "proxy": self._proxy, "direct": self._direct}[what.kind]
+        serves = {"dns": self._dns, "proxy": self._proxy, "direct": self._direct, "connector": self._proxy}
+        serve = serves[what.kind]
         task = self._loop.create_task(self._serve(connection, what, serve))
         self._tasks.add(task)
         task.add_done_callback(self._served)
@@ -219,7 +225,8 @@ class JailSide:
         writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
         gate = hello.Gate(head.host, must=isinstance(rule, str) or rule.confined)
         try:
-            await self._relay(reader, writer, upstream, gate, rest=rest)
+            # A server may say nothing on a stream for as long as nothing changes.
+            await self._relay(reader, writer, upstream, gate, rest=rest, may_be_silent=what.kind == "connector")
         except hello.NoHello as error:
             self.report(Denied(self.id, head.host, head.port, str(error)))
 
@@ -243,6 +250,7 @@ class JailSide:
         upwards: heads.Body | hello.Gate | None = None,
         first: bytes = b"",
         rest: bytes = b"",
+        may_be_silent: bool = False,
     ) -> None:
         """Both directions until both have ended, or a limit is reached. Raises NoHello.
 
@@ -251,16 +259,17 @@ class JailSide:
         """
         up_reader, up_writer = await asyncio.open_connection(sock=connection, limit=CHUNK)
         left = MAX_BYTES
+        idle_s = TOTAL_S if may_be_silent else IDLE_S
         one_request = isinstance(upwards, heads.Body)
         try:
-            async with asyncio.timeout(IDLE_S) as limit:
+            async with asyncio.timeout(idle_s) as limit:
 
                 def count(size: int) -> None:
                     nonlocal left
                     left -= size
                     if left < 0:
                         raise _Ended
-                    limit.reschedule(self._loop.time() + IDLE_S)
+                    limit.reschedule(self._loop.time() + idle_s)
 
                 async def up() -> None:
                     while not (upwards is not None and upwards.done):
@@ -288,6 +297,20 @@ class JailSide:
             pass
         finally:
             up_writer.close()
+
+
+def _hand_over(connector: socket.socket) -> socket.socket:
+    """Give an MCP worker the other end of a new connection, as it has asked. Raises OSError, and _Ended."""
+    if not connector.recv(MAX_WISH):
+        raise _Ended
+    ours, theirs = socket.socketpair()
+    with theirs:
+        try:
+            socket.send_fds(connector, [b"socket"], [theirs.fileno()])
+        except OSError:
+            ours.close()
+            raise
+    return ours
 
 
 async def _both(up: Coroutine[None, None, None], down: Coroutine[None, None, None], *, first_to_end: bool) -> None:

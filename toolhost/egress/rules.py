@@ -26,15 +26,16 @@ RESOLVER: Final = f"nameserver {PROXY_ADDRESS}\noptions use-vc timeout:2 attempt
 
 
 class Listener(NamedTuple):
-    """One listening socket in a jail."""
+    """One listening socket in a jail, or a connector."""
 
-    #: A granted host itself, the HTTP proxy, or the resolver.
-    kind: Literal["direct", "proxy", "dns"]
+    #: A granted host itself, the HTTP proxy, or the resolver. `connector`: a socket that makes connections to the HTTP
+    #: proxy for an MCP worker, which has no network of its own.
+    kind: Literal["direct", "proxy", "dns", "connector"]
     #: The address that it listens on.
     address: str
     #: The port that it listens on.
     port: int
-    #: The granted host behind it; empty for the HTTP proxy and the resolver.
+    #: The granted host behind it; empty for the other kinds.
     host: str = ""
 
 

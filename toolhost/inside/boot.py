@@ -11,7 +11,11 @@ from goondan_tool.confine import confine  # type: ignore[import-not-found] # thi
 
 plan = confine()
 
-if plan["calls"] is None:
+if plan["server"] is not None:
+    from goondan_tool.server import become  # type: ignore[import-not-found]
+
+    become(plan["server"])
+elif plan["calls"] is None:
     from goondan_tool.worker import main  # type: ignore[import-not-found]
 
     main()

@@ -60,6 +60,17 @@ class Launched(Struct):
     unmapped: str | None = None
 
 
+class Wires(NamedTuple):
+    """The descriptors between a jail and whoever speaks with it. Whoever launches the jail gets all of them."""
+
+    #: Our end of the socket of the worker.
+    channel: socket.socket
+    #: Our end of what the jail's processes write to.
+    output: int
+    #: The jail's own descriptors, by their numbers there.
+    places: dict[int, int]
+
+
 class _Parts(NamedTuple):
     """What a launch needs beside the launcher."""
 
@@ -74,28 +85,32 @@ class _Parts(NamedTuple):
     undo: ExitStack
 
 
-async def launch(make_plan: Callable[[], LaunchPlan], powers: Powers, *, niceness: int = 0) -> Launched:
+async def launch(
+    make_plan: Callable[[], LaunchPlan], powers: Powers, *, niceness: int = 0, wires: Wires | None = None
+) -> Launched:
     """Start the jail of the plan that `make_plan` returns; it is called on another thread.
 
-    `niceness` is its place among others while processors are short (limits/decide.py).
+    `niceness` is its place among others while processors are short (limits/decide.py). `wires`: None for a worker in
+    the jail, which speaks over a socket of its own.
     Raises what `make_plan` raises, and GoondanError: E_SANDBOX_DENIED (the workdir moved), E_SANDBOX_UNAVAILABLE (no
     start).
 
     A launcher that was lost may have begun this jail. That jail has run nothing of a tool, and ends when it finds its
-    channel closed. So the start is tried once more, as another user.
+    channel closed. So the start is tried once more, as another user; with `wires`, which are used up, the caller's
+    caller tries.
     """
-    for last in (False, True):
+    for last in (False, True) if wires is None else (True,):
         try:
-            return await _launch(make_plan, powers, niceness)
+            return await _launch(make_plan, powers, niceness, wires)
         except LauncherLost as error:
             if last:
                 raise fail("E_SANDBOX_UNAVAILABLE", str(error), suggestion="Call again; it is started anew.") from None
     raise AssertionError  # two tries have an outcome
 
 
-async def _launch(make_plan: Callable[[], LaunchPlan], powers: Powers, niceness: int) -> Launched:
+async def _launch(make_plan: Callable[[], LaunchPlan], powers: Powers, niceness: int, wires: Wires | None) -> Launched:
     try:
-        parts = await powers.offload.prepared(lambda: _prepare(make_plan(), powers, niceness))
+        parts = await powers.offload.prepared(lambda: _prepare(make_plan, powers, niceness, wires))
     except OSError as error:
         raise _no_start(error.strerror or str(error)) from None
     launched = parts.launched
@@ -132,7 +147,7 @@ def _no_start(problem: str, fix: str | None = None) -> GoondanError:
     return fail("E_SANDBOX_UNAVAILABLE", f"a jail could not be started: {problem}", suggestion=fix)
 
 
-def _prepare(plan: LaunchPlan, powers: Powers, niceness: int) -> _Parts:
+def _prepare(make_plan: Callable[[], LaunchPlan], powers: Powers, niceness: int, wires: Wires | None) -> _Parts:
     """Make descriptors, control groups and folders of one jail. Raises OSError, GoondanError; then nothing is left."""
     with ExitStack() as undo, ExitStack() as given:
 
@@ -144,18 +159,17 @@ def _prepare(plan: LaunchPlan, powers: Powers, niceness: int) -> _Parts:
             given.callback(os.close, fd)
             return fd
 
-        channel, theirs = socket.socketpair()
+        channel, output, own = _plain_wires() if wires is None else wires
         undo.callback(channel.close)
-        channel.setblocking(False)
-        places = {WORKER_FD: jails(theirs.detach())}
-        kept = []
-        for at in (STATUS_FD, 1):
-            reading, writing = os.pipe()
-            kept.append(ours(reading))
-            places[at] = jails(writing)
-            os.set_blocking(reading, False)
-        places[2] = places[1]
-        places[0] = jails(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+        ours(output)
+        places = {place: jails(fd) for place, fd in own.items()}
+        plan = make_plan()
+        reading, writing = os.pipe()
+        status, places[STATUS_FD] = ours(reading), jails(writing)
+        os.set_blocking(status, False)
+        places.setdefault(1, places[2])
+        if 0 not in places:
+            places[0] = jails(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
         # The options as bubblewrap reads them: each followed by a zero byte.
         places[ARGS_FD] = jails(_memory_file(b"".join(os.fsencode(option) + b"\0" for option in plan.options)))
         places[FILTER_FD] = jails(_memory_file(plan.filter))
@@ -170,9 +184,18 @@ def _prepare(plan: LaunchPlan, powers: Powers, niceness: int) -> _Parts:
             _make_private(plan.private, plan.code)
         keeper = Keeper(powers) if plan.group is None else Group(plan.group, powers, niceness)
         undo.callback(keeper.remove)
-        launched = Launched(plan, channel, kept[0], kept[1], keeper, niceness)
+        launched = Launched(plan, channel, status, output, keeper, niceness)
         parts = _Parts(launched, places, staged, given.pop_all(), undo.pop_all())
     return parts  # noqa: RET504 # inside, the stacks could be taken for swallowing an exception
+
+
+def _plain_wires() -> Wires:
+    """Those of a jail whose worker is in it. Raises OSError."""
+    channel, theirs = socket.socketpair()
+    channel.setblocking(False)
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
+    return Wires(channel, reading, {WORKER_FD: theirs.detach(), 2: writing})
 
 
 def _make_private(folder: str, code: str) -> None:
@@ -196,6 +219,7 @@ def _boot_plan(plan: LaunchPlan) -> bytes:
             "limits": limits,
             "filter": text,
             "calls": plan.calls,
+            "server": plan.server,
             "drops": plan.enclosure is not None,
             "folder": plan.workdir,
             "seen": {at: _identity(path) for at, path in plan.seen},

@@ -13,20 +13,18 @@ import asyncio
 import itertools
 import json
 import os
-import signal
 import socket
 from collections import deque
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Coroutine
 from typing import Final
 
 from schemas.hosts import Network
 from toolhost.egress import messages
 from toolhost.egress.messages import Close, Denied, Failed, Open, Reached, Settle, Settled
 from toolhost.egress.rules import Layout, Listener
-from toolhost.launcher.request import Run
 from toolhost.policy.facts import machine
-from toolhost.privileges.launcher_link import LauncherLink, LauncherLost
+from toolhost.privileges.launcher_link import LauncherLink
+from toolhost.privileges.own_programs import OwnPrograms
 from toolhost.seccomp.program import relay_program
 
 #: How long a jail's sockets may take (seconds): a short program and one round trip, some 30 ms.
@@ -62,6 +60,10 @@ class JailNetwork:
             self.reached[news.host, news.port] = None
 
 
+#: The listeners that could be made, and their descriptors with those that see refused connections.
+_Listening = tuple[tuple[Listener, ...], list[int]]
+
+
 class _Attached:
     """A jail that is attached, or is being attached."""
 
@@ -87,11 +89,10 @@ class Egress:
     ) -> None:
         """`on_lost` gets each jail whose network ended with the proxy, `on_news` what a jail could not reach."""
         self._loop = loop
-        self._launcher = launcher
+        self._programs = OwnPrograms(loop, launcher)
         self._on_lost = on_lost
         self._on_news = on_news
         self._channel: socket.socket | None = None
-        self._pidfds: dict[int, int] = {}
         self._jails: dict[int, _Attached] = {}
         self._numbers = 0
         self._outbox: deque[tuple[bytes, list[int]]] = deque()  # what the proxy has not had room for, with descriptors
@@ -101,17 +102,44 @@ class Egress:
 
     def attach(self, jail: int, pid: int, known: JailNetwork, ready: Callable[[str | None], None]) -> None:
         """Give the jail of the process `pid` its network. `ready` gets None, or why it has none; never at once."""
+        self._begin(jail, known, ready, lambda: self._listen(pid, known.layout))
+
+    def connect(
+        self, jail: int, connector: socket.socket, known: JailNetwork, ready: Callable[[str | None], None]
+    ) -> None:
+        """Give an MCP worker without a jail its network: it asks for connections at the other end of `connector`, which
+        becomes the proxy's. `ready`: see attach.
+        """
+
+        async def hand_over() -> _Listening:
+            return (Listener("connector", "", 0),), [connector.detach()]
+
+        self._begin(jail, known, ready, hand_over)
+
+    def _begin(
+        self,
+        jail: int,
+        known: JailNetwork,
+        ready: Callable[[str | None], None],
+        make: Callable[[], Coroutine[None, None, _Listening]],
+    ) -> None:
         attached = self._jails[jail] = _Attached(known)
-        task = self._loop.create_task(self._attach(jail, pid, attached, ready))
+        task = self._loop.create_task(self._attach(jail, attached, make, ready))
         self._attaching.add(task)
         task.add_done_callback(self._attaching.discard)
 
-    async def _attach(self, jail: int, pid: int, attached: _Attached, ready: Callable[[str | None], None]) -> None:
+    async def _attach(
+        self,
+        jail: int,
+        attached: _Attached,
+        make: Callable[[], Coroutine[None, None, _Listening]],
+        ready: Callable[[str | None], None],
+    ) -> None:
         try:
             async with asyncio.timeout(ATTACH_S):
                 await self._start_proxy()
                 layout = attached.known.layout
-                made, fds = await self._listen(pid, layout)
+                made, fds = await make()
                 try:
                     if self._jails.get(jail) is attached:
                         self._say(Open(jail, attached.known.network, made, layout.addresses), fds)
@@ -130,7 +158,7 @@ class Egress:
                 self.detach(jail)
             ready(problem)
 
-    async def _listen(self, pid: int, layout: Layout) -> tuple[tuple[Listener, ...], list[int]]:
+    async def _listen(self, pid: int, layout: Layout) -> _Listening:
         """Have the sockets made in the jail. Returns the listeners that could be made, and descriptors.
 
         Raises OSError.
@@ -142,7 +170,7 @@ class Egress:
             ours.send(json.dumps([(listener.address, listener.port) for listener in layout.listeners]).encode())
             try:
                 with theirs:
-                    await self._run({"program": "listen", "arguments": [str(pid)]}, [theirs.fileno()])
+                    await self._programs.run({"program": "listen", "arguments": [str(pid)]}, [theirs.fileno()])
                 self._loop.add_reader(ours.fileno(), answered.set)
                 try:
                     await answered.wait()
@@ -187,10 +215,7 @@ class Egress:
         for jail in list(self._jails):
             self.detach(jail)
         self._end_channel()
-        for pid in list(self._pidfds):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-            self._reap(pid)
+        self._programs.close()
 
     # --- processes
 
@@ -206,37 +231,12 @@ class Egress:
             with theirs, open(os.memfd_create("filter", os.MFD_CLOEXEC), "wb") as filter_:
                 filter_.write(relay_program(machine()))
                 filter_.seek(0)
-                await self._run({"program": "proxy", "arguments": []}, [theirs.fileno(), filter_.fileno()])
+                await self._programs.run({"program": "proxy", "arguments": []}, [theirs.fileno(), filter_.fileno()])
         except BaseException as error:
             self._loop.call_soon(self._lost)  # for those who have come to rely on it meanwhile
             if isinstance(error, OSError):
                 raise OSError(0, f"the egress proxy could not be started: {error.strerror or error}") from None
             raise
-
-    async def _run(self, program: Run, fds: list[int]) -> None:
-        """Have the launcher start one of the two programs. If the launcher is lost meanwhile, it is asked once more.
-
-        Raises OSError.
-        """
-        try:
-            answer, _ = await self._launcher.ask(program, fds)
-        except LauncherLost:  # what it may have begun ends with its descriptors
-            answer, _ = await self._launcher.ask(program, fds)
-        if "error" in answer:
-            raise OSError(0, answer["error"])
-        pid = int(answer["pid"])
-        pidfd = os.pidfd_open(pid)
-        self._pidfds[pid] = pidfd
-        self._loop.add_reader(pidfd, self._reap, pid)
-
-    def _reap(self, pid: int) -> None:
-        pidfd = self._pidfds.pop(pid, None)
-        if pidfd is None:
-            return
-        self._loop.remove_reader(pidfd)
-        os.close(pidfd)
-        with suppress(ChildProcessError):
-            os.waitpid(pid, 0)
 
     # --- from the proxy
 

@@ -93,6 +93,10 @@ class Worker(ABC):
     def _frames(self, frames: list[WorkerFrame]) -> None:
         self._owner.worker_frames(self, frames)
 
+    def ends(self) -> None:
+        """What it works for has ended, as it says itself: it gets a moment to end, so that its exit status is known."""
+        self._closed()
+
     def _closed(self) -> None:
         if not self.dying:
             self.dying = True

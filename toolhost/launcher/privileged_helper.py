@@ -111,15 +111,21 @@ def guard(
             enclosed.hold(request, fds, allowed["enclosed"])
         return check_stages(request["stages"], fds[len(request["places"]) :], allowed, state_root)
     if "program" in request:
-        given = request["arguments"]
-        into_jail = request["program"] == "listen" and len(given) == 1 and is_jails(user_of(int(given[0])), allowed)
-        if not into_jail and (request["program"] != "proxy" or given):
-            raise NotAllowed("that is no program of a jail's network")
+        _check_program(request, allowed)
     elif "hold" in request:
         check_workspace(f"{path_of(fds[0])}/{POINT}", state_root)
     else:
         check_trial(path_of(fds[0]), state_root)
     return []
+
+
+def _check_program(request: Run, allowed: AllowList) -> None:
+    """Raise NotAllowed unless a program is asked for in the way in which a tool host may have it."""
+    program_, given = request["program"], request["arguments"]
+    into_jail = program_ == "listen" and len(given) == 1 and is_jails(user_of(int(given[0])), allowed)
+    as_jail = program_ == "mcp" and len(given) == 1 and is_jails(int(given[0]), allowed)
+    if not into_jail and not as_jail and (program_ != "proxy" or given):
+        raise NotAllowed("that is no program of a tool host")
 
 
 def _tidy(operations: Operations, allowed: AllowList) -> None:

@@ -30,8 +30,12 @@ _ABOVE: Final = 64
 FAILED: Final = 125
 #: The first descriptor of a program of ours.
 _FIRST_PLACE: Final = 3
-_EGRESS: Final = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "egress")
-_PROGRAMS: Final = {"proxy": f"{_EGRESS}/start.py", "listen": f"{_EGRESS}/listen.py"}
+_PACKAGE: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_PROGRAMS: Final = {
+    "proxy": f"{_PACKAGE}/egress/start.py",
+    "listen": f"{_PACKAGE}/egress/listen.py",
+    "mcp": f"{_PACKAGE}/mcp_worker/start.py",
+}
 
 
 #: Checks a request of a tool host that gave root up, with the descriptors of its places. Raises OSError when the tool

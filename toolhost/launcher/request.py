@@ -2,7 +2,7 @@
 
     launch:   {"argv", "env", "folder", "places", "stage", "stages", "uid", "fallbackOwner", "enclosure", "joins",
                "niceness", "counted"}                           -> {"pid", "unmapped"} or {"error", "fix"}
-    run:      {"program": "proxy" | "listen", "arguments"}          -> {"pid"} or {"error"}
+    run:      {"program": "proxy" | "listen" | "mcp", "arguments"}  -> {"pid"} or {"error"}
     prepare:  {"prepare": [owner uid, owner gid, uid]}              -> nothing
     hold:     {"hold", "make"}                                      -> {"state", "allowed", "why"}
     check:    {"check": true}                                       -> {"state", "allowed", "why"}
@@ -116,11 +116,11 @@ class Launch(TypedDict):
 
 @final
 class Run(TypedDict):
-    """Start one of the two programs of the egress folder. Our options come first, then `arguments`, then the numbers of
-    the descriptors that it is given.
+    """Start one of the two programs of the egress folder, or the template of MCP workers. Our options come first, then
+    `arguments`, then the numbers of the descriptors that it is given.
     """
 
-    program: Literal["proxy", "listen"]
+    program: Literal["proxy", "listen", "mcp"]
     arguments: list[str]
 
 

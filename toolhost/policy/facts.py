@@ -239,7 +239,7 @@ def look_up(
     E_SANDBOX_DENIED for paths that do not exist or are of the wrong kind.
     """
     sandbox = tool.sandbox
-    root, entry = os.path.realpath(tool.root), os.path.realpath(tool.entry)
+    root, entry = (os.path.realpath(path) if path else "" for path in (tool.root, tool.entry))
     if tool.bundled:
         root = os.path.dirname(root)  # where also is what the bundled tools share
     if (root, entry) != (tool.root, tool.entry):
@@ -253,7 +253,7 @@ def look_up(
     write = [_grant(path, root, powers, tool) for path in sandbox.filesystem.write]
     venv, site = _venv(sandbox, root, powers)
     writable = [*([real] if real else []), *(place.path for place in write)]
-    for path in [root, *writable, *(place.path for place in read), *([venv] if venv else [])]:
+    for path in [*([root] if root else []), *writable, *(place.path for place in read), *([venv] if venv else [])]:
         if (folder := unknown_place(path, host.hidden)) is not None:
             raise hidden_in_it(path, folder)
     guarded: list[HostPath] = []
@@ -270,14 +270,14 @@ def look_up(
                     raise _holds_documents(folder)
                 made = powers.make_placeholders(folder, MADE_NAMES)
         guarded += existing(candidates)
-    entry_only = os.path.isfile(root) or any(os.path.exists(f"{root}/{name}") for name in BUNDLE_FILES)
+    entry_only = os.path.isfile(root) or (bool(root) and any(os.path.exists(f"{root}/{name}") for name in BUNDLE_FILES))
     return Request(
         tool=tool,
         workdir=None if real is None or workdir is None else os.path.normpath(workdir),
         workdir_real=real,
         guarded=guarded,
         # Our own folder has neither (tests/unit/toolhost/test_facts.py); a look costs 0.3 ms.
-        masked=[] if entry_only or tool.bundled else dotfiles(root, spec.protected),
+        masked=[] if entry_only or tool.bundled or not root else dotfiles(root, spec.protected),
         read=read,
         write=write,
         entry_only=entry_only,

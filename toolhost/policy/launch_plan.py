@@ -19,6 +19,8 @@ from toolhost.policy.nested import CallWalls
 from toolhost.policy.subject import Request
 from toolhost.privileges.tree import Tree
 
+#: Stands for the workdir in the command and the variables of a server that has one.
+WORKDIR: Final = "${WORKDIR}"
 # include/uapi/asm-generic/resource.h, the same on x86_64 and aarch64.
 _RLIMIT_FSIZE, _RLIMIT_DATA, _RLIMIT_CORE, _RLIMIT_NPROC, _RLIMIT_NOFILE = 1, 2, 4, 6, 7
 _RLIMIT_MEMLOCK, _RLIMIT_SIGPENDING = 8, 11
@@ -26,6 +28,19 @@ _RLIMIT_MEMLOCK, _RLIMIT_SIGPENDING = 8, 11
 #: count for the operator as well, whose own programs would then get none.
 _LOCKED: Final = 64 << 10
 _SIGNALS: Final = 1024
+
+
+class ServerCommand(Struct, frozen=True):
+    """What a jail runs in place of our worker."""
+
+    #: The program, by its absolute path or its name in PATH, and its arguments.
+    argv: list[str]
+    #: Variables on top of the jail's own.
+    env: dict[str, str]
+
+    def __repr__(self) -> str:
+        """As in a log or a traceback: without variables."""
+        return f"ServerCommand(argv={self.argv!r})"
 
 
 class LaunchPlan(Struct, frozen=True, kw_only=True):
@@ -90,6 +105,20 @@ class LaunchPlan(Struct, frozen=True, kw_only=True):
     alone: bool = False
     #: How many processes of ours count beside the tool's.
     trusted: int = 0
+    #: The jail runs this, and its worker is elsewhere.
+    server: ServerCommand | None = None
+
+
+def server_of(request: Request, workdir: str, layout: Layout | None) -> ServerCommand | None:
+    """What the jail of a server runs, which works in `workdir`; None for the jail of a tool."""
+    server = request.tool.server
+    if server is None:
+        return None
+    argv, env = server.command, server.env
+    if server.scope == "agent":
+        argv = [word.replace(WORKDIR, workdir) for word in argv]
+        env = {name: value.replace(WORKDIR, workdir) for name, value in env.items()}
+    return ServerCommand(argv, {**({} if layout is None else layout.environment), **env})
 
 
 def resource_limits(limits: Limits, groups: Tree | None = None, trusted: int = 0) -> list[tuple[int, int]]:

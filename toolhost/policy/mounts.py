@@ -35,9 +35,9 @@ class Sources:
         self._add(host.stage, HostPath(host.inside, "dir"), "copied", owned=not rooted)
         if host.bwrap_root is not None and not rooted:
             self._add(host.stage, HostPath(host.bwrap_root, "dir"), "shown")
-        own, *granted = request.shown
-        self._add(host.stage, own, "copied")
-        for place in granted:
+        for place in request.own:
+            self._add(host.stage, place, "copied")
+        for place in request.granted:
             self._add(host.stage, place, "shown")
 
     def _add(self, stage: str, place: HostPath, unmapped: Unmapped, *, owned: bool = True) -> None:

@@ -29,7 +29,7 @@ from toolhost.limits.mechanisms import group_plan, mechanisms
 from toolhost.policy import conventions, enclosure, mounts, nested
 from toolhost.policy.conventions import JAIL_CODE, JAIL_HOME
 from toolhost.policy.landlock import ruleset
-from toolhost.policy.launch_plan import LaunchPlan, resource_limits
+from toolhost.policy.launch_plan import LaunchPlan, resource_limits, server_of
 from toolhost.policy.reduced import plan_reduced
 from toolhost.policy.refusals import check_request
 from toolhost.policy.subject import HostFacts, Request
@@ -75,6 +75,7 @@ def plan(request: Request, host: HostFacts) -> LaunchPlan:
     writable = [place.path for place in request.writable]
     return LaunchPlan(
         request=request,
+        server=server_of(request, cwd, layout),
         bwrap=sources.of(host.bwrap, host.bwrap_root) if host.bwrap_root and host.user_namespaces else host.bwrap,
         options=[*options, "--chdir", cwd if host.user_namespaces else "/"],
         filter=program(host.machine, sockets=network, server=serves, drops=not host.user_namespaces),

@@ -13,7 +13,7 @@ from typing import Final
 from schemas.errors import fail
 from toolhost.limits.mechanisms import group_plan, mechanisms
 from toolhost.policy.landlock import DEVICES, READ, RUN, WRITE, for_file, ruleset
-from toolhost.policy.launch_plan import LaunchPlan, resource_limits
+from toolhost.policy.launch_plan import LaunchPlan, resource_limits, server_of
 from toolhost.policy.mounts import granted_rights, hidden_in
 from toolhost.policy.refusals import check_request
 from toolhost.policy.subject import HostFacts, HostPath, Request
@@ -59,6 +59,7 @@ def plan_reduced(request: Request, host: HostFacts) -> LaunchPlan:
     rules += granted_rights(shown, RUN) + granted_rights([*own, *writable], WRITE)
     return LaunchPlan(
         request=request,
+        server=server_of(request, request.workdir_real or home, None),
         filter=program(host.machine, sockets=False, bare=True),
         landlock=ruleset(host.landlock, rules, network=False),
         limits=resource_limits(tool.sandbox.limits),

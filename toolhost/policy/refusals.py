@@ -30,11 +30,10 @@ def check_request(request: Request, host: HostFacts) -> None:
         _check_workdir(request.workdir_real, host)
     for place in request.write:
         _check_write_grant(place.path, host)
-    own, *granted = request.shown
-    for place in granted:
+    for place in request.granted:
         _check_read_grant(place.path)
         _check_read_grant(place.shown)
-    for place in (own, *granted):
+    for place in request.shown:
         for path in (place.path, place.shown):
             if (folder := uncovered(path, host.hidden, request.tool.root)) is not None:
                 raise _hidden(place.shown, folder)
@@ -95,7 +94,7 @@ def _hidden(what: str, folder: str) -> GoondanError:
 def guard_candidates(folder: str, tool: ToolSpec, protected: list[str], host: HostFacts) -> list[str]:
     """Paths inside the writable `folder` that must be read-only if they exist, each once."""
     wanted = [f"{folder}/{name}" for name in GUARDED_NAMES]
-    roots = [*protected, tool.root, *host.trusted]
+    roots = [*protected, *([tool.root] if tool.root else []), *host.trusted]
     wanted += [path for path in roots if within(path, folder) and path != folder]
     if within(tool.entry, folder):
         wanted.append(tool.entry)

@@ -140,12 +140,21 @@ class Request(Struct, frozen=True, kw_only=True):
     made: list[str] = []
 
     @property
+    def own(self) -> list[HostPath]:
+        """The tool's folder, or its entry. A server without a folder has none."""
+        if not self.tool.root:
+            return []
+        return [HostPath(self.tool.entry, "file") if self.entry_only else HostPath(self.tool.root, "dir")]
+
+    @property
+    def granted(self) -> list[HostPath]:
+        """The places that were granted for reading, and the declared environment."""
+        return [*self.read, *([HostPath(self.venv, "dir")] if self.venv else [])]
+
+    @property
     def shown(self) -> list[HostPath]:
-        """The places that show read-only: the tool's folder or its entry first, then read grants and declared
-        environment.
-        """
-        own = HostPath(self.tool.entry, "file") if self.entry_only else HostPath(self.tool.root, "dir")
-        return [own, *self.read, *([HostPath(self.venv, "dir")] if self.venv else [])]
+        """The places that show read-only."""
+        return [*self.own, *self.granted]
 
     @property
     def writable(self) -> list[HostPath]:

@@ -1,4 +1,4 @@
-"""Which system calls two processes of our own may make: a tool host under root, and the egress proxy. Pure.
+"""Which system calls three processes of our own may make: a tool host under root, the egress proxy, MCP workers. Pure.
 
 **The tool host** may make those of its jails, without starting anything. It keeps powers that are harmless only in its
 own hands: to read what others' processes show of themselves, to pass closed folders, to end processes. With `ptrace`,
@@ -13,7 +13,11 @@ process be signalled or looked into, nothing on disk be written or changed, no c
 of IP and those that it was given. It asks for names by files and DNS: the daemons of the host that also answer such
 questions are behind local sockets, like much else.
 
-Source: docs/design/sandbox.md sections 3.1 and 6; docs/decisions/024 and 039.
+**An MCP worker** reads what a hostile server says. It gets what the proxy gets, and can make no socket but a pair of
+its own: those that it needs are handed to it. Its template may fork besides, and hold a descriptor of what it has
+forked.
+
+Source: docs/design/sandbox.md sections 3.1, 6 and 8; docs/decisions/024, 039 and 092.
 """
 
 from __future__ import annotations
@@ -95,4 +99,30 @@ def relay_rules() -> dict[str, rules.Rule]:
             otherwise=rules.EAFNOSUPPORT,
         ),
         "socketpair": rules.allowed_if((rules.one_of(0, (rules.AF_UNIX,)), rules.Test(1, rules.TYPE, (rules.STREAM,)))),
+    }
+
+
+#: Ways to the outside.
+_USES_OF_SOCKETS: Final = ("connect", "bind", "listen", "accept", "accept4", "sendmmsg", "recvmmsg")
+#: Giving the descriptors of a forked worker their places, and holding it by a descriptor.
+_OF_A_TEMPLATE: Final = ("dup2", "dup3", "getppid", "pidfd_open")
+#: Death signals, and the filter that a worker puts on top.
+_PRCTL_OF_A_TEMPLATE: Final = (1, 22, *_PRCTL_OF_THE_PROXY)
+
+
+def worker_rules() -> dict[str, rules.Rule]:
+    """The rule of every call that an MCP worker has; all others are ENOSYS."""
+    return {
+        **relay_rules(),
+        **dict.fromkeys(("socket", *_USES_OF_SOCKETS), rules.Rule((), rules.EPERM)),
+    }
+
+
+def template_rules() -> dict[str, rules.Rule]:
+    """The same for the template that MCP workers are forked from."""
+    return {
+        **worker_rules(),
+        **dict.fromkeys(_OF_A_TEMPLATE, rules.Rule((), rules.ALLOW)),
+        "clone": rules.allowed_if((rules.none_of(0, rules.CLONE_NEW | rules.CLONE_PARENT),)),
+        "prctl": rules.allowed_if((rules.one_of(0, _PRCTL_OF_A_TEMPLATE),)),
     }

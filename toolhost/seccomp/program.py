@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 from toolhost.seccomp.numbers import NUMBERS, Machine
-from toolhost.seccomp.own import host_rules, relay_rules
+from toolhost.seccomp.own import host_rules, relay_rules, template_rules, worker_rules
 from toolhost.seccomp.rules import ALLOW, ENOSYS, Rule, Test, Verdict, rules
 
 #: AUDIT_ARCH_X86_64 and AUDIT_ARCH_AARCH64: a call made another way (32 bits) has other numbers.
@@ -57,6 +57,18 @@ def program(machine: Machine, *, sockets: bool, server: bool = False, drops: boo
 def relay_program(machine: Machine) -> bytes:
     """The filter of the egress proxy."""
     return encode(instructions(machine, relay_rules()))
+
+
+@lru_cache
+def worker_program(machine: Machine) -> bytes:
+    """The filter of an MCP worker."""
+    return encode(instructions(machine, worker_rules()))
+
+
+@lru_cache
+def template_program(machine: Machine) -> bytes:
+    """The filter of the template that MCP workers are forked from."""
+    return encode(instructions(machine, template_rules()))
 
 
 @lru_cache

@@ -17,7 +17,8 @@ from msgspec import Raw
 from schemas.errors import tool_error
 from schemas.frames import ToolError
 from schemas.hosts import read_network
-from schemas.launch import ToolSpec
+from schemas.launch import McpServerSpec, ToolSpec
+from schemas.mcp import McpServerInit, longest_export
 from schemas.times import rfc3339
 from schemas.tool_host_reports import LogLine, WorkerNews
 from schemas.worker_frames import WORKER_PROTOCOL, Cancel, Exit, Init, Message, WorkerError
@@ -32,8 +33,9 @@ from toolhost.jails.network import JailNetwork
 from toolhost.jails.sized_workdirs import Claim
 from toolhost.jails.worker import Worker, WorkerOwner
 from toolhost.limits.decide import lacks_processes, limit_error, with_limit
+from toolhost.mcp.server_jail import RemoteServer, ServerJail
 from toolhost.policy.hiding import Hiding
-from toolhost.sessions.machine import AskToStop, EndCall, JailAction, Kill, Leave, LeaveCall
+from toolhost.sessions.machine import AskToStop, EndCall, JailAction, Kill, Leave, LeaveCall, Terminate
 from toolhost.sessions.receipts import JailReceipts
 from toolhost.sessions.session import JailSession
 from toolhost.signalling import signal_all
@@ -46,9 +48,20 @@ ORPHAN_LOOKS: Final = 3
 class LiveSession:
     """A session with its jail."""
 
-    def __init__(self, session: JailSession, jail: Jail, hiding: Hiding, claim: Claim | None = None) -> None:
+    def __init__(
+        self,
+        session: JailSession,
+        jail: Jail | RemoteServer,
+        tool: ToolSpec,
+        hiding: Hiding,
+        claim: Claim | None = None,
+    ) -> None:
         self.session = session
         self.jail = jail
+        #: The tool, or the server, that it was started for.
+        self.tool = tool
+        #: How many calls it got.
+        self.calls_made = 0
         #: The folders that its tool must not see.
         self.hiding = hiding
         #: What it may take in its workdir; None where the workdir has no file system of its own.
@@ -75,14 +88,17 @@ class LiveSession:
 
     # --- what its workers are told
 
-    def load(
-        self, tool: ToolSpec, environment: Mapping[str, str], owner: WorkerOwner, loop: asyncio.AbstractEventLoop
-    ) -> None:
+    def load(self, environment: Mapping[str, str], owner: WorkerOwner, loop: asyncio.AbstractEventLoop) -> None:
         """Tell the worker what to load, with the granted part of `environment`. It waits for its network, if any.
 
         A shared jail is for everybody, so it gets nothing of the environment.
         """
-        jail, layout = self.jail, self.jail.plan.layout
+        if self.tool.server is not None:
+            self._connect(self.tool.server)
+            return
+        tool, jail = self.tool, self.jail
+        assert isinstance(jail, Jail)
+        layout = jail.plan.layout
         names = tool.sandbox.env if tool.sandbox.isolation != "shared" else []
         granted = {name: environment[name] for name in names if name in environment}
         if layout is not None:
@@ -109,10 +125,43 @@ class LiveSession:
         if self.network is not None:
             (self.sandboxes or jail).hold()  # until its sockets are there
 
+    def _connect(self, server: McpServerSpec) -> None:
+        """Tell an MCP worker which server it speaks with. The server waits for its network, if it has one."""
+        tool, plan = self.tool, self.jail.plan
+        if self.network is None and plan.layout is not None:
+            self.network = JailNetwork(read_network(tool.sandbox.network), plan.layout)
+        told = McpServerInit(
+            transport=server.transport,
+            endpoint=server.endpoint,
+            headers=server.headers,
+            tools=server.tools,
+            resources=server.resources,
+            prompts=server.prompts,
+            grants=server.grants,
+            root=plan.workdir if "roots" in server.grants and server.scope == "agent" else None,
+            longest_export=longest_export(tool.name),
+            idle_ms=int(server.idle_s * 1000),
+        )
+        init = Init(
+            protocol=WORKER_PROTOCOL,
+            tool=tool.name,
+            entry="",
+            env={},
+            output_limit=output_limit(tool.sandbox.limits.output_mb),
+            permissions=list(self.session.permissions),
+            server=told,
+        )
+        self.jail.send(init)
+        if self.network is not None:
+            self.jail.hold()
+        else:
+            self.jail.release()
+
     def send_call(self, call: Call, messages: MessageCache, now: float) -> None:
         """Hand a call to its worker, with the message that made it. Raises OSError when the call gets no sandbox."""
         worker: Worker = self.jail
         sent = self.messages
+        self.calls_made += 1
         if self.sandboxes is not None:
             worker, sent = self.sandboxes.enter(call.worker_call_id), SentMessages()
         message_id = None
@@ -143,7 +192,10 @@ class LiveSession:
             self.jail.kill(action.reason)
             self.receipts.ended(action.reason)
         elif isinstance(action, Leave):
-            self.jail.send(Exit())
+            self._leave()
+        elif isinstance(action, Terminate):
+            if isinstance(self.jail, ServerJail | RemoteServer):
+                self.jail.terminate()
         else:
             name = action.call.worker_call_id
             sandbox = None if self.sandboxes is None else self.sandboxes.of(name)
@@ -155,6 +207,11 @@ class LiveSession:
                     sandbox.leave()
                 case EndCall() if sandbox is not None:
                     sandbox.kill(action.reason)
+
+    def _leave(self) -> None:
+        if isinstance(self.jail, ServerJail | RemoteServer):
+            self.jail.leaving = True
+        self.jail.send(Exit())
 
     def own_call(self, worker: Worker) -> Call | None:
         """The call that this worker was made for; None for the worker of a jail."""
@@ -197,9 +254,19 @@ class LiveSession:
             return tool_error("E_SANDBOX_DENIED", words.removeprefix("boot: "), name="SandboxDenied", suggestion=hint)
         if not worker.live and words.startswith(("bwrap: ", "launcher: ", "boot: ")):
             return unavailable(f"the jail could not be made: {words}")
+        if self.tool.server is not None:
+            return self._server_ended(cause, worker)
         while_ = "during the call" if worker.live else "while the tool was being loaded"
         said = f"; it said last: {words}" if words else ""
         return tool_error("E_TOOL_CRASHED", f"the tool's process {cause} {while_}{said}", name="ToolCrashed")
+
+    def _server_ended(self, cause: str, worker: Worker) -> ToolError:
+        words = worker.last_words
+        said = f"; it said last: {words}" if words else ""
+        if worker.live:
+            return tool_error("E_MCP_GONE", f"the MCP server {self.tool.name} {cause}{said}", name="McpError")
+        message = f"the MCP server {self.tool.name} {cause} before it had said what it offers{said}"
+        return tool_error("E_MCP_CONNECT", message, name="McpError")
 
     def explained(self, error: WorkerError) -> WorkerError:
         """A handler's error together with the wall or the limit that it met, as far as that is known at once."""
@@ -248,6 +315,8 @@ class LiveSession:
         jail, session = self.jail, self.session
         if jail.worker_pid is None:
             return None
+        if session.server:
+            return None  # it has reports of its own
         first = None if len(session.key) == 2 else next(iter(session.calls.values()), None)  # a shared one is nobody's
         return WorkerNews(
             op="start",
@@ -261,12 +330,23 @@ class LiveSession:
     def ended(self, cause: str) -> WorkerNews | None:
         """News of a worker that is gone; None when its process was never known."""
         pid = self.jail.worker_pid
-        return None if pid is None else WorkerNews(op="exit", pid=pid, tool=self.jail.name, cause=cause)
+        return (
+            None
+            if pid is None or self.session.server
+            else WorkerNews(op="exit", pid=pid, tool=self.jail.name, cause=cause)
+        )
 
 
 def unavailable(message: str) -> ToolError:
     """The error of calls whose walls could not be put up."""
     return tool_error("E_SANDBOX_UNAVAILABLE", message, name="SandboxUnavailable")
+
+
+def load_error(tool: ToolSpec, why: str) -> ToolError:
+    """The error of calls whose worker could not load its tool, or could not connect to its server."""
+    if tool.server is not None:
+        return tool_error("E_MCP_CONNECT", f"the MCP server {tool.name}: {why}", name="McpError")
+    return tool_error("E_CONFIG_ENTRY", f"the tool {tool.name} could not be loaded: {why}", name="ToolLoadError")
 
 
 def protocol_error(violation: Violation, worker: Worker) -> ToolError:

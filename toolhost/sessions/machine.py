@@ -8,6 +8,9 @@ Rules.
   their export is idempotent; otherwise their outcome is unknown.
 - The handler of a cancelled call is asked to stop. After CANCEL_GRACE_S its jail is ended in the same way.
 - A call with processes of its own ends by ending these alone, and its jail goes on.
+- A server is shared by more than one agent. A call of it that ran out of time is cancelled, and the server goes on,
+  unless it does not stop. When a server is not needed any more, its standard input is closed; then it is asked by a
+  signal; then its jail is ended.
 - A worker that speaks of a call that its session does not run commits a Violation: the shell ends the jail, or that
   call's processes.
 
@@ -23,9 +26,11 @@ from msgspec import Raw, Struct
 
 from schemas.errors import tool_error
 from schemas.frames import ToolError
+from schemas.mcp import CONNECT_S
 from schemas.worker_frames import Result
 from toolhost.calls.asks import may_ask
 from toolhost.calls.call_registry import Call
+from toolhost.calls.listings import Listing
 from toolhost.calls.pending import Work
 from toolhost.sessions.pool import Assign, End, JailPool, Start
 from toolhost.sessions.session import JailSession
@@ -37,6 +42,10 @@ SIBLING_GRACE_S: Final = 5.0
 CANCEL_GRACE_S: Final = 2.0
 #: How long a worker that was told to leave may take (seconds): enough for exit handlers, and short for those who wait.
 EXIT_GRACE_S: Final = 0.3
+#: How long a server may take to end when its standard input is closed, and then after a signal (seconds). A server that
+#: has something to write down does it in this time.
+SERVER_EXIT_S: Final = 2.0
+SERVER_TERM_S: Final = 1.0
 #: How long a tool's module may take to load when none of its calls has a deadline (seconds).
 LOAD_TIMEOUT_S: Final = 60.0
 #: How often a call gets a new jail because a place of the last one was replaced while the jail was made. An editor that
@@ -111,6 +120,12 @@ class Leave(Struct, frozen=True):
     session: JailSession
 
 
+class Terminate(Struct, frozen=True):
+    """Ask the program of a server to end, by a signal."""
+
+    session: JailSession
+
+
 class Kill(Struct, frozen=True):
     """End the jail. From now on receipts name `reason` as the cause of its end."""
 
@@ -141,9 +156,9 @@ class Again(Struct, frozen=True):
     call: Call
 
 
-Waiting = Literal["load", "leave", "siblings"]
+Waiting = Literal["load", "leave", "siblings", "server", "signal"]
 #: What is done to one jail, or to the processes of one call in it.
-JailAction = AskToStop | LeaveCall | EndCall | Leave | Kill
+JailAction = AskToStop | LeaveCall | EndCall | Leave | Terminate | Kill
 Action = Answer | Finish | Conclude | JailAction | Wait | WaitForStop | Again | Start | Assign | End
 
 
@@ -253,7 +268,7 @@ class Machine:
         actions: list[Action] = [Conclude(session, call, work, result, payload)]
         if session.forks:
             actions.append(LeaveCall(session, call))
-        elif spent or call.tool.sandbox.isolation == "call":
+        elif spent or session.once or (not session.server and call.tool.sandbox.isolation == "call"):
             # A jail that has met one of its own limits may hold something that no sweep can remove.
             freed += self.pool.close(session)
         return [*actions, *freed] if freed else actions
@@ -263,14 +278,18 @@ class Machine:
     def run_out(self, call: Call, now: float, *, dying: bool = False) -> list[Action]:
         """The call has reached its deadline. `dying`: its jail is ending anyway."""
         session = self.session_of(call)
-        where = "before it could start"
-        if session is not None:
-            where = "and its processes were ended" if session.forks else "and its jail was ended"
-        message = f"the call ran out of its {call.allowed_ms} ms {where}"
-        error = tool_error("E_TOOL_TIMEOUT", message, name="ToolTimeout")
+        error = tool_error("E_TOOL_TIMEOUT", _ran_out(call, session), name="ToolTimeout")
         if session is None:
             self.pool.withdraw(call.key, call)
             return [Answer(None, call, error)]
+        if isinstance(call, Listing):
+            return [Answer(session, call, error), *self.listed(session, call, now)]
+        if session.server and not dying:
+            left = self._abandon(session, call, now)
+            return [
+                Answer(session, call, error), AskToStop(session, call), *left,
+                WaitForStop(session, call, CANCEL_GRACE_S),
+            ]  # fmt: skip
         cause = "it ran out of time" if session.forks else "a call ran out of time"
         told = [Answer(session, call, error, cause), *self._abandon(session, call, now)]
         return told if dying else [*told, *self._give_up(session, [call])]
@@ -329,22 +348,37 @@ class Machine:
             return [*closed, Wait(session, SIBLING_GRACE_S, "siblings")]
         return [*closed, Kill(session, "a call did not end")]
 
+    # --- listings
+
+    def listed(self, session: JailSession, call: Call, now: float) -> list[Action]:
+        """A listing of the session has its answer, or nobody waits for it any more."""
+        session.ended.append(call.worker_call_id)
+        freed = self.pool.leave(session, call.worker_call_id, now)
+        return [*freed, *self.pool.close(session)] if session.once else [*freed]
+
     # --- the end of sessions
 
     def end(self, session: JailSession) -> list[Action]:
         """End a session that runs nothing and is not needed. A serving worker may run exit handlers."""
+        if session.server and session.state == "serving":
+            return [Leave(session), Wait(session, SERVER_EXIT_S, "server")]
         if session.abandoned or session.state != "serving":
             return [Kill(session, _NOT_NEEDED)]
         return [Leave(session), Wait(session, EXIT_GRACE_S, "leave")]
 
     def waited(self, session: JailSession, then: Waiting, tool: str) -> list[Action]:
         """The time that `Wait` named is over."""
+        if then == "server":
+            return [Terminate(session), Wait(session, SERVER_TERM_S, "signal")]
+        if then == "load" and session.server:
+            message = f"the MCP server {tool} has not said what it offers in {CONNECT_S:g} s"
+            return self.break_off(session, tool_error("E_MCP_CONNECT", message, name="McpError"), "was silent")
         if then == "load":
             message = f"the tool {tool} did not load in {LOAD_TIMEOUT_S:g} s"
             return self.break_off(
                 session, tool_error("E_TOOL_TIMEOUT", message, name="ToolTimeout"), "did not load in time"
             )
-        return [Kill(session, _NOT_NEEDED if then == "leave" else "a call did not end")]
+        return [Kill(session, "a call did not end" if then == "siblings" else _NOT_NEEDED)]
 
     def break_off(self, session: JailSession, error: ToolError, reason: str) -> list[Action]:
         """The session is of no use: all its calls get `error`, and new calls get another jail."""
@@ -376,3 +410,16 @@ class Machine:
         calls, works = list(session.calls.values()), session.works
         session.calls, session.pending, session.works = {}, set(), {}
         return [Answer(session, call, error, None, works.get(call.worker_call_id)) for call in calls]
+
+
+def _ran_out(call: Call, session: JailSession | None) -> str:
+    """What is said of a call that has reached its deadline."""
+    if session is None:
+        return f"the call ran out of its {call.allowed_ms} ms before it could start"
+    if session.server:
+        silent = call.total is not None and call.deadline is not None and call.deadline < call.total
+        if silent:
+            return f"there was no news of the call for {call.idle_s:g} s; it was given up, and the MCP server was told"
+        return f"the call ran out of its {call.allowed_ms} ms; it was given up, and the MCP server was told"
+    ended = "its processes were" if session.forks else "its jail was"
+    return f"the call ran out of its {call.allowed_ms} ms and {ended} ended"

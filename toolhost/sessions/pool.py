@@ -1,6 +1,7 @@
 """Decides which session a call goes to, and which sessions there are. Pure, with the time as an argument.
 
-There are never more sessions than `max_jails`. Closed sessions count, because their processes still live.
+There are never more sessions than `max_jails`, and never more of MCP servers than `max_servers`: the two are counted
+apart. Closed sessions count, because their processes still live.
 
 Rules.
 - Calls with the same key share a session, up to MAX_CALLS_PER_JAIL at a time; MAX_CALLS where each call is forked. Work
@@ -13,6 +14,7 @@ Rules.
   with many instances does not keep another one out.
 - A root (the message that all work began with) leaves an eighth of the sessions to others. It gets one of that eighth
   only while it has no more sessions in use than would be left. Calls may block for long, and pending work for an hour.
+- A session to which agents are attached is never idle, so it is not closed for others.
 - The host performs the returned actions: start a jail for a session, put calls into it, end it.
 
 Source: docs/design/sandbox.md sections 1 and 5.
@@ -31,6 +33,9 @@ from toolhost.sessions.session import MAX_CALLS_PER_JAIL, JailSession, Key, agen
 
 #: A root that has sessions in use leaves one session in so many to others. It leaves none of fewer sessions than that.
 LEFT_PART: Final = 8
+#: Sessions of MCP servers. Each is a program that somebody else wrote, often with 50 MiB and more, and is held as long
+#: as an agent is attached.
+MAX_SERVERS: Final = 64
 
 
 class Start(Struct, frozen=True):
@@ -64,8 +69,9 @@ def _root(call: Call) -> str:
 class JailPool:
     """All sessions, and the calls that wait for a place in one."""
 
-    def __init__(self, max_jails: int) -> None:
+    def __init__(self, max_jails: int, max_servers: int = MAX_SERVERS) -> None:
         self.max_jails = max(1, max_jails)
+        self.max_servers = max_servers
         self._by_key: dict[Key, JailSession] = {}
         self._idle: dict[JailSession, None] = {}  # longest idle first
         self._waiting: dict[Key, deque[Call]] = {}  # in order of arrival
@@ -98,6 +104,21 @@ class JailPool:
         if not session.calls:
             if session.closed:
                 return [End(session)]
+            self._rest(session, now)
+        return self._serve()
+
+    # --- attachments
+
+    def attach(self, session: JailSession, owner: tuple[str, str]) -> None:
+        """An agent instance wants the session to stay."""
+        session.attached.add(owner)
+        session.idle_since = None
+        self._idle.pop(session, None)
+
+    def detach(self, session: JailSession, owner: tuple[str, str], now: float) -> list[PoolAction]:
+        """An agent instance does not need the session any more."""
+        session.attached.discard(owner)
+        if not (session.attached or session.calls or session.launching or session.closed):
             self._rest(session, now)
         return self._serve()
 
@@ -171,9 +192,11 @@ class JailPool:
         actions: list[PoolAction] = []
         if not self._waiting:
             return actions
-        short = 0  # keys that need a session while there is none
+        short: Counter[bool] = Counter()  # keys that need a session while there is none: of servers, or not
         held = Counter(session.agent for session in self._sessions.values())
-        in_use = Counter(session.root for session in self._sessions.values() if session not in self._idle)
+        in_use = Counter(
+            session.root for session in self._sessions.values() if session not in self._idle and not session.server
+        )
         waiting = list(self._waiting)
         while waiting:
             key = min(waiting, key=lambda key: (key not in self._by_key, held[agent_of(key)]))  # the first of equals
@@ -181,19 +204,15 @@ class JailPool:
             calls = self._waiting[key]
             session = self._by_key.get(key)
             if session is None:
-                root = _root(calls[0])
-                if not self._leaves_enough(in_use, root):
+                serves = calls[0].tool.server is not None
+                if not serves and not self._leaves_enough(in_use, _root(calls[0])):
                     continue
-                if len(self._sessions) >= self.max_jails:
-                    short += 1
+                if self._is_full(serves):
+                    short[serves] += 1
                     continue
-                of_a_call = calls[0].tool.sandbox.isolation == "call"
-                self._count += 1
-                session = JailSession(key, MAX_CALLS if of_a_call else MAX_CALLS_PER_JAIL, root, self._count)
-                self._sessions[session.number] = session
-                in_use[root] += 1
+                session = self._new(key, calls[0])
+                in_use[session.root] += not serves
                 held[agent_of(key)] += 1
-                self._by_key[key] = session
                 actions.append(Start(session, calls[0]))
             room = session.room - sum(
                 1 for action in actions if isinstance(action, Assign) and action.session is session
@@ -202,11 +221,31 @@ class JailPool:
             if not calls:
                 del self._waiting[key]
         # Sessions that are already ending make room for the first of these keys.
-        leaving = sum(1 for session in self._sessions.values() if session.closed and not session.calls)
-        for session in list(self._idle)[: max(0, short - leaving)]:
-            self._unlist(session)
-            actions.append(End(session))
+        for serves in short:
+            leaving = sum(
+                1 for there in self._sessions.values() if there.server == serves and there.closed and not there.calls
+            )
+            idle = [session for session in self._idle if session.server == serves]
+            for session in idle[: max(0, short[serves] - leaving)]:
+                self._unlist(session)
+                actions.append(End(session))
         return actions
+
+    def _new(self, key: Key, call: Call) -> JailSession:
+        """A session for this key, whose jail is to be launched."""
+        server = call.tool.server
+        forked = server is None and call.tool.sandbox.isolation == "call"
+        self._count += 1
+        session = JailSession(key, MAX_CALLS if forked else MAX_CALLS_PER_JAIL, _root(call), self._count)
+        if server is not None:
+            session.server, session.once, session.background = True, server.mode == "stateless", True
+        self._sessions[session.number] = self._by_key[key] = session
+        return session
+
+    def _is_full(self, serves: bool) -> bool:
+        """Whether there are as many sessions as there may be: of servers, or of all others."""
+        most = self.max_servers if serves else self.max_jails
+        return sum(1 for session in self._sessions.values() if session.server == serves) >= most
 
     def _leaves_enough(self, in_use: Counter[str], root: str) -> bool:
         """Whether this root may have one more session in use."""
@@ -215,7 +254,7 @@ class JailPool:
 
     def _rest(self, session: JailSession, now: float) -> None:
         """The session runs nothing."""
-        if session.idle_since is None:
+        if session.idle_since is None and not session.attached:
             session.idle_since = now
             self._idle[session] = None
 

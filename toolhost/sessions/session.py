@@ -13,6 +13,7 @@ from typing import Final, Literal
 from msgspec import Struct, field
 
 from schemas.frames import ToolError
+from schemas.launch import McpServerSpec
 from toolhost.calls.call_registry import Call
 from toolhost.calls.pending import Work
 
@@ -71,6 +72,12 @@ class JailSession(Struct, eq=False):
     background: bool = False
     #: Whether nothing has run since the last look for orphans.
     clean: bool = True
+    #: Whether it is an MCP server's.
+    server: bool = False
+    #: Whether it ends after one call or listing: that of a stateless server.
+    once: bool = False
+    #: The agent instances that are attached to the server. It does not end because nothing runs while there are any.
+    attached: set[tuple[str, str]] = set()
 
     @property
     def launching(self) -> bool:
@@ -90,11 +97,11 @@ class JailSession(Struct, eq=False):
     @property
     def instance(self) -> tuple[str, str] | None:
         """The agent and the instance that the jail is for; None for a jail that serves several."""
-        return (self.key[2], self.key[3]) if len(self.key) >= _OF_INSTANCE else None
+        return (self.key[2], self.key[3]) if len(self.key) >= _OF_INSTANCE and self.key[2] else None
 
     @property
     def agent(self) -> str:
-        """The agent that the jail is for; "" for a shared one."""
+        """The agent that the jail is for; "" for one that several agents share."""
         return agent_of(self.key)
 
     def under_way(self) -> list[str] | None:
@@ -104,7 +111,7 @@ class JailSession(Struct, eq=False):
 
 
 def agent_of(key: Key) -> str:
-    """The agent of a jail with this key; "" for a shared one."""
+    """The agent of a jail with this key; "" for one that several agents share."""
     return key[2] if len(key) > 2 else ""
 
 
@@ -114,8 +121,20 @@ def key_of(call: Call, *, forks: bool) -> Key:
     `forks`: the jail of a tool with `isolation: call` can keep its calls apart; else each call has its own.
     """
     tool = call.tool
+    if tool.server is not None:
+        return _server_key(call, tool.server)
     isolation = tool.sandbox.isolation
     if isolation == "shared":
         return (tool.name, call.generation)
     key = (tool.name, call.generation, call.agent, call.instance_key, call.workdir or "", call.workdir_base or "")
     return (*key, call.id) if isolation == "call" and not forks else key
+
+
+def _server_key(call: Call, server: McpServerSpec) -> Key:
+    """Everybody of one scope shares a stateful server. Each call and each listing of a stateless one has its own."""
+    if server.scope == "instance":
+        key: Key = (call.tool.name, call.generation, "", call.instance_key)
+    else:
+        places = (call.workdir or "", call.workdir_base or "")
+        key = (call.tool.name, call.generation, call.agent, call.instance_key, *places)
+    return key if server.mode == "stateful" else (*key, call.id)

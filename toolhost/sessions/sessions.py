@@ -21,16 +21,29 @@ from typing import Final
 import msgspec
 
 from schemas.errors import GoondanError, tool_error
-from schemas.frames import ToolError
+from schemas.frames import Frame, ToolError
 from schemas.launch import ToolHostSpec, ToolSpec
+from schemas.mcp import CONNECT_S
 from schemas.tool_host_reports import LogLine, WorkerNews
-from schemas.worker_frames import WORKER_PROTOCOL, Ask, LoadFailed, Log, Progress, Ready, Result, WorkerFrame
+from schemas.worker_frames import (
+    WORKER_PROTOCOL,
+    Ask,
+    Listed,
+    LoadFailed,
+    Log,
+    News,
+    Progress,
+    Ready,
+    Result,
+    WorkerFrame,
+)
 from schemas.worker_frames import Answer as AnswerFrame
 from toolhost.calls.answers import Answers, too_much_pending
 from toolhost.calls.asking import Asking
 from toolhost.calls.asks import ended as call_ended
 from toolhost.calls.call_registry import Call
 from toolhost.calls.denials import with_denial
+from toolhost.calls.listings import Listing
 from toolhost.calls.messages import MessageCache
 from toolhost.calls.pending import PENDING_S, Work
 from toolhost.calls.results import refusal, shape
@@ -40,11 +53,13 @@ from toolhost.jails.jail import Jail
 from toolhost.jails.network import Egress
 from toolhost.jails.worker import Worker
 from toolhost.limits.decide import limit_error
+from toolhost.mcp.server_jail import RemoteServer, ServerJail
 from toolhost.policy.subject import HostFacts
 from toolhost.sessions import machine
-from toolhost.sessions.live import LiveSession, protocol_error, unavailable
+from toolhost.sessions.live import LiveSession, load_error, protocol_error, unavailable
 from toolhost.sessions.machine import LOAD_TIMEOUT_S, Action, JailAction, Machine, Wait, WaitForStop, Waiting
 from toolhost.sessions.pool import Assign, End, Start
+from toolhost.sessions.servers import Owner, Servers
 from toolhost.sessions.session import MAX_PENDING_PER_JAIL, JailSession, key_of
 from toolhost.sessions.starting import CLOSE_S, JailStarter, why_not
 from toolhost.untrusted import Violation
@@ -53,6 +68,8 @@ from toolhost.watch.watch import Watch
 
 #: Results up to this size (bytes) wait for news of the network; larger ones would be looked through twice.
 SETTLED_BYTES: Final = 65536
+#: How long servers may take to end when the tool host does (seconds). Whoever stops it waits for that.
+SERVER_CLOSE_S: Final = 1.0
 #: Bytes that may wait for a worker that does not read: four of the largest answers.
 MAX_UNREAD: Final = 16 << 20
 
@@ -69,10 +86,11 @@ class Sessions:
         starter: JailStarter,
         max_jails: int,
         *,
+        send: Callable[[Frame], bool],
         on_log: Callable[[LogLine], None],
         on_worker: Callable[[WorkerNews], None],
     ) -> None:
-        """Calls wait until `open` is called."""
+        """Calls wait until `open` is called. `send` gets news of servers."""
         self._loop = loop
         self._answers = answers
         self._messages = messages
@@ -84,6 +102,7 @@ class Sessions:
         self._unavailable: GoondanError | None = None
         self._machine = Machine(max_jails)
         self.pool = self._machine.pool
+        self.servers = Servers(loop, self.pool, answers, send, on_worker)
         self._live: dict[int, LiveSession] = {}  # by the numbers of sessions whose jails are there
         self._by_jail: dict[Worker, LiveSession] = {}
         self._egress = Egress(loop, starter.powers.launcher, self._network_lost, self._network_news)
@@ -102,8 +121,17 @@ class Sessions:
         self.pool.max_jails = max(1, spec.max_jails)
         names = frozenset(changed)
         for session in self.pool.sessions():
-            if session.key[0] in names:
+            if session.key[0] in names and not self._is_the_same_server(session, spec):
+                self.servers.lost(session, "its configuration has changed")
                 self._perform(self.pool.close(session))
+
+    def _is_the_same_server(self, session: JailSession, spec: ToolHostSpec) -> bool:
+        """Whether a session's server is in the new spec as it was: then agents stay attached."""
+        live = self._live.get(session.number)
+        if live is None or live.tool.server is None or not live.tool.server.digest:
+            return False
+        now = [server for tool in spec.tools if tool.server for server in (tool.server, *tool.servers.values())]
+        return any(server.digest == live.tool.server.digest for server in now)
 
     def open(self, facts: HostFacts | None, why_none: GoondanError | None = None) -> None:
         """It is known now whether jails can be made: run the calls that have waited for that."""
@@ -118,9 +146,20 @@ class Sessions:
         self._starter.fork_calls()
 
     async def close(self) -> None:
-        """Kill every jail and wait until all their processes are gone, CLOSE_S at most. Calls are not answered."""
+        """End every jail and wait until all their processes are gone, CLOSE_S at most. Calls are not answered.
+
+        Servers are asked to end first, and may write down what they must.
+        """
         self._closing = True
+        served = [live for live in self._live.values() if live.session.server and not live.jail.dying]
         for live in list(self._live.values()):  # what is being launched is killed when it is there
+            if live in served:
+                self._perform([machine.Leave(live.session)])
+            else:
+                live.jail.kill("the tool host was stopped")
+        if served:
+            await asyncio.wait([self._loop.create_task(live.gone.wait()) for live in served], timeout=SERVER_CLOSE_S)
+        for live in list(self._live.values()):
             live.jail.kill("the tool host was stopped")
         self._note_gone()
         for ended in (self._all_gone.wait, self._starter.settled, self._starter.powers.offload.settled):
@@ -129,10 +168,12 @@ class Sessions:
                 async with asyncio.timeout(CLOSE_S):
                     await ended()
         self._egress.close()
+        self._starter.template.close()
         self._watch.close()
 
     async def end_all_of(self, owner: tuple[str, str]) -> None:
         """End the jails of an agent instance and wait until their last processes are gone. Shared jails stay."""
+        self.detach(owner)
         while sessions := [session for session in self.pool.sessions() if session.instance == owner]:
             for session in sessions:
                 self._perform(self.pool.close(session))
@@ -157,6 +198,7 @@ class Sessions:
         there = list(self._live.values())
         for live in there:
             self._sees_nothing_hidden(live)
+            self.servers.report(live)
         overdue = self._answers.overdue()
         for live in there if overdue else ():
             if any(work in overdue for work in live.session.works.values()):
@@ -178,16 +220,29 @@ class Sessions:
         if self._unavailable is not None:
             self._answers.fail(call, refusal(self._unavailable.info))
             return
+        if (refused := self.servers.refuses(call)) is not None:
+            self._answers.fail(call, refused)
+            return
         key = call.key = key_of(call, forks=self._starter.forks(call.tool))
         session = self.pool.find(key)
         if session is not None:
             live = self._live[session.number]
+            if live.jail.dying and session.server and not isinstance(call, Listing):
+                message = f"the MCP server {call.tool.name} is ending"
+                self._answers.fail(call, tool_error("E_MCP_GONE", message, name="McpError"))
+                return
             if live.jail.dying:
                 self._perform(self.pool.close(session))  # its worker has ended, only its last process has not
             elif self._takes_calls(live):
                 self._run(live, call)
                 return
         self._perform(self.pool.place(key, call))
+
+    def detach(self, owner: Owner, prefix: str | None = None) -> None:
+        """An agent instance does not need a server any more, or (None) none of all."""
+        self.servers.forget(owner, prefix)
+        for session in self.servers.of(owner, prefix):
+            self._perform(self.pool.detach(session, owner, self._loop.time()))
 
     def run_out(self, call: Call) -> None:
         """The call has reached its deadline."""
@@ -227,6 +282,9 @@ class Sessions:
         session, now = live.session, self._loop.time()
         self._machine.enter(session, call, now)
         call.denied_before = 0 if live.network is None else live.network.denied_count
+        if isinstance(call, Listing):
+            self._list(live, call)
+            return
         try:
             live.send_call(call, self._messages, now)
         except OSError as error:
@@ -236,6 +294,19 @@ class Sessions:
             with suppress(OSError):  # the next call asks for its own
                 live.sandboxes.prepare()
         self._watch.wake()
+
+    def _list(self, live: LiveSession, call: Listing) -> None:
+        """A listing has its place. Before `ready` it is answered with that, later at once or by the server."""
+        if live.jail.live:
+            if self.servers.knows(live.session, call):
+                self._listed(live, call)
+            else:
+                self.servers.ask(live, call)
+
+    def _listed(self, live: LiveSession, call: Listing) -> None:
+        self.servers.answer(live.session, call)
+        self._perform(self._machine.listed(live.session, call, self._loop.time()))
+        self.servers.report(live)
 
     # --- what the machine decides
 
@@ -312,6 +383,9 @@ class Sessions:
 
     def _break_off(self, live: LiveSession, error: ToolError, reason: str) -> None:
         """End a jail that is of no use: all its calls get `error`, and new calls get another jail."""
+        if live.session.server:
+            self.servers.lost(live.session, error.message)
+            self.servers.report(live, last_error=error.message)
         self._perform(self._machine.break_off(live.session, error, reason))
 
     # --- the start and the end of a jail
@@ -325,7 +399,9 @@ class Sessions:
             self._not_launched(session, call.tool, error)
             return
         self.adopt(live)
-        self._wait(live, LOAD_TIMEOUT_S, "load")
+        self._wait(live, CONNECT_S if session.server else LOAD_TIMEOUT_S, "load")
+        if isinstance(live.jail, RemoteServer) and live.network is not None:
+            self._egress.connect(session.number, live.jail.connector, live.network, partial(self._network_up, live))
         actions = self.pool.launched(session, self._loop.time())
         if self._closing:
             live.jail.kill("the tool host was stopped")
@@ -354,6 +430,8 @@ class Sessions:
         live.gone.set()
         live.stop_timer()
         self._watch.remove(jail.usage)
+        if session.server and not self._closing:
+            self._server_gone(live, cause)
         self._starter.ended(live)
         if live.network is not None:
             self._egress.detach(session.number)
@@ -368,6 +446,13 @@ class Sessions:
         self._perform(self._machine.gone(session, error, replaced=replaced, closing=self._closing))
         del self._by_jail[jail], self._live[session.number]
         self._note_gone()
+
+    def _server_gone(self, live: LiveSession, cause: str) -> None:
+        session, jail = live.session, live.jail
+        wanted = bool(session.attached or session.calls)
+        why = (session.reason or live.ending(cause, jail)).message
+        self.servers.lost(session, why)
+        self.servers.report(live, last_error=why if wanted else None, ended=True)
 
     def _note_gone(self) -> None:
         if self._closing and self.jail_count == 0:
@@ -391,7 +476,12 @@ class Sessions:
 
     def _network_lost(self, number: int) -> None:
         """The egress proxy has ended. The jail's connections end, and new calls get another jail."""
-        if (live := self._live.get(number)) is not None:
+        live = self._live.get(number)
+        if live is not None and isinstance(live.jail, RemoteServer):
+            self._break_off(live, unavailable("the egress proxy has ended"), "lost its network")
+        elif live is not None:
+            if live.session.server:
+                self.servers.lost(live.session, "the egress proxy has ended")
             self._perform(self.pool.close(live.session))
 
     def _network_news(self, number: int, news: Denied | Failed) -> None:
@@ -468,10 +558,13 @@ class Sessions:
                 self._on_log(live.log_line(frame.level, frame.message[:16384], live.own_call(worker) or call))
             elif call is not None:
                 self._answers.progress(call, frame)
+                self._answers.calls.news(call, self._loop.time())
         elif isinstance(frame, Ask):
             self._ask(live, worker, frame)
         elif isinstance(frame, Ready | LoadFailed):
             self._loaded(live, worker, frame)
+        elif isinstance(frame, Listed | News) and live.session.server:
+            self._server_said(live, frame)
         else:
             raise Violation("the worker sent a frame that is none of its")
 
@@ -480,8 +573,7 @@ class Sessions:
         if worker.live:
             raise Violation("the worker said `ready` or `load_failed` after `ready`")
         if isinstance(frame, LoadFailed):
-            message = f"the tool {live.jail.name} could not be loaded: {frame.message[:4096]}"
-            error = tool_error("E_CONFIG_ENTRY", message, name="ToolLoadError")
+            error = load_error(live.tool, frame.message[:4096])
             self._worker_failed(live, worker, error, "could not be loaded")
             return
         if frame.protocol != WORKER_PROTOCOL:
@@ -490,8 +582,38 @@ class Sessions:
         if worker is live.jail:
             live.stop_timer()
             self._machine.ready(live.session)
+            if live.session.server:
+                self._server_ready(live, frame)
             if (news := live.started()) is not None:
                 self._on_worker(news)
+
+    def _server_ready(self, live: LiveSession, frame: Ready) -> None:
+        """A server has said what it offers: whoever asked is answered. Raises Violation."""
+        if frame.listing is None:
+            raise Violation("the MCP worker said `ready` without a listing")
+        self.servers.heard(live.session, frame.listing)
+        self.servers.report(live)
+        for call in list(live.session.calls.values()):
+            if isinstance(call, Listing):
+                self._listed(live, call)
+
+    def _server_said(self, live: LiveSession, frame: Listed | News) -> None:
+        if isinstance(frame, News):
+            self.servers.news(live.session, frame)
+            return
+        call = live.session.calls.get(str(frame.list_id))
+        if not isinstance(call, Listing):
+            return  # nobody waits for it any more
+        if frame.listing is not None:
+            self.servers.heard(live.session, frame.listing)
+            self._listed(live, call)
+            return
+        said = frame.error
+        error = tool_error("E_MCP_CONNECT", "the MCP server does not say what it offers", name="McpError")
+        if said is not None:
+            error = msgspec.structs.replace(error, message=f"{error.message}: {said.message[:4096]}")
+        self._answers.fail(call, error)
+        self._perform(self._machine.listed(live.session, call, self._loop.time()))
 
     def _result(self, live: LiveSession, worker: Worker, result: Result) -> None:
         """A call has ended, or goes on after its answer. Raises Violation."""
@@ -506,7 +628,12 @@ class Sessions:
         if call is None:
             self._perform(self._machine.late_result(session, name))
             return
+        if isinstance(call, Listing):
+            raise Violation("the worker sent a result for a listing")
         said = result.error
+        if said is not None and said.code == "E_MCP_GONE" and isinstance(live.jail, ServerJail):
+            live.jail.ends()  # the end of its jail says why, and answers the call
+            return
         if said is not None:
             result = msgspec.structs.replace(result, error=live.explained(said))
         payload = shape(result, live.receipt(call, now), call.tool)

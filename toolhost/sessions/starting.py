@@ -7,7 +7,7 @@ launched, and its worker is told what to load.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Final
 
@@ -17,10 +17,22 @@ from schemas.errors import GoondanError, error_payload, fail
 from schemas.frames import ErrorPayload
 from schemas.launch import ToolHostSpec, ToolSpec
 from toolhost.calls.call_registry import Call
+from toolhost.egress.rules import Layout
 from toolhost.jails.jail import Jail, JailOwner
 from toolhost.jails.launch import launch
+from toolhost.jails.network import JailNetwork
 from toolhost.jails.sized_workdirs import SizedWorkdirs
 from toolhost.jails.write_exposures import WriteExposures
+from toolhost.mcp.server_jail import (
+    Ends,
+    RemoteServer,
+    ServerJail,
+    fork_worker,
+    launch_server,
+    network_of,
+    remote_plan,
+)
+from toolhost.mcp.template_link import TemplateLink
 from toolhost.policy.facts import look_up
 from toolhost.policy.guarding import remove_placeholders
 from toolhost.policy.hiding import Hiding, as_it_is_now
@@ -59,6 +71,8 @@ class JailStarter:
         self._environment = environment
         self._exposures = WriteExposures(None, powers) if exposures is None else exposures
         self._sized = SizedWorkdirs(powers) if sized is None else sized
+        #: Forks the workers of MCP servers.
+        self.template = TemplateLink(loop, powers)
 
     def configure(self, spec: ToolHostSpec) -> None:
         """Start jails by `spec` from now on."""
@@ -84,6 +98,9 @@ class JailStarter:
         tool, facts = call.tool, self.facts
         if facts is None:
             raise fail("E_SANDBOX_UNAVAILABLE", "no jail can be started")
+        if tool.server is not None and tool.server.transport == "http":
+            return await self._start_remote(session, tool, owner)
+        tool = self._with_granted_variables(tool)
         await _last_one_ended(there, call.workdir)
         claim = await self._sized.claim(tool, call.workdir_base or call.workdir, self._spec)
         hiding = Hiding([])
@@ -105,7 +122,7 @@ class JailStarter:
             return made
 
         try:
-            launched = await launch(make_plan, self.powers, niceness=niceness)
+            jail = await self._launch(make_plan, tool, owner, niceness)
             begun.pop()
         except BaseException:
             self._sized.release(claim)
@@ -113,12 +130,49 @@ class JailStarter:
         finally:
             for named in begun:  # of tries that came to nothing
                 self.powers.offload.submit(partial(self._exposures.end, named))
-        limit = output_limit(tool.sandbox.limits.output_mb)
-        jail = Jail(launched, owner, self.powers, self._loop, output_limit=limit, name=tool.name)
         # A shared jail is for everybody: it has no permissions, whatever was asked for.
         session.permissions = () if tool.sandbox.isolation == "shared" else tool.sandbox.permissions
-        live = LiveSession(session, jail, hiding, claim)
-        live.load(tool, self._environment, owner, self._loop)
+        live = LiveSession(session, jail, tool, hiding, claim)
+        live.load(self._environment, owner, self._loop)
+        return live
+
+    def _with_granted_variables(self, tool: ToolSpec) -> ToolSpec:
+        """A server with the variables that its sandbox names on top of its own: its worker cannot add them."""
+        server = tool.server
+        if server is None or not tool.sandbox.env:
+            return tool
+        granted = {name: self._environment[name] for name in tool.sandbox.env if name in self._environment}
+        return msgspec.structs.replace(tool, server=msgspec.structs.replace(server, env={**granted, **server.env}))
+
+    async def _launch(
+        self, make_plan: Callable[[], LaunchPlan], tool: ToolSpec, owner: JailOwner, niceness: int
+    ) -> Jail:
+        """The jail of a tool, or that of a server with its worker. Raises GoondanError and OSError."""
+        limit = output_limit(tool.sandbox.limits.output_mb)
+        if tool.server is None:
+            launched = await launch(make_plan, self.powers, niceness=niceness)
+            return Jail(launched, owner, self.powers, self._loop, output_limit=limit, name=tool.name)
+        launched, forked, gate = await launch_server(make_plan, self.template, self.powers, niceness=niceness)
+        return ServerJail(
+            launched, owner, self.powers, self._loop, output_limit=limit, name=tool.name, forked=forked, gate=gate
+        )
+
+    async def _start_remote(self, session: JailSession, tool: ToolSpec, owner: JailOwner) -> LiveSession:
+        """The worker of an http server. Raises GoondanError and OSError."""
+        network = network_of(tool)
+        ends = Ends(jailed=False)
+        forked = await fork_worker(self.template, ends)
+        assert ends.connector is not None
+        limit = output_limit(tool.sandbox.limits.output_mb)
+        plan = remote_plan(tool)
+        jail = RemoteServer(
+            ends, ends.connector, plan, owner, self.powers, self._loop,
+            output_limit=limit, name=tool.name, forked=forked,
+        )  # fmt: skip
+        session.permissions = tool.sandbox.permissions
+        live = LiveSession(session, jail, tool, Hiding([]))
+        live.network = JailNetwork(network, Layout((), "", {}, {}))
+        live.load(self._environment, owner, self._loop)
         return live
 
     def is_guarded(self, live: LiveSession) -> bool:

@@ -1,0 +1,120 @@
+"""MCP servers for tests: small programs that speak the protocol by hand, and a tool host that serves them."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from schemas.codec import to_raw
+from schemas.frames import Frame
+from schemas.launch import McpServerSpec, SandboxSpec, ToolSpec
+from schemas.mcp import McpAttach
+from tests.toolhost_fixture import Bench
+
+#: A server of the handshake era in some lines. Each tool is a function of its arguments; `say` writes a message.
+SERVER = """
+import json, os, signal, sys, threading, time
+lock = threading.Lock()
+def say(message):
+    with lock:
+        sys.stdout.write(json.dumps(message) + "\\n"); sys.stdout.flush()
+def notify(method, **params): say({"jsonrpc": "2.0", "method": method, "params": params})
+calls = 0
+def echo(args, ask): return args
+def count(args, ask):
+    global calls
+    calls += 1
+    return [calls, os.getpid()]
+def nap(args, ask): time.sleep(args["s"]); return "slept"
+def where(args, ask): return [os.getcwd(), sorted(os.listdir(".")), sys.argv[1:], os.environ.get("X")]
+tools = {"echo": echo, "count": count, "nap": nap, "where": where}
+def answer(ask):
+    method, params = ask["method"], ask.get("params", {})
+    if method == "initialize":
+        return {"protocolVersion": params["protocolVersion"], "capabilities": {"tools": {"listChanged": True}},
+                "serverInfo": {"name": "small", "version": "1"}}
+    if method == "tools/list":
+        return {"tools": [{"name": name, "inputSchema": {"type": "object"}} for name in tools]}
+    if method == "tools/call":
+        value = tools[params["name"]](params.get("arguments", {}), ask)
+        return {"content": [{"type": "text", "text": json.dumps(value)}]}
+    raise LookupError(method)
+def work(ask):
+    try: say({"jsonrpc": "2.0", "id": ask["id"], "result": answer(ask)})
+    except LookupError as error:
+        say({"jsonrpc": "2.0", "id": ask["id"], "error": {"code": -32601, "message": str(error)}})
+def serve():
+    for line in sys.stdin:
+        ask = json.loads(line)
+        if "id" in ask and "method" in ask:
+            threading.Thread(target=work, args=(ask,), daemon=True).start()
+"""
+
+
+def make_server(
+    folder: Path,
+    source: str = "",
+    *,
+    name: str = "srv",
+    sandbox: SandboxSpec | None = None,
+    arguments: list[str] | None = None,
+    last: str = "serve()",
+    **options: Any,
+) -> ToolSpec:
+    """A stdio server: SERVER, then `source`, then the line `last`. `options` are those of McpServerSpec."""
+    root = folder / f"server-{name}"
+    root.mkdir(parents=True, exist_ok=True)
+    (root / "server.py").write_text(f"{SERVER}\n{source}\n{last}\n", encoding="utf-8")
+    command = [f"{sys.base_prefix}/bin/python3", "-I", "-S", str(root / "server.py"), *(arguments or [])]
+    spec = McpServerSpec(extension=name, transport="stdio", command=command, tools=True, **options)
+    return ToolSpec(name=name, entry="", root=str(root), exports=[], sandbox=sandbox or SandboxSpec(), server=spec)
+
+
+class Asker:
+    """What an agent asks of servers, through a Bench."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.bench = bench
+        self._count = 0
+
+    async def ask(
+        self,
+        server: str = "srv",
+        kind: str = "mcp.attach",
+        *,
+        agent: str = "coder",
+        instance_key: str = "k1",
+        workdir: Path | str | None = None,
+    ) -> dict[str, Any]:
+        """Ask, and wait for the answer: the listing, or the error with its code."""
+        self._count += 1
+        number = f"ask-{self._count}"
+        waiter = self.bench.answers[number] = asyncio.get_running_loop().create_future()
+        frame = Frame(kind, id=number, from_=agent, instance_key=instance_key, payload=to_raw(McpAttach(server)))
+        frame.workdir = None if workdir is None else str(workdir)
+        self.bench.host.on_frame(frame)
+        answer: Frame = await asyncio.wait_for(waiter, 40)
+        told: dict[str, Any] = msgspec.msgpack.decode(answer.payload)
+        return told
+
+    def detach(self, server: str = "srv", *, agent: str = "coder", instance_key: str = "k1") -> None:
+        """Leave a server."""
+        frame = Frame("mcp.detach", from_=agent, instance_key=instance_key, payload=to_raw(McpAttach(server)))
+        self.bench.host.on_frame(frame)
+
+    def news(self, agent: str = "coder") -> list[dict[str, Any]]:
+        """What the agent was told so far."""
+        return [msgspec.msgpack.decode(frame.payload) for frame in self.bench.news if frame.to == agent]
+
+
+def text(result: dict[str, Any]) -> Any:
+    """The value that a tool of SERVER returned."""
+    assert result["status"] == "ok", result
+    output = result["output"]
+    content = output["content"] if isinstance(output, dict) else output
+    found = content if isinstance(content, str) else content[0]["text"]
+    return msgspec.json.decode(found)

@@ -1,0 +1,308 @@
+"""One MCP server as the host sees it: the worker outside that speaks with it, and the jail that it runs in.
+
+A stdio server is a jail (jails/jail.py) whose first program is the server's command. Its standard input and output are
+one socket, and the worker has the other end. The host hears the worker only. An http server is the worker alone.
+
+Rules.
+- The two end together. A worker that has ended takes its jail along, unless it was told to leave: then the server gets
+  time to end by itself. A jail that has ended takes its worker along, after what the worker had sent.
+- Standard error of both goes to the host's log. Its last line is what a dead server said last.
+
+Source: docs/design/processes.md; docs/design/sandbox.md section 8; docs/decisions/092.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+from urllib.parse import urlsplit
+
+from schemas.errors import fail
+from schemas.hosts import Network, Rule, join, network, parse_host, read_network
+from schemas.launch import ToolSpec
+from schemas.worker_frames import WORKER_FD
+from toolhost.egress.rules import Layout
+from toolhost.jails import worker
+from toolhost.jails.jail import Jail, JailOwner
+from toolhost.jails.launch import Launched, Wires, launch
+from toolhost.jails.processes import children, members, process_stat, process_status
+from toolhost.limits.decide import Used
+from toolhost.limits.keeper import Keeper
+from toolhost.mcp.template_link import Forked, TemplateLink
+from toolhost.policy.launch_plan import LaunchPlan
+from toolhost.policy.subject import Request
+from toolhost.privileges.powers import Powers
+from toolhost.signalling import signal_all
+from toolhost.watch.jail_usage import JailUsage
+
+_TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
+
+
+class WorkerProcess:
+    """The process of an MCP worker. It is no child of ours: what is known of it is a descriptor."""
+
+    def __init__(self, forked: Forked, loop: asyncio.AbstractEventLoop, on_end: Callable[[], None]) -> None:
+        self.pid = forked.pid
+        self._pidfd = forked.pidfd
+        self._loop = loop
+        self._on_end = on_end
+        loop.add_reader(self._pidfd, self._ended)
+
+    @property
+    def ended(self) -> bool:
+        """Whether it is gone."""
+        return self._pidfd < 0
+
+    def kill(self) -> None:
+        """End it at once. Safe to call again."""
+        if self._pidfd >= 0:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    def used(self) -> Used:
+        """What it has used, without what it shares with the template since its fork."""
+        with suppress(ValueError, IndexError):
+            ticks = sum(map(int, process_stat(self.pid)[11:13]))
+            memory = int(process_status(self.pid).get("RssAnon", "0 kB").removesuffix(" kB"))
+            return Used(int(ticks / _TICKS_PER_S * 1000), memory)
+        return Used(0, 0)
+
+    def _ended(self) -> None:
+        self._loop.remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        self._pidfd = -1
+        self._on_end()
+
+
+class Ends:
+    """The descriptors around one worker, made before it is: the host's, the worker's, the jail's."""
+
+    def __init__(self, *, jailed: bool) -> None:
+        """Raises OSError."""
+        self.channel, theirs = socket.socketpair()
+        self.channel.setblocking(False)
+        self.output, writing = os.pipe()
+        os.set_blocking(self.output, False)
+        #: The worker's, by their names (mcp_worker/template.py).
+        self.worker: dict[str, socket.socket | int] = {"channel": theirs, "output": writing}
+        #: The jail's, by their numbers there.
+        self.places: dict[int, int] = {}
+        #: What lets the server begin when it is closed.
+        self.gate = -1
+        #: The other end of what an http server's worker asks for connections.
+        self.connector: socket.socket | None = None
+        if not jailed:
+            self.connector, self.worker["connector"] = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        else:
+            ours, server = socket.socketpair()
+            self.worker["server"] = ours
+            waiting, self.gate = os.pipe()
+            stdin = server.detach()
+            self.places = {0: stdin, 1: os.dup(stdin), 2: os.dup(writing), WORKER_FD: waiting}
+
+    def give_worker(self) -> None:
+        """The worker has its descriptors."""
+        for end in self.worker.values():
+            if isinstance(end, int):
+                os.close(end)
+            else:
+                end.close()
+        self.worker = {}
+
+    def wires(self) -> Wires:
+        """What the launch of the jail gets: it owns them from then on."""
+        return Wires(self.channel, self.output, self.places)
+
+    def close(self) -> None:
+        """Nothing came of it."""
+        self.give_worker()
+        self.channel.close()
+        if self.connector is not None:
+            self.connector.close()
+        for fd in (self.output, *self.places.values(), *([self.gate] if self.gate >= 0 else [])):
+            os.close(fd)
+
+
+class ServerJail(Jail):
+    """A jail that runs a server, and the worker that speaks with the server."""
+
+    def __init__(
+        self,
+        launched: Launched,
+        owner: JailOwner,
+        powers: Powers,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        output_limit: int,
+        name: str,
+        forked: Forked,
+        gate: int,
+    ) -> None:
+        """`gate` and the descriptor of `forked` become ours."""
+        super().__init__(launched, owner, powers, loop, output_limit=output_limit, name=name)
+        #: Its worker was told to leave.
+        self.leaving = False
+        self.process = WorkerProcess(forked, loop, lambda: None)  # its channel tells
+        self._gate = gate
+        self.hold = lambda: None
+        self.release = self.open_gate
+
+    def open_gate(self) -> None:
+        """The jail has what it was granted: its server may begin. Safe to call again."""
+        if self._gate >= 0:
+            os.close(self._gate)
+            self._gate = -1
+
+    def orphans(self) -> list[int]:
+        """None: a server's processes are its own as long as it lives."""
+        return []
+
+    def terminate(self) -> None:
+        """Ask the server to end, as a service manager would."""
+        signal_all(self._first, signal.SIGTERM)
+
+    def _first(self) -> list[int]:
+        """The server's own process, by its number on this host."""
+        return members(self.pid) if self._reduced else children(self._init_pid)[:1]
+
+    def kill(self, reason: str) -> None:
+        super().kill(reason)
+        self.process.kill()
+
+    def _closed(self) -> None:
+        if not self.leaving:
+            super()._closed()
+
+    def _finish(self) -> None:
+        super()._finish()  # what the worker has sent still counts
+        self.open_gate()
+        self.process.kill()
+
+
+class RemoteServer(worker.Worker):
+    """The worker that speaks with an http server. It has no jail: its only way out is the egress proxy."""
+
+    #: What the boot stage of a jail could find.
+    was_replaced = False
+
+    def __init__(
+        self,
+        ends: Ends,
+        connector: socket.socket,
+        plan: LaunchPlan,
+        owner: JailOwner,
+        powers: Powers,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        output_limit: int,
+        name: str,
+        forked: Forked,
+    ) -> None:
+        """Its part of `ends` and the descriptor of `forked` become ours."""
+        super().__init__(ends.channel, ends.output, owner, loop, output_limit)
+        #: The prefix of its tools.
+        self.name = name
+        self.plan = plan
+        #: Where the worker asks for connections. The egress proxy gets it.
+        self.connector = connector
+        #: Its worker was told to leave.
+        self.leaving = False
+        self.process = WorkerProcess(forked, loop, self._finish)
+        #: Whether it has ended.
+        self.gone = False
+        self.pid = forked.pid
+        #: No jail has a user of this host here.
+        self.uid: int | None = None
+        self.worker_pid: int | None = forked.pid
+        self.usage = JailUsage(plan.request.tool.sandbox.limits, [], Keeper(powers), 0, powers)
+
+    def orphans(self) -> list[int]:
+        """None: it can start no process."""
+        return []
+
+    def processes(self) -> list[int]:
+        """Its one process, as this host counts."""
+        return [self.process.pid]
+
+    def used(self) -> Used:
+        """What it has used."""
+        return self.process.used()
+
+    def terminate(self) -> None:
+        """Its worker was told to leave, and there is nobody else to tell."""
+
+    def kill(self, reason: str) -> None:
+        if self.gone or self._reason is not None:
+            return
+        self.dying, self._reason = True, reason
+        self._stream.close()
+        self.process.kill()
+
+    def _finish(self) -> None:
+        self.gone = self.dying = True
+        self.usage.close()
+        self.connector.close()
+        self._end("ended")
+
+
+async def fork_worker(template: TemplateLink, ends: Ends) -> Forked:
+    """Have the worker forked; it gets its ends. Raises OSError; then nothing is left of `ends`."""
+    try:
+        forked = await template.fork(ends.worker)
+    except BaseException:
+        ends.close()
+        raise
+    ends.give_worker()
+    return forked
+
+
+async def launch_server(
+    make_plan: Callable[[], LaunchPlan], template: TemplateLink, powers: Powers, *, niceness: int
+) -> tuple[Launched, Forked, int]:
+    """Fork a worker, and launch the jail of its server. Returns both, and the gate of the jail.
+
+    Raises what jails.launch.launch raises, and OSError.
+    """
+    ends = Ends(jailed=True)
+    forked = await fork_worker(template, ends)
+    try:
+        return await launch(make_plan, powers, niceness=niceness, wires=ends.wires()), forked, ends.gate
+    except BaseException:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(forked.pidfd, signal.SIGKILL)
+        os.close(forked.pidfd)
+        os.close(ends.gate)
+        raise
+
+
+def remote_plan(tool: ToolSpec) -> LaunchPlan:
+    """What is known of an http server in place of the plan of its jail."""
+    return LaunchPlan(
+        request=Request(tool=tool),
+        filter=b"",
+        landlock=None,
+        limits=[],
+        command=[],
+        workdir="",
+        layout=Layout((), "", {}, {}),
+        walls=["seccomp", "landlock"],
+    )
+
+
+def network_of(tool: ToolSpec) -> Network:
+    """What an http server's worker may reach: its endpoint, and what was granted besides. Raises GoondanError."""
+    server = tool.server
+    endpoint = "" if server is None or server.endpoint is None else server.endpoint
+    try:
+        parts = urlsplit(endpoint)
+        port = parts.port or {"http": 80, "https": 443}[parts.scheme]
+        rule = Rule(parse_host(parts.hostname or ""), port)
+        return join(network([rule]), read_network(tool.sandbox.network))
+    except (KeyError, ValueError) as error:
+        message = f"the endpoint or the network of the MCP server {tool.name} cannot be read: {error}"
+        raise fail("E_SANDBOX_DENIED", message) from None

@@ -1,0 +1,26 @@
+"""The file that the interpreter of the SDK template is started with (-I -S): it finds our packages and the installed
+ones.
+
+`python -I -S -B start.py [USER] FD FILTER_FD WORKER_FILTER_FD` serves the tool host at the other end of the socket FD
+until it is closed. FILTER_FD holds the system call filter of the template, WORKER_FILTER_FD what each worker puts on
+top of it. Root becomes USER.
+"""
+
+import os
+import site
+import sys
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+site.main()  # the environment's packages: the SDK is one of them
+# Only these two: the folder itself may be a workdir of tools, and must not be asked for modules of other names.
+sys.path.insert(0, ROOT)
+import schemas  # noqa: E402, F401
+import toolhost  # noqa: E402, F401
+
+sys.path.remove(ROOT)
+
+from toolhost.mcp_worker.template import main  # noqa: E402
+
+*user, channel, filter_, worker_filter = map(int, sys.argv[1:])
+sys.exit(main(channel, filter_, worker_filter, user=user[0] if user else None))

@@ -1,0 +1,219 @@
+"""The agents that are attached to MCP servers, and what they are told of them.
+
+The session of a server is held as long as somebody is attached (pool.py). This module knows who that is, passes on
+what servers say has changed, and remembers of which servers agents have lost the session. A call to such a server fails
+until the agent attaches again: a new session knows nothing of the one before, and no call should begin one unnoticed.
+
+Rules.
+- News of one kind goes to an agent at most once in NEWS_S. A server that says the same all the time costs nobody more.
+- Whoever was attached when a session ended is told, with the server's last words.
+
+Source: docs/design/tools.md section 11; docs/design/processes.md; docs/decisions/092.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+from typing import Final
+
+import msgspec
+
+from schemas.codec import to_raw
+from schemas.errors import tool_error
+from schemas.frames import AttachedServer, Frame, ToolError
+from schemas.mcp import McpListing, McpNews, NewsKind
+from schemas.times import rfc3339
+from schemas.tool_host_reports import ServerState, WorkerNews
+from schemas.worker_frames import List, News
+from toolhost.calls.answers import Answers
+from toolhost.calls.call_registry import Call
+from toolhost.calls.listings import Listing
+from toolhost.sessions.live import LiveSession
+from toolhost.sessions.pool import JailPool
+from toolhost.sessions.session import JailSession
+
+#: Seconds between two pieces of the same news: a model is asked some times a minute.
+NEWS_S: Final = 0.25
+#: News that waits for its time, of one session: one for each kind, and for so many resources.
+MAX_NEWS: Final = 64
+#: Lost sessions that are remembered.
+MAX_LOST: Final = 4096
+#: Characters of a reason that an agent or an operator is told.
+MAX_MESSAGE: Final = 1000
+#: An agent instance: its agent and its key.
+Owner = tuple[str, str]
+
+
+class Servers:
+    """Everything about the servers of one tool host that goes beyond their sessions."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        pool: JailPool,
+        answers: Answers,
+        send: Callable[[Frame], bool],
+        on_worker: Callable[[WorkerNews], None],
+    ) -> None:
+        self._loop = loop
+        self._pool = pool
+        self._answers = answers
+        self._send = send
+        self._on_worker = on_worker
+        self._listings: dict[int, McpListing] = {}  # by the numbers of sessions
+        self._waiting: dict[int, dict[tuple[NewsKind, str | None], None]] = {}  # news, by the numbers of sessions
+        self._lost: dict[tuple[Owner, str], str] = {}  # why, by the agent instance and the prefix
+        self._told: dict[int, ServerState] = {}  # the last report, by the numbers of sessions
+
+    # --- attachments
+
+    def refuses(self, call: Call) -> ToolError | None:
+        """Why a call cannot be made: the agent has lost its session with this server. None: it can be."""
+        if call.tool.server is None:
+            return None
+        if isinstance(call, Listing):
+            return None
+        why = self._lost.get((call.owner, call.tool.name))
+        if why is None:
+            return None
+        return tool_error("E_MCP_GONE", why[:MAX_MESSAGE], name="McpError")
+
+    def of(self, owner: Owner, prefix: str | None = None) -> list[JailSession]:
+        """The sessions to which an agent instance is attached; of all servers, or of one."""
+        return [
+            session
+            for session in self._pool.sessions()
+            if owner in session.attached and prefix in (None, session.key[0])
+        ]
+
+    def attached(self) -> list[AttachedServer]:
+        """Everybody who is attached, for `hello`."""
+        return [
+            AttachedServer(session.key[0], agent, instance_key)
+            for session in self._pool.sessions()
+            for agent, instance_key in session.attached
+        ]
+
+    def forget(self, owner: Owner, prefix: str | None = None) -> None:
+        """The agent instance is detached: it needs not be told that it has lost a session."""
+        for key in [key for key in self._lost if key[0] == owner and prefix in (None, key[1])]:
+            del self._lost[key]
+
+    # --- listings
+
+    def knows(self, session: JailSession, call: Listing) -> bool:
+        """Whether a listing can be answered at once: the server is asked anew only if somebody wants that."""
+        return call.attaches and session.number in self._listings
+
+    def ask(self, live: LiveSession, call: Listing) -> None:
+        """Ask a server what it offers."""
+        live.jail.send(List(int(call.worker_call_id)))
+
+    def heard(self, session: JailSession, listing: McpListing) -> McpListing:
+        """A server has said what it offers. Returns it with the session's number, by which agents tell sessions
+        apart.
+        """
+        known = self._listings[session.number] = _of_session(listing, session.number)
+        return known
+
+    def answer(self, session: JailSession, call: Listing) -> None:
+        """Tell an agent what its server offers, and hold the session for it if it attaches."""
+        if call.attaches:
+            self._lost.pop((call.owner, session.key[0]), None)
+            if not session.once and not session.closed:
+                self._pool.attach(session, call.owner)
+        self._answers.listed(call, self._listings[session.number])
+
+    # --- news
+
+    def news(self, session: JailSession, news: News) -> None:
+        """A server says that something of it has changed."""
+        if news.kind == "tools":
+            self._listings.pop(session.number, None)  # who attaches next is not told the old one
+        waiting = self._waiting.get(session.number)
+        if waiting is not None:
+            if len(waiting) < MAX_NEWS:
+                waiting[news.kind, news.uri] = None
+            return
+        self._waiting[session.number] = {}
+        self._tell(session, [(news.kind, news.uri)])
+        self._loop.call_later(NEWS_S, self._more_news, session)
+
+    def _more_news(self, session: JailSession) -> None:
+        waiting = self._waiting.pop(session.number, None)
+        if waiting:
+            self._waiting[session.number] = {}
+            self._tell(session, waiting)
+            self._loop.call_later(NEWS_S, self._more_news, session)
+
+    def _tell(self, session: JailSession, news: Iterable[tuple[NewsKind, str | None]], why: str | None = None) -> None:
+        for kind, uri in news:
+            payload = to_raw(McpNews(server=session.key[0], kind=kind, uri=uri, message=why))
+            for agent, instance_key in session.attached:
+                self._send(Frame("mcp.news", to=agent, instance_key=instance_key, payload=payload))
+
+    def lost(self, session: JailSession, why: str) -> None:
+        """The session ends, or takes nothing new: who is attached has to attach again."""
+        self._waiting.pop(session.number, None)
+        self._listings.pop(session.number, None)
+        session.attached = {owner for owner in session.attached if not self._has_another(owner, session)}
+        self._tell(session, [("gone", None)], why[:MAX_MESSAGE])
+        for owner in session.attached:
+            self._lost[owner, session.key[0]] = why
+        while len(self._lost) > MAX_LOST:
+            del self._lost[next(iter(self._lost))]
+        session.attached = set()
+
+    def _has_another(self, owner: Owner, session: JailSession) -> bool:
+        """Whether an agent instance has attached to a newer session of the same server."""
+        return any(other is not session for other in self.of(owner, session.key[0]))
+
+    # --- reports for `gdn mcp list`
+
+    def report(self, live: LiveSession, *, last_error: str | None = None, ended: bool = False) -> None:
+        """Tell the supervisor how a server is, if that has changed."""
+        session, server = live.session, live.tool.server
+        if server is None:
+            return
+        before = self._told.get(session.number)
+        instance = session.key[3]
+        listing = self._listings.get(session.number)
+        state = ServerState(
+            server=session.key[0],
+            extension=server.extension,
+            transport=server.transport,
+            agent=session.agent or None,
+            state="ended" if ended else "connected" if session.state == "serving" else "starting",
+            protocol_version=listing.protocol_version if listing is not None else _version(before),
+            attached=len(session.attached),
+            open_calls=len(session.calls),
+            calls=live.calls_made,
+            memory_kb=_memory(before) if ended else live.jail.used().memory_kb,
+            last_error=last_error or (None if before is None else before.last_error),
+        )
+        if state == before:
+            return
+        self._told[session.number] = state
+        pid = live.jail.worker_pid or 0
+        self._on_worker(
+            WorkerNews(
+                op="server", pid=pid, tool=session.key[0], instance_key=instance, since=rfc3339(time.time()),
+                agent=session.agent or None, server=state,
+            )
+        )  # fmt: skip
+        if ended:
+            del self._told[session.number]
+
+
+def _version(before: ServerState | None) -> str:
+    return "" if before is None else before.protocol_version
+
+
+def _memory(before: ServerState | None) -> int:
+    return 0 if before is None else before.memory_kb
+
+
+def _of_session(listing: McpListing, number: int) -> McpListing:
+    return msgspec.structs.replace(listing, session=number)
