@@ -1,8 +1,11 @@
 """`gdn`: the commands. Each is a module of this package with a `command`, imported only when it is used.
 
-What holds for all of them: with `--json` exactly one JSON document on stdout, on failure `{"error": {…}}`; without,
-results on stdout and everything else on stderr. Exit status 0, 1 for a failure, 2 for bad usage or a bad bundle, 130
-after an interrupt, 141 when nobody reads the output. No traceback ever reaches a person.
+Rules of all commands.
+- With `--json` stdout gets exactly one JSON document, on failure `{"error": {…}}`. Without it stdout gets the results,
+  and stderr everything else.
+- The exit status is 0, 1 for a failure, 2 for bad usage or a bad bundle, 130 after an interrupt, 141 when nobody reads
+  the output.
+- A person never sees a traceback.
 
 Source: docs/design/commands.md sections 1 and 2.
 """
@@ -56,8 +59,8 @@ EXIT_INTERRUPTED: Final = 130
 EXIT_BROKEN_PIPE: Final = 141
 EXIT_TERMINATED: Final = 143
 EXIT_USAGE: Final = 2
-#: When the collector looks at young, older and old objects (gc.set_threshold). By default it looks fifty times while a
-#: command imports what it needs, and finds nothing.
+#: When the garbage collector looks at young, older and old objects (gc.set_threshold). By default it looks fifty times
+#: while a command imports its modules, and finds nothing.
 GC_THRESHOLDS: Final = (50_000, 20, 20)
 
 
@@ -91,7 +94,7 @@ def main() -> NoReturn:
     forbid_core_dumps()
     _open_standard_streams()
     gc.set_threshold(*GC_THRESHOLDS)
-    # Nothing that we need needs it. If development tools have installed it, msgspec would take 3 ms to import it.
+    # We do not use it. If development tools have installed it, msgspec would take 3 ms to import it.
     sys.modules.setdefault("typing_extensions", None)  # type: ignore[arg-type]
     signal.signal(signal.SIGTERM, _terminated)
     code = execute(sys.argv[1:])
@@ -99,13 +102,13 @@ def main() -> NoReturn:
         sys.stdout.flush()
     except BrokenPipeError:
         code = _reader_is_gone()
-    # Not sys.exit: a thread that waits for a line on stdin would hold the interpreter's end up.
+    # Not sys.exit: a thread that waits for a line on stdin would delay the end of the interpreter.
     sys.stderr.flush()
     os._exit(code)
 
 
 def _open_standard_streams() -> None:
-    """A shell can close them (`<&-`); what is opened next must not take their numbers."""
+    """Open the standard streams that a shell has closed (`<&-`). Otherwise the next opened file would get their number."""
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(fd, True)
     os.close(fd)
@@ -115,12 +118,12 @@ def _open_standard_streams() -> None:
 
 
 def _terminated(number: int, frame: object) -> NoReturn:
-    """SIGTERM: leave by the same way as always, so that a kernel which was started for us stops."""
+    """Handle SIGTERM: leave in the usual way, so that a kernel which was started for this command stops."""
     sys.exit(EXIT_TERMINATED)
 
 
 def execute(arguments: list[str]) -> int:
-    """Run one command line; its exit status. Nothing is raised."""
+    """Run one command line, and return its exit status. Raises nothing."""
     as_json = "--json" in arguments
     try:
         result = group.main(arguments, prog_name="gdn", standalone_mode=False)
@@ -161,6 +164,6 @@ def _usage(error: click.ClickException, as_json: bool) -> int:
 
 
 def _reader_is_gone() -> int:
-    """Nobody reads stdout any more. Neither this nor the interpreter's own flush reports an error."""
+    """Close stdout, which nobody reads any more. So the interpreter's last flush reports no error."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     return EXIT_BROKEN_PIPE

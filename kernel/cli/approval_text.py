@@ -1,8 +1,8 @@
-"""An item that waits for a person, as a person reads it. Pure.
+"""The text of an item that waits for a person. Pure.
 
-Everything in it may be a model's text, and a model may want to look like the command that shows it. So every line of
-the item begins with a mark that no other line has, long lines are broken here and not by the terminal, and `write`
-shows characters that steer a terminal by their number.
+Everything in an item may be a model's text, and a model may imitate the output of the command. So every line of the
+item begins with a mark that no other line has. Long lines are broken here and not by the terminal. `write` shows
+characters that control a terminal by their number.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from schemas.visible import visible_line
 
 #: In front of every line of an item.
 MARK: Final = "│ "
-#: Columns, where nobody knows how wide the terminal is.
+#: The width when the width of the terminal is not known (columns).
 COLUMNS: Final = 100
-#: Fewer are not believed.
+#: The least width. A terminal that reports less is not believed.
 _MIN_COLUMNS: Final = 20
 #: Lines of arguments; the rest is in `gdn approve show --json`.
 MAX_LINES: Final = 400
 
 
 def item_lines(item: dict[str, Any], columns: int = COLUMNS) -> list[str]:
-    """One item: who asks what, in which turn, and what is bound by it."""
+    """The lines of one item: who asks for what, in which turn, and what a decision is about."""
     what = "a question of" if item["kind"] == "question" else "approve this call of"
     lines = [f"{item['code']}: {what} {item['agent']}/{item['instanceKey']}?"]
     lines.append(f"tool     {item['tool']}")
@@ -54,7 +54,7 @@ def item_lines(item: dict[str, Any], columns: int = COLUMNS) -> list[str]:
 
 
 def command_lines(item: dict[str, Any]) -> list[str]:
-    """How to answer from elsewhere."""
+    """The commands that answer the item from another terminal."""
     code = item["code"]
     if item["kind"] == "question":
         return [f"answer it with: gdn approve answer {code} JSON   (or gdn approve no {code})"]
@@ -99,7 +99,7 @@ def _args(item: dict[str, Any]) -> Iterator[str]:
 
 
 def _broken(line: str, width: int) -> list[str]:
-    """Pieces that a terminal shows in one row each; characters outside of ASCII may take two columns."""
+    """The pieces of a line that fit into one row of a terminal each. A character outside of ASCII may take two columns."""
     step = width if line.isascii() else width // 2
     line = line.expandtabs(4)
     return [line[at : at + step] for at in range(0, len(line), step)] or [""]

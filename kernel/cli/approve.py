@@ -48,7 +48,7 @@ def list_(everything: bool, answered: bool, bundle: str | None, as_json: bool) -
 @options.bundle
 @options.as_json
 def show(id: str, bundle: str | None, as_json: bool) -> int:
-    """Show one with all of its arguments. ID is a callId or a code."""
+    """Show one item with all of its arguments. ID is a callId or a code."""
     from kernel.cli.approval_text import item_lines
     from kernel.cli.operator_question import ask_broker
     from kernel.cli.output import write, write_json
@@ -105,7 +105,7 @@ def answer(id: str, json: str | None, bundle: str | None, as_json: bool) -> int:
 
 
 def answer_issues(schema: Any, value: Any) -> list[str]:
-    """What does not fit the JSON Schema of a question, in words."""
+    """The reasons why an answer does not fit the JSON Schema of a question, in words."""
     from schemas.arguments import compile_arguments
 
     if not isinstance(schema, dict):
@@ -115,7 +115,7 @@ def answer_issues(schema: Any, value: Any) -> list[str]:
 
 
 def encoded_answer(value: Any) -> Raw:
-    """An answer as it goes to the broker. Raises GoondanError E_USAGE."""
+    """An answer in the form that goes to the broker. Raises GoondanError E_USAGE."""
     from schemas.approvals import MAX_ANSWER_BYTES
     from schemas.codec import to_raw
     from schemas.errors import fail

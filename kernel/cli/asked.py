@@ -1,7 +1,7 @@
 """The items that wait for a person while a command talks to a swarm. They are shown, and asked on a terminal.
 
-The broker says when its list has changed, and the list is read anew then. News can be lost, so it is read now and then
-as well.
+The broker says when its list has changed, and then the list is read again. Such news can be lost, so the list is also
+read from time to time.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from kernel.cli.screen import Screen
     from kernel.cli.session import Session
 
-#: How long news may have been lost (seconds); a look costs the broker a tenth of a millisecond.
+#: How long a lost change may stay unknown (seconds). One look costs the broker a tenth of a millisecond.
 LOOK_S: Final = 5.0
 #: How long an answer of the broker may take (seconds): longer than a restart of it takes.
 ANSWER_S: Final = 30.0
-#: How often a person is asked again after words that are no answer.
+#: How often a person is asked again after an input that is no answer.
 MAX_TRIES: Final = 3
 
 
@@ -34,16 +34,16 @@ class Asked:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        #: Those that wait, by their codes.
+        #: The items that wait, by their codes.
         self.items: dict[str, dict[str, Any]] = {}
-        #: Events of whose work nothing goes on but what waits.
+        #: The ids of events whose work has stopped: everything that is left of it waits for a person.
         self.blocked: frozenset[str] = frozenset()
         self.changed = asyncio.Event()
         self._changes: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._shown: set[str] = set()
 
     async def watch(self) -> None:
-        """Look until cancelled."""
+        """Read the list again and again, until cancelled."""
         while True:
             self._session.news.clear()
             with suppress(GoondanError):
@@ -68,7 +68,7 @@ class Asked:
         await asyncio.shield(self._changes)
 
     def new(self) -> list[dict[str, Any]]:
-        """Items that nobody was shown; they count as shown."""
+        """The items that nobody was shown yet. From now on they count as shown."""
         found = [item for code, item in self.items.items() if code not in self._shown]
         self._shown.update(item["code"] for item in found)
         return found
@@ -82,7 +82,9 @@ class Asked:
                 write(*item_lines(item), *command_lines(item), stream=sys.stderr)
 
     async def notices(self, prompt: Prompt) -> None:
-        """While a message is typed: say what waits, until cancelled. It is asked about in the next turn, or before."""
+        """While a person types a message: say which items wait, until cancelled. The person is asked in the next turn,
+        or before it.
+        """
         known = set(self._shown)
         while True:
             await self.changed.wait()
@@ -93,7 +95,7 @@ class Asked:
                     await prompt.notice([*item_lines(item, _columns()), *command_lines(item)])
 
     async def ask_each(self, prompt: Prompt, screen: Screen) -> None:
-        """Ask about what waits, one after another, until cancelled. `screen` shows nothing meanwhile."""
+        """Ask about the items that wait, one after another, until cancelled. `screen` shows nothing meanwhile."""
         while True:
             await self.ask_waiting(prompt, screen)
             self.changed.clear()
@@ -101,7 +103,7 @@ class Asked:
                 await self.changed.wait()
 
     async def ask_waiting(self, prompt: Prompt, screen: Screen | None = None) -> None:
-        """Ask about what waits now and was not asked about."""
+        """Ask about the items that wait now and that nobody was asked about."""
         for item in self.new():
             if item["code"] not in self.items:
                 continue
@@ -144,7 +146,7 @@ class Asked:
 
 
 def _answer(item: dict[str, Any], said: str) -> dict[str, Any] | None:
-    """The answer to a question; None, and a word about it, when it does not fit."""
+    """The answer to a question. None when it does not fit, after the person was told why."""
     from kernel.cli.approve import answer_issues, encoded_answer
     from kernel.cli.batch import parse_json
 

@@ -1,8 +1,8 @@
 """Finding the running kernel of a bundle, or starting one.
 
 A command that talks to a swarm holds its kernel through `supervisor.sock` while it works. `gdn run` starts a kernel
-that ends with it; `gdn call` without a running kernel starts one that is shared by every call that comes meanwhile
-and ends with the last of them.
+that ends with the command. When no kernel runs, `gdn call` starts one. Other calls that come meanwhile share it, and it
+ends with the last of them.
 
 Source: docs/design/commands.md section 4.
 """
@@ -37,13 +37,13 @@ from schemas.tokens import SOCKETS
 if TYPE_CHECKING:
     from kernel.trust.powers import Power
 
-#: `gdn stop` returns within this time (seconds); the supervisor's own steps add up to less.
+#: How long `gdn stop` may take (seconds). The steps of the supervisor take less time together.
 STOP_S: Final = 10.0
 #: How long a command waits for a kernel that somebody else is just starting or stopping (seconds).
 PATIENCE_S: Final = 20.0
 #: How often it looks (seconds).
 PATIENCE_POLL_S: Final = 0.02
-#: The supervisor's own limit for a start, and some more for the interpreter (seconds).
+#: How long a start may take (seconds): the supervisor's own limit, and some time for the interpreter.
 READY_S: Final = 40.0
 
 
@@ -82,7 +82,7 @@ def locate(
 
 
 class InvalidBundle(GoondanError):
-    """The kernel did not start because of its bundle; `problems` are all of them, as `gdn validate` has them."""
+    """The kernel did not start because of its bundle. `problems` are all problems, in the form of `gdn validate`."""
 
     def __init__(self, info: ErrorPayload, problems: list[Problem], dropped: int) -> None:
         super().__init__(info)
@@ -91,13 +91,18 @@ class InvalidBundle(GoondanError):
 
 
 class _Report(msgspec.Struct):
+    """What the supervisor reports when its start fails."""
+
+    #: The reason.
     error: ErrorPayload
+    #: The problems of the bundle.
     problems: list[Problem] = []
+    #: How many more problems there are.
     dropped: int = 0
 
 
 class Started:
-    """A supervisor that this process has started; it stops when `parent_fd` is closed, unless it was let go."""
+    """A supervisor that this process has started. It stops when `parent_fd` is closed, unless it was let go."""
 
     def __init__(
         self,
@@ -141,7 +146,7 @@ class Started:
         log: int | None = None
         try:
             log = open_log(f"{logs}/supervisor.log")
-            # The whole environment: the bundle may name any variable. What it hands on is its own choice.
+            # The whole environment: the bundle may name any variable. The supervisor chooses what it hands on.
             self.pid = start_program(
                 command("kernel.supervisor", arguments), env=os.environ, output_fd=log, pass_fds=pass_fds
             )
@@ -162,7 +167,9 @@ class Started:
         self._refused = False  # the record and the runtime directory are another kernel's
 
     def wait_ready(self) -> None:
-        """Return when the kernel is ready. Raises GoondanError: why it is not; InvalidBundle with every problem."""
+        """Wait until the kernel is ready. Raises GoondanError with the reason when it will not be, and InvalidBundle
+        with every problem of its bundle.
+        """
         close_memory()  # soon it holds the kernel's token; while the supervisor starts, there is time for it
         data = b""
         until = time.monotonic() + READY_S
@@ -195,20 +202,20 @@ class Started:
         os.close(self.pidfd)
 
     def stop_soon(self) -> None:
-        """Ask it to stop, by the way that also works when this process dies."""
+        """Ask it to stop: close the pipe that also closes when this process dies."""
         if self._parent_fd >= 0:
             os.close(self._parent_fd)
             self._parent_fd = -1
 
     def wait_end(self) -> None:
-        """Wait until it and everything below it is gone; what does not go in time is killed."""
+        """Wait until the supervisor and all processes below it are gone. Processes that do not end in time are killed."""
         self.stop_soon()
         end_of(self.pidfd, self._place.state_dir, leftovers=not self._refused)
         with suppress(ChildProcessError):
             os.waitpid(self.pid, 0)
 
     def kill(self) -> None:
-        """End it at once; everything below it dies by parent death."""
+        """Kill it. All processes below it die with their parent."""
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
         self.wait_end()
@@ -219,14 +226,15 @@ class Started:
 
 
 def end_of(pidfd: int, state_dir: str, timeout_s: float = STOP_S, *, leftovers: bool = True) -> bool:
-    """Wait for a supervisor's end; one that is not gone in time is killed and cleared up after. True when it went.
+    """Wait for the end of a supervisor. One that does not end in time is killed, and its leftovers are removed. Returns
+    whether it ended by itself.
 
-    `leftovers`: what the record of the workspace names is its own.
+    `leftovers`: the processes and folders in the record of the workspace are this supervisor's.
     """
     readable, _, _ = select.select([pidfd], [], [], timeout_s)
     if readable:
         if leftovers:
-            lock.clear_after_death(state_dir)  # nothing is left of one that has ended in order
+            lock.clear_after_death(state_dir)  # a supervisor that ends in order leaves nothing
         return True
     with suppress(ProcessLookupError):
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
@@ -244,18 +252,18 @@ class Kernel:
 
     @property
     def entry_agent(self) -> str | None:
-        """The agent that gets what names no other; None when the bundle has no agent."""
+        """The agent that gets messages which name no agent. None when the bundle has no agent."""
         raise NotImplementedError
 
     @property
     def model(self) -> str | None:
-        """The entry agent's model in a few words; None when nobody knows."""
+        """The entry agent's model in a few words. None when it is not known."""
         return None
 
     def finish(self) -> None:
-        """Let the kernel go. One that ends with this command, or has ended, is gone for good when this returns.
+        """Let the kernel go. If it ends with this command, or has ended, it is gone when this method returns.
 
-        Called while an interrupt passes through, it waits for nothing that still runs.
+        While an interrupt is being raised, this method does not wait for work that still runs.
         """
         raise NotImplementedError
 
@@ -280,7 +288,7 @@ class Supervised(Kernel):
         return self._reply.model
 
     def finish(self) -> None:
-        """Release it, and see it gone if it ends now."""
+        """Release the kernel. If it ends now, wait for its end."""
         interrupted = isinstance(sys.exception(), KeyboardInterrupt | SystemExit)
         try:
             gone = select.select([self.pidfd], [], [], 0)[0]
@@ -298,7 +306,7 @@ class Supervised(Kernel):
 
 
 class ByHand(Kernel):
-    """A broker that was started by hand, without a supervisor; it lives and dies without us."""
+    """A broker that was started by hand, without a supervisor. This command neither starts nor ends it."""
 
     def __init__(self, place: BundleTarget, pid: int, pidfd: int) -> None:
         super().__init__(place, pidfd)
@@ -313,7 +321,7 @@ class ByHand(Kernel):
 
     @property
     def entry_agent(self) -> str | None:
-        """As the bundle says. It runs already, so that nobody has to agree to it here."""
+        """The entry agent of the bundle. The bundle runs already, so the user need not agree to it here."""
         from kernel.bundle.loader import open_bundle
         from kernel.trust.asking import Asking
 
@@ -328,7 +336,7 @@ class ByHand(Kernel):
 
 
 def by_hand(place: BundleTarget) -> ByHand | None:
-    """The broker of a bundle that runs without a supervisor; None without one.
+    """The broker of the bundle that runs without a supervisor. None when there is none.
 
     Raises GoondanError E_RUN_DIR, E_STATE.
     """
@@ -360,7 +368,7 @@ def attach(place: BundleTarget) -> Kernel:
 def attach_or_start(place: BundleTarget, allow_net: Sequence[str]) -> Kernel:
     """Hold the running kernel of a bundle, or start one for as long as calls need it.
 
-    Raises GoondanError: why it cannot start; E_USAGE when `allow_net` is given and a kernel runs already.
+    Raises GoondanError with the reason why it cannot start, and E_USAGE when `allow_net` is given and a kernel runs.
     """
     until = time.monotonic() + PATIENCE_S
     while True:
@@ -402,7 +410,7 @@ def _ready_for_calls(place: BundleTarget, allow_net: Sequence[str], agreed: Sequ
 def start(place: BundleTarget) -> Kernel:
     """Start the kernel of `gdn run`, which ends with this command.
 
-    Raises GoondanError E_KERNEL_RUNNING, InvalidBundle, or what else keeps it from starting.
+    Raises GoondanError E_KERNEL_RUNNING, InvalidBundle, or another error with the reason why it cannot start.
     """
     return started_when_trusted(place, lambda agreed: _start(place, agreed))
 
@@ -426,7 +434,7 @@ def _start(place: BundleTarget, agreed: Sequence[Power]) -> Kernel:
 
 
 def _hold(place: BundleTarget, started: Started | None) -> Kernel | None:
-    """Hold what runs; None when nothing does. Waits while a kernel is starting or stopping."""
+    """Hold the kernel that runs. None when none runs. Waits while one is starting or stopping."""
     until = time.monotonic() + PATIENCE_S
     while True:
         client = SupervisorClient.connect(place.state_dir)
@@ -441,10 +449,10 @@ def _hold(place: BundleTarget, started: Started | None) -> Kernel | None:
                 raise
             if error.info.code in ("E_KERNEL_NOT_RUNNING", "E_KERNEL_LOST"):
                 continue  # it was stopping, and is gone now
-            return None  # its start failed; whoever started it is told why
+            return None  # its start failed, and the command that started it reports why
         return Supervised(place, client, reply, started)
 
 
 def preload() -> None:
-    """Import what the link needs, while the kernel starts if it does."""
+    """Import the modules of the link. If the kernel is starting, this takes place at the same time."""
     import_whole("kernel.cli.session")

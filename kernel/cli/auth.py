@@ -1,6 +1,6 @@
 """`gdn auth login|list|revoke`: OAuth tokens that people have agreed to.
 
-Without a running kernel one is started for as long as the command needs it: tokens are held by a process of it.
+A process of the kernel holds the tokens. When no kernel runs, one is started for as long as the command needs it.
 
 Source: docs/oauth.md.
 """
@@ -120,7 +120,7 @@ def revoke(app: str, subject: str | None, bundle: str | None, policy: str | None
 
 
 def instructions(asked: dict[str, Any]) -> list[str]:
-    """What a person is to do."""
+    """The lines that tell a person what to do."""
     scopes = " ".join(asked["scopes"])
     lines = [f"{asked['subject']} is asked for {scopes or 'an agreement'}, until {asked['expiresAt']}."]
     if asked.get("userCode") is None:
@@ -129,7 +129,7 @@ def instructions(asked: dict[str, Any]) -> list[str]:
 
 
 def render(found: dict[str, Any]) -> list[str]:
-    """One line for each, and a second one with the reason where a person has to agree again."""
+    """One line for each grant. Where a person has to agree again, a second line gives the reason."""
     lines: list[str] = []
     for one in found["grants"]:
         until = f"token until {one['expiresAt']}" if one["expiresAt"] else "token without an end"

@@ -1,7 +1,7 @@
-"""The lines of `gdn call --batch`: what they may hold, and what is said about those that hold something else. Pure.
+"""The lines of `gdn call --batch`: what a line may hold, and the errors of other lines. Pure.
 
-A line is a JSON object {"id", "tool", "args"?, "workdir"?, "instance"?}; `id` is any string or number and comes back
-as it was. Other fields are ignored, as everywhere on the wire.
+A line is a JSON object {"id", "tool", "args"?, "workdir"?, "instance"?}. `id` is any string or number; the line's
+result has the same one. Other fields are ignored, as everywhere on the wire.
 
 Source: docs/design/commands.md section 5; docs/design/wire.md section 2.
 """
@@ -19,7 +19,7 @@ from schemas.blobs import MAX_ARGS_BYTES
 from schemas.codec import check_depth, encode_value, replace_surrogates
 from schemas.errors import GoondanError, fail
 
-#: The longest line that can hold arguments which fit; JSON is longer than msgpack by escapes at most sixfold.
+#: The longest line whose arguments can fit. Escapes make JSON at most six times as long as msgpack.
 MAX_LINE_BYTES: Final = 6 * MAX_ARGS_BYTES
 #: Digits that a 64-bit integer can have, with its sign.
 _MAX_INT_DIGITS: Final = 20
@@ -41,7 +41,7 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BadLine(Exception):
-    """A line that is no call: the error, and the line's id when it has a usable one."""
+    """A line that is no call: its error, and its id if it has a usable one."""
 
     def __init__(self, id: Any, error: GoondanError) -> None:
         super().__init__(str(error))
@@ -50,10 +50,10 @@ class BadLine(Exception):
 
 
 def parse_json(text: str | bytes) -> Any:
-    """JSON as it may enter the system.
+    """Read JSON from outside.
 
-    Integers beyond 64 bits become doubles, lone surrogates U+FFFD; NaN and infinities, also by overflow, are refused,
-    and so is text that is not UTF-8 or nests too deep. Raises GoondanError E_USAGE.
+    Integers beyond 64 bits become doubles, and lone surrogates become U+FFFD. Raises GoondanError E_USAGE for NaN and
+    infinities (also by overflow), for text that is not UTF-8, and for text that nests too deep.
     """
     try:
         if isinstance(text, bytes):
@@ -90,7 +90,7 @@ def _constant(name: str) -> float:
 
 
 def parse_arguments(text: str | bytes) -> dict[str, Any]:
-    """ARGS_JSON of `gdn call`: an object that is not too large. Raises GoondanError E_USAGE, E_FRAME_TOO_LARGE."""
+    """Read ARGS_JSON of `gdn call`: one object. Raises GoondanError E_USAGE, and E_FRAME_TOO_LARGE for a large one."""
     return _checked_arguments(parse_json(text))
 
 
@@ -116,9 +116,9 @@ def check_instance(key: str) -> str:
 
 
 def parse_line(data: bytes | None, size: int, instance: str = DEFAULT_INSTANCE) -> tuple[Any, ToolCall] | None:
-    """The id and the call of one line; None for an empty one. Raises BadLine.
+    """The id and the call of one line. None for an empty line. Raises BadLine.
 
-    `data` is None for a line that was too long, `instance` is used when the line names none.
+    `data` is None for a line that was too long. `instance` is used when the line names none.
     """
     if data is None:
         raise BadLine(None, fail("E_FRAME_TOO_LARGE", f"the line has {size} bytes, limit {MAX_LINE_BYTES}"))

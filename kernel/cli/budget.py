@@ -1,4 +1,4 @@
-"""`gdn budget [EVENT]`: what everything that one message set going has used of its budgets, and who has used it.
+"""`gdn budget [EVENT]`: how much of its budgets the work of one message has used, and which agents used it.
 
 Source: docs/budgets.md.
 """
@@ -14,7 +14,7 @@ from kernel.cli import options
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-#: Ids and names are others' text; so much of each is shown (characters).
+#: The most of an id or a name that is shown (characters). Both are text from outside.
 _MAX_NAME: Final = 80
 #: In the order of the columns; `calls` and `tokens` are sums.
 _COLUMNS: Final = ("calls", "modelCalls", "toolCalls", "tokens", "inputTokens", "outputTokens", "money")
@@ -39,7 +39,7 @@ def command(event_id: str | None, bundle: str | None, as_json: bool) -> int:
 
 
 def render(answer: Mapping[str, Any]) -> list[str]:
-    """For each message its budgets: one line for each limit, then one for each agent that has spent something."""
+    """The budgets of each message: one line for each limit, then one for each agent that has spent something."""
     from kernel.cli.plain import one_line
 
     lines: list[str] = []

@@ -1,6 +1,6 @@
 """`gdn call`: tool calls by hand, through a real agent process, a real broker and a real jail.
 
-Without a running kernel one is started for as long as calls need it.
+When no kernel runs, one is started for as long as calls need it.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from schemas.errors import GoondanError
     from schemas.frames import Answer
 
-#: Lines of a batch that may be without a result at once: enough to keep every core busy, few enough that a file of
-#: any length takes constant memory.
+#: The most lines of a batch that have no result yet. So many keep every core busy, and a file of any length still takes
+#: constant memory.
 MAX_IN_FLIGHT: Final = 256
 
 
@@ -213,7 +213,7 @@ def _many(kernel: Kernel, fd: int, instance: str, workdir: str | None) -> int:
 
 
 class _Batch:
-    """Every line becomes a result line, in any order, each printed as soon as it is known."""
+    """A batch. Every line gets a result line, in any order. Each is printed as soon as it is known."""
 
     def __init__(self, kernel: Kernel, fd: int, instance: str, workdir: str | None) -> None:
         self._kernel = kernel
@@ -250,7 +250,7 @@ class _Batch:
             if cancelling.left:
                 raise SystemExit(self.status)
             if not reader.done():
-                # Each call that is under way gets its error line by itself. Nothing more is read.
+                # Each call that is under way gets its error line in the usual way. No more lines are read.
                 self.lost = self.lost or session.lost_error()
                 reader.cancel()
                 await asyncio.wait({reader})
@@ -260,7 +260,7 @@ class _Batch:
                 reader.result()
 
     def _end(self) -> None:
-        """No more lines are read; those that were get the results of cancelled calls."""
+        """Read no more lines. The lines that were read get the results of cancelled calls."""
         self._ending = True
         if self._reading:  # else it waits for results, which are on their way
             self._give_up()
@@ -334,5 +334,5 @@ class _Batch:
 
 
 def error_result(error: GoondanError) -> dict[str, Any]:
-    """What went wrong, as the ToolResult that every line gets."""
+    """An error in the form of a ToolResult, which every line gets."""
     return {"status": "error", "error": error.info}

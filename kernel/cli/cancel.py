@@ -14,7 +14,7 @@ from kernel.cli import options
 if TYPE_CHECKING:
     from kernel.cli.attach import Kernel
 
-#: How long the end of the turn is waited for when nothing is said (seconds): extensions may take 30 s to leave a turn.
+#: How long the command waits for the end of the turn by default (seconds). Extensions may take 30 s to leave a turn.
 DEFAULT_TIMEOUT_S: Final = 60.0
 
 
@@ -78,7 +78,7 @@ async def _cancel(
 
     async with Session(kernel, min(timeout_s, WELCOME_S)) as session:
         if event_id is None:
-            # Asked by its id, it is the same event however often the question has to be sent.
+            # The question has an id of its own, so it may be sent several times and is still one.
             listed = await session.admin({"op": "events", "agent": agent, "instanceKey": instance}, timeout_s)
             if not listed["events"]:
                 raise fail("E_EVENT_NOT_FOUND", f"{agent}/{instance} works on nothing")

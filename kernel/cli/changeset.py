@@ -1,4 +1,4 @@
-"""`gdn changeset list|diff|revert`: what agents have changed in the bundle, or are about to.
+"""`gdn changeset list|diff|revert`: the changes that agents have made to the bundle, or are making.
 
 Source: docs/changesets.md.
 """
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from kernel.changesets.records import Record
     from schemas.changesets import CommittedChangeset
 
-#: How long a running kernel may take to take a commit back (seconds): changesets of agents come first.
+#: How long a running kernel may take to revert a commit (seconds). Changesets of agents come first.
 _PATIENCE_S: Final = 180.0
 
 
@@ -83,7 +83,7 @@ def revert(changeset_id: str, bundle: str | None, as_json: bool) -> int:
 
 
 def _revert(bundle: str | None, changeset_id: str) -> CommittedChangeset:
-    """By the kernel that runs, so that its agents get it; else here."""
+    """Revert in the kernel, if one runs, so that its agents get the change. Otherwise revert here."""
     from kernel.changesets.engine import not_committed
     from kernel.changesets.recovery import locked
     from kernel.cli.attach import locate

@@ -26,6 +26,6 @@ def command(shell: str) -> int:
     made = get_completion_class(shell)
     if made is None:
         raise AssertionError(f"click knows no {shell}")
-    # The base class's way: bash's own would start a bash to ask for its version.
+    # The method of the base class, because that of the bash class starts a bash to ask for its version.
     write(*ShellComplete.source(made(group, {}, "gdn", "_GDN_COMPLETE")).rstrip("\n").split("\n"))
     return 0

@@ -1,13 +1,15 @@
-"""The completions that the shell offers when a person presses Tab: agents, tools, instances, logs of the bundle that
+"""The completions that the shell offers when a person presses Tab: agents, tools, instances and logs of the bundle that
 the line names.
 
 Rules.
-- Documents are read, and nothing else: no check, no module of a tool, no kernel is asked. Quick enough for a key press.
-- A state root that commands refuse has names of others, and is not listed.
-- What a shell puts into a command line is run by the next Enter, and instance keys are anybody's text. So only names
-  that no shell reads anything into are offered.
-- A shell prints the description of a tool as it is, and it is anybody's text. So it goes out harmless.
-- Whatever goes wrong, nothing is offered and nothing is said.
+- Only documents are read. Nothing is checked, no module of a tool is loaded, and no kernel is asked. That is quick
+  enough for a key press.
+- A state root that commands refuse may hold names that another user chose. It is not listed.
+- The next Enter runs what a shell has put into a command line, and an instance key is text from outside. So only names
+  without special characters of any shell are offered.
+- A shell prints the description of a tool as it is, and that is text from outside too. So control characters are
+  escaped.
+- When anything fails, nothing is offered and no error is shown.
 
 Source: docs/design/commands.md section 3.
 """
@@ -34,26 +36,26 @@ from schemas.address import build_tool_name, is_export_name, is_resource_name, s
 from schemas.frames import OPERATOR_AGENT
 from schemas.visible import visible_line
 
-#: Without a special meaning in any shell, anywhere in a word.
+#: The characters that have no special meaning in any shell, anywhere in a word.
 SAFE: Final = re.compile(r"[A-Za-z0-9_@%+:,./][A-Za-z0-9_@%+:,./-]*\Z")
-#: More would not be read (items).
+#: The most items that are offered. A person would not read more.
 MAX_ITEMS: Final = 200
 
 Items = list[CompletionItem[str]]
 
 
 def offer(source: Callable[[click.Context], Iterable[tuple[str, str]]], ctx: click.Context, incomplete: str) -> Items:
-    """(value, help) pairs of `source` that begin with what is typed. Never raises."""
+    """The (value, help) pairs of `source` whose value begins with the typed text. Never raises."""
     items: Items = []
     try:
         for value, text in source(ctx):
             if value.startswith(incomplete) and SAFE.match(value):
-                # fish's script takes what follows a comma for something else.
+                # The script of fish takes the text after a comma for something else.
                 items.append(CompletionItem(value, help=visible_line(text).replace(",", ";") or None))
                 if len(items) == MAX_ITEMS:
                     break
     except Exception:
-        return []  # nobody asked for an error while typing
+        return []  # a person who is typing did not ask for an error
     return items
 
 
@@ -76,7 +78,7 @@ def oauth_apps(ctx: click.Context) -> Iterator[tuple[str, str]]:
 
 
 def first_agent(ctx: click.Context) -> Iterator[tuple[str, str]]:
-    """The agents, for the first of several words; behind it comes free text."""
+    """The agents, for the first of several words. Free text follows it."""
     return iter(()) if ctx.params.get("words") else agents(ctx)
 
 

@@ -14,7 +14,7 @@ from kernel.cli import options
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-#: Names, reasons and values are others' text; so much of each is shown (characters).
+#: The most of a name, a reason or a value that is shown (characters). All are text from outside.
 _MAX_SHOWN: Final = 160
 
 _instance: Final = click.option(
@@ -135,7 +135,7 @@ def revert(patch_id: str, bundle: str | None, as_json: bool) -> int:
 
 
 def render(answer: Mapping[str, Any]) -> list[str]:
-    """For each patch: what it is and who wanted it, what it does, and what came of it."""
+    """The lines of each patch: its name and who proposed it, what it changes, and whether it was accepted."""
 
     import msgspec
 

@@ -1,8 +1,8 @@
 """The question that `gdn` asks before a bundle runs that asks for more than the user has agreed to.
 
-The kernel decides: it refuses to start with E_BUNDLE_UNTRUSTED. Only then is the bundle looked at here, and shown. The
-user agrees to what was shown. The kernel compares this with what it then reads itself. So it does not matter what
-happens to the files in between: something else is refused again, and asked about again.
+The kernel decides: it refuses to start with E_BUNDLE_UNTRUSTED. Then this module reads the bundle and shows what it
+asks for. The user agrees to what was shown. The kernel compares this with what it reads itself. So a change of the
+files in between does no harm: the kernel refuses the changed bundle again, and the user is asked again.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ if TYPE_CHECKING:
     from kernel.bundle.loader import Inspected
     from kernel.trust.powers import Power
 
-#: A bundle that changes after each answer is not asked about for ever.
+#: How often the user is asked about one start. Otherwise a bundle that changes after each answer would be asked about
+#: without end.
 MAX_QUESTIONS: Final = 3
-#: More is no answer (bytes).
+#: The longest answer (bytes).
 MAX_ANSWER: Final = 100
 
 Answer = Literal["always", "once", "no"]
@@ -37,7 +38,7 @@ class Where(Protocol):
 
     @property
     def state_dir(self) -> str:
-        """Where its workspace keeps its state."""
+        """The folder with the state of its workspace."""
 
     @property
     def policy(self) -> str | None:
@@ -45,9 +46,10 @@ class Where(Protocol):
 
 
 def started_when_trusted(place: Where, begin: Callable[[Sequence[Power]], T]) -> T:
-    """What `begin` starts. It gets the powers that the user has just agreed to; none at first.
+    """Call `begin`, and return what it has started. Its argument are the powers that the user has just agreed to: at
+    first none.
 
-    When it raises E_BUNDLE_UNTRUSTED and a person is there, the person is asked. Raises what `begin` raises.
+    When it raises E_BUNDLE_UNTRUSTED and a person is at the terminal, the person is asked. Raises what `begin` raises.
     """
     agreed: Sequence[Power] = ()
     for left in reversed(range(MAX_QUESTIONS + 1)):
@@ -57,7 +59,7 @@ def started_when_trusted(place: Where, begin: Callable[[Sequence[Power]], T]) ->
             if error.info.code != "E_BUNDLE_UNTRUSTED" or not left or not can_ask():
                 raise
             inspected = look_again(place)
-            if not inspected.judgement.trusted:  # else somebody has agreed meanwhile
+            if not inspected.judgement.trusted:  # otherwise the user has agreed in another terminal
                 answer = ask(inspected)
                 if answer == "no":
                     raise
@@ -68,12 +70,12 @@ def started_when_trusted(place: Where, begin: Callable[[Sequence[Power]], T]) ->
 
 
 def look_again(place: Where) -> Inspected:
-    """The bundle, without a look into its modules. Raises BundleError when it has errors by now."""
+    """Read the bundle again, without its modules. Raises BundleError when it has errors now."""
     from kernel.bundle.loader import inspect_bundle
     from kernel.bundle.problems import BundleError
 
     inspected = inspect_bundle(place.bundle, state_dir=place.state_dir, handlers=False, policy=place.policy)
-    # A variable that is not set keeps it from running, and not from being understood.
+    # A variable that is not set keeps the bundle from running, but it can still be read.
     broken = [problem for problem in inspected.errors if problem.code != "E_CONFIG_MISSING_ENV"]
     if broken:
         raise BundleError(broken, inspected.dropped)
@@ -81,14 +83,14 @@ def look_again(place: Where) -> Inspected:
 
 
 def can_ask() -> bool:
-    """Whether a person is at the terminal, and wants words and no JSON."""
+    """Whether a person is at the terminal, and did not ask for JSON."""
     from kernel.cli.output import is_terminal
 
     return is_terminal(sys.stdin) and is_terminal(sys.stderr) and "--json" not in sys.argv
 
 
 def ask(inspected: Inspected) -> Answer:
-    """Show what the bundle asks for, and have the person decide. Anything but a clear yes is a no."""
+    """Show what the bundle asks for, and ask the person. Anything but a clear yes is a no."""
     from kernel.cli.output import write
     from kernel.cli.terminal import style_of
     from kernel.cli.trust_screen import question, screen
@@ -96,7 +98,7 @@ def ask(inspected: Inspected) -> Answer:
     judgement = inspected.judgement
     _drop_typed_ahead()
     write(*screen(judgement, inspected.path, style_of(sys.stderr)), question(judgement), stream=sys.stderr)
-    # Read from the descriptor: what is typed later is for the conversation, and must not stay in a buffer here.
+    # Read from the descriptor: later text is for the conversation, and must not stay in a buffer here.
     said = os.read(sys.stdin.fileno(), MAX_ANSWER).decode("utf-8", "replace").strip().lower()
     if said in ("y", "yes"):
         return "always" if judgement.unbelieved is None else "once"
@@ -113,7 +115,7 @@ def confirmed(question: str) -> bool:
 
 
 def remember(inspected: Inspected, state_dir: str, *, how: str, own: bool | None = None) -> None:
-    """Keep that the user has agreed to all that the bundle asks for. Raises GoondanError E_STATE."""
+    """Record that the user has agreed to everything that the bundle asks for. Raises GoondanError E_STATE."""
     from kernel.paths import root_of
     from kernel.trust import records
 
@@ -124,7 +126,7 @@ def remember(inspected: Inspected, state_dir: str, *, how: str, own: bool | None
 
 
 def _drop_typed_ahead() -> None:
-    """Text that was typed or pasted before the question appeared is no answer to it."""
+    """Throw away text that was typed or pasted before the question appeared: it is no answer."""
     import termios
 
     with suppress(termios.error, OSError, ValueError):

@@ -1,4 +1,4 @@
-"""`gdn dead list|show|requeue|drop`: messages that were given up, and what becomes of them.
+"""`gdn dead list|show|requeue|drop`: messages that were given up, and a person's decision about them.
 
 A message is given up when agents ended on it five times without progress, or could not be started for it. The asker
 that waited for its answer was told. The message stays until a person has decided.
@@ -95,7 +95,7 @@ def drop(event_id: str, bundle: str | None, as_json: bool) -> int:
 
 
 def render(events: Sequence[dict[str, Any]], more: int) -> list[str]:
-    """Two lines for each: what and when, then why."""
+    """Two lines for each message: its id and time, then the reason."""
     from schemas.times import rfc3339_seconds
 
     lines: list[str] = []

@@ -16,7 +16,7 @@ from kernel.cli import options
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-#: Mounting takes milliseconds each, and a damaged one as long as it takes to read (seconds).
+#: How long the tool host may take (seconds). It mounts a file system in milliseconds; it reads a damaged one whole.
 _PATIENCE_S: Final = 600.0
 _MIB: Final = 1 << 20
 

@@ -1,4 +1,4 @@
-"""`gdn doctor`: whether everything that the kernel needs is there, and how to mend what is not.
+"""`gdn doctor`: checks whether everything that the kernel needs is there, and tells how to mend what is missing.
 
 Exit status 1 when there is a problem. With --json one document: {ok, problems, warnings, findings}.
 
@@ -42,7 +42,7 @@ def command(bundle: str | None, as_json: bool) -> int:
 
 
 def render(findings: Iterable[Finding], style: Style) -> list[str]:
-    """The report for a person, by area, and a count of what is not in order."""
+    """The report for a person, by area, and the number of problems and warnings."""
     from kernel.cli.terminal import printable
 
     paint = {"ok": style.good, "warning": style.warning, "problem": style.bad}

@@ -37,7 +37,7 @@ def command(bundle: str | None, as_json: bool) -> int:
 
 
 def describe(inspected: Inspected) -> list[dict[str, Any]]:
-    """A row for each extension; a bundled one that the bundle's own hides is left out."""
+    """One row for each extension. A bundled extension is left out when the bundle has one of the same name."""
     from kernel.bundle.base_extensions import BaseExtensions
     from schemas.resources import BASE_PACKAGE
 
@@ -59,7 +59,7 @@ def describe(inspected: Inspected) -> list[dict[str, Any]]:
 
 
 def table(rows: list[dict[str, Any]], style: Style) -> list[str]:
-    """A line for each: its name, where it comes from, its config's keys, and who uses it."""
+    """One line for each: its name, its source, the keys of its config, and the agents that use it."""
     from kernel.cli.terminal import printable
 
     names, sources = (max(len(row[column]) for row in rows) for column in ("name", "source"))

@@ -1,7 +1,7 @@
 """`gdn extension new NAME`: an extension to begin with: `extensions/NAME.py`, `tests/test_NAME.py`, and its document in
 goondan.yaml.
 
-There must be a goondan.yaml: only an agent has a use for an extension.
+There must be a goondan.yaml, because an extension needs an agent.
 """
 
 from __future__ import annotations

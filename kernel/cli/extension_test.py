@@ -1,8 +1,8 @@
 """`gdn extension test [PATH|NAME]`: the checks of `gdn validate`, then each extension in an agent of its own.
 
-The extension is loaded as an agent loads it, with the config of each agent that uses it, or its document's own. Then
-one turn passes through it, with a model that is a script and a tool call that is answered at once: no server is
-asked, and nothing of the bundle's state is touched. Extensions run as the user, so the bundle must be trusted.
+The extension is loaded as an agent loads it. It gets the config of each agent that uses it, or the config of its own
+document. Then one turn passes through it. The turn's model is a script, and its tool call is answered at once: no
+server is asked, and the state of the bundle is not touched. Extensions run as the user, so the bundle must be trusted.
 
 Exit status 0 when all is well, 1 when an extension failed, 2 when the bundle is wrong. With --json one document:
 {valid, bundle, errors, warnings, trials: [{extension, agent?, status, code?, message?, …}], passed, failed}.
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from kernel.cli.terminal import Style
     from schemas.launch import AgentSpec, ExtensionSpec, KernelPlan
 
-#: A trial that takes longer is ended from outside (seconds): `register` has 30 and the turn 70.
+#: How long a trial may take before its process is killed (seconds): `register` has 30 and the turn 70.
 TRIAL_S: Final = 120.0
 #: Exit status for a bundle that cannot be used.
 INVALID: Final = 2
-#: Lines of what an extension wrote that are shown of one that failed.
+#: How many of the lines that an extension wrote are shown when it failed.
 SHOWN_LINES: Final = 12
 #: The agent of a trial of an extension that no agent uses.
 ALONE: Final = "trial"
@@ -106,7 +106,7 @@ def look(place: BundleTarget) -> Inspected:
 
 
 def trials(inspected: Inspected, name: str | None) -> Iterator[Trial]:
-    """Each extension with each config that it is used with. Raises GoondanError E_CONFIG_MISSING_REF."""
+    """One trial for each extension and each agent that uses it. Raises GoondanError E_CONFIG_MISSING_REF."""
     from kernel.bundle.base_extensions import BaseExtensions
     from kernel.bundle.problems import did_you_mean, shown
     from schemas.errors import fail
@@ -129,7 +129,8 @@ def trials(inspected: Inspected, name: str | None) -> Iterator[Trial]:
 
 
 def check_asked(wanted: list[Trial]) -> None:
-    """Whether the user was asked about the code that is to be run: that of extensions which no agent uses was not.
+    """Check that the user was asked about the code that is to be run. Nobody is asked about extensions that no agent
+    uses.
 
     Raises GoondanError E_BUNDLE_UNTRUSTED.
     """
@@ -145,7 +146,7 @@ def check_asked(wanted: list[Trial]) -> None:
 
 
 def _needed(name: str, own: dict[str, Any]) -> set[str]:
-    """What an extension depends on, and what that depends on; not itself."""
+    """The extensions that an extension depends on, directly or not. It is not among them."""
     needed: set[str] = set()
     waiting = [name]
     while waiting:
@@ -158,7 +159,7 @@ def _needed(name: str, own: dict[str, Any]) -> set[str]:
 
 
 def run_one(trial: Trial, plan: KernelPlan) -> dict[str, Any]:
-    """The result of one trial, in a process and a state of its own."""
+    """Run one trial in a process and a state of its own, and return its result."""
     from kernel.spawn import AGENT_ENVIRONMENT, environment, memory_file
     from kernel.spawn import command as program
 
@@ -193,7 +194,7 @@ def run_one(trial: Trial, plan: KernelPlan) -> dict[str, Any]:
 
 
 def spec_of(trial: Trial, plan: KernelPlan, state: str) -> AgentSpec:
-    """The agent of a trial: its model is a script, its one tool is the trial's, its state is elsewhere."""
+    """The agent of a trial: its model is a script, its only tool is the trial's, and its state is in another folder."""
     from schemas.frames import OPERATOR_AGENT
     from schemas.launch import CatalogItem, ModelSpec
 
@@ -210,7 +211,7 @@ def spec_of(trial: Trial, plan: KernelPlan, state: str) -> AgentSpec:
 
 
 def render(report: dict[str, Any], style: Style) -> list[str]:
-    """The report for a person: problems with their places, a line for each trial, the sum."""
+    """The report for a person: the problems with their places, one line for each trial, and the sums."""
     from kernel.bundle.text import counts, problem_lines, short_path
     from kernel.cli.terminal import printable
 
@@ -235,7 +236,7 @@ def render(report: dict[str, Any], style: Style) -> list[str]:
 
 
 def described(result: dict[str, Any]) -> str:
-    """What an extension has registered, in words."""
+    """The registrations of an extension, in words."""
     parts = [f"{count} {kind} middleware" for kind, count in result["middleware"].items()]
     parts += [f"{what} {', '.join(result[key])}" for what, key in (("at", "points"), ("tools", "tools")) if result[key]]
     return "; ".join(parts) or "nothing"

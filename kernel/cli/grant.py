@@ -1,4 +1,4 @@
-"""`gdn grant list|accept|revoke|files`: what the tools of a bundle ask for, what they get, and the operator's decision.
+"""`gdn grant list|accept|revoke|files`: the requests of tools, their grants, and the decisions of the operator.
 
 Source: docs/design/sandbox.md section 1.
 """
@@ -145,7 +145,7 @@ _WORDS = {
 
 
 def _inspect(bundle: str | None, policy: str | None) -> tuple[Inspected, str]:
-    """The bundle, and the path of the state root's policy. Raises BundleError only for what hides its tools."""
+    """The bundle, and the path of the state root's policy. Raises BundleError only for errors that hide its tools."""
     from kernel.bundle.loader import inspect_bundle
     from kernel.bundle.problems import BundleError
     from kernel.cli.state import state_of

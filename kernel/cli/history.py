@@ -1,10 +1,11 @@
 """The lines that a person has typed, kept between sessions: a file of JSON texts, one a line, mode 0600.
 
 Rules.
-- Bounded: the newest MAX_ENTRIES, at most MAX_BYTES; longer ones are not kept. The file is cut when it is loaded.
-- An entry that begins with a space is not kept, as in a shell: the way to type a secret.
-- Best effort: what cannot be read or written costs the history, not the session. So does a link, a pipe, and a file
-  of somebody else: none of them is followed.
+- The file has the newest MAX_ENTRIES entries and at most MAX_BYTES. Longer entries are not kept. The file is cut when
+  it is loaded.
+- An entry that begins with a space is not kept, as in a shell. So a person can type a secret.
+- A file that cannot be read or written costs the history, not the session. The same holds for a link, a pipe, and a
+  file of another user: none of them is followed.
 
 Source: docs/design/processes.md section 8.
 """
@@ -21,15 +22,15 @@ from schemas.system.private_files import replace_file
 
 FILE: Final = "history"
 MAX_ENTRIES: Final = 1000
-#: Of the file (bytes), and of one entry (characters).
+#: The largest file (bytes), and the longest entry (characters).
 MAX_BYTES: Final = 1 << 20
 MAX_ENTRY: Final = 16 << 10
-#: An entry's line as JSON is at most this many times longer (`\\uXXXX` for a character).
+#: A line of the file is at most so many times as long as its entry (`\\uXXXX` for a character).
 _ESCAPED: Final = 12
 
 
 def load(path: str) -> list[str]:
-    """The entries, oldest first; a file that has grown too long is written anew."""
+    """The entries, oldest first. A file that has grown too long is written again."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
@@ -52,7 +53,7 @@ def load(path: str) -> list[str]:
 
 
 def append(path: str, entry: str) -> None:
-    """Keep an entry, unless it is not to be kept."""
+    """Append an entry to the file, if it is one that is kept."""
     if not is_kept(entry):
         return
     with suppress(OSError):
@@ -66,17 +67,17 @@ def append(path: str, entry: str) -> None:
 
 
 def is_kept(entry: str) -> bool:
-    """Whether an entry is worth keeping, and may be."""
+    """Whether an entry is kept."""
     return bool(entry.strip()) and not entry.startswith(" ") and len(entry) <= MAX_ENTRY
 
 
 def line(entry: str) -> bytes:
-    """An entry as it is written; lone surrogates and all controls are escaped."""
+    """An entry as a line of the file. Lone surrogates and all controls are escaped."""
     return json.dumps(entry).encode() + b"\n"
 
 
 def parse(data: bytes) -> list[str]:
-    """The entries in a file's bytes; what is no entry (a torn line, another hand's) is left out."""
+    """The entries in the bytes of a file. Lines that are no entry, such as a torn one, are left out."""
     entries = []
     for text in data.split(b"\n"):
         with suppress(ValueError, RecursionError):
@@ -87,7 +88,7 @@ def parse(data: bytes) -> list[str]:
 
 
 def newest(entries: list[str]) -> list[str]:
-    """As many of the last entries as are kept."""
+    """The newest entries, as many as are kept."""
     room = MAX_BYTES
     kept: list[str] = []
     for entry in reversed(entries[-MAX_ENTRIES:]):
@@ -99,7 +100,7 @@ def newest(entries: list[str]) -> list[str]:
 
 
 def _size(fd: int) -> int | None:
-    """Of a file that is ours (bytes), None for anything else."""
+    """The size of a file that is ours (bytes). None for anything else."""
     state = os.fstat(fd)
     return state.st_size if stat.S_ISREG(state.st_mode) and state.st_uid == os.getuid() else None
 

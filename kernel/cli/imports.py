@@ -1,8 +1,8 @@
-"""Imports that a signal does not cut in two.
+"""Imports that a signal does not interrupt.
 
 Python raises KeyboardInterrupt wherever it is when the signal comes. In the middle of an import that can be a callback
-of the import system, which swallows it, or the initialisation of an extension module, which crashes. One Ctrl-C in a
-hundred, while `gdn run` imports asyncio and ZeroMQ, did the one or the other.
+of the import system, which swallows the exception, or the initialisation of an extension module, which crashes. One
+Ctrl-C in a hundred had one of these effects while `gdn run` imported asyncio and ZeroMQ.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""`gdn init [DIR]`: a bundle to begin with, from kernel/templates.
+"""`gdn init [DIR]`: writes a first bundle, from kernel/templates.
 
-Each template is a folder of kernel/templates, copied as it is: a whole bundle that runs without a key. Nothing that is
-there already is touched without --force: everything is looked at before the first file is written.
+Each template is a folder of kernel/templates: a whole bundle that runs without a key. It is copied without changes.
+Without --force no existing file is touched: everything is checked before the first file is written.
 
 Source: docs/design/commands.md section 6.
 """
@@ -16,7 +16,7 @@ import click
 
 from kernel.cli import options
 
-#: Template -> what to try with it, besides `gdn run`. Its files are those of kernel/templates/<template>.
+#: Template -> a command to try with it, besides `gdn run`. Its files are in kernel/templates/<template>.
 TEMPLATES: Final[dict[str, list[tuple[str, str]]]] = {
     "agent": [],
     "two-agents": [("gdn run --detach; gdn send reviewer TEXT", "reaches the other agent; gdn stop ends the swarm")],
@@ -26,7 +26,7 @@ TEMPLATES: Final[dict[str, list[tuple[str, str]]]] = {
     ],
 }
 
-#: What became of the repository -> what is said of it.
+#: What was done about the repository -> the line that says so.
 _REPOSITORY: Final[dict[str, str]] = {
     "made": "made a git repository of it, with a first commit",
     "there": "it is in a git repository already: commit it there, so that agents can propose changes",
@@ -71,8 +71,8 @@ def command(folder: str, template: str, force: bool, as_json: bool) -> int:
 
 
 def _repository(folder: str, made: list[str]) -> str:
-    """Make a git repository of what was written, so that agents can propose changes; what became of that: a key of
-    _REPOSITORY. One that is there is the person's own to commit to.
+    """Make a git repository of the new files, so that agents can propose changes. Returns a key of _REPOSITORY. When a
+    repository is there already, the person commits the files.
     """
     from kernel.changesets.starting import begin_repository
 
@@ -80,7 +80,7 @@ def _repository(folder: str, made: list[str]) -> str:
 
 
 def _trust(folder: str) -> None:
-    """A bundle that we have just written needs no question, whatever model the environment names later."""
+    """Trust the bundle: we have just written it, so no question is needed, whatever model the environment names later."""
     from kernel.bundle.loader import inspect_bundle
     from kernel.cli.consent import remember
     from kernel.cli.state import state_of
@@ -88,11 +88,11 @@ def _trust(folder: str) -> None:
     from kernel.trust.powers import others
     from schemas.errors import GoondanError
 
-    with suppress(GoondanError):  # then the first run asks
+    with suppress(GoondanError):  # if this fails, the first run asks
         path = find_bundle(os.path.join(folder, BUNDLE_FILE))
         state = state_of(path)
         inspected = inspect_bundle(path, state_dir=state, handlers=False)
-        # Where others can write, it need not be what was written.
+        # If other users can write there, the files may no longer be the ones that we wrote.
         if not inspected.errors and not others(inspected.judgement.powers):
             remember(inspected, state, how="init")
 

@@ -1,7 +1,7 @@
-"""`gdn instance list|show|delete`: the instances of a workspace, those without a process too.
+"""`gdn instance list|show|delete`: the instances of a workspace, also those without a process.
 
-Files on disk are read as `gdn trace` reads them. A kernel is asked for the rest only if one runs. To delete is the
-kernel's work: only the kernel knows what an instance still has to do.
+Files on disk are read as `gdn trace` reads them. If a kernel runs, it is asked for the rest. Only the kernel deletes,
+because only the kernel knows which work an instance still has.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from kernel.cli.attach import BundleTarget
 
-#: How long a deletion may take (seconds): turn, process and jails have 5 to 15 s each, and a broker that ends in the
-#: middle is back within some.
+#: How long a deletion may take (seconds). The turn, the process and the jails have 5 to 15 s each, and a broker that
+#: ends in between is back after a few seconds.
 _DELETE_S: Final = 60.0
 
 
@@ -56,7 +56,7 @@ def list_(bundle: str | None, agent: str | None, as_json: bool) -> int:
 @options.bundle
 @options.as_json
 def show(agent: str, key: str, bundle: str | None, as_json: bool) -> int:
-    """Show one: its files, its process, its last turn, and what waits for it. KEY is `default` if left out."""
+    """Show one: its files, its process, its last turn, and the messages that wait for it. KEY is `default` if left out."""
     import time
 
     from kernel.cli.attach import locate
@@ -137,7 +137,7 @@ def delete(agent: str, key: str, bundle: str | None, force: bool, yes: bool, as_
 
 
 def _question(place: BundleTarget, agent: str, key: str, name: str) -> str:
-    """What goes with it."""
+    """The question, with what will be deleted."""
     from kernel.instances import instances
 
     found = next(iter(instances(place.state_dir, agent, key)), None)
@@ -146,7 +146,9 @@ def _question(place: BundleTarget, agent: str, key: str, name: str) -> str:
 
 
 def render(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """One line for each: status, size, when it was written last, and its name last, which is anybody's text."""
+    """One line for each instance: its status, its size, and when it was written last. Its name comes last, because it
+    is text from outside.
+    """
     from kernel.cli.plain import one_line
 
     lines = []
@@ -180,14 +182,14 @@ def _processes(place: BundleTarget) -> dict[tuple[str, str], dict[str, Any]]:
 
 
 def _events(place: BundleTarget, agent: str, key: str) -> tuple[list[dict[str, Any]], int]:
-    """The event that the instance works on and those that wait for it, as the broker says. Empty without a kernel."""
+    """The event that the instance works on and the events that wait for it. Empty when no kernel runs."""
     from kernel.cli.operator_question import ask_broker
     from schemas.errors import GoondanError
 
     try:
         answer = ask_broker(place.bundle, {"op": "events", "agent": agent, "instanceKey": key})
     except GoondanError as error:
-        # No kernel runs, or the bundle that runs has this agent no more.
+        # No kernel runs, or the running bundle no longer has this agent.
         if error.info.code in ("E_KERNEL_NOT_RUNNING", "E_AGENT_NOT_FOUND"):
             return [], 0
         raise

@@ -1,6 +1,8 @@
-"""Signals while a person, or a script, waits for an answer: the first cancels the turn or call, the second leaves.
-asyncio by itself cancels the main task at every SIGINT. Then the turn or call would go on although nobody waits for it,
-and between two messages the conversation would end.
+"""Signals while a person or a script waits for an answer. The first cancels the turn or call, the second ends the
+command.
+
+By default, asyncio cancels the main task at every SIGINT. Then the turn or call would go on although nobody waits for
+it, and between two messages the conversation would end.
 
 Source: docs/decisions/033.
 """
@@ -18,26 +20,28 @@ from schemas.frames import ErrorPayload
 
 _T = TypeVar("_T")
 
-#: How long a command that was told to end waits for the end of what it has cancelled (seconds): a tool host ends a jail
-#: that does not stop within 2 s.
+#: How long a command that was told to end waits for the end of the work that it has cancelled (seconds). A tool host
+#: kills a jail that does not stop within 2 s.
 CANCEL_S: Final = 10.0
 #: Added to a signal's number: the exit status that a shell reports.
 EXIT_SIGNAL: Final = 128
 
 
 class CancelSession(Protocol):
-    """What is needed of a session (kernel.cli.session.Session)."""
+    """The method of a session that is used here (kernel.cli.session.Session)."""
 
     async def cancel(self, event_id: str, timeout_s: float | None = None) -> str: ...
 
 
 class Interrupts:
-    """Signals (SIGINT if none is named) call `target` while this is entered, in a running loop of the main thread."""
+    """A context in which signals (SIGINT if none is named) call `target`. Enter it in a running loop of the main
+    thread.
+    """
 
     def __init__(self, target: Callable[[], object], *signals: signal.Signals) -> None:
         self.target = target
         self._signals = signals or (signal.SIGINT,)
-        #: The last one that came; 0: none.
+        #: The last signal that came. 0: none.
         self.number = 0
 
     def __enter__(self) -> Self:
@@ -54,7 +58,7 @@ class Interrupts:
 
     @property
     def status(self) -> int:
-        """The exit status of a command that such a signal has ended; 0: none came."""
+        """The exit status of a command that such a signal has ended. 0: no signal came."""
         return EXIT_SIGNAL + self.number if self.number else 0
 
     def _came(self, number: signal.Signals) -> None:
@@ -63,9 +67,9 @@ class Interrupts:
 
 
 class Cancelling:
-    """Waits for answers while `came` may be called: the first call cancels `events()`, the second gives the waiting up.
+    """Waits for answers while `came` may be called. The first call cancels `events()`, the second ends the waiting.
 
-    `on_first` is called with the first. Without another, the waiting is given up after `patience_s` seconds.
+    The first call also calls `on_first`. When no second call follows, the waiting ends after `patience_s` seconds.
     """
 
     def __init__(
@@ -83,18 +87,20 @@ class Cancelling:
         self._waiting: asyncio.Future[Any] | None = None
         self._asked: list[asyncio.Task[None]] = []
         self._timer: asyncio.TimerHandle | None = None
-        #: It came at all; and it came again, or nothing came of it.
+        #: Whether `came` was called at all, and whether the waiting was given up.
         self.came_first = False
         self.left = False
 
     async def wait(self, waiting: asyncio.Future[_T]) -> _T | None:
-        """What `waiting` comes to; None when it was given up (`left`). Raises what it raises."""
+        """Wait for `waiting`, and return its result. None when the waiting was given up (`left`). Raises what `waiting`
+        raises.
+        """
         self._waiting = waiting
         try:
             return await waiting
         except asyncio.CancelledError:
             if not self.left:
-                raise  # by somebody else
+                raise  # another caller has cancelled
             return None
         finally:
             waiting.cancel()
@@ -104,7 +110,7 @@ class Cancelling:
                 task.cancel()
 
     def came(self) -> None:
-        """Somebody wants it to end."""
+        """Handle a signal: somebody wants the work to end."""
         if self.came_first:
             self._leave()
             return
@@ -122,10 +128,11 @@ class Cancelling:
             self._waiting.cancel()
 
     async def _cancel(self, event_id: str) -> None:
-        with suppress(GoondanError):  # it has just ended; or what is wrong is heard by whoever waits for the answer
+        # It has just ended, or the command that waits for the answer gets the error.
+        with suppress(GoondanError):
             await self._session.cancel(event_id)
 
 
 def was_cancelled(info: ErrorPayload | None) -> bool:
-    """Whether this is how something ends that was cancelled."""
+    """Whether this error is the end of cancelled work."""
     return info is not None and info.code == "E_CANCELLED"

@@ -1,4 +1,4 @@
-"""Groups of commands that know the names and one-line helps, and import a command only when it is used.
+"""Groups of commands. A group knows the names and one-line helps, and imports a command only when it is used.
 
 Source: docs/design/commands.md section 1.
 """
@@ -26,7 +26,7 @@ class LazyGroup(click.Group):
         return list(self._commands_of)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import one command; None when there is none of this name."""
+        """Import one command. None when there is none of this name."""
         if cmd_name not in self._commands_of:
             return None
         command: click.Command = import_whole(self._prefix + cmd_name).command

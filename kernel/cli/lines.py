@@ -1,8 +1,8 @@
 """Lines from a descriptor, read in a thread of their own, as an asynchronous iterator with bounds.
 
-A terminal, a pipe and a file all work the same way; nobody's descriptor is made non-blocking, since a shell may share
-it. The thread waits while too much is unread, so a file of any size takes constant memory, and a line that is too
-long is reported without being kept. The thread is a daemon: a reader of a silent terminal holds nothing up.
+A terminal, a pipe and a file all work the same way. No descriptor is made non-blocking, because a shell may share it.
+The thread waits while too many lines are unread, so a file of any size takes constant memory. A line that is too long
+is reported without its content. The thread is a daemon, so a silent terminal does not delay the end of the process.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import msgspec
 
 #: Bytes read at once.
 CHUNK: Final = 65536
-#: Lines that may wait for their consumer, and bytes in them; a chunk on top.
+#: The most lines that wait for their consumer, and the most bytes in them. One chunk may come on top.
 MAX_WAITING_LINES: Final = 1024
 MAX_WAITING_BYTES: Final = 4 << 20
 #: The longest line that is a message (bytes): what an event may hold, less its other fields.
 MAX_LINE_BYTES: Final = (16 << 20) - (64 << 10)
-#: Bytes in the lines that are worked on at once; a longer line is worked on alone.
+#: The most bytes of the lines that are worked on at once. A longer line is worked on alone.
 MAX_LINES_BYTES: Final = 16 << 20
 
 
@@ -39,7 +39,7 @@ class Line(msgspec.Struct, frozen=True):
 
 
 class LineSplitter:
-    """Chunks in, lines out. Pure. `limit` is the longest line, in bytes, that is kept."""
+    """Takes chunks and returns lines. Pure. `limit` is the longest line that is kept (bytes)."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -78,7 +78,9 @@ class LineSplitter:
 
 
 class Room:
-    """How much may be under way at once: so many lines, of MAX_LINES_BYTES together. One takes, many give back."""
+    """Limits the lines that are worked on at once: their number, and MAX_LINES_BYTES for their bytes. One task takes
+    room, several give it back.
+    """
 
     def __init__(self, lines: int) -> None:
         self._lines = lines
@@ -86,14 +88,14 @@ class Room:
         self._free = asyncio.Semaphore(lines)
 
     async def take(self, line: Line) -> int:
-        """Wait until there is room for this line; what to give back."""
+        """Wait until there is room for this line. Returns the amount to give back."""
         taken = min(self._lines, 1 + line.size // self._share)
         for _ in range(taken):
             await self._free.acquire()
         return taken
 
     def give(self, taken: int) -> None:
-        """The line is done with."""
+        """Give back the room of a line that is done."""
         for _ in range(taken):
             self._free.release()
 
@@ -128,7 +130,7 @@ class LineReader:
             await self._arrived.wait()
 
     async def next_new(self) -> Line | None:
-        """The next line that comes from now on, None at the end; those that came before wait for their reader."""
+        """The next line that comes from now on. None at the end. Earlier lines wait for their reader."""
         before = list(self._lines)
         self._lines.clear()
         try:
@@ -155,12 +157,12 @@ class LineReader:
             except OSError as error:
                 self.error = error
                 chunk = b""
-            # Until the loop has taken this chunk over nobody knows whether there is room for the next.
+            # The loop has to take this chunk first. Then it is known whether there is room for the next one.
             self._room.clear()
             try:
                 self._loop.call_soon_threadsafe(self._take, chunk)
             except RuntimeError:
-                return  # the loop is closed: nobody listens any more
+                return  # the loop is closed: nobody reads any more
             if not chunk:
                 return
 

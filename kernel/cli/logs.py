@@ -1,4 +1,4 @@
-"""`gdn logs`: what the processes of a kernel wrote, by time; with or without a running kernel.
+"""`gdn logs`: what the processes of a kernel wrote, ordered by time. No running kernel is needed.
 
 Source: docs/design/commands.md section 8.
 """
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 #: Lines shown without --lines.
 DEFAULT_LINES: Final = 100
-#: How often -f looks (milliseconds): soon enough for a person, and next to nothing for the machine.
+#: How often -f looks for new lines (milliseconds): soon enough for a person, and cheap for the machine.
 LOOK_MS: Final = 200
 
 
@@ -64,7 +64,7 @@ def command(follow: bool, role: str | None, lines: int, bundle: str | None) -> i
     if not follow:
         return 0
     reader = select.poll()
-    reader.register(sys.stdout.fileno(), 0)  # an error or a hang-up: nobody reads any more
+    reader.register(sys.stdout.fileno(), 0)  # reports errors and hang-ups: then nobody reads any more
     while not reader.poll(LOOK_MS):
         for name, path in log_files(folder, role).items():
             logs.setdefault(name, Log(name, path))
@@ -75,7 +75,7 @@ def command(follow: bool, role: str | None, lines: int, bundle: str | None) -> i
 
 
 def render(entries: Iterable[LogLine], style: Style) -> list[str]:
-    """One line each: local time, role, level unless it is INFO, text. Nothing in them steers the terminal."""
+    """One line for each entry: local time, role, level unless it is INFO, text. Control characters are escaped."""
     from zlib import crc32
 
     from kernel.cli.terminal import printable
@@ -95,4 +95,4 @@ def _local(seconds: float) -> str:
     try:
         return datetime.datetime.fromtimestamp(seconds).isoformat(" ", "milliseconds")
     except (ValueError, OverflowError, OSError):
-        return "-" * 23  # a tool's own idea of the time
+        return "-" * 23  # a tool has written a time that does not exist

@@ -1,7 +1,7 @@
 """A new Tool or Extension in a bundle: its module, its test, and its document in goondan.yaml.
 
-The document is put behind the last one of goondan.yaml, as text: what stands there keeps its comments and its form.
-Nothing that is there is replaced, and when anything fails nothing is left.
+The document is appended to goondan.yaml as text, so the rest of the file keeps its comments and its form. No existing
+file is replaced. When anything fails, everything new is removed again.
 
 Source: docs/decisions/026-examples-are-tests.md.
 """
@@ -29,7 +29,7 @@ in_folder: Final = click.option(
 
 
 class NewResource(NamedTuple):
-    """What a new resource of one kind is made of."""
+    """How new resources of one kind are made."""
 
     #: `Tool` or `Extension`.
     kind: str
@@ -37,15 +37,15 @@ class NewResource(NamedTuple):
     template: str
     #: The file of the template that becomes a document of goondan.yaml.
     manifest: str
-    #: What stands for the resource's name in the template.
+    #: The text in the template that is replaced by the resource's name.
     name_mark: str
-    #: What stands for its module's name.
+    #: The text in the template that is replaced by the module's name.
     module_mark: str
-    #: Whether there must be a goondan.yaml. Otherwise one with this document alone is made where there is none.
+    #: Whether there must be a goondan.yaml. If not, a missing one is made with this document alone.
     needs_bundle: bool
 
     def write(self, name: str, folder: str, steps: list[tuple[str, str]], *, as_json: bool) -> None:
-        """Write it into the bundle of a folder and say so. `steps`: commands to go on with, and what each is for.
+        """Write the resource into the bundle of a folder, and say so. `steps` are the next commands and their purposes.
 
         Raises GoondanError E_INIT, E_USAGE; BundleError for a goondan.yaml that is no YAML.
         """
@@ -90,14 +90,15 @@ class NewResource(NamedTuple):
         return {fill(path): fill(data.decode("utf-8")).encode() for path, data in template_files(self.template).items()}
 
     def _entering(self, folder: str, steps: list[tuple[str, str]]) -> list[tuple[str, str]]:
-        """The steps, behind the one that leads into the folder if that is another one."""
+        """The steps. When the folder is not the current one, `cd` comes first."""
         from shlex import quote
 
         return steps if os.path.abspath(folder) == os.getcwd() else [("cd " + quote(folder), ""), *steps]
 
 
 def check_name(name: str, kind: str, bundled: Container[str], *, fits: bool = True) -> None:
-    """A name that a resource of this kind can have and no bundled one has. `fits`: what is made of it is not too long.
+    """Check a name: a resource of this kind can have it, and no bundled one has it. `fits`: the names that are made of
+    it are short enough.
 
     Raises GoondanError E_USAGE, E_INIT.
     """
@@ -113,15 +114,16 @@ def check_name(name: str, kind: str, bundled: Container[str], *, fits: bool = Tr
 
 
 def module_name(name: str) -> str:
-    """A name that Python can import; one that begins with a digit gets a letter before it."""
+    """The name as one that Python can import. A name that begins with a digit gets a letter before it."""
     module = name.replace("-", "_")
     return f"tool_{module}" if module[0].isdigit() else module
 
 
 def read_bundle(path: str, name: str, kind: str) -> bytes | None:
-    """The goondan.yaml to which a resource of a kind can be added; None when there is none.
+    """Read the goondan.yaml to which a resource of a kind can be added. None when there is none.
 
-    Raises BundleError for one that is no YAML, GoondanError E_INIT for a link and when it has the resource already.
+    Raises BundleError for a file that is no YAML. Raises GoondanError E_INIT for a link, and for a bundle that has the
+    resource already.
     """
     from kernel.bundle.documents import load_documents
     from kernel.bundle.positions import Scalar, node_at
@@ -146,7 +148,7 @@ def read_bundle(path: str, name: str, kind: str) -> bytes | None:
 
 
 def addition(path: str, before: bytes, document: bytes) -> bytes:
-    """The text to put behind the last document of a file, so that a document is added. Raises GoondanError E_INIT."""
+    """The text to append to a file in order to add a document. Raises GoondanError E_INIT."""
     from kernel.bundle.positions import Budget, Composed, Fault, compose, decode
     from schemas.errors import fail
 

@@ -1,4 +1,4 @@
-"""One question of an operator's command to the broker of a kernel that runs, and its answer."""
+"""One question of an operator's command to the broker of a running kernel, and its answer."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ ANSWER_S: Final = 30.0
 
 
 def ask_broker(bundle: str | None, question: Mapping[str, Any], answer_s: float = ANSWER_S) -> dict[str, Any]:
-    """Ask the broker of the kernel that runs `bundle` (None: the bundle of this folder). The answer's object.
+    """Ask the broker of the kernel that runs `bundle` (None: the bundle of this folder), and return the answer's
+    object.
 
-    Raises GoondanError: E_USAGE for a text that is not UTF-8, E_KERNEL_NOT_RUNNING, what `Session.admin` raises, and
+    Raises GoondanError: E_USAGE for a text that is not UTF-8, E_KERNEL_NOT_RUNNING, the errors of `Session.admin`, and
     the broker's refusal.
     """
     from kernel.cli.attach import attach, locate
@@ -29,7 +30,7 @@ def ask_broker(bundle: str | None, question: Mapping[str, Any], answer_s: float 
 
 
 def ask_kernel(kernel: Kernel, question: Mapping[str, Any], answer_s: float = ANSWER_S) -> dict[str, Any]:
-    """The same of a kernel that the command holds already; it stays held."""
+    """Ask the broker of a kernel that the command holds already. The command still holds it afterwards."""
     import asyncio
 
     from kernel.cli.session import Session
@@ -44,7 +45,7 @@ def ask_kernel(kernel: Kernel, question: Mapping[str, Any], answer_s: float = AN
 
 
 def check_texts(question: Mapping[str, Any]) -> None:
-    """Raises GoondanError E_USAGE for a text of the question that is not UTF-8: no frame can hold it."""
+    """Check the texts of the question. Raises GoondanError E_USAGE for a text that is not UTF-8: no frame can hold it."""
     from kernel.paths import is_utf8
     from schemas.errors import fail
 

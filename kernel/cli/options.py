@@ -1,4 +1,4 @@
-"""Options that several commands share. Imports nothing but click: `--help` is to be quick."""
+"""Options that several commands share. Imports nothing but click, so that `--help` is quick."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def completed(source: str) -> Completion:
     def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
         import importlib
 
-        # By name, as the commands themselves: the pure modules that know these options read no files.
+        # Imported by its name, like the commands: the pure modules that know these options read no files.
         completions: Any = importlib.import_module("kernel.cli.completions")
         items: list[Any] = completions.offer(getattr(completions, source), ctx, incomplete)
         return items
@@ -28,7 +28,7 @@ def completed(source: str) -> Completion:
 
 
 def completed_path(kind: Literal["file", "dir"]) -> Completion:
-    """Leaves it to the shell, which knows files best."""
+    """Lets the shell complete a path."""
 
     def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
         from click.shell_completion import CompletionItem

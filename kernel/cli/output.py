@@ -1,4 +1,5 @@
-"""What commands print: results, errors, JSON documents. Nothing else prints, so nothing else has to be harmless.
+"""The output of commands: results, errors, JSON documents. Only this module prints, so only this module has to escape
+control characters.
 
 Source: docs/design/commands.md section 2.
 """
@@ -19,8 +20,8 @@ _USAGE_CODES = ("E_USAGE", "E_CONFIG_")
 
 
 def write(*lines: str, stream: TextIO | None = None) -> None:
-    """Print lines and let them out at once, on stdout by default. Each is one line on a terminal, whatever is in it:
-    line ends and all that steers a terminal are shown by their number. Characters that it cannot show become `?`.
+    """Print lines and flush them, on stdout by default. Each is one line on a terminal, whatever is in it: line ends
+    and control characters are shown by their number. Characters that the terminal cannot show become `?`.
     """
     from kernel.cli.terminal import shown_line
 
@@ -28,7 +29,7 @@ def write(*lines: str, stream: TextIO | None = None) -> None:
 
 
 def write_text(text: str) -> None:
-    """Print a text of a model on stdout: exactly as it is, but nothing that a terminal would obey."""
+    """Print a text of a model on stdout, exactly as it is but for control characters."""
     from kernel.cli.plain import flowing
 
     _put((flowing(text) if is_terminal(sys.stdout) else text) + "\n", sys.stdout)
@@ -50,7 +51,7 @@ def write_pretty(value: Any) -> None:
 
 
 def _encoded(value: Any) -> bytes:
-    """JSON. Bytes of a file's name that are no UTF-8 have no form in it and become U+FFFD."""
+    """A value as JSON. Bytes of a file's name that are not UTF-8 have no form in JSON and become U+FFFD."""
     try:
         return msgspec.json.encode(value)
     except UnicodeEncodeError:
@@ -65,7 +66,7 @@ def _put_json(document: bytes) -> None:
 
 
 def print_error(error: GoondanError, *, as_json: bool) -> None:
-    """An error as the one JSON document on stdout, or as text on stderr; of a bundle with all its problems."""
+    """Print an error as the one JSON document on stdout, or as text on stderr. For a bundle, print all its problems."""
     problems = getattr(error, "problems", None)
     dropped = getattr(error, "dropped", 0)
     if as_json:
@@ -93,12 +94,12 @@ def error_lines(info: ErrorPayload) -> list[str]:
 
 
 def exit_code(error: GoondanError) -> int:
-    """2 for what the caller wrote wrong, 1 for everything else."""
+    """The exit status of an error: 2 for mistakes of the caller, 1 for everything else."""
     return 2 if error.info.code.startswith(_USAGE_CODES) else 1
 
 
 def unexpected(error: BaseException) -> GoondanError:
-    """A bug of ours, or an operating system's refusal, as the one error that a person sees."""
+    """The error that a person sees for a bug of ours, or for a refusal of the operating system."""
     if isinstance(error, OSError) and error.errno is not None:
         where = f"{error.filename}: " if error.filename is not None else ""
         return fail("E_STATE", f"{where}{error.strerror or error}")

@@ -1,9 +1,9 @@
-"""Writing files for a person beneath one folder, and nowhere else.
+"""Writes files for a person beneath one folder, and nowhere else.
 
-The folder is the one that the person has named. The files in it may be somebody else's work: it may be a clone, or a
-folder that a tool had as its workdir. There `tools` can be a link that leads to the person's home. So below the folder
-everything is reached by the descriptors of its directories, no link is followed, and everything is looked at before the
-first byte is written. What was written is removed again when a later step fails.
+The person has named the folder. The files in it may be somebody else's work: the folder may be a clone, or the workdir
+of a tool. There `tools` can be a link that leads to the person's home. So everything below the folder is reached by the
+descriptors of its directories, and no link is followed. Everything is checked before the first byte is written. When a
+later step fails, the new files are removed again.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXE
 
 
 class Placing:
-    """A folder that files are written into, made if it is not there. A context manager: when it is left by an
-    exception, what was made is removed again. Files that were replaced stay replaced.
+    """A folder that files are written into. It is made if it is not there. A context manager: an exception removes
+    everything that was made. Files that were replaced stay replaced.
 
-    Raises GoondanError E_USAGE for what is no path, E_INIT for what cannot be made or opened.
+    Raises GoondanError E_USAGE for a text that is no path, and E_INIT for a folder that cannot be made or opened.
     """
 
     def __init__(self, folder: str) -> None:
@@ -58,11 +58,11 @@ class Placing:
         self._open.clear()
 
     def write(self, files: Mapping[str, bytes], *, replace: bool) -> list[str]:
-        """Write files: relative path with `/` -> content. The paths, in order.
+        """Write files: relative path with `/` -> content. Returns the paths, in order.
 
-        `replace`: a file or a link that stands in a place is replaced by the new file, never written through. Raises
-        GoondanError E_INIT, before anything is written: something is there already, or a folder on the way is a link
-        or no folder. The same later on: what cannot be written.
+        `replace`: the new file replaces a file or a link of its name; it is never written through a link. Raises
+        GoondanError E_INIT before anything is written when a file exists already, or when a folder on the way is a link
+        or no folder. Raises it later for a file that cannot be written.
         """
         name = ""
         there: set[str] = set()
@@ -83,9 +83,9 @@ class Placing:
         return list(files)
 
     def append(self, name: str, before: bytes, added: bytes) -> None:
-        """Put bytes behind a file of the folder that holds `before`, in one write.
+        """Append bytes to a file of the folder whose content is `before`, in one write.
 
-        Raises GoondanError E_INIT when it holds something else by now, is a link, or cannot be written.
+        Raises GoondanError E_INIT when the file has another content now, is a link, or cannot be written.
         """
         shown = os.path.join(self.folder, name)
         try:
@@ -103,7 +103,7 @@ class Placing:
     # --- inside
 
     def _make_folder(self) -> None:
-        """Make what is missing of the folder's own path; links on it are the person's, or they are refused."""
+        """Make the missing folders on the path of the folder. A link on the path must be the person's."""
         _refuse_planted(self.folder)
         path = self.folder
         missing: list[str] = []
@@ -115,7 +115,7 @@ class Placing:
             self._made_above.append(path)
 
     def _stands(self, name: str, replace: bool) -> bool:
-        """Whether something is in the place of a file. Raises GoondanError E_INIT for a place that nothing may have."""
+        """Whether a file or link of this name exists. Raises GoondanError E_INIT for a name that cannot be written."""
         fd = self._open[""]
         *folders, leaf = name.split("/")
         for depth, folder in enumerate(folders, 1):
@@ -124,7 +124,7 @@ class Placing:
                 try:
                     self._open[path] = self._enter(folder, fd, path)
                 except FileNotFoundError:
-                    return False  # it is made later, when everything was looked at
+                    return False  # it is made later, when everything was checked
             fd = self._open[path]
         try:
             mode = os.stat(leaf, dir_fd=fd, follow_symlinks=False).st_mode
@@ -145,7 +145,7 @@ class Placing:
             raise fail("E_INIT", message, suggestion="Remove it, or name another directory.") from None
 
     def _place_of(self, name: str) -> tuple[int, str]:
-        """The directory of a file, made if it is missing, and the file's name in it."""
+        """The directory of a file, and the file's name in it. A missing directory is made."""
         fd = self._open[""]
         *folders, leaf = name.split("/")
         for depth, folder in enumerate(folders, 1):
@@ -158,7 +158,7 @@ class Placing:
         return fd, leaf
 
     def _stage(self, name: str, data: bytes, replace: bool) -> str:
-        """Write a file in its place; to replace, beside it. The name that it has there."""
+        """Write a file under its name, or, to replace one, under another name beside it. Returns the name."""
         fd, leaf = self._place_of(name)
         target = f".{leaf}.{os.getpid()}.new" if replace else leaf
         out = os.open(target, _NEW, 0o666, dir_fd=fd)
@@ -168,7 +168,7 @@ class Placing:
         return target
 
     def _put(self, name: str, temporary: str, *, new: bool) -> None:
-        """Give a file that was written beside its place that place. `new`: nothing has stood there."""
+        """Give a file that was written under another name its own name. `new`: no file had it before."""
         fd, leaf = self._place_of(name)
         os.rename(temporary, leaf, src_dir_fd=fd, dst_dir_fd=fd)
         self._made.remove((fd, temporary, False))
@@ -185,7 +185,7 @@ class Placing:
 
 
 def _refuse_planted(folder: str) -> None:
-    """Follow no link that somebody else has put where everybody can make names. Raises GoondanError E_INIT."""
+    """Refuse a link of another user in a folder where everybody can make names. Raises GoondanError E_INIT."""
     here = "/" if folder.startswith("/") else "."
     for name in folder.split("/"):
         above, here = here, os.path.join(here, name)
@@ -203,7 +203,7 @@ def _refused(path: str, error: OSError) -> GoondanError:
 
 
 def _read(fd: int, size: int) -> bytes:
-    """At most `size` bytes from the beginning; a read may give fewer at a time."""
+    """Read at most `size` bytes from the beginning. One read of the system may give fewer."""
     parts: list[bytes] = []
     at = 0
     while at < size and (chunk := os.pread(fd, size - at, at)):

@@ -1,4 +1,5 @@
-"""Prose of models and errors as a terminal may get it, in pieces or whole. Pure; terminal.py has names and tables.
+"""Makes texts of models and errors harmless for a terminal, in pieces or whole. Pure. For names and tables see
+terminal.py.
 
 Source: PROTOCOL.md "What a receiver checks itself".
 """
@@ -10,13 +11,13 @@ from typing import Final
 
 from schemas.visible import CONTROLS, SEPARATORS, TURNING, UNSEEN, by_number
 
-#: What stays of the controls: line end and tab. A carriage return goes without a trace, since line ends may hold one.
+#: Of the controls, line end and tab stay. A carriage return is removed, because line ends may hold one.
 _KEPT: Final = "\n\t"
 _TABLE: Final[dict[int, str | None]] = {
     **{code: by_number(chr(code)) for code in (*CONTROLS, *TURNING) if chr(code) not in _KEPT},
     ord("\r"): None,
 }
-#: The same for one line: what would end it becomes a space.
+#: The same for one line: a line end becomes a space.
 _LINE_TABLE: Final[dict[int, str | None]] = {
     **_TABLE,
     **{code: by_number(chr(code)) for code in UNSEEN},
@@ -36,7 +37,7 @@ def one_line(text: str, limit: int) -> str:
 
 
 def fit(text: str, columns: int) -> str:
-    """As much of a line as fits into so many columns; wide characters take two, combining ones none."""
+    """As much of a line as fits into so many columns. Wide characters take two columns, combining ones none."""
     used = 0
     for at, char in enumerate(text):
         used += 0 if unicodedata.combining(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1

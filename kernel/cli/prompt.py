@@ -1,8 +1,9 @@
-"""The prompt that a person types at: an editor with history and several lines, or a plain prompt if the terminal can do
-no more.
+"""The prompt at which a person types: an editor with history and several lines, or a plain prompt if the terminal has
+no cursor movement.
 
-In the editor Enter sends; Alt-Enter, a backslash at the end, and pasted line ends begin another line. Ctrl-C clears,
-Ctrl-D on an empty line ends. It is drawn on stderr, so that stdout holds nothing but answers.
+In the editor, Enter sends. Alt-Enter, a backslash at the end, and pasted line ends begin another line. Ctrl-C clears
+the text, Ctrl-D on an empty line ends the input. The editor is drawn on stderr, so that stdout holds nothing but
+answers.
 
 Source: docs/design/commands.md section 5; docs/decisions/017.
 """
@@ -30,7 +31,7 @@ CONTINUED: Final = ". "
 class Prompt(Protocol):
     """Asks for one message after another."""
 
-    #: What a person should know of it.
+    #: A line for the person about the prompt.
     hint: str
 
     async def read(self) -> Line | None:
@@ -40,8 +41,8 @@ class Prompt(Protocol):
         """SIGINT came while a message is read."""
 
     async def question(self, text: str) -> str | None:
-        """The text that a person types from now on, without text that was typed before; None at the end of input or
-        after Ctrl-C. No message may be read meanwhile.
+        """Ask for a text. Text that was typed before is left out. None at the end of input or after Ctrl-C. No message
+        may be read at the same time.
         """
 
     async def notice(self, lines: list[str]) -> None:
@@ -49,12 +50,12 @@ class Prompt(Protocol):
 
 
 def open_prompt(history_path: str, limit: int) -> Prompt:
-    """The best prompt for this terminal; a message has at most `limit` bytes. Call inside the running loop."""
+    """The best prompt for this terminal. A message has at most `limit` bytes. Call inside the running loop."""
     return Editor(history_path, limit) if has_cursor() else PlainPrompt(limit)
 
 
 class PlainPrompt:
-    """The terminal's own line editing, one line a message."""
+    """The line editing of the terminal. One line is one message."""
 
     hint = "end with Ctrl-D"
 
@@ -91,7 +92,7 @@ class PlainPrompt:
 
 
 def _forget_typed() -> None:
-    """What was typed before a question is no answer to it."""
+    """Throw away text that was typed before a question: it is no answer."""
     import termios
     from contextlib import suppress
 
@@ -105,7 +106,7 @@ def _show_prompt() -> None:
 
 
 class Editor:
-    """prompt_toolkit, imported when a person is really there: it takes a tenth of a second."""
+    """The editor of prompt_toolkit. It is imported only when a person is there: the import takes a tenth of a second."""
 
     hint = "Alt-Enter for another line, Ctrl-D to end"
 
@@ -133,7 +134,7 @@ class Editor:
         from prompt_toolkit.input.typeahead import get_typeahead, store_typeahead
 
         keys = self._session.input
-        before = get_typeahead(keys)  # read already, with the line before it: it belongs to the next message
+        before = get_typeahead(keys)  # read together with the line before it: it belongs to the next message
         _forget_typed()
         session: PromptSession[str] = PromptSession(input=keys, output=self._session.output)
         try:
@@ -153,7 +154,7 @@ class Editor:
             write(*lines, stream=sys.stderr)
 
     def interrupted(self) -> None:
-        """Ctrl-C is a key here; a signal from elsewhere does what it does."""
+        """Handle a SIGINT from another process as Ctrl-C, which is a key here."""
         app = self._session.app
         if app.is_running:
             app.exit(exception=KeyboardInterrupt())
@@ -175,7 +176,8 @@ def _session(history_path: str) -> PromptSession[str]:
             history.append(history_path, string)
 
     output = Vt100_Output.from_pty(sys.stderr)
-    # The answer to "where is the cursor" comes as typed text, also when it comes late, to whatever reads then.
+    # The terminal answers the question for its cursor as if a person had typed the answer. A late answer reaches
+    # whatever reads then.
     output.enable_cpr = False
     return PromptSession(
         [("class:prompt bold ansigreen", PROMPT)],

@@ -62,9 +62,7 @@ def _why(bundle: str | None, as_json: bool) -> int:
 
 
 def external(broker: ByHand) -> list[ProcessInfo]:
-    """The lines of a broker without a supervisor, about itself and its peers. Nobody knows how often these were
-    restarted.
-    """
+    """The rows of a broker without a supervisor: the broker and its peers. How often they were restarted is not known."""
     import time
 
     from kernel.cli.operator_question import ask_kernel
@@ -94,7 +92,7 @@ def external(broker: ByHand) -> list[ProcessInfo]:
 
 
 def render(rows: list[ProcessInfo], now: datetime.datetime) -> list[str]:
-    """The table, one line a process; columns as wide as their content."""
+    """The table: one line for each process, columns as wide as their content."""
     from kernel.cli.terminal import printable
 
     cells = [
@@ -110,14 +108,14 @@ def render(rows: list[ProcessInfo], now: datetime.datetime) -> list[str]:
         )
         for row in rows
     ]
-    # Instance keys are anybody's text.
+    # An instance key is text from outside.
     table = [[printable(cell) for cell in line] for line in (_COLUMNS, *cells)]
     widths = [max(len(line[column]) for line in table) for column in range(len(_COLUMNS))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in table]
 
 
 def _age(since: str, now: datetime.datetime) -> str:
-    """How long ago, in the largest unit that gives a whole number."""
+    """A time span in the largest unit of which it has at least one."""
     try:
         seconds = int((now - datetime.datetime.fromisoformat(since)).total_seconds())
     except (ValueError, TypeError):

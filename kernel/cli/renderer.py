@@ -1,11 +1,12 @@
-"""The display of one turn for a person: events in, things to show out. Pure.
+"""The display of one turn for a person: takes events, returns things to show. Pure.
 
 Rules.
-- Text is shown as it comes, and only while nothing of the step is known to be missing. The answer then adds what was
-  not shown, so that at the end exactly the answer stands there as the last step's text.
-- Text that turns out void stays on the screen, and a mark behind it says so: how many lines of a terminal it took
-  cannot be known.
-- What runs right now (step, tools, their progress) is a line of status, made anew whenever it is asked for.
+- Text is shown as it comes, as long as no piece of the step is known to be missing. The answer adds the rest. So at the
+  end the text of the last step on the screen is exactly the answer.
+- Text that turns out void stays on the screen, because nobody knows how many lines of the terminal it took. A remark
+  after it says that it is void.
+- The line of status says what runs now: the step, the tools and their progress. It is made again whenever it is asked
+  for.
 
 Source: PROTOCOL.md "Live events".
 """
@@ -20,10 +21,10 @@ from msgspec import Struct
 from kernel.cli.plain import one_line
 from schemas.frames import RuntimeEvent
 
-#: A tool's name, and its own words, in the status (characters).
+#: The longest name of a tool in the status, and the longest message of it (characters).
 MAX_NAME: Final = 60
 MAX_WORDS: Final = 100
-#: Tools that are known to run; more are not told apart.
+#: The most running tools that are known by name.
 MAX_TOOLS: Final = 1000
 
 
@@ -34,7 +35,7 @@ class Say(Struct, frozen=True):
 
 
 class Break(Struct, frozen=True):
-    """The text so far is over, something else follows."""
+    """The text so far ends here. Something else follows."""
 
 
 class Remark(Struct, frozen=True):
@@ -58,7 +59,7 @@ class TurnRenderer:
         self._progress = ""
 
     def handle(self, event: RuntimeEvent) -> list[Shown]:
-        """What to show because of an event."""
+        """The things to show for an event."""
         shown: list[Shown] = []
         if event.kind == "text":
             return self._hear_text(event)
@@ -84,14 +85,14 @@ class TurnRenderer:
         return shown
 
     def end(self, response: str) -> list[Shown]:
-        """What to show because of the answer: what is missing of it."""
+        """The things to show for the answer: the part of it that was not shown yet."""
         if response.startswith("".join(self._said)):
             rest = response[self._length :]
             return [Say(rest), Break()] if rest else [Break()]
         return [*self._void(), Say(response), Break()]
 
     def status(self, seconds: float) -> str:
-        """The line about what goes on, `seconds` after the beginning."""
+        """The line of status, `seconds` after the beginning."""
         parts = ["working"]
         if self._step > 1:
             parts.append(f"step {self._step}")
@@ -136,14 +137,14 @@ class TurnRenderer:
         self._whole = True
 
     def _void(self) -> list[Shown]:
-        """What was shown of this step does not count any more."""
+        """The text that was shown of this step is void."""
         had = bool(self._said)
         self._forget()
         return [Break(), Remark("(the answer begins anew)")] if had else []
 
 
 def _progress(event: RuntimeEvent) -> str:
-    """How far a tool is, in its own words and numbers."""
+    """The progress of a tool, in its own words and numbers."""
     done, total = event.done, event.total
     parts = []
     if done is not None and total is not None and math.isfinite(done) and math.isfinite(total) and total > 0:

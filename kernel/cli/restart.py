@@ -1,4 +1,4 @@
-"""`gdn restart`: a running kernel reads its bundle anew and starts again in place; returns when it is ready."""
+"""`gdn restart`: a running kernel reads its bundle again and restarts in place. The command returns when it is ready."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import click
 
 from kernel.cli import options
 
-#: How long a restart may take (seconds): a look at the bundle, the grace of the turns that run, the ends of all
-#: processes, and a start. Each has a limit of its own; together they are less.
+#: How long a restart may take (seconds): reading the bundle, the grace of the running turns, the ends of all processes,
+#: and a start. Each has a limit of its own, and their sum is less than this.
 RESTART_S: Final = 120.0
 
 

@@ -1,7 +1,7 @@
 """`gdn run`: starts a swarm and talks to its entry agent.
 
-The kernel is a child process; this one is a client like any other. Lines of stdin become events, answers are printed
-in the order of the lines. At the end of input the answers to these lines are waited for, then the kernel is stopped.
+The kernel is a child process, and this process is a client like any other. Lines of stdin become events, and answers
+are printed in the order of the lines. At the end of input the command waits for the answers, and then stops the kernel.
 On a terminal a person types message after message, and sees each answer while it is made.
 """
 
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from schemas.errors import GoondanError
     from schemas.frames import Answer, ErrorPayload, RuntimeEvent
 
-    #: Event id, and its answer or its error; neither for an empty line.
+    #: The event id of a line, and its answer or its error. An empty line has neither.
     _Told = tuple[str, Answer | None, GoondanError | None]
 
-#: Lines that may be without an answer at once; more are not read before.
+#: The most lines without an answer. No more lines are read before one is answered.
 MAX_IN_FLIGHT: Final = 64
 
 
@@ -125,16 +125,16 @@ class _Talk:
         self._kernel = kernel
         self._workdir = workdir
         self._as_json = as_json
-        #: No more lines come, and the first that has no answer waits for a person.
+        #: The input has ended, and the first line without an answer waits for a person.
         self._stuck = False
         self.failed = False
-        #: The exit status when a second Ctrl-C in one turn has ended the conversation.
+        #: The exit status after a second Ctrl-C in one turn, which ends the conversation.
         self.status = 0
-        #: With --json: what is printed at the end.
+        #: With --json: the document that is printed at the end.
         self.documents: list[dict[str, Any]] = []
 
     async def run(self) -> None:
-        """Until the end of input, or of the kernel: then it raises GoondanError E_KERNEL_LOST."""
+        """Talk until the end of the input. Raises GoondanError E_KERNEL_LOST at the end of the kernel."""
         import asyncio
 
         from kernel.cli.asked import Asked
@@ -157,7 +157,7 @@ class _Talk:
             work.result()
 
     async def _piped(self, session: Session, lines: LineReader) -> None:
-        """Lines are sent as they come, answers are printed in their order."""
+        """Send lines as they come, and print the answers in the order of the lines."""
         import asyncio
 
         from kernel.cli.lines import Room
@@ -191,9 +191,9 @@ class _Talk:
                     left[2].cancel()
 
     async def _answered(self, event_id: str, asked: asyncio.Future[_Told], reading: asyncio.Future[None]) -> _Told:
-        """The answer to one line; an error when no more lines come and only a person can bring it further.
+        """The answer to one line. An error when the input has ended and only a person can make the line's work go on.
 
-        Lines are worked on in their order, so those behind it wait as well.
+        Lines are worked on in their order, so the later lines wait as well.
         """
         import asyncio
         from contextlib import suppress
@@ -203,7 +203,7 @@ class _Talk:
         while not asked.done():
             if reading.done() and not self._stuck and event_id in self._asked.blocked:
                 with suppress(GoondanError):
-                    await self._asked.look()  # what is known may be older than an answer
+                    await self._asked.look()  # the known list may be older than a person's decision
                 self._stuck = event_id in self._asked.blocked and not asked.done()
             if self._stuck:
                 asked.cancel()
@@ -216,7 +216,9 @@ class _Talk:
         return await asked
 
     async def _interactive(self, session: Session) -> None:
-        """One message at a time, shown while it is answered. Ctrl-C cancels the turn; twice ends the conversation."""
+        """Take one message at a time, and show its answer while it is made. Ctrl-C cancels the turn. A second one ends
+        the conversation.
+        """
         from kernel.cli.history import FILE
         from kernel.cli.interrupts import Interrupts
         from kernel.cli.lines import MAX_LINE_BYTES
@@ -233,8 +235,8 @@ class _Talk:
                 interrupts.target = prompt.interrupted
 
     async def _read(self, prompt: Prompt) -> Line | None:
-        """The next message. Items that wait for a person are asked first. An item that comes while the person types is
-        announced.
+        """The next message. Before it, the person is asked about items that wait. An item that comes while the person
+        types is announced.
         """
         import asyncio
 
@@ -284,7 +286,7 @@ class _Talk:
     async def _ask(
         self, session: Session, line: Line, event_id: str | None = None, listener: Listener | None = None
     ) -> _Told:
-        """One line to its answer. Raises only E_KERNEL_LOST."""
+        """Send one line, and wait for its answer. Raises only E_KERNEL_LOST."""
         from kernel.cli.lines import MAX_LINE_BYTES
         from kernel.cli.options import DEFAULT_INSTANCE
         from kernel.cli.session import USER_MESSAGE
@@ -335,7 +337,7 @@ class _Talk:
             write(*error_lines(info), stream=sys.stderr)
 
     def _keep(self, told: _Told) -> None:
-        """With --json: what is printed at the end."""
+        """Add the answer to the document that is printed at the end (--json)."""
         from kernel.cli.send import answer_document
 
         event_id, answer, error = told

@@ -1,7 +1,7 @@
 """The display of a running turn: its text on stdout and a line of status on stderr, each only on a terminal.
 
-The status stands where the cursor is, so it is there only while no line of text is open. A terminal without cursor
-movement (TERM=dumb) gets text and no status; NO_COLOR takes the colours away.
+The status is in the line of the cursor, so it is shown only while no line of text is open. A terminal without cursor
+movement (TERM=dumb) gets text and no status. NO_COLOR switches the colours off.
 
 Source: docs/design/commands.md section 2; https://no-color.org.
 """
@@ -22,16 +22,16 @@ from kernel.cli.session import Listener
 from kernel.cli.terminal import shown_line, style_of
 from schemas.frames import Answer, RuntimeEvent
 
-#: How long an answer may take before a person is shown that it is worked on (seconds).
+#: How long an answer may take before the status is shown (seconds).
 PATIENCE_S: Final = 0.5
-#: How often the status is looked at (seconds).
+#: How often the status is drawn (seconds).
 TICK_S: Final = 0.2
-#: To the beginning of the line, and erase it.
+#: Moves the cursor to the beginning of the line, and erases the line.
 _ERASE: Final = "\r\x1b[K"
 
 
 async def shown(ask: Callable[[Listener | None], Awaitable[Answer]]) -> Answer:
-    """Ask, show what is heard meanwhile where a person looks, and print the text of a completed answer.
+    """Ask, show live events on terminals meanwhile, and print the text of a completed answer.
 
     Raises what `ask` raises. An answer that failed is not printed.
     """
@@ -56,19 +56,20 @@ def has_cursor(env: Mapping[str, str] = os.environ) -> bool:
 
 
 def wants_live() -> bool:
-    """Whether anybody would see a turn while it runs."""
+    """Whether a person can see a turn while it runs."""
     return is_terminal(sys.stdout) or shows_status()
 
 
 def shows_status() -> bool:
-    """Whether there is a terminal for a line about what goes on."""
+    """Whether there is a terminal for the status."""
     return is_terminal(sys.stderr) and has_cursor()
 
 
 class Screen:
-    """Shows one turn: `hear` what comes, then `end` with the answer, or `close` without. Inside the running loop.
+    """Shows one turn: `handle` its events, then `end` it with the answer, or `close` it without one. Use inside the
+    running loop.
 
-    `text`: whether its text is to be shown, if stdout is a terminal.
+    `text`: whether its text is shown, if stdout is a terminal.
     """
 
     def __init__(self, *, text: bool = True) -> None:
@@ -78,7 +79,7 @@ class Screen:
         self._shows_text = text and is_terminal(sys.stdout)
         self._shows_status = shows_status()
         self._line_open = False
-        #: What came while a person is asked something; None: nobody is.
+        #: The events that came while a person is being asked. None: nobody is being asked.
         self._heard: list[RuntimeEvent] | None = None
         self._status = ""
         self._timer: asyncio.TimerHandle | None = None
@@ -86,7 +87,7 @@ class Screen:
             self._timer = self._loop.call_later(PATIENCE_S, self._tick)
 
     def handle(self, event: RuntimeEvent) -> None:
-        """Show an event. A terminal that is gone is found out by whoever prints the answer."""
+        """Show an event. A terminal that is gone is noticed when the answer is printed."""
         if self._heard is not None:
             self._heard.append(event)
             return
@@ -94,7 +95,7 @@ class Screen:
             self._show(self._renderer.handle(event))
 
     def end(self, response: str) -> None:
-        """Show the rest of the answer, which stands whole on stdout then."""
+        """Show the rest of the answer. Then the whole answer is on stdout."""
         self.go_on()
         self._stop_status()
         if self._shows_text:
@@ -105,14 +106,14 @@ class Screen:
             write_text(response)
 
     def pause(self) -> None:
-        """A person is asked something: leave the cursor at the beginning of a line, and show nothing until `go_on`."""
+        """A person is being asked: leave the cursor at the beginning of a line, and show nothing until `go_on`."""
         with suppress(OSError, ValueError):
             self._erase_status()
             self._show([Break()])
         self._heard = [] if self._heard is None else self._heard
 
     def go_on(self) -> None:
-        """Show what came meanwhile."""
+        """Show the events that came meanwhile."""
         heard, self._heard = self._heard or [], None
         for event in heard:
             self.handle(event)

@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from kernel.cli.session import Listener, Session
     from schemas.frames import Answer
 
-#: How long `send` waits when nothing is said (seconds): longer than most turns, shorter than a forgotten terminal.
+#: How long `send` waits by default (seconds): longer than most turns take, and short enough for a forgotten terminal.
 DEFAULT_TIMEOUT_S: Final = 600.0
-#: How long a message may wait before a person is told what it waits for (seconds): an idle agent has begun by then.
+#: How long a message may wait before a person is told what it waits for (seconds). An idle agent has begun by then.
 QUEUE_NOTICE_S: Final = 0.5
-#: How long the broker may take to say what an instance has to do (seconds); after that nobody is told.
+#: How long the broker may take to say which work an instance has (seconds). After that the person is not told.
 QUEUE_ANSWER_S: Final = 5.0
-#: Longer ids are refused by the broker (characters).
+#: The longest event id (characters). The broker refuses longer ones.
 MAX_EVENT_ID: Final = 256
 
 
@@ -105,7 +105,7 @@ def command(
     if as_json:
         write_json(answer_document(known_id, answer))
     elif answer.status == "completed":
-        pass  # it stands there already
+        pass  # the text is on stdout already
     elif answer.error is not None:
         import sys
 
@@ -150,8 +150,9 @@ class _Message(NamedTuple):
 async def _send(
     kernel: Kernel, told: _Message, wait: bool, timeout_s: float, as_json: bool
 ) -> tuple[str, Answer | str | None, int]:
-    """Send it; the event id, and the answer, whose text is printed unless `as_json`; and the exit status that says that
-    SIGINT came, else 0. Without `wait` the trace stands for the answer, None where it is not known.
+    """Send the message. Returns the event id, the answer, and the exit status: that of SIGINT if it came, otherwise 0.
+    The text of the answer is printed unless `as_json`. Without `wait`, the trace is returned in place of the answer,
+    None where it is not known.
     """
     import asyncio
 
@@ -203,7 +204,7 @@ async def _send(
 
 
 async def _tell_turn(session: Session, agent: str, instance: str, event_id: str) -> None:
-    """Say on stderr, once, how many messages are before this one at its instance, if any are."""
+    """Say once on stderr how many messages are before this one at its instance, if there are any."""
     import asyncio
     import sys
     from contextlib import suppress

@@ -23,20 +23,22 @@ from schemas.system.secrecy import close_memory
 from schemas.times import rfc3339
 from schemas.tokens import SOCKETS
 
-#: AgentEvent.type of a line that a person sends.
+#: The AgentEvent.type of a message that a person sends.
 USER_MESSAGE: Final = "user.message"
-#: How long a client waits for the broker's welcome (seconds): longer than the supervisor bears with one that hangs.
+#: How long a client waits for the broker's welcome (seconds). The supervisor kills a broker that hangs before that.
 WELCOME_S: Final = 30.0
-#: How long the acknowledgement of a large answer may take to leave (seconds); it takes well under a millisecond.
+#: How long the acknowledgement of a large answer may take to leave (seconds). It takes well under a millisecond.
 LINGER_S: Final = 0.2
 
 
-#: What `Session.ask` tells of a running turn; it must not raise.
+#: Gets the live events of a running turn from `Session.ask`. It must not raise.
 Listener = Callable[[RuntimeEvent], None]
 
 
 class Session:
-    """An open link of class client. Use `async with`; it waits `patience_s` seconds for the broker's welcome."""
+    """An open link of class client. Use it with `async with`, which waits `patience_s` seconds for the broker's
+    welcome.
+    """
 
     def __init__(self, kernel: Kernel, patience_s: float = WELCOME_S) -> None:
         self._kernel = kernel
@@ -47,11 +49,11 @@ class Session:
         self._linger_s = 0.0
         #: The kernel has said that it stops.
         self._stopping = False
-        #: Frames that were accepted and not answered when the kernel ended.
+        #: The frames that were accepted, but not answered, when the kernel ended.
         self._kept: frozenset[str] = frozenset()
-        #: Set when what waits for a person may have changed, also by a new connection.
+        #: Set when the list of items that wait for a person may have changed, also by a new connection.
         self.news = asyncio.Event()
-        #: Event id -> who listens while it is worked on.
+        #: Event id -> the listener of its live events.
         self._listeners: dict[str, Listener] = {}
         #: Done when the supervisor has gone.
         self.lost: asyncio.Future[None]
@@ -60,7 +62,7 @@ class Session:
         close_memory()
         loop = asyncio.get_running_loop()
         self.lost = loop.create_future()
-        # The command that waits for the connection reports its end once. Nobody reads the loop's own complaints.
+        # The command that waits for the connection reports its end once. The loop must not report it a second time.
         loop.set_exception_handler(lambda loop, context: None)
         loop.add_reader(self._kernel.pidfd, self._gone)
         run_dir, token = self._read_token()
@@ -86,7 +88,7 @@ class Session:
     async def __aexit__(self, *error: object) -> None:
         asyncio.get_running_loop().remove_reader(self._kernel.pidfd)
         if self._link is not None:
-            # Acknowledgements of answers are best effort: no linger, but for those that free a file.
+            # Acknowledgements of answers may get lost. So the socket lingers only for those that free a file.
             await self._link.close(self._linger_s)
 
     def _read_token(self) -> tuple[str, str]:
@@ -109,7 +111,7 @@ class Session:
         listener = self._listeners.get(frame.event_id or "") if frame.type == "runtime.event" else None
         if listener is None:
             return
-        with suppress(GoondanError):  # a kind of the future
+        with suppress(GoondanError):  # a kind of event that this version does not know
             listener(from_raw(frame.payload, RuntimeEvent))
 
     def _gone(self) -> None:
@@ -118,7 +120,7 @@ class Session:
             self.lost.set_result(None)
         if self._link is not None:
             self._kept = self._link.accepted()
-            self._closing = asyncio.ensure_future(self._link.close(0))  # ends everything that waits
+            self._closing = asyncio.ensure_future(self._link.close(0))  # every waiting request ends with an error
 
     def new_id(self) -> str:
         """An event id that nobody else uses."""
@@ -138,7 +140,7 @@ class Session:
         listener: Listener | None = None,
         trace_id: str | None = None,
     ) -> Answer:
-        """Send an event and wait for its answer. `listener` hears of the turn while it runs; it must not raise.
+        """Send an event and wait for its answer. `listener` gets the live events of the turn; it must not raise.
         `trace_id` None: a new trace.
 
         Raises GoondanError: the broker's refusal, E_AGENT_TIMEOUT after `timeout_s` seconds, E_KERNEL_LOST.
@@ -172,20 +174,20 @@ class Session:
         timeout_s: float | None = None,
         trace_id: str | None = None,
     ) -> str | None:
-        """Send an event and wait until it is accepted; its trace, None where the broker knows it no more. Raises as
-        `ask`.
+        """Send an event and wait until it is accepted. Returns its trace, None where the broker no longer knows it.
+        Raises the errors of `ask`.
         """
         frame = self._frame(agent, instance, kind, input, event_id, workdir, None)
         frame.trace_id = trace_id
         return (await self._wait(self._open.post(frame), frame, timeout_s)).trace_id
 
     async def admin(self, request: dict[str, Any], timeout_s: float | None = WELCOME_S) -> dict[str, Any]:
-        """A question to the broker itself. Raises GoondanError."""
+        """Ask the broker itself. Raises GoondanError."""
         frame = Frame("admin", payload=to_raw(request))
         return from_raw((await self._wait(self._open.post(frame), frame, timeout_s)).payload, dict)
 
     async def cancel(self, event_id: str, timeout_s: float | None = None) -> str:
-        """Cancel an event and wait until it has ended; how it did: `cancelled`, or as it had by itself.
+        """Cancel an event and wait until it has ended. Returns how it ended: `cancelled`, or as it had ended before.
 
         Raises GoondanError: E_EVENT_NOT_FOUND, E_AGENT_TIMEOUT when it has not ended after `timeout_s` seconds.
         """

@@ -1,4 +1,4 @@
-"""An argument that is too large for a command line, from standard input.
+"""Reads an argument from standard input when it is too large for a command line.
 
 Source: docs/design/commands.md section 5.
 """
@@ -11,13 +11,15 @@ from typing import Final
 from schemas.blobs import too_large
 from schemas.errors import fail
 
-#: In the place of an argument: read it from standard input.
+#: The argument that means: read it from standard input.
 FROM_STDIN: Final = "-"
 _CHUNK: Final = 1 << 16
 
 
 def read_all(limit: int, fd: int = 0) -> bytes:
-    """All of standard input. Raises GoondanError E_FRAME_TOO_LARGE beyond `limit` bytes, E_USAGE when it is closed."""
+    """Read all of standard input. Raises GoondanError E_FRAME_TOO_LARGE for more than `limit` bytes, and E_USAGE when
+    it is closed.
+    """
     parts, size = [], 0
     try:
         while chunk := os.read(fd, _CHUNK):

@@ -1,6 +1,6 @@
-"""The state of a bundle's workspace, as a command uses it: checked and mended first, with a line for each mending.
+"""The state of a bundle's workspace for a command: checked and mended first, with a line for each mending.
 
-The lines go to standard error, so that what a command prints stays what it is.
+The lines go to standard error, so that the output of the command does not change.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from kernel.state_root import StateRoot, open_state_root
 
 
 def state_of(bundle: str, *, make: bool = False) -> str:
-    """The state directory of the bundle at `bundle` (from kernel.paths.find_bundle); with `make` it is there.
+    """The state directory of the bundle at `bundle` (from kernel.paths.find_bundle). With `make` a missing one is made.
 
     Raises GoondanError E_STATE for a state root that must not be used.
     """
@@ -29,7 +29,7 @@ def checked_root() -> str:
 
 
 def prepare(root: str, workspace: str | None = None, *, make: bool = False) -> StateRoot:
-    """Check a state root, mend it, and say what was mended. Raises GoondanError E_STATE."""
+    """Check a state root and mend it. Each mending is printed. Raises GoondanError E_STATE."""
     from kernel.cli.output import write
 
     found = open_state_root(root, workspace=workspace, make=make)

@@ -12,10 +12,11 @@ from kernel.cli import options
 if TYPE_CHECKING:
     from kernel.cli.attach import BundleTarget
 
-#: How long the supervisor may take to hear us (seconds); one that does not hangs, and is killed soon after.
+#: How long the supervisor may take to accept the request to stop (seconds). One that takes longer hangs.
 HEAR_S: Final = 2.0
+#: After that, how long it has until it is killed (seconds).
 DEAF_S: Final = 1.0
-#: How often is looked whether a signal was heard (seconds): a supervisor that works takes it at once.
+#: How often the command checks whether the signal was taken (seconds). A supervisor that works takes it at once.
 HEAR_POLL_S: Final = 0.01
 
 
@@ -58,7 +59,7 @@ def command(bundle: str | None, as_json: bool) -> int:
 
 
 def _end(pidfd: int, place: BundleTarget, as_json: bool, until: float) -> int:
-    """End a supervisor whose runtime directory is gone: it holds the lock, and hears signals."""
+    """End a supervisor whose runtime directory is gone: it still holds the lock, and still takes signals."""
     import os
     import signal
     from contextlib import suppress
@@ -77,7 +78,7 @@ def _end(pidfd: int, place: BundleTarget, as_json: bool, until: float) -> int:
 
 
 def _hears(pidfd: int) -> bool:
-    """Whether the process takes the SIGTERM that it was sent: of one that is stopped it stays pending."""
+    """Whether the process takes the SIGTERM that was sent to it. In a stopped process the signal stays pending."""
     import select
     import signal
 

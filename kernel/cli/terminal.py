@@ -1,8 +1,8 @@
-"""What reaches a person's terminal: our colours, and nobody else's control sequences.
+"""The lines for a person's terminal: with our colours, and without control sequences of others.
 
-Names of folders, text of models, tools, instance keys and logs are anybody's, and a terminal obeys bytes such as ESC.
-Every line of a command goes through `shown_line`, which shows such characters by their number. A `Style` therefore
-writes no control sequence: it writes marks that nobody else can write, and `shown_line` turns them into colours.
+Names of folders, texts of models, tools, instance keys and logs come from outside, and a terminal obeys bytes such as
+ESC. Every line of a command goes through `shown_line`, which shows such characters by their number. So a `Style` writes
+no control sequences. It writes marks that nobody else can write, and `shown_line` turns them into colours.
 
 Source: docs/design/commands.md section 3.
 """
@@ -18,7 +18,8 @@ import msgspec
 
 from schemas.visible import by_number, visible_line
 
-#: Between noncharacters of Unicode: a secret of this process, so that no text of others holds a mark, and a colour.
+#: A mark: between noncharacters of Unicode, a secret of this process and a colour. No text from outside can hold the
+#: secret.
 _SECRET: Final = os.urandom(8).hex()
 _MARK: Final = re.compile(f"\ufdd0{_SECRET}([0-9]{{1,2}})\ufdd1")
 _RESET: Final = "0"
@@ -35,7 +36,7 @@ def printable(text: str, *, keep: str = "") -> str:
 
 
 def shown_line(text: str) -> str:
-    """A line as it is printed: harmless, whatever stands in it, with the colours of a Style."""
+    """A line as it is printed: with the colours of a Style, and with all other control characters escaped."""
     return _MARK.sub("\x1b[\\1m", visible_line(text))
 
 
@@ -44,16 +45,16 @@ def _mark(code: str) -> str:
 
 
 class Style(msgspec.Struct, frozen=True):
-    """Colours, or none. What it returns is for kernel.cli.output, which prints it."""
+    """Colours, or none. Its results are for kernel.cli.output, which prints them."""
 
     colour: bool = False
 
     def bold(self, text: str) -> str:
-        """What matters most."""
+        """The most important text."""
         return self._paint("1", text)
 
     def dim(self, text: str) -> str:
-        """What matters least."""
+        """The least important text."""
         return self._paint("2", text)
 
     def good(self, text: str) -> str:
@@ -69,7 +70,7 @@ class Style(msgspec.Struct, frozen=True):
         return self._paint("31", text)
 
     def of(self, number: int, text: str) -> str:
-        """One of six colours that tell things apart, always the same for a number."""
+        """One of six colours for telling things apart. A number always has the same colour."""
         return self._paint(str(("36", "35", "34", "33", "32", "31")[number % 6]), text)
 
     def _paint(self, code: str, text: str) -> str:
@@ -77,7 +78,9 @@ class Style(msgspec.Struct, frozen=True):
 
 
 def style_of(stream: TextIO, env: Mapping[str, str] | None = None) -> Style:
-    """Colours on a terminal, unless NO_COLOR is set or the terminal is dumb; none in pipes and files."""
+    """The style of a stream: colours on a terminal, unless NO_COLOR is set or the terminal is dumb. No colours in pipes
+    and files.
+    """
     variables = os.environ if env is None else env
     try:
         terminal = stream.isatty()

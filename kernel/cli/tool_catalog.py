@@ -1,4 +1,4 @@
-"""The tools that a bundle has, and finding one of them by the name that a person gives.
+"""The tools of a bundle, and the search for one by the name that a person gives.
 
 Source: docs/design/tools.md sections 1 and 2; requirements NAME-01, NAME-13, BASE-01.
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def look(bundle: str | None) -> Inspected:
-    """The bundle that a command means, without looking into modules. Raises BundleError, GoondanError E_CONFIG_…"""
+    """Read the bundle that a command means, without its modules. Raises BundleError, GoondanError E_CONFIG_…"""
     path = find_bundle(bundle)
     inspected = inspect_bundle(path, state_dir=state_of(path), handlers=False)
     if inspected.errors:
@@ -31,7 +31,7 @@ def look(bundle: str | None) -> Inspected:
 
 
 def find(tools: Mapping[str, CheckedTool], name: str) -> tuple[CheckedTool, ToolExport | None]:
-    """The Tool of a name, and the export if the name is a full one (`bash__exec`); `Tool/bash` is `bash`.
+    """The Tool of a name, and the export if the name is a full one (`bash__exec`). `Tool/bash` means `bash`.
 
     Raises GoondanError E_TOOL_NOT_FOUND, with the closest name.
     """
@@ -58,5 +58,5 @@ def full_names(tools: Mapping[str, CheckedTool]) -> list[str]:
 
 
 def source(tool: CheckedTool) -> str:
-    """Where a tool comes from: the name of its package, or `bundle`."""
+    """The source of a tool: the name of its package, or `bundle`."""
     return BASE_PACKAGE if tool.bundled else tool.package or "bundle"

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from kernel.bundle.tools import CheckedTool
     from kernel.cli.terminal import Style
 
-#: Least width of a description on a narrow terminal (characters).
+#: The least width of a description on a narrow terminal (characters).
 _MIN_WORDS: Final = 20
 
 
@@ -45,7 +45,7 @@ def command(bundle: str | None, as_json: bool) -> int:
 
 
 def describe(tools: Iterable[CheckedTool]) -> list[dict[str, Any]]:
-    """A row for each export, with its schema as it is."""
+    """One row for each export, with its unchanged schema."""
     from kernel.cli.tool_catalog import source
     from schemas.address import build_tool_name, tool_identity
 
@@ -65,7 +65,9 @@ def describe(tools: Iterable[CheckedTool]) -> list[dict[str, Any]]:
 
 
 def table(tools: Iterable[CheckedTool], style: Style, width: int | None) -> list[str]:
-    """A line for each export: name, source, the description's first sentence, within `width` characters if given."""
+    """One line for each export: its name, its source and the first sentence of its description. `width` is the width of
+    the line (characters); None: there is no limit.
+    """
     from kernel.cli.terminal import printable
 
     rows = [(row["name"], row["source"], row.get("description", "")) for row in describe(tools)]

@@ -1,8 +1,8 @@
-"""`gdn tool show NAME`: what a tool takes, what it may do, and how it is called. Nothing is started.
+"""`gdn tool show NAME`: the parameters of a tool, its rights, and how it is called. Nothing is started.
 
 NAME is a Tool (`bash`, `Tool/bash`) or one of its functions (`bash__exec`). With --json one document: {name, source,
-file, line, entry, errorMessageLimit, sandbox, exports}, with every default filled in. `sandbox` is what the manifest
-requests; `granted` is there, too, when the tool gets something else (`gdn grant list` says why).
+file, line, entry, errorMessageLimit, sandbox, exports}, with every default filled in. `sandbox` is the manifest's
+request. `granted` is added when the tool gets something else (`gdn grant list` says why).
 
 Source: docs/design/commands.md section 6; docs/design/sandbox.md section 1.
 """
@@ -72,12 +72,12 @@ def describe(tool: CheckedTool, exports: Iterable[ToolExport]) -> dict[str, Any]
 
 
 def granted_as_requested(tool: CheckedTool) -> bool:
-    """Whether the tool gets what its manifest requests, no more and no less."""
+    """Whether the tool gets exactly what its manifest requests."""
     return tool.granted is None or tool.granted == tool.sandbox
 
 
 def whole(value: Any) -> Any:
-    """A struct as JSON with every field in it: those that have their default are left out on the wire only."""
+    """A struct as JSON with all its fields. The wire leaves out fields that have their default; this document does not."""
     from msgspec import Struct
 
     if isinstance(value, Struct):
@@ -89,7 +89,7 @@ def whole(value: Any) -> Any:
 
 
 def _says(value: Any) -> bool:
-    """Whether a request asks for anything."""
+    """Whether a request names anything."""
     return any(map(_says, value.values())) if isinstance(value, dict) else bool(value)
 
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from kernel.cli.terminal import Style
     from schemas.resources import Example, ToolExport
 
-#: The folder beside a tool's entry whose files every example finds in its workdir.
+#: The folder beside a tool's entry. The workdir of every example gets its files.
 FILES: Final = "examples"
 #: The instance of the operator's agent that makes the calls.
 INSTANCE: Final = "tool-test"
@@ -47,7 +47,7 @@ INVALID: Final = 2
 
 
 class Subject(msgspec.Struct):
-    """What is tested: Tools, and the exports of each."""
+    """The Tools to test, and the exports of each."""
 
     tool: CheckedTool
     exports: list[ToolExport]
@@ -117,14 +117,14 @@ def command(target: str | None, bundle: str | None, network: bool, allow_net: tu
 
 
 def hidden(outcome: Outcome, inspected: Inspected) -> Outcome:
-    """An outcome as it may be printed: what a tool answers can hold what it was given of the environment."""
+    """An outcome without secrets: the answer of a tool can contain values of the environment that it was given."""
     hide = inspected.redact.all_of
     texts = ("input", "output", "error", "differences", "reason")
     return msgspec.structs.replace(outcome, **{name: hide(getattr(outcome, name)) for name in texts})
 
 
 def is_path(target: str) -> bool:
-    """Whether a target is meant as a path: it looks like one, and is no name of a Tool or of the package."""
+    """Whether a target is a path: it looks like one, and is not the name of a Tool or of the package."""
     from schemas.resources import BASE_PACKAGE
 
     if target == BASE_PACKAGE or target.startswith("Tool/"):
@@ -133,9 +133,9 @@ def is_path(target: str) -> bool:
 
 
 def examine(place: BundleTarget, name: str | None) -> tuple[Inspected, list[Subject]]:
-    """Check the whole bundle, and the modules of bundled tools that are named; what is to be tested.
+    """Check the whole bundle, and the modules of the named bundled tools. Returns what is to be tested.
 
-    `name` None: every Tool of the bundle's own. Raises GoondanError E_TOOL_NOT_FOUND.
+    `name` None: every Tool of the bundle. Raises GoondanError E_TOOL_NOT_FOUND.
     """
     from kernel.bundle.handlers import Check, inspect, judge
     from kernel.bundle.inspector import Inspector
@@ -153,12 +153,12 @@ def examine(place: BundleTarget, name: str | None) -> tuple[Inspected, list[Subj
     elif name == BASE_PACKAGE:
         subjects = [Subject(tool, tool.body.exports) for tool in tools.values() if tool.bundled]
     elif inspected.errors:
-        subjects = []  # the Tool may be missing only because its document is wrong
+        subjects = []  # a Tool may be missing because its document is wrong
     else:
         tool, export = find(tools, name)
         subjects = [Subject(tool, tool.body.exports if export is None else [export])]
     bundled = [subject.tool for subject in subjects if subject.tool.bundled and not subject.tool.in_agent]
-    if bundled:  # the bundle's own were looked at above
+    if bundled:  # the bundle's own tools were checked above
         problems = Problems()
         with Inspector(place.state_dir) as inspector:
             check = Check(inspector, [], inspected.redact, os.environ)
@@ -171,7 +171,7 @@ def examine(place: BundleTarget, name: str | None) -> tuple[Inspected, list[Subj
     return inspected, subjects
 
 
-#: Why examples of a bundled tool like `agents` are not run.
+#: The reason why examples of a bundled tool like `agents` are not run.
 _IN_AGENT: Final = "it asks other agents, and there is no swarm here"
 
 
@@ -213,7 +213,9 @@ def planned(subjects: list[Subject], network: bool) -> Iterator[Run]:
 
 
 def run_all(place: BundleTarget, plan: list[Run], allow_net: tuple[str, ...]) -> list[Outcome]:
-    """Run the examples that may be, one after the other, with the bundle's kernel or one that ends with this."""
+    """Run the examples that may be run, one after the other. The bundle's kernel runs them, or one that ends with this
+    command.
+    """
     import asyncio
 
     from kernel.cli.attach import attach_or_start
@@ -234,7 +236,7 @@ def run_all(place: BundleTarget, plan: list[Run], allow_net: tuple[str, ...]) ->
 
 
 async def run_one(session: Session, run: Run) -> Outcome:
-    """One example: a real call in a workdir of its own. Raises GoondanError when there is no result at all."""
+    """Run one example: a real call in a workdir of its own. Raises GoondanError when there is no result at all."""
     from kernel.bundle.examples import judge
     from kernel.cli.batch import ToolCall
     from kernel.cli.call import perform
@@ -252,7 +254,7 @@ async def run_one(session: Session, run: Run) -> Outcome:
 
 
 def outcome_of(run: Run, status: str, **known: Any) -> Outcome:
-    """What became of an example, with its place in the manifest."""
+    """The outcome of an example, with its place in the manifest."""
     from kernel.bundle.examples import Outcome
 
     names = [export.name for export in run.subject.body.exports]
@@ -264,7 +266,7 @@ def outcome_of(run: Run, status: str, **known: Any) -> Outcome:
 
 @contextmanager
 def workdir(tool: CheckedTool) -> Iterator[str]:
-    """A fresh folder with the files that the tool's examples expect; gone afterwards."""
+    """A new folder with the files that the tool's examples expect. It is removed afterwards."""
     from schemas.errors import fail
     from schemas.system.trees import remove_tree
 
@@ -278,7 +280,7 @@ def workdir(tool: CheckedTool) -> Iterator[str]:
     except shutil.Error as error:
         raise fail("E_STATE", f"the files of the examples cannot be copied: {error}"[:400]) from None
     finally:
-        remove_tree(folder)  # the tool has worked in it
+        remove_tree(folder)  # the tool may have put anything there
 
 
 def _exports(subjects: list[Subject]) -> Iterator[tuple[str, ToolExport]]:
@@ -290,7 +292,7 @@ def _exports(subjects: list[Subject]) -> Iterator[tuple[str, ToolExport]]:
 
 
 def render(report: Report, style: Style) -> list[str]:
-    """The report for a person: problems with their places, a line for each example, the sum."""
+    """The report for a person: the problems with their places, one line for each example, and the sums."""
     from kernel.bundle.examples import short
     from kernel.bundle.text import counts, problem_lines, short_path
     from kernel.cli.terminal import printable

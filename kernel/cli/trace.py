@@ -1,5 +1,5 @@
-"""`gdn trace [TURN]`: what a turn did and how long each part took, with the turns of other agents that it asked for. It
-needs no running kernel.
+"""`gdn trace [TURN]`: the steps of a turn and their times, with the turns of other agents that it asked for. No running
+kernel is needed.
 
 Source: docs/design/commands.md section 8; schemas/traces.py; docs/design/traces.md.
 """
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from kernel.trace_tree import TraceTree
     from schemas.receipts import JailReceipt
 
-#: A line: the time since the beginning, None for what stands at the left, and the text.
+#: A line: the time since the beginning (None: the line shows no time), and the text.
 Line = tuple[str | None, str]
-#: Statuses of what is not over, or whose end nobody knows.
+#: The statuses of turns and calls that are not over, or whose end is not known.
 _OPEN: Final = ("running", "pending", "lost", "abandoned", "interrupted")
 
 
@@ -71,7 +71,7 @@ def command(
 
 
 def _find(state_dir: str, name: str | None, agent: str | None, instance: str | None, search: bool) -> Trace | TraceTree:
-    """The part that is wanted: a trace, or a turn with all turns that it led to. Raises GoondanError."""
+    """The part to show: a trace, or a turn with all turns that it led to. Raises GoondanError."""
     import time
 
     from kernel.trace_search import Search
@@ -87,7 +87,7 @@ def _find(state_dir: str, name: str | None, agent: str | None, instance: str | N
 
 
 def render(found: Trace | TraceTree, style: Style) -> list[str]:
-    """A turn or a trace for a person: a line for each thing, with the time since the beginning."""
+    """A turn or a trace for a person: one line for each step, call and turn, with the time since the beginning."""
     from kernel.cli.terminal import printable
     from kernel.trace import Trace
 
@@ -114,7 +114,7 @@ def render(found: Trace | TraceTree, style: Style) -> list[str]:
 
 
 def _turn(trace: Trace, start: str, style: Style) -> Iterator[Line]:
-    """The lines of one turn, and of all that hangs on it."""
+    """The lines of one turn, and of everything below it."""
     from kernel.cli.terminal import printable
 
     whose = f"{printable(trace.agent)}/{'…' if trace.instance_key is None else printable(trace.instance_key)}"
@@ -138,7 +138,7 @@ def _turn(trace: Trace, start: str, style: Style) -> Iterator[Line]:
 
 
 def _times(trace: Trace) -> str:
-    """How a turn used its time: work, and what it waited for."""
+    """How a turn used its time: its work, and its waits."""
     waits = trace.waits
     if waits is None:
         return ""
@@ -174,12 +174,12 @@ def _step(step: Step, start: str, style: Style) -> Iterator[Line]:
 
 
 def _below(turns: list[Trace], stem: str, start: str, style: Style) -> Iterator[Line]:
-    """Turns that hang on a call or on a turn: beside the same times, further to the right."""
+    """The turns below a call or a turn: beside the same times, further to the right."""
     for turn in turns:
         began = _offset(start, turn.started_at)
         for offset, text in _turn(turn, start, style):
             yield began if offset is None else offset, f"{style.dim(stem)}   {text}"
-            began = ""  # stands beside the first line only
+            began = ""  # only the first line has it
 
 
 def _model(call: ModelCall, style: Style) -> str:
@@ -206,7 +206,7 @@ def _tool(call: ToolCall, style: Style) -> str:
 
 
 def _jail(jail: JailReceipt) -> str:
-    """What the tool host observed of the jail until the call had its result."""
+    """What the tool host observed of the jail before the call had its result."""
     from kernel.cli.terminal import printable
 
     what = [f"jail {jail.tier}", f"peak {jail.peak_memory_kb / 1024:.1f} MiB", f"cpu {duration(jail.cpu_ms)}"]
@@ -238,7 +238,7 @@ def _offset(start: str, at: str) -> str:
 
 
 def duration(ms: int) -> str:
-    """A time in three digits or so: `7 ms`, `1.24 s`, `3 min 5 s`."""
+    """A time span in about three digits: `7 ms`, `1.24 s`, `3 min 5 s`."""
     if ms < 1000:
         return f"{ms} ms"
     if ms < 60_000:

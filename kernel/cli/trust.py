@@ -1,4 +1,6 @@
-"""`gdn trust [PATH]`: what a bundle can do beyond its jails, and that this user agrees to it; `--list`, `--revoke`."""
+"""`gdn trust [PATH]`: shows what a bundle can do beyond its jails, and records that the user agrees to it. `--list` and
+`--revoke` are for earlier agreements.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +80,9 @@ def _trust(path: str | None, as_json: bool, *, show: bool, own: bool) -> int:
 
 
 def _shown(inspected: Inspected) -> list[str]:
-    """The screen. Output that no person reads lands in logs, and an address can hold a value of the environment."""
+    """The screen. Without a terminal, values of the environment are hidden: addresses can contain them, and the output
+    may end up in a log.
+    """
     from kernel.cli.output import is_terminal
     from kernel.cli.terminal import style_of
     from kernel.cli.trust_screen import screen
@@ -164,7 +168,7 @@ def _revoke(path: str | None, as_json: bool) -> int:
     from kernel.paths import find_bundle
     from kernel.trust.records import forget
 
-    # A folder that is gone can still be in the records.
+    # The records can still name a folder that is gone.
     gone = path is not None and not os.path.lexists(os.path.expanduser(path))
     bundle = os.path.abspath(os.path.expanduser(path or "")) if gone else find_bundle(path)
     revoked = forget(checked_root(), bundle)

@@ -1,7 +1,7 @@
 """A bundle's powers in words, on one screen.
 
-Everything in a row may be somebody else's text: names, paths, addresses. So each row is one line of printable
-characters of a bounded length, and a section has a bounded number of rows, the rest is a number.
+Everything in a row may be text from outside: names, paths, addresses. So each row is one line of printable characters
+with a bounded length. A section has a bounded number of rows, and the number of the others.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from kernel.trust.powers import (
     Writers,
 )
 
-#: Rows of all sections that are shown one by one; of more, each section shows the first ones and a number. So the
-#: whole text fits on a terminal of 40 lines, and nothing scrolls away at its top.
+#: The most rows of all sections together. If there are more, each section shows the first ones and a number. So the
+#: whole text fits on a terminal of 40 lines, and its top does not scroll away.
 MANY_ROWS: Final = 14
 MAX_ROWS: Final = 2
-#: Columns of one row: with its indent it fits into 80, so that nobody's text goes on at the beginning of a line.
+#: The width of one row (columns). With its indent it fits into 80 columns, so text from outside never begins a line.
 MAX_ROW: Final = 76
-#: Columns of what stands behind a path or an address: the tool, or the key.
+#: The width of the part after a path or an address (columns): the tool, or the key.
 MAX_REST: Final = 36
 
 _MODEL_TITLE: Final = "Sends conversations, with what its agents read, to"
 _OTHERS_TITLE: Final = "Its files can be changed by others (so it is run from a private copy)"
-#: The kinds and their meanings. The one that a person should read first stands first.
+#: The kinds and their meanings, the most important one first.
 _SECTIONS: Final[tuple[tuple[tuple[type, ...], str], ...]] = (
     ((Module,), "Runs this code as you, outside of every jail: it can do whatever you can"),
     ((OpenKey,), "Sends a key over plain http: everybody on the way can read it"),
@@ -57,7 +57,7 @@ _SECTIONS: Final[tuple[tuple[tuple[type, ...], str], ...]] = (
 
 
 def screen(judgement: Judgement, bundle: str, style: Style | None = None) -> list[str]:
-    """The text that a person should read before agreeing: everything the first time, later only what is new."""
+    """The text that a person should read before agreeing: everything the first time, later only the new powers."""
     paint = style or Style()
     shown = _row(bundle)
     if judgement.trusted:
@@ -84,7 +84,7 @@ def question(judgement: Judgement) -> str:
 
 
 def sections(powers: Sequence[Power], judgement: Judgement | None = None) -> list[tuple[str, list[str]]]:
-    """Titles with their rows, together no more than a screen holds. `judgement` adds what has changed."""
+    """The titles and their rows, together no more than fit on a screen. `judgement` says what has changed."""
     groups: list[tuple[list[Power], str]] = []
     if judgement is not None and judgement.changed:
         why = ", and it has changed in what is a clone" if judgement.elsewhere else ", and it has changed"
@@ -107,7 +107,9 @@ def _rows(powers: Sequence[Power], many: bool) -> list[str]:
 
 
 def _harmless(power: Power) -> tuple[bool, ...]:
-    """The order of a section that is not shown whole: the worst first, so that many small things hide no great one."""
+    """The order of rows in a section that is not shown whole: the worst first, so that many small powers do not hide a
+    great one.
+    """
     match power:
         case Variable(name):
             return (not is_secret_by_name(name),)
@@ -127,8 +129,8 @@ def _row(text: str) -> str:
 
 
 def _short(text: str, columns: int) -> str:
-    """Harmless, and so wide at most. Both ends stay: the end of a host's name says whose it is."""
-    # Cut first: escaping a megabyte takes time, and makes it longer.
+    """A text without control characters, at most so wide. Both ends stay: the end of a host's name says whose it is."""
+    # Cut before escaping: escaping a megabyte takes time, and makes the text longer.
     head, tail = printable(text[: 2 * columns]), printable(text[-2 * columns :])
     if len(text) <= 2 * columns and fit(head, columns) == head:
         return head
@@ -136,7 +138,7 @@ def _short(text: str, columns: int) -> str:
 
 
 def _with(what: str, rest: str) -> str:
-    """A row of two parts, of which a long second one does not push the end of the first out of sight."""
+    """A row of two parts. A long second part does not push the end of the first part out of sight."""
     rest = _short(rest, MAX_REST)
     return _short(what, MAX_ROW - len(rest)) + rest
 
@@ -150,7 +152,7 @@ def _variable(power: Variable) -> str:
     return f"{power.name}, in the text of {kind} documents"
 
 
-#: What a variable is used for, where that is no text.
+#: Use of a variable -> the words for it.
 _USES: Final = {"key": "the key of a model", "client": "the id or secret of an OAuth client"}
 
 
@@ -167,7 +169,7 @@ def _endpoint(power: Endpoint | TokenServer) -> str:
 
 
 def _origin(origin: str) -> str:
-    """As people write it: without the port that it has anyway."""
+    """An address as people write it: without the default port."""
     port = {"https": ":443", "http": ":80"}.get(origin.partition(":")[0], "")
     return origin.removesuffix(port) if port else origin
 

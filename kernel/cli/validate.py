@@ -1,4 +1,4 @@
-"""`gdn validate [P] [--json]`: everything that is wrong with a bundle, and nothing started.
+"""`gdn validate [P] [--json]`: reports everything that is wrong with a bundle. Nothing is started.
 
 Exit status 0 for a bundle that can run, 2 for one that cannot. With --json, one document on stdout:
 {valid, errors, warnings, dropped?, bundle?, entryAgent?, agents, tools}.
@@ -57,8 +57,8 @@ def command(bundle: str | None, policy: str | None, as_json: bool) -> int:
 
 
 def describe(inspected: Inspected) -> dict[str, Any]:
-    """The document that --json prints. Agents and tools are listed as far as they could be read; `source` of a tool is
-    the name of its package, `bundle` for the bundle's own.
+    """The document that --json prints. Agents and tools are listed if they could be read. The `source` of a tool is the
+    name of its package, or `bundle` for a tool of the bundle.
     """
     from kernel.cli.tool_catalog import source
     from schemas.address import build_tool_name
@@ -69,7 +69,7 @@ def describe(inspected: Inspected) -> dict[str, Any]:
         "errors": inspected.errors,
         "warnings": inspected.warnings,
         "bundle": inspected.path,
-        # What the documents have from the environment, and nobody has to see.
+        # Values that documents take from the environment are not shown.
         "entryAgent": hide(checked.entry_agent) or None,
         "agents": hide([_agent(agent) for agent in checked.agents.values()]),
         "tools": hide(
@@ -86,7 +86,7 @@ def describe(inspected: Inspected) -> dict[str, Any]:
 
 
 def _agent(agent: CheckedAgent) -> dict[str, Any]:
-    """One agent of the document. `chosenBy` is there with `provider: auto`: the variable that decided, "" for none."""
+    """One agent of the document. With `provider: auto` it has `chosenBy`: the variable that decided, "" for none."""
     from kernel.bundle.models import shown_endpoint
 
     model = agent.model
@@ -101,7 +101,7 @@ def _agent(agent: CheckedAgent) -> dict[str, Any]:
 
 
 def human(inspected: Inspected, cwd: str) -> list[str]:
-    """The lines for a person: problems first, what was found last."""
+    """The lines for a person: first the problems, last what the bundle has."""
     from kernel.bundle.models import model_text
     from kernel.bundle.text import counts, problem_lines, short_path
 
@@ -131,7 +131,7 @@ def human(inspected: Inspected, cwd: str) -> list[str]:
 
 
 def _refused(problems: list[Problem]) -> tuple[dict[str, Any], list[str]]:
-    """What is printed when the bundle could not even be looked at."""
+    """The document for a bundle that could not be read at all."""
     from kernel.bundle.text import problem_lines
 
     report: dict[str, Any] = {"valid": False, "errors": problems, "warnings": [], "agents": [], "tools": []}
@@ -139,7 +139,7 @@ def _refused(problems: list[Problem]) -> tuple[dict[str, Any], list[str]]:
 
 
 def _cwd() -> str:
-    """The folder that shown paths begin from. A directory that is gone is no reason to fail."""
+    """The current folder, from which shown paths begin. When it was removed, the command does not fail."""
     try:
         return os.getcwd()
     except OSError:

@@ -7,12 +7,12 @@ from typing import Any
 
 from kernel.cli.plain import one_line
 
-#: Instance keys and ids are anybody's text; so much of each is shown (characters).
+#: The most of an instance key or an id that is shown (characters). Both are text from outside.
 MAX_NAME = 80
 
 
 def render(answer: Mapping[str, Any]) -> list[str]:
-    """The lines. `answer` is the broker's (kernel/broker/waits.py)."""
+    """The lines for `answer`, the answer of the broker (kernel/broker/waits.py)."""
     lines = [f"{_age(row['forMs']):>5}  {_place(row)} {_for_what(row)}" for row in answer["waits"]]
     if answer["more"]:
         lines.append(f"and {answer['more']} more")

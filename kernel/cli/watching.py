@@ -1,4 +1,4 @@
-"""Tells on stderr what the kernel of `gdn run --watch` says about its bundle."""
+"""Prints on stderr what the kernel of `gdn run --watch` says about its bundle."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from schemas.errors import GoondanError
 
 
 def tell_news(state_dir: str) -> None:
-    """Begin to tell, until the kernel or this process ends."""
-    # A thread, because the conversation reads its lines in ways of its own; it holds nothing that has to be given back.
+    """Begin to print the news. It ends with the kernel or with this process."""
+    # A thread, because the conversation reads its lines in its own way. The thread holds nothing that has to be
+    # released.
     threading.Thread(target=_tell, args=(state_dir,), daemon=True).start()
 
 
@@ -26,4 +27,4 @@ def _tell(state_dir: str) -> None:
             told = reply.told
             write(*(f"gdn: {printable(line)}" for line in reply.news or []), stream=sys.stderr)
     except (GoondanError, OSError, ValueError):
-        return  # the kernel has ended; whoever talks to it says so
+        return  # the kernel has ended, and the conversation reports that

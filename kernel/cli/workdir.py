@@ -1,7 +1,7 @@
-"""`--workdir`: the directory that an operator gives to tools instead of the instance's own.
+"""`--workdir`: the directory that an operator gives to tools in place of the instance's own.
 
-It can be written to by every tool that is called there. The tool host refuses folders of the system and folders of code
-that runs outside of jails (toolhost/policy/refusals.py). The kernel's own folders are refused here, before anything is
+Every tool that is called there can write to it. The tool host refuses folders of the system, and folders of code that
+runs outside of jails (toolhost/policy/refusals.py). The kernel's own folders are refused here, before anything is
 started.
 
 Source: docs/design/sandbox.md section 1.
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def absolute_workdir(text: str, place: BundleTarget) -> str:
-    """The absolute path of an existing directory, as it was named.
+    """The absolute path of an existing directory. Links in it are not resolved.
 
     Raises GoondanError E_USAGE when it is not a directory, E_SANDBOX_DENIED when it holds state or sockets of the
     kernel.
@@ -45,7 +45,7 @@ def absolute_workdir(text: str, place: BundleTarget) -> str:
 
 
 def _socket_folders(place: BundleTarget) -> list[str]:
-    """The folders of runtime directories: the usual ones, and that of the kernel that runs."""
+    """The folders of runtime directories: the usual ones, and that of the running kernel."""
     from kernel import lock
 
     usual = [os.path.dirname(os.path.realpath(run_dir)) for run_dir in paths.run_dirs(place.bundle)]
