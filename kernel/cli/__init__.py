@@ -108,7 +108,9 @@ def main() -> NoReturn:
 
 
 def _open_standard_streams() -> None:
-    """Open the standard streams that a shell has closed (`<&-`). Otherwise the next opened file would get their number."""
+    """Open the standard streams that a shell has closed (`<&-`). Otherwise the next opened file would get their
+    number.
+    """
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(fd, True)
     os.close(fd)

@@ -99,7 +99,9 @@ def _args(item: dict[str, Any]) -> Iterator[str]:
 
 
 def _broken(line: str, width: int) -> list[str]:
-    """The pieces of a line that fit into one row of a terminal each. A character outside of ASCII may take two columns."""
+    """The pieces of a line that fit into one row of a terminal each. A character outside of ASCII may take two
+    columns.
+    """
     step = width if line.isascii() else width // 2
     line = line.expandtabs(4)
     return [line[at : at + step] for at in range(0, len(line), step)] or [""]

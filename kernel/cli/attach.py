@@ -208,7 +208,9 @@ class Started:
             self._parent_fd = -1
 
     def wait_end(self) -> None:
-        """Wait until the supervisor and all processes below it are gone. Processes that do not end in time are killed."""
+        """Wait until the supervisor and all processes below it are gone. Processes that do not end in time are
+        killed.
+        """
         self.stop_soon()
         end_of(self.pidfd, self._place.state_dir, leftovers=not self._refused)
         with suppress(ChildProcessError):

@@ -80,7 +80,9 @@ def _repository(folder: str, made: list[str]) -> str:
 
 
 def _trust(folder: str) -> None:
-    """Trust the bundle: we have just written it, so no question is needed, whatever model the environment names later."""
+    """Trust the bundle: we have just written it, so no question is needed, whatever model the environment names
+    later.
+    """
     from kernel.bundle.loader import inspect_bundle
     from kernel.cli.consent import remember
     from kernel.cli.state import state_of

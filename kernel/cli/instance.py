@@ -56,7 +56,9 @@ def list_(bundle: str | None, agent: str | None, as_json: bool) -> int:
 @options.bundle
 @options.as_json
 def show(agent: str, key: str, bundle: str | None, as_json: bool) -> int:
-    """Show one: its files, its process, its last turn, and the messages that wait for it. KEY is `default` if left out."""
+    """Show one: its files, its process, its last turn, and the messages that wait for it. KEY is `default` if left
+    out.
+    """
     import time
 
     from kernel.cli.attach import locate

@@ -45,7 +45,9 @@ def ask_kernel(kernel: Kernel, question: Mapping[str, Any], answer_s: float = AN
 
 
 def check_texts(question: Mapping[str, Any]) -> None:
-    """Check the texts of the question. Raises GoondanError E_USAGE for a text that is not UTF-8: no frame can hold it."""
+    """Check the texts of the question. Raises GoondanError E_USAGE for a text that is not UTF-8: no frame can hold
+    it.
+    """
     from kernel.paths import is_utf8
     from schemas.errors import fail
 

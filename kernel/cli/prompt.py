@@ -106,7 +106,9 @@ def _show_prompt() -> None:
 
 
 class Editor:
-    """The editor of prompt_toolkit. It is imported only when a person is there: the import takes a tenth of a second."""
+    """The editor of prompt_toolkit. It is imported only when a person is there: the import takes a tenth of a
+    second.
+    """
 
     hint = "Alt-Enter for another line, Ctrl-D to end"
 

@@ -62,7 +62,9 @@ def _why(bundle: str | None, as_json: bool) -> int:
 
 
 def external(broker: ByHand) -> list[ProcessInfo]:
-    """The rows of a broker without a supervisor: the broker and its peers. How often they were restarted is not known."""
+    """The rows of a broker without a supervisor: the broker and its peers. How often they were restarted is not
+    known.
+    """
     import time
 
     from kernel.cli.operator_question import ask_kernel

@@ -1,4 +1,6 @@
-"""`gdn restart`: a running kernel reads its bundle again and restarts in place. The command returns when it is ready."""
+"""`gdn restart`: a running kernel reads its bundle again and restarts in place. The command returns when it is
+ready.
+"""
 
 from __future__ import annotations
 

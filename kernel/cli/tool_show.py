@@ -77,7 +77,9 @@ def granted_as_requested(tool: CheckedTool) -> bool:
 
 
 def whole(value: Any) -> Any:
-    """A struct as JSON with all its fields. The wire leaves out fields that have their default; this document does not."""
+    """A struct as JSON with all its fields. The wire leaves out fields that have their default; this document does
+    not.
+    """
     from msgspec import Struct
 
     if isinstance(value, Struct):
