@@ -126,12 +126,22 @@ class Host:
             self._results[call_id] = asyncio.get_running_loop().create_future()
         return result
 
-    async def call(self, export: str, **arguments: Any) -> Any:
-        """The output of a call that is well."""
-        result = await self.result(self.start(export, **arguments))
+    @staticmethod
+    def output(result: Result) -> Any:
+        """The output of a result that is well."""
         assert result.status == "ok", result
         assert result.output is not None
         return msgspec.msgpack.decode(result.output)
+
+    @staticmethod
+    def value(ask: Ask) -> Any:
+        """What a question asks."""
+        assert ask.value is not None
+        return msgspec.msgpack.decode(ask.value)
+
+    async def call(self, export: str, **arguments: Any) -> Any:
+        """The output of a call that is well."""
+        return self.output(await self.result(self.start(export, **arguments)))
 
     async def fails(self, export: str, **arguments: Any) -> msgspec.Struct:
         """The error of a call that fails."""
@@ -211,6 +221,62 @@ async def _serving(peer: Peer, reader: asyncio.StreamReader, writer: asyncio.Str
         pass
     finally:
         writer.close()
+
+
+@asynccontextmanager
+async def tunnels(*, refuse: bool = False) -> AsyncIterator[tuple[socket.socket, list[str]]]:
+    """A worker's connector with a stand-in of the egress proxy behind it, and the places that it was asked for."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.setblocking(False)
+    loop = asyncio.get_running_loop()
+    asked: list[str] = []
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while data := await reader.read(65536):
+                writer.write(data)
+                await writer.drain()
+        except OSError:
+            pass
+        finally:
+            writer.close()
+
+    async def tunnel(sock: socket.socket) -> None:
+        reader, writer = await asyncio.open_connection(sock=sock)
+        head = await reader.readuntil(b"\r\n\r\n")
+        place = head.split()[1].decode()
+        asked.append(place)
+        host, _, port = place.rpartition(":")
+        if refuse or host != "127.0.0.1":
+            body = f"E_SANDBOX_DENIED: {place}: not granted".encode()
+            writer.write(b"HTTP/1.1 403 Forbidden\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+            writer.close()
+            return
+        up_reader, up_writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
+        await asyncio.gather(relay(reader, up_writer), relay(up_reader, writer))
+
+    def wanted() -> None:
+        if ours.recv(64) != b"connect":
+            loop.remove_reader(ours.fileno())
+            return
+        mine, its = socket.socketpair()
+        socket.send_fds(ours, [b"ok"], [its.fileno()])
+        its.close()
+        task = asyncio.create_task(tunnel(mine))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    loop.add_reader(ours.fileno(), wanted)
+    try:
+        yield theirs, asked
+    finally:
+        loop.remove_reader(ours.fileno())
+        ours.close()
+        for task in list(tasks):
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class Scripted:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Any, Final, Literal, Protocol
 from urllib.parse import quote
 
@@ -58,6 +58,10 @@ _EVENTS: Final[dict[type[Any], NewsKind]] = {
     ResourcesListChanged: "resources",
     PromptsListChanged: "prompts",
 }
+
+
+#: A way to the server: a dispatcher of the SDK for as long as the context lasts.
+Way = Callable[[], AbstractAsyncContextManager[Dispatcher[Any]]]
 
 
 class Events(Protocol):
@@ -110,22 +114,12 @@ class Client:
         requests = capabilities.tasks.requests
         return requests is not None and requests.tools is not None and requests.tools.call is not None
 
-    async def run(self, dispatcher: Dispatcher[Any], connected: Callable[[McpListing], None]) -> None:
+    async def run(self, way: Way, connected: Callable[[McpListing], None]) -> None:
         """Connect, list, and stay until `end`. Raises what the connection fails with."""
-        granted = self._init.grants
-        session = ClientSession(
-            dispatcher=dispatcher,
-            client_info=_INFO,
-            log_level="info",
-            elicitation_callback=lambda _, params: self._events.elicit(params),
-            sampling_callback=(lambda _, params: self._events.sample(params)) if "sampling" in granted else None,
-            list_roots_callback=self._roots if "roots" in granted else None,
-            logging_callback=self._logged,
-            message_handler=self._told,
-        )
         async with AsyncExitStack() as stack:
             async with asyncio.timeout(CONNECT_S):
-                await stack.enter_async_context(session)
+                dispatcher = await stack.enter_async_context(way())
+                session = await stack.enter_async_context(self._opened(dispatcher))
                 await negotiate(session)
                 self._session = session
                 watcher = await self._watch()
@@ -136,6 +130,19 @@ class Client:
             finally:
                 if watcher is not None:
                     watcher.cancel()
+
+    def _opened(self, dispatcher: Dispatcher[Any]) -> ClientSession:
+        granted = self._init.grants
+        return ClientSession(
+            dispatcher=dispatcher,
+            client_info=_INFO,
+            log_level="info",
+            elicitation_callback=lambda _, params: self._events.elicit(params),
+            sampling_callback=(lambda _, params: self._events.sample(params)) if "sampling" in granted else None,
+            list_roots_callback=self._roots if "roots" in granted else None,
+            logging_callback=self._logged,
+            message_handler=self._told,
+        )
 
     def end(self) -> None:
         """Let `run` come to its end."""

@@ -11,8 +11,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Coroutine
-from contextlib import suppress
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
 
 import mcp_types as types
@@ -41,6 +41,7 @@ from toolhost.mcp_worker.calling import Calls
 from toolhost.mcp_worker.channel import Channel
 from toolhost.mcp_worker.client import Client
 from toolhost.mcp_worker.failures import Failure, error_of
+from toolhost.mcp_worker.http import Http
 from toolhost.mcp_worker.stdio import Stdio
 
 #: Lines of the log at once and per second after that; what is over is dropped and counted. The host ends a worker that
@@ -151,10 +152,12 @@ class Worker:
             self._fail_to_load(f"this worker speaks protocol {WORKER_PROTOCOL}, and with MCP servers only")
             return
         try:
-            dispatcher = self._connect(asked)
             self._client = client = Client(asked, self)
             self._calls = Calls(client, self._channel.send, init.output_limit, asked.idle_ms)
-            await client.run(dispatcher, self._connected)
+            if asked.transport == "http":
+                await self._over_http(asked, client)
+            else:
+                await client.run(self._descriptor, self._connected)
         except Exception as error:
             if self._ready:
                 self.log("error", f"the connection with the server has failed: {error_of(error).message}")
@@ -162,13 +165,34 @@ class Worker:
             else:
                 self._fail_to_load(error_of(error).message)
 
-    def _connect(self, server: McpServerInit) -> Dispatcher[Any]:
-        if server.transport == "stdio":
-            if self._server is None:
-                raise Failure("E_MCP_CONNECT", "the server's descriptor is missing")
-            self._stdio = Stdio(self._server, self._loop, on_noise=self._noise, on_end=self._server_gone)
-            return self._stdio
-        raise Failure("E_MCP_CONNECT", "this transport is not there yet")
+    @asynccontextmanager
+    async def _descriptor(self) -> AsyncIterator[Dispatcher[Any]]:
+        if self._server is None:
+            raise Failure("E_MCP_CONNECT", "the server's descriptor is missing")
+        self._stdio = Stdio(self._server, self._loop, on_noise=self._noise, on_end=self._server_gone)
+        yield self._stdio
+
+    async def _over_http(self, asked: McpServerInit, client: Client) -> None:
+        """Try the ways to the server, the newest first."""
+        if self._connector is None or asked.endpoint is None:
+            raise Failure("E_MCP_CONNECT", "the server's endpoint is missing")
+        http = Http(asked.endpoint, asked.headers, self._connector, self._loop)
+        first: Exception | None = None
+        try:
+            for way in http.ways():
+                try:
+                    await client.run(way, self._connected)
+                    return
+                except Exception as error:
+                    if self._ready:
+                        raise
+                    first = first or http.explained(error)
+                    if not http.elsewhere:
+                        raise first from None
+            assert first is not None
+            raise first
+        finally:
+            await http.close()
 
     def _connected(self, listing: McpListing) -> None:
         self._ready = True
