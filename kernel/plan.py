@@ -20,6 +20,7 @@ from kernel.bundle.approvals import policies_of
 from kernel.bundle.budgets import budget_of
 from kernel.bundle.checked import Checked, CheckedAgent
 from kernel.bundle.tools import CheckedTool
+from kernel.server_specs import agent_document, agent_extension, server_tool
 from schemas.address import build_tool_name
 from schemas.frames import OPERATOR_AGENT
 from schemas.launch import (
@@ -55,10 +56,14 @@ def build_plan(
     `entry_agent` is '' when the bundle has no agent: then only `gdn call` can use it.
     """
     tools = list(checked.tools.values())
+    servers = {
+        name: server_tool(server, (digests or {}).get(server.tool.root, "")) for name, server in checked.servers.items()
+    }
     registry = [item for tool in tools if not tool.brought for item in catalog_items(tool)]
     by_tool = {tool.name: [item.name for item in catalog_items(tool)] for tool in tools}
     agents = {
-        name: _agent(agent, checked, registry, by_tool, state_dir, revision) for name, agent in checked.agents.items()
+        name: _agent(agent, checked, registry, by_tool, servers, state_dir, revision)
+        for name, agent in checked.agents.items()
     }
     agents[OPERATOR_AGENT] = AgentSpec(
         name=OPERATOR_AGENT,
@@ -70,7 +75,7 @@ def build_plan(
         durability=checked.policy.durability,
         idle_s=checked.policy.agent_idle_seconds,
     )
-    own_tools = (tool.root for tool in tools if not tool.bundled)
+    own_tools = (tool.root for tool in checked.runs_in_jails if tool.root and not tool.bundled)
     protected = sorted({*documents, *checked.files, *checked.extension_roots, *own_tools})
     return KernelPlan(
         revision=revision,
@@ -80,9 +85,12 @@ def build_plan(
         agents=agents,
         toolhost=ToolHostSpec(
             tools=[
-                replace(tool_spec(tool), digest=(digests or {}).get(tool.root, ""))
-                for tool in tools
-                if not tool.in_agent
+                *(
+                    replace(tool_spec(tool), digest=(digests or {}).get(tool.root, ""))
+                    for tool in tools
+                    if not tool.in_agent
+                ),
+                *servers.values(),
             ],
             state_dir=state_dir,
             revision=revision,
@@ -148,6 +156,7 @@ def _agent(
     checked: Checked,
     registry: list[CatalogItem],
     by_tool: Mapping[str, list[str]],
+    servers: Mapping[str, ToolSpec],
     state_dir: str,
     revision: str,
 ) -> AgentSpec:
@@ -169,17 +178,18 @@ def _agent(
         system=agent.system,
         max_steps_per_turn=policy.max_steps_per_turn,
         allow_registry=agent.body.policy.tool_calls.allow_registry,
-        extensions=agent.extensions,
+        extensions=[agent_extension(extension, agent.name, servers) for extension in agent.extensions],
         durability=policy.durability,
         idle_s=policy.agent_idle_seconds,
         stall_timeout_s=agent.body.policy.stall_timeout_s,
         conversation_mb=agent.body.policy.conversation_mb,
-        resource=agent.resource if agent.extensions else {},
+        resource=agent_document(agent.resource, bool(agent.servers)) if agent.extensions else {},
         swarm=checked.swarm_resource if agent.extensions else {},
         addable=[*_addable(agent, checked), *(item.name for item in brought)],
         dynamic=agent.dynamic,
         budget=budget_of(agent.extensions),
         approvals=policies_of(agent.extensions),
+        servers=[name for name, server in checked.servers.items() if agent.name in server.agents],
     )
 
 

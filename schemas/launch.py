@@ -137,6 +137,10 @@ class ExtensionSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_
     confidential: bool = False
     #: Names of the bundled Tools that it brings: no other agent has them.
     tools: list[str] = []
+    #: Of the bundled extension `mcp`: the prefix of its server. "": it has none.
+    server: str = ""
+    #: Of the same: the McpServerSpec.digest of that server. Its config here has no values of variables and headers.
+    server_digest: str = ""
 
 
 class AgentSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):

@@ -27,6 +27,7 @@ from kernel.bundle.positions import Mapping as MappingNode
 from kernel.bundle.positions import Scalar
 from kernel.bundle.problems import Path, Position, Report, did_you_mean, shown
 from kernel.bundle.refs import BadRef, Ref, read_entry_agent, read_ref, read_use
+from kernel.bundle.servers import ServerUse, check_servers, is_mcp
 from kernel.bundle.shape import Builder, Document, Environment
 from kernel.bundle.tools import CheckedTool, check_tool
 from kernel.bundle.values import check_value
@@ -91,6 +92,9 @@ class Checker:
         agents = self._agents(tools, extensions)
         self._unused_tools(agents, tools)
         entry, policy, members = self._swarm(agents)
+        used = {**self._base, **tools, **self._packaged, **self._brought}
+        uses = [(agent.name, use) for agent in agents.values() if agent.name in members for use in agent.servers]
+        servers = check_servers(uses, used, self._files, self._report)
         check_budgets([agent for agent in agents.values() if agent.name in members], self._report)
         runnable = {name: tool for name, tool in tools.items() if tool.runs}
         return Checked(
@@ -109,6 +113,7 @@ class Checker:
             ),
             swarm=next((name for _, name, _ in self._of("Swarm")), ""),
             extensions=extensions,
+            servers=servers,
             swarm_resource=next((msgspec.to_builtins(built) for _, _, built in self._of("Swarm")), {}),
             oauth_apps={
                 name: resolve_oauth_app(name, built.spec, self._env) for _, name, built in self._of("OAuthApp")
@@ -460,6 +465,10 @@ class Checker:
                 check_used(extension, own, document, at, self._report)
                 named = own is not None and names_any(document.node, "spec", "extensions")
                 agent.extensions.append(extension.spec(own, named=named))
+                if is_mcp(extension.entry, extension.bundled):
+                    given = own if own is not None else extension.resource.spec.config
+                    whose = (document, (*at, "config")) if own is not None else (extension.document, ("spec", "config"))
+                    agent.servers.append(ServerUse(extension.name, given or {}, *whose))
                 self._bring(agent, extension, at)
         self._misplaced(agent, extensions)
 

@@ -7,6 +7,7 @@ from typing import Any
 from msgspec import Struct
 
 from kernel.bundle.extensions import CheckedExtension
+from kernel.bundle.servers import CheckedServer, ServerUse
 from kernel.bundle.shape import Document
 from kernel.bundle.tools import CheckedTool
 from schemas import resources
@@ -43,6 +44,8 @@ class CheckedAgent(Struct):
     dynamic: list[str] = []
     #: Names of the bundled Tools that its extensions bring.
     brought: list[str] = []
+    #: The configs of its MCP servers.
+    servers: list[ServerUse] = []
 
 
 class Checked(Struct):
@@ -67,7 +70,14 @@ class Checked(Struct):
     swarm_resource: dict[str, Any] = {}
     #: The bundle's own extensions, used or not, by their names.
     extensions: dict[str, CheckedExtension] = {}
+    #: The MCP servers of its agents, by the prefixes of their tools' names.
+    servers: dict[str, CheckedServer] = {}
     #: The OAuthApps, by their names.
     oauth_apps: dict[str, OAuthAppSpec] = {}
     #: The documents of the OAuthApps, by their names.
     oauth_documents: dict[str, tuple[Document, resources.OAuthAppBody]] = {}
+
+    @property
+    def runs_in_jails(self) -> list[CheckedTool]:
+        """The tools and the MCP servers: whatever may be granted something."""
+        return [*self.tools.values(), *(server.tool for server in self.servers.values())]

@@ -10,6 +10,8 @@ from typing import Any, Final
 from kernel.bundle.approvals import describe_faults, is_approval
 from kernel.bundle.extensions import CheckedExtension
 from kernel.bundle.problems import Path, Report, did_you_mean
+from kernel.bundle.servers import describe_faults as describe_server_faults
+from kernel.bundle.servers import is_mcp
 from kernel.bundle.shape import Document
 from schemas.errors import GoondanError
 from schemas.extension_config import check_config
@@ -42,6 +44,8 @@ def _issues(extension: CheckedExtension, config: dict[str, Any], report: Report)
         issues = check_config(extension.schema, config)
         if not issues and is_approval(extension.entry, extension.bundled):
             return describe_faults(config)
+        if not issues and is_mcp(extension.entry, extension.bundled):
+            return describe_server_faults(extension.name, config)
         return issues
     except GoondanError as error:
         place = extension.document.place("spec", "configSchema")

@@ -18,6 +18,7 @@ from kernel.bundle.checked import Checked, CheckedAgent
 from kernel.bundle.lookup import Files
 from kernel.bundle.problems import Path, Report, did_you_mean, shown
 from kernel.bundle.sandbox import check_sandbox, resolve_network
+from kernel.bundle.servers import CheckedServer
 from kernel.bundle.shape import Document
 from kernel.bundle.tools import CheckedTool
 from kernel.grants.merge import Excess, Part, as_part, beyond, narrow, requested, widen, without_grants
@@ -96,31 +97,37 @@ def status(tool: CheckedTool, context: GrantContext) -> Status:
 
 def grant(checked: Checked, context: GrantContext, files: Files, report: Report) -> None:
     """Fill in `granted` and `narrowed` of every tool, and report what is wrong."""
-    for tool in checked.tools.values():
+    tools = {tool.name: tool for tool in checked.runs_in_jails}
+    for tool in tools.values():
         # The bundled tools are read once and looked at anew with every bundle.
-        tool.granted, tool.narrowed = _granted(tool, context, files, report), {}
-    _check_rules(checked, context, files, report)
+        tool.granted, tool.narrowed = _granted(tool, tool.sandbox, context, files, report), {}
+    for server in checked.servers.values():
+        for agent, (spec, sandbox) in server.of_agents.items():
+            server.of_agents[agent] = (spec, _granted(server.tool, sandbox, context, files, report))
+    _check_rules(tools, context, files, report)
     _check_opened(context, report)
-    for agent in checked.agents.values():
-        _narrow(agent, checked.tools, files, report)
+    for one in checked.agents.values():
+        _narrow(one, tools, files, report)
+        for server in checked.servers.values():
+            _narrow_own(one, server, files)
 
 
 # --- what a tool gets -----------------------------------------------------------------------------------------------
 
 
-def _granted(tool: CheckedTool, context: GrantContext, files: Files, report: Report) -> SandboxSpec:
+def _granted(tool: CheckedTool, base: SandboxSpec, context: GrantContext, files: Files, report: Report) -> SandboxSpec:
+    """What a tool gets of what is asked for it."""
     stands = status(tool, context)
-    base = tool.sandbox
     if stands in ("pending", "changed"):
         base = without_grants(base)
         asks = "; ".join(requested(tool.sandbox))
         why = "nobody has accepted that" if stands == "pending" else "it is not the code that was accepted"
         message = f"{tool.id} asks for {asks}, and gets the defaults: {why}"
         hint = f"Look at its code, then run `gdn grant accept {tool.id}`."
-        report.warn("W_CONFIG_NOT_GRANTED", message, tool.document.place("spec", "sandbox"), hint)
+        report.warn("W_CONFIG_NOT_GRANTED", message, tool.document.place(*tool.sandbox_at), hint)
     elif not tool.bundled:
         for fault in dangers(base, context, tool.root):
-            place = tool.document.place("spec", "sandbox", *fault.field)
+            place = tool.document.place(*tool.sandbox_at, *fault.field)
             report.error("E_CONFIG_DANGEROUS", f"{fault.path} cannot be granted: {fault.reason}", place)
     for rule in context.rules:
         if _is_for(rule, tool, context):
@@ -167,9 +174,9 @@ def _is_for(rule: Rule, tool: CheckedTool, context: GrantContext) -> bool:
     return rule.tool in ((tool.id, f"{BASE_PACKAGE}/{tool.name}") if tool.bundled else (tool.id,))
 
 
-def _check_rules(checked: Checked, context: GrantContext, files: Files, report: Report) -> None:
+def _check_rules(tools: Mapping[str, CheckedTool], context: GrantContext, files: Files, report: Report) -> None:
     """Report what a policy says that means nothing, or that not even the operator can give."""
-    ids = [tool.id for tool in checked.tools.values()]
+    ids = [tool.id for tool in tools.values()]
     for rule in context.rules:
         at: Path = (*rule.at, "sandbox")
         check_sandbox(rule.sandbox, rule.document, at, files, report)
@@ -180,11 +187,7 @@ def _check_rules(checked: Checked, context: GrantContext, files: Files, report: 
             place = rule.document.place(*at, *fault.field[:2])
             report.error("E_CONFIG_DANGEROUS", f"{fault.path} cannot be granted: {fault.reason}", place)
         aimed = rule.bundle is None or rule.bundle == context.bundle
-        if (
-            rule.bundle is not None
-            and aimed
-            and not any(_is_for(rule, tool, context) for tool in checked.tools.values())
-        ):
+        if rule.bundle is not None and aimed and not any(_is_for(rule, tool, context) for tool in tools.values()):
             message = f"the bundle has no tool {shown(rule.tool)}"
             report.warn("W_CONFIG_UNUSED", message, rule.document.place(*rule.at, "tool"), did_you_mean(rule.tool, ids))
 
@@ -221,6 +224,13 @@ def _narrow(agent: CheckedAgent, tools: Mapping[str, CheckedTool], files: Files,
             left = narrow(left, own)
         if left != tool.granted:
             tool.narrowed = {**tool.narrowed, agent.name: left}
+
+
+def _narrow_own(agent: CheckedAgent, server: CheckedServer, files: Files) -> None:
+    """One agent's own config of a server, under the agent's own sandbox."""
+    own, cap = server.of_agents.get(agent.name), agent.body.sandbox
+    if own is not None and cap is not None:
+        server.of_agents[agent.name] = (own[0], narrow(own[1], resolve_part(cap, files)))
 
 
 def _own_part(agent: CheckedAgent, tool: CheckedTool, files: Files, report: Report) -> Part | None:

@@ -186,7 +186,7 @@ def _written(
         for extension in agent.extensions
         for name in extension.modules or ()
     )
-    own_tools = (tool.root for tool in checked.tools.values() if tool.root and not tool.bundled and not tool.package)
+    own_tools = (tool.root for tool in checked.runs_in_jails if tool.root and not tool.bundled and not tool.package)
     read = {source.path: source.data for source in loaded.sources}
     paths = [*read, *checked.files, *modules, *checked.extension_roots, *own_tools, *([policy] if policy else [])]
     found = find_written([path for path in paths if path not in instead], root, read=read)
@@ -255,7 +255,7 @@ def open_bundle(
     from kernel.plan import build_plan
 
     loaded, checked = inspected.loaded, inspected.checked
-    digests = {tool.root: tree_digest(tool.root)[0] for tool in checked.tools.values()}
+    digests = {tool.root: tree_digest(tool.root)[0] for tool in checked.runs_in_jails if tool.root}
     plan = build_plan(
         checked,
         bundle=path,
@@ -288,7 +288,9 @@ def open_bundle(
     files = [*(source.path for source in loaded.sources), *checked.files, *modules, *documents]
     if policy is not None:
         files.append(policy)
-    return OpenedBundle(plan, powers, files, [tool.root for tool in checked.tools.values() if not tool.bundled])
+    return OpenedBundle(
+        plan, powers, files, [tool.root for tool in checked.runs_in_jails if tool.root and not tool.bundled]
+    )
 
 
 def revision(loaded: Loaded, checked: Checked, digests: Mapping[str, str]) -> str:
@@ -311,6 +313,6 @@ def revision(loaded: Loaded, checked: Checked, digests: Mapping[str, str]) -> st
         except Unreadable:
             data = b""  # a connector's entry can be larger; none is run yet
         add(os.path.relpath(path, loaded.root), data)
-    for root in sorted({*(tool.root for tool in checked.tools.values()), *checked.extension_roots}):
+    for root in sorted({*(tool.root for tool in checked.runs_in_jails if tool.root), *checked.extension_roots}):
         add(root, (digests.get(root) or tree_digest(root)[0]).encode())
     return total.hexdigest()[:REVISION_CHARS]

@@ -33,10 +33,11 @@ class Environment:
         self._variables = variables
         self._left = MAX_EXPANDED_CHARS
 
-    def expand(self, text: str) -> tuple[str, list[str], bool]:
+    def expand(self, text: str, keep: frozenset[str] = frozenset()) -> tuple[str, list[str], bool]:
         """`text` with every `${NAME}` replaced; the names that are not set; whether it became too long.
 
-        `$${NAME}` stands for the text `${NAME}` itself. Values that are put in are not expanded again.
+        `$${NAME}` stands for the text `${NAME}` itself. Values that are put in are not expanded again. The names in
+        `keep` are no variables: what stands in their place is known later.
         """
         variables = self._variables
         if variables is None or "${" not in text:
@@ -46,6 +47,8 @@ class Environment:
         def value(match: re.Match[str]) -> str:
             if match.group().startswith("$$"):
                 return match.group()[1:]
+            if match.group(1) in keep:
+                return match.group()
             found = variables.get(match.group(1))
             if found is None:
                 missing.append(match.group(1))
@@ -55,6 +58,16 @@ class Environment:
 
         expanded = VARIABLE.sub(value, text)
         return expanded, missing, self._left < 0
+
+
+def kept_names(path: Path) -> frozenset[str]:
+    """The names that `${NAME}` does not take from the environment at this place: WORKDIR in the command of an MCP
+    server, which is another one for each instance.
+    """
+    return _WORKDIR if "config" in path and "transport" in path else frozenset()
+
+
+_WORKDIR: Final = frozenset(("WORKDIR",))
 
 
 class Document(Struct):
@@ -94,6 +107,11 @@ class Document(Struct):
         """What stands in the file at `path`, as it is; None when it is no scalar. Not for messages: see `text`."""
         node, _ = node_at(self.node, path)
         return node.text if isinstance(node, Scalar) and self.has(*path) else None
+
+    def written(self, *path: str | int) -> str:
+        """What stands in the file at `path`, of an item of a list as well; "" when it is no scalar."""
+        node, _ = node_at(self.node, path)
+        return node.text if isinstance(node, Scalar) else ""
 
     def has(self, *path: str | int) -> bool:
         """Whether `path` is written in the document."""
@@ -224,7 +242,7 @@ class Builder:
         return stand_in(want)
 
     def _text(self, node: Scalar, path: Path) -> str:
-        text, missing, too_long = self._environment.expand(node.text)
+        text, missing, too_long = self._environment.expand(node.text, kept_names(path))
         for name in missing:
             self._report.error(
                 "E_CONFIG_MISSING_ENV",

@@ -54,6 +54,8 @@ class CheckedTool(Struct):
     in_agent: bool = False
     #: A bundled extension brings it: only agents with that extension have it.
     brought: bool = False
+    #: Where in the document its sandbox stands.
+    sandbox_at: Path = ("spec", "sandbox")
 
     @property
     def id(self) -> str:

@@ -10,10 +10,16 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from kernel.bundle.positions import Mapping, Node, Scalar, Sequence
-from kernel.bundle.shape import VARIABLE, Document
+from kernel.bundle.shape import VARIABLE, Document, kept_names
 
 #: What the environment can have a value for.
 VARIABLE_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+
+
+#: The use of a variable that the sandbox of an MCP server names.
+GRANTED: Final = "server"
+#: Stands in a path behind the list of names of a sandbox.
+_NAMED: Final = "*"
 
 
 def wanted_variables(documents: Iterable[Document]) -> dict[str, str]:
@@ -27,8 +33,8 @@ def wanted_variables(documents: Iterable[Document]) -> dict[str, str]:
 
 def variables_of(node: Node, kind: str, resource: str) -> Iterator[tuple[str, str]]:
     """Every variable that a document of `kind` names, and the use of its value: `tool NAME` for a Tool's sandbox.env,
-    `key` for the key of a model, `client` for the clientId and the clientSecret of an OAuthApp, else the kind of the
-    document whose text it goes into.
+    GRANTED for what an MCP server is granted, `key` for the key of a model, `client` for the clientId and the
+    clientSecret of an OAuthApp, else the kind of the document whose text it goes into.
     """
     for name, path in _names(node, ()):
         if not VARIABLE_NAME.match(name):
@@ -39,6 +45,8 @@ def variables_of(node: Node, kind: str, resource: str) -> Iterator[tuple[str, st
             yield name, "key"
         elif kind == "OAuthApp" and path[:2] in (("spec", "clientSecret"), ("spec", "clientId")):
             yield name, "client"
+        elif path[-1:] == (_NAMED,) and "config" in path:
+            yield name, GRANTED
         else:
             yield name, kind
 
@@ -57,7 +65,7 @@ def _names(node: Node, path: tuple[str, ...]) -> Iterator[tuple[str, tuple[str, 
                 yield source.text, here
                 yield from _names(source, here)  # a name can itself be put in
             elif path[-1:] == ("sandbox",) and entry.key == "env" and isinstance(source, Sequence):
-                yield from ((item.text, here) for item in source.items if isinstance(item, Scalar))
+                yield from ((item.text, (*here, _NAMED)) for item in source.items if isinstance(item, Scalar))
                 yield from _names(source, here)
             else:
                 yield from _names(source, here)
@@ -65,4 +73,6 @@ def _names(node: Node, path: tuple[str, ...]) -> Iterator[tuple[str, tuple[str, 
         for item in node.items:
             yield from _names(item, path)
     elif isinstance(node, Scalar):
-        yield from ((m[1], path) for m in VARIABLE.finditer(node.text) if not m[0].startswith("$$"))
+        kept = kept_names(path)
+        names = (m[1] for m in VARIABLE.finditer(node.text) if not m[0].startswith("$$"))
+        yield from ((name, path) for name in names if name not in kept)

@@ -134,7 +134,7 @@ def _prompts(loaded: Loaded) -> set[str]:
 
 def _code(now: Inspected) -> list[str]:
     """Files and folders of the bundle's own code."""
-    tools = [tool.root for tool in now.checked.tools.values() if tool.root and not tool.bundled]
+    tools = [tool.root for tool in now.checked.runs_in_jails if tool.root and not tool.bundled]
     return [*tools, *now.checked.extension_roots]
 
 

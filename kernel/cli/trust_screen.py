@@ -15,6 +15,7 @@ from kernel.cli.terminal import Style, printable
 from kernel.trust.judge import Judgement
 from kernel.trust.owners import group_name, owner_name
 from kernel.trust.powers import (
+    Command,
     Endpoint,
     Folder,
     Module,
@@ -24,6 +25,7 @@ from kernel.trust.powers import (
     Permission,
     Power,
     Reach,
+    ServerEndpoint,
     Setting,
     TokenServer,
     Variable,
@@ -48,6 +50,8 @@ _SECTIONS: Final[tuple[tuple[tuple[type, ...], str], ...]] = (
     ((Variable,), "Reads these variables of your environment"),
     ((Folder,), "Its tools open files of yours"),
     ((Reach,), "Its tools reach the network"),
+    ((Command,), "Runs these programs in jails, as MCP servers"),
+    ((ServerEndpoint,), "Sends what its agents ask MCP servers to"),
     ((Endpoint, OwnModel), _MODEL_TITLE),
     ((TokenServer,), "Asks people to sign in, and gives its extensions access tokens, at"),
     ((Permission,), "Its tools direct the kernel"),
@@ -168,6 +172,10 @@ def _endpoint(power: Endpoint | TokenServer) -> str:
     return _with(_origin(power.origin), rest)
 
 
+def _server_endpoint(power: ServerEndpoint) -> str:
+    return _with(_origin(power.origin), f" ({power.server})")
+
+
 def _origin(origin: str) -> str:
     """An address as people write it: without the default port."""
     port = {"https": ":443", "http": ":80"}.get(origin.partition(":")[0], "")
@@ -204,6 +212,8 @@ _WORDS: Final[dict[type, Callable[..., str]]] = {
     Variable: _variable,
     Folder: lambda power: _with(f"{power.access}s {power.path}", f" (Tool/{power.tool})"),
     Reach: _reach,
+    Command: lambda power: _with(power.words, f" ({power.server})"),
+    ServerEndpoint: _server_endpoint,
     Endpoint: _endpoint,
     TokenServer: _endpoint,
     OwnModel: _own_model,

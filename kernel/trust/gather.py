@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import posixpath
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import Any, Final
@@ -16,11 +17,13 @@ from msgspec import Struct
 
 from kernel.bundle.checked import Checked, CheckedAgent
 from kernel.bundle.models import is_http_url
+from kernel.bundle.servers import CheckedServer
 from kernel.bundle.shape import VARIABLE, Document
 from kernel.bundle.tools import CheckedTool
-from kernel.bundle.variables import variables_of
+from kernel.bundle.variables import GRANTED, variables_of
 from kernel.grants.merge import DEFAULTS, as_part, narrow
 from kernel.trust.powers import (
+    Command,
     Endpoint,
     Folder,
     Module,
@@ -29,6 +32,7 @@ from kernel.trust.powers import (
     Permission,
     Power,
     Reach,
+    ServerEndpoint,
     Setting,
     TokenServer,
     Variable,
@@ -57,6 +61,7 @@ def powers_of(
     """
     agents = list(checked.agents.values())
     asked = [(tool, sandbox) for tool in checked.tools.values() if (sandbox := _asked(tool, agents)) is not None]
+    asked += [pair for server in checked.servers.values() for pair in _of_server(server)]
     models = [power for agent in agents for power in _model(agent, env)]
     parts: tuple[Iterable[Power], ...] = (
         (_module(extension, root) for agent in agents for extension in agent.extensions if not extension.bundled),
@@ -65,6 +70,7 @@ def powers_of(
         (Variable(name, f"tool {tool.name}") for tool, sandbox in asked for name in sandbox.env),
         (power for tool, sandbox in asked for power in _folders(tool, sandbox, root, real)),
         (power for tool, sandbox in asked for power in _network(tool, sandbox)),
+        (power for server in checked.servers.values() for power in _server(server)),
         models,
         (power for document, app in checked.oauth_documents.values() for power in _token_servers(document, app)),
         (Permission(tool.name, name) for tool, sandbox in asked for name in sandbox.permissions),
@@ -80,7 +86,8 @@ def _variables(documents: Iterable[Document], agents: Iterable[CheckedAgent]) ->
     for document in documents:
         kind = document.resource.partition("/")[0]
         for name, use in variables_of(document.node, kind, document.resource):
-            yield Variable(name, use)
+            if use != GRANTED:  # this is told with the other grants of the server
+                yield Variable(name, use)
     for agent in agents:
         body = agent.model_body
         if body is not None and isinstance(body.api_key, ValueSource) and body.api_key.value_from is not None:
@@ -139,6 +146,29 @@ def _asked(tool: CheckedTool, agents: list[CheckedAgent]) -> SandboxSpec | None:
     if not left:
         return None
     return left[0] if all(one == left[0] for one in left) else tool.sandbox
+
+
+def _of_server(server: CheckedServer) -> Iterator[tuple[CheckedTool, SandboxSpec]]:
+    """The requests for an MCP server that runs in a jail. An http server is nothing but its endpoint."""
+    if server.spec.transport == "stdio":
+        yield server.tool, server.tool.sandbox
+    for spec, sandbox in server.of_agents.values():
+        if spec.transport == "stdio":
+            yield server.tool, sandbox
+
+
+def _server(server: CheckedServer) -> Iterator[Power]:
+    """The commands and endpoints of an MCP server, as its documents write them."""
+    name = server.tool.name
+    for use in server.uses:
+        at = (*use.at, "transport")
+        if use.config["transport"]["type"] == "stdio":
+            count = len(use.config["transport"]["command"])
+            yield Command(name, shlex.join(use.document.written(*at, "command", index) for index in range(count)))
+        else:
+            written = use.document.written(*at, "endpoint")
+            origin = None if VARIABLE.search(written) else origin_of(written)
+            yield ServerEndpoint(name, origin or written)
 
 
 def _lets_call(agent: CheckedAgent, tool: CheckedTool) -> bool:

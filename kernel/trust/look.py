@@ -65,7 +65,7 @@ def _files(loaded: Loaded, checked: Checked) -> Iterable[str]:
     yield from checked.files
     yield from checked.extension_roots
     yield from _modules(checked)
-    for tool in checked.tools.values():
+    for tool in checked.runs_in_jails:
         if not tool.bundled and not tool.package:
             yield from (path for path in (tool.root, tool.entry) if path)
             if tool.root and requested(tool.sandbox):

@@ -60,6 +60,26 @@ class Reach(Struct, frozen=True, rename="camel", tag="network"):
     rule: str
 
 
+class Command(Struct, frozen=True, rename="camel", tag="command"):
+    """A program that runs in a jail because the bundle names it as an MCP server.
+
+    `words` is the command as it is written: variables of the user's stand in it by their names.
+    """
+
+    server: str
+    words: str
+
+
+class ServerEndpoint(Struct, frozen=True, rename="camel", tag="serverEndpoint"):
+    """An MCP server that gets the arguments of tool calls, and the headers that the bundle names.
+
+    `origin` is `scheme://host:port`, or the text of the document where the address has variables of the user's.
+    """
+
+    server: str
+    origin: str
+
+
 class Endpoint(Struct, frozen=True, rename="camel", tag="endpoint"):
     """A server that gets conversations, because the bundle names it as the server of a model.
 
@@ -134,6 +154,8 @@ Power = (
     | Variable
     | Folder
     | Reach
+    | Command
+    | ServerEndpoint
     | Endpoint
     | TokenServer
     | OpenKey

@@ -24,7 +24,7 @@ from kernel.bundle.lookup import MAX_MODULE_BYTES, Unreadable
 from schemas.errors import GoondanError, fail
 from schemas.grantable import within
 from schemas.hidden import COPIES
-from schemas.launch import AgentSpec, ExtensionSpec, KernelPlan, ToolSpec
+from schemas.launch import AgentSpec, ExtensionSpec, KernelPlan, McpServerSpec, ToolSpec
 from schemas.system.trees import remove_tree
 
 #: Files, bytes and nested folders of one copy. A tool's or an extension's folder with more holds something else as
@@ -71,7 +71,14 @@ def with_private_copy(plan: KernelPlan, root: str) -> KernelPlan:
         return replace(spec, extensions=own)
 
     def tool(spec: ToolSpec) -> ToolSpec:
-        return replace(spec, entry=moved(spec.entry), root=moved(spec.root)) if spec in tools else spec
+        if spec not in tools:
+            return spec
+        own = {name: server(one, spec.root) for name, one in spec.servers.items()}
+        shared = None if spec.server is None else server(spec.server, spec.root)
+        return replace(spec, entry=moved(spec.entry), root=moved(spec.root), server=shared, servers=own)
+
+    def server(spec: McpServerSpec, folder: str) -> McpServerSpec:
+        return replace(spec, command=[word.replace(folder, moved(folder)) for word in spec.command])
 
     return replace(
         plan,

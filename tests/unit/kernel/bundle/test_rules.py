@@ -257,7 +257,7 @@ EXTENSION = "apiVersion: goondan.ai/v1\nkind: Extension\nmetadata: {{name: log}}
 USES_IT = GOOD.replace("  tools:\n", "  extensions:\n    - {ref: Extension/log, config: {level: 2}}\n  tools:\n", 1)
 
 
-@pytest.mark.parametrize("entry", ["ext/log.js", "@goondan/base/mcp"])
+@pytest.mark.parametrize("entry", ["ext/log.js", "@goondan/base/no-such"])
 def test_an_extension_that_cannot_run_is_fine_until_an_agent_uses_it(look: Look, entry: str) -> None:
     files = {"ext/log.js": "export function register() {}"}
     assert look(EXTENSION.format(entry) + GOOD, files=files).errors == []

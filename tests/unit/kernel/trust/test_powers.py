@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernel.trust.powers import (
+    Command,
     Endpoint,
     Folder,
     Module,
@@ -17,6 +18,7 @@ from kernel.trust.powers import (
     Permission,
     Power,
     Reach,
+    ServerEndpoint,
     Setting,
     Variable,
     Writers,
@@ -30,6 +32,8 @@ POWERS: st.SearchStrategy[Power] = st.one_of(
     st.builds(Variable, NAMES, st.sampled_from(["key", "tool a", "Agent"])),
     st.builds(Folder, NAMES, st.sampled_from(["read", "write"]), st.sampled_from(["/", "/a", "/a/b", "/ab"])),
     st.builds(Reach, NAMES, st.sampled_from(["public", "h:1", "*.h.io:1", "*.x.h.io:1", "x.h.io:1"])),
+    st.builds(Command, NAMES, NAMES),
+    st.builds(ServerEndpoint, NAMES, NAMES),
     st.builds(Endpoint, NAMES, st.sampled_from(["", "K"])),
     st.builds(OpenKey, NAMES, NAMES),
     st.builds(OwnModel, st.booleans()),
@@ -94,6 +98,10 @@ def test_what_is_covered(agreed: Power, wanted: Power) -> None:
         (Endpoint("https://h", ""), Endpoint("https://h", "K")),
         (Endpoint("https://h", "K"), Endpoint("https://h", "L")),
         (Endpoint("https://h", "K"), Endpoint("https://i", "K")),
+        (Command("s", "node a.js"), Command("s", "node b.js")),
+        (Command("s", "node a.js"), Command("t", "node a.js")),
+        (ServerEndpoint("s", "https://h:443"), ServerEndpoint("s", "https://i:443")),
+        (Endpoint("https://h:443", "K"), ServerEndpoint("s", "https://h:443")),
         (Variable("A", "tool t"), Variable("A", "Agent")),
         (Setting("Tool/t", "limits.memoryMb", "800"), Setting("Tool/t", "limits.memoryMb", "900")),
         (Module("e", "e.py", "same"), Module("e", "f.py", "same")),

@@ -1,0 +1,342 @@
+"""MCP servers of a bundle: what the config of the bundled extension `mcp` says, and what the tool host is told of it.
+
+Pure. Rules.
+- A config is that of the Extension's own document, or one agent's own in the place of it. Without any config the
+  extension does nothing, which is a warning.
+- A server's prefix is `namePrefix`, else the Extension's name without a leading `mcp-`. No other server and no Tool has
+  that name.
+- A server runs in a jail as a Tool does. The jail shows files of the bundle that the command names. Any other path in
+  the command has to be granted, unless it belongs to the system.
+- The endpoint of an http server is a grant by itself.
+
+Source: docs/design/tools.md section 11; docs/decisions/091; requirements MCP-02 to MCP-10, MCP-15, MCP-19.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from kernel.bundle.lookup import Files
+from kernel.bundle.problems import Path, Report, shown
+from kernel.bundle.sandbox import check_sandbox, resolve_sandbox
+from kernel.bundle.shape import Document
+from kernel.bundle.tools import CheckedTool
+from kernel.bundle.variables import VARIABLE_NAME
+from schemas import launch, resources
+from schemas.address import is_resource_name
+from schemas.grantable import SYSTEM, within
+from schemas.hosts import BadHost, parse_rule, write_network
+from schemas.hosts import network as make_network
+from schemas.launch import McpServerSpec, SandboxSpec
+from schemas.origins import origin_of
+
+#: How the entry of the bundled extension ends.
+_ENTRY: Final = "/base/mcp/mcp.py"
+#: What a name may begin with that is not in the prefix.
+_LEADING: Final = "mcp-"
+#: The longest prefix (characters): 22 are left for the name of a tool.
+MAX_PREFIX: Final = 40
+#: Stands for the working directory of the instance, in a command and its variables. The tool host fills it in.
+WORKDIR: Final = "${WORKDIR}"
+#: Programs that get a package from the network and then run it. A jail without a network cannot.
+_INSTALLERS: Final = frozenset(("npx", "pnpx", "bunx", "uvx", "pipx"))
+#: The name of a header (RFC 9110), and what no value of one may have.
+_HEADER: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+\Z")
+_NOT_IN_HEADERS: Final = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+#: Keys of `transport` that only one kind has.
+_KEYS: Final[dict[str, tuple[str, ...]]] = {"stdio": ("command", "env"), "http": ("endpoint", "headers")}
+
+_MISSING: Final = "required property is missing"
+_ISSUE_PATH: Final = re.compile(r"^(.*) - at `\$\.?(.*)`$", re.DOTALL)
+
+
+class ServerUse(Struct):
+    """The config of one MCP server, as one agent uses it."""
+
+    #: The Extension's name.
+    extension: str
+    #: The config.
+    config: dict[str, Any]
+    #: The document that has the config.
+    document: Document
+    #: Where the config stands in it.
+    at: Path
+
+
+class CheckedServer(Struct):
+    """An MCP server whose config was checked."""
+
+    #: The server as a tool of the tool host: its name is the prefix.
+    tool: CheckedTool
+    #: The config that most agents use: that of the first one.
+    use: ServerUse
+    #: How it is reached, by that config.
+    spec: McpServerSpec
+    #: Agent -> how it is reached and what its jail gets, where that agent's own config differs.
+    of_agents: dict[str, tuple[McpServerSpec, SandboxSpec]] = {}
+    #: Every config, each once.
+    uses: list[ServerUse] = []
+    #: The agents that have it.
+    agents: list[str] = []
+
+
+def is_mcp(entry: str, bundled: bool) -> bool:
+    """Whether an extension with this entry is the bundled `mcp`, under whatever name."""
+    return bundled and entry.endswith(_ENTRY)
+
+
+def prefix_of(extension: str, config: Mapping[str, Any]) -> str:
+    """The prefix of the names of a server's tools (MCP-15)."""
+    named = config.get("namePrefix")
+    return named if isinstance(named, str) else extension.removeprefix(_LEADING)
+
+
+def describe_faults(extension: str, config: Mapping[str, Any]) -> list[str]:
+    """The faults of a config that fits the schema of the extension, worded as the schema's issues are."""
+    if not config:
+        return []
+    faults = [f"config.{key}: {_MISSING}" for key in ("transport", "expose") if key not in config]
+    prefix = prefix_of(extension, config)
+    if not is_resource_name(prefix) or len(prefix) > MAX_PREFIX:
+        where = "config.namePrefix" if "namePrefix" in config else "config"
+        what = (
+            "the prefix of its tools' names has at most {} characters: lowercase letters, digits, - and _, without __"
+        )
+        faults.append(f"{where}: {what.format(MAX_PREFIX)}")
+    if "transport" in config:
+        faults += _transport_faults(config["transport"], config.get("attach", {}).get("scope", "instance"))
+        faults += _sandbox_faults(config)
+    deadlines = config.get("deadlines", {})
+    if deadlines.get("idleSeconds", 60) > deadlines.get("totalSeconds", 600):
+        faults.append("config.deadlines: idleSeconds is more than totalSeconds")
+    return faults
+
+
+def _transport_faults(transport: Mapping[str, Any], scope: str) -> Iterator[str]:
+    kind = transport["type"]
+    for other, keys in _KEYS.items():
+        for key in keys:
+            if other != kind and key in transport:
+                yield f"config.transport.{key}: a transport of type {kind} has none"
+    yield from _stdio_faults(transport, scope) if kind == "stdio" else _http_faults(transport)
+
+
+def _stdio_faults(transport: Mapping[str, Any], scope: str) -> Iterator[str]:
+    command, env = transport.get("command"), transport.get("env", {})
+    if not command:
+        yield "config.transport.command: MCP stdio transport requires command"
+    for name in env:
+        if not VARIABLE_NAME.match(name):
+            yield f"config.transport.env: {shown(name)} is no name of an environment variable"
+    texts = [*(command or ()), *env.values()]
+    if any("\0" in text for text in texts):
+        yield "config.transport: a text has a character that no command can have"
+    if scope == "instance" and any(WORKDIR in text for text in texts):
+        yield f"config.transport: {WORKDIR} needs attach.scope: agent; a server that agents share sees no workdir"
+
+
+def _http_faults(transport: Mapping[str, Any]) -> Iterator[str]:
+    endpoint = transport.get("endpoint")
+    if not endpoint:
+        yield "config.transport.endpoint: MCP http transport requires endpoint"
+    elif (fault := _endpoint_fault(endpoint)) is not None:
+        yield f"config.transport.endpoint: {fault}"
+    for name, value in transport.get("headers", {}).items():
+        if not _HEADER.match(name) or _NOT_IN_HEADERS.search(value) or not value.isascii():
+            yield f"config.transport.headers: {shown(name)} is no header, or its value is none that a header can have"
+
+
+def _endpoint_fault(endpoint: str) -> str | None:
+    try:
+        parts = urlsplit(endpoint)
+        if parts.username is not None or parts.password is not None or parts.fragment:
+            return "a URL without user, password and fragment is wanted; a token belongs into headers"
+        _rule(endpoint)
+    except (ValueError, BadHost):
+        return "it is no http or https URL"
+    return None
+
+
+def _rule(endpoint: str) -> Any:
+    """The grant that an endpoint is. Raises ValueError, BadHost."""
+    origin = origin_of(endpoint)
+    if origin is None:
+        raise ValueError("no origin")
+    return parse_rule(origin.partition("://")[2])
+
+
+def _sandbox_faults(config: Mapping[str, Any]) -> Iterator[str]:
+    given = config.get("sandbox")
+    if given is None:
+        return
+    if config["transport"]["type"] == "http":
+        yield "config.sandbox: a server at an endpoint has no jail"
+        return
+    try:
+        asked = msgspec.convert(given, resources.Sandbox)
+    except msgspec.ValidationError as error:
+        told = _ISSUE_PATH.match(str(error))
+        where, what = (f".{told[2]}", told[1]) if told is not None and told[2] else ("", str(error))
+        yield f"config.sandbox{where}: {what[0].lower()}{what[1:]}"
+        return
+    if asked.isolation != "instance":
+        yield "config.sandbox.isolation: attach.scope says who shares a server"
+    if asked.permissions:
+        yield "config.sandbox.permissions: an MCP server asks the kernel for nothing; see grants"
+
+
+def check_servers(
+    uses: Iterable[tuple[str, ServerUse]], taken: Mapping[str, CheckedTool], files: Files, report: Report
+) -> dict[str, CheckedServer]:
+    """The servers of a bundle by their prefixes. `uses` are agents with the configs that they use. What is wrong with a
+    config by itself was reported before, and such a config makes no server.
+    """
+    servers: dict[str, CheckedServer] = {}
+    for agent, use in uses:
+        if not use.config:
+            message = "MCP Extension: config is missing"
+            hint = f"Give Extension/{use.extension} a config, or leave it out; it does nothing."
+            report.warn("W_CONFIG_UNUSED", message, use.document.place(*use.at), hint)
+            continue
+        if not _is_sound(use):
+            continue
+        prefix = prefix_of(use.extension, use.config)
+        known = servers.get(prefix)
+        if known is None:
+            known = servers[prefix] = _server(prefix, use, files, report)
+            _check_name(prefix, use, taken, report)
+        elif known.spec.extension != use.extension:
+            message = f"Extension/{use.extension} and Extension/{known.spec.extension} both have the prefix {prefix!r}"
+            report.error("E_TOOL_NAME_CONFLICT", message, use.document.place(*use.at), _OTHER_PREFIX)
+            continue
+        elif use.config != known.use.config:
+            own = _server(prefix, use, files, report)
+            known.of_agents[agent] = (own.spec, own.tool.sandbox)
+            known.uses += own.uses
+        known.agents.append(agent)
+    return servers
+
+
+def _is_sound(use: ServerUse) -> bool:
+    """Whether nothing was reported about this config."""
+    config = use.config
+    if not isinstance(config.get("transport"), dict) or not isinstance(config.get("expose"), dict):
+        return False
+    try:
+        return not describe_faults(use.extension, config)
+    except (KeyError, TypeError, AttributeError):  # it does not fit the schema either
+        return False
+
+
+_OTHER_PREFIX: Final = "Give one of the two another namePrefix."
+
+
+def _check_name(prefix: str, use: ServerUse, taken: Mapping[str, CheckedTool], report: Report) -> None:
+    if prefix in taken:
+        whose = "the bundled Tool" if taken[prefix].bundled else "the Tool"
+        message = f"Extension/{use.extension} has the prefix {prefix!r}, which is the name of {whose}"
+        hint = f"Give it another namePrefix, such as {prefix}-mcp."
+        report.error("E_TOOL_NAME_CONFLICT", message, use.document.place(*use.at), hint)
+
+
+def _server(prefix: str, use: ServerUse, files: Files, report: Report) -> CheckedServer:
+    config = use.config
+    transport, attach, expose = config["transport"], config.get("attach", {}), config["expose"]
+    deadlines = config.get("deadlines", {})
+    spec = McpServerSpec(
+        extension=use.extension,
+        transport=transport["type"],
+        command=list(transport.get("command", ())),
+        env=dict(transport.get("env", {})),
+        endpoint=transport.get("endpoint"),
+        headers=dict(transport.get("headers", {})),
+        mode=attach.get("mode", "stateful"),
+        scope=attach.get("scope", "instance"),
+        tools=expose.get("tools", False) not in (False, []),
+        resources=expose.get("resources", False),
+        prompts=expose.get("prompts", False),
+        grants=list(dict.fromkeys(config.get("grants", ()))),
+        idle_s=float(deadlines.get("idleSeconds", 60)),
+        total_s=float(deadlines.get("totalSeconds", 600)),
+    )
+    body = resources.ToolBody(entry="", exports=[])
+    tool = CheckedTool(use.document, prefix, body, sandbox_at=(*use.at, "sandbox"))
+    if spec.transport == "http":
+        tool.sandbox = SandboxSpec(network=write_network(make_network([_rule(spec.endpoint or "")])))
+    else:
+        asked = msgspec.convert(config.get("sandbox", {}), resources.Sandbox)
+        check_sandbox(asked, use.document, tool.sandbox_at, files, report)
+        tool.sandbox = resolve_sandbox(asked, files)
+        spec = replace(spec, command=_resolve_command(spec.command, tool, use, files, report))
+    return CheckedServer(tool, use, spec, uses=[use])
+
+
+def _resolve_command(command: list[str], tool: CheckedTool, use: ServerUse, files: Files, report: Report) -> list[str]:
+    """The command with whole paths. Fills in what of the bundle its jail shows, and reports paths that it does not."""
+    at: Path = (*use.at, "transport", "command")
+    program = posixpath.basename(command[0])
+    if program in _INSTALLERS and tool.sandbox.network == "none":
+        message = f"{program} gets a package from the network when it starts, and a server never installs at its start"
+        hint = "`gdn mcp add NAME -- COMMAND…` installs it once, and writes the command that runs it."
+        report.warn("W_CONFIG_MCP_INSTALLS", message, use.document.place(*at, 0), hint)
+    words: list[str] = []
+    shows: list[str] = []
+    for index, word in enumerate(command):
+        option, equals, path = word.rpartition("=") if _is_named(word) else ("", "", word)
+        if path.startswith(("./", "../")):
+            found = files.find(path)
+            if found.fault is None:
+                path = found.path
+            elif index == 0:
+                message = f"the program {use.document.text(*at, index)} cannot be used: {found.fault}"
+                hint = "A relative path means a file of the bundle."
+                report.error("E_CONFIG_ENTRY", message, use.document.place(*at, index), hint)
+        elif path.startswith("~/"):
+            path = files.resolve(path)
+        if path.startswith("/") and not path.startswith("//"):
+            path = posixpath.normpath(path)
+            if within(path, files.root):
+                shows.append(path)
+            elif not _is_shown(path, tool.sandbox.filesystem):
+                message = f"the command names {use.document.text(*at, index)}, which the server's jail does not show"
+                hint = f"Grant it: sandbox: {{filesystem: {{read: [{shown(path)}]}}}} (or write)."
+                report.error("E_CONFIG_INVALID_VALUE", message, use.document.place(*at, index), hint)
+        words.append(f"{option}{equals}{path}")
+    _show(shows, tool, files)
+    return words
+
+
+def _is_named(word: str) -> bool:
+    """Whether this is an option with its value: `--root=/data`."""
+    return word.startswith("-") and "=" in word
+
+
+def _is_shown(path: str, granted: launch.Filesystem) -> bool:
+    folders = (*SYSTEM, "/tmp", *granted.read, *granted.write)
+    return any(within(path, folder) for folder in folders)
+
+
+def _show(paths: list[str], tool: CheckedTool, files: Files) -> None:
+    """Have the jail show these files and folders of the bundle. The first file's folder is the server's own, as the
+    folder of a Tool's entry is: a change in it is a change of the server. A file in the bundle's root is shown alone.
+    """
+    filesystem = tool.sandbox.filesystem
+    more: list[str] = []
+    for path in paths:
+        folder = posixpath.dirname(path)
+        whole = path if folder == files.root or not files.is_file(path) else folder
+        if not tool.root and files.is_file(path):
+            tool.entry, tool.root = path, whole
+        elif whole != tool.root and not any(within(whole, one) for one in (*filesystem.read, *filesystem.write)):
+            more.append(whole)
+    if more:
+        more = list(dict.fromkeys(more))
+        tool.sandbox = replace(tool.sandbox, filesystem=replace(filesystem, read=[*filesystem.read, *more]))
