@@ -31,6 +31,10 @@ class LogLine(Struct, rename="camel", omit_defaults=True, kw_only=True):
     call_id: str | None = None
 
 
+#: `starting`: it has not said what it offers. `login`: somebody has to log in before it does.
+ServerPhase = Literal["starting", "login", "connected", "ended"]
+
+
 class ServerState(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
     """How one session of an MCP server is."""
 
@@ -42,8 +46,8 @@ class ServerState(Struct, frozen=True, rename="camel", omit_defaults=True, kw_on
     transport: Literal["stdio", "http"]
     #: The agent whose own it is. None: the agents of its instance key share it.
     agent: str | None = None
-    #: `starting`: it has not said what it offers.
-    state: Literal["starting", "connected", "ended"]
+    #: How far it is.
+    state: ServerPhase
     #: The version of the protocol that is spoken with it; "" while that is not known.
     protocol_version: str = ""
     #: How many agent instances are attached.

@@ -32,6 +32,7 @@ from toolhost.calls.asking import Asking, Speaker
 from toolhost.calls.call_registry import Call, StoredResult
 from toolhost.calls.exports import Exports, arguments
 from toolhost.calls.listings import Listing, listing_for
+from toolhost.calls.logins import Logins
 from toolhost.calls.messages import MessageCache
 from toolhost.calls.pending import Promise
 from toolhost.calls.results import error_result, refusal
@@ -90,6 +91,7 @@ class Host:
             send=send,
             on_log=on_log,
             on_worker=on_worker,
+            logins=Logins(self._loop, speaker),
         )
         self._calls = self.answers.calls
         self._tools: dict[str, ToolSpec] = {}

@@ -141,6 +141,7 @@ class LiveSession:
             root=plan.workdir if "roots" in server.grants and server.scope == "agent" else None,
             longest_export=longest_export(tool.name),
             idle_ms=int(server.idle_s * 1000),
+            oauth=server.oauth,
         )
         init = Init(
             protocol=WORKER_PROTOCOL,

@@ -122,6 +122,12 @@ class JailPool:
             self._rest(session, now)
         return self._serve()
 
+    def logged_in(self, session: JailSession, now: float) -> None:
+        """Nobody has to log in for the session any more."""
+        session.login = None
+        if not (session.attached or session.calls or session.launching or session.closed):
+            self._rest(session, now)
+
     # --- the rest
 
     def launched(self, session: JailSession, now: float) -> list[PoolAction]:
@@ -254,7 +260,7 @@ class JailPool:
 
     def _rest(self, session: JailSession, now: float) -> None:
         """The session runs nothing."""
-        if session.idle_since is None and not session.attached:
+        if session.idle_since is None and not session.attached and session.login is None:
             session.idle_since = now
             self._idle[session] = None
 

@@ -24,14 +24,16 @@ from schemas.codec import to_raw
 from schemas.errors import tool_error
 from schemas.frames import AttachedServer, Frame, ToolError
 from schemas.mcp import McpListing, McpNews, NewsKind
+from schemas.oauth import SERVER_APP
 from schemas.times import rfc3339
-from schemas.tool_host_reports import ServerState, WorkerNews
-from schemas.worker_frames import List, News
+from schemas.tool_host_reports import ServerPhase, ServerState, WorkerNews
+from schemas.worker_frames import List, LoginAnswer, LoginAsk, News
 from toolhost.calls.answers import Answers
 from toolhost.calls.call_registry import Call
 from toolhost.calls.listings import Listing
+from toolhost.calls.logins import Logins
 from toolhost.sessions.live import LiveSession
-from toolhost.sessions.pool import JailPool
+from toolhost.sessions.machine import Action, Machine, Wait
 from toolhost.sessions.session import JailSession
 
 #: Seconds between two pieces of the same news: a model is asked some times a minute.
@@ -40,6 +42,8 @@ NEWS_S: Final = 0.25
 MAX_NEWS: Final = 64
 #: Lost sessions that are remembered.
 MAX_LOST: Final = 4096
+#: How long a worker may wait for a person who has to log in (seconds): longer than the page is good.
+LOGIN_S: Final = 660.0
 #: Characters of a reason that an agent or an operator is told.
 MAX_MESSAGE: Final = 1000
 #: An agent instance: its agent and its key.
@@ -52,13 +56,16 @@ class Servers:
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        pool: JailPool,
+        machine: Machine,
         answers: Answers,
         send: Callable[[Frame], bool],
         on_worker: Callable[[WorkerNews], None],
+        logins: Logins,
     ) -> None:
         self._loop = loop
-        self._pool = pool
+        self._machine = machine
+        self._pool = machine.pool
+        self._logins = logins
         self._answers = answers
         self._send = send
         self._on_worker = on_worker
@@ -126,6 +133,36 @@ class Servers:
                 self._pool.attach(session, call.owner)
         self._answers.listed(call, self._listings[session.number])
 
+    # --- logins
+
+    def login(self, live: LiveSession, ask: LoginAsk) -> asyncio.Future[LoginAnswer]:
+        """The worker of a server asks something for its login. Raises Violation."""
+        session, tool = live.session, live.tool
+        agent = session.agent if session.agent in tool.servers else None
+        return self._logins.ask(session.number, tool.name, agent, ask)
+
+    def heard_of_login(self, live: LiveSession, ask: LoginAsk, answer: LoginAnswer, now: float) -> list[Action]:
+        """A worker gets its answer. While a person has to log in, the session stays, and agents are told at once."""
+        session = live.session
+        if ask.op == "wait" and live.jail.live:
+            self._pool.logged_in(session, now)
+        if ask.op != "authorize" or answer.reply is None:
+            return []
+        session.login = answer.reply.message or ""
+        self.report(live, last_error=session.login)
+        actions: list[Action] = [] if live.jail.live else [Wait(session, LOGIN_S, "load")]
+        for call in list(session.calls.values()):
+            if isinstance(call, Listing):
+                actions += self.has_to_log_in(live, call, now)
+        return actions
+
+    def has_to_log_in(self, live: LiveSession, call: Listing, now: float) -> list[Action]:
+        """Answer a listing: nothing can be said before somebody has logged in."""
+        suggestion = f"Log in, or see `gdn auth login {SERVER_APP}{live.tool.name}`. The next step tries again."
+        message = live.session.login or ""
+        self._answers.fail(call, tool_error("E_OAUTH_LOGIN", message, name="OAuthError", suggestion=suggestion))
+        return self._machine.listed(live.session, call, now)
+
     # --- news
 
     def news(self, session: JailSession, news: News) -> None:
@@ -158,6 +195,7 @@ class Servers:
         """The session ends, or takes nothing new: who is attached has to attach again."""
         self._waiting.pop(session.number, None)
         self._listings.pop(session.number, None)
+        self._logins.drop(session.number)
         session.attached = {owner for owner in session.attached if not self._has_another(owner, session)}
         self._tell(session, [("gone", None)], why[:MAX_MESSAGE])
         for owner in session.attached:
@@ -185,7 +223,7 @@ class Servers:
             extension=server.extension,
             transport=server.transport,
             agent=session.agent or None,
-            state="ended" if ended else "connected" if session.state == "serving" else "starting",
+            state=_state(session, ended=ended),
             protocol_version=listing.protocol_version if listing is not None else _version(before),
             attached=len(session.attached),
             open_calls=len(session.calls),
@@ -205,6 +243,14 @@ class Servers:
         )  # fmt: skip
         if ended:
             del self._told[session.number]
+
+
+def _state(session: JailSession, *, ended: bool) -> ServerPhase:
+    if ended:
+        return "ended"
+    if session.state == "serving":
+        return "connected"
+    return "starting" if session.login is None else "login"
 
 
 def _version(before: ServerState | None) -> str:

@@ -31,6 +31,8 @@ from schemas.worker_frames import (
     Listed,
     LoadFailed,
     Log,
+    LoginAnswer,
+    LoginAsk,
     News,
     Progress,
     Ready,
@@ -44,6 +46,7 @@ from toolhost.calls.asks import ended as call_ended
 from toolhost.calls.call_registry import Call
 from toolhost.calls.denials import with_denial
 from toolhost.calls.listings import Listing
+from toolhost.calls.logins import Logins
 from toolhost.calls.messages import MessageCache
 from toolhost.calls.pending import PENDING_S, Work
 from toolhost.calls.results import refusal, shape
@@ -89,6 +92,7 @@ class Sessions:
         send: Callable[[Frame], bool],
         on_log: Callable[[LogLine], None],
         on_worker: Callable[[WorkerNews], None],
+        logins: Logins,
     ) -> None:
         """Calls wait until `open` is called. `send` gets news of servers."""
         self._loop = loop
@@ -102,7 +106,7 @@ class Sessions:
         self._unavailable: GoondanError | None = None
         self._machine = Machine(max_jails)
         self.pool = self._machine.pool
-        self.servers = Servers(loop, self.pool, answers, send, on_worker)
+        self.servers = Servers(loop, self._machine, answers, send, on_worker, logins)
         self._live: dict[int, LiveSession] = {}  # by the numbers of sessions whose jails are there
         self._by_jail: dict[Worker, LiveSession] = {}
         self._egress = Egress(loop, starter.powers.launcher, self._network_lost, self._network_news)
@@ -297,7 +301,9 @@ class Sessions:
 
     def _list(self, live: LiveSession, call: Listing) -> None:
         """A listing has its place. Before `ready` it is answered with that, later at once or by the server."""
-        if live.jail.live:
+        if live.session.login is not None and not live.jail.live:
+            self._perform(self.servers.has_to_log_in(live, call, self._loop.time()))
+        elif live.jail.live:
             if self.servers.knows(live.session, call):
                 self._listed(live, call)
             else:
@@ -563,6 +569,8 @@ class Sessions:
             self._ask(live, worker, frame)
         elif isinstance(frame, Ready | LoadFailed):
             self._loaded(live, worker, frame)
+        elif isinstance(frame, LoginAsk) and isinstance(live.jail, RemoteServer):
+            self._login(live, frame)
         elif isinstance(frame, Listed | News) and live.session.server:
             self._server_said(live, frame)
         else:
@@ -592,10 +600,20 @@ class Sessions:
         if frame.listing is None:
             raise Violation("the MCP worker said `ready` without a listing")
         self.servers.heard(live.session, frame.listing)
+        self.pool.logged_in(live.session, self._loop.time())
         self.servers.report(live)
         for call in list(live.session.calls.values()):
             if isinstance(call, Listing):
                 self._listed(live, call)
+
+    def _login(self, live: LiveSession, ask: LoginAsk) -> None:
+        """A worker logs in to its server. Raises Violation."""
+        self.servers.login(live, ask).add_done_callback(partial(self._login_answered, live, ask))
+
+    def _login_answered(self, live: LiveSession, ask: LoginAsk, answer: asyncio.Future[LoginAnswer]) -> None:
+        if not live.jail.dying:
+            self._perform(self.servers.heard_of_login(live, ask, answer.result(), self._loop.time()))
+            live.jail.send(answer.result())
 
     def _server_said(self, live: LiveSession, frame: Listed | News) -> None:
         if isinstance(frame, News):
