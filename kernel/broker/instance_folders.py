@@ -1,11 +1,11 @@
-"""Folders of deleted instances: moved away at once, and removed afterwards, by a thread.
+"""Folders of deleted instances: moved away at once, and removed afterwards by a thread.
 
-`<state_dir>/deleted/` holds what is being removed. Whatever is found there when the broker starts was left by one that
-ended in the middle, and goes as well.
+`<state_dir>/deleted/` holds the folders that are being removed. A broker that ended in the middle leaves folders there,
+and the next broker removes them.
 
-Tools have written into these folders: they may hold links, folders without rights and folders in folders without end.
-So nothing is followed, rights are given back first, and a folder that is not empty is moved up before it is looked
-into: the removal never goes deeper than one level, however deep they are.
+Tools have written into these folders. They may contain links, folders without permissions, and folders in folders of
+any depth. So no link is followed, and permissions are restored first. A folder that is not empty is moved up before it
+is read, so the removal never goes deeper than one level.
 
 Source: docs/decisions/058.
 """
@@ -27,9 +27,9 @@ from kernel.broker.folders import Moved
 from schemas.address import instance_dir
 from schemas.visible import visible_line
 
-#: Below the state directory.
+#: The folder below the state directory.
 DELETED: Final = "deleted"
-#: In an instance's folder, what belongs to its workdir: the folder itself, and the file system that it may have.
+#: The entries in an instance's folder that belong to its workdir: the folder itself, and the image of its file system.
 _WORKDIR: Final = frozenset({"workspace", "workspace.ext4"})
 _MOUNTED: Final = "workspace"
 _UMOUNT_NOFOLLOW: Final = 8
@@ -37,7 +37,7 @@ _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class InstanceFolders:
-    """Those below `state_dir`. The thread begins with the first work, and is a daemon."""
+    """The folders below `state_dir`. The thread starts with the first work, and is a daemon."""
 
     def __init__(self, state_dir: str) -> None:
         self._state_dir = state_dir
@@ -88,9 +88,9 @@ class InstanceFolders:
 
 
 def move_away(state_dir: str, agent: str, key: str, *, keep_workdir: bool) -> None:
-    """Move the folder of an instance into `deleted`, but for the workdir if that stays. Raises OSError.
+    """Move the folder of an instance into `deleted`, without the workdir if that stays. Raises OSError.
 
-    It has gone for good when this returns: both names are on the disk.
+    When this returns, the move survives a loss of power: both names are on the disk.
     """
     folder = instance_dir(state_dir, agent, key)
     if not os.path.lexists(folder):
@@ -114,7 +114,7 @@ def move_away(state_dir: str, agent: str, key: str, *, keep_workdir: bool) -> No
 
 
 def remove_deleted(state_dir: str) -> None:
-    """Remove what lies in `deleted`. What cannot be removed stays for the next time; raises the OSError then."""
+    """Remove everything in `deleted`. Raises OSError when something cannot be removed; that stays for the next time."""
     try:
         above = os.open(os.path.join(state_dir, DELETED), _FOLDER)
     except FileNotFoundError:
@@ -136,7 +136,7 @@ def remove_deleted(state_dir: str) -> None:
 
 
 def _remove(above: int, name: str) -> None:
-    """Remove one entry of `above`; folders in it that are not empty are entries of `above` afterwards."""
+    """Remove one entry of `above`. Folders in it that are not empty become entries of `above`."""
     if not stat.S_ISDIR(os.lstat(name, dir_fd=above).st_mode):
         os.unlink(name, dir_fd=above)
         return
@@ -151,7 +151,7 @@ def _remove(above: int, name: str) -> None:
                 try:
                     os.rmdir(entry.name, dir_fd=folder)
                 except OSError:
-                    # To move a folder, the system writes into it: its parent is another one afterwards.
+                    # Moving a folder needs the right to write into it, because its entry for the parent changes.
                     os.chmod(entry.name, 0o700, dir_fd=folder)
                     os.rename(entry.name, os.urandom(8).hex(), src_dir_fd=folder, dst_dir_fd=above)
     finally:
@@ -160,7 +160,7 @@ def _remove(above: int, name: str) -> None:
 
 
 def _unmount(path: str) -> None:
-    """A workdir with a file system of its own is unmounted first; its image goes with the folder. Raises OSError."""
+    """Unmount a workdir that has a file system of its own. Its image is removed with the folder. Raises OSError."""
     if os.path.islink(path) or not os.path.ismount(path):
         return
     libc = ctypes.CDLL(None, use_errno=True)

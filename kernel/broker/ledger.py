@@ -1,12 +1,13 @@
 """Turns decisions of the broker into writes of the journal, and back into events after a restart. Pure.
 
-What is written when.
-- Accepted: one record. Its end removes it, unless somebody must still be given the answer.
-- An answer to a turn that waits stays as a record until the event whose turn asked has ended: that turn may be run
-  again by another process, and asks again then.
-- An answer to a client is kept beside its ended id for a while (store.py), since nobody tells when it was read.
+Rules.
+- An accepted event is one record. Its end removes the record, unless the answer must still be delivered.
+- An answer to a waiting turn stays as a record until the event of that turn has ended: another process may run the turn
+  again, and then it asks again.
+- An answer to a client is kept beside its ended id for a while (journal/retention.py), because clients do not report
+  that they have read it.
 - A dead letter stays as a record until a person drops it or sends it again.
-- Leases and open calls are not written: holders name them in `hello`.
+- Leases and open calls are not written: their holders name them in `hello`.
 
 Source: docs/design/delivery.md section 1.
 """
@@ -34,12 +35,12 @@ from kernel.broker.journal.records import (
 from kernel.broker.spawns import SpawnRecord
 from schemas.frames import Blob
 
-#: Epochs that are reserved at once, so that a new one seldom needs a write.
+#: How many epochs are reserved with one write, so that a new epoch seldom needs a write.
 EPOCH_BLOCK: Final = 1_000_000
 
 
 class Ledger:
-    """Writes for decisions. Times are seconds on the broker's clock (CLOCK_BOOTTIME)."""
+    """Makes the writes of decisions. Times are seconds on the broker's clock (CLOCK_BOOTTIME)."""
 
     def __init__(self, boot_id: str, booted_at: float) -> None:
         """`boot_id` names the machine's present boot, which began at `booted_at` (seconds since 1970)."""
@@ -79,11 +80,11 @@ class Ledger:
         return _put(event, record, refusable=True)
 
     def attempt(self, event: Event) -> Item:
-        """A delivery that came to nothing."""
+        """A delivery has failed."""
         return _put(event, records.Attempt(event.work.attempts, event.work.position))
 
     def cancel_wished(self, event: Event) -> Item:
-        """The event is to end."""
+        """The event was cancelled."""
         return _put(event, records.CancelWish())
 
     def finished(
@@ -96,11 +97,13 @@ class Ledger:
         now: float,
         follow: Event | None = None,
     ) -> Item:
-        """The end of an event, and with it of what its turn had asked for; and the event that its answer becomes."""
+        """The end of an event. It also ends the answers that its turn had asked for. Its own answer may become an
+        event.
+        """
         ended_ms = self._wall_ms(now)
         event.work.cause, event.work.ended_ms = cause, ended_ms
         record = Finished(_end(state), answer, blob, ended_ms, cause)
-        # An answer that is on its way into the journal in the same batch is over as well.
+        # An answer that comes into the journal with the same batch ends as well.
         asked_for = [*event.work.answered, *(asked for asked in event.work.requests if asked.ending)]
         writes: list[Write] = [self._over(asked) for asked in asked_for if asked.end != "dead"]
         subject = records.event_subject(event.id)
@@ -124,7 +127,7 @@ class Ledger:
         return Item((DropAnswer(records.event_subject(event_id)),))
 
     def spawned(self, record: SpawnRecord) -> Item:
-        """An instance was asked for, or is remembered no more."""
+        """An instance was spawned, or is forgotten."""
         subject = records.instance_subject(record.agent, record.key)
         if record.gone:
             return Item((Retire(subject),))
@@ -133,18 +136,18 @@ class Ledger:
         return Item((Retire(subject), Put(subject, records.encode(written))))
 
     def tombstone(self, agent: str, key: str, keep_workdir: bool) -> Item:
-        """An instance is to go."""
+        """An instance is to be deleted."""
         record = records.InstanceDeleted(agent, key, keep_workdir)
         subject = records.deleted_subject(agent, key)
         return Item((Retire(subject), Put(subject, records.encode(record))))
 
     def buried(self, agent: str, key: str, *, gone: bool) -> Item:
-        """An instance has gone, which is remembered as long as an event's id; or it could not be."""
+        """An instance was deleted, or could not be. A deletion is remembered as long as the id of an event."""
         subject = records.deleted_subject(agent, key)
         return Item((Retire(subject, b"", "deleted") if gone else Retire(subject),))
 
     def answer_unwanted(self, event: Event) -> Item:
-        """Who asked for the event without waiting has gone."""
+        """The asker of the event, which did not wait for the answer, is gone."""
         return _put(event, records.AnswerUnwanted())
 
     def restart_wished(self, subject: str, reason: str, event_id: str, at_ms: int) -> Item:
@@ -158,13 +161,13 @@ class Ledger:
         return Item((Retire(subject), Put(subject, records.encode(records.FreshStart(agent, generation)))))
 
     def budget(self, record: BudgetTree, over: Iterable[str] = ()) -> Item:
-        """What a tree of work has used by now; the model calls `over` are settled."""
+        """The use of a tree of work up to now. The model calls `over` are settled."""
         subject = records.budget_subject(record.root)
         settled = (Retire(records.hold_subject(hold_id)) for hold_id in over)
         return Item((*settled, Retire(subject), Put(subject, records.encode(record))))
 
     def budget_over(self, root: str) -> Item:
-        """Nobody needs to know any more what a tree has used."""
+        """The use of a tree of work is not needed any more."""
         return Item((Retire(records.budget_subject(root)),))
 
     def budget_held(self, record: BudgetHold) -> Item:
@@ -172,21 +175,21 @@ class Ledger:
         return Item((Put(records.hold_subject(record.id), records.encode(record)),), refusable=True)
 
     def config_patched(self, record: records.ConfigPatched, forgotten: Iterable[int] = ()) -> Item:
-        """A decision on a patch of configuration, in the place of an earlier one; and which are remembered no more."""
+        """A decision about a patch of configuration. It replaces an earlier decision, and old patches are forgotten."""
         subject = records.config_subject(record.number)
         gone = [Retire(records.config_subject(number)) for number in forgotten]
         return Item((*gone, Retire(subject), Put(subject, records.encode(record))), refusable=True)
 
     def config_forgotten(self, numbers: Iterable[int]) -> Item:
-        """Patches that are remembered no more."""
+        """Patches are forgotten."""
         return Item(tuple(Retire(records.config_subject(number)) for number in numbers))
 
     def restart_over(self, subject: str) -> Item:
-        """A wish was fulfilled, or came to nothing; its id is kept, so that it is not taken for a new one."""
+        """A wish was fulfilled, or has failed. Its id is kept, so that a repeat is not taken for a new wish."""
         return Item((Retire(subject, b"", "restarted"),))
 
     def approval(self, subject: str, record: records.Record, *, refusable: bool) -> Item:
-        """An item is asked about, decided or used."""
+        """An item was asked about, decided or used."""
         return Item((Put(subject, records.encode(record)),), refusable)
 
     def approval_over(self, subject: str) -> Item:
@@ -194,24 +197,24 @@ class Ledger:
         return Item((Retire(subject),))
 
     def approval_remembered(self, record: records.ApprovalRemembered, forgotten: Iterable[int]) -> Item:
-        """Who has decided what; and which decisions are remembered no more."""
+        """A decision, with the person who made it. Old decisions are forgotten."""
         gone = [Retire(records.remembered_subject(number)) for number in forgotten]
         return Item((*gone, Put(records.remembered_subject(record.number), records.encode(record))))
 
     def deadline_moved(self, event: Event, deadline: float) -> Item:
-        """The event has this deadline now."""
+        """The event has another deadline."""
         return _put(event, records.DeadlineMoved(self.moment(deadline)))
 
     def moment(self, at: float) -> Deadline:
-        """A moment of the broker's clock, to be written."""
+        """A moment of the broker's clock, in the form that is written."""
         return Deadline(self.boot_id, at, self._booted_at + at)
 
     def on_clock(self, moment: Deadline) -> float:
-        """A moment that was written, on the broker's clock."""
+        """A written moment, on the broker's clock."""
         return moment.on_clock(self.boot_id, self._booted_at)
 
     def boot_ms(self, moment: Deadline) -> int:
-        """The same in milliseconds; 0 for a moment of an earlier boot."""
+        """The same in milliseconds. 0 for a moment of an earlier boot."""
         return int(moment.boot_s * 1000) if moment.boot_id == self.boot_id else 0
 
     def epochs(self, top: int) -> Item:

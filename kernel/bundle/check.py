@@ -1,7 +1,7 @@
-"""The rules between documents: kinds, names, references, agents, the swarm; and the validated bundle they give.
+"""The rules between documents: kinds, names, references, agents, the swarm. The result is the validated bundle.
 
-Everything is looked at, whatever else is wrong. A reference to something that may stand in what could not be read is
-not reported as missing: one mistake gets one error.
+Everything is checked, also after errors. A reference is not reported as missing when its target may be in a part that
+could not be read: one mistake gets one error.
 
 Source: docs/design/bundle.md section 3; requirements NAME-04, NAME-09, BASE-03, COMPAT-01, COMPAT-02, SCHEMA-06.
 """
@@ -64,17 +64,17 @@ class Checker:
         self._environment = Environment(env)
         self._report = report
         self._found: dict[tuple[str, str], tuple[Document, Any]] = {}
-        # Names of resources that are there but could not be read; None: anything may be.
+        # The names of resources that exist but could not be read. None: any resource may exist.
         self._uncertain: set[str] | None = set() if complete else None
-        # Documents that do not fit their structs: what was stood in for must not be judged.
+        # Documents that do not fit their structs. Their replaced values must not be checked.
         self._broken: set[str] = set()
-        #: Tools of the bundle that cannot run yet: they take nobody's place.
+        #: Tools of the bundle that cannot run yet. They do not replace bundled tools of the same name.
         self._waiting: set[str] = set()
         self._package = ""
         self._pointed_at: list[str] = []
 
     def check(self) -> Checked:
-        """Look at everything."""
+        """Check all documents."""
         for document in self._documents:
             before = len(self._report.errors) + self._report.dropped
             built = self._read(document)
@@ -124,7 +124,7 @@ class Checker:
     # --- one document
 
     def _read(self, document: Document) -> Any:
-        """The struct of a document; None when its kind is unknown."""
+        """The struct of a document. None when its kind is unknown."""
         report, node = self._report, document.node
         kind_node, name = node.get("kind"), _name_text(node)
         if kind_node is None:
@@ -139,7 +139,7 @@ class Checker:
             document.resource = f"{kind}/{name}" if name else kind
             version = node.get("apiVersion")
             wanted = version.text if isinstance(version, Scalar) else API_V1
-            # An unknown version is reported where the struct says which one it wants.
+            # An unknown version is reported by the check of the struct, which names the right one.
             known = DOCUMENTS.get((wanted, kind)) or DOCUMENTS.get((API_V1, kind)) or DOCUMENTS[API_V1ALPHA1, kind]
             return Builder(document, self._environment, report).build(known)
         if self._uncertain is not None and name:
@@ -254,7 +254,7 @@ class Checker:
                 check_oauth_app(document, built.spec, self._report)
 
     def _own_package(self) -> None:
-        """The package that the bundle itself is; there is one at most."""
+        """The package that the bundle itself is. There is at most one."""
         packages = self._of("Package")
         if packages:
             self._package = packages[0][1]
@@ -265,7 +265,7 @@ class Checker:
     # --- references
 
     def _refer(self, document: Document, ref: Ref | BadRef, at: Path) -> str | None:
-        """The name of the resource that `ref` means; None after reporting that there is none."""
+        """The name of the resource that `ref` means. When there is none, that is reported, and None is returned."""
         place = document.place(*at, *ref.at)
         text = document.text(*at, *ref.at)
         if isinstance(ref, BadRef):
@@ -307,7 +307,7 @@ class Checker:
         return ref.kind == "Tool" and ref.name in self._base
 
     def _refer_package(self, document: Document, ref: Ref, at: Path, place: Position) -> str | None:
-        """The name of a tool of an installed package; None after reporting that there is none."""
+        """The name of a tool of an installed package. When there is none, that is reported, and None is returned."""
         package = self._packages.find(ref.package or "")
         if isinstance(package, str):
             message = f"the package {document.text(*at, 'package')} cannot be used: {package}"
@@ -332,7 +332,7 @@ class Checker:
         return ref.name
 
     def _is_written(self, kind: str, name: str) -> bool:
-        """Whether a resource's name stands in the file as it is: what came from the environment is not shown."""
+        """Whether the file contains the resource's name literally. A name from the environment is not shown."""
         return self._found[kind, name][0].resource == f"{kind}/{name}"
 
     # --- agents and the swarm
@@ -424,9 +424,10 @@ class Checker:
                 self._report.error("E_CONFIG_UNSUPPORTED", message, place, "Write the handlers in Python for now.")
 
     def _registered(self, agent: CheckedAgent, ref: Ref | BadRef) -> str | None:
-        """The name of a tool that one of the agent's extensions registers, as models are shown it; None: no such tool.
+        """The name under which models see a tool that one of the agent's extensions registers. None: it cannot be such
+        a tool.
 
-        Which ones an extension registers is known when it runs. Names of Tools have neither a dot nor __.
+        The tools of an extension are known only when it runs. Names of Tools contain neither a dot nor __.
         """
         if isinstance(ref, BadRef) or ref.package is not None or not agent.body.extensions:
             return None
@@ -494,7 +495,7 @@ class Checker:
             self._report.warn("W_CONFIG_DEPENDENCY", message, agent.document.place("spec", "extensions"))
 
     def _swarm(self, agents: Mapping[str, CheckedAgent]) -> tuple[str, resources.SwarmPolicy, set[str]]:
-        """The entry agent ('' without agents), the policy, and the agents that belong to the swarm."""
+        """The entry agent ('' if there are no agents), the policy, and the agents that belong to the swarm."""
         swarms = self._of("Swarm")
         if not swarms:
             return self._without_swarm(agents)
@@ -541,7 +542,7 @@ class Checker:
         return "", resources.SwarmPolicy(), set(agents)
 
 
-#: Names listed in a suggestion.
+#: The most names in a suggestion.
 _LISTED: Final = 8
 _KINDS_HINT: Final = "Write one of: " + ", ".join(KINDS) + "."
 _PACKAGE_HINT: Final = "Put the package into $GOONDAN_STATE_ROOT/packages, or correct the name."
@@ -555,7 +556,7 @@ def _kind_of(document: Document) -> str:
 
 
 def _name_text(node: MappingNode) -> str:
-    """metadata.name as it stands in the file, '' when it is no text."""
+    """The literal metadata.name of the file. '' when it is no text."""
     metadata = node.get("metadata")
     name = metadata.get("name") if isinstance(metadata, MappingNode) else None
     return name.text if isinstance(name, Scalar) and isinstance(name.value, str) and len(name.text) <= 128 else ""

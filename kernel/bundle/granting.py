@@ -1,8 +1,9 @@
-"""The grants of a checked bundle's tools, and how agents narrow them. Everything that would widen a grant is an error.
+"""The grants of the tools of a checked bundle, and how agents narrow them. An agent that would widen a grant is an
+error.
 
-Requests are in the manifests. A tool of the bundle's own tree and of @goondan/base gets what it requests; one of
-another package gets the defaults until its request has been accepted for exactly this code. The operator's policy
-widens. Agents narrow: Agent.spec.sandbox all of their tools, spec.tools[].sandbox one of them.
+Requests are in the manifests. A tool of the bundle's own tree, and of @goondan/base, gets its request. A tool of
+another package gets the defaults until its request was accepted for exactly this code. The operator's policy widens
+grants. Agents narrow them: Agent.spec.sandbox for all of their tools, spec.tools[].sandbox for one tool.
 
 Source: docs/design/sandbox.md section 1.
 """
@@ -43,7 +44,7 @@ class Rule(Struct, frozen=True):
     document: Document
     #: Its place in that document.
     at: Path
-    #: The bundle that it is for. None: any.
+    #: The bundle that the rule is for. None: any bundle.
     bundle: str | None = None
 
 
@@ -59,13 +60,13 @@ class OpenedFolder(Struct, frozen=True):
 
 
 class GrantContext(Struct, frozen=True, kw_only=True):
-    """What grants are decided by."""
+    """The facts by which grants are decided."""
 
     #: The widenings of the policy.
     rules: Sequence[Rule] = ()
     #: The digest that was accepted for each tool, by the tool's id.
     accepted: Mapping[str, str] = {}
-    #: The digest of what is installed, by the package's name. '': it cannot be pinned.
+    #: The digest of each installed package, by its name. '': the package cannot be pinned.
     pins: Mapping[str, str] = {}
     #: Folders that no tool may write to or around.
     kept: Sequence[str] = ()
@@ -82,7 +83,7 @@ class GrantContext(Struct, frozen=True, kw_only=True):
 
 
 def status(tool: CheckedTool, context: GrantContext) -> Status:
-    """Where a tool's request stands."""
+    """The state of a tool's request."""
     if tool.bundled or tool.package == BASE_PACKAGE:
         return "bundled"
     if not tool.package:
@@ -99,7 +100,7 @@ def grant(checked: Checked, context: GrantContext, files: Files, report: Report)
     """Fill in `granted` and `narrowed` of every tool, and report what is wrong."""
     tools = {tool.name: tool for tool in checked.runs_in_jails}
     for tool in tools.values():
-        # The bundled tools are read once and looked at anew with every bundle.
+        # The bundled tools are read once, and checked again with every bundle.
         tool.granted, tool.narrowed = _granted(tool, tool.sandbox, context, files, report), {}
     for server in checked.servers.values():
         for agent, (spec, sandbox) in server.of_agents.items():
@@ -136,7 +137,7 @@ def _granted(tool: CheckedTool, base: SandboxSpec, context: GrantContext, files:
 
 
 class Danger(Struct, frozen=True):
-    """A path that nobody may grant."""
+    """A path that must not be granted."""
 
     #: The path.
     path: str
@@ -147,7 +148,9 @@ class Danger(Struct, frozen=True):
 
 
 def dangers(sandbox: SandboxSpec, context: GrantContext, own: str = "") -> list[Danger]:
-    """Grants that no one may give, whoever asks. `own` is the folder of the tool, where it is one tool's sandbox."""
+    """The paths in a sandbox that must not be granted. `own` is the folder of the tool, if it is the sandbox of one
+    tool.
+    """
     found: list[Danger] = []
     for index, path in enumerate(sandbox.filesystem.read):
         reason = unreadable(path) or _reveals(path, context, own)
@@ -175,7 +178,7 @@ def _is_for(rule: Rule, tool: CheckedTool, context: GrantContext) -> bool:
 
 
 def _check_rules(tools: Mapping[str, CheckedTool], context: GrantContext, files: Files, report: Report) -> None:
-    """Report what a policy says that means nothing, or that not even the operator can give."""
+    """Report rules of a policy that have no effect, and grants that not even the operator can give."""
     ids = [tool.id for tool in tools.values()]
     for rule in context.rules:
         at: Path = (*rule.at, "sandbox")
@@ -193,7 +196,7 @@ def _check_rules(tools: Mapping[str, CheckedTool], context: GrantContext, files:
 
 
 def _check_opened(context: GrantContext, report: Report) -> None:
-    """Report folders that a policy opens for spawned instances, and in which no tool may write."""
+    """Report folders that a policy opens for spawned instances although no tool may write in them."""
     for opened in context.opened:
         place = opened.document.place(*opened.at)
         if not is_path(opened.path):
@@ -234,7 +237,7 @@ def _narrow_own(agent: CheckedAgent, server: CheckedServer, files: Files) -> Non
 
 
 def _own_part(agent: CheckedAgent, tool: CheckedTool, files: Files, report: Report) -> Part | None:
-    """One agent's narrowing of one tool (spec.tools[]), checked against what the tool has or has asked for."""
+    """One agent's narrowing of one tool (spec.tools[]), checked against the grant or the request of the tool."""
     index = agent.uses[tool.name]
     use = agent.body.tools[index]
     if isinstance(use, str) or use.sandbox is None:
@@ -250,7 +253,7 @@ def _own_part(agent: CheckedAgent, tool: CheckedTool, files: Files, report: Repo
 
 
 def _check_cap(agent: CheckedAgent, part: Part, tools: Sequence[CheckedTool], report: Report) -> None:
-    """Report what an agent's own sandbox names that none of its tools has: it would change nothing."""
+    """Report parts of an agent's own sandbox that none of its tools has: they would change nothing."""
     missing: list[set[Excess]] = []
     for tool in tools:
         has = widen(tool.granted or tool.sandbox, as_part(tool.sandbox))
@@ -258,7 +261,7 @@ def _check_cap(agent: CheckedAgent, part: Part, tools: Sequence[CheckedTool], re
     nowhere = set.intersection(*missing) if missing else set()
     for excess in sorted(nowhere, key=lambda found: (found.name, found.what)):
         if excess.name == "isolation":
-            continue  # a cap on isolation is for the tools that it fits
+            continue  # a cap on isolation is only for the tools that it fits
         message = f"{excess.what} is more than any of this agent's tools has ({excess.name})"
         report.error("E_CONFIG_WIDENING", message, agent.document.place("spec", "sandbox", *excess.field))
 
@@ -269,7 +272,7 @@ def _thing(what: str) -> str:
 
 
 def resolve_part(part: resources.SandboxPart, files: Files) -> Part:
-    """A part as it is written, with absolute paths."""
+    """A part of a manifest, with absolute paths."""
     read = part.filesystem.read if part.filesystem is not None else None
     write = part.filesystem.write if part.filesystem is not None else None
     venv = part.python.venv if part.python is not None else None

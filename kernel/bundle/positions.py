@@ -1,9 +1,9 @@
-"""YAML text to nodes that know where they stand.
+"""Reads YAML text into nodes that know their positions.
 
-The C parser gives events; this builds the tree from them itself, so that nothing recurses, every limit is checked
-while reading, and a file with several faults gets an error for each. Scalars follow the YAML 1.2 core schema: `yes`,
-`on`, `12:30` and dates are strings. Only what JSON can say is accepted: no merge keys, no custom tags, no keys that
-are not strings, no infinities.
+The C parser gives events, and this module builds the tree from them. So nothing recurses, every limit is checked while
+reading, and a file with several faults gets an error for each. Scalars follow the YAML 1.2 core schema: `yes`, `on`,
+`12:30` and dates are strings. Only values of JSON are accepted: no merge keys, no custom tags, no keys that are not
+strings, no infinities.
 
 Source: docs/design/bundle.md section 2; docs/bundle.md is generated from the structs, not from here.
 """
@@ -21,11 +21,11 @@ from kernel.bundle.lookup import MAX_FILE_BYTES
 from kernel.bundle.problems import Path, shown
 from schemas.codec import MAX_DEPTH
 
-#: Values in a whole bundle, aliases counted as often as they are used: what an exploding alias runs into.
+#: The most values in a whole bundle. An alias counts as often as it is used, so an exploding alias reaches the limit.
 MAX_NODES: Final = 100_000
-#: Characters of text in a whole bundle, counted the same way.
+#: The most characters of text in a whole bundle, counted in the same way.
 MAX_CHARS: Final = 8 << 20
-#: Faults of one file; then reading ends, since the rest is rubbish as well.
+#: The most faults of one file. After them reading ends, because the rest is no YAML either.
 MAX_FAULTS: Final = 50
 
 Plain = str | int | float | bool | None
@@ -37,9 +37,9 @@ Plain = str | int | float | bool | None
 class Scalar(Struct, frozen=True, array_like=True, tag="s"):
     """One value."""
 
-    #: What it means.
+    #: Its value.
     value: Plain
-    #: What stands in the file.
+    #: Its text in the file.
     text: str
     #: Its line, from 1.
     line: int
@@ -98,14 +98,14 @@ class Fault(Struct, frozen=True):
 
 
 class Budget:
-    """The part of MAX_NODES and MAX_CHARS that a bundle may still use. Its files share it."""
+    """The rest of MAX_NODES and MAX_CHARS that a bundle may still use. Its files share it."""
 
     def __init__(self, nodes: int = MAX_NODES, chars: int = MAX_CHARS) -> None:
         self.nodes = nodes
         self.chars = chars
 
     def spend(self, nodes: int, chars: int) -> bool:
-        """Take from the budget; False when it is used up."""
+        """Take from the budget. False when it is used up."""
         self.nodes -= nodes
         self.chars -= chars
         return self.nodes >= 0 and self.chars >= 0
@@ -149,7 +149,7 @@ _FORBIDDEN: Final = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U0
 
 
 def decode(data: bytes) -> str | Fault:
-    """Bytes of a file as text, without a byte order mark; a fault for what is no UTF-8 text."""
+    """The bytes of a file as text, without a byte order mark. A fault if they are not UTF-8 text."""
     if len(data) > MAX_FILE_BYTES:
         message = f"the file is larger than {MAX_FILE_BYTES} bytes"
         return Fault("E_CONFIG_SYNTAX", message, 1, 1, suggestion="Split the bundle into several files of a directory.")
@@ -170,15 +170,16 @@ def decode(data: bytes) -> str | Fault:
 
 
 def place_of(text: str, offset: int) -> tuple[int, int]:
-    """Line and column, from 1, of a character offset."""
+    """The line and the column of a character offset, both from 1."""
     start = text.rfind("\n", 0, offset) + 1
     return text.count("\n", 0, offset) + 1, offset - start + 1
 
 
 def node_at(root: Node, path: Path) -> tuple[Node, tuple[int, int]]:
-    """The node at `path`, or the nearest one above it that exists, and the position to point at.
+    """The node at `path`, or the nearest existing node above it, and the position to show.
 
-    For the value of a key that is a mapping or a list the key itself is pointed at: the value begins a line later.
+    When the value of a key is a mapping or a list, the position is that of the key, because the value begins a line
+    later.
     """
     node, at = root, (root.line, root.column)
     for step in path:
@@ -209,8 +210,8 @@ class _Open:
         self.column = column
         self.path = path
         self.items: Any = {} if mapping else []
-        self.key: Scalar | None = None  # a key that waits for its value
-        self.skip = False  # the waiting key is no key: read its value, then forget it
+        self.key: Scalar | None = None  # a key whose value has not been read yet
+        self.skip = False  # that key is invalid: read its value, then drop it
         self.nodes = 1
         self.chars = 0
 
@@ -381,15 +382,15 @@ _NAMED: Final[dict[str, Plain]] = {
     "+.inf": math.inf, "+.Inf": math.inf, "+.INF": math.inf,
     "-.inf": -math.inf, "-.Inf": -math.inf, "-.INF": -math.inf,
 }  # fmt: skip
-#: What a JSON value may be as an integer (docs/design/wire.md section 2); larger ones become doubles.
+#: The range of integers in JSON values (docs/design/wire.md section 2). Others become doubles.
 _MIN_INT: Final = -(2**63)
 _MAX_INT: Final = 2**64 - 1
-#: Digits that a 64-bit integer can have; longer numbers are not worth converting exactly.
+#: The most digits of a 64-bit integer. Longer numbers are not converted exactly.
 _INT_DIGITS: Final = 20
 
 
 def resolve(text: str) -> Plain:
-    """What a plain scalar means in the YAML 1.2 core schema. May give infinities and NaN."""
+    """The value of a plain scalar in the YAML 1.2 core schema. May be an infinity or NaN."""
     if text in _NAMED:
         return _NAMED[text]
     first = text[0]
@@ -407,7 +408,7 @@ def resolve(text: str) -> Plain:
 
 
 def plain(node: Node) -> Any:
-    """The node as JSON values. Depth and size were bounded when it was read."""
+    """A node as a JSON value. Its depth and size were bounded when it was read."""
     if isinstance(node, Scalar):
         return node.value
     if isinstance(node, Sequence):

@@ -1,7 +1,7 @@
 """`python -m kernel.oauth`: the process that holds OAuth tokens, under a supervisor or by hand.
 
-It says hello on the control socket with a token of its own; the welcome brings the apps of the bundle. The key is read
-from `--key-file`, tokens lie encrypted in `oauth/` of `--state-dir`.
+It says hello on the control socket with a token of its own. The welcome has the apps of the bundle. The key is read
+from `--key-file`. Tokens are stored encrypted in `oauth/` of `--state-dir`.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from schemas.system.startup import (
 )
 from schemas.visible import visible_line
 
-#: How long what is under way may take when the process is told to leave (seconds): a refresh that is cut off may cost
-#: its token.
+#: How long open requests may take when the process is told to leave (seconds). A refresh that is cut off may lose its
+#: token.
 LEAVE_S: Final = 0.7
 #: How long queued frames may take to leave (seconds).
 LINGER_S: Final = 0.2
@@ -48,7 +48,7 @@ log = logging.getLogger("oauth")
 
 
 class Keeper:
-    """The link, and the orders that come over it."""
+    """Takes orders from the link, and answers them."""
 
     def __init__(self, endpoint: str, token: str, open_vault: Callable[[], Vault], broker_uid: int | None) -> None:
         self.authority = Authority(open_vault, self._tell)
@@ -103,7 +103,7 @@ class Keeper:
         except GoondanError as error:
             self._fail(frame, error.info)
         except Exception as error:
-            # Not its text, and no traceback with it: what was sent to a server may stand in them.
+            # Without the text and the traceback of the error: they may contain what was sent to a server.
             log.error("%s: a fault of ours: %s", type(order).__name__, type(error).__name__)
             self._fail(frame, error_payload("E_INTERNAL", "the process that holds tokens failed on this"))
         else:
@@ -117,7 +117,7 @@ class Keeper:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Serve to the end. 0, 1 when the broker refused us, 2 for bad usage."""
+    """Serve until the end. Returns 0, 1 when the broker refused us, or 2 for bad usage."""
     close_memory()
     parser = argparse.ArgumentParser(prog="python -m kernel.oauth", description="Holds OAuth tokens for a kernel.")
     parser.add_argument("--endpoint", required=True, help="the broker's control socket, ipc://DIR/control.sock")

@@ -3,8 +3,9 @@
 Rules.
 - One thing at a time for each app and subject: an asker waits while a token is refreshed, and gets the new one.
 - The beginning of a refresh is on disk before the request is sent (grants.py).
-- A token goes to the server that it came from, and in an answer to whoever may have it. It is in no log and no error.
-- A redirect counts once, for the one who was asked, if its state and its issuer are right.
+- A token is sent only to the server that it came from, and in answers to those who may have it. No log and no error
+  contains it.
+- A redirect is accepted once, if its state belongs to an open authorization and its issuer is right.
 """
 
 from __future__ import annotations
@@ -47,15 +48,15 @@ from schemas.oauth import (
 from schemas.times import rfc3339_seconds
 from schemas.visible import visible_line
 
-#: How long what an issuer publishes is believed (seconds): endpoints move seldom, and never without notice.
+#: How long the document of an issuer is used (seconds). Endpoints move seldom, and never without notice.
 METADATA_S: Final = 3600.0
-#: After a server has failed it is left alone for so long (seconds): an agent in a loop must not knock at its door.
+#: How long nothing is sent to a server after it has failed (seconds). So an agent in a loop does not load it.
 FAILED_S: Final = 5.0
 #: RFC 8628: this is added to the interval of a device code when the server asks for patience (seconds).
 SLOWER_S: Final = 5.0
-#: A device code is asked about for so long at most, whatever the server says (seconds).
+#: How long a device code is polled at most, whatever the server says (seconds).
 MAX_DEVICE_S: Final = 1800.0
-#: The longest pause between two questions about a device code (seconds).
+#: The longest pause between two polls of a device code (seconds).
 MAX_INTERVAL_S: Final = 60.0
 
 _SAID_YES: Final = "Thank you. The agent has what it asked for; this window can be closed."
@@ -69,8 +70,8 @@ log = logging.getLogger("oauth")
 class Authority:
     """All tokens of one workspace.
 
-    `open_vault` is asked at the first order (it raises GoondanError when the key is not usable), `tell` hears of every
-    agreement. `clock` gives seconds since 1970.
+    `open_vault` is called at the first order. It raises GoondanError when the key is not usable. `tell` is called with
+    every agreement of a person. `clock` gives seconds since 1970.
     """
 
     def __init__(
@@ -95,14 +96,14 @@ class Authority:
         self._failures: dict[tuple[str, str], tuple[float, GoondanError]] = {}
 
     def serve(self, apps: dict[str, OAuthAppSpec]) -> None:
-        """These are the apps from now on."""
+        """Serve these apps from now on."""
         self._apps = apps
         for pending in self._register:
             if apps.get(pending.app.name) != pending.app:
                 self._end(pending, fail("E_OAUTH_APP", f"OAuthApp/{pending.app.name} has changed meanwhile"))
 
     async def carry_out(self, order: Order) -> Any:
-        """The payload of the `reply` to an order. Raises GoondanError."""
+        """Carry out an order, and return the payload of its `reply`. Raises GoondanError."""
         match order:
             case TokenOrder():
                 return await self._token(order)
@@ -140,7 +141,7 @@ class Authority:
                     if not grants.lives(grant, self._clock()):
                         raise
                 verdict = grants.judge(grant, app, scopes, self._clock())
-                if isinstance(verdict, grants.Refresh):  # it ends soon: it is the best that there is
+                if isinstance(verdict, grants.Refresh):  # it ends soon, but there is no better one
                     verdict = grants.Use()
             elif isinstance(verdict, grants.Fetch):
                 grant, verdict = await self._fetch(app, order.subject, scopes), grants.Use()
@@ -152,7 +153,7 @@ class Authority:
             return _required(pending, reason)
 
     async def _refresh(self, app: OAuthAppSpec, grant: Grant) -> Grant:
-        """The grant with another token, or as lost. Raises GoondanError when nobody knows."""
+        """The grant after a refresh: with a new token, or lost. Raises GoondanError when the outcome is not known."""
         key = (app.name, grant.subject)
         self._check_failures(key)
         interrupted = grant.refreshing_since is not None
@@ -175,7 +176,7 @@ class Authority:
         return grant
 
     async def _fetch(self, app: OAuthAppSpec, subject: str, scopes: list[str]) -> Grant:
-        """A token of the app's own."""
+        """Get a token of the app itself."""
         key = (app.name, subject)
         self._check_failures(key)
         try:
@@ -195,7 +196,7 @@ class Authority:
     async def _get_tokens(
         self, app: OAuthAppSpec, endpoint: str, form: dict[str, str], *secrets: str | None
     ) -> protocol.Tokens:
-        """Raises ServerRefused, GoondanError E_OAUTH_SERVER."""
+        """Ask the token endpoint. Raises ServerRefused, GoondanError E_OAUTH_SERVER."""
         methods = (await self._endpoints(app)).auth_methods
         form, headers = protocol.with_client(app, form, methods)
         answer = await self._http.post(endpoint, form, headers)
@@ -230,7 +231,7 @@ class Authority:
         return {"status": "granted", "scopes": await asyncio.shield(pending.outcome)}
 
     async def _ask_person(self, app: OAuthAppSpec, subject: str, scopes: list[str], *, device: bool) -> Pending:
-        """The authorization that a person is sent to; the same one for all who ask meanwhile."""
+        """The open authorization for a person. All who ask meanwhile get the same one."""
         known = self._register.find(app.name, subject)
         if known is not None and known.serves(app, scopes, device=device, now=self._clock()):
             return known
@@ -248,7 +249,7 @@ class Authority:
 
     async def _by_redirect(self, app: OAuthAppSpec, subject: str, scopes: list[str]) -> Pending:
         endpoint = await self._endpoint(app, "authorization")
-        await self._endpoint(app, "token")  # what is missing is said now, and not to a person who has agreed
+        await self._endpoint(app, "token")  # a missing endpoint is reported now, and not after the person has agreed
         redirect_uri = await self._redirects.open(app.redirect_uri)
         state, verifier = _unguessable(), _unguessable()
         pending = Pending(
@@ -299,7 +300,7 @@ class Authority:
         self._end(pending, _too_late(pending))
 
     async def _poll(self, pending: Pending, told: protocol.DeviceCode, endpoint: str) -> None:
-        """Ask for the token of a device code until there is one, or none will be."""
+        """Poll for the token of a device code, until it comes or the server refuses."""
         app, interval = pending.app, told.interval_s
         form = protocol.device_token_form(told.device_code)
         until = asyncio.get_running_loop().time() + min(told.lifetime_s, MAX_DEVICE_S)
@@ -312,15 +313,15 @@ class Authority:
                     interval = min(MAX_INTERVAL_S, interval + SLOWER_S)
                 elif refused.error != "authorization_pending":
                     self._end(pending, _refusal(app, refused))
-            except GoondanError:  # the network: it may be better the next time
+            except GoondanError:  # the network failed: the next poll may succeed
                 interval = min(MAX_INTERVAL_S, 2 * interval)
             else:
-                with suppress(GoondanError):  # it ends with that error
+                with suppress(GoondanError):  # the authorization ends with this error
                     await self._agreed(pending, tokens)
         self._end(pending, _too_late(pending))
 
     async def _arrived(self, parameters: dict[str, str]) -> tuple[bool, str]:
-        """A redirect: what to tell the person."""
+        """Handle a redirect. Returns what to tell the person."""
         pending = self._register.take_state(parameters.get("state", ""))
         if pending is None:
             return False, _UNKNOWN
@@ -349,10 +350,10 @@ class Authority:
         return True, _SAID_YES
 
     async def _agreed(self, pending: Pending, tokens: protocol.Tokens) -> None:
-        """Store what was agreed to, and tell of it. Raises GoondanError when it cannot be stored."""
+        """Store the new grant, and report it. Raises GoondanError when it cannot be stored."""
         app = pending.app
         async with self._lock(*pending.key):
-            if pending.over:  # another one has taken its place, or the app has changed
+            if pending.over:  # another authorization has replaced it, or the app has changed
                 return
             grant = grants.granted(app, pending.subject, tokens, pending.scopes, self._clock())
             try:
@@ -367,7 +368,7 @@ class Authority:
         self._tell(GrantedNews(app.name, pending.subject, grant.scopes, sorted(pending.askers)))
 
     def _end(self, pending: Pending, error: GoondanError) -> None:
-        """It ends without a token, if it has not ended."""
+        """End an authorization without a token, if it has not ended yet."""
         if not pending.over:
             pending.failed(error)
             self._over(pending)
@@ -376,7 +377,7 @@ class Authority:
         if pending.task is not None and pending.task is not asyncio.current_task():
             pending.task.cancel()
         if pending.user_code is None and not self._register.listening(pending.app.redirect_uri):
-            # Not at once: the browser that brought the redirect gets its page.
+            # Not at once: the browser that brought the redirect first gets its page.
             asyncio.get_running_loop().call_later(1.0, self._stop_listening, pending.app.redirect_uri)
 
     def _stop_listening(self, redirect_uri: str | None) -> None:
@@ -423,7 +424,7 @@ class Authority:
         return grants.judge(grant, app, grant.scopes, now)
 
     async def _revoke(self, order: RevokeOrder) -> dict[str, Any]:
-        """Forget it here in any case; say what the server said."""
+        """Forget the tokens here in any case, and report what the server answered."""
         self._servers.forget(order.app)
         async with self._lock(order.app, order.subject):
             pending = self._register.find(order.app, order.subject)
@@ -489,7 +490,7 @@ class Authority:
         return found
 
     async def _endpoints(self, app: OAuthAppSpec) -> Endpoints:
-        """What the app says, and what its issuer publishes."""
+        """The endpoints from the app's document and from the document of its issuer."""
         if app.issuer is None:
             return metadata.own_endpoints(app)
         known = self._published.get(app.name)
@@ -514,7 +515,7 @@ class Authority:
             del self._failures[key]
 
     def _note(self, key: tuple[str, str], error: GoondanError) -> GoondanError:
-        """A server has failed: for a moment nobody asks it again."""
+        """Record that a server has failed: for a moment it is not asked again."""
         self._failures[key] = (asyncio.get_running_loop().time() + FAILED_S, error)
         log.warning("%s: %s", key[0], error.info.message)
         return error
@@ -525,7 +526,7 @@ def _by_code(app: OAuthAppSpec) -> bool:
 
 
 def _asked_scopes(app: OAuthAppSpec, scopes: list[str] | None) -> list[str]:
-    """What is asked for, each once. Raises GoondanError E_OAUTH_SCOPE for what the app does not name."""
+    """The requested scopes, each once. Raises GoondanError E_OAUTH_SCOPE for a scope that the app does not name."""
     if scopes is None:
         return list(dict.fromkeys(app.scopes))
     other = [scope for scope in scopes if scope not in app.scopes]
@@ -536,7 +537,9 @@ def _asked_scopes(app: OAuthAppSpec, scopes: list[str] | None) -> list[str]:
 
 
 def _with_held(app: OAuthAppSpec, grant: Grant | None, scopes: Iterable[str]) -> list[str]:
-    """The scopes that a person is asked for: those wanted now, and those agreed to before that are still named."""
+    """The scopes that a person is asked for: the requested ones, and those agreed to before that the app still
+    names.
+    """
     held = [] if grant is None else [scope for scope in grant.scopes if scope in app.scopes]
     return list(dict.fromkeys([*scopes, *held]))
 

@@ -1,8 +1,8 @@
-"""Grants: the tokens of one app and one subject, and what to do when one is asked for. Pure.
+"""Grants: the tokens of one app and one subject, and the decision when a token is asked for. Pure.
 
-A refresh is written down before it is sent. A server that rotates refresh tokens takes the old one once, so a process
-that is killed before the answer is stored may have lost the only good one. The next process tries the old one once
-more; if the server does not take it, a person has to agree again, and is told why.
+A refresh is stored before it is sent. A server that rotates refresh tokens accepts the old one only once. So a process
+that is killed before it has stored the answer may have lost the only good one. The next process tries the old one
+again. If the server refuses it, a person has to agree again, and is told why.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from msgspec.structs import replace
 from kernel.oauth.protocol import Tokens
 from schemas.oauth import OAuthAppSpec
 
-#: A token that ends sooner than this is replaced (seconds): what it is used for takes time. Of short-lived ones, half.
+#: A token that ends sooner than this is replaced (seconds), because using it takes time. For short-lived tokens it is
+#: half of their life.
 SPARE_S: Final = 60.0
-#: One that ends sooner than this is given to nobody, also where no other can be had (seconds).
+#: A token that ends sooner than this is not given out, even when there is no other (seconds).
 LAST_S: Final = 5.0
 
 
@@ -39,9 +40,9 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defa
     access_token: str = ""
     #: Its type.
     token_type: str = "Bearer"  # noqa: S105 - a word of the protocol
-    #: When it came.
+    #: When the access token came.
     obtained_at: float = 0.0
-    #: How long it is good (seconds). None: the server did not say.
+    #: How long it is valid (seconds). None: the server did not say.
     lifetime_s: float | None = None
     #: The refresh token. A secret.
     refresh_token: str | None = None
@@ -53,25 +54,25 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defa
     document: str | None = None
 
     def __repr__(self) -> str:
-        """As in a log or a traceback: without the tokens."""
+        """The text for logs and tracebacks: without the tokens."""
         return f"Grant(app={self.app!r}, subject={self.subject!r}, scopes={self.scopes!r}, lost={self.lost!r})"
 
     @property
     def expires_at(self) -> float | None:
-        """When the access token ends; None when nobody knows."""
+        """When the access token ends. None when it is not known."""
         return None if self.lifetime_s is None else self.obtained_at + self.lifetime_s
 
 
 class Use(msgspec.Struct, frozen=True):
-    """The access token is good."""
+    """Use the access token."""
 
 
 class Refresh(msgspec.Struct, frozen=True):
-    """Get another one by the refresh token."""
+    """Get another access token with the refresh token."""
 
 
 class Fetch(msgspec.Struct, frozen=True):
-    """Get one of the app's own."""
+    """Get a token of the app itself."""
 
 
 class Login(msgspec.Struct, frozen=True):
@@ -84,12 +85,12 @@ Verdict = Use | Refresh | Fetch | Login
 
 
 def server_of(app: OAuthAppSpec) -> str:
-    """The server that the tokens of an app belong to: its issuer, else its token endpoint."""
+    """The server that the tokens of an app belong to: its issuer if it names one, otherwise its token endpoint."""
     return app.issuer or app.token_url or ""
 
 
 def judge(grant: Grant | None, app: OAuthAppSpec, scopes: Iterable[str], now: float) -> Verdict:
-    """What to do when a token with these scopes is asked for. `grant` is what is held for its subject."""
+    """Decide what to do when a token with these scopes is asked for. `grant` is the stored grant of the subject."""
     if app.flow == "clientCredentials":
         if grant is not None and _is_of(grant, app) and set(scopes) <= set(grant.scopes) and _is_fresh(grant, now):
             return Use()
@@ -111,17 +112,19 @@ def judge(grant: Grant | None, app: OAuthAppSpec, scopes: Iterable[str], now: fl
 
 
 def lives(grant: Grant, now: float) -> bool:
-    """Whether the access token is good for some seconds more, though it is time to replace it."""
+    """Whether the access token is valid for some more seconds, although it should be replaced."""
     return bool(grant.access_token) and grant.expires_at is not None and now + LAST_S < grant.expires_at
 
 
 def begun(grant: Grant, now: float) -> Grant:
-    """A refresh begins: to be stored before anything is sent."""
+    """The grant when a refresh begins. Store it before the refresh is sent."""
     return replace(grant, refreshing_since=now)
 
 
 def granted(app: OAuthAppSpec, subject: str, tokens: Tokens, asked: Iterable[str], now: float) -> Grant:
-    """Somebody has agreed, or the app has a token of its own. A server that names no scopes gave those asked for."""
+    """The grant after a person has agreed, or after the app got a token of its own. A server that names no scopes has
+    granted the requested ones.
+    """
     return Grant(
         app=app.name,
         subject=subject,
@@ -137,7 +140,7 @@ def granted(app: OAuthAppSpec, subject: str, tokens: Tokens, asked: Iterable[str
 
 
 def refreshed(grant: Grant, tokens: Tokens, now: float) -> Grant:
-    """A refresh was answered. Without another refresh token the old one stays good."""
+    """The grant after the answer to a refresh. If the answer has no refresh token, the old one stays valid."""
     return replace(
         grant,
         scopes=grant.scopes if tokens.scopes is None else tokens.scopes,
@@ -151,7 +154,9 @@ def refreshed(grant: Grant, tokens: Tokens, now: float) -> Grant:
 
 
 def lost(grant: Grant, *, interrupted: bool) -> Grant:
-    """The server does not take the refresh token. `interrupted`: a refresh before this one has no stored outcome."""
+    """The grant after the server has refused the refresh token. `interrupted`: an earlier refresh has no stored
+    outcome.
+    """
     why = "the server does not accept the token that was kept any more"
     if interrupted:
         why = "a refresh was interrupted, and the server does not accept the token from before it"
@@ -167,6 +172,6 @@ def _is_fresh(grant: Grant, now: float) -> bool:
         return False
     if grant.lifetime_s is None:
         return True
-    if now < grant.obtained_at:  # a clock that was set back: nobody knows how old it is
+    if now < grant.obtained_at:  # the clock was set back, so the age of the token is not known
         return False
     return now + min(SPARE_S, grant.lifetime_s / 2) < grant.obtained_at + grant.lifetime_s

@@ -1,6 +1,7 @@
-"""Requests to OAuth servers: over https, or plainly to this machine; without redirects, bounded in time and size.
+"""Requests to OAuth servers: over https, or plain http to this machine. No redirects are followed, and the time and
+size are bounded.
 
-Nothing of a request is in any error or log: forms hold codes, refresh tokens and secrets.
+No error and no log contains a part of a request: forms have codes, refresh tokens and secrets.
 """
 
 from __future__ import annotations
@@ -18,19 +19,20 @@ from kernel.oauth.metadata import is_here, may_contact
 from schemas.errors import GoondanError, fail
 from schemas.visible import visible_line
 
-#: One whole request with its answer may take so long (seconds). A person's agent waits for it, and an API call that
-#: comes after it has time of its own.
+#: How long one request with its answer may take (seconds). An agent waits for it, and then makes an API call that has a
+#: time limit of its own.
 TOTAL_S: Final = 20.0
-#: To connect alone (seconds).
+#: How long connecting may take (seconds).
 CONNECT_S: Final = 10.0
-#: The longest answer (bytes): metadata of large directories have some ten thousand.
+#: The longest answer (bytes). The metadata of large directories take tens of thousands.
 MAX_BODY: Final = 256 * 1024
-#: Requests at the same time; more wait. Swarms start together, and a server bans who asks a hundred times at once.
+#: The most requests at the same time. More wait. The agents of a swarm start together, and a server bans clients that
+#: send a hundred requests at once.
 MAX_AT_ONCE: Final = 16
 
 
 class Response(NamedTuple):
-    """What a server answered."""
+    """The answer of a server."""
 
     status: int
     body: bytes
@@ -46,11 +48,11 @@ class Http:
         self._room = asyncio.Semaphore(MAX_AT_ONCE)
 
     async def get(self, url: str) -> Response:
-        """Raises GoondanError E_OAUTH_SERVER."""
+        """Get a document. Raises GoondanError E_OAUTH_SERVER."""
         return await self._request("GET", url, None, {})
 
     async def post(self, url: str, form: Mapping[str, str], headers: Mapping[str, str]) -> Response:
-        """Send a form. Raises GoondanError E_OAUTH_SERVER; then it may have arrived, or not."""
+        """Send a form. Raises GoondanError E_OAUTH_SERVER. Then it is not known whether the form has arrived."""
         return await self._request("POST", url, form, headers)
 
     async def close(self) -> None:
@@ -66,7 +68,7 @@ class Http:
     ) -> Response:
         if not may_contact(url):
             raise fail("E_OAUTH_SERVER", "an OAuth server is reached over https, or on this machine")
-        # Of a packed answer nobody knows how large it will be.
+        # The size of a compressed answer is not known in advance.
         given = {"Accept": "application/json", "Accept-Encoding": "identity", **headers}
         async with self._room:
             try:
@@ -94,7 +96,7 @@ class Http:
             return Response(answer.status_code, bytes(body))
 
     def _client(self, url: str) -> httpx2.AsyncClient:
-        """A proxy of the environment is for the outside: what goes to this machine passes by it."""
+        """The client for a URL. Requests to this machine do not use the proxy of the environment."""
         if is_here(url):
             if self._here is None:
                 self._here = _make(trust_env=False)
@@ -114,7 +116,7 @@ def _make(*, trust_env: bool) -> httpx2.AsyncClient:
 
 
 def _certificates() -> ssl.SSLContext:
-    """Checks servers against what SSL_CERT_FILE and SSL_CERT_DIR name, else against certifi's."""
+    """The certificates to check servers with: those of SSL_CERT_FILE and SSL_CERT_DIR, otherwise those of certifi."""
     file, folder = os.environ.get("SSL_CERT_FILE") or None, os.environ.get("SSL_CERT_DIR") or None
     return ssl.create_default_context(cafile=certifi.where() if file is folder is None else file, capath=folder)
 

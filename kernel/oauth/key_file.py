@@ -1,7 +1,7 @@
-"""The key that tokens are encrypted with: one file of the user's, outside of the state root.
+"""The key that tokens are encrypted with: one file of the user, outside of the state root.
 
-Whoever copies or backs up the state root has no token. The file's folder is private and holds nothing but keys, because
-no jail sees it as a whole (docs/decisions/049).
+So a copy or a backup of the state root contains no readable token. The folder of the file is private and holds nothing
+but keys, because jails see nothing of it (docs/decisions/049).
 
 Source: docs/oauth.md; docs/decisions/068.
 """
@@ -21,13 +21,13 @@ from schemas.system.directories import Directory, DirectoryRefused, open_directo
 
 #: AES-256.
 KEY_BYTES: Final = 32
-#: Names another file.
+#: The environment variable that names another file.
 VARIABLE: Final = "GOONDAN_KEY_FILE"
 _NAME: Final = "oauth.key"
 
 
 def key_path(env: Mapping[str, str], home: str) -> str:
-    """Where the key is: $GOONDAN_KEY_FILE, else goondan/keys/oauth.key below $XDG_CONFIG_HOME or ~/.config."""
+    """The path of the key: $GOONDAN_KEY_FILE, otherwise goondan/keys/oauth.key below $XDG_CONFIG_HOME or ~/.config."""
     given = env.get(VARIABLE, "")
     if given.startswith("/"):
         return os.path.normpath(given)
@@ -44,7 +44,7 @@ def is_shared(folder: str, home: str) -> bool:
 
 
 def read_or_make(path: str, state_root: str) -> bytes:
-    """The key; made if there is none. Raises GoondanError E_OAUTH_KEY, which names the file and what is wrong."""
+    """The key. It is made if there is none. Raises GoondanError E_OAUTH_KEY, which names the file and the fault."""
     folder, name = os.path.split(path)
     if is_shared(folder, os.path.expanduser("~")):
         raise _unusable(path, "its folder has other uses", f"Set {VARIABLE} to a file in a folder of its own.")
@@ -84,7 +84,9 @@ def _read(place: Directory, name: str, path: str) -> bytes | None:
 
 
 def _make(place: Directory, name: str) -> None:
-    """Whole or not at all: written under another name, then linked, which fails where somebody was faster."""
+    """Make the file, whole or not at all: it is written under another name and then linked. Linking fails if another
+    process was faster.
+    """
     temporary = f"{name}.{os.urandom(8).hex()}.new"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     with open(os.open(temporary, flags, 0o600, dir_fd=place.fd), "wb") as out:

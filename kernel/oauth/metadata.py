@@ -1,7 +1,7 @@
 """The endpoints of an OAuth server: from the OAuthApp, and from the document that its issuer publishes. Pure.
 
-An issuer speaks for itself only: its document must name it, letter by letter, and no endpoint of it is plain http, but
-on this machine for an issuer that is on it. What the OAuthApp itself says wins.
+An issuer speaks only for itself: its document must name exactly this issuer. No endpoint in it may be plain http,
+except on this machine for an issuer on this machine. Endpoints in the OAuthApp itself take precedence.
 
 Source: RFC 8414, OpenID Connect Discovery 1.0, RFC 9207.
 """
@@ -18,35 +18,45 @@ from schemas.origins import is_open, origin_of
 
 
 class Endpoints(msgspec.Struct, frozen=True, kw_only=True):
-    """The URLs of a server. None: nobody has said it."""
+    """The URLs of a server. None: not known."""
 
     #: The page where a person agrees.
     authorization: str | None = None
-    #: Where tokens come from.
+    #: The endpoint for tokens.
     token: str | None = None
-    #: Where device codes come from.
+    #: The endpoint for device codes.
     device: str | None = None
-    #: Where tokens are given back.
+    #: The endpoint that revokes tokens.
     revocation: str | None = None
-    #: The ways in which a client may prove who it is. None: nobody has said it.
+    #: The methods with which a client may authenticate. None: not known.
     auth_methods: list[str] | None = None
-    #: Each redirect names the issuer (`iss`).
+    #: Whether each redirect names the issuer (`iss`).
     says_issuer: bool = False
 
 
 class _Document(msgspec.Struct):
+    """The document of an issuer. The names are those of RFC 8414."""
+
+    #: The issuer that the document is about.
     issuer: str
+    #: The page where a person agrees.
     authorization_endpoint: str | None = None
+    #: The endpoint for tokens.
     token_endpoint: str | None = None
+    #: The endpoint for device codes.
     device_authorization_endpoint: str | None = None
+    #: The endpoint that revokes tokens.
     revocation_endpoint: str | None = None
+    #: The methods with which a client may authenticate at the token endpoint.
     token_endpoint_auth_methods_supported: list[str] | None = None
+    #: The PKCE methods of the server.
     code_challenge_methods_supported: list[str] | None = None
+    #: Whether each redirect names the issuer (RFC 9207).
     authorization_response_iss_parameter_supported: bool = False
 
 
 def may_contact(url: str) -> bool:
-    """Whether requests may go there: https, or plain http to this machine. No user, no fragment."""
+    """Whether requests may go to this URL: https, or plain http to this machine, without user and fragment."""
     origin = origin_of(url)
     parts = urlsplit(url)
     return origin is not None and not is_open(origin) and parts.username is None and not parts.fragment
@@ -58,7 +68,7 @@ def is_here(url: str) -> bool:
 
 
 def document_urls(issuer: str) -> list[str]:
-    """The URLs at which an issuer publishes its document: that of OpenID Connect, and that of RFC 8414."""
+    """The URLs at which an issuer may publish its document: that of OpenID Connect, and that of RFC 8414."""
     parts = urlsplit(issuer)
     path = parts.path.rstrip("/")
     places = [f"{path}/.well-known/openid-configuration", f"/.well-known/oauth-authorization-server{path}"]
@@ -98,7 +108,7 @@ def read_document(app: OAuthAppSpec, body: bytes) -> Endpoints:
 
 
 def own_endpoints(app: OAuthAppSpec) -> Endpoints:
-    """What the OAuthApp says itself."""
+    """The endpoints in the OAuthApp itself."""
     return Endpoints(
         authorization=app.authorization_url,
         token=app.token_url,

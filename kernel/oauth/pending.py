@@ -1,7 +1,6 @@
-"""People who are being asked: one authorization for each app and subject, from the first question to its outcome.
+"""Open authorizations: one for each app and subject, from the first request to its outcome.
 
-Nothing of it is on disk. A process that ends takes it along; who asks for a token after that is told to ask the person
-anew.
+They are only in memory. When the process ends, they are lost. The next request for a token then asks the person again.
 """
 
 from __future__ import annotations
@@ -13,13 +12,13 @@ from typing import Final
 from schemas.errors import GoondanError, fail
 from schemas.oauth import OAuthAppSpec
 
-#: Authorizations that are not over; more are refused. Each is a person who was asked.
+#: The most open authorizations. More are refused. Each stands for a person who was asked.
 MAX_PENDING: Final = 256
-#: Agent instances that hear of one outcome; later ones ask again anyway.
+#: The most agent instances that are told one outcome. Later ones ask again anyway.
 MAX_ASKERS: Final = 1024
 #: How long a person has to agree to a redirect (seconds).
 LIFETIME_S: Final = 600.0
-#: When less time is left than this, an asker gets a new request (seconds): a person needs a while.
+#: When less time is left than this, an asker gets a new authorization (seconds), because a person needs a while.
 SPARE_S: Final = 60.0
 
 
@@ -53,13 +52,13 @@ class Pending:
         self.redirect_uri = redirect_uri
         self.user_code = user_code
         self.askers: set[tuple[str, str]] = set()
-        #: The part of it that runs by itself: the polling of a device code, or the end of its time.
+        #: The task of the authorization: it polls a device code, or waits for the end of the time.
         self.task: asyncio.Task[None] | None = None
         self.outcome: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
         self.outcome.add_done_callback(_looked_at)
 
     def __repr__(self) -> str:
-        """As in a log or a traceback: without state and verifier."""
+        """The text for logs and tracebacks: without state and verifier."""
         return f"Pending(app={self.app.name!r}, subject={self.subject!r}, scopes={self.scopes!r})"
 
     @property
@@ -69,11 +68,11 @@ class Pending:
 
     @property
     def over(self) -> bool:
-        """Whether it has its outcome."""
+        """Whether there is an outcome."""
         return self.outcome.done()
 
     def serves(self, app: OAuthAppSpec, scopes: Iterable[str], *, device: bool, now: float) -> bool:
-        """Whether somebody who asks for these scopes now can be sent to the same page."""
+        """Whether a new asker for these scopes can be sent to the same page."""
         return (
             not self.over
             and self.app == app
@@ -83,23 +82,23 @@ class Pending:
         )
 
     def add_asker(self, agent: str, instance_key: str) -> None:
-        """This instance waits for the outcome."""
+        """Add an instance that waits for the outcome."""
         if len(self.askers) < MAX_ASKERS:
             self.askers.add((agent, instance_key))
 
     def agreed(self, scopes: list[str]) -> None:
-        """It ends well."""
+        """The person has agreed."""
         if not self.over:
             self.outcome.set_result(scopes)
 
     def failed(self, error: GoondanError) -> None:
-        """It ends without a token."""
+        """The authorization ends without a token."""
         if not self.over:
             self.outcome.set_exception(error)
 
 
 class Register:
-    """All of them, the last one of each app and subject."""
+    """The last authorization of each app and subject."""
 
     def __init__(self) -> None:
         self._by_key: dict[tuple[str, str], Pending] = {}
@@ -108,16 +107,18 @@ class Register:
         return iter(list(self._by_key.values()))
 
     def find(self, app: str, subject: str) -> Pending | None:
-        """The last one, also when it is over."""
+        """The last authorization, also when it is over."""
         return self._by_key.get((app, subject))
 
     def check_room(self) -> None:
-        """Raises GoondanError E_OVERLOADED when too many people are being asked."""
+        """Check that there is room. Raises GoondanError E_OVERLOADED when too many people are being asked."""
         if sum(not one.over for one in self) >= MAX_PENDING:
             raise fail("E_OVERLOADED", f"{MAX_PENDING} people are being asked for their agreement already")
 
     def enter(self, pending: Pending) -> None:
-        """The one of its app and subject from now on. Those that are over go where there are many."""
+        """Make this the last authorization of its app and subject. When there are many, those that are over are
+        dropped.
+        """
         if len(self._by_key) >= 2 * MAX_PENDING:
             for one in self:
                 if one.over:
@@ -125,7 +126,7 @@ class Register:
         self._by_key[pending.key] = pending
 
     def take_state(self, state: str) -> Pending | None:
-        """The open one with this state, which counts once; None when there is none."""
+        """The open authorization with this state. None when there is none. A state is accepted once."""
         import hmac
 
         found = None
@@ -139,11 +140,11 @@ class Register:
         return found
 
     def listening(self, redirect_uri: str | None) -> bool:
-        """Whether anybody still waits for a redirect that an app with this redirectUri asked for."""
+        """Whether an open authorization waits for a redirect to this redirectUri."""
         return any(not one.over and one.user_code is None and one.app.redirect_uri == redirect_uri for one in self)
 
 
 def _looked_at(outcome: asyncio.Future[list[str]]) -> None:
-    """An outcome that nobody waits for is no mistake."""
+    """Mark the exception of an outcome as seen. An outcome that nobody waits for is no fault."""
     if not outcome.cancelled():
         outcome.exception()

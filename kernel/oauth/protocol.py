@@ -1,4 +1,4 @@
-"""Requests to an OAuth server and what its answers say. Pure: texts in, texts out.
+"""Requests to an OAuth server, and the content of its answers. Pure: takes texts and returns texts.
 
 Source: RFC 6749 (OAuth 2.0), RFC 7636 (PKCE), RFC 8628 (device code), RFC 7009 (revocation).
 """
@@ -19,18 +19,18 @@ from schemas.origins import is_open, origin_of
 from schemas.redaction import redact
 from schemas.visible import visible_line
 
-#: Characters of a token that are kept: the largest JSON Web Tokens of directories have some ten thousand.
+#: The longest token (characters). The largest JSON Web Tokens of directories have tens of thousands.
 MAX_TOKEN: Final = 32_768
-#: A lifetime that is longer is taken for a mistake of the server, and as this (seconds): a year.
+#: The longest lifetime (seconds): a year. A longer one is taken for a mistake of the server, and cut to this.
 MAX_LIFETIME_S: Final = 366 * 86_400.0
-#: Characters of a server's own words in our errors.
+#: The most of a server's own text in our errors (characters).
 MAX_DESCRIPTION: Final = 300
-#: Characters of the address of a page that a server names.
+#: The longest address of a page that a server names (characters).
 MAX_PAGE: Final = 4096
 _DEVICE_GRANT: Final = "urn:ietf:params:oauth:grant-type:device_code"
-#: How often to ask for a device code's token when the server does not say (seconds), as RFC 8628 has it.
+#: The interval between two polls of a device code when the server names none (seconds), as in RFC 8628.
 DEVICE_INTERVAL_S: Final = 5.0
-#: The bounds of what a server may say about that (seconds).
+#: The least and the greatest interval that a server may name (seconds).
 _INTERVALS: Final = (1.0, 60.0)
 
 
@@ -56,24 +56,26 @@ class Tokens(msgspec.Struct, frozen=True):
 class DeviceCode(msgspec.Struct, frozen=True):
     """The codes that a server gave for a device."""
 
-    #: The code that this side asks for the token with. A secret.
+    #: The code with which this side polls for the token. A secret.
     device_code: str
     #: The code that a person types.
     user_code: str
-    #: The page where a person types it. Where the server can do that, the code is in this URL already.
+    #: The page where a person types it. If the server supports it, this URL contains the code already.
     page: str
-    #: How long the codes are good (seconds).
+    #: How long the codes are valid (seconds).
     lifetime_s: float
     #: How long to wait between two requests for the token (seconds).
     interval_s: float
 
     def __repr__(self) -> str:
-        """As in a log or a traceback: without the code that tokens are given for."""
+        """The text for logs and tracebacks: without the code that is exchanged for a token."""
         return f"DeviceCode(page={self.page!r})"
 
 
 class ServerRefused(Exception):
-    """The server said no, by the protocol. `error` is its code, `description` its words, harmless to show."""
+    """The server has refused, in the form of the protocol. `error` is its code, `description` its text without control
+    characters.
+    """
 
     def __init__(self, error: str, description: str) -> None:
         super().__init__(f"{error}: {description}" if description else error)
@@ -82,20 +84,36 @@ class ServerRefused(Exception):
 
 
 class _TokenBody(msgspec.Struct):
+    """The body of a token endpoint's answer (RFC 6749 section 5.1)."""
+
+    #: The access token. A secret.
     access_token: str
+    #: Its type.
     token_type: str
+    #: How long it is valid (seconds). Some servers send the number as a text.
     expires_in: int | float | str | None = None
+    #: The refresh token. A secret.
     refresh_token: str | None = None
+    #: The granted scopes, separated by spaces.
     scope: str | None = None
 
 
 class _DeviceBody(msgspec.Struct):
+    """The body of a device authorization endpoint's answer (RFC 8628 section 3.2)."""
+
+    #: The code with which this side polls for the token. A secret.
     device_code: str
+    #: The code that a person types.
     user_code: str
+    #: The page where a person types it.
     verification_uri: str | None = None
-    verification_url: str | None = None  # as some wrote it before the RFC was one
+    #: The name of the same field in drafts of the RFC.
+    verification_url: str | None = None
+    #: The page with the code in its URL.
     verification_uri_complete: str | None = None
+    #: How long the codes are valid (seconds). Some servers send the number as a text.
     expires_in: int | float | str | None = None
+    #: The interval between two polls (seconds).
     interval: int | float | str | None = None
 
 
@@ -115,7 +133,7 @@ def challenge_of(verifier: str) -> str:
 def authorization_url(
     endpoint: str, *, client_id: str, redirect_uri: str, scopes: Iterable[str], state: str, challenge: str
 ) -> str:
-    """The page on which a person agrees. The endpoint's own query stays, without the names used here."""
+    """The URL of the page on which a person agrees. The endpoint's own query stays, without the names used here."""
     ours = {
         "response_type": "code",
         "client_id": client_id,
@@ -132,7 +150,7 @@ def authorization_url(
 
 
 def code_form(code: str, redirect_uri: str, verifier: str) -> dict[str, str]:
-    """A token for the code that the redirect brought."""
+    """The form that exchanges the code of a redirect for a token."""
     return {
         "grant_type": "authorization_code",
         "code": code,
@@ -142,34 +160,34 @@ def code_form(code: str, redirect_uri: str, verifier: str) -> dict[str, str]:
 
 
 def refresh_form(refresh_token: str) -> dict[str, str]:
-    """Another token. Without `scope`: what was granted stays."""
+    """The form that asks for another token. Without `scope` the granted scopes stay."""
     return {"grant_type": "refresh_token", "refresh_token": refresh_token}
 
 
 def credentials_form(scopes: Iterable[str]) -> dict[str, str]:
-    """A token of the app's own."""
+    """The form that asks for a token of the app itself."""
     return {"grant_type": "client_credentials", **_scope(scopes)}
 
 
 def device_form(scopes: Iterable[str]) -> dict[str, str]:
-    """Codes for a person who agrees on another device."""
+    """The form that asks for the codes for a person who agrees on another device."""
     return _scope(scopes)
 
 
 def device_token_form(device_code: str) -> dict[str, str]:
-    """A token, if that person has agreed."""
+    """The form that asks for a token, if that person has agreed."""
     return {"grant_type": _DEVICE_GRANT, "device_code": device_code}
 
 
 def revocation_form(token: str, kind: str) -> dict[str, str]:
-    """The token is to count no more. `kind` is `access_token` or `refresh_token`."""
+    """The form that revokes a token. `kind` is `access_token` or `refresh_token`."""
     return {"token": token, "token_type_hint": kind}
 
 
 def with_client(
     app: OAuthAppSpec, form: Mapping[str, str], methods: Iterable[str] | None
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """The form and the headers of a request in which the client says who it is. `methods` are those that the server
+    """The form and the headers of a request with the authentication of the client. `methods` are those that the server
     names (`token_endpoint_auth_methods_supported`), None when it names none.
     """
     if app.client_secret is None:
@@ -190,9 +208,9 @@ def _scope(scopes: Iterable[str]) -> dict[str, str]:
 
 
 def read_tokens(status: int, body: bytes, secrets: Iterable[str | None]) -> Tokens:
-    """What a token endpoint answered. `secrets` are hidden in what is told of an error.
+    """Read the answer of a token endpoint. `secrets` are hidden in texts of errors.
 
-    Raises ServerRefused, and GoondanError E_OAUTH_SERVER for what is no answer of the protocol.
+    Raises ServerRefused, and GoondanError E_OAUTH_SERVER for an answer that is not of the protocol.
     """
     if status != 200:
         raise _refusal(status, body, secrets)
@@ -211,7 +229,7 @@ def read_tokens(status: int, body: bytes, secrets: Iterable[str | None]) -> Toke
 
 
 def read_device_code(status: int, body: bytes, secrets: Iterable[str | None]) -> DeviceCode:
-    """What a device authorization endpoint answered. Raises as `read_tokens`."""
+    """Read the answer of a device authorization endpoint. Raises the errors of `read_tokens`."""
     if status != 200:
         raise _refusal(status, body, secrets)
     try:
@@ -239,7 +257,7 @@ def is_page(url: str) -> bool:
 
 
 def shown(text: str, secrets: Iterable[str | None] = ()) -> str:
-    """A server's own words as one harmless line without secrets."""
+    """A server's text as one line without secrets and control characters."""
     return visible_line(redact(text[: 4 * MAX_DESCRIPTION], *secrets))[:MAX_DESCRIPTION]
 
 
@@ -248,7 +266,7 @@ def _refusal(status: int, body: bytes, secrets: Iterable[str | None]) -> Excepti
         told = msgspec.json.decode(body, type=_ErrorBody)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return _no_answer(f"the server answered with status {status}")
-    if status >= 500:  # its trouble, and no word about what was sent
+    if status >= 500:  # the server has failed; that says nothing about the request
         return _no_answer(f"the server answered with status {status}: {shown(told.error, secrets)}")
     return ServerRefused(shown(told.error, secrets)[:64], shown(told.error_description or "", secrets))
 
@@ -258,7 +276,7 @@ def _no_answer(message: str) -> GoondanError:
 
 
 def _is_token(text: str) -> bool:
-    """Whether it may go into a header: visible ASCII."""
+    """Whether a text may go into a header: visible ASCII only."""
     return 0 < len(text) <= MAX_TOKEN and all("!" <= letter <= "~" for letter in text)
 
 

@@ -1,7 +1,7 @@
-"""The end of a redirect: a listener on this machine that takes what the browser brings from an OAuth server.
+"""The listener for redirects: the browser brings the answer of an OAuth server to it.
 
-It is there only while somebody is asked. It reads the first line of a request and the Host, and nothing else; what is
-not the path of the redirect gets a 404. It never repeats what was sent to it, and its pages load nothing.
+It listens only while a person is being asked. It reads the first line of a request and the Host, and nothing else.
+Every other path than that of the redirect gets a 404. Its pages contain nothing of the request, and load nothing.
 
 Source: RFC 8252.
 """
@@ -17,17 +17,17 @@ from urllib.parse import parse_qsl, urlsplit
 
 from schemas.errors import fail
 
-#: Bytes of a request's head. Browsers send some thousand; a code and a state have some hundred.
+#: The longest head of a request (bytes). Browsers send some thousand; a code and a state have some hundred.
 MAX_HEAD: Final = 16 * 1024
 #: How long a browser may take to send its request (seconds).
 READ_S: Final = 10.0
-#: Connections at the same time; browsers open two or three.
+#: The most connections at the same time. Browsers open two or three.
 MAX_CONNECTIONS: Final = 16
-#: The path where no redirectUri is given.
+#: The path for apps without a redirectUri.
 DEFAULT_PATH: Final = "/callback"
 _ADDRESS: Final = "127.0.0.1"
 
-#: Takes the parameters of a redirect by name. Gives whether it was good, and what to tell the person.
+#: Takes the parameters of a redirect by name. Returns whether it was accepted, and what to tell the person.
 Arrived = Callable[[dict[str, str]], Awaitable[tuple[bool, str]]]
 
 
@@ -41,10 +41,10 @@ class Redirects:
         self._connections = 0
 
     async def open(self, uri: str | None) -> str:
-        """Listen where `uri` says (None: on a free port); the redirect URI to be sent along.
+        """Listen at `uri` (None: on a free port), and return the redirect URI for the request.
 
-        A port that `uri` names is listened on as it is; without one, a free port is put in. Raises GoondanError
-        E_OAUTH_APP when it is taken.
+        If `uri` names a port, it is used. Otherwise a free port is put in. Raises GoondanError E_OAUTH_APP when the
+        port is taken.
         """
         known = self._open.get(uri or "")
         if known is not None:
@@ -64,19 +64,19 @@ class Redirects:
                 "E_OAUTH_APP", message, suggestion="Free the port, or name another one in redirectUri."
             ) from None
         port = server.sockets[0].getsockname()[1]
-        # As it is written, for servers that compare letter by letter; only a port of ours is added.
+        # Exactly as it is written, because servers compare it so. Only a port of ours is added.
         full = uri if uri is not None and parts.port is not None else f"http://{host}:{port}{parts.path}"
         self._open[uri or ""] = (server, full)
         return full
 
     def close(self, uri: str | None) -> None:
-        """Listen there no more."""
+        """Stop listening at `uri`."""
         known = self._open.pop(uri or "", None)
         if known is not None:
             known[0].close()
 
     def close_all(self) -> None:
-        """Listen nowhere."""
+        """Stop all listeners."""
         for uri in list(self._open):
             self.close(uri)
 
@@ -113,9 +113,9 @@ class Redirects:
 
 
 def read_request(head: bytes, host: str, path: str) -> dict[str, str] | None:
-    """The parameters of a redirect to `path` at `host` (`NAME:PORT`); None for any other request. Pure.
+    """The parameters of a redirect to `path` at `host` (`NAME:PORT`). None for any other request. Pure.
 
-    A name that stands twice makes it none: two readers of it could see different values.
+    A request that names a parameter twice is none: two readers of it could see different values.
     """
     lines = head.decode("latin-1").split("\r\n")
     words = lines[0].split(" ")
@@ -127,7 +127,8 @@ def read_request(head: bytes, host: str, path: str) -> dict[str, str] | None:
         if name.lower() == "host"
     ]
     port = host.rpartition(":")[2]
-    # Another name that leads to this machine is somebody else's page, which has its own name resolved anew.
+    # Another name that leads to this machine belongs to a page of a stranger, which has changed the address of its
+    # name.
     if len(hosts) != 1 or hosts[0] not in (host, f"{_ADDRESS}:{port}", f"localhost:{port}"):
         return None
     target, _, query = words[1].partition("?")
@@ -145,7 +146,7 @@ _STYLE: Final = "body{font:1.1em sans-serif;margin:4em auto;max-width:36em}"
 
 
 def _page(status: int, text: str) -> bytes:
-    """A whole answer. `text` is ours."""
+    """A whole answer. `text` is written by us."""
     reason = {200: "OK", 400: "Bad Request", 404: "Not Found"}[status]
     body = (
         "<!doctype html><html lang=en><meta charset=utf-8><title>Goondan</title>"
@@ -162,7 +163,7 @@ def _page(status: int, text: str) -> bytes:
 
 
 def _source_of(style: str) -> str:
-    """What a Content-Security-Policy calls this style sheet."""
+    """The name of this style sheet in a Content-Security-Policy."""
     from base64 import b64encode
 
     return f"sha256-{b64encode(hashlib.sha256(style.encode()).digest()).decode('ascii')}"

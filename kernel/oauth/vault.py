@@ -1,8 +1,8 @@
 """Grants on disk, each in a file of its own, encrypted with AES-256-GCM.
 
-A file is replaced as a whole and synced. Its name is a digest of app and subject, and is bound to its content, so that
-no file can stand in for another. A file that cannot be read (another key, a damaged disk) is put aside under another
-name and reported once. Its person has to agree again.
+A file is replaced as a whole and synced. Its name is a digest of app and subject. The content is bound to the name, so
+no file can take the place of another. A file that cannot be read (another key, a damaged disk) is put aside under
+another name and reported once. Then its person has to agree again.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from schemas.errors import GoondanError, fail
 from schemas.system.directories import Directory, DirectoryRefused, open_directory
 from schemas.system.private_files import replace_in
 
-#: What a file begins with: the format.
+#: The first bytes of a file: the format.
 _MAGIC: Final = b"goondan-oauth-1\n"
 _NONCE: Final = 12
 _SUFFIX: Final = ".grant"
 #: Added to the name of a file that cannot be read.
 _ASIDE: Final = ".unreadable"
-#: The largest file (bytes): two tokens and some.
+#: The largest file (bytes): two tokens and some more.
 _MAX_BYTES: Final = 1 << 20
-#: Grants of one workspace; more are refused, so that subjects that somebody makes up cannot fill the disk.
+#: The most grants of one workspace. More are refused, so that invented subjects cannot fill the disk.
 MAX_GRANTS: Final = 4096
 
 log = logging.getLogger("oauth")
@@ -45,7 +45,7 @@ class Vault:
         self._cipher = AESGCM(key)
 
     def load(self, app: str, subject: str) -> Grant | None:
-        """What is held; None for nothing, or what cannot be read. Raises GoondanError E_STATE."""
+        """The stored grant. None when there is none, or when it cannot be read. Raises GoondanError E_STATE."""
         try:
             with self._open() as place:
                 return self._read(place, _name(app, subject))
@@ -53,7 +53,9 @@ class Vault:
             raise self._broken(error) from None
 
     def save(self, grant: Grant) -> None:
-        """Hold this instead, durably. Raises GoondanError E_STATE, E_DISK_FULL, E_OVERLOADED."""
+        """Store a grant in place of the earlier one, durably. Raises GoondanError E_STATE, E_DISK_FULL,
+        E_OVERLOADED.
+        """
         name = _name(grant.app, grant.subject)
         nonce = os.urandom(_NONCE)
         data = _MAGIC + nonce + self._cipher.encrypt(nonce, msgspec.msgpack.encode(grant), _bound(name))
@@ -68,7 +70,7 @@ class Vault:
             raise self._broken(error) from None
 
     def drop(self, app: str, subject: str) -> None:
-        """Forget it. Raises GoondanError E_STATE."""
+        """Remove a grant. Raises GoondanError E_STATE."""
         try:
             with self._open() as place, suppress(FileNotFoundError):
                 os.unlink(_name(app, subject), dir_fd=place.fd)
@@ -77,7 +79,7 @@ class Vault:
             raise self._broken(error) from None
 
     def all(self) -> list[Grant]:
-        """Everything that is held, in the order of apps and subjects. Raises GoondanError E_STATE."""
+        """All stored grants, ordered by app and subject. Raises GoondanError E_STATE."""
         try:
             with self._open() as place:
                 found = [grant for name in self._names(place) if (grant := self._read(place, name)) is not None]
@@ -134,7 +136,7 @@ def _name(app: str, subject: str) -> str:
 
 
 def _bound(name: str) -> bytes:
-    """What the content belongs to besides the key."""
+    """The data that the content is bound to, besides the key."""
     return _MAGIC + name.encode("ascii")
 
 

@@ -1,7 +1,7 @@
 """The processes of agents: performs the roster's decisions and tells the roster what happened.
 
-The fork server makes an agent on request, and the agent becomes our child by adoption. Each request carries the writing
-end of a pipe, on which the agent says that it was welcomed. Its token is made here, for this launch only.
+The fork server forks an agent on request, and the agent becomes our child by adoption. Each request has the writing end
+of a pipe, through which the agent reports that it was welcomed. Its token is made here, for this launch only.
 
 Source: docs/design/processes.md section 3.
 """
@@ -25,7 +25,7 @@ from schemas.control import Exited, Principal, Ready, SpawnFailed
 from schemas.forkserver import MAX_PACKET, WARM, ForkReply, ForkRequest, decode_reply, encode_packet
 from schemas.times import rfc3339
 
-#: Replies read in one wake-up, so that other descriptors get their turn.
+#: The most replies that are read in one wake-up, so that other descriptors get their turn.
 REPLIES_PER_WAKEUP: Final = 64
 
 _log = logging.getLogger("supervisor")
@@ -34,8 +34,8 @@ _log = logging.getLogger("supervisor")
 class Agents:
     """All agent processes of the kernel.
 
-    `mint` makes the token of a launch, `log_path` names its log, `tell` reports to the broker. `on_change` is called
-    when an agent has ended, `on_hang` when the fork server does not answer.
+    `mint` makes the token of a launch, `log_path` names its log, and `tell` sends a report to the broker. `on_change`
+    is called when an agent has ended, `on_hang` when the fork server does not answer.
     """
 
     def __init__(
@@ -69,10 +69,10 @@ class Agents:
     # --- the fork server
 
     def kernel_ready(self) -> None:
-        """The start of the kernel is over. Fork servers may now do the work that they have put off."""
+        """The start of the kernel is over. Fork servers may now do the work that they have postponed."""
         self._kernel_ready = True
         if self._socket is not None:
-            with suppress(OSError):  # it died, or many requests are under way: then it begins by itself
+            with suppress(OSError):  # it died, or it has many requests: then it begins this work by itself
                 self._socket.send(WARM)
 
     def fork_server_up(self, channel: socket.socket) -> None:
@@ -84,7 +84,7 @@ class Agents:
         self.perform(self.roster.fork_server(up=True, now=self._loop.time()))
 
     def fork_server_down(self) -> None:
-        """It is gone, and with it every request that it had not answered."""
+        """The fork server is gone, and with it every request that it had not answered."""
         channel, self._socket = self._socket, None
         if channel is not None:
             # Its last answers may still be in the buffer: those agents exist.
@@ -98,10 +98,10 @@ class Agents:
 
     def _replies(self) -> None:
         if self._socket is not None and not self._read(self._socket):
-            self._loop.remove_reader(self._socket)  # its end; the reaper reports the death
+            self._loop.remove_reader(self._socket)  # its end of the channel is closed; the reaper reports the death
 
     def _read(self, channel: socket.socket) -> bool:
-        """Handle what has come; False at the end of the stream."""
+        """Handle the replies that have come. False at the end of the stream."""
         for _ in range(REPLIES_PER_WAKEUP):
             try:
                 packet = channel.recv(MAX_PACKET)
@@ -188,7 +188,7 @@ class Agents:
         self._on_change()
 
     def _forget(self, launch: int) -> str | None:
-        """Stop listening to a launch; what it said about its failed start."""
+        """Stop reading the pipe of a launch. Returns its report about a failed start, if there is one."""
         readiness = self._readiness.pop(launch, None)
         if readiness is None:
             return None
@@ -199,7 +199,7 @@ class Agents:
     # --- performing
 
     def perform(self, actions: list[AgentAction]) -> None:
-        """Do what the roster decided."""
+        """Perform the decisions of the roster."""
         for action in actions:
             match action:
                 case Spawn(principal, launch):
@@ -228,11 +228,11 @@ class Agents:
             self._timer = self._loop.call_at(due, self.tick)
 
     def tick(self) -> None:
-        """Time has passed."""
+        """Let the roster check its deadlines."""
         self.perform(self.roster.tick(self._loop.time()))
 
     def audit(self) -> None:
-        """The backstop against lost events; it should never find work."""
+        """Compare the processes with the roster, in case an event was lost. Normally there is no difference."""
         self.tick()
         missed, actions = self.roster.audit(self._loop.time())
         if missed:
@@ -247,7 +247,7 @@ class Agents:
         self.perform(self.roster.stop(self._loop.time(), told=told))
 
     def terminate_all(self) -> None:
-        """SIGTERM to every agent: the broker, which was to tell them, is gone."""
+        """Send SIGTERM to every agent, because the broker is gone and cannot ask them to leave."""
         self.perform(self.roster.terminate_all())
 
     def kill_all(self) -> None:
@@ -266,7 +266,7 @@ class Agents:
         return {one.launch for one in self.roster.live.values() if one.principal.name in agents}
 
     def processes(self, offset: float) -> list[ProcessInfo]:
-        """For `ps`; `offset` is what makes the loop's time a wall-clock time."""
+        """The agents, for `ps`. `offset` added to the loop's time gives the wall-clock time."""
         rows = []
         for agent in self.roster.live.values():
             child = self._children.get(agent.launch)

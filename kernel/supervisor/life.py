@@ -1,4 +1,4 @@
-"""The life of one kernel, from its lock to its last process: start, restart in place, end, and what commands ask.
+"""The life of one kernel, from its lock to its last process: start, restart in place, end, and requests of commands.
 
 Source: docs/design/processes.md section 2.
 """
@@ -44,11 +44,14 @@ if TYPE_CHECKING:
     from kernel.restarting.revision import Revision
     from kernel.trust.powers import Power
 
-#: The backstop: agents are compared with the wanted set and logs with their bound this often (seconds).
+#: How often agents are compared with the wanted set, and logs with their bound (seconds). This finds what events
+#: missed.
 BACKSTOP_S: Final = 5.0
-#: How often the runtime directory is looked at (seconds): whoever misses it waits no longer (supervisor_client.py).
+#: How often the runtime directory is checked (seconds). A command that misses it waits longer than that
+#: (supervisor_client.py).
 RUN_DIR_LOOK_S: Final = 1.0
-#: A start that takes longer has failed (seconds). Loading a bundle and three processes take well under one.
+#: How long a start may take before it has failed (seconds). Loading a bundle and three processes takes well under one
+#: second.
 START_S: Final = 30.0
 _log = logging.getLogger("supervisor")
 
@@ -60,14 +63,14 @@ class Load(Protocol):
 
 
 class Supervisor:
-    """One kernel. `load` opens the bundle that the options name; it raises GoondanError."""
+    """One kernel. `load` opens the bundle that the options name. It raises GoondanError."""
 
     def __init__(self, options: Options, load: Load, resumed: Handover | None = None) -> None:
-        """`resumed`: what the supervisor hands over whose place this one takes."""
+        """`resumed`: the state that the supervisor before this one has handed over."""
         self._options = options
         self._load = load
         self._resumed = resumed
-        #: Set at the end of `run` when another supervisor is to take this one's place.
+        #: Set at the end of `run` when another supervisor takes the place of this one.
         self.handover: Handover | None = None
         self._loop = asyncio.get_running_loop()
         self.shared = options.shared
@@ -86,7 +89,7 @@ class Supervisor:
         self._stop: asyncio.Future[str] = self._loop.create_future()
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self._conductor: Conductor | None = None
-        self._next: Revision | None = None  # what takes the place of all this
+        self._next: Revision | None = None  # the revision that runs after the restart
         self._turning_points: list[asyncio.Future[Any]] = [self._ready, self._stop]
         self._premises: Premises | None = None
         self._processes: Processes | None = None
@@ -96,9 +99,11 @@ class Supervisor:
     # --- the whole life
 
     async def run(self) -> int:
-        """From the lock to the last process. 0 after an ordered stop, 1 when the start failed, 2 for a bad bundle.
+        """Run the kernel, from its lock to its last process. Returns 0 after an ordered stop, 1 when the start failed,
+        2 for a bad bundle.
 
-        With `handover` set, the last process has ended, and the kernel goes on in a program that is given that.
+        If `handover` is set afterwards, the last process has ended, and the kernel goes on in a program that gets the
+        handover.
         """
         options = self._options
         try:
@@ -128,7 +133,7 @@ class Supervisor:
         return Premises.enter(options.bundle, options.state_dir, options.run_dir)
 
     def _failed(self, error: GoondanError) -> int:
-        """The start has failed: tell whoever waits; the exit status."""
+        """Handle a failed start: tell all who wait for it. Returns the exit status."""
         _log.error("the start failed: %s", error)
         self._ending.for_good = True
         if not self._ready.done():
@@ -141,7 +146,7 @@ class Supervisor:
         options, loop = self._options, self._loop
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop, signal.Signals(number).name)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # a restart in place holds them back
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # a restart in place blocks them
         if options.parent_fd is not None:
             os.set_blocking(options.parent_fd, False)
             loop.add_reader(options.parent_fd, self._parent_said)
@@ -184,7 +189,7 @@ class Supervisor:
             self._look_for_run_dir()
 
     def _describe(self, plan: KernelPlan) -> None:
-        """Say in the record, and to commands, what runs."""
+        """Write the running bundle into the record, and tell it to commands."""
         self.entry_agent = plan.entry_agent
         if plan.entry_agent in plan.agents:
             from kernel.bundle.models import model_text
@@ -252,7 +257,7 @@ class Supervisor:
         return Conductor(self, looks, processes.agents, opened, options.bundle, besides)
 
     def _started(self, ready: asyncio.Future[None]) -> None:
-        """Every process is ready, or one never will be."""
+        """Handle the end of the start: every process is ready, or one never will be."""
         if self._ready.done():
             return
         error = ready.exception()
@@ -262,7 +267,9 @@ class Supervisor:
             self._ready.set_exception(error)
 
     async def _end(self, premises: Premises) -> None:
-        """Bounded: every group gets its time, then it is killed; then the last unknown children, then the files."""
+        """End all processes, in bounded time. Every group gets its time and is then killed. After the groups come the
+        last unknown children, and then the files.
+        """
         self._ending.begun = True
         self._ending.for_good = self.ending or self._next is None
         if self._conductor is not None:
@@ -283,7 +290,7 @@ class Supervisor:
         _log.info("stopped")
 
     async def _hand_over(self, premises: Premises, revision: Revision, opened: OpenedBundle) -> None:
-        """Everything but this process has ended: what the next program needs."""
+        """Collect what the next program needs. Every process but this one has ended."""
         from kernel.restarting.handover import Handover
 
         listener_fd, waiting = await self._socket.hand_over()
@@ -310,12 +317,12 @@ class Supervisor:
         if self._processes is not None:
             self._processes.audit()
         if self._bounding is None or self._bounding.done():
-            # Sorting lines by their sources takes some tenths of a second when there is something to do.
+            # Sorting lines by their sources takes some tenths of a second.
             folder = f"{self._options.state_dir}/logs"
             self._bounding = self._loop.run_in_executor(None, bound_logs, folder)
 
     def _look_for_run_dir(self) -> None:
-        """The runtime directory may have been removed: the kernel makes it again, or ends."""
+        """Check that the runtime directory is still there. If it was removed, make it again, or end the kernel."""
         if self.stopping:
             return
         self._loop.call_later(RUN_DIR_LOOK_S, self._look_for_run_dir)
@@ -340,7 +347,7 @@ class Supervisor:
 
     @property
     def stopping(self) -> bool:
-        """Whether its processes are being ended: for a restart, or because the kernel is (`ending`)."""
+        """Whether the processes are being ended, for a restart or for the end of the kernel (`ending`)."""
         return self._ending.begun
 
     @property
@@ -356,7 +363,7 @@ class Supervisor:
             self._stop.set_result(reason)
 
     async def when_ready(self) -> None:
-        """Wait for the start to succeed; raises GoondanError when it has not. During a restart: for its end."""
+        """Wait for the end of the start, or of a restart. Raises GoondanError when it has failed."""
         await asyncio.wait(self._turning_points, return_when=asyncio.FIRST_COMPLETED)
         if self.stopping and not self.ending:
             await asyncio.shield(self._ended)
@@ -366,8 +373,8 @@ class Supervisor:
         self._held_once = True
 
     async def restart(self, reason: str, *, fresh: bool) -> None:
-        """Restart in place, if the bundle may run. Returns only in the program that comes after; raises GoondanError:
-        E_RESTART_REFUSED, E_KERNEL_NOT_RUNNING, and what is wrong with the bundle.
+        """Restart in place, if the bundle may run. After a success the next program answers. Raises GoondanError:
+        E_RESTART_REFUSED, E_KERNEL_NOT_RUNNING, and the faults of the bundle.
         """
         await self.conducting.restart(reason, fresh=fresh)
         await asyncio.shield(self._ended)
@@ -381,7 +388,7 @@ class Supervisor:
         return self._conductor
 
     def revise(self, opened: OpenedBundle) -> None:
-        """Another revision runs now. Processes that start from now on belong to it."""
+        """Use another revision of the bundle. Processes that start from now on belong to it."""
         self._opened = opened
         if self._processes is not None:
             self._processes.launches.know(opened.plan)
@@ -389,7 +396,7 @@ class Supervisor:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it has started."""
+        """Whether the kernel has started."""
         return self._ready.done()
 
     def begin_restart(self, revision: Revision, reason: str) -> None:
@@ -398,22 +405,24 @@ class Supervisor:
         self._stop.set_result(reason)
 
     def answer(self, message: ToBroker) -> None:
-        """Tell the broker."""
+        """Send a message to the broker."""
         if self._processes is not None:
             self._processes.tell(message)
 
     def about_bundle(self, message: AboutBundle) -> None:
-        """The broker says something about the bundle, or wants something of it."""
+        """Handle a message of the broker about the bundle."""
         self.conducting.heard(message)
 
     async def restarted(self) -> None:
-        """Wait for the end of the restart that this program began with; raises GoondanError when it failed."""
+        """Wait for the end of the restart with which this program began. Raises GoondanError when it has failed."""
         await self.when_ready()
         if self._resumed is not None and self._resumed.error is not None:
             raise GoondanError(self._resumed.error)
 
     def released(self, *, hurry: bool = False) -> None:
-        """A kernel that a call started for itself ends with its last user, at once if that gave up (`hurry`)."""
+        """Handle that a command has let the kernel go. A kernel that was started for calls ends with its last user, and
+        at once when that user gave up (`hurry`).
+        """
         if self.shared and not self.holders and (self._held_once or self._parent_gone):
             self._ending.hurry = self._ending.hurry or hurry
             self.stop("nobody uses it any more")
@@ -430,7 +439,7 @@ class Supervisor:
             self.stop("the process that started it is gone")
 
     def processes(self) -> list[ProcessInfo]:
-        """Everything, for `ps`."""
+        """All processes, for `ps`."""
         phase = "running" if self._ready.done() else "starting" if self._resumed is None else "restarting"
         if self.stopping:
             phase = "stopping" if self.ending else "restarting"
@@ -456,6 +465,6 @@ class Supervisor:
         return f"{self._options.state_dir}/logs/{name}.log"
 
     def _report(self, error: GoondanError) -> None:
-        """Say why the start failed, to whoever waits."""
+        """Tell all who wait for the start why it failed."""
         fd, self._options.ready_fd = self._options.ready_fd, None
         report_start_failure(fd, error)

@@ -1,7 +1,7 @@
-"""Every process of a kernel but its supervisor: how they start, what the broker says about them, and their end.
+"""All processes of a kernel but the supervisor: their starts, the broker's messages about them, and their ends.
 
-The tool host takes longest to start, and needs nothing of the bundle until then. So it starts while the bundle is
-opened (`begin_tool_host`), and gets what it needs of the bundle when that is there (launches.py).
+The tool host takes longest to start, and needs nothing of the bundle until then. So it starts while the bundle is being
+opened (`begin_tool_host`), and gets its part of the bundle when that is known (launches.py).
 
 Source: docs/design/processes.md section 2.
 """
@@ -44,9 +44,9 @@ from schemas.tokens import OAUTH, Claims
 if TYPE_CHECKING:
     from kernel.supervisor.control_link import ControlLink
 
-#: A broker that answers nothing for this long is replaced (seconds): longer than any disk makes it wait.
+#: How long a broker may answer nothing before it is replaced (seconds): longer than any disk makes it wait.
 HANG_S: Final = 20.0
-#: How long the last unknown children may take to die after everything else has (seconds).
+#: How long the last unknown children may take to die after all other processes have ended (seconds).
 LAST_CHILDREN_S: Final = 1.0
 
 _log = logging.getLogger("supervisor")
@@ -57,14 +57,16 @@ class ProcessesOwner(Protocol):
 
     @property
     def stopping(self) -> bool:
-        """Whether its processes are being ended."""
+        """Whether the processes are being ended."""
 
     def about_bundle(self, message: AboutBundle) -> None:
-        """The broker says something about the bundle, or wants something of it."""
+        """Handle a message of the broker about the bundle."""
 
 
 class Processes:
-    """The processes of one kernel. `ready` is set once all that must run are, else to why they never will be."""
+    """The processes of one kernel. `ready` is set when all processes that must run are ready. Otherwise it is set to
+    the reason why they never will be.
+    """
 
     def __init__(
         self,
@@ -75,7 +77,7 @@ class Processes:
         secret: bytes,
         ending: Ending,
     ) -> None:
-        """`secret` is what tokens are made with."""
+        """Tokens are signed with `secret`."""
         self.ready: asyncio.Future[None] = loop.create_future()
         self._loop = loop
         self._kernel = kernel
@@ -83,7 +85,7 @@ class Processes:
         self._ending = ending
         self._logs = f"{options.state_dir}/logs"
         self._welcomed = False
-        self._host_failures = 0  # starts of the tool host in a row that never became ready
+        self._host_failures = 0  # starts of the tool host, one after another, that never became ready
         self._control: ControlLink | None = None
         self.reaper = Reaper(loop, self._is_waiting_agent)
         self._workers = Workers(loop)
@@ -111,12 +113,12 @@ class Processes:
     # --- the start
 
     def begin_tool_host(self) -> None:
-        """Start the tool host. It waits for the bundle where it cannot go on without it."""
+        """Start the tool host. It waits for the bundle when it cannot go on without it."""
         self.reaper.start()
         self._services.want("toolhost")
 
     def begin(self, plan: KernelPlan) -> None:
-        """Start everything that must always run, as the plan says."""
+        """Start all processes that must always run, as the plan says."""
         self.launches.know(plan)
         self._services.begin()
         # Imported now, while the three processes start. Not later: a restart must not meet the files of an update.
@@ -133,7 +135,9 @@ class Processes:
     # --- the end
 
     async def end(self) -> None:
-        """Bounded: every group gets its time, then it is killed; then the last unknown children."""
+        """End all processes, in bounded time. Every group gets its time and is then killed. The last unknown children
+        follow.
+        """
         self._services.end_restarts()
         self.launches.close()
         left = await self._ending.run(self._services, self.agents, self._control)
@@ -150,26 +154,26 @@ class Processes:
     # --- while they run
 
     def tell(self, message: ToBroker) -> None:
-        """Tell the broker."""
+        """Send a message to the broker."""
         if self._control is not None:
             self._control.tell(message)
 
     def audit(self) -> None:
-        """Compare what runs with what should, also where no news came of a difference."""
+        """Compare the running processes with those that should run, in case an event was lost."""
         self.agents.audit()
         self._look_for_life()
         self.reaper.sweep_soon()
 
     def replace_broker(self) -> None:
-        """End the broker; the next one makes its sockets, and its peers come back."""
+        """End the broker. The next broker makes its sockets again, and the peers come back."""
         self._services.kill("broker")
 
     def infos(self, offset: float) -> list[ProcessInfo]:
-        """For `ps`; `offset` is what makes the loop's time a wall-clock time."""
+        """The processes, for `ps`. `offset` added to the loop's time gives the wall-clock time."""
         return self._services.processes(offset) + self.agents.processes(offset) + self._workers.processes()
 
     def _look_for_life(self) -> None:
-        """A broker that lives and says nothing hangs, and everybody with it."""
+        """Replace a broker that lives and says nothing: it hangs, and all its peers wait for it."""
         if self._control is None:
             return
         heard, ready_since = self._control.ping(), self._services.since["broker"]
@@ -181,7 +185,7 @@ class Processes:
     # --- what services tell
 
     def prepare(self, role: str, run: int) -> Launch:
-        """How to start a service."""
+        """The launch of a service."""
         return self.launches.prepare(role, run)
 
     def service_up(self, role: str) -> None:
@@ -198,7 +202,7 @@ class Processes:
         self._maybe_ready()
 
     def service_down(self, role: str, run: int, exit_cause: str) -> None:
-        """Its process is gone."""
+        """The process of a service is gone."""
         self._ending.changed.set()
         if role == "toolhost":
             self._workers.close()
@@ -206,11 +210,11 @@ class Processes:
             self.tell(Exited(principal, run, exit_cause, self._kernel.stopping))
             self._host_failures += self._services.state[role].phase == "starting"
             if self._host_failures >= MAX_START_FAILURES:
-                # It is tried again for ever; what waits for it must not wait as long.
+                # Its start is tried again and again. Work that waits for it must not wait as long.
                 self.tell(SpawnFailed(principal, self._host_failures, exit_cause))
         elif role == "broker":
             if self._kernel.stopping:
-                self.agents.terminate_all()  # it may have died before it told them
+                self.agents.terminate_all()  # it may have died before it asked them to leave
         elif role == "forkserver":
             channel = self.launches.take_fork_channel()
             if channel is not None:
@@ -254,9 +258,9 @@ class Processes:
     # --- inside
 
     def _is_waiting_agent(self, pid: int) -> bool:
-        """Whether an unknown child is an agent that the fork server keeps ready: it holds the kernel's own lock.
+        """Whether an unknown child is an agent that the fork server keeps ready: then it holds the kernel's own lock.
 
-        An orphan of a jail cannot hold it. Without its fork server such an agent ends by itself, or is ended.
+        An orphan of a jail cannot hold the lock. Without its fork server such an agent ends by itself, or is ended.
         """
         return self._services.alive("forkserver") and self._premises.is_ours(pid)
 

@@ -1,8 +1,8 @@
 """The journal for `durability: power`: a thread that owns the write connection.
 
-The broker's loop hands over batches and goes on. The thread writes everything that has come meanwhile as one
-transaction (group commit), waits for the disk, and wakes the loop. So a sync costs the loop nothing, and many events
-share one. When the disk fails, `settled` raises, and the loop must end the process.
+The broker's loop hands batches over and goes on. The thread writes all batches that have come meanwhile in one
+transaction (group commit), waits for the disk, and wakes the loop. So the loop does not wait for a sync, and many
+events share one. When the disk fails, `settled` raises, and the loop must end the process.
 """
 
 from __future__ import annotations
@@ -18,18 +18,19 @@ from typing import Final
 from kernel.broker.journal.group import FULL_RETRY_S, Group, GroupWriter
 from kernel.broker.journal.interface import DiskFull, Item, JournalFailed, Settled, Store
 
-#: Items of one transaction at most: what waits behind it should not wait longer than some milliseconds.
+#: The most items of one transaction, so that the next batch waits only some milliseconds.
 MAX_ITEMS: Final = 4096
-#: How long nothing must happen before old rows are removed (seconds).
+#: How long a pause must be before old rows are removed (seconds).
 TIDY_IDLE_S: Final = 0.5
-#: Old rows are looked for this often at least, even when there is never a quiet moment (seconds).
+#: The longest time between two removals of old rows, also when there is no pause (seconds).
 TIDY_BUSY_S: Final = 30.0
-#: And after so many items: one look removes up to twice as many rows, so nothing grows under a load without a pause.
+#: The most items between two removals. One removal takes up to twice as many rows, so a load without a pause does not
+#: make the file grow.
 TIDY_ITEMS: Final = 1_000
 
 
 class _OverStore:
-    """What both have in common: looks go to the store at once, and batches are numbered as they come."""
+    """The common part of both journals: reads go to the store at once, and batches are numbered as they come."""
 
     def __init__(self, store: Store, writer: GroupWriter) -> None:
         self._store = store
@@ -118,12 +119,12 @@ class Committer(_OverStore):
                         if self._waiting and items < TIDY_ITEMS:
                             break
                     items = 0
-        except BaseException as error:  # the loop must hear of it, whatever it was
+        except BaseException as error:  # the loop must know of every error
             self._failure = str(error) or type(error).__name__
             self._wake()
 
     def _take(self) -> Group:
-        """Whole batches, up to MAX_ITEMS items and at least one batch."""
+        """Take whole batches: at least one, and no more than MAX_ITEMS items."""
         group: Group = []
         size = 0
         while self._waiting and (not group or size + len(self._waiting[0][1]) <= MAX_ITEMS):
@@ -144,16 +145,16 @@ class Committer(_OverStore):
                     self._work.wait(FULL_RETRY_S)
 
     def _wake(self) -> None:
-        with suppress(BlockingIOError):  # the loop has not read the last ones yet
+        with suppress(BlockingIOError):  # the loop has not read the earlier wake-ups yet
             os.write(self._wake_w, b"\0")
 
 
 class InlineJournal(_OverStore):
-    """The journal for `durability: process`: the loop writes itself, since nothing waits for the disk.
+    """The journal for `durability: process`: the loop writes itself, because nothing waits for the disk.
 
-    A batch is appended to the redo file, which is a write into the page cache and costs less than waking a thread. It
-    comes into the tables when nobody waits. The copy from the WAL into the file does wait for the disk; a thread does
-    it.
+    A batch is appended to the redo file. That is a write into the page cache and costs less than waking a thread. The
+    batch comes into the tables when nobody waits. Copying the WAL into the file does wait for the disk, so a thread
+    does that.
     """
 
     def __init__(self, store: Store, writer: GroupWriter) -> None:
@@ -222,7 +223,7 @@ class InlineJournal(_OverStore):
         if self._since_checkpoint >= CHECKPOINT_ITEMS:
             self._since_checkpoint = 0
             self._work.set()
-        # The loop asks for nothing while nothing is written, so old rows go with new ones.
+        # While nothing is written the loop does not call this, so old rows are removed together with new writes.
         if self._since_tidy >= TIDY_ITEMS or time.monotonic() >= self._next_tidy:
             rounds, self._since_tidy = max(1, self._since_tidy // TIDY_ITEMS), 0
             more = all(self._writer.tidy() for _ in range(rounds))
@@ -236,9 +237,11 @@ class InlineJournal(_OverStore):
                 self._store.checkpoint()
 
 
-#: Items that are brought into the tables in a quiet moment: together they cost a fifth of what they cost one by one.
+#: How many items are brought into the tables in a quiet moment. Together they cost a fifth of what they cost one by
+#: one.
 FOLD_ITEMS: Final = 64
-#: And items that are brought there although others wait, some 2 ms long: what a start has to do must stay small.
+#: How many items are brought into the tables although others wait, which takes about 2 ms. So the work of the next
+#: start stays small.
 MAX_UNFOLDED_ITEMS: Final = 256
-#: Items after which the WAL is copied into the file: some 2 MiB of ordinary events.
+#: After how many items the WAL is copied into the file: about 2 MiB of ordinary events.
 CHECKPOINT_ITEMS: Final = 2_000

@@ -1,4 +1,4 @@
-"""The journal's files as names in a folder: made, taken apart, put aside.
+"""The journal's files as names in a folder: made, separated from second names, put aside.
 
 Source: docs/design/delivery.md section 1.
 """
@@ -14,7 +14,7 @@ from kernel.broker.journal.redo import REDO_SUFFIX
 
 
 def set_aside(path: str) -> str:
-    """Move a damaged journal, with its WAL, out of the way; returns its new name."""
+    """Move a damaged journal and its WAL out of the way. Returns its new name."""
     number = 1
     while os.path.lexists(aside := f"{path}.damaged-{number}"):
         number += 1
@@ -25,11 +25,13 @@ def set_aside(path: str) -> str:
 
 
 def create_private(path: str) -> None:
-    """Make the file, closed to others, before SQLite makes it with the umask's mode. Raises OSError, also for a file
-    of somebody else, who could put words into the mouth of everybody, and for an empty one with a second name: it is
-    another file that somebody wants to be written to.
+    """Make the file, closed to other users, before SQLite makes it with the mode of the umask.
 
-    Only before the first connection: the system drops all of a process's locks on a file when one descriptor closes.
+    Raises OSError, also for a file of another user, who could write events into it, and for an empty file with a second
+    name: somebody wants us to write to that other name.
+
+    Call it only before the first connection: the system drops all locks of a process on a file when one descriptor of
+    the file closes.
     """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
     try:
@@ -45,15 +47,15 @@ def create_private(path: str) -> None:
 
 
 def take_apart(path: str) -> None:
-    """SQLite writes to what stands here beside its file. One with a second name becomes a copy: it may be another file,
-    or a backup that was made with hard links. Raises OSError, also for a file of somebody else.
+    """Replace a file with a second name by a copy. SQLite writes to the files of these names, and the second name may
+    be another file, or a backup that was made with hard links. Raises OSError, also for a file of another user.
     """
     try:
         state = os.stat(path, follow_symlinks=False)
     except FileNotFoundError:
         return
     if not stat.S_ISREG(state.st_mode):
-        return  # SQLite opens neither links nor what is no file
+        return  # SQLite opens only files, and no links
     if state.st_uid != os.geteuid():
         raise OSError(errno.EPERM, f"belongs to uid {state.st_uid}", path)
     if state.st_nlink > 1:
@@ -68,7 +70,7 @@ def take_apart(path: str) -> None:
 
 
 def sync_folder(path: str) -> None:
-    """Make the names in a folder survive a loss of power. Raises OSError."""
+    """Sync a folder, so that its names survive a loss of power. Raises OSError."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)

@@ -1,7 +1,7 @@
-"""The side file of the journal: the number and the digest of the last write that was promised to somebody.
+"""The side file of the journal: the number and the digest of the last promised write.
 
-It is written after each commit, without a sync of its own. So within one boot it is never behind what was promised, and
-after a loss of power it may be behind the journal but never ahead of a synced one.
+It is written after each commit, without a sync of its own. So within one boot it is never behind the promises. After a
+loss of power it may be behind the journal, but never ahead of a synced journal.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from contextlib import suppress
 from typing import Final, NamedTuple
 
 _MAGIC: Final = b"GdnM"
-#: Magic, boot id (36 characters of a UUID), number of the write, its digest; then a checksum of these.
+#: Magic, boot id (36 characters of a UUID), the number of the write, and its digest. A checksum of these follows.
 _BODY: Final = struct.Struct("<4s36sQI")
 _CHECKSUM: Final = struct.Struct("<I")
 
 
 class Mark(NamedTuple):
-    """What was promised last."""
+    """The last promise."""
 
-    #: The boot of the machine in which it was promised (/proc/sys/kernel/random/boot_id).
+    #: The boot of the machine in which it was made (/proc/sys/kernel/random/boot_id).
     boot_id: str
     #: Number of the write.
     last: int
@@ -32,16 +32,16 @@ class Mark(NamedTuple):
 
 
 class MarkFile:
-    """The file at `path`. Made with the first mark."""
+    """The file at `path`. It is made with the first mark."""
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._fd: int | None = None
 
     def read(self) -> Mark | None:
-        """The mark; None when there is none, or when a loss of power tore it. Raises OSError."""
+        """The mark. None when there is none, or when a loss of power tore it. Raises OSError."""
         try:
-            # A pipe may stand in the file's place. Without waiting, a read fails at once.
+            # There may be a pipe of this name. A read that does not wait fails at once.
             fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         except FileNotFoundError:
             return None
@@ -76,7 +76,9 @@ class MarkFile:
 
 
 def _open(path: str) -> int:
-    """The file for writing. A file that is not ours is replaced: it may be somebody's file under a second name."""
+    """Open the file for writing. A file that is not ours is replaced: it may be another user's file under a second
+    name.
+    """
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     fd = os.open(path, flags, 0o600)
     state = os.fstat(fd)

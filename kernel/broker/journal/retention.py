@@ -1,4 +1,4 @@
-"""How long the journal keeps what has ended: ids, and answers that somebody may still ask for."""
+"""How long the journal keeps the ids of ended events, and answers that a client may still ask for."""
 
 from __future__ import annotations
 
@@ -7,31 +7,32 @@ from typing import Final
 
 from kernel.broker.journal.tables import Meta
 
-#: Retired ids are kept this long at least (milliseconds), and KEPT_IDS of them in any case: a sender may repeat a week
-#: later, after a holiday.
+#: How long retired ids are kept at least (milliseconds): a sender may repeat its message a week later, after a holiday.
+#: The newest KEPT_IDS are kept in any case.
 KEEP_IDS_MS: Final = 7 * 24 * 3600 * 1000
 KEPT_IDS: Final = 1_000_000
-#: Where more of the file is in use (bytes), ids go before their week is over, the oldest first, but for KEPT_IDS of
-#: them: a sender that never rests would fill the disk. It takes some 30 million events in a week, 50 a second.
+#: When more of the file is in use (bytes), ids are removed before their week is over, the oldest first. The newest
+#: KEPT_IDS stay. Otherwise a sender that never pauses would fill the disk: with some 30 million events in a week, 50 a
+#: second.
 CROWDED_BYTES: Final = 4 << 30
-#: Answers of retired subjects are kept this long at most (milliseconds), and KEEP_ANSWER_BYTES of them at most.
+#: How long answers of retired subjects are kept at most (milliseconds), and how many bytes of them.
 KEEP_ANSWERS_MS: Final = 24 * 3600 * 1000
 KEEP_ANSWER_BYTES: Final = 1 << 30
-#: Of these, bytes that lie in files: a quarter of what the folder of large payloads may hold.
+#: How many bytes of these answers may lie in files: a quarter of the limit of the folder for large payloads.
 KEEP_LARGE_BYTES: Final = 256 << 20
-#: Rows that one round of purging removes at most: a purge must not delay the batches behind it.
+#: The most rows that one purge removes, so that it does not delay the next batches.
 PURGE_ROWS: Final = 2_000
 
 
 def purge(db: sqlite3.Connection, meta: Meta, now_ms: int) -> int:
-    """Remove what was kept long enough, at most PURGE_ROWS of each kind, in the transaction that is open. `meta` is
-    changed with it. Returns how many rows went. Raises sqlite3.Error.
+    """Remove ids and answers that were kept long enough, at most PURGE_ROWS of each kind, in the open transaction.
+    `meta` is updated. Returns how many rows were removed. Raises sqlite3.Error.
     """
     return _purge_answers(db, meta, now_ms) + _purge_ended(db, meta, now_ms)
 
 
 def _purge_answers(db: sqlite3.Connection, meta: Meta, now_ms: int) -> int:
-    """Answers that are too old, then the oldest ones beyond the budgets."""
+    """Remove answers that are too old, and then the oldest ones beyond the limits in bytes."""
     gone = 0
     for among in ("true", "file IS NOT NULL"):
         oldest = db.execute(
@@ -53,7 +54,7 @@ def _purge_answers(db: sqlite3.Connection, meta: Meta, now_ms: int) -> int:
 
 
 def _purge_ended(db: sqlite3.Connection, meta: Meta, now_ms: int) -> int:
-    """The oldest ids beyond KEPT_IDS, if they are old enough or too many."""
+    """Remove the oldest ids beyond KEPT_IDS, if they are old enough or too many."""
     surplus = min(PURGE_ROWS, meta.ended - KEPT_IDS)
     if surplus <= 0:
         return 0
@@ -66,7 +67,7 @@ def _purge_ended(db: sqlite3.Connection, meta: Meta, now_ms: int) -> int:
 
 
 def _used_bytes(db: sqlite3.Connection) -> int:
-    """Of the file, what is in use."""
+    """How much of the file is in use (bytes)."""
     size, pages, free = (
         int(db.execute(f"PRAGMA {name}").fetchone()[0]) for name in ("page_size", "page_count", "freelist_count")
     )
