@@ -37,6 +37,8 @@ class Ended(Struct, frozen=True):
     metadata: dict[str, Any] = {}
     #: The answer of another agent, as extensions get it. None for any other work, and for an agent that failed.
     answer: dict[str, Any] | None = None
+    #: The turn that the work was begun in; None for an answer of another agent.
+    turn_id: str | None = None
 
 
 def read_completion(frame: Frame, event: AgentEvent) -> Ended:
@@ -57,7 +59,7 @@ def read_completion(frame: Frame, event: AgentEvent) -> Ended:
         f"The pending result {told.handle} of {told.tool_name} (call {told.tool_call_id}) is here:\n"
         f"{msgspec.json.encode(shown).decode()}"
     )
-    return Ended(event.id, text, MessageSource("tool", told.tool_name))
+    return Ended(event.id, text, MessageSource("tool", told.tool_name), turn_id=told.turn_id)
 
 
 #: The key in the metadata of a message made from an answer: {target, eventId, correlationId, status, response or

@@ -21,6 +21,7 @@ from agentproc.answers import answer_payload, done_frame, failed, input_text, in
 from agentproc.blocked_loop import blocked_error
 from agentproc.completions import read_answer, read_completion
 from agentproc.instance import Instance
+from agentproc.operators_work import operators_work
 from agentproc.store import TurnRow
 from agentproc.told_event import told_event
 from agentproc.turn import Begin, BeginCall, BeginList, End, First, Pause
@@ -193,14 +194,19 @@ class TurnRunner:
         if row is not None and row.answer is not None:  # its payload may be gone: nobody needs it any more
             return done_frame(event_id, epoch, row.status, row.answer)
         first = self._first_input(frame)
-        if isinstance(first, Begin) and first.source.type == "tool" and self.instance.store.has_message(event_id):
-            # The turn that ran when the work ended has told the model already.
+        if isinstance(first, Begin) and first.source.type == "tool" and self._needs_no_model(first, event_id):
             told = End(status="completed", steps=0, response="", finish_reason="stop")
             turn = turn_id(self.instance.spec.name, self.instance.instance_key, event_id)
             return done_frame(event_id, epoch, "completed", answer_payload(told, turn, event_id, self.instance.clock()))
         if self._pausing:
             return Frame("ack", stage="release", event_id=event_id, epoch=epoch)
         return first, row
+
+    def _needs_no_model(self, ended: Begin, event_id: str) -> bool:
+        """Whether the turn that ran when the work ended has told the model already, or an operator began the work, who
+        asks for its result when it suits them.
+        """
+        return self.instance.store.has_message(event_id) or ended.work_of in operators_work(self.instance.store)
 
     async def _work(self, frame: Frame, first: First, row: TurnRow | None) -> Frame | None:
         """Run the turn of an event. Returns the frame that ends the event, None when the event is no longer ours.
@@ -258,7 +264,7 @@ class TurnRunner:
         is_operator = self.instance.spec.name == OPERATOR_AGENT
         if event.type == TOOL_COMPLETED:
             ended = read_completion(frame, event)
-            return Begin(ended.text, ended.source)
+            return Begin(ended.text, ended.source, work_of=ended.turn_id)
         if event.type not in (OPERATOR_CALL, OPERATOR_TOOLS):
             if is_operator:
                 raise fail("E_USAGE", f"the operator agent takes {OPERATOR_CALL} events, not {event.type}")

@@ -80,6 +80,8 @@ class Begin(Struct, frozen=True):
     source: MessageSource = MessageSource("user")
     #: The metadata of the message.
     metadata: dict[str, Any] = {}
+    #: Of the end of pending work: the turn that the work was begun in.
+    work_of: str | None = None
 
 
 class BeginCall(Struct, frozen=True):

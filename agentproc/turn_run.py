@@ -36,6 +36,7 @@ from agentproc.instance import Instance
 from agentproc.live import LiveFeed
 from agentproc.model_calls import ModelCalls
 from agentproc.notes import TurnNotes, results_of
+from agentproc.operators_work import note_work
 from agentproc.own_calls import OwnCalls
 from agentproc.providers.base import ModelRequest
 from agentproc.step_config import TurnConfig
@@ -70,7 +71,7 @@ from schemas.address import instance_workdir
 from schemas.arguments import invalid_arguments
 from schemas.codec import to_raw
 from schemas.errors import GoondanError, error_payload
-from schemas.frames import ErrorPayload, Frame, OperatorTool, ToolResult
+from schemas.frames import OPERATOR_AGENT, ErrorPayload, Frame, OperatorTool, ToolResult
 from schemas.spans import is_trace_id, step_span, trace_id_of
 
 #: How often a running turn says that it still works (seconds). The broker gives up on a silent holder much later.
@@ -401,6 +402,8 @@ class TurnRun:
                 name = self.turn.turn_id
                 payload = answer_payload(end, name, self._event_id, at, self._trace_id)
                 self._notes.ended(end, at)
+                if self._by_operator and end.output is not None and end.output.status == "pending":
+                    note_work(instance.store, name)
                 instance.store.finish_turn(self._event_id, name, end.status, at, steps=end.steps, answer=payload)
             self._notes.actions(actions, at, self._catalog)
         instance.acks.add([call_id for store in stores for call_id in self._stored_calls(store)])
@@ -522,6 +525,11 @@ class TurnRun:
         self._catalog = catalog
 
     # --- into and out of the middleware around the turn and its steps
+
+    @property
+    def _by_operator(self) -> bool:
+        """Whether an operator makes a call through an agent that has a model."""
+        return isinstance(self._first, BeginCall) and self._instance.spec.name != OPERATOR_AGENT
 
     @property
     def _around(self) -> Stages:

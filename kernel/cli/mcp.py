@@ -14,6 +14,7 @@ from kernel.cli.lazy import LazyGroup
 #: name -> one line of help; the module is `kernel.cli.mcp_<name>`.
 COMMANDS: Final[dict[str, str]] = {
     "import": "Convert the MCP servers of other programs into Extensions.",
+    "serve": "Offer the tools of an agent to MCP clients.",
 }
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agentproc.conversation import UserData, is_presentable
+from agentproc.operators_work import MAX_KNOWN, note_work, operators_work
+from agentproc.store import ConversationStore
 from agentproc.turn import (
     AskModel,
     BeginCall,
@@ -30,9 +33,9 @@ from agentproc.turn import (
     TurnEntered,
     TurnLeft,
 )
-from schemas.codec import from_raw
+from schemas.codec import from_raw, to_raw
 from schemas.errors import error_payload
-from schemas.frames import OperatorTool, Source, ToolResult
+from schemas.frames import TOOL_COMPLETED, Completion, OperatorTool, Source, ToolResult
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, says
 from tests.unit.agentproc.turn_driver import OK, Driver
 from tests.unit.agentproc.turns import Make, api_of, the_answer, until
@@ -231,3 +234,31 @@ async def test_a_call_goes_on_in_the_next_process(make: Make) -> None:
     await make(after, FakeModel()).run(asks("notes__add", {"n": 1}, epoch=2))
     assert [f.call_id for f in after.calls] == [f.call_id for f in before.calls]
     assert ran(after).status == "ok"
+
+
+async def test_the_end_of_work_that_an_operator_began_wakes_no_model(make: Make) -> None:
+    link, model = FakeLink(lambda *_: ToolResult(status="pending", handle="job")), FakeModel(says("woken"))
+    runner = make(link, model)
+    await runner.run(asks("notes__add", {}))
+    assert ran(link).status == "pending"
+    for turn, asked in ((the_answer(link).turn_id, 0), ("another", 1)):
+        told = Completion(handle="job", tool_name="notes__add", tool_call_id="c", turn_id=turn, result=to_raw(OK))
+        frame = event_frame(f"{turn}/c~completed", told, kind=TOOL_COMPLETED, source=Source("tool", "host"))
+        await runner.run(frame)
+        assert link.answers()[-1].status == "completed"
+        assert len(model.requests) == asked
+
+
+def test_the_last_pieces_of_work_are_known(tmp_path: Path) -> None:
+    store = ConversationStore(str(tmp_path), durability="process")
+    try:
+        for number in range(MAX_KNOWN + 3):
+            with store.write():
+                note_work(store, f"t{number}")
+        with store.write():
+            note_work(store, "t10")
+        known = operators_work(store)
+        assert len(known) == MAX_KNOWN
+        assert (known[0], known[-1]) == ("t3", "t10")
+    finally:
+        store.close()

@@ -1,0 +1,263 @@
+"""`gdn mcp serve`: the tools of one agent for MCP clients, on standard input and output or over HTTP on loopback.
+
+Source: docs/mcp.md, "Our tools for MCP clients"; docs/decisions/096.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Awaitable
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from kernel.cli import options
+
+if TYPE_CHECKING:
+    from kernel.cli.attach import Kernel
+    from kernel.cli.session import Session
+
+#: The instance that calls are made in, if none is named: not the one that people talk to, whose turns would wait.
+INSTANCE: Final = "mcp"
+#: A token that is given has at least so many characters.
+MIN_TOKEN: Final = 16
+MAX_TOKEN: Final = 4096
+
+
+@click.command(epilog="Without --tools nothing is offered. Patterns match full names: --tools 'bash__*'.")
+@click.option("--agent", metavar="NAME", required=True, help="Its tools are offered, and its rules hold for each call.")
+@click.option("--tools", metavar="PATTERN", multiple=True, help="Offer the tools whose names fit. Repeatable.")
+@click.option(
+    "--http", "port", type=click.IntRange(0, 65535), metavar="PORT", help="Serve HTTP on loopback; 0: any port."
+)
+@click.option(
+    "--token-file",
+    metavar="FILE",
+    shell_complete=options.completed_path("file"),
+    help="With --http: the file of the token; made if it is not there.",
+)
+@options.bundle
+@options.policy
+@options.trust
+@click.option(
+    "--instance",
+    metavar="KEY",
+    default=INSTANCE,
+    show_default=True,
+    help="The instance of the agent that calls are made in.",
+)
+@options.workdir
+@options.as_json
+def command(
+    agent: str,
+    tools: tuple[str, ...],
+    port: int | None,
+    token_file: str | None,
+    bundle: str | None,
+    policy: str | None,
+    trust: bool,
+    instance: str,
+    workdir: str | None,
+    as_json: bool,
+) -> int:
+    """Offer the tools of an agent to MCP clients."""
+    import asyncio
+
+    from kernel.cli.attach import attach_or_start, locate
+    from kernel.cli.batch import check_instance
+    from kernel.cli.workdir import absolute_workdir
+    from schemas.address import is_resource_name
+    from schemas.errors import fail
+
+    if not is_resource_name(agent):
+        raise fail("E_USAGE", f"{agent[:100]!r} is not the name of an agent")
+    if port is None and token_file is not None:
+        raise fail("E_USAGE", "--token-file belongs to --http")
+    check_instance(instance)
+    place = locate(bundle, policy, trust=trust)
+    if workdir is not None:
+        workdir = absolute_workdir(workdir, place)
+    kernel = attach_or_start(place, ())
+    serving = _Serving(kernel, agent, tools, instance, workdir, as_json)
+    try:
+        with_http = None if port is None else _Http(port, token_file)
+        asyncio.run(serving.run(with_http))
+    finally:
+        kernel.finish()
+    return 0
+
+
+class _Http:
+    """What was asked for over HTTP."""
+
+    def __init__(self, port: int, token_file: str | None) -> None:
+        self.port = port
+        self.token_file = token_file
+
+
+class _Serving:
+    """One server, from the first look at the agent to the last answer."""
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        agent: str,
+        patterns: tuple[str, ...],
+        instance: str,
+        workdir: str | None,
+        as_json: bool,
+    ) -> None:
+        self._kernel = kernel
+        self._agent = agent
+        self._patterns = patterns
+        self._instance = instance
+        self._workdir = workdir
+        self._as_json = as_json
+
+    async def run(self, http: _Http | None) -> None:
+        """Serve until the client or a signal ends it. Raises GoondanError."""
+        import asyncio
+
+        from kernel.cli.asked import Asked
+        from kernel.cli.session import Session
+
+        async with Session(self._kernel) as session:
+            _import_sdk()
+            from kernel.mcp_server.offer import Offer
+            from kernel.mcp_server.service import make_server
+
+            offer = Offer(session, self._agent, self._instance, self._patterns, self._workdir)
+            self._say(await offer.everything())
+            server = make_server(offer, self._agent, _version())
+            asked = Asked(session)
+            watching = [asyncio.ensure_future(task) for task in (asked.watch(), asked.announce())]
+            try:
+                await self._until_over(session, self._stdio(server) if http is None else self._http(server, http))
+            finally:
+                for task in watching:
+                    task.cancel()
+                await offer.close()
+
+    async def _until_over(self, session: Session, serving: Awaitable[None]) -> None:
+        """Serve until it ends by itself, a signal comes, or the kernel is lost. Raises GoondanError E_KERNEL_LOST."""
+        import asyncio
+
+        from kernel.cli.interrupts import Interrupts
+
+        task = asyncio.ensure_future(serving)
+        with Interrupts(task.cancel, signal.SIGINT, signal.SIGTERM) as interrupts:
+            await asyncio.wait({task, session.lost}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                task.cancel()
+                await asyncio.wait({task})
+                raise session.lost_error()
+        if interrupts.number == signal.SIGINT and task.cancelled():
+            return
+        if interrupts.number:
+            raise SystemExit(interrupts.status)
+        task.result()
+
+    async def _stdio(self, server: Any) -> None:
+        from kernel.mcp_server.stdio import serve_stdio
+
+        await serve_stdio(server)
+
+    async def _http(self, server: Any, http: _Http) -> None:
+        from kernel.cli.output import write, write_json
+        from kernel.mcp.http_gate import PATH, Gate
+        from kernel.mcp_server.http import HttpService, listen
+        from schemas.errors import fail
+
+        try:
+            listening = listen(http.port)
+        except OSError as error:
+            raise fail("E_USAGE", f"port {http.port} of 127.0.0.1: {error.strerror}") from None
+        port = listening.getsockname()[1]
+        path, made = http.token_file, False
+        if path is None:
+            path, made = f"{self._kernel.place.state_dir}/mcp-{port}.token", True
+            _drop(path)
+        token = _token(os.path.abspath(os.path.expanduser(path)))
+        service = HttpService(server, listening, Gate(port, token))
+        url = f"http://127.0.0.1:{port}{PATH}"
+        if self._as_json:
+            write_json({"url": url, "tokenFile": os.path.abspath(path), "pid": os.getpid()})
+        else:
+            write(f"{url}   token: {os.path.abspath(path)}", stream=sys.stderr)
+        try:
+            await service.serve()
+        finally:
+            listening.close()
+            if made:
+                _drop(path)
+
+    def _say(self, tools: list[Any]) -> None:
+        """Tell the operator what is offered."""
+        from kernel.cli.output import write
+        from kernel.mcp.offering import offered
+
+        names = [tool.name for tool in offered(tools, self._patterns)]
+        if names:
+            write(f"offers {len(names)} tools of {self._agent}: {', '.join(names)}", stream=sys.stderr)
+            return
+        has = ", ".join(tool.name for tool in tools) or "none"
+        why = "no tool fits --tools" if self._patterns else "nothing is offered without --tools PATTERN"
+        write(f"{why}; tools of {self._agent}: {has}", stream=sys.stderr)
+
+
+def _import_sdk() -> None:
+    """Make the SDK importable, and quiet: what a client sends belongs in no log of ours."""
+    import logging
+
+    if sys.modules.get("typing_extensions", sys) is None:  # set aside for quicker starts (kernel/cli/__init__.py)
+        del sys.modules["typing_extensions"]
+    for name in ("mcp", "uvicorn", "asyncio"):
+        logging.getLogger(name).setLevel(logging.CRITICAL + 1)
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("goondan-kernel")
+    except PackageNotFoundError:
+        return ""
+
+
+def _token(path: str) -> str:
+    """The token in a file, which is made with a fresh one if it is not there. Raises GoondanError E_USAGE."""
+    import stat
+
+    from schemas.errors import fail
+
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except FileExistsError:
+        pass
+    except OSError as error:
+        raise fail("E_USAGE", f"{path}: {error.strerror}") from None
+    else:
+        token = os.urandom(32).hex()
+        with open(fd, "w") as file:
+            file.write(token + "\n")
+        return token
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as opened:
+            state, data = os.fstat(opened.fileno()), opened.read(MAX_TOKEN + 2)
+    except OSError as error:
+        raise fail("E_USAGE", f"{path}: {error.strerror}") from None
+    if not stat.S_ISREG(state.st_mode) or state.st_uid != os.geteuid() or state.st_mode & 0o077:
+        raise fail("E_USAGE", f"{path}: others can read or write it", suggestion="chmod 600 it, or name a new file.")
+    text = data.decode("ascii", "replace").strip()
+    if not MIN_TOKEN <= len(text) <= MAX_TOKEN or not text.isprintable() or " " in text or not text.isascii():
+        raise fail("E_USAGE", f"{path}: a token is one word of {MIN_TOKEN} to {MAX_TOKEN} characters of ASCII")
+    return text
+
+
+def _drop(path: str) -> None:
+    from contextlib import suppress
+
+    with suppress(FileNotFoundError):
+        os.unlink(path)

@@ -1,0 +1,103 @@
+"""What an MCP client is told of an agent's tools and of their results: plain values in the protocol's form. Pure.
+
+Source: docs/mcp.md, "Our tools for MCP clients".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any, Final
+
+import msgspec
+
+from schemas.frames import OperatorTool
+
+#: Keys of `_meta` in results, with the prefix that the protocol wants in names of others.
+RECEIPT: Final = "goondan.ai/receipt"
+ERROR: Final = "goondan.ai/error"
+PENDING: Final = "goondan.ai/pending"
+TURN: Final = "goondan.ai/turn"
+#: The blocks that a result of an MCP server's tool has, with the fields that each needs.
+_BLOCKS: Final[Mapping[str, tuple[str, ...]]] = {
+    "text": ("text",),
+    "image": ("data", "mimeType"),
+    "audio": ("data", "mimeType"),
+    "resource_link": ("uri", "name"),
+    "resource": ("resource",),
+}
+
+
+def offered(tools: Iterable[OperatorTool], patterns: Sequence[str]) -> list[OperatorTool]:
+    """The tools whose full names fit one of the patterns (`*`, `?`, `[…]`). Without a pattern there are none."""
+    return [tool for tool in tools if any(fnmatchcase(tool.name, pattern) for pattern in patterns)]
+
+
+def tool_entry(tool: OperatorTool) -> dict[str, Any]:
+    """A tool in the answer to `tools/list`."""
+    schema = dict(tool.parameters or {})
+    if schema.get("type") != "object":  # the protocol wants it said; arguments are always an object
+        schema = {"type": "object"} if not schema else {"type": "object", "allOf": [schema]}
+    entry: dict[str, Any] = {"name": tool.name, "inputSchema": schema}
+    if tool.description:
+        entry["description"] = tool.description
+    if tool.idempotent:
+        entry["annotations"] = {"idempotentHint": True}
+    return entry
+
+
+def call_result(result: Mapping[str, Any], turn: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """A ToolResult as the answer to `tools/call`. `turn` names the turn and the trace of the call."""
+    meta: dict[str, Any] = {} if turn is None else {TURN: dict(turn)}
+    if result.get("receipt") is not None:
+        meta[RECEIPT] = result["receipt"]
+    status = result.get("status")
+    if status == "error":
+        answer = failure(result.get("error") or {})
+        return answer | {"_meta": {**answer["_meta"], **meta}}
+    if status == "pending":
+        handle = result.get("handle")
+        text = f"The work goes on: {handle}. tool-result__get with this handle tells what it came to."
+        value = {"status": "pending", "handle": handle}
+        meta[PENDING] = {"handle": handle}
+        return {"content": [_text(text)], "structuredContent": value, "_meta": meta}
+    answer = _of_output(result.get("output"))
+    return answer | {"_meta": meta} if meta else answer
+
+
+def failure(error: Mapping[str, Any]) -> dict[str, Any]:
+    """An error as the answer to `tools/call`: its code stands in the text, which a model reads, and in `_meta`."""
+    code = error.get("code") or "E_TOOL"
+    text = f"{error.get('message') or 'the call failed'} [{code}]"
+    if error.get("suggestion"):
+        text += f"\n{error['suggestion']}"
+    return {"content": [_text(text)], "isError": True, "_meta": {ERROR: {**error, "code": code}}}
+
+
+def _of_output(output: Any) -> dict[str, Any]:
+    if isinstance(output, str):
+        return {"content": [_text(output)]}
+    if isinstance(output, Mapping) and output.keys() <= {"content", "structuredContent"} and _blocks(output):
+        return dict(output)
+    answer: dict[str, Any] = {"content": [_text(_json(output))]}
+    return answer | {"structuredContent": output} if isinstance(output, Mapping) else answer
+
+
+def _blocks(output: Mapping[str, Any]) -> bool:
+    """Whether it is what an MCP server's tool gives: a list of blocks of the protocol."""
+    blocks = output.get("content")
+    return isinstance(blocks, list) and all(
+        isinstance(block, dict)
+        and isinstance(kind := block.get("type"), str)
+        and kind in _BLOCKS
+        and all(block.get(field) is not None for field in _BLOCKS[kind])
+        for block in blocks
+    )
+
+
+def _text(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
