@@ -94,9 +94,19 @@ class OpenCall:
 
 
 class ToolCaller:
-    """Makes the tool calls of one agent over its link. `loop` is the running loop; deadlines are in its time."""
+    """Makes the tool calls of one agent over its link. `loop` is the running loop; deadlines are in its time.
 
-    def __init__(self, link: CallLink, loop: asyncio.AbstractEventLoop) -> None:
+    `folder_of` gets the name and the arguments of a call. It returns the folder that the call works in, or why there is
+    none. None: the call names no folder.
+    """
+
+    def __init__(
+        self,
+        link: CallLink,
+        loop: asyncio.AbstractEventLoop,
+        folder_of: Callable[[str, dict[str, Any]], str | ToolError | None] = lambda name, args: None,
+    ) -> None:
+        self._folder_of = folder_of
         self._link = link
         self._loop = loop
         self._open: dict[str, OpenCall] = {}
@@ -155,8 +165,11 @@ class ToolCaller:
         if not isinstance(allowed, Allowed):
             return failed_result(allowed, _limit(catalog, name))
         item = allowed.item
+        folder = self._folder_of(name, allowed.args)
+        if isinstance(folder, ToolError):
+            return failed_result(folder, item.error_message_limit)
         try:
-            payload = _payload(allowed.args, call_id, context.turn_id, message_id, message)
+            payload = _payload(allowed.args, call_id, context.turn_id, message_id, message, folder)
         except GoondanError as error:
             text = f"Invalid arguments for tool '{name}': {error.info.message}"
             return failed_result(tool_error(error.info.code, text, name="FrameError"), item.error_message_limit)
@@ -308,7 +321,14 @@ def read_result(frame: Frame, item: CatalogItem) -> ToolResult:
     return result
 
 
-def _payload(args: dict[str, Any], call_id: str, turn_id: str, message_id: str | None, message: bytes | None) -> bytes:
+def _payload(
+    args: dict[str, Any],
+    call_id: str,
+    turn_id: str,
+    message_id: str | None,
+    message: bytes | None,
+    folder: str | None,
+) -> bytes:
     encoded = encode_value(args)
     check_depth(encoded)
     if len(encoded) > MAX_ARGS_BYTES:
@@ -322,6 +342,7 @@ def _payload(args: dict[str, Any], call_id: str, turn_id: str, message_id: str |
             tool_call_id=call_id[len(turn_id) + 1 :],
             message_id=message_id,
             message=None if message is None else Raw(message),
+            folder=folder,
         )
     )
 

@@ -97,8 +97,9 @@ class Instance:
             self.live_config,
             self.tokens,
             bundle_changes=BundleChanges(link, self.workspaces.mounted),
+            workdir=lambda: self.workspaces.workdir,
         )
-        self.caller = ToolCaller(link, loop)
+        self.caller = ToolCaller(link, loop, self.tools.folder_of)
         self.acks = ResultAcks(link, loop)
         self._provider = provider
         self._redactor: Redactor | None = None

@@ -148,6 +148,7 @@ def tool_spec(tool: CheckedTool) -> ToolSpec:
         sandbox=tool.granted or tool.sandbox,
         bundled=tool.bundled,
         narrowed=tool.narrowed,
+        folders=tool.folders,
     )
 
 

@@ -26,4 +26,5 @@ API_MEMBERS: Final[Mapping[str, frozenset[str] | None]] = {
     "state": frozenset(("get", "read", "set", "update")),
     "swarm_bundle": frozenset(("commit_changeset", "open_changeset")),
     "tools": frozenset(("bring", "register", "unregister")),
+    "workdir": None,
 }

@@ -475,6 +475,9 @@ class ToolCallPayload(Struct, rename="camel", omit_defaults=True, kw_only=True):
     message_id: str | None = None
     #: That message. It is sent once for each tool host. Later calls of the same message have only `message_id`.
     message: OptionalRaw = None
+    #: The folder that the call works in, which its jail shows read-only: for tools that take one (skills). An absolute
+    #: path in the workdir, or in a place that the tool was granted.
+    folder: str | None = None
 
 
 class ToolError(Struct, rename="camel", omit_defaults=True, kw_only=True):

@@ -293,6 +293,17 @@ class ExportSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_onl
     aliases: dict[str, str] = {}
 
 
+class FolderGrants(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
+    """What the jail of a call gets whose caller names a folder. A folder in a place that the tool was granted for
+    reading (`filesystem.read`) needs none of this: its jail gets the tool's own sandbox.
+    """
+
+    #: What it gets for a folder beneath the workdir, where tools can write.
+    workdir: SandboxSpec
+    #: What it gets where the operator has pinned the content of that folder, by its digest (schemas/system/digests.py).
+    pinned: dict[str, SandboxSpec] = {}
+
+
 class ToolSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
     """One Tool resource as the tool host needs it."""
 
@@ -322,6 +333,8 @@ class ToolSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=
     server: McpServerSpec | None = None
     #: The server as an agent has it whose own config differs, by the agent's name.
     servers: dict[str, McpServerSpec] = {}
+    #: By the names of agents: their calls name a folder (ToolCallPayload.folder), which the jail shows read-only.
+    folders: dict[str, FolderGrants] = {}
 
 
 class ToolHostSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):

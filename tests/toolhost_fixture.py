@@ -143,6 +143,7 @@ class Bench:
         call_id: str | None = None,
         message_id: str | None = None,
         message: Any = None,
+        folder: Path | str | None = None,
     ) -> tuple[str, asyncio.Future[dict[str, Any]]]:
         """Make a call; its callId and its result to come."""
         number = next(self._count)
@@ -154,6 +155,7 @@ class Bench:
             tool_call_id=call_id.rpartition("/")[2],
             message_id=message_id,
             message=None if message is None else Raw(encode_value(message)),
+            folder=None if folder is None else str(folder),
         )
         self.host.on_frame(
             Frame(

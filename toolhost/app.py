@@ -23,6 +23,7 @@ from schemas.frames import ORCHESTRATOR, Frame, Welcome
 from schemas.launch import ToolHostSpec
 from schemas.link import Link
 from schemas.system.startup import report_ready
+from schemas.system.trees import remove_tree
 from schemas.tool_host_reports import WorkerNews
 from schemas.workdirs import EXPOSURES
 from toolhost.calls.promises import PROMISES, PromiseFile
@@ -31,6 +32,7 @@ from toolhost.jails.processes import end_stranded
 from toolhost.jails.sized_workdirs import SizedWorkdirs
 from toolhost.jails.write_exposures import WriteExposures
 from toolhost.logbook import Logbook, put
+from toolhost.policy.folders import FolderCopies
 from toolhost.policy.hiding import hidden_folders, with_hidden
 from toolhost.policy.subject import HostFacts
 from toolhost.privileges.powers import Powers
@@ -40,6 +42,8 @@ from toolhost.survey.tiers import ALONE, Survey, survey
 
 #: How long queued results may take to reach the broker at the end (seconds).
 LINGER_S: Final = 0.5
+#: The folder in which copies of pinned skills are.
+_COPIES: Final = "folders"
 #: When the collector looks at young, older and old objects (gc.set_threshold): rarely, because calls make no cycles.
 GC_THRESHOLDS: Final = (20_000, 20, 50)
 
@@ -128,6 +132,7 @@ class App:
             remember=promises.write,
             speaker=self._link,
             exposures=exposures,
+            copies=FolderCopies(state.file(_COPIES)),
             sized=SizedWorkdirs(powers, state.file("sized-check"), lambda message: _say("warn", message)),
         )
         host.answers.give_up(promises.read())
@@ -136,6 +141,7 @@ class App:
             host.answers.give_up(left.read())  # from here on they stand in our file
             left.write([])
             exposures.take_over(orphan.file(EXPOSURES))
+            remove_tree(orphan.file(_COPIES) or "")
             orphan.release()
         for frame in self._early:
             self._on_frame(frame)

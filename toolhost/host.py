@@ -18,10 +18,12 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Final
 
+import msgspec
+
 from schemas.address import MAX_PATH_BYTES, is_path
 from schemas.blobs import MAX_ARGS_BYTES, too_large
 from schemas.codec import from_raw, to_raw
-from schemas.errors import GoondanError, error_payload
+from schemas.errors import GoondanError, error_payload, fail
 from schemas.frames import ErrorPayload, Frame, InstanceEnd, InstanceEnded, ToolCallPayload, ToolError
 from schemas.grantable import within
 from schemas.launch import DEFAULT_ERROR_LIMIT, ToolHostSpec, ToolSpec
@@ -39,10 +41,11 @@ from toolhost.calls.results import error_result, refusal
 from toolhost.jails.sized_workdirs import SizedWorkdirs
 from toolhost.jails.write_exposures import WriteExposures
 from toolhost.mcp.template_link import FORK_S
-from toolhost.policy.subject import HostFacts
+from toolhost.policy.folders import FolderCopies, folder_of_call
+from toolhost.policy.subject import CallFolder, HostFacts
 from toolhost.privileges.powers import Powers
 from toolhost.sessions.sessions import Sessions
-from toolhost.sessions.starting import JailStarter
+from toolhost.sessions.starting import JailStarter, why_not
 
 #: Seconds between two looks at idle jails, orphans and kept results.
 TICK_S: Final = 1.0
@@ -70,11 +73,12 @@ class Host:
         speaker: Speaker | None = None,
         exposures: WriteExposures | None = None,
         sized: SizedWorkdirs | None = None,
+        copies: FolderCopies | None = None,
     ) -> None:
         """Calls wait until `open`.
 
         `announce` and `remember`: see calls/answers.py. `speaker`: how handlers ask agents, if they can.
-        `exposures`: None keeps no record of them.
+        `exposures`: None keeps no record of them. `copies`: None keeps those of folders in a temporary place.
         """
         self._loop = asyncio.get_running_loop()
         self._messages = MessageCache()
@@ -101,6 +105,9 @@ class Host:
         self._deadline_at = float("inf")
         self._ticker: asyncio.TimerHandle | None = None
         self._ending: set[asyncio.Task[None]] = set()
+        self._finding: set[asyncio.Task[None]] = set()
+        self._powers = powers
+        self._copies = FolderCopies() if copies is None else copies
         self._send = send
         self._closing = False
         self.configure(spec)
@@ -139,6 +146,7 @@ class Host:
             if timer is not None:
                 timer.cancel()
         await self.sessions.close()
+        await self._powers.offload.prepared(self._copies.close)
 
     @property
     def jail_count(self) -> int:
@@ -286,6 +294,7 @@ class Host:
             message_id=payload.message_id,
             workdir=None if blind else frame.workdir,
             workdir_base=None if blind else frame.workdir_base,
+            folder_name=payload.folder,
             deadline=now + milliseconds / 1000,
             allowed_ms=int(milliseconds),
             generation=entry.generation,
@@ -298,10 +307,40 @@ class Host:
             self._ticker = self._loop.call_later(TICK_S, self._tick)
         if call.deadline is not None and call.deadline < self._deadline_at:
             self._set_deadline_timer()
-        if is_polling(tool):
+        self._place(call)
+
+    def _place(self, call: Call) -> None:
+        """Run a call that was accepted."""
+        if is_polling(call.tool):
             self.answers.poll(call)
+        elif call.folder_name is not None or call.agent in call.tool.folders:
+            finding = self._loop.create_task(self._place_in_folder(call))
+            self._finding.add(finding)
+            finding.add_done_callback(self._finding.discard)
         else:
             self.sessions.place(call)
+
+    async def _place_in_folder(self, call: Call) -> None:
+        """Run a call that names a folder, if its caller may name it."""
+        try:
+            found = await self._powers.offload.prepared(lambda: self._folder_of(call))
+        except (GoondanError, OSError) as error:
+            if call.state != "done" and not self._closing:
+                self.answers.fail(call, refusal(why_not(error)))
+            return
+        if call.state == "done" or self._closing:  # cancelled, or out of time
+            return
+        call.folder = found
+        call.tool = msgspec.structs.replace(call.tool, sandbox=found.sandbox)
+        self.sessions.place(call)
+
+    def _folder_of(self, call: Call) -> CallFolder:
+        """Look for the folder that a call names. Raises GoondanError, OSError."""
+        if call.folder_name is None:
+            raise fail("E_FRAME_INVALID", f"a call of the tool {call.tool.name} names no folder")
+        writable = [place for tool in self.spec.tools for place in tool.sandbox.filesystem.write]
+        place = call.workdir, call.workdir_base
+        return folder_of_call(call.folder_name, call.tool, call.agent, *place, writable, self._copies)
 
     def _keep_message(self, owner: tuple[str, str], payload: ToolCallPayload) -> None:
         """Keep the message that made the call, if it came with it: not when it came before, or is too large."""

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from agentproc.extensions.bundle_changes import BundleChanges, SwarmBundleApi
-from agentproc.extensions.dynamic_tools import DynamicTools, Handler
+from agentproc.extensions.dynamic_tools import DynamicTools, Folder, Handler
 from agentproc.extensions.events import EventBus
 from agentproc.extensions.events import Handler as EventHandler
 from agentproc.extensions.logger import ConsoleLogger
@@ -81,11 +81,12 @@ class ToolsApi:
         """
         self._tools.register(item, handler, extension=self._extension, exposed=self._exposed)
 
-    def bring(self, name: str) -> None:
+    def bring(self, name: str, *, folder: Folder | None = None) -> None:
         """Offer, from the next step on, a tool whose handler runs in a jail: one that the manifest of this bundled
-        extension names. Extensions of a bundle bring none. Raises GoondanError E_USAGE.
+        extension names. `folder(args)` names the folder that a call works in; what it raises is the call's error.
+        Extensions of a bundle bring none. Raises GoondanError E_USAGE.
         """
-        self._tools.bring(name, extension=self._extension, exposed=self._exposed)
+        self._tools.bring(name, folder, extension=self._extension, exposed=self._exposed)
 
     def unregister(self, name: str) -> None:
         """Remove a tool of this extension. An unknown name is ignored."""
@@ -149,6 +150,7 @@ class ExtensionApi:
         "_state",
         "_swarm_bundle",
         "_tokens",
+        "_workdir",
         "agent_name",
         "events",
         "extension",
@@ -176,9 +178,12 @@ class ExtensionApi:
         agent: str,
         instance_key: str,
         bundle_changes: BundleChanges,
+        workdir: Callable[[], str] = str,
         tokens: AccessTokens | None = None,
     ) -> None:
-        """`tokens` is None when nobody can give access tokens here."""
+        """`workdir` gives the folder that the running turn works in. `tokens` is None when nobody can give access
+        tokens here.
+        """
         self.extension = Resource(spec.resource)
         self.pipeline = PipelineApi(pipeline, spec.name)
         self.pipelines = PipelinesApi(pipeline, spec.name)
@@ -193,10 +198,16 @@ class ExtensionApi:
         self._state = state
         self._tokens = tokens
         self._swarm_bundle = SwarmBundleApi(bundle_changes)
+        self._workdir = workdir
 
     def ext_state(self) -> ExtState:
         """This extension's own object in memory, the same at every call. It is empty again in another process."""
         return self._state
+
+    @property
+    def workdir(self) -> str:
+        """The folder that the running turn works in, or the last one; "" before the first turn."""
+        return self._workdir()
 
     @property
     def swarm_bundle(self) -> SwarmBundleApi:

@@ -18,6 +18,7 @@ HANDLER-02.
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 import traceback
 from collections.abc import Callable, Mapping
@@ -39,10 +40,12 @@ from schemas.address import is_shown_name, parse_tool_name, shown_tool_name
 from schemas.arguments import compile_arguments
 from schemas.codec import from_raw
 from schemas.errors import fail, tool_error
-from schemas.frames import ToolResult
+from schemas.frames import ToolError, ToolResult
 from schemas.launch import CatalogItem, Limits, ToolSource
 
 Handler = Callable[[Any, Any], Any]
+#: Gets the arguments of a call and returns an absolute path. What it raises is the call's error.
+Folder = Callable[[dict[str, Any]], str]
 
 #: The largest output of a call (bytes of its encoding): the default of tools in jails. The whole output goes into the
 #: conversation, and to the model with every later request.
@@ -77,6 +80,8 @@ class BroughtTool(Struct, frozen=True):
     exposed: bool = True
     #: The name with a dot that the extension gave it; "" when the name has no dot.
     named: str = ""
+    #: Says by its arguments which folder a call works in. None: calls name no folder.
+    folder: Folder | None = None
 
 
 class LocalContext:
@@ -181,8 +186,9 @@ class DynamicTools:
         made = DynamicTool(_item(fields, shown, extension), handler, extension, exposed, metadata, named)
         self._tools[shown] = made
 
-    def bring(self, name: Any, *, extension: str, exposed: bool = True) -> None:
+    def bring(self, name: Any, folder: Folder | None = None, *, extension: str, exposed: bool = True) -> None:
         """Show a tool that the manifest of a bundled extension names, by its full name (`skills.run`, `skills__run`).
+        `folder` says which folder each call works in.
 
         Raises GoondanError E_USAGE for a tool that this extension does not bring.
         """
@@ -193,7 +199,17 @@ class DynamicTools:
             raise fail(
                 "E_USAGE", message, suggestion="Only bundled extensions bring tools; register it with a handler."
             )
-        self._brought[shown] = BroughtTool(extension, exposed, name if "." in name else "")
+        self._brought[shown] = BroughtTool(extension, exposed, name if "." in name else "", folder)
+
+    def folder_of(self, name: str, args: dict[str, Any]) -> str | ToolError | None:
+        """The folder that a call of a brought tool works in, or why there is none. None: its calls name no folder."""
+        brought = self._brought.get(name)
+        if brought is None or brought.folder is None:
+            return None
+        try:
+            return brought.folder(copy.deepcopy(args))
+        except Exception as error:
+            return tool_error_of(error, "E_TOOL")
 
     def unregister(self, name: str, *, extension: str) -> None:
         """Remove a tool of this extension. An unknown name is ignored. The dotted name and the shown name are both

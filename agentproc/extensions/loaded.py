@@ -20,7 +20,7 @@ import inspect
 import logging
 import os
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any, Final
 
@@ -80,8 +80,11 @@ class Extensions:
         tokens: AccessTokens | None = None,
         *,
         bundle_changes: BundleChanges,
+        workdir: Callable[[], str],
     ) -> None:
+        """`workdir` gives the folder that the running turn works in."""
         self._bundle_changes = bundle_changes
+        self._workdir = workdir
         self._pipeline = pipeline
         self._tools = tools
         self._events = events
@@ -175,6 +178,7 @@ class Extensions:
                 instance_key=place.instance_key,
                 tokens=self._tokens,
                 bundle_changes=self._bundle_changes,
+                workdir=self._workdir,
             )
             await _call(register, api, spec)
         except GoondanError as error:

@@ -29,11 +29,14 @@ class Workspaces:
         self._pipeline = pipeline
         self._events = events
         self._told = ""
+        #: The workdir of the running turn, or of the last one; "" before the first turn.
+        self.workdir = ""
 
     async def enter(self, workdir: str) -> None:
         """The next turn works in this workdir. A repository is announced once for as long as the workdir stays the
         same: first to the mutators of `workspace.repoAvailable`, then as an event with the metadata that they return.
         """
+        self.workdir = workdir
         if workdir == self._told or (self._pipeline.empty and self._events.empty):
             return
         self._told = workdir

@@ -51,8 +51,11 @@ def base_tools() -> dict[str, CheckedTool]:
     return dict(sorted(tools.items()))
 
 
-def load_manifests(folders: list[str], *, schemas: bool = False, manifest: str = MANIFEST) -> dict[str, CheckedTool]:
-    """The Tools whose manifests lie in `folders`; folders without one are skipped. Raises BundleError.
+def load_manifests(
+    folders: list[str], *, schemas: bool = False, manifest: str = MANIFEST, form: type[Tool] = Tool
+) -> dict[str, CheckedTool]:
+    """The Tools whose manifests lie in `folders`; folders without one are skipped. `form` is what a manifest must fit.
+    Raises BundleError.
 
     Their parameters and examples are looked at with `schemas` only. They come along and do not change: a test looks at
     them, so that not every start has to.
@@ -66,7 +69,7 @@ def load_manifests(folders: list[str], *, schemas: bool = False, manifest: str =
             continue
         for document in read_manifest(path, budget, report):
             document.resource = "Tool"
-            built: Tool = Builder(document, Environment(None), report).build(Tool)
+            built: Tool = Builder(document, Environment(None), report).build(form)
             document.resource = f"Tool/{built.metadata.name}"
             files = BundleFiles(folder)
             tool = CheckedTool(document, built.metadata.name, built.spec, bundled=True)

@@ -23,7 +23,7 @@ from kernel.bundle.problems import BundleError, Report
 from kernel.bundle.shape import Builder, Environment
 from kernel.bundle.tools import CheckedTool
 from schemas.address import is_resource_name
-from schemas.resources import Extension, ExtensionBody
+from schemas.resources import Extension, ExtensionBody, Tool, ToolBody
 
 EXTENSION_MANIFEST: Final = "extension.yaml"
 
@@ -39,6 +39,19 @@ class BundledExtension(Extension, frozen=True):
     """The manifest of a bundled extension."""
 
     spec: BundledExtensionBody
+
+
+class BroughtToolBody(ToolBody, frozen=True, kw_only=True):
+    """The `spec` of the manifest of a Tool that a bundled extension brings."""
+
+    #: Its calls name a folder, which their jail shows read-only.
+    takes_folder: bool = False
+
+
+class BroughtTool(Tool, frozen=True):
+    """The manifest of a Tool that a bundled extension brings."""
+
+    spec: BroughtToolBody
 
 
 class BaseExtensions:
@@ -99,7 +112,8 @@ def brought_tools(names: list[str]) -> list[CheckedTool]:
         return []
     wanted = {name.replace("-", "_") for name in names}
     folders = [folder for folder in tool_folders(IN_JAILS) if os.path.basename(folder) in wanted]
-    loaded = load_manifests(folders, manifest=BROUGHT_MANIFEST)
+    loaded = load_manifests(folders, manifest=BROUGHT_MANIFEST, form=BroughtTool)
     for tool in loaded.values():
         tool.brought = True
+        tool.takes_folder = isinstance(tool.body, BroughtToolBody) and tool.body.takes_folder
     return [loaded[name] for name in names]

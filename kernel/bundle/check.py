@@ -29,12 +29,15 @@ from kernel.bundle.problems import Path, Position, Report, did_you_mean, shown
 from kernel.bundle.refs import BadRef, Ref, read_entry_agent, read_ref, read_use
 from kernel.bundle.servers import ServerUse, check_servers, is_mcp
 from kernel.bundle.shape import Builder, Document, Environment
+from kernel.bundle.skills import check_skill_dirs, skill_dirs, takes_skills
 from kernel.bundle.tools import CheckedTool, check_tool
 from kernel.bundle.values import check_value
 from kernel.bundle.variables import names_any
+from kernel.grants.merge import join_paths
 from schemas import resources
 from schemas.address import SEPARATOR, is_resource_name, is_shown_name, parse_tool_name, shown_tool_name
 from schemas.frames import ORCHESTRATOR
+from schemas.launch import Filesystem
 from schemas.resources import API_V1, API_V1ALPHA1, BASE_PACKAGE, DOCUMENTS, KINDS
 
 
@@ -201,6 +204,9 @@ class Checker:
             extension = extensions[name] = CheckedExtension(document, name, built)
             check_extension(extension, self._files, self._report, self._base_extensions)
             check_given(extension, self._report)
+            if takes_skills(extension):
+                config = extension.resource.spec.config or {}
+                check_skill_dirs(config, document, ("spec", "config"), self._report)
             if self._base_extensions.find(name) is not None and not extension.bundled:
                 message = f"{document.resource} replaces the bundled extension of that name"
                 self._report.warn("W_CONFIG_SHADOWED", message, document.place("metadata", "name"))
@@ -465,7 +471,13 @@ class Checker:
                 own = None if isinstance(item, str) else item.config
                 check_used(extension, own, document, at, self._report)
                 named = own is not None and names_any(document.node, "spec", "extensions")
-                agent.extensions.append(extension.spec(own, named=named))
+                spec = extension.spec(own, named=named)
+                if takes_skills(extension):
+                    found = skill_dirs(spec, self._files)
+                    spec, agent.skill_dirs = found.spec, [*agent.skill_dirs, *found.granted]
+                    if own is not None:
+                        check_skill_dirs(own, document, (*at, "config"), self._report)
+                agent.extensions.append(spec)
                 if is_mcp(extension.entry, extension.bundled):
                     given = own if own is not None else extension.resource.spec.config
                     whose = (document, (*at, "config")) if own is not None else (extension.document, ("spec", "config"))
@@ -485,6 +497,9 @@ class Checker:
             elif tool.name not in agent.brought:
                 self._brought[tool.name] = tool
                 agent.brought.append(tool.name)
+            if tool.takes_folder:
+                read = join_paths([*tool.sandbox.filesystem.read, *agent.skill_dirs])
+                tool.sandbox = msgspec.structs.replace(tool.sandbox, filesystem=Filesystem(read=read))
 
     def _misplaced(self, agent: CheckedAgent, extensions: Mapping[str, CheckedExtension]) -> None:
         loaded = [extension.name for extension in agent.extensions]

@@ -46,6 +46,8 @@ class CheckedAgent(Struct):
     brought: list[str] = []
     #: The configs of its MCP servers.
     servers: list[ServerUse] = []
+    #: Directories of skills outside of workdirs that its extensions name, as absolute paths.
+    skill_dirs: list[str] = []
 
 
 class Checked(Struct):

@@ -80,6 +80,10 @@ class BundleFiles:
         """Whether a regular file is there."""
         return os.path.isfile(path)
 
+    def is_folder(self, path: str) -> bool:
+        """Whether a folder is there."""
+        return os.path.isdir(path)
+
     def list_files(self, folder: str, suffixes: tuple[str, ...], limit: int) -> list[str]:
         """Files below a folder whose names end so, by their paths in it, without hidden and SKIPPED_FOLDERS.
 

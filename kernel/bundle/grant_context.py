@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from kernel.bundle.checked import Checked
-from kernel.bundle.granting import GrantContext, OpenedFolder, Rule
+from kernel.bundle.granting import GrantContext, OpenedFolder, Pin, Rule
 from kernel.bundle.installed_packages import Package
 from kernel.bundle.lookup import Unreadable
 from kernel.bundle.problems import Position, Report
@@ -47,6 +47,10 @@ def gather(
     return GrantContext(
         rules=rules,
         accepted={item.tool: item.digest for item in read.policy.accepted},
+        skills=[
+            Pin(item.skill, item.digest, item.sandbox, document, ("pinned", number))
+            for item, (document, number) in zip(read.policy.pinned, read.pinned_places, strict=True)
+        ],
         pins=pins,
         kept=[*(os.path.realpath(path) for path in _ours()), *hidden],
         hidden=hidden,

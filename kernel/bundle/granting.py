@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from kernel.bundle.checked import Checked, CheckedAgent
 from kernel.bundle.lookup import Files
@@ -22,12 +23,12 @@ from kernel.bundle.sandbox import check_sandbox, resolve_network
 from kernel.bundle.servers import CheckedServer
 from kernel.bundle.shape import Document
 from kernel.bundle.tools import CheckedTool
-from kernel.grants.merge import Excess, Part, as_part, beyond, narrow, requested, widen, without_grants
+from kernel.grants.merge import Excess, Part, as_part, beyond, meet_paths, narrow, requested, widen, without_grants
 from schemas import resources
 from schemas.address import is_path
 from schemas.grantable import unreadable, unwritable
 from schemas.hidden import uncovered
-from schemas.launch import Limits, SandboxSpec
+from schemas.launch import FolderGrants, Limits, SandboxSpec
 from schemas.resources import BASE_PACKAGE
 
 Status = Literal["own", "bundled", "nothing", "accepted", "pending", "changed"]
@@ -48,6 +49,21 @@ class Rule(Struct, frozen=True):
     bundle: str | None = None
 
 
+class Pin(Struct, frozen=True):
+    """What a policy gives a skill with a certain content."""
+
+    #: The skill's name, for whoever reads the policy.
+    skill: str
+    #: Its content.
+    digest: str
+    #: What its commands get in addition.
+    sandbox: resources.SandboxPart
+    #: The document of the policy.
+    document: Document
+    #: Its place in that document.
+    at: Path
+
+
 class OpenedFolder(Struct, frozen=True):
     """A folder that a policy opens as a working directory of spawned instances."""
 
@@ -66,6 +82,8 @@ class GrantContext(Struct, frozen=True, kw_only=True):
     rules: Sequence[Rule] = ()
     #: The digest that was accepted for each tool, by the tool's id.
     accepted: Mapping[str, str] = {}
+    #: The skills that were pinned.
+    skills: Sequence[Pin] = ()
     #: The digest of each installed package, by its name. '': the package cannot be pinned.
     pins: Mapping[str, str] = {}
     #: Folders that no tool may write to or around.
@@ -101,16 +119,18 @@ def grant(checked: Checked, context: GrantContext, files: Files, report: Report)
     tools = {tool.name: tool for tool in checked.runs_in_jails}
     for tool in tools.values():
         # The bundled tools are read once, and checked again with every bundle.
-        tool.granted, tool.narrowed = _granted(tool, tool.sandbox, context, files, report), {}
+        tool.granted, tool.narrowed, tool.folders = _granted(tool, tool.sandbox, context, files, report), {}, {}
     for server in checked.servers.values():
         for agent, (spec, sandbox) in server.of_agents.items():
             server.of_agents[agent] = (spec, _granted(server.tool, sandbox, context, files, report))
     _check_rules(tools, context, files, report)
+    _check_pins(context, files, report)
     _check_opened(context, report)
     for one in checked.agents.values():
         _narrow(one, tools, files, report)
         for server in checked.servers.values():
             _narrow_own(one, server, files)
+        _grant_folders(one, tools, context, files)
 
 
 # --- what a tool gets -----------------------------------------------------------------------------------------------
@@ -195,6 +215,20 @@ def _check_rules(tools: Mapping[str, CheckedTool], context: GrantContext, files:
             report.warn("W_CONFIG_UNUSED", message, rule.document.place(*rule.at, "tool"), did_you_mean(rule.tool, ids))
 
 
+def _check_pins(context: GrantContext, files: Files, report: Report) -> None:
+    """Report what is pinned and means nothing, or what not even the operator can give."""
+    for pinned in context.skills:
+        at: Path = (*pinned.at, "sandbox")
+        part = pinned.sandbox
+        check_sandbox(part, pinned.document, at, files, report)
+        if part.isolation is not None:
+            message = "a pin does not change the isolation of commands of skills"
+            report.error("E_CONFIG_INVALID_VALUE", message, pinned.document.key(*at, "isolation"), "Remove the field.")
+        for fault in dangers(widen(SandboxSpec(), resolve_part(part, files)), context):
+            place = pinned.document.place(*at, *fault.field[:2])
+            report.error("E_CONFIG_DANGEROUS", f"{fault.path} cannot be granted: {fault.reason}", place)
+
+
 def _check_opened(context: GrantContext, report: Report) -> None:
     """Report folders that a policy opens for spawned instances although no tool may write in them."""
     for opened in context.opened:
@@ -234,6 +268,27 @@ def _narrow_own(agent: CheckedAgent, server: CheckedServer, files: Files) -> Non
     own, cap = server.of_agents.get(agent.name), agent.body.sandbox
     if own is not None and cap is not None:
         server.of_agents[agent.name] = (own[0], narrow(own[1], resolve_part(cap, files)))
+
+
+def _grant_folders(agent: CheckedAgent, tools: Mapping[str, CheckedTool], context: GrantContext, files: Files) -> None:
+    """What the calls of this agent get by the folders that they name, for tools that take one.
+
+    The directories of other agents' skills are none of its own. What it narrows, it narrows of pins as well.
+    """
+    for tool in (tools[name] for name in agent.brought if tools[name].takes_folder):
+        left = tool.narrowed.get(agent.name, tool.granted or tool.sandbox)
+        given = [rule.sandbox for rule in context.rules if _is_for(rule, tool, context)]
+        named = [path for part in given for path in resolve_part(part, files).read or []]
+        read = meet_paths(left.filesystem.read, [*agent.skill_dirs, *named])
+        own = replace(left, filesystem=replace(left.filesystem, read=read))
+        if own != tool.granted:
+            tool.narrowed = {**tool.narrowed, agent.name: own}
+        cap = agent.body.sandbox
+        pinned = {}
+        for pin in context.skills:
+            gets = widen(own, resolve_part(pin.sandbox, files))
+            pinned[pin.digest] = gets if cap is None else narrow(gets, resolve_part(cap, files))
+        tool.folders = {**tool.folders, agent.name: FolderGrants(workdir=without_grants(own), pinned=pinned)}
 
 
 def _own_part(agent: CheckedAgent, tool: CheckedTool, files: Files, report: Report) -> Part | None:

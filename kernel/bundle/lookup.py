@@ -46,6 +46,9 @@ class Files(Protocol):
     def is_file(self, path: str) -> bool:
         """Whether a regular file is there."""
 
+    def is_folder(self, path: str) -> bool:
+        """Whether a folder is there (`path` from `resolve`)."""
+
     def list_files(self, folder: str, suffixes: tuple[str, ...], limit: int) -> list[str]:
         """Files below a folder whose names end so, by their paths in it. Raises Unreadable when there are more."""
 

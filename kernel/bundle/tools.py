@@ -56,6 +56,10 @@ class CheckedTool(Struct):
     brought: bool = False
     #: Where in the document its sandbox stands.
     sandbox_at: Path = ("spec", "sandbox")
+    #: Its calls name a folder, which their jail shows read-only.
+    takes_folder: bool = False
+    #: What its calls get by their folders, by the agent's name (kernel/bundle/granting.py).
+    folders: dict[str, launch.FolderGrants] = {}
 
     @property
     def id(self) -> str:

@@ -1,4 +1,4 @@
-"""`gdn grant list|accept|revoke|files`: the requests of tools, their grants, and the decisions of the operator.
+"""`gdn grant list|accept|revoke|files|skill`: the requests of tools, their grants, and the decisions of the operator.
 
 Source: docs/design/sandbox.md section 1.
 """
@@ -10,16 +10,20 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kernel.cli import options
+from kernel.cli import grant_skill, options
 
 if TYPE_CHECKING:
     from kernel.bundle.loader import Inspected
     from kernel.bundle.tools import CheckedTool
+    from kernel.grants.policy_file import PinnedSkill
 
 
 @click.group()
 def command() -> None:
     """Show what tools ask for, and accept or revoke the requests of packaged tools."""
+
+
+command.add_command(grant_skill.command)
 
 
 @command.command(name="list")
@@ -52,7 +56,7 @@ def accept(tool: str, bundle: str | None, as_json: bool) -> int:
     """Grant a packaged TOOL (PACKAGE/NAME) what it requests, for exactly the code that is there now."""
     from kernel.bundle.granting import dangers
     from kernel.cli.output import write, write_json
-    from kernel.grants.policy_file import Accepted, write_accepted
+    from kernel.grants.policy_file import Accepted, write_decisions
     from schemas.errors import fail
 
     inspected, path = _inspect(bundle, None)
@@ -69,7 +73,7 @@ def accept(tool: str, bundle: str | None, as_json: bool) -> int:
         raise fail("E_USAGE", f"the package {found.package} cannot be pinned", suggestion="Make it smaller.")
     others = {name: pinned for name, pinned in inspected.grant_context.accepted.items() if name != tool}
     accepted = [Accepted(name, pinned) for name, pinned in sorted({**others, tool: digest}.items())]
-    write_accepted(path, accepted)
+    write_decisions(path, accepted, _pinned(inspected))
     if as_json:
         write_json({**row, "status": "accepted", "digest": digest, "policy": path})
     else:
@@ -85,7 +89,7 @@ def accept(tool: str, bundle: str | None, as_json: bool) -> int:
 def revoke(tool: str, bundle: str | None, as_json: bool) -> int:
     """Take back what was accepted for TOOL."""
     from kernel.cli.output import write, write_json
-    from kernel.grants.policy_file import Accepted, write_accepted
+    from kernel.grants.policy_file import Accepted, write_decisions
     from schemas.errors import fail
 
     inspected, path = _inspect(bundle, None)
@@ -93,7 +97,8 @@ def revoke(tool: str, bundle: str | None, as_json: bool) -> int:
     if tool not in accepted:
         known = ", ".join(sorted(accepted)) or "none"
         raise fail("E_USAGE", f"nothing was accepted for {tool[:100]!r}", suggestion=f"Accepted are: {known}.")
-    write_accepted(path, [Accepted(name, pinned) for name, pinned in sorted(accepted.items()) if name != tool])
+    left = [Accepted(name, pinned) for name, pinned in sorted(accepted.items()) if name != tool]
+    write_decisions(path, left, _pinned(inspected))
     if as_json:
         write_json({"tool": tool, "status": "revoked", "policy": path})
     else:
@@ -186,6 +191,13 @@ def _row(tool: CheckedTool, inspected: Inspected) -> dict[str, Any]:
     if tool.package in inspected.grant_context.pins:
         row["digest"] = inspected.grant_context.pins[tool.package]
     return row
+
+
+def _pinned(inspected: Inspected) -> list[PinnedSkill]:
+    """The skills that were pinned, as the policy has them."""
+    from kernel.grants.policy_file import PinnedSkill
+
+    return [PinnedSkill(pin.skill, pin.digest, pin.sandbox) for pin in inspected.grant_context.skills]
 
 
 def _packaged(inspected: Inspected, tool: str) -> CheckedTool:

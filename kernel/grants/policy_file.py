@@ -6,6 +6,8 @@
         sandbox: {network: {allow: ["127.0.0.1:8080"]}}
     accepted:                   # written by `gdn grant accept`: requests of packaged tools, pinned to their code
       - {tool: "@acme/weather/forecast", digest: "sha256:…"}
+    pinned:                     # written by `gdn grant skill`: what skills in workdirs get, pinned to their content
+      - {skill: deploy, digest: "sha256:…", sandbox: {env: [DEPLOY_TOKEN]}}
     disk: {sized: true}         # written by hand: workdirs of instances get file systems of their own (docs/sandbox.md)
     spawn: {workdirs: [/srv/p]} # written by hand: where else spawned agents may work (docs/agents.md)
 
@@ -19,6 +21,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Sequence
 from typing import Annotated, Final
 
 import msgspec
@@ -57,6 +60,19 @@ class Accepted(Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
     digest: Annotated[str, Meta(min_length=1)]
 
 
+class PinnedSkill(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, omit_defaults=True):
+    """A skill that the operator has looked at. Commands in a folder with just this content get what the Tool `skills`
+    was granted, and what stands here.
+    """
+
+    #: Its name, for whoever reads the policy.
+    skill: Annotated[str, Meta(min_length=1)]
+    #: Its content (schemas/system/digests.py).
+    digest: Annotated[str, Meta(min_length=1)]
+    #: What its commands get in addition.
+    sandbox: SandboxPart = SandboxPart()
+
+
 class DiskPolicy(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, omit_defaults=True):
     """How the disk is kept. `sized`: the workdir of an instance gets a file system of its own, with a bound."""
 
@@ -76,6 +92,8 @@ class Policy(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, om
     widen: list[Widening] = []
     #: The packaged tools that were accepted.
     accepted: list[Accepted] = []
+    #: The skills that were pinned.
+    pinned: list[PinnedSkill] = []
     #: What workdirs may take of the disk.
     disk: DiskPolicy = DiskPolicy()
     #: Where spawned instances may work.
@@ -91,6 +109,8 @@ class Read(Struct, frozen=True):
     places: list[tuple[Document, int]] = []
     #: Where each of its `spawn.workdirs` stands: the document, and the number there.
     workdir_places: list[tuple[Document, int]] = []
+    #: Where each of its `pinned` stands: the document, and the number there.
+    pinned_places: list[tuple[Document, int]] = []
 
 
 def read_policies(paths: list[str], report: Report) -> Read:
@@ -104,6 +124,8 @@ def read_policies(paths: list[str], report: Report) -> Read:
     places: list[tuple[Document, int]] = []
     workdirs: list[str] = []
     workdir_places: list[tuple[Document, int]] = []
+    pinned: list[PinnedSkill] = []
+    pinned_places: list[tuple[Document, int]] = []
     sized = False
     for index, path in enumerate(paths):
         if index == 0 and not os.path.lexists(path):
@@ -121,7 +143,10 @@ def read_policies(paths: list[str], report: Report) -> Read:
         sized = sized or found.disk.sized
         workdir_places += [(document, number) for number in range(len(found.spawn.workdirs))]
         workdirs += found.spawn.workdirs
-    return Read(Policy(widen, accepted, DiskPolicy(sized), SpawnPolicy(workdirs)), places, workdir_places)
+        pinned_places += [(document, number) for number in range(len(found.pinned))]
+        pinned += found.pinned
+    policy = Policy(widen, accepted, pinned, DiskPolicy(sized), SpawnPolicy(workdirs))
+    return Read(policy, places, workdir_places, pinned_places)
 
 
 def _document(path: str, report: Report) -> Document | None:
@@ -142,7 +167,7 @@ def _document(path: str, report: Report) -> Document | None:
         return None
     node = composed.documents[0]
     if not isinstance(node, Mapping) or len(composed.documents) > 1:
-        message = "a policy is one document: a mapping with `widen`, `accepted`, `disk` and `spawn`"
+        message = "a policy is one document: a mapping with `widen`, `accepted`, `pinned`, `disk` and `spawn`"
         report.error("E_CONFIG_INVALID_VALUE", message, Position(path, node.line, node.column))
         return None
     return Document(path, node)
@@ -161,7 +186,7 @@ def _check_owner(path: str) -> None:
         raise Unreadable(f"others can write to it (mode {stat.S_IMODE(state.st_mode):04o})")
 
 
-def write_accepted(path: str, accepted: list[Accepted]) -> None:
+def write_decisions(path: str, accepted: list[Accepted], pinned: list[PinnedSkill]) -> None:
     """Replace what `gdn grant` has written in a policy. Raises GoondanError E_STATE."""
     try:
         with open(path, encoding="utf-8") as source:
@@ -172,9 +197,12 @@ def write_accepted(path: str, accepted: list[Accepted]) -> None:
         raise fail("E_STATE", f"{path}: {error}") from None
     by_hand = before.partition(MARK)[0].rstrip()
     lines = [by_hand, ""] if by_hand else []
-    if accepted:
-        lines += [MARK, "accepted:"]
-        lines += ["  - " + msgspec.json.encode(item).decode() for item in accepted]
+    decisions: dict[str, Sequence[Struct]] = {"accepted": accepted, "pinned": pinned}
+    if any(decisions.values()):
+        lines.append(MARK)
+    for key, items in decisions.items():
+        if items:
+            lines += [f"{key}:", *("  - " + msgspec.json.encode(item).decode() for item in items)]
     text = "\n".join([*lines, ""]) if lines else ""
     root = os.path.dirname(path)
     why = open_state_root(root, make=True).why

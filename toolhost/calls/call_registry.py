@@ -24,6 +24,7 @@ from msgspec import Raw, Struct
 
 from schemas.launch import ExportSpec, ToolSpec
 from toolhost.calls.fair_store import FairStore
+from toolhost.policy.subject import CallFolder
 
 #: Results that no agent has acknowledged yet, in all (bytes): one of the largest, or twenty of the default outputMb.
 KEPT_BYTES: Final = 80 << 20
@@ -63,6 +64,10 @@ class Call(Struct, eq=False, kw_only=True):
     workdir: str | None
     #: The folder that the workdir must lie in, as the frame says it.
     workdir_base: str | None = None
+    #: The folder that it names, as its frame says it. None: it names none.
+    folder_name: str | None = None
+    #: That folder, once it was found that the caller may name it.
+    folder: CallFolder | None = None
     #: When it must have its result (seconds, on the loop's clock). None: without a deadline, or its time stands still.
     deadline: float | None
     #: Of a call of a server: it is given up when there is no news of it for so many seconds. Then `deadline` is when

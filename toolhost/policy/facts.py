@@ -30,7 +30,7 @@ from toolhost.policy.bytecode import compile_sources
 from toolhost.policy.guarding import MADE_NAMES, dotfiles, existing, refuse_links, repositories
 from toolhost.policy.hiding import unknown_place, with_hidden
 from toolhost.policy.refusals import SYSTEM, TOP, guard_candidates, hidden_in_it
-from toolhost.policy.subject import HostFacts, HostPath, Request
+from toolhost.policy.subject import CallFolder, HostFacts, HostPath, Request
 from toolhost.privileges.powers import Powers
 from toolhost.seccomp.numbers import NUMBERS, Machine
 
@@ -231,12 +231,13 @@ def look_up(
     *,
     base: str | None = None,
     sized: bool = False,
+    call_folder: CallFolder | None = None,
 ) -> Request:
     """Find out what the policy must know for one jail.
 
     A missing workdir below the state directory is made. `sized`: it is in a file system with a bound. `base`: the
-    workdir is or lies in this folder, no link is followed beneath it, and only the base is made. Raises GoondanError
-    E_SANDBOX_DENIED for paths that do not exist or are of the wrong kind.
+    workdir is or lies in this folder, no link is followed beneath it, and only the base is made. `call_folder`: its
+    calls work there. Raises GoondanError E_SANDBOX_DENIED for paths that do not exist or are of the wrong kind.
     """
     sandbox = tool.sandbox
     root, entry = (os.path.realpath(path) if path else "" for path in (tool.root, tool.entry))
@@ -287,7 +288,13 @@ def look_up(
         sized=sized,
         made=made,
         private=_private_folder() if host.tier == "reduced" else None,
+        folder=None if call_folder is None or workdir is None else _in_workdir(call_folder, os.path.normpath(workdir)),
     )
+
+
+def _in_workdir(folder: CallFolder, workdir: str) -> HostPath | None:
+    """The folder of the calls when it stands in the workdir, which is writable around it."""
+    return HostPath(folder.source, "dir", folder.path) if within(folder.path, workdir) else None
 
 
 def _private_folder() -> str:

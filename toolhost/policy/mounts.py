@@ -39,6 +39,14 @@ class Sources:
             self._add(host.stage, place, "copied")
         for place in request.granted:
             self._add(host.stage, place, "shown")
+        if request.folder is not None and not any(
+            within(request.folder.path, place.path) for place in request.writable
+        ):
+            self._add(host.stage, request.folder, "shown")
+
+    def stages_alone(self, place: HostPath) -> bool:
+        """Whether this place is staged itself, and not only a folder that it lies in."""
+        return place.path in self._at
 
     def _add(self, stage: str, place: HostPath, unmapped: Unmapped, *, owned: bool = True) -> None:
         if place.path in self._at or within(place.path, "/usr"):
@@ -146,7 +154,10 @@ def _writable_mounts(request: Request, host: HostFacts, sources: Sources, place:
         and not any(inner != outer and within(inner.path, outer.path) for outer in request.guarded)
     ]
     hidden = [path for path in host.hidden if path != real and within(path, real)]
-    for kept in [*guarded, *hidden]:
+    folder = request.folder
+    inside = folder is not None and shown != folder.shown and within(folder.shown, shown)
+    named = [real + folder.shown[len(shown) :]] if folder is not None and inside else []
+    for kept in [*guarded, *hidden, *named]:
         for above in _between(real, kept):
             if not any(within(above, path) for path in guarded):
                 at = shown + above[len(real) :]
@@ -154,6 +165,9 @@ def _writable_mounts(request: Request, host: HostFacts, sources: Sources, place:
     for path in guarded:
         at = shown + path[len(real) :]
         yield _mount(at, _GUARDED, path, "--ro-bind", sources.of(path, real), at)
+    if folder is not None and inside:
+        root = folder.path if sources.stages_alone(folder) else real
+        yield _mount(folder.shown, _GUARDED, folder.path, "--ro-bind", sources.of(folder.path, root), folder.shown)
 
 
 def seen_places(mounts: list[Mount]) -> list[tuple[str, str]]:

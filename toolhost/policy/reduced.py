@@ -47,6 +47,9 @@ def plan_reduced(request: Request, host: HostFacts) -> LaunchPlan:
     for path in [*(place.path for place in [*request.guarded, *request.masked]), *hidden_in(request, host)]:
         if path not in host.absent:  # the jail ends should one of those come to be there
             raise fail("E_SANDBOX_DENIED", f"the reduced sandbox cannot protect {path} from the tool {tool.name}")
+    if request.folder is not None:
+        text = f"the reduced sandbox cannot keep {request.folder.shown} read-only for the tool {tool.name}"
+        raise fail("E_SANDBOX_DENIED", text, suggestion=host.fix)
     home, temporary = f"{request.private}/home", f"{request.private}/tmp"
     # There are no mounts: everything stands at its own path.
     shown = [HostPath(place.path, place.kind) for place in request.shown]

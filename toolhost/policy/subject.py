@@ -9,7 +9,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from schemas.launch import ToolSpec
+from schemas.launch import SandboxSpec, ToolSpec
 from toolhost.policy.conventions import JAIL_PATH
 from toolhost.privileges.tree import Tree
 from toolhost.seccomp.numbers import Machine
@@ -30,6 +30,19 @@ class HostPath(Struct, frozen=True):
     def shown(self) -> str:
         """Where it stands in a jail."""
         return self.name or self.path
+
+
+class CallFolder(Struct, frozen=True):
+    """A folder that a call may work in."""
+
+    #: Its path as the caller names it, at which it stands in the jail.
+    path: str
+    #: What is shown there: the folder without links, or a copy of it.
+    source: str
+    #: Which folder it is: another one gets another jail.
+    identity: str
+    #: What the jail gets.
+    sandbox: SandboxSpec
 
 
 class HostFacts(Struct, frozen=True, kw_only=True):
@@ -138,6 +151,9 @@ class Request(Struct, frozen=True, kw_only=True):
     sized: bool = False
     #: Placeholders that were made in the workdir so that they can be guarded.
     made: list[str] = []
+    #: The folder that its calls work in, read-only, with its name in the jail. None: they name no folder, or one that
+    #: shows anyway because it was granted for reading.
+    folder: HostPath | None = None
 
     @property
     def own(self) -> list[HostPath]:

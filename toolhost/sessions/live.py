@@ -43,6 +43,8 @@ from toolhost.untrusted import Violation, output_limit
 
 #: How many looks in turn may find orphans in a jail before it is ended.
 ORPHAN_LOOKS: Final = 3
+#: The variable in which the tool finds the folder that its calls name.
+FOLDER_VARIABLE: Final = "SKILL_DIR"
 
 
 class LiveSession:
@@ -88,10 +90,17 @@ class LiveSession:
 
     # --- what its workers are told
 
-    def load(self, environment: Mapping[str, str], owner: WorkerOwner, loop: asyncio.AbstractEventLoop) -> None:
+    def load(
+        self,
+        environment: Mapping[str, str],
+        owner: WorkerOwner,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        folder: str | None = None,
+    ) -> None:
         """Tell the worker what to load, with the granted part of `environment`. It waits for its network, if any.
 
-        A shared jail is for everybody, so it gets nothing of the environment.
+        A shared jail is for everybody, so it gets nothing of the environment. `folder` is the one that its calls name.
         """
         if self.tool.server is not None:
             self._connect(self.tool.server)
@@ -104,6 +113,8 @@ class LiveSession:
         if layout is not None:
             self.network = JailNetwork(read_network(tool.sandbox.network), layout)
             granted = {**layout.environment, **granted}
+        if folder is not None:
+            granted[FOLDER_VARIABLE] = folder
         limit = output_limit(tool.sandbox.limits.output_mb)
         init = Init(
             protocol=WORKER_PROTOCOL,

@@ -128,7 +128,9 @@ def key_of(call: Call, *, forks: bool) -> Key:
     isolation = tool.sandbox.isolation
     if isolation == "shared":
         return (tool.name, call.generation)
-    key = (tool.name, call.generation, call.agent, call.instance_key, call.workdir or "", call.workdir_base or "")
+    key: Key = (tool.name, call.generation, call.agent, call.instance_key, call.workdir or "", call.workdir_base or "")
+    if call.folder is not None:
+        key = (*key, call.folder.path, call.folder.identity)
     return (*key, call.id) if isolation == "call" and not forks else key
 
 

@@ -110,7 +110,16 @@ class JailStarter:
             nonlocal hiding
             now = as_it_is_now(facts)
             sized = claim is not None and claim.sized
-            request = look_up(tool, call.workdir, self._spec, now, self.powers, base=call.workdir_base, sized=sized)
+            request = look_up(
+                tool,
+                call.workdir,
+                self._spec,
+                now,
+                self.powers,
+                base=call.workdir_base,
+                sized=sized,
+                call_folder=call.folder,
+            )
             try:
                 made = plan(request, now)
                 hiding = Hiding(made.hiding, now.absent)
@@ -133,7 +142,8 @@ class JailStarter:
         # A shared jail is for everybody: it has no permissions, whatever was asked for.
         session.permissions = () if tool.sandbox.isolation == "shared" else tool.sandbox.permissions
         live = LiveSession(session, jail, tool, hiding, claim)
-        live.load(self._environment, owner, self._loop)
+        folder = None if call.folder is None else call.folder.path
+        live.load(self._environment, owner, self._loop, folder=folder)
         return live
 
     def _with_granted_variables(self, tool: ToolSpec) -> ToolSpec:

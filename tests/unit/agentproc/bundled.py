@@ -17,6 +17,7 @@ def bundled(name: str, config: dict[str, Any] | None = None) -> ExtensionSpec:
     with open(f"{folder}/extension.yaml", encoding="utf-8") as manifest:
         resource = yaml.safe_load(manifest)
     schema = resource["spec"].pop("configSchema")
+    tools = resource["spec"].pop("tools", [])
     made = ExtensionSpec(
         name=name,
         entry=f"{folder}/{resource['spec']['entry'].removeprefix('./')}",
@@ -24,5 +25,6 @@ def bundled(name: str, config: dict[str, Any] | None = None) -> ExtensionSpec:
         config=config or {},
         config_schema=schema,
         bundled=True,
+        tools=tools,
     )
     return msgspec.json.decode(msgspec.json.encode(made), type=ExtensionSpec)

@@ -62,6 +62,7 @@ def api_of(runner: TurnRunner, name: str = "ext", **changes: Any) -> ExtensionAp
         instance_key=place.instance_key,
         tokens=runner.instance.tokens,
         bundle_changes=BundleChanges(runner.instance.link, runner.instance.workspaces.mounted),
+        workdir=lambda: runner.instance.workspaces.workdir,
     )
 
 

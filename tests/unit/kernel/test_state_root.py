@@ -12,7 +12,7 @@ import pytest
 
 from kernel import paths, state_root
 from kernel.bundle.problems import Report
-from kernel.grants.policy_file import Accepted, read_policies, write_accepted
+from kernel.grants.policy_file import Accepted, read_policies, write_decisions
 from kernel.grants.written import ACCEPTED_FILE, Written, accept, read_accepted
 from kernel.state_root import confirm, doubt, judge, look, open_state_root, others_could_write, project_above
 from schemas.errors import GoondanError
@@ -114,7 +114,7 @@ def test_what_others_could_write_is_closed_and_not_believed_until_it_is_confirme
         with pytest.raises(GoondanError, match="would not be read again"):
             accept([Written("/b", "/b", False, "ab")], str(root))
         with pytest.raises(GoondanError, match="would not be read again"):
-            write_accepted(str(root / "policy.yaml"), [Accepted("@a/b/c", "sha256:0")])
+            write_decisions(str(root / "policy.yaml"), [Accepted("@a/b/c", "sha256:0")], [])
     confirm(str(root))
     assert open_state_root(str(root)).believable
     assert read_accepted(str(root)) == {"/b/goondan.yaml": "ab"}

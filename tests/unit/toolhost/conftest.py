@@ -11,7 +11,10 @@ from importlib import import_module
 
 PACKAGES = {
     "goondan_tool": ("toolhost.inside", ("api", "sandbox")),
-    "goondan_base": ("toolhost.base.goondan_base", ("arguments", "reasons", "redaction", "fetch", "saving", "bot_api")),
+    "goondan_base": (
+        "toolhost.base.goondan_base",
+        ("arguments", "reasons", "shell", "redaction", "fetch", "saving", "bot_api"),
+    ),
 }
 
 for _name, (_package, _modules) in PACKAGES.items():

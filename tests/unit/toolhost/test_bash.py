@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from toolhost.base.bash import bash
+from toolhost.base.goondan_base import shell
 from toolhost.base.goondan_base.arguments import absolute, as_text
 
 
@@ -84,9 +85,9 @@ def test_defaults() -> None:
     assert bash.optional_string({}, "shell", bash.SCRIPT_SHELL) == "/bin/bash"
 
 
-def stream(data: bytes, name: str = "stdout") -> bash.Stream:
+def stream(data: bytes, name: str = "stdout") -> shell.Stream:
     read, write = os.pipe()
-    made = bash.Stream(read, name)
+    made = shell.Stream(read, name)
     try:
         for at in range(0, len(data), 60_000):
             os.write(write, data[at : at + 60_000])
@@ -102,19 +103,21 @@ def test_a_stream_is_decoded_as_a_whole_and_cut_with_a_marker() -> None:
     assert stream(b"a\xff\xed\x95").text(100) == "a\ufffd\ufffd"
     assert stream(b"x" * 100).text(10) == "x" * 10 + "\n[stdout was cut: 100 bytes in all]\n"
     assert stream("한한한".encode()).text(4) == "한\n[stdout was cut: 9 bytes in all]\n"
-    full = stream(b"y" * (bash.STREAM_BYTES + 5))
-    assert full.text(1 << 30) == "y" * bash.STREAM_BYTES + f"\n[stdout was cut: {bash.STREAM_BYTES + 5} bytes in all]\n"
+    full = stream(b"y" * (shell.STREAM_BYTES + 5))
+    assert (
+        full.text(1 << 30) == "y" * shell.STREAM_BYTES + f"\n[stdout was cut: {shell.STREAM_BYTES + 5} bytes in all]\n"
+    )
 
 
 @pytest.mark.requirement("BASH-02", "BASH-08")
 def test_a_report_fits_the_output() -> None:
     ctx: Any = SimpleNamespace(output_limit=10_000)
-    both = bash.Ended(0, False, 0.0125, [stream(b"o" * 50_000), stream(b"e" * 50_000, "stderr")])
+    both = shell.Ended(0, False, 0.0125, [stream(b"o" * 50_000), stream(b"e" * 50_000, "stderr")])
     made = bash.report(ctx, {"command": "c", "cwd": "/w"}, both)
     assert sum(len(str(value)) for value in made.values()) < 10_000
     assert made["stdout"].startswith("o" * 4000)
     assert made["stderr"].startswith("e" * 4000)
-    one = bash.Ended(9, True, 0.0, [stream(b"o" * 50_000), stream(b"e", "stderr")])
+    one = shell.Ended(9, True, 0.0, [stream(b"o" * 50_000), stream(b"e", "stderr")])
     made = bash.report(ctx, {"path": "/w/p", "shell": "/bin/sh", "args": ["a"]}, one)
     assert made["stdout"].startswith("o" * 8000)
     assert made["stderr"] == "e"
@@ -122,18 +125,18 @@ def test_a_report_fits_the_output() -> None:
 
 
 def test_signals_have_names() -> None:
-    assert [bash.signal_name(n) for n in (1, 9, 15, 31, 34)] == ["SIGHUP", "SIGKILL", "SIGTERM", "SIGSYS", "SIG34"]
+    assert [shell.signal_name(n) for n in (1, 9, 15, 31, 34)] == ["SIGHUP", "SIGKILL", "SIGTERM", "SIGSYS", "SIG34"]
 
 
 def test_programs_are_looked_up_like_a_shell_does(tmp_path: Path) -> None:
     program = tmp_path / "tool"
     program.write_text("#!/bin/sh\n")
     environment = {b"PATH": f"/nonexistent:{tmp_path}".encode()}
-    with pytest.raises(bash.ShellError) as caught:
+    with pytest.raises(shell.ShellError) as caught:
         bash.find_program("tool", environment)
     assert (caught.value.code, str(caught.value)) == ("EACCES", "EACCES: permission denied, posix_spawn 'tool'")
     program.chmod(0o755)
     assert bash.find_program("tool", environment) == str(program)
-    with pytest.raises(bash.ShellError) as caught:
+    with pytest.raises(shell.ShellError) as caught:
         bash.find_program("/no/such", environment)
     assert str(caught.value) == "ENOENT: no such file or directory, posix_spawn '/no/such'"

@@ -39,7 +39,7 @@ def load(folder: Path, *codes: str, config: dict[str, Any] | None = None) -> tup
         events = EventBus()
         live = LiveConfig(make_spec(place.state_dir), "k", FakeLink())
         changes = BundleChanges(FakeLink(), Workspaces(pipeline, events, Watch()).mounted)
-        await Extensions(pipeline, tools, events, place, live, bundle_changes=changes).reconcile(specs)
+        await Extensions(pipeline, tools, events, place, live, bundle_changes=changes, workdir=str).reconcile(specs)
 
     asyncio.run(run())
     return pipeline, tools

@@ -12,7 +12,7 @@ import pytest
 from kernel.bundle.granting import status
 from kernel.bundle.loader import Inspected, inspect_bundle, open_bundle
 from kernel.grants.pins import pin
-from kernel.grants.policy_file import MARK, Accepted, write_accepted
+from kernel.grants.policy_file import MARK, Accepted, write_decisions
 from kernel.plan import tool_spec
 from schemas.launch import Filesystem, KernelPlan, SandboxSpec
 from tests.unit.kernel.bundle.conftest import GOOD, bundled, package
@@ -69,9 +69,10 @@ class Home:
         path.chmod(mode)
 
     def accept(self, digest: str | None = None) -> None:
-        write_accepted(
+        write_decisions(
             str(self.root / "policy.yaml"),
             [Accepted("@acme/weather/forecast", digest or pin(os.path.realpath(self.package)))],
+            [],
         )
 
     def look(self, text: str = USING, policy: str | None = None) -> Inspected:
@@ -364,7 +365,7 @@ def test_what_is_written_by_hand_stays_when_grants_are_written(home: Home) -> No
     assert stands(home.look(), "forecast") == "accepted"
     home.accept("sha256:other")
     assert stands(home.look(), "forecast") == "changed"
-    write_accepted(str(home.root / "policy.yaml"), [])
+    write_decisions(str(home.root / "policy.yaml"), [], [])
     assert MARK not in (home.root / "policy.yaml").read_text()
     assert granted(home.look(), "words").env == ["A"]
 

@@ -1,0 +1,173 @@
+"""`gdn grant skill`: what a skill asks for, and the operator's decision about just this content.
+
+Source: docs/decisions/094.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kernel.cli import options
+
+if TYPE_CHECKING:
+    from kernel.grants.policy_file import PinnedSkill
+    from schemas.resources import SandboxPart
+    from schemas.skills import SkillText
+
+
+@click.command(name="skill")
+@click.argument("folder")
+@click.option("--pin", "pins", is_flag=True, help="Let commands in a folder with just this content have what you name.")
+@click.option("--unpin", is_flag=True, help="Take it back.")
+@click.option("--network", multiple=True, metavar="HOST:PORT", help="With --pin: a host that they may reach.")
+@click.option("--env", multiple=True, metavar="NAME", help="With --pin: a variable of your environment.")
+@click.option("--read", multiple=True, metavar="PATH", help="With --pin: a file or folder to read.")
+@click.option("--write", multiple=True, metavar="PATH", help="With --pin: a folder to write to.")
+@options.as_json
+def command(
+    folder: str,
+    pins: bool,
+    unpin: bool,
+    network: tuple[str, ...],
+    env: tuple[str, ...],
+    read: tuple[str, ...],
+    write: tuple[str, ...],
+    as_json: bool,
+) -> int:
+    """Show what the skill in FOLDER asks for and gets, or pin its content.
+
+    Commands of a skill in a working directory run with the defaults. A pinned one gets what Tool/skills was granted,
+    and what you name here. Another byte in the folder, and it has the defaults again.
+    """
+    from kernel.bundle.lookup import Unreadable
+    from kernel.cli.output import write as write_lines
+    from kernel.cli.output import write_json
+    from kernel.grants.pins import pin
+    from kernel.grants.policy_file import PinnedSkill, write_decisions
+    from schemas.errors import fail
+    from schemas.skills import MAX_SKILL_BYTES, MAX_SKILL_FILES
+
+    named = bool(network or env or read or write)
+    if (pins and unpin) or (named and not pins):
+        raise fail("E_USAGE", "name what it gets together with --pin; --unpin stands alone")
+    path = os.path.realpath(os.path.expanduser(folder))
+    told = _read(path)
+    try:
+        digest = pin(path, max_files=MAX_SKILL_FILES, max_bytes=MAX_SKILL_BYTES)
+    except Unreadable as error:
+        raise fail("E_USAGE", f"the skill cannot be pinned: {error}") from None
+    policy, accepted, pinned = _decisions()
+    others = [item for item in pinned if item.digest != digest]
+    known = next((item for item in pinned if item.digest == digest), None)
+    if pins:
+        known = PinnedSkill(os.path.basename(path), digest, _part(network, env, read, write))
+        _check(known)
+        write_decisions(policy, accepted, [*others, known])
+    elif unpin:
+        if known is None:
+            raise fail("E_USAGE", "the skill is not pinned as it is now")
+        known = None
+        write_decisions(policy, accepted, others)
+    gets = _gets(known)
+    if as_json:
+        row: dict[str, Any] = {"skill": os.path.basename(path), "path": path, "digest": digest}
+        row |= {"description": told.description, "allowedTools": told.allowed_tools, "problems": told.problems}
+        write_json({**row, "pinned": gets is not None, "gets": gets or []})
+    else:
+        changed = ["A kernel that runs gets it at its next start."] if pins or unpin else []
+        write_lines(*_lines(os.path.basename(path), told, digest, gets), *changed)
+    return 0
+
+
+def _lines(name: str, told: SkillText, digest: str, gets: list[str] | None) -> list[str]:
+    """What a person reads about a skill."""
+    from kernel.cli.terminal import printable
+
+    lines = [f"{printable(name)}: {printable(told.description)}", f"    content: {digest[:19]}…"]
+    lines += [f"    asks for the tool {printable(tool)}, which grants nothing" for tool in told.allowed_tools]
+    lines += [f"    note: {printable(problem)}" for problem in told.problems]
+    if gets is None:
+        return [*lines, "    not pinned: its commands run with the defaults; `--pin` pins it"]
+    return [*lines, "    pinned: its commands get what Tool/skills was granted", *(f"    + {thing}" for thing in gets)]
+
+
+def _read(path: str) -> SkillText:
+    from kernel.bundle.files import read_file
+    from kernel.bundle.lookup import MAX_FILE_BYTES, Unreadable
+    from schemas.errors import fail
+    from schemas.skills import SKILL_FILE, read_skill_text
+
+    try:
+        data = read_file(os.path.join(path, SKILL_FILE), MAX_FILE_BYTES)
+    except Unreadable as error:
+        raise fail("E_USAGE", f"there is no skill in {path}: {SKILL_FILE} {error}") from None
+    return read_skill_text(data.decode("utf-8", "replace"), os.path.basename(path))
+
+
+def _decisions() -> tuple[str, list[Any], list[PinnedSkill]]:
+    """The path of the operator's policy, and what `gdn grant` has written there. Raises BundleError."""
+    from kernel.bundle.problems import BundleError, Report
+    from kernel.grants.policy_file import POLICY_FILE, read_policies
+    from kernel.paths import state_root
+
+    path, report = os.path.join(state_root(), POLICY_FILE), Report()
+    found = read_policies([path], report)
+    if report.errors:
+        raise BundleError(report.errors, report.dropped)
+    return path, found.policy.accepted, found.policy.pinned
+
+
+def _part(network: tuple[str, ...], env: tuple[str, ...], read: tuple[str, ...], write: tuple[str, ...]) -> SandboxPart:
+    from schemas.resources import FilesystemPart, NetworkAllow, SandboxPart
+
+    places = [[os.path.abspath(os.path.expanduser(path)) for path in paths] for paths in (read, write)]
+    return SandboxPart(
+        network=NetworkAllow(list(network)) if network else None,
+        filesystem=FilesystemPart(*places) if read or write else None,
+        env=list(env) or None,
+    )
+
+
+def _check(pinned: PinnedSkill) -> None:
+    """Raise GoondanError for what nobody may be given, so that no policy is written that is refused later."""
+    from kernel.bundle.checked import Checked
+    from kernel.bundle.files import BundleFiles
+    from kernel.bundle.grant_context import gather
+    from kernel.bundle.granting import dangers, resolve_part
+    from kernel.bundle.problems import Report
+    from kernel.bundle.variables import VARIABLE_NAME
+    from kernel.grants.merge import widen
+    from kernel.paths import state_root
+    from schemas.errors import fail
+    from schemas.hosts import BadHost, parse_rule
+    from schemas.launch import SandboxSpec
+    from schemas.resources import NetworkAllow, SwarmPolicy
+
+    sandbox = pinned.sandbox
+    for host in sandbox.network.allow if isinstance(sandbox.network, NetworkAllow) else []:
+        try:
+            parse_rule(host)
+        except BadHost as error:
+            raise fail("E_USAGE", f"{host[:200]!r} is no host:port: {error}") from None
+    for name in sandbox.env or []:
+        if not VARIABLE_NAME.match(name):
+            raise fail("E_USAGE", f"{name[:200]!r} is no name of an environment variable")
+    context = gather("/", Checked(agents={}, tools={}, policy=SwarmPolicy()), [], [], state_root(), Report())
+    part = resolve_part(sandbox, BundleFiles("/"))
+    for fault in dangers(widen(SandboxSpec(), part), context):
+        raise fail("E_CONFIG_DANGEROUS", f"{fault.path} cannot be granted: {fault.reason}")
+
+
+def _gets(pinned: PinnedSkill | None) -> list[str] | None:
+    """What a pin gives, in the words of `gdn grant list`; None without a pin."""
+    from kernel.bundle.files import BundleFiles
+    from kernel.bundle.granting import resolve_part
+    from kernel.grants.merge import requested, widen
+    from schemas.launch import SandboxSpec
+
+    if pinned is None:
+        return None
+    return requested(widen(SandboxSpec(), resolve_part(pinned.sandbox, BundleFiles("/"))))

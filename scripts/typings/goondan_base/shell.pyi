@@ -1,0 +1,1 @@
+from toolhost.base.goondan_base.shell import *

@@ -1,0 +1,131 @@
+"""The folder that a call names: whether the caller may name it, and what a jail gets that works in it.
+
+An agent's process names the folder, and may have been taken over. So a name proves nothing:
+- A folder beneath the workdir is found without following a link. Tools can write there, so its jail gets the defaults.
+  Where the operator has pinned the content of the folder, it gets what that pin says, and a private copy of just this
+  content: nothing that is changed afterwards runs with the pin's powers.
+- A folder in a place that the tool was granted for reading is found in the same way, and gets the tool's sandbox.
+- Any other folder is refused.
+
+Source: docs/design/sandbox.md section 1; docs/decisions/094; requirement SKILL-14.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterable
+from typing import Final
+
+import msgspec
+
+from schemas.address import is_path
+from schemas.errors import GoondanError, fail
+from schemas.grantable import within
+from schemas.launch import Filesystem, ToolSpec
+from schemas.skills import MAX_SKILL_BYTES, MAX_SKILL_FILES
+from schemas.system.digests import NoDigest, folder_digest
+from schemas.system.trees import remove_tree
+from toolhost.policy.beneath import folder_beneath
+from toolhost.policy.subject import CallFolder
+
+#: How many copies of pinned folders are kept. Operators pin few; another one is copied again.
+MAX_COPIES: Final = 64
+_COPY_MODE: Final = 0o755
+
+
+class FolderCopies:
+    """Private copies of pinned folders, each by its digest. Not for two threads at a time."""
+
+    def __init__(self, place: str | None = None) -> None:
+        """`place` is a folder for the copies. It need not exist. What is in it is removed. None: a temporary one."""
+        self._place = place
+        self._top: str | None = None
+        self._made: dict[str, str] = {}
+
+    def of(self, folder: str, digest: str) -> str | None:
+        """A copy of the folder with exactly this content; None when it has another one by now. Raises OSError."""
+        if (known := self._made.get(digest)) is not None:
+            return known
+        if self._top is None:
+            self._top = self._make_top()
+        place = tempfile.mkdtemp(dir=self._top)
+        os.chmod(place, _COPY_MODE)  # it is shown to the user of a jail
+        try:
+            found = folder_digest(folder, max_files=MAX_SKILL_FILES, max_bytes=MAX_SKILL_BYTES, copy_to=place)
+        except NoDigest:
+            found = ""
+        if found != digest:
+            remove_tree(place)
+            return None
+        if len(self._made) >= MAX_COPIES:
+            remove_tree(self._made.pop(next(iter(self._made))))
+        self._made[digest] = place
+        return place
+
+    def _make_top(self) -> str:
+        if self._place is None:
+            return tempfile.mkdtemp(prefix="gdn-folders-")
+        remove_tree(self._place)
+        os.makedirs(self._place, 0o700, exist_ok=True)
+        return self._place
+
+    def close(self) -> None:
+        """Remove all copies."""
+        if self._top is not None:
+            remove_tree(self._top)
+            self._top, self._made = None, {}
+
+
+def folder_of_call(
+    folder: str,
+    tool: ToolSpec,
+    agent: str,
+    workdir: str | None,
+    base: str | None,
+    writable: Iterable[str],
+    copies: FolderCopies,
+) -> CallFolder:
+    """The folder that a call of this agent names. Reads files. Raises GoondanError E_SANDBOX_DENIED, and OSError when a
+    copy cannot be made.
+
+    `workdir` and `base` are the call's. `writable` are the places that some tool may write to.
+    """
+    grants = tool.folders.get(agent)
+    if grants is None:
+        raise fail("E_SANDBOX_DENIED", f"calls of the tool {tool.name} name no folder")
+    if not is_path(folder) or os.path.normpath(folder) != folder:
+        raise fail("E_SANDBOX_DENIED", f"the folder {folder[:200]!r} is no absolute path without `.` and `..`")
+    if workdir is not None and within(folder, named := os.path.normpath(workdir)) and folder != named:
+        real = folder_beneath(os.path.normpath(base or workdir), folder, what="folder")
+        digest = _digest(real) if grants.pinned else ""
+        if digest in grants.pinned and (copy := copies.of(real, digest)) is not None:
+            return CallFolder(folder, copy, digest, grants.pinned[digest])
+        return CallFolder(folder, real, _identity(real), grants.workdir)
+    for place in tool.sandbox.filesystem.read:
+        top = os.path.normpath(os.path.expanduser(place))
+        if is_path(top) and within(folder, top):
+            real = folder_beneath(top, folder, what="folder")
+            if any(within(real, os.path.realpath(other)) for other in writable):
+                readable = msgspec.structs.replace(grants.workdir, filesystem=Filesystem(read=[place]))
+                return CallFolder(folder, real, _identity(real), readable)
+            return CallFolder(folder, real, _identity(real), tool.sandbox)
+    raise _outside(folder, tool)
+
+
+def _digest(folder: str) -> str:
+    """The digest of a folder; "" when it has none, so that nothing is pinned for it."""
+    try:
+        return folder_digest(folder, max_files=MAX_SKILL_FILES, max_bytes=MAX_SKILL_BYTES)
+    except NoDigest:
+        return ""
+
+
+def _identity(folder: str) -> str:
+    status = os.stat(folder)
+    return f"{status.st_dev}:{status.st_ino}"
+
+
+def _outside(folder: str, tool: ToolSpec) -> GoondanError:
+    text = f"the folder {folder} is neither in the workdir nor in a place that the tool {tool.name} was granted"
+    return fail("E_SANDBOX_DENIED", text, suggestion="Put it into the workdir, or grant its place for reading.")
