@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
+from schemas.errors import GoondanError
 from schemas.mcp import McpServerInit
 from schemas.worker_frames import (
     Answer,
@@ -28,12 +29,16 @@ from schemas.worker_frames import (
     Listed,
     LoadFailed,
     Log,
+    LoginAnswer,
+    LoginAsk,
     News,
     Progress,
     Ready,
     Result,
+    WorkerError,
     WorkerFrame,
 )
+from toolhost.mcp_worker.login import Keeper
 from toolhost.mcp_worker.worker import Worker
 
 encode = msgspec.msgpack.Encoder().encode
@@ -57,6 +62,8 @@ class Host:
         self._results: dict[str, asyncio.Future[Result]] = {}
         self._listed: dict[int, asyncio.Future[Listed]] = {}
         self.begun: asyncio.Future[Ready | LoadFailed] = asyncio.get_running_loop().create_future()
+        #: Stands for the process that holds tokens.
+        self.keeper: Keeper | None = None
         self._calls = 0
         self._told = asyncio.Event()
         self._reading = asyncio.create_task(self._read())
@@ -87,8 +94,20 @@ class Host:
                 self.progress.append(frame)
             case Ask():
                 self.asks.put_nowait(frame)
+            case LoginAsk():
+                asyncio.create_task(self._keep(frame))  # noqa: RUF006 # it ends before the test does
             case _:
                 raise AssertionError(frame)
+
+    async def _keep(self, ask: LoginAsk) -> None:
+        assert self.keeper is not None, "nobody holds tokens in this test"
+        try:
+            reply = await self.keeper.ask(ask.op, document=ask.document, url=ask.url)
+        except GoondanError as error:
+            told = WorkerError(name="OAuthError", message=error.info.message, code=error.info.code)
+            self.send(LoginAnswer(login_id=ask.login_id, error=told))
+        else:
+            self.send(LoginAnswer(login_id=ask.login_id, reply=reply))
 
     def send(self, frame: HostFrame) -> None:
         body = encode(frame)
@@ -184,6 +203,7 @@ async def hosted(
     connector: socket.socket | None = None,
     *,
     output_limit: int = 4 << 20,
+    keeper: Keeper | None = None,
     **init: Any,
 ) -> AsyncIterator[Host]:
     """A worker that has had its `init`."""
@@ -192,6 +212,7 @@ async def hosted(
     task = asyncio.create_task(Worker(theirs, server, connector).run())
     reader, writer = await asyncio.open_connection(sock=ours)
     host = Host(reader, writer, task)
+    host.keeper = keeper
     host.send(Init(1, "srv", "", {}, output_limit=output_limit, server=McpServerInit(**{**wanted, **init})))
     try:
         yield host

@@ -19,8 +19,11 @@ from urllib.parse import parse_qs, urlencode, urlsplit
 import httpx2
 import pytest
 
+from schemas.errors import fail
 from schemas.mcp import McpOAuth
 from schemas.oauth import ServerOp, ServerReply
+from schemas.worker_frames import LoadFailed
+from tests.process.mcp_worker_host import hosted, tunnels
 from toolhost.mcp_worker.failures import Failure
 from toolhost.mcp_worker.login import Login
 
@@ -99,7 +102,13 @@ class _Handler(BaseHTTPRequestHandler):
         if self.path == "/mcp":
             server.requests.append((self.path, {}))
             good = self.headers.get("Authorization", "").removeprefix("Bearer ") in server.good
-            self._say(200 if good else 401, {"ok": good})
+            message = json.loads(body)
+            if good and "method" in message and "id" not in message:
+                self._say(202, {})
+            elif good and "method" in message:
+                self._say(200, {"jsonrpc": "2.0", "id": message["id"], **_answer(message)})
+            else:
+                self._say(200 if good else 401, {"ok": good})
         elif self.path == "/register":
             server.requests.append((self.path, {}))
             server.clients.append(json.loads(body))
@@ -120,6 +129,19 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:
         """Nobody reads it."""
+
+
+def _answer(message: dict[str, Any]) -> dict[str, Any]:
+    """What the resource says as an MCP server."""
+    info = {"name": "guarded", "version": "1"}
+    match message["method"]:
+        case "initialize":
+            return {"result": {"protocolVersion": "2025-11-25", "capabilities": {"tools": {}}, "serverInfo": info}}
+        case "tools/list":
+            return {"result": {"tools": [{"name": "echo", "inputSchema": {"type": "object"}}]}}
+        case "tools/call":
+            return {"result": {"content": [{"type": "text", "text": "well"}]}}
+    return {"error": {"code": -32601, "message": "Method not found"}}
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
@@ -150,6 +172,19 @@ class Keeper:
         return ServerReply(document=self.document if op == "load" else None)
 
 
+class Clock:
+    """Counts how often the time to connect stood still."""
+
+    def __init__(self) -> None:
+        self.held = self.went_on = 0
+
+    def hold(self) -> None:
+        self.held += 1
+
+    def go_on(self) -> None:
+        self.went_on += 1
+
+
 def _browse(url: str) -> dict[str, str]:
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect())
     try:
@@ -169,11 +204,11 @@ def server() -> Iterator[Server]:
 
 
 async def _call(server: Server, keeper: Keeper, times: int = 1, **config: Any) -> list[int]:
-    told: list[str] = []
-    login = Login(f"{server.url}/mcp", McpOAuth(**config), keeper, told.append)
+    clock = Clock()
+    login = Login(f"{server.url}/mcp", McpOAuth(**config), keeper, clock)
     async with httpx2.AsyncClient(auth=login, trust_env=False) as client:
         statuses = [(await client.post(f"{server.url}/mcp", json={"n": n})).status_code for n in range(times)]
-    assert all(text.startswith("open http") for text in told)
+    assert clock.held == clock.went_on
     return statuses
 
 
@@ -284,3 +319,56 @@ def test_metadata_that_names_another_issuer_is_refused(server: Server) -> None:
         call(server, keeper)
     assert failure.value.code == "E_OAUTH_SERVER"
     assert "authorize" not in keeper.ops
+
+
+# --- the whole worker
+
+
+async def _over_the_worker(server: Server, keeper: Any, **init: Any) -> Any:
+    async with tunnels() as (connector, asked):
+        async with hosted(connector=connector, keeper=keeper, endpoint=f"{server.url}/mcp", **init) as host:
+            begun = await asyncio.wait_for(asyncio.shield(host.begun), 20)
+            if isinstance(begun, LoadFailed):
+                return begun.message
+            value = await host.call("echo")
+    assert set(asked) == {server.url.removeprefix("http://")}, "nothing goes past the connector"
+    return value
+
+
+def test_a_worker_logs_in_while_it_connects_and_the_next_one_need_not(server: Server) -> None:
+    keeper = Keeper()
+    assert "well" in str(asyncio.run(_over_the_worker(server, keeper)))
+    assert keeper.ops.count("authorize") == 1
+    assert "well" in str(asyncio.run(_over_the_worker(server, keeper)))
+    assert keeper.ops.count("authorize") == 1
+
+
+def test_connecting_waits_for_a_person_longer_than_for_a_server(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("toolhost.mcp_worker.client.CONNECT_S", 0.5)
+
+    class Slow(Keeper):
+        async def ask(self, op: ServerOp, *, document: str | None = None, url: str | None = None) -> ServerReply:
+            if op == "wait":
+                await asyncio.sleep(0.7)
+            return await super().ask(op, document=document, url=url)
+
+    assert "well" in str(asyncio.run(_over_the_worker(server, Slow())))
+
+
+def test_a_login_that_comes_to_nothing_says_why(server: Server) -> None:
+    class Refused(Keeper):
+        async def ask(self, op: ServerOp, *, document: str | None = None, url: str | None = None) -> ServerReply:
+            if op == "wait":
+                raise fail("E_OAUTH_REFUSED", "the server refuses mcp:tracker: access_denied")
+            return await super().ask(op, document=document, url=url)
+
+    assert "access_denied" in asyncio.run(_over_the_worker(server, Refused()))
+
+
+def test_no_login_is_tried_with_a_token_of_the_config_or_when_it_is_turned_off(server: Server) -> None:
+    for init in ({"headers": {"authorization": "Bearer stale"}}, {"oauth": McpOAuth(enabled=False)}):
+        keeper = Keeper()
+        assert "401" in asyncio.run(_over_the_worker(server, keeper, **init))
+        assert keeper.ops == []

@@ -88,6 +88,8 @@ class Client:
         self._events = events
         self._session: ClientSession | None = None
         self._ending = asyncio.Event()
+        #: How long connecting may take.
+        self._connecting: asyncio.Timeout | None = None
         #: Which kinds of lists the server tells about when they change.
         self._watched: set[NewsKind] = set()
         #: The tools of the last listing, by their exports.
@@ -117,7 +119,7 @@ class Client:
     async def run(self, way: Way, connected: Callable[[McpListing], None]) -> None:
         """Connect, list, and stay until `end`. Raises what the connection fails with."""
         async with AsyncExitStack() as stack:
-            async with asyncio.timeout(CONNECT_S):
+            async with asyncio.timeout(CONNECT_S) as self._connecting:
                 dispatcher = await stack.enter_async_context(way())
                 session = await stack.enter_async_context(self._opened(dispatcher))
                 await negotiate(session)
@@ -130,6 +132,20 @@ class Client:
             finally:
                 if watcher is not None:
                     watcher.cancel()
+
+    def hold(self) -> None:
+        """A person is asked: the time to connect stands still (login.Clock)."""
+        self._let_connecting_take(None)
+
+    def go_on(self) -> None:
+        """The person has come back: connecting may take its time anew (login.Clock)."""
+        self._let_connecting_take(CONNECT_S)
+
+    def _let_connecting_take(self, seconds: float | None) -> None:
+        limit = self._connecting
+        if limit is None or self._session is not None or limit.expired():
+            return
+        limit.reschedule(None if seconds is None else asyncio.get_running_loop().time() + seconds)
 
     def _opened(self, dispatcher: Dispatcher[Any]) -> ClientSession:
         granted = self._init.grants

@@ -34,6 +34,7 @@ from toolhost.mcp_worker.bounds import Excess
 from toolhost.mcp_worker.connections import MAX_BODY, Connector, Transport
 from toolhost.mcp_worker.failures import Failure
 from toolhost.mcp_worker.lines import UNASKED_BURST, UNASKED_PER_S
+from toolhost.mcp_worker.login import Login
 
 #: How long a server may keep a request without a byte (seconds). Calls have deadlines of their own, which are shorter.
 READ_S: Final = 3600.0
@@ -47,10 +48,18 @@ class Http:
     """One server at an URL. Use from the loop's thread only."""
 
     def __init__(
-        self, endpoint: str, headers: Mapping[str, str], connector: socket.socket, loop: asyncio.AbstractEventLoop
+        self,
+        endpoint: str,
+        headers: Mapping[str, str],
+        connector: socket.socket,
+        loop: asyncio.AbstractEventLoop,
+        login: Login | None,
     ) -> None:
-        """`connector` becomes ours. `headers` go with each request to the endpoint's own origin, and nowhere else."""
+        """`connector` becomes ours. `headers` go with each request to the endpoint's own origin, and nowhere else.
+        Without `login` a server that wants one is an error.
+        """
         self._endpoint = endpoint
+        self._login = login
         self._headers = dict(headers)
         self._loop = loop
         self._connector = Connector(connector, loop)
@@ -63,10 +72,12 @@ class Http:
     @property
     def elsewhere(self) -> bool:
         """Whether the server may know one of the older ways."""
-        return self._transport.refused in _NOT_HERE
+        return self._transport.refused in _NOT_HERE and (self._login is None or self._login.failure is None)
 
     def explained(self, error: Exception) -> Exception:
         """The error of a connection that was not made, with what the server answered."""
+        if self._login is not None and self._login.failure is not None:
+            return self._login.failure
         if self._transport.unreached is not None and self._transport.refused is None:
             code = "E_SANDBOX_DENIED" if "E_SANDBOX_DENIED" in self._transport.unreached else "E_MCP_CONNECT"
             return Failure(code, self._transport.unreached)
@@ -82,6 +93,7 @@ class Http:
     def _client(self, headers: Mapping[str, str] | None = None) -> httpx2.AsyncClient:
         return httpx2.AsyncClient(
             transport=_Kept(self._transport),
+            auth=self._login,
             headers={**self._headers, **(headers or {})},
             timeout=httpx2.Timeout(WRITE_S, read=READ_S),
             follow_redirects=False,

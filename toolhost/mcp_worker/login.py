@@ -10,7 +10,7 @@ Source: docs/decisions/097; requirements MCP-06, MCP-07.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from typing import Any, Final, Protocol, TypeVar
 
 import httpx2
@@ -48,6 +48,14 @@ class Keeper(Protocol):
     """The process that holds tokens, as the worker reaches it. Raises Failure."""
 
     async def ask(self, op: ServerOp, *, document: str | None = None, url: str | None = None) -> ServerReply: ...
+
+
+class Clock(Protocol):
+    """The time that a connection may take. It stands still while a person is asked."""
+
+    def hold(self) -> None: ...
+
+    def go_on(self) -> None: ...
 
 
 class _Kept(Struct, omit_defaults=True):
@@ -113,22 +121,28 @@ class Login(httpx2.Auth):
 
     requires_response_body = True
 
-    def __init__(self, endpoint: str, config: McpOAuth, keeper: Keeper, told: Callable[[str], None]) -> None:
-        """`told` gets what a person is told while the login waits for one."""
+    def __init__(self, endpoint: str, config: McpOAuth, keeper: Keeper, clock: Clock) -> None:
         self._endpoint = endpoint
         self._config = config
         self._keeper = keeper
-        self._told = told
+        self._clock = clock
+        #: Why the last login came to nothing.
+        self.failure: Failure | None = None
         self._provider: OAuthClientProvider | None = None
 
     async def async_auth_flow(self, request: httpx2.Request) -> AsyncGenerator[httpx2.Request, httpx2.Response]:
-        """Send a request; log in when it is refused."""
+        """Send a request; log in when it is refused. Raises Failure, which `failure` is then."""
         if self._provider is None:
             response = yield request
             if response.status_code != httpx2.codes.UNAUTHORIZED:
                 return
-            self._provider = await self._made()
-        flow = self._provider.async_auth_flow(request)
+        self.failure = None
+        try:
+            provider = self._provider = self._provider or await self._made()
+        except Failure as failure:
+            self.failure = failure
+            raise
+        flow = provider.async_auth_flow(request)
         try:
             outgoing = await anext(flow)
             while True:
@@ -138,7 +152,11 @@ class Login(httpx2.Auth):
             return
         except OAuthFlowError as error:  # its subclasses are what a registration or a token endpoint refused
             words = redact(str(error)[:MAX_WORDS], self._config.client_secret)
-            raise Failure("E_OAUTH_SERVER", f"the login to {self._endpoint} failed: {words}") from None
+            self.failure = Failure("E_OAUTH_SERVER", f"the login to {self._endpoint} failed: {words}")
+            raise self.failure from None
+        except Failure as failure:
+            self.failure = failure
+            raise
         finally:
             await flow.aclose()
 
@@ -191,11 +209,12 @@ class Login(httpx2.Auth):
         )
 
     async def _send_person(self, url: str) -> None:
-        reply = await self._keeper.ask("authorize", url=url)
-        self._told(reply.message or "")
+        self._clock.hold()
+        await self._keeper.ask("authorize", url=url)
 
     async def _wait_for_person(self) -> AuthorizationCodeResult:
         reply = await self._keeper.ask("wait")
+        self._clock.go_on()
         return AuthorizationCodeResult(code=reply.code or "", state=reply.state, iss=reply.issuer)
 
 

@@ -19,7 +19,7 @@ import mcp_types as types
 import uvloop
 from mcp.shared.dispatcher import Dispatcher
 
-from schemas.mcp import McpListing, McpServerInit, NewsKind
+from schemas.mcp import McpListing, McpOAuth, McpServerInit, NewsKind
 from schemas.worker_frames import (
     WORKER_PROTOCOL,
     Answer,
@@ -32,6 +32,7 @@ from schemas.worker_frames import (
     Listed,
     LoadFailed,
     Log,
+    LoginAnswer,
     News,
     Ready,
 )
@@ -42,6 +43,8 @@ from toolhost.mcp_worker.channel import Channel
 from toolhost.mcp_worker.client import Client
 from toolhost.mcp_worker.failures import Failure, error_of
 from toolhost.mcp_worker.http import Http
+from toolhost.mcp_worker.keeper import TokenKeeper
+from toolhost.mcp_worker.login import Login
 from toolhost.mcp_worker.stdio import Stdio
 
 #: Lines of the log at once and per second after that; what is over is dropped and counted. The host ends a worker that
@@ -81,6 +84,7 @@ class Worker:
         self._server = server
         self._connector = connector
         self._channel = Channel(channel, self._loop, on_frame=self._frame, on_end=self._host_gone)
+        self._tokens = TokenKeeper(self._channel.send, self._loop)
         self._over = asyncio.Event()
         self._status = 0
         self._stdio: Stdio | None = None
@@ -115,6 +119,8 @@ class Worker:
             self._living = self._loop.create_task(self._live(frame))
         elif isinstance(frame, Exit):
             self._leave()
+        elif isinstance(frame, LoginAnswer):
+            self._tokens.answered(frame)
         elif not self._ready:
             self._early.append(frame)
         else:
@@ -176,7 +182,11 @@ class Worker:
         """Try the ways to the server, the newest first."""
         if self._connector is None or asked.endpoint is None:
             raise Failure("E_MCP_CONNECT", "the server's endpoint is missing")
-        http = Http(asked.endpoint, asked.headers, self._connector, self._loop)
+        oauth = asked.oauth or McpOAuth()
+        has_token = any(name.lower() == "authorization" for name in asked.headers)
+        wanted = oauth.enabled and not has_token
+        login = Login(asked.endpoint, oauth, self._tokens, client) if wanted else None
+        http = Http(asked.endpoint, asked.headers, self._connector, self._loop, login)
         first: Exception | None = None
         try:
             for way in http.ways():
