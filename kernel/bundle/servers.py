@@ -155,7 +155,6 @@ def _http_faults(transport: Mapping[str, Any]) -> Iterator[str]:
         if not _HEADER.match(name) or _NOT_IN_HEADERS.search(value) or not value.isascii():
             yield f"config.transport.headers: {shown(name)} is no header, or its value is none that a header can have"
 
-
     yield from _oauth_faults(transport.get("oauth") or {}, transport.get("headers", {}))
 
 
@@ -294,7 +293,9 @@ def _server(prefix: str, use: ServerUse, files: Files, report: Report) -> Checke
     body = resources.ToolBody(entry="", exports=[])
     tool = CheckedTool(use.document, prefix, body, sandbox_at=(*use.at, "sandbox"))
     if spec.transport == "http":
-        tool.sandbox = SandboxSpec(network=write_network(make_network([_rule(spec.endpoint or ""), *login_rules(config)])))
+        tool.sandbox = SandboxSpec(
+            network=write_network(make_network([_rule(spec.endpoint or ""), *login_rules(config)]))
+        )
     else:
         asked = msgspec.convert(config.get("sandbox", {}), resources.Sandbox)
         check_sandbox(asked, use.document, tool.sandbox_at, files, report)
