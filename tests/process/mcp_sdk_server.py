@@ -169,11 +169,25 @@ async def beside(era: Literal["modern", "handshake"]) -> AsyncIterator[socket.so
         await asyncio.gather(task, return_exceptions=True)
 
 
-def _without_discovery(app: Any) -> Any:
-    """The same server as if it had been written before there was `server/discover`."""
+def _without_discovery(app: Any, *, sessions_end: bool) -> Any:
+    """The same server as if it had been written before there was `server/discover`.
+
+    With `sessions_end` it forgets sessions before their first call.
+    """
 
     async def older(scope: Any, receive: Any, send: Any) -> None:
         headers = dict(scope.get("headers", ()))
+        if sessions_end and scope["type"] == "http" and scope["method"] == "POST":
+            first = await receive()
+            if b'"tools/call"' in first.get("body", b""):
+                await send({"type": "http.response.start", "status": 404, "headers": []})
+                await send({"type": "http.response.body", "body": b""})
+                return
+            messages, original = [first], receive
+
+            async def receive() -> Any:
+                return messages.pop() if messages else await original()
+
         if headers.get(b"mcp-method") == b"server/discover":
             await send({"type": "http.response.start", "status": 400, "headers": [(b"content-type", b"text/plain")]})
             await send({"type": "http.response.body", "body": b"Bad Request"})
@@ -184,11 +198,11 @@ def _without_discovery(app: Any) -> Any:
 
 
 @asynccontextmanager
-async def at_url(*, handshake: bool = False, **options: Any) -> AsyncIterator[str]:
+async def at_url(*, handshake: bool = False, sessions_end: bool = False, **options: Any) -> AsyncIterator[str]:
     """The URL of the server."""
     app: Any = make_server().streamable_http_app(**options)
     if handshake:
-        app = _without_discovery(app)
+        app = _without_discovery(app, sessions_end=sessions_end)
     listening = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(app, log_level="critical", lifespan="on", ws="none", timeout_graceful_shutdown=1)
     program = uvicorn.Server(config)

@@ -313,7 +313,10 @@ class Scripted:
         #: Everything that was said to it.
         self.heard: list[dict[str, Any]] = []
         self.writer: asyncio.StreamWriter | None = None
+        #: It hears what comes while it works on an answer.
+        self.concurrent = False
         self._told = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.writer = writer
@@ -323,7 +326,11 @@ class Scripted:
             self._told.set()
             self._told = asyncio.Event()
             if "method" in message and "id" in message:
-                await self._answer(message)
+                task = asyncio.create_task(self._answer(message))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+                if not self.concurrent:
+                    await task
 
     async def _answer(self, message: dict[str, Any]) -> None:
         method = message["method"]
@@ -378,3 +385,42 @@ class Scripted:
                     if message.get("id") == key and "method" not in message:
                         return message
                 await self._told.wait()
+
+
+@asynccontextmanager
+async def web_server(answer: Callable[[str, bytes], Awaitable[bytes]]) -> AsyncIterator[int]:
+    """The port of a server on loopback that answers each request, one a connection, with what `answer` makes of its
+    head and body.
+    """
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            head = (await reader.readuntil(b"\r\n\r\n")).decode()
+            body = await reader.readexactly(int(field(head, "content-length") or 0))
+            writer.write(await answer(head, body))
+            await writer.drain()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+
+
+def field(head: str, name: str) -> str | None:
+    """A field of a head."""
+    for line in head.split("\r\n")[1:]:
+        key, _, value = line.partition(":")
+        if key.lower() == name:
+            return value.strip()
+    return None
+
+
+def as_json(value: Any) -> bytes:
+    """An answer of a web server."""
+    body = json.dumps(value).encode()
+    return b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body

@@ -65,8 +65,10 @@ def is_name(value: object, limit: int = MAX_NAME) -> bool:
 def check(value: Any, *, depth: int = MAX_DEPTH, values: int = MAX_VALUES) -> None:
     """Raise Excess when a JSON value has too many levels or too many values."""
     budget = values
-    level = [value]
-    for _ in range(depth + 1):
+    level = [value] if isinstance(value, dict | list) else []
+    for _ in range(depth):
+        if not level:
+            return
         below: list[Any] = []
         for item in level:
             if isinstance(item, dict):
@@ -78,9 +80,8 @@ def check(value: Any, *, depth: int = MAX_DEPTH, values: int = MAX_VALUES) -> No
             if budget < 0:
                 raise Excess(f"it has more than {values} values")
         level = [item for item in below if isinstance(item, dict | list)]
-        if not level:
-            return
-    raise Excess(f"it is nested deeper than {depth}")
+    if level:
+        raise Excess(f"it is nested deeper than {depth}")
 
 
 def number(value: object) -> float | None:

@@ -13,6 +13,7 @@ Source: docs/design/tools.md section 11; docs/decisions/093; requirement MCP-16.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal
 
@@ -25,10 +26,11 @@ from pydantic import TypeAdapter, ValidationError
 from schemas.codec import encode_value
 from schemas.mcp import GET_PROMPT, McpElicit, McpElicited, McpTool
 from schemas.worker_frames import Answer, Ask, Call, Progress, Result, WorkerError, WorkerFrame
-from toolhost.mcp_worker import bounds, shaping
+from toolhost.mcp_worker import bounds, shaping, tasks
 from toolhost.mcp_worker.bounds import MAX_DESCRIPTION, MAX_URI, Allowance
 from toolhost.mcp_worker.client import Client
 from toolhost.mcp_worker.failures import Failure, error_of
+from toolhost.mcp_worker.tasks import Task
 
 #: How often a server may ask within one call before it is refused, and how many questions of one answer are asked.
 MAX_ROUNDS: Final = 10
@@ -131,6 +133,8 @@ class Calls:
         call = running.call
         try:
             result = await self._result(running)
+            if isinstance(result, Task):
+                result = await self._go_on_with(running, result)
         except asyncio.CancelledError:
             result = Result(
                 call_id=call.call_id,
@@ -142,7 +146,8 @@ class Calls:
         self._running.pop(call.call_id, None)
         self._send(result)
 
-    async def _result(self, running: Running) -> Result:
+    async def _result(self, running: Running) -> Result | Task:
+        """The result of a call, or the task that the server goes on with."""
         call = running.call
         tool = self._client.exports.get(call.export)
         if tool is None:
@@ -152,21 +157,65 @@ class Calls:
             async with asyncio.timeout_at(running.until(self._loop.time())) as timeout:
                 running.timeout = timeout
                 output = await self._output(running, tool, arguments)
+                if isinstance(output, Task):
+                    return output
         except TimeoutError:
             raise _late(running, self._loop.time()) from None
         return Result(call_id=call.call_id, status="ok", output=shaping.packed(output, self._output_limit))
 
     async def _output(self, running: Running, tool: McpTool, arguments: dict[str, Any]) -> Any:
         if not tool.offered:
+            if self._client.only_as_task(tool):
+                return await self._begun(running, tool, await self._client.call_as_task(tool, arguments))
             result = await self._rounds(running, lambda more: _call_request(tool.name, arguments, more))
-            if result.get("isError") is True:
-                raise Failure("E_TOOL", shaping.error_text(result), name="McpToolError")
-            return shaping.call_output(result)
+            if result.get("resultType") == "task":
+                return await self._begun(running, tool, Task(self._client.session, result, modern=True))
+            return self._told(tool, result)
         if tool.name == GET_PROMPT:
             name, values = arguments.get("name"), arguments.get("arguments")
             return shaping.prompt_output(await self._rounds(running, lambda more: _prompt_request(name, values, more)))
         uri = arguments.get("uri")
         return shaping.resource_output(await self._rounds(running, lambda more: _read_request(uri, more)))
+
+    def _told(self, tool: McpTool, result: dict[str, Any]) -> Any:
+        """The output of a finished call. Raises Failure."""
+        if result.get("isError") is True:
+            raise Failure("E_TOOL", shaping.error_text(result), name="McpToolError")
+        self._client.check_structured(tool, result)
+        return shaping.call_output(result)
+
+    async def _begun(self, running: Running, tool: McpTool, task: Task) -> Any:
+        """The output of a task that ends quickly, or the task."""
+        try:
+            over = await task.follow(lambda requests: self._inputs(running, requests), tasks.QUICK_S)
+            return self._told(tool, await task.result()) if over else task
+        except BaseException:
+            if not task.over:
+                self._let_go(task)
+            raise
+
+    async def _go_on_with(self, running: Running, task: Task) -> Result:
+        """Send the `pending` result of a call, and wait for what comes of its task."""
+        call = running.call
+        tool = self._client.exports.get(call.export)
+        handle = f"task-{os.urandom(6).hex()}"
+        self._send(Result(call_id=call.call_id, status="pending", handle=handle, continues=True))
+        try:
+            await task.follow(_nobody)
+            if tool is None:
+                raise Failure("E_TOOL_NOT_FOUND", f"the server has no tool {call.export!r} now", name="LookupError")
+            output = self._told(tool, await task.result())
+        except BaseException:
+            if not task.over:
+                self._let_go(task)
+            raise
+        return Result(call_id=call.call_id, status="ok", output=shaping.packed(output, self._output_limit))
+
+    def _let_go(self, task: Task) -> None:
+        """Have a task cancelled, without waiting for it."""
+        work = self._loop.create_task(task.cancel())
+        self._tasks.add(work)
+        work.add_done_callback(self._tasks.discard)
 
     async def _rounds(self, running: Running, request: Callable[[Input], types.Request[Any, Any]]) -> dict[str, Any]:
         """Ask until the answer is a result, with what the server wants to know in between."""
@@ -299,6 +348,10 @@ class Calls:
             result = await self.elicit(params, running)
             if result.action != "accept":
                 raise Failure("E_MCP_INPUT", f"the server needs a page to be opened: {bounds.line(error.message, 500)}")
+
+
+async def _nobody(requests: object) -> dict[str, Any]:
+    raise Failure("E_MCP_INPUT", "the server's task asks something after its call had a result")
 
 
 def _late(running: Running, now: float) -> Failure:

@@ -31,10 +31,13 @@ from mcp_types import UNSUPPORTED_PROTOCOL_VERSION
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSIONS
 from pydantic import BaseModel, FileUrl, ValidationError
 
+from schemas.arguments import TOO_MUCH, ArgumentChecker, compile_arguments
+from schemas.errors import GoondanError
 from schemas.mcp import CONNECT_S, McpListing, McpPrompt, McpResource, McpServerInit, McpTool, NewsKind
-from toolhost.mcp_worker import bounds, listing
+from toolhost.mcp_worker import bounds, listing, tasks
 from toolhost.mcp_worker.bounds import MAX_NAME
 from toolhost.mcp_worker.failures import Failure
+from toolhost.mcp_worker.tasks import Task
 
 #: Pages of one list. A server whose list has no end is cut off here.
 MAX_PAGES: Final = 200
@@ -94,6 +97,9 @@ class Client:
         self._watched: set[NewsKind] = set()
         #: The tools of the last listing, by their exports.
         self.exports: dict[str, McpTool] = {}
+        self._of_tasks: set[str] = set()
+        self._dispatcher: Dispatcher[Any] | None = None
+        self._checkers: dict[str, ArgumentChecker] = {}
 
     @property
     def session(self) -> ClientSession:
@@ -107,20 +113,50 @@ class Client:
         """Whether the server speaks a version without handshake and session."""
         return self.session.protocol_version in MODERN_PROTOCOL_VERSIONS
 
-    @property
-    def tasks(self) -> bool:
-        """Whether tools can be called as tasks of the handshake era."""
+    def only_as_task(self, tool: McpTool) -> bool:
+        """Whether a tool of a server of the handshake era must be called as a task."""
         capabilities = self.session.server_capabilities
+        if tool.name not in self._of_tasks:
+            return False
         if self.modern or capabilities is None or capabilities.tasks is None:
             return False
         requests = capabilities.tasks.requests
         return requests is not None and requests.tools is not None and requests.tools.call is not None
 
+    async def call_as_task(self, tool: McpTool, arguments: dict[str, Any]) -> Task:
+        """Begin a call that the server is to go on with by itself. Raises Failure, MCPError."""
+        assert self._dispatcher is not None
+        params = {"name": tool.name, "arguments": arguments, "task": {"ttl": tasks.TTL_MS}}
+        # Past the session: it takes nothing but a finished result for an answer to a call.
+        return Task(self.session, await self._dispatcher.send_raw_request("tools/call", params), modern=False)
+
+    def check_structured(self, tool: McpTool, result: dict[str, Any]) -> None:
+        """Raise Failure when a result does not fit what its tool has declared."""
+        if tool.output_schema is None:
+            return
+        structured = result.get("structuredContent")
+        if structured is None:
+            raise Failure("E_MCP_PROTOCOL", f"{tool.name} declares structured content, and returned none")
+        if not isinstance(structured, dict):
+            return  # only newer versions have other kinds of values, and the session has checked that it may
+        checker = self._checkers.get(tool.name)
+        if checker is None:
+            checker = self._checkers[tool.name] = compile_arguments(tool.output_schema, {})
+        try:
+            _, issues = checker.apply(structured)
+        except GoondanError as error:
+            self._events.log("warn", f"results of {tool.name} are not checked: {error.info.message}")
+            self._checkers[tool.name] = compile_arguments(None, {})
+            return
+        if issues and issues[0] != TOO_MUCH:
+            told = "; ".join(issues[:3]).replace("args", "the result")
+            raise Failure("E_MCP_PROTOCOL", f"{tool.name} returned what does not fit its own schema: {told}")
+
     async def run(self, way: Way, connected: Callable[[McpListing], None]) -> None:
         """Connect, list, and stay until `end`. Raises what the connection fails with."""
         async with AsyncExitStack() as stack:
             async with asyncio.timeout(CONNECT_S) as self._connecting:
-                dispatcher = await stack.enter_async_context(way())
+                dispatcher = self._dispatcher = await stack.enter_async_context(way())
                 session = await stack.enter_async_context(self._opened(dispatcher))
                 await negotiate(session)
                 self._session = session
@@ -153,6 +189,7 @@ class Client:
             dispatcher=dispatcher,
             client_info=_INFO,
             log_level="info",
+            extensions={tasks.EXTENSION: {}},
             elicitation_callback=lambda _, params: self._events.elicit(params),
             sampling_callback=(lambda _, params: self._events.sample(params)) if "sampling" in granted else None,
             list_roots_callback=self._roots if "roots" in granted else None,
@@ -183,6 +220,7 @@ class Client:
         if has_tools:
             raw = [tool async for page in self._pages(session.list_tools, "tools", ttls) for tool in page.tools]
             tools = listing.tools(map(_dumped, raw), init.longest_export, budget)
+            self._of_tasks = {it.name for it in raw if it.execution and it.execution.task_support == "required"}
         tools += listing.offered(tools, resources=has_resources, prompts=has_prompts)
         resources: list[McpResource] = []
         templates: list[McpResource] = []
@@ -199,6 +237,7 @@ class Client:
         for note in budget.told():
             self._events.log("warn", note)
         self.exports = {tool.export: tool for tool in tools}
+        self._checkers.clear()
         info = session.server_info
         return McpListing(
             server_name=bounds.line(info.name, MAX_NAME) if info is not None else "",

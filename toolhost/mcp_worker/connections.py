@@ -14,7 +14,7 @@ import os
 import socket
 import ssl
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import suppress
 from functools import cache
 from typing import Any, Final
@@ -24,6 +24,7 @@ import httpcore2
 import httpx2
 
 from toolhost.mcp_worker import bounds
+from toolhost.mcp_worker.lines import NOT_REACHED
 
 #: What is sent for one connection.
 REQUEST: Final = b"connect"
@@ -35,6 +36,8 @@ MAX_REFUSAL: Final = 2048
 TUNNEL_S: Final = 20.0
 #: Bytes of one answer that is no stream of events. A line over a descriptor has as many.
 MAX_BODY: Final = 16 << 20
+#: The field that names the session of a server of the handshake era.
+SESSION: Final = "mcp-session-id"
 #: Bytes of events, at once and per second after that.
 EVENT_BYTES_BURST: Final = 128 << 20
 EVENT_BYTES_PER_S: Final = 16 << 20
@@ -193,35 +196,34 @@ class _Backend(httpcore2.AsyncNetworkBackend):
         await asyncio.sleep(seconds)
 
 
-class _Bounded(httpx2.AsyncByteStream):
-    """The body of an answer, as far as it may go."""
+class _Events(httpx2.AsyncByteStream):
+    """An answer that is a stream of events, as much as a server may send."""
 
-    def __init__(self, inner: Any, transport: Transport, *, events: bool) -> None:
+    def __init__(self, inner: Any, transport: Transport) -> None:
         self._inner = inner
         self._transport = transport
-        self._events = events
 
-    async def __aiter__(self) -> Any:
-        size = 0
+    async def __aiter__(self) -> AsyncIterator[bytes]:
         try:
             async for part in self._inner:
-                size += len(part)
-                if self._events:
-                    self._transport.count_events(len(part))
-                elif size > MAX_BODY:
-                    raise httpx2.ReadError(f"the server sent an answer of more than {MAX_BODY} bytes")
+                self._transport.count_events(len(part))
                 yield part
-        except (httpcore2.NetworkError, httpcore2.ProtocolError, httpcore2.TimeoutException) as error:
-            raise httpx2.ReadError(bounds.line(str(error), 500) or type(error).__name__) from None
+        except _BROKEN as error:
+            raise httpx2.ReadError(_said(error)) from None
 
     async def aclose(self) -> None:
         await self._inner.aclose()
 
 
 class Transport(httpx2.AsyncBaseTransport):
-    """The transport of the HTTP client: tunnels, bounded answers, and what the server answered with."""
+    """The transport of the HTTP client: tunnels, bounded answers, and what the server answered with.
 
-    def __init__(self, connector: Connector, loop: asyncio.AbstractEventLoop) -> None:
+    An exchange that fails is answered here, with an error of JSON-RPC: the SDK's client would end all of its requests
+    for the exception of one.
+    """
+
+    def __init__(self, connector: Connector, loop: asyncio.AbstractEventLoop, on_lost: Callable[[], None]) -> None:
+        """`on_lost` is called when the server knows its session no more."""
         self._pool = httpcore2.AsyncConnectionPool(
             ssl_context=certificates(),
             max_connections=64,
@@ -231,6 +233,7 @@ class Transport(httpx2.AsyncBaseTransport):
             network_backend=_Backend(connector),
         )
         self._loop = loop
+        self._on_lost = on_lost
         self._events = bounds.Allowance(EVENT_BYTES_BURST, EVENT_BYTES_PER_S, loop.time())
         #: The status of the last answer of 400 and above; None: there was none.
         self.refused: int | None = None
@@ -238,7 +241,7 @@ class Transport(httpx2.AsyncBaseTransport):
         self.unreached: str | None = None
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        """One exchange. Raises httpx2.TransportError."""
+        """One exchange."""
         assert isinstance(request.stream, httpx2.AsyncByteStream)
         request.headers["Accept-Encoding"] = "identity"  # of a packed answer nobody knows how large it will be
         asked = httpcore2.Request(
@@ -255,22 +258,38 @@ class Transport(httpx2.AsyncBaseTransport):
         )
         try:
             answer = await self._pool.handle_async_request(asked)
-        except (httpcore2.NetworkError, httpcore2.ProtocolError, httpcore2.TimeoutException) as error:
-            self.unreached = bounds.line(str(error), 500) or type(error).__name__
-            raise httpx2.ConnectError(self.unreached, request=request) from None
+        except _BROKEN as error:
+            self.unreached = _said(error)
+            return _failed(self.unreached)
+        self.unreached = None
         if answer.status >= 400:
             self.refused = answer.status
+            if answer.status == httpx2.codes.NOT_FOUND and SESSION in request.headers:
+                self._on_lost()
+        return await self._response(answer)
+
+    async def _response(self, answer: httpcore2.Response) -> httpx2.Response:
         headers = httpx2.Headers(answer.headers)
         if headers.get("content-encoding", "identity").strip().lower() != "identity":
             await answer.aclose()
-            raise httpx2.ReadError("the server packed its answer, although that was not asked for", request=request)
-        events = headers.get("content-type", "").lower().startswith("text/event-stream")
-        return httpx2.Response(
-            status_code=answer.status,
-            headers=headers,
-            stream=_Bounded(answer.stream, self, events=events),
-            extensions=answer.extensions,
-        )
+            return _failed("the server packed its answer, although that was not asked for")
+        body: Any = answer.stream
+        if headers.get("content-type", "").lower().startswith("text/event-stream"):
+            stream: httpx2.AsyncByteStream = _Events(body, self)
+            return httpx2.Response(answer.status, headers=headers, stream=stream, extensions=answer.extensions)
+        parts: list[bytes] = []
+        size = 0
+        try:
+            async for part in body:
+                size += len(part)
+                if size > MAX_BODY:
+                    return _failed(f"the server sent an answer of more than {MAX_BODY} bytes")
+                parts.append(part)
+        except _BROKEN as error:
+            return _failed(_said(error))
+        finally:
+            await answer.aclose()
+        return httpx2.Response(answer.status, headers=headers, content=b"".join(parts))
 
     def count_events(self, size: int) -> None:
         """Take bytes of events from the allowance. Raises httpx2.ReadError when there are too many."""
@@ -280,6 +299,20 @@ class Transport(httpx2.AsyncBaseTransport):
     async def aclose(self) -> None:
         """Close every connection."""
         await self._pool.aclose()
+
+
+#: What an exchange can fail with.
+_BROKEN: Final = (httpcore2.NetworkError, httpcore2.ProtocolError, httpcore2.TimeoutException)
+
+
+def _said(error: Exception) -> str:
+    return bounds.line(str(error), 500) or type(error).__name__
+
+
+def _failed(reason: str) -> httpx2.Response:
+    """The answer to a request that has none."""
+    error = {"code": NOT_REACHED, "message": reason}
+    return httpx2.Response(httpx2.codes.BAD_GATEWAY, json={"jsonrpc": "2.0", "id": None, "error": error})
 
 
 @cache

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from schemas.worker_frames import WorkerError
 from toolhost.mcp_worker import bounds
-from toolhost.mcp_worker.lines import NOT_LET_THROUGH
+from toolhost.mcp_worker.lines import NOT_LET_THROUGH, NOT_REACHED
 from toolhost.mcp_worker.shaping import TooLarge
 
 #: Characters of an error's message. The host cuts it to the tool's own limit.
@@ -63,6 +63,9 @@ def _answered(error: MCPError) -> Failure:
         return Failure("E_TOOL_TIMEOUT", message, name="TimeoutError")
     if error.code == NOT_LET_THROUGH:
         return Failure("E_MCP_PROTOCOL", message)
+    if error.code == NOT_REACHED:
+        code = "E_SANDBOX_DENIED" if message.startswith("E_SANDBOX_DENIED") else "E_MCP_CONNECT"
+        return Failure(code, f"the server could not be asked: {message}")
     return Failure("E_MCP_REFUSED", f"the server answered with error {error.code}: {message}")
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, Final, Self
@@ -54,16 +54,18 @@ class Http:
         connector: socket.socket,
         loop: asyncio.AbstractEventLoop,
         login: Login | None,
+        on_lost: Callable[[], None],
     ) -> None:
         """`connector` becomes ours. `headers` go with each request to the endpoint's own origin, and nowhere else.
-        Without `login` a server that wants one is an error.
+        Without `login` a server that wants one is an error. `on_lost` is called when the server knows its session no
+        more.
         """
         self._endpoint = endpoint
         self._login = login
         self._headers = dict(headers)
         self._loop = loop
         self._connector = Connector(connector, loop)
-        self._transport = Transport(self._connector, loop)
+        self._transport = Transport(self._connector, loop, on_lost)
 
     def ways(self) -> list[Any]:
         """The ways to the server, the newest first."""

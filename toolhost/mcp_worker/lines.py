@@ -174,9 +174,11 @@ def _refused(key: Id | None, reason: str) -> Answered:
 #: The code of the error that stands in place of an answer which is not let through. No server's own: JSON-RPC keeps
 #: -32768 to -32000 for itself, and this is below.
 NOT_LET_THROUGH: Final = -33_001
+#: The same of an exchange with a server at an URL that has failed.
+NOT_REACHED: Final = -33_002
 #: How far from the start and the end of a broken line its id is looked for (bytes).
 _NEAR: Final = 256
-_ID: Final = re.compile(rb'"id"\s*:\s*(\d{1,15}|"[!#-\[\]-~]{1,64}")')
+_ID: Final = re.compile(rb'"id"\s*:\s*(\d{1,15}|"[!#-\[\]-~]{1,64}")\s*[,}]')
 
 
 def _message(value: dict[str, Any]) -> Message | None:

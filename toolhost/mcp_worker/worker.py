@@ -186,7 +186,7 @@ class Worker:
         has_token = any(name.lower() == "authorization" for name in asked.headers)
         wanted = oauth.enabled and not has_token
         login = Login(asked.endpoint, oauth, self._tokens, client) if wanted else None
-        http = Http(asked.endpoint, asked.headers, self._connector, self._loop, login)
+        http = Http(asked.endpoint, asked.headers, self._connector, self._loop, login, self._session_lost)
         first: Exception | None = None
         try:
             for way in http.ways():
@@ -221,6 +221,9 @@ class Worker:
         elif self._ready:
             self.log("error", f"the server is gone: {reason}")
             self._end(1)
+
+    def _session_lost(self) -> None:
+        self._server_gone("it knows its session no more")
 
     def _end(self, status: int) -> None:
         """The worker is of no use any more. Calls that were open have their errors in this turn of the loop."""
