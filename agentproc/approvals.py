@@ -90,6 +90,7 @@ class Approvals:
         *,
         run: Callable[[], None],
         done: Callable[[ToolResult], None],
+        within: str | None = None,
     ) -> None:
         """Handle a call that runs in this process. Calls `run` now or when a person has agreed, or `done` with the
         refusal.
@@ -99,7 +100,7 @@ class Approvals:
             run()  # which finds out what is wrong with the arguments
             return
         frame = Frame("approval.ask", tool=name, call_id=f"{self._turn_id}/{tool_call_id}")
-        frame.event_id, frame.epoch = context.event_id, context.epoch
+        frame.event_id, frame.epoch, frame.within = context.event_id, context.epoch, within
         limit = allowed.item.error_message_limit
 
         def refused(error: GoondanError) -> None:
@@ -116,7 +117,9 @@ class Approvals:
             if state.state == "run":
                 run()
             elif state.state == "waits":
-                again = partial(self.admit, catalog, name, args, tool_call_id, context, run=run, done=done)
+                again = partial(
+                    self.admit, catalog, name, args, tool_call_id, context, run=run, done=done, within=within
+                )
                 self.wait(tool_call_id, again)
             else:
                 text = f"{name}: the call was not approved: {state.reason or 'a person said no'}"

@@ -9,7 +9,7 @@ Source: docs/design/delivery.md section 6; requirements CALL-01 to CALL-07, ERRO
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -152,14 +152,15 @@ class ToolCaller:
         first_sent_ms: int | None = None,
         parent_span_id: str | None = None,
         waits: Callable[[str], None] | None = None,
+        within: str | None = None,
     ) -> ToolResult | None:
         """Check a call and send it. A call that may not be made has its result at once, without a frame. Otherwise this
         returns None, and `done` gets the result later (or the GoondanError E_LEASE_LOST).
 
         `message` is the encoded assistant message, given with the first call of each message; the other calls name it
         by `message_id`. `first_sent_ms` (CLOCK_BOOTTIME) is given for a call that may have been sent before.
-        `parent_span_id` is the span of the step. `waits` gets the id for `go_on` when a person has to approve the call
-        first.
+        `parent_span_id` is the span of the step, or of the script whose callId `within` gives. `waits` gets the id for
+        `go_on` when a person has to approve the call first.
         """
         allowed = catalog.check(name, args)
         if not isinstance(allowed, Allowed):
@@ -191,6 +192,7 @@ class ToolCaller:
             span_id=call_span(call_id),
             parent_span_id=parent_span_id,
             payload=Raw(payload),
+            within=within,
         )
         self._send(OpenCall(item, frame, context, done, self._loop.time() + left, waits))
         return None
@@ -206,9 +208,17 @@ class ToolCaller:
         """Give calls up and tell the tool host. Their `done` is not called any more."""
         for call_id in call_ids:
             if (call := self._drop(call_id)) is not None:
-                frame = Frame("tool.cancel", call_id=call.frame.call_id, event_id=call.context.event_id)
-                if not self._link.send(frame) and len(self._unheard) < MAX_UNHEARD:
-                    self._unheard.append(frame)
+                self._cancel(call.frame.call_id, call.context.event_id)
+
+    def cancel_unseen(self, call_ids: Sequence[str], event_id: str | None) -> None:
+        """Tell the tool host to give up calls of this event that another incarnation has made."""
+        for call_id in call_ids:
+            self._cancel(call_id, event_id)
+
+    def _cancel(self, call_id: str | None, event_id: str | None) -> None:
+        frame = Frame("tool.cancel", call_id=call_id, event_id=event_id)
+        if not self._link.send(frame) and len(self._unheard) < MAX_UNHEARD:
+            self._unheard.append(frame)
 
     def welcomed(self) -> None:
         """A broker is there (again). Calls that were cancelled in between still run in the tool host, so cancel them
@@ -276,6 +286,7 @@ class ToolCaller:
             span_id=call.frame.span_id,
             parent_span_id=call.frame.parent_span_id,
             payload=call.frame.payload,
+            within=call.frame.within,
         )
         self._send(call)
 

@@ -29,6 +29,7 @@ from agentproc.known_secrets import KnownSecrets
 from agentproc.live_config import InForce, LiveConfig
 from agentproc.providers.base import Provider, redactor_of
 from agentproc.providers.choose import make_provider
+from agentproc.script_log import ScriptLog
 from agentproc.store import ConversationStore
 from agentproc.swarm import DELEGATION_RESULT, AskingLink
 from schemas.address import instance_dir
@@ -101,6 +102,8 @@ class Instance:
         )
         self.caller = ToolCaller(link, loop, self.tools.folder_of)
         self.acks = ResultAcks(link, loop)
+        #: What the calls of a running script have come to.
+        self.script_log = ScriptLog(files)
         self._provider = provider
         self._redactor: Redactor | None = None
 
@@ -148,5 +151,6 @@ class Instance:
         self.acks.close()
         self.caller.abandon()
         self.store.close()
+        self.script_log.close()
         if self._provider is not None:
             await self._provider.close()

@@ -111,7 +111,7 @@ class TurnRunner:
     def asked(self, frame: Frame) -> None:
         """`tool.ask`: a call of the running turn asks something. Raises GoondanError E_FRAME_INVALID."""
         if self._run is not None and self.holds(frame):
-            self._run.asks.take(frame)
+            self._run.calls.asks.take(frame)
 
     def decided(self, frame: Frame) -> None:
         """`approval.news`: a person has decided about calls of the running turn."""

@@ -19,13 +19,14 @@ from typing import Any
 from msgspec import Raw, Struct
 
 from agentproc.catalog import StepCatalog
-from agentproc.conversation import Message, ToolData
+from agentproc.conversation import Message, ToolCallPart, ToolData
 from agentproc.providers.base import ModelNews, ModelRequest, Usage
+from agentproc.scripts import script_of
 from agentproc.store import ConversationStore
 from agentproc.turn import Action, AskModel, End, EnterStep, LeaveStep, LeaveTurn, RunTool, Yield
 from schemas.codec import from_raw
 from schemas.errors import GoondanError
-from schemas.frames import ErrorPayload
+from schemas.frames import ErrorPayload, ToolResult
 from schemas.receipts import Receipt, kept
 from schemas.results import cut_message
 from schemas.spans import call_span, model_span, step_span, turn_span
@@ -154,16 +155,31 @@ class TurnNotes:
     def results(self, message: Message, at: str) -> None:
         """Note the results in a message."""
         for part in results_of(message):
-            error = part.result.error
-            kind: NoteKind = "tool.failed" if part.result.status == "error" else "tool.completed"
-            detail = ResultDetail(
-                part.tool_call_id,
-                part.result.status,
-                None if error is None else error.code,
-                self._receipt(part.tool_call_id),
-                None if error is None else self._bounded(error.message),
-            )
-            self._note_call(kind, at, part.tool_call_id, encode_detail(detail))
+            self._result(part.tool_call_id, part.result, at, self._step_span)
+
+    def inner_began(self, script: str, part: ToolCallPart, at: str, catalog: StepCatalog) -> None:
+        """Note a call that a script makes. It stands below the script."""
+        called = CallDetail(part.tool_call_id, part.tool_name, catalog.is_outside(part.tool_name), script)
+        self._note_call("tool.called", at, part.tool_call_id, encode_detail(called), self._span_of(script))
+
+    def inner_ended(self, script: str, part: ToolCallPart, result: ToolResult, at: str) -> None:
+        """Note the result of a call that a script has made."""
+        self._result(part.tool_call_id, result, at, self._span_of(script))
+
+    def _result(self, tool_call_id: str, result: ToolResult, at: str, parent: str) -> None:
+        error = result.error
+        kind: NoteKind = "tool.failed" if result.status == "error" else "tool.completed"
+        detail = ResultDetail(
+            tool_call_id,
+            result.status,
+            None if error is None else error.code,
+            self._receipt(tool_call_id),
+            None if error is None else self._bounded(error.message),
+        )
+        self._note_call(kind, at, tool_call_id, encode_detail(detail), parent)
+
+    def _span_of(self, tool_call_id: str) -> str:
+        return call_span(f"{self._turn_id}/{tool_call_id}")
 
     def received(self, tool_call_id: str, receipt: Raw) -> None:
         """Remember the tool host's receipt of a call. It is noted with the call's result, even if middleware changes
@@ -245,14 +261,15 @@ class TurnNotes:
 
     def waits(self, tool_call_id: str, at: str) -> None:
         """Note that a call begins to wait for a person."""
-        self._note_call("tool.waits", at, tool_call_id, json.dumps(tool_call_id))
+        script = script_of(tool_call_id)
+        parent = self._step_span if script is None else self._span_of(script)
+        self._note_call("tool.waits", at, tool_call_id, json.dumps(tool_call_id), parent)
 
     def _note(self, kind: NoteKind, at: str, detail: str | None = None) -> None:
         self._store.note(self._turn_id, kind, at, detail, self._span, self._parent)
 
-    def _note_call(self, kind: NoteKind, at: str, tool_call_id: str, detail: str) -> None:
-        span = call_span(f"{self._turn_id}/{tool_call_id}")
-        self._store.note(self._turn_id, kind, at, detail, span, self._step_span)
+    def _note_call(self, kind: NoteKind, at: str, tool_call_id: str, detail: str, parent: str | None = None) -> None:
+        self._store.note(self._turn_id, kind, at, detail, self._span_of(tool_call_id), parent or self._step_span)
 
     def _bounded(self, message: str) -> str:
         return cut_message(self._redact(message), MAX_NOTED_MESSAGE)

@@ -90,12 +90,22 @@ class OwnCalls:
         return self._instance.tools.get(name) is not None or self._instance.catalog.runs_here(name)
 
     def start(
-        self, action: RunTool, args: Any, catalog: StepCatalog, context: CallContext, then: Callable[[ToolResult], None]
+        self,
+        action: RunTool,
+        args: Any,
+        catalog: StepCatalog,
+        context: CallContext,
+        then: Callable[[ToolResult], None],
+        within: str | None = None,
     ) -> None:
-        """Make this call with these arguments when it may run. `then` gets its result."""
+        """Make this call with these arguments when it may run. `then` gets its result. `within` is the callId of the
+        script that makes the call; None for a call of the model.
+        """
         part = action.part
         run = partial(self._count, action, args, catalog, context, then)
-        self._approvals.admit(catalog, part.tool_name, args, part.tool_call_id, context, run=run, done=then)
+        self._approvals.admit(
+            catalog, part.tool_name, args, part.tool_call_id, context, run=run, done=then, within=within
+        )
 
     def _count(
         self, action: RunTool, args: Any, catalog: StepCatalog, context: CallContext, then: Callable[[ToolResult], None]

@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -27,9 +26,8 @@ from agentproc.answers import answer_payload, done_frame, failed, turn_id
 from agentproc.approvals import Approvals
 from agentproc.budget import TurnBudget
 from agentproc.calls import CallContext
-from agentproc.catalog import StepCatalog
 from agentproc.completions import Ended
-from agentproc.conversation import Append, Presented, encode_message, error_result
+from agentproc.conversation import Append, Presented
 from agentproc.extensions.contexts import Execution
 from agentproc.extensions.stages import Stages
 from agentproc.instance import Instance
@@ -42,7 +40,6 @@ from agentproc.providers.base import ModelRequest
 from agentproc.step_config import TurnConfig
 from agentproc.store import TurnRow
 from agentproc.told_event import told_event
-from agentproc.tool_asks import ToolAsks
 from agentproc.transcript import Transcript, resumption
 from agentproc.turn import (
     Action,
@@ -63,16 +60,15 @@ from agentproc.turn import (
     Pause,
     RunTool,
     Store,
-    ToolFinished,
     Turn,
     Yield,
 )
+from agentproc.turn_calls import TurnCalls
 from schemas.address import instance_workdir
-from schemas.arguments import invalid_arguments
 from schemas.codec import to_raw
 from schemas.errors import GoondanError, error_payload
 from schemas.frames import OPERATOR_AGENT, ErrorPayload, Frame, OperatorTool, ToolResult
-from schemas.spans import is_trace_id, step_span, trace_id_of
+from schemas.spans import is_trace_id, trace_id_of
 
 #: How often a running turn says that it still works (seconds). The broker gives up on a silent holder much later.
 RENEW_S: Final = 10.0
@@ -133,8 +129,19 @@ class TurnRun:
         before = self._approvals, self._budget
         own = OwnCalls(instance, name, workdir, deadline, *before, stepped=self._stepped, lost=self.abandon)
         self._own_calls = own
-        #: What calls of this turn ask of it.
-        self.asks = ToolAsks(instance.link, instance.caller.is_open)
+        context = CallContext(name, self._event_id, frame.epoch, deadline)
+        #: The calls of the turn.
+        self.calls = calls = TurnCalls(
+            instance,
+            self.turn,
+            context,
+            self._approvals,
+            self._notes,
+            own,
+            push=self.push,
+            lost=self.abandon,
+            noted=self._noted,
+        )
         models = self._models = ModelCalls(
             instance,
             self._event_id,
@@ -158,31 +165,27 @@ class TurnRun:
                 told_event(frame),
                 own.asking,
                 push=self.push,
-                use=self._use,
+                use=calls.use,
                 lost=self.abandon,
                 ask_aside=lambda *question: models.aside.ask(instance.provider, self._config.in_force.model, *question),
             )
+        calls.stages = self._stages
         #: The function that performs each action, after the messages of the actions were stored.
         self._performs: Mapping[type[Action], Callable[[Any], None]] = {
             AskModel: self._ask_model,
-            RunTool: self._run_tool,
+            RunTool: calls.run,
             ListTools: self._list_tools,
-            DropCalls: self._drop_calls,
+            DropCalls: calls.drop,
             EnterTurn: self._enter_turn,
             LeaveTurn: self._leave_turn,
             EnterStep: self._enter_step,
             LeaveStep: self._leave_step,
         }
-        self._context = CallContext(name, self._event_id, frame.epoch, deadline)
         self._parked = False
         self._inputs: list[Input] = []
         self._wake: asyncio.Future[None] | None = None
         self._lost = False
-        self._catalog: StepCatalog = instance.catalog.for_step()
         self._completed: dict[str, Ended] = {}  # pending work that has ended since the last model call
-        self._answered: dict[str, str] = {}  # tool call id -> callId under which the tool host gave the result
-        self._shown_message = ""
-        self._first_sent: dict[str, int] = {}
         self._renewing: Frame | None = None
         self._messages = 0  # of the turn, that are stored
         self._position: int | None = None  # the same, once this incarnation has stored one
@@ -269,8 +272,7 @@ class TurnRun:
             self._stages.close()
         if self._budget is not None:
             self._budget.close()
-        self._own_calls.close()
-        self.asks.close()
+        self.calls.close()
         if self._lost or self._parked:
             self._instance.caller.abandon()
         else:
@@ -287,7 +289,7 @@ class TurnRun:
             stored = store.turn_events(self.turn.turn_id)
             self._transcript.restore(stored)
             self._config.resume()
-            self._catalog = instance.catalog.for_step()
+            self.calls.use(instance.catalog.for_step())
             asked = self._first if isinstance(self._first, BeginCall) else None
             resume = resumption(stored, asked is not None, asked)
             own = [message for _, message in resume.stored]
@@ -295,7 +297,7 @@ class TurnRun:
             calls = [f"{self.turn.turn_id}/{part.tool_call_id}" for message in own for part in results_of(message)]
             instance.acks.add(calls)  # the incarnation that stored them may not have said so
             sent = {event.position: event.stored_ms for event in stored}
-            self._first_sent = {message.id: sent[position] for position, message in resume.stored}
+            self.calls.first_sent = {message.id: sent[position] for position, message in resume.stored}
             with store.write():
                 self._notes.resumed(at)
             return self.turn.handle(resume if resume.stored else self._first, at)
@@ -321,7 +323,7 @@ class TurnRun:
                 if isinstance(action, Store):
                     self._transcript.append(action.position, action.message)
                     self._messages += 1
-            self._notes.actions(actions, at, self._catalog)
+            self._notes.actions(actions, at, self.calls.catalog)
         return [action for action in actions if not isinstance(action, Store)]
 
     def _close_leftover(self, row: TurnRow, at: str) -> None:
@@ -389,9 +391,8 @@ class TurnRun:
         stores = [action for action in actions if isinstance(action, Store)]
         if not stores and end is None:
             self._notes.model(at)
-            self._notes.actions(actions, at, self._catalog)
-            if instance.store.has_notes and self._notes_timer is None:
-                self._notes_timer = self._loop.call_later(NOTES_S, self._store_notes)
+            self._notes.actions(actions, at, self.calls.catalog)
+            self._noted()
             return payload
         with instance.store.write(final=end is not None):
             self._notes.model(at)
@@ -405,8 +406,8 @@ class TurnRun:
                 if self._by_operator and end.output is not None and end.output.status == "pending":
                     note_work(instance.store, name)
                 instance.store.finish_turn(self._event_id, name, end.status, at, steps=end.steps, answer=payload)
-            self._notes.actions(actions, at, self._catalog)
-        instance.acks.add([call_id for store in stores for call_id in self._stored_calls(store)])
+            self._notes.actions(actions, at, self.calls.catalog)
+        instance.acks.add([call_id for store in stores for call_id in self.calls.stored(store.message)])
         if stores and end is None:
             self._messages += len(stores)  # not the place of the last one: results are stored in any order
             first, self._position = self._position is None, self._messages
@@ -427,12 +428,6 @@ class TurnRun:
 
     # --- tool calls
 
-    def _drop_calls(self, action: DropCalls) -> None:
-        for tool_call_id in action.tool_call_ids:
-            self._drop_call(tool_call_id)
-        if self._stages is not None:
-            self._stages.drop_calls(action.tool_call_ids)
-
     def _list_tools(self, _: ListTools) -> None:
         listed = [
             OperatorTool(
@@ -442,87 +437,19 @@ class TurnRun:
                 idempotent=item.idempotent,
                 deferred=item.deferred,
             )
-            for item in self._catalog.items
+            for item in self.calls.catalog.items
             if self._instance.catalog.can_run(item.name)
         ]
         self.push(Listed(ToolResult(status="ok", output=to_raw(listed))))
-
-    def _run_tool(self, action: RunTool) -> None:
-        part = action.part
-
-        def done(result: ToolResult) -> None:
-            self.push(ToolFinished(part.tool_call_id, self._instance.secrets.out_of(result)))
-
-        if self._stages is None or not self._instance.pipeline.has("toolCall"):
-            self._start_call(action, part.args, done)
-            return
-        self._stages.run_call(
-            part,
-            self.turn.steps,
-            start=lambda args, then: self._start_call(action, args, then),
-            drop=lambda: self._drop_call(part.tool_call_id),
-            done=done,
-            limit=self._catalog.error_limit(part.tool_name),
-        )
-
-    def _start_call(self, action: RunTool, args: Any, then: Callable[[ToolResult], None]) -> None:
-        """Make one call with these arguments. `then` gets its result."""
-        part, message, instance = action.part, action.message, self._instance
-        if action.broken is not None and args == part.args:
-            error = invalid_arguments(
-                part.tool_name, [f"args: {action.broken}"], self._catalog.parameters(part.tool_name)
-            )
-            then(error_result(error))
-            return
-        if self._own_calls.runs(part.tool_name):
-            self._own_calls.start(action, args, self._catalog, self._context, then)
-            return
-        encoded = None
-        if message.id != self._shown_message:
-            encoded, self._shown_message = encode_message(message), message.id
-
-        def done(result: ToolResult | GoondanError, answered_id: str | None) -> None:
-            self.asks.drop(f"{self.turn.turn_id}/{part.tool_call_id}")
-            if isinstance(result, GoondanError):
-                log.warning("event %s: %s", self._event_id, result)
-                self.abandon()
-                return
-            if answered_id is not None:
-                self._answered[part.tool_call_id] = answered_id
-            if result.receipt is not None:
-                self._notes.received(part.tool_call_id, result.receipt)
-            then(result)
-
-        refused = instance.caller.start(
-            self._catalog,
-            part.tool_name,
-            args,
-            call_id=f"{self.turn.turn_id}/{part.tool_call_id}",
-            context=self._context,
-            done=done,
-            message_id=message.id,
-            message=encoded,
-            first_sent_ms=self._first_sent.get(message.id) if action.again else None,
-            parent_span_id=step_span(self.turn.turn_id, self.turn.steps),
-            waits=lambda call_id: self._approvals.wait(part.tool_call_id, partial(instance.caller.go_on, call_id)),
-        )
-        if refused is not None:
-            if encoded is not None:
-                self._shown_message = ""  # nobody has seen it yet
-            then(refused)
 
     def _stepped(self) -> None:
         if self._own_calls.restarts:  # the next step is for after the restart
             self.push(Pause())
 
-    def _drop_call(self, tool_call_id: str) -> None:
-        call_id = f"{self.turn.turn_id}/{tool_call_id}"
-        self.asks.drop(call_id)
-        self._instance.caller.cancel([call_id])
-        self._own_calls.drop(tool_call_id)
-
-    def _use(self, catalog: StepCatalog) -> None:
-        self._catalog = catalog
+    def _noted(self) -> None:
+        """Notes wait to be stored. They are soon, if nothing else is stored before."""
+        if self._notes_timer is None and self._instance.store.has_notes:
+            self._notes_timer = self._loop.call_later(NOTES_S, self._store_notes)
 
     # --- into and out of the middleware around the turn and its steps
 
@@ -579,7 +506,7 @@ class TurnRun:
         self._tell_completed()
         if not self._wraps_steps:
             self._config.begin_step(action.step, again=False)
-            self._catalog = instance.catalog.for_step()
+            self.calls.use(instance.catalog.for_step())
         own = self._config.in_force.system
         provider = instance.provider
         messages = self._transcript.next_messages if provider.needs_history else self._transcript.own_messages
@@ -593,7 +520,7 @@ class TurnRun:
             agent=instance.spec.name,
             model=self._config.in_force.model,
             messages=self._presented.of(messages),
-            tools=self._catalog.shown,
+            tools=self.calls.catalog.shown,
             step=action.step,
             system=own if self._stages is None else self._stages.system(own),
             timeout_s=self._time_left(),
@@ -603,7 +530,7 @@ class TurnRun:
 
     def _time_left(self) -> float | None:
         """The turn's remaining time (seconds)."""
-        deadline = self._context.deadline
+        deadline = self.calls.context.deadline
         return None if deadline is None else max(0.0, deadline - self._loop.time())
 
     # --- timers
@@ -613,7 +540,7 @@ class TurnRun:
         if self._deadline_timer is not None:
             self._deadline_timer.cancel()
         self._deadline_timer = None if deadline is None else self._loop.call_at(deadline, self._out_of_time)
-        self._context = msgspec.structs.replace(self._context, deadline=deadline)
+        self.calls.context = msgspec.structs.replace(self.calls.context, deadline=deadline)
         self._own_calls.move_deadline(deadline)
 
     def _out_of_time(self) -> None:
@@ -639,13 +566,3 @@ class TurnRun:
         if isinstance(error, GoondanError) and error.info.code == "E_LEASE_LOST":
             log.warning("event %s: %s", self._event_id, error)
             self.abandon()
-
-    # --- results
-
-    def _stored_calls(self, action: Store) -> list[str]:
-        """callIds of the results in a stored message that came from the tool host."""
-        return [
-            call_id
-            for part in results_of(action.message)
-            if (call_id := self._answered.pop(part.tool_call_id, None)) is not None
-        ]

@@ -138,6 +138,10 @@ class ToolCall(Struct, rename="camel", omit_defaults=True, kw_only=True):
     turns: list[Trace] = []
     #: When a person was asked about it. There is one entry more for each time that its turn was resumed.
     asked_at: list[str] = []
+    #: Of a script of code mode: the calls that it made.
+    calls: list[ToolCall] = []
+    #: The id of the script that made it; None for a call of the model.
+    script: str | None = None
 
 
 class Step(Struct, rename="camel", omit_defaults=True, kw_only=True):
@@ -211,8 +215,8 @@ class Trace(Struct, rename="camel", omit_defaults=True, kw_only=True):
 
     @property
     def tools(self) -> list[ToolCall]:
-        """The calls of all steps."""
-        return [call for step in self.steps for call in step.tools]
+        """The calls of all steps, with those of scripts."""
+        return [each for step in self.steps for call in step.tools for each in (call, *call.calls)]
 
 
 def tell(turn: Turn, notes: Iterable[Note], *, interrupted: bool = False) -> Trace:
@@ -279,8 +283,13 @@ def _call_made(trace: Trace, calls: dict[str, ToolCall], note: Note) -> None:
         direct=called.direct,
         span_id=call_span(f"{trace.turn_id}/{called.tool_call_id}"),
     )
+    script = calls.get(called.script or "")
+    if script is not None and script.script is None and script is not calls.get(called.tool_call_id):
+        call.script = script.tool_call_id
+        script.calls.append(call)
+    else:
+        _last_step(trace, note.at).tools.append(call)
     calls[called.tool_call_id] = call
-    _last_step(trace, note.at).tools.append(call)
 
 
 def _call_waits(trace: Trace, calls: dict[str, ToolCall], note: Note) -> None:

@@ -96,6 +96,8 @@ CODES: Final[dict[str, str]] = {
     "E_RESTART_REFUSED": "Wait until the kernel is ready (`gdn ps`), then ask again.",
     "E_RESTART_FAILED": "The kernel goes on as it was; `gdn logs` says more.",
     "E_DISK_FULL": "Free space on the disk of the state directory.",
+    "E_SCRIPT_FAILED": "Mend the script; mind what it has done.",
+    "E_SCRIPT_LANGUAGE": "Write the script in Python.",
     "E_STORE_FULL": "Raise the Agent's policy.conversationMb, or go on in a new instance (`--instance`).",
     "E_JOURNAL_CORRUPT": "Restore the journal, or start with --accept-loss.",
     "E_BROKER_UNTRUSTED": "See whose the socket and the directories above it are; --broker-uid names another user.",

@@ -204,6 +204,8 @@ class Frame(Struct, rename={"from_": "from"}, omit_defaults=True, gc=False):
     budget: bool = False
     #: `tool.call` only: the call was started before. A tool host that does not know it does not start it.
     attach: bool = False
+    #: `tool.call`, `approval.ask`: the callId of the script that makes this call, an open call of the same turn.
+    within: str | None = None
 
 
 # --- payloads -------------------------------------------------------------------------------------------------------

@@ -229,7 +229,7 @@ class SandboxSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_on
     #: Names of environment variables that it gets.
     env: list[str] = []
     #: What its handlers may ask of the kernel.
-    permissions: list[Literal["agents", "restart"]] = []
+    permissions: list[Literal["agents", "restart", "tools"]] = []
     #: A virtual environment.
     python: PythonSpec = field(default_factory=PythonSpec)
     #: Upper bounds.

@@ -97,8 +97,11 @@ class Sandbox(_Strict, frozen=True):
     )
     env: Annotated[list[str], Meta(description="Names of host environment variables that the tool may read.")] = []
     permissions: Annotated[
-        list[Literal["agents", "restart"]],
-        Meta(description="`agents`: ask other agents through ctx.runtime. `restart` has no effect yet."),
+        list[Literal["agents", "restart", "tools"]],
+        Meta(
+            description="`agents`: ask other agents through ctx.runtime. `restart` has no effect yet. `tools`: for the "
+            "bundled tool of code mode only."
+        ),
     ] = []
     python: Annotated[PythonSpec, Meta(description="A virtual environment to import from.")] = field(
         default_factory=PythonSpec
@@ -144,7 +147,7 @@ class SandboxPart(_Strict, frozen=True):
     filesystem: Annotated[FilesystemPart | None, Meta(description="Fewer paths, or paths inside them.")] = None
     env: Annotated[list[str] | None, Meta(description="Fewer names of environment variables.")] = None
     permissions: Annotated[
-        list[Literal["agents", "restart"]] | None, Meta(description="Fewer operations on the bus.")
+        list[Literal["agents", "restart", "tools"]] | None, Meta(description="Fewer operations on the bus.")
     ] = None
     python: Annotated[PythonSpec | None, Meta(description="The same virtual environment, or none.")] = None
     limits: Annotated[LimitsPart | None, Meta(description="Lower limits.")] = None

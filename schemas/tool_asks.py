@@ -37,6 +37,10 @@ OAUTH_PREFIX: Final = "oauth."
 CODE_KINDS: Final = frozenset({TOOL, TOOLS})
 SERVER_KINDS: Final = frozenset({ELICIT, SAMPLE, ROOTS})
 
+#: The bundled extension of code mode, and the full name of the tool that it brings.
+CODE_MODE: Final = "code-mode"
+CODE_TOOL: Final = "code__run"
+
 #: Questions of one call that may be open at once.
 MAX_OPEN: Final = 16
 #: Calls of tools that one call may make in all.

@@ -130,6 +130,8 @@ class CallDetail(Struct, frozen=True, rename="camel", omit_defaults=True):
     tool_name: str
     #: The tool is outside the step's catalog, and the policy `toolCalls.allowRegistry` lets the call pass.
     direct: bool = False
+    #: The model's id of the script (code mode) that makes the call; None for a call of the model.
+    script: str | None = None
 
 
 class ResultDetail(Struct, frozen=True, rename="camel", omit_defaults=True):

@@ -81,6 +81,11 @@ def check_tool(tool: CheckedTool, files: Files, report: Report, *, schemas: bool
     _check_entry(tool, files, report)
     _check_exports(tool, report, schemas=schemas)
     check_sandbox(tool.body.sandbox, tool.document, ("spec", "sandbox"), files, report)
+    if "tools" in tool.body.sandbox.permissions and not tool.bundled:
+        at = tool.body.sandbox.permissions.index("tools")
+        message = "the permission 'tools' is for the bundled tool of code mode"
+        place = tool.document.place("spec", "sandbox", "permissions", at)
+        report.error("E_CONFIG_INVALID_VALUE", message, place, "Leave it out, and name Extension/code-mode.")
     tool.sandbox = resolve_sandbox(tool.body.sandbox, files)
 
 

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 #: A line: the time since the beginning (None: the line shows no time), and the text.
 Line = tuple[str | None, str]
+#: Lines for the calls of one script. It may have made thousands.
+MAX_INNER: Final = 30
 #: The statuses of turns and calls that are not over, or whose end is not known.
 _OPEN: Final = ("running", "pending", "lost", "abandoned", "interrupted")
 
@@ -170,7 +172,22 @@ def _step(step: Step, start: str, style: Style) -> Iterator[Line]:
         yield _offset(start, call.started_at), f"{style.dim(branch)} {_tool(call, style)}"
         if call.receipt is not None:
             yield "", style.dim(f"{stem}   {_jail(call.receipt.jail)}")
+        yield from _inner(call, stem, start, style)
         yield from _below(call.turns, stem, start, style)
+
+
+def _inner(script: ToolCall, stem: str, start: str, style: Style) -> Iterator[Line]:
+    """The calls that a script has made, further to the right. Of many only the first ones."""
+    shown = script.calls if len(script.calls) <= MAX_INNER else script.calls[: MAX_INNER - 1]
+    more = len(script.calls) - len(shown)
+    for call in shown:
+        branch = "└─" if call is shown[-1] and not more else "├─"
+        yield _offset(start, call.started_at), f"{style.dim(f'{stem} {branch}')} {_tool(call, style)}"
+        yield from _below(call.turns, f"{stem}   ", start, style)
+    if more:
+        failed = sum(1 for call in script.calls if call.status == "error")
+        of_all = f"; {failed} of all {len(script.calls)} failed" if failed else ""
+        yield "", style.dim(f"{stem} └─ and {more} more calls{of_all}; --json has them")
 
 
 def _below(turns: list[Trace], stem: str, start: str, style: Style) -> Iterator[Line]:

@@ -40,7 +40,7 @@ class Part(Struct, frozen=True, kw_only=True):
     #: Variables of the environment.
     env: list[str] | None = None
     #: What handlers may ask of the bus.
-    permissions: list[Literal["agents", "restart"]] | None = None
+    permissions: list[Literal["agents", "restart", "tools"]] | None = None
     #: The part says something about `venv`. Without it `venv` does not count.
     says_venv: bool = False
     #: The virtual environment.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from schemas.codec import to_raw
 from schemas.errors import error_payload
-from schemas.frames import Frame
+from schemas.frames import Frame, ToolCallPayload
 from schemas.tool_asks import FoundTool, FoundTools, InnerCall, InnerResult, ToolAnswer, ToolAsk, ToolsQuery
 
 
@@ -14,7 +14,22 @@ def tool_ask_frames() -> list[tuple[str, Frame, str | None]]:
     result = InnerResult("ok", to_raw({"count": 2}))
     found = FoundTools([FoundTool("json-query__count", "Count.", {"type": "object"})], 12)
     failed = error_payload("E_TOOL_NOT_IN_CATALOG", "Tool 'x' is not available in the current Tool Catalog.")
+    inner = ToolCallPayload(args=to_raw({"data": "[1, 2]"}), turn_id="t1", tool_call_id="c1>1")
     return [
+        (
+            "tool.call that a script makes",
+            Frame(
+                "tool.call",
+                id="a.3",
+                event_id="e-1",
+                tool="json-query__count",
+                call_id="t1/c1>1",
+                epoch=7,
+                within="t1/c1",
+                payload=to_raw(inner),
+            ),
+            "ToolCallPayload",
+        ),
         (
             "tool.ask: call a tool",
             Frame("tool.ask", id="h.9", call_id="t1/c1", payload=to_raw(ToolAsk(1, "tool", to_raw(called)))),

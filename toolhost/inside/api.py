@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, NoReturn
 
-    from .running import Running
+    from .running import Running, ToolCalls
 
 #: Two progress reports of a call are at least this far apart (seconds).
 PROGRESS_S = 0.05
@@ -267,6 +267,13 @@ class ToolContext(_ReadOnly):
         """Other agents; None unless the tool was granted `permissions: [agents]` (CONTEXT-09)."""
         ask = self._call.worker.asking(self._call)
         return None if ask is None else Runtime(ask)
+
+    @property
+    def tools(self) -> ToolCalls | None:
+        """The tools of the agent that makes this call; None unless the tool was granted `permissions: [tools]`, which
+        is for the bundled tool of code mode.
+        """
+        return self._call.worker.calling(self._call)
 
     def progress(self, done: float, total: float | None = None, message: str | None = None) -> None:
         """Tell whoever watches how far the work is. Cheap and lossy: at most some 20 a second are passed on."""

@@ -7,6 +7,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, Protocol
 
+    class ToolCalls(Protocol):
+        """`ctx.tools`: how a handler has its agent call tools."""
+
+        def send(self, questions: list[tuple[str, Any, Callable[[dict[str, Any]], None]]]) -> None:
+            """Ask for each (`tool` or `tools`, value, who gets the `answer` frame) and return; see Questions.send."""
+
     class Serving(Protocol):
         """The worker, as its parts know it: contexts, event loop, questions, printed lines."""
 
@@ -16,9 +22,11 @@ if TYPE_CHECKING:
         output_limit: int
 
         def send(self, body: bytes) -> None: ...
+        def send_all(self, bodies: list[bytes]) -> None: ...
         def log(self, level: str, text: str, call_id: str | None) -> None: ...
         def current_call(self) -> str | None: ...
         def asking(self, call: Running) -> Callable[[str, dict[str, Any]], Any] | None: ...
+        def calling(self, call: Running) -> ToolCalls | None: ...
         def conclude(self, call: Running, produce: Callable[[], Any], *, awaits: bool) -> None: ...
 
 

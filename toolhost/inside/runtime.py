@@ -1,4 +1,5 @@
-"""Questions of handlers to the bus through `ctx.runtime`, for tools that were granted `permissions: [agents]`.
+"""Questions of handlers to the bus: through `ctx.runtime`, for tools that were granted `permissions: [agents]`, and
+through `ctx.tools`, for the tool that was granted `permissions: [tools]`.
 
 This module is imported at the first question. In a plain handler a question waits for its answer. Where an event loop
 runs, it returns something to await. A question that fails raises AgentError.
@@ -43,24 +44,48 @@ class Questions:
 
     def ask(self, call: Running, op: str, fields: dict[str, Any]) -> Any:
         """Ask, and wait for the answer; where an event loop runs in this thread, return something to await."""
+        self._check(call)
+        given = {name: _checked(name, value) for name, value in fields.items() if value is not None}
+        number, body = self._packed(call, op, given)
+        loop = _running_loop()
+        return self._block(number, body) if loop is None else self._future(number, body, loop)
+
+    def tool_calls(self, call: Running) -> CallsOfTools:
+        """The calls of tools that this call asks for."""
+        return CallsOfTools(self, call)
+
+    def send(self, call: Running, questions: list[tuple[str, Any, Callable[[dict[str, Any]], None]]]) -> None:
+        """Ask each (operation, value, who gets the `answer` frame) and return. All of them are written together.
+
+        Who gets an answer is called on the thread that reads, and must not wait. Raises AgentError and TypeError
+        before anything is sent.
+        """
+        self._check(call)
+        packed = [(self._packed(call, op, {"value": value}), handle) for op, value, handle in questions]
+        for (number, _), handle in packed:
+            self._waiting[number] = handle
+        self._worker.send_all([body for (_, body), _ in packed])
+
+    def _check(self, call: Running) -> None:
         worker = self._worker
         if worker.forked:
             raise AgentError("a copy of the tool's process asks nothing", code="E_CALL_ENDED")
         if call.pending or worker.running.get(call.id) is not call:
-            raise AgentError("the call has ended, and ctx.runtime with it", code="E_CALL_ENDED")
+            raise AgentError("the call has ended, and what it may ask with it", code="E_CALL_ENDED")
+
+    def _packed(self, call: Running, op: str, given: dict[str, Any]) -> tuple[int, bytes]:
         with self._lock:
             self._last += 1
             number = self._last
-        given = {name: _checked(name, value) for name, value in fields.items() if value is not None}
         try:
             body = wire.pack({"type": "ask", "callId": call.id, "askId": number, "op": op, **given})
         except wire.BadValue as error:
-            raise TypeError(str(error).replace("output", "ctx.runtime", 1)) from None
+            what = "ctx.runtime" if op not in ("tool", "tools") else "the arguments"
+            raise TypeError(str(error).replace("output", what, 1)) from None
         if len(body) > MAX_ASK:
             message = f"what is asked has {len(body)} bytes, limit {MAX_ASK}"
             raise AgentError(message, code="E_TOOL_LIMIT", suggestion="Write it to a file, and say where.")
-        loop = _running_loop()
-        return self._block(number, body) if loop is None else self._future(number, body, loop)
+        return number, body
 
     def answered(self, frame: dict[str, Any]) -> None:
         """Handle an `answer` frame, on the thread that reads. An answer that nobody waits for is dropped."""
@@ -80,7 +105,7 @@ class Questions:
         self._waiting[number] = handle
         self._worker.send(body)
         done.acquire()
-        return _value(answers[0])
+        return value_of(answers[0])
 
     def _future(self, number: int, body: bytes, loop: Any) -> Any:
         future = loop.create_future()
@@ -89,7 +114,7 @@ class Questions:
             if future.done():
                 return  # cancelled meanwhile
             try:
-                future.set_result(_value(frame))
+                future.set_result(value_of(frame))
             except AgentError as error:
                 future.set_exception(error)
 
@@ -104,6 +129,18 @@ class Questions:
         return future
 
 
+class CallsOfTools:
+    """The questions of one call through `ctx.tools` (running.ToolCalls)."""
+
+    def __init__(self, questions: Questions, call: Running) -> None:
+        self._questions = questions
+        self._call = call
+
+    def send(self, questions: list[tuple[str, Any, Callable[[dict[str, Any]], None]]]) -> None:
+        """Ask for each (`tool` or `tools`, value, who gets the answer); see Questions.send."""
+        self._questions.send(self._call, questions)
+
+
 def _checked(name: str, value: Any) -> Any:
     """An argument as the host takes it: what is of another type there ends the jail. Raises TypeError."""
     kind = _KINDS.get(name)
@@ -114,7 +151,8 @@ def _checked(name: str, value: Any) -> Any:
     return max(0, min(int(value), MAX_TIMEOUT_MS)) if kind is _NUMBER else value
 
 
-def _value(frame: dict[str, Any]) -> Any:
+def value_of(frame: dict[str, Any]) -> Any:
+    """The value of an `answer` frame. Raises AgentError for an error."""
     error = frame.get("error")
     if error is None:
         return frame.get("value")

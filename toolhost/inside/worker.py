@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
     from .aio import AsyncCalls
+    from .running import ToolCalls
     from .runtime import Questions
 else:
     from _collections import deque  # without the package around it, which takes 4 ms
@@ -77,7 +78,7 @@ class Worker:
         self.output_limit = 1 << 20
         #: The tool was granted no network.
         self.offline = False
-        #: What the tool may do beside its work: `agents`.
+        #: What the tool may do beside its work: `agents`, `tools`.
         self.permissions: list[str] = []
         #: The calls that run, by their ids.
         self.running: dict[str, Running] = {}
@@ -198,6 +199,10 @@ class Worker:
         """Write one frame now. Silent in a forked child."""
         self._write(framed(body))
 
+    def send_all(self, bodies: list[bytes]) -> None:
+        """Write several frames at once. Silent in a forked child."""
+        self._write(b"".join(map(framed, bodies)))
+
     def _write(self, data: bytes) -> None:
         if self.forked:
             return
@@ -257,6 +262,10 @@ class Worker:
             return None
         return lambda op, fields: self._asked().ask(call, op, fields)
 
+    def calling(self, call: Running) -> ToolCalls | None:
+        """How the call has its agent call tools; None when its tool has no permission to."""
+        return self._asked().tool_calls(call) if "tools" in self.permissions else None
+
     def _asked(self) -> Questions:
         """What handlers ask through `ctx.runtime`; made when the first one does."""
         with self._lock:
@@ -299,7 +308,8 @@ class Worker:
         with self._lock:
             self.running[call.id] = call
         seconds = self._seconds.get(frame["export"])
-        if seconds is not None and seconds > SLOW_S:
+        # A script waits for its calls: on the reader, nobody would read their results until the watcher has noticed.
+        if (seconds is not None and seconds > SLOW_S) or "tools" in self.permissions:
             self._slow.submit(lambda: self._send_result(self._run(call)))
             return
         outbox = self._outbox

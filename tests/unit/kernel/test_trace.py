@@ -257,3 +257,21 @@ def test_files_that_are_none_do_not_hide_the_others(tmp_path: Path) -> None:
     with pytest.raises(GoondanError) as caught:
         find_trace(str(tmp_path), None, agent="a", instance="empty")
     assert code(caught) == "E_TURN_NOT_FOUND"
+
+
+def called(name: str, script: str | None = None) -> Note:
+    return Note("tool.called", at(1), encode_detail(CallDetail(name, "x__y", script=script)))
+
+
+def test_the_calls_of_a_script_stand_below_it() -> None:
+    ended = Note("tool.completed", at(5), encode_detail(ResultDetail("s>1", "ok")))
+    told = tell(turn(), [called("s"), called("s>1", "s"), called("s>2", "s"), ended])
+    (script,) = told.steps[0].tools
+    assert [(call.tool_call_id, call.status) for call in script.calls] == [("s>1", "ok"), ("s>2", "lost")]
+    assert [call.tool_call_id for call in told.tools] == ["s", "s>1", "s>2"]
+
+
+def test_no_note_makes_a_call_its_own_script_or_a_deep_one() -> None:
+    told = tell(turn(), [called("a", "a"), called("a", "a"), called("b", "a"), called("c", "b"), called("d", "nobody")])
+    assert [call.tool_call_id for call in told.steps[0].tools] == ["a", "a", "c", "d"]
+    msgspec.json.encode(told)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from agentproc.base.tool_search.tool_search import best
 from agentproc.conversation import ToolData, UserData
+from agentproc.tool_ranking import best
 from schemas.codec import from_raw
 from schemas.errors import tool_error
 from schemas.frames import ToolResult

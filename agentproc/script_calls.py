@@ -1,0 +1,219 @@
+"""Scripts of code mode: their calls are made like the model's own. The shell around scripts.py.
+
+A script asks for a call (`tool.ask`). The call is one more call of the step: it passes the step's catalog, middleware,
+validation, approval and budget, and stands in the trace below the script. Its result is the answer, and goes nowhere
+else. It is no message of the conversation.
+
+Source: docs/code-mode.md; docs/decisions/095.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final, Protocol
+
+import msgspec
+from msgspec import Raw
+
+from agentproc.catalog import StepCatalog
+from agentproc.conversation import ToolCallPart
+from agentproc.script_log import ScriptLog
+from agentproc.scripts import MAX_SHOWN_ARGS, Outcome, Record, Scripts, inner_id, told
+from agentproc.tool_asks import Asked, ToolAsks
+from agentproc.tool_ranking import best
+from agentproc.turn import RunTool
+from schemas.frames import OPERATOR_AGENT, ErrorPayload, ToolError, ToolResult
+from schemas.launch import AgentSpec, CatalogItem
+from schemas.tool_asks import (
+    CODE_MODE,
+    CODE_TOOL,
+    TOOL,
+    TOOLS,
+    FoundTool,
+    FoundTools,
+    InnerCall,
+    InnerResult,
+    ToolsQuery,
+)
+
+#: Tools that one answer describes at most.
+MAX_FOUND: Final = 50
+_NOTHING: Final = Raw(b"\xc0")
+
+
+class Turn(Protocol):
+    """What is used of the turn that runs (agentproc.turn_run.TurnRun)."""
+
+    @property
+    def turn_id(self) -> str: ...
+    @property
+    def catalog(self) -> StepCatalog: ...
+    @property
+    def spec(self) -> AgentSpec: ...
+    def make_call(self, action: RunTool, done: Callable[[ToolResult], None]) -> None: ...
+    def drop_calls(self, tool_call_ids: list[str]) -> None: ...
+    def inner_began(self, script: str, part: ToolCallPart) -> None: ...
+    def inner_ended(self, script: str, part: ToolCallPart, result: ToolResult) -> None: ...
+    def cancel_unseen(self, call_ids: list[str]) -> None: ...
+
+
+class ScriptCalls:
+    """The scripts of one turn."""
+
+    def __init__(self, turn: Turn, asks: ToolAsks, log: ScriptLog) -> None:
+        self._turn = turn
+        self._log = log
+        self._scripts = Scripts()
+        self._actions: dict[str, RunTool] = {}
+        self._names: tuple[StepCatalog, dict[str, str]] | None = None
+        asks.handle(TOOL, self._call)
+        asks.handle(TOOLS, self._find)
+
+    def begin(self, action: RunTool) -> ToolResult | None:
+        """A call is about to be made. Nothing happens unless it is a script of code mode.
+
+        Returns the result of a script that may have run before: what it has heard from its calls was in the process
+        that is gone, so it cannot go on.
+        """
+        if action.part.tool_name != CODE_TOOL or not has_code_mode(self._turn.spec):
+            return None
+        script = action.part.tool_call_id
+        if not action.again:
+            self._scripts.begin(script)
+            self._actions[script] = action
+            return None
+        call_id = f"{self._turn.turn_id}/{script}"
+        records = self._log.read(call_id)
+        open_ = {one.number for one in records} - {one.number for one in records if one.outcome != "began"}
+        self._turn.cancel_unseen([call_id, *(inner_id(call_id, number) for number in sorted(open_))])
+        self._log.clear()
+        message = "The script was running when the agent's process ended; what came of it is not known."
+        error = ToolError(message=_with(message, told(records)), name="AgentLost", code="E_TOOL_OUTCOME_UNKNOWN")
+        return ToolResult(status="error", error=error)
+
+    def end(self, script: str, result: ToolResult | None) -> None:
+        """A script has its result, or is given up (None). Its open calls are given up with it."""
+        if not self._scripts.is_running(script):
+            return
+        left = self._scripts.over(script)
+        action = self._actions.pop(script)
+        self._turn.drop_calls([inner_id(script, number) for number in left])
+        if result is not None and result.error is not None:
+            records = self._log.read(f"{self._turn.turn_id}/{script}")
+            result.error.message = _with(result.error.message, told(records))
+        ended = ToolResult(status="error", error=_ENDED)
+        for number in left:
+            part = ToolCallPart(inner_id(script, number), action.part.tool_name, {})
+            self._turn.inner_ended(script, part, ended)
+        if not self._actions:
+            self._log.clear()
+
+    # --- questions
+
+    def _call(self, asked: Asked) -> None:
+        """One call. Raises GoondanError E_FRAME_INVALID."""
+        call: InnerCall = asked.read(InnerCall)
+        script, name = self._script_of(asked), self._name(call.name)
+        number = self._scripts.call(script, name)
+        if isinstance(number, ErrorPayload):
+            asked.refuse(number)
+            return
+        outer = self._actions[script]
+        part = ToolCallPart(inner_id(script, number), name, {} if call.args is None else call.args)
+        self._log.add(asked.call_id, Record(number, "began", name, _shown(call.args)))
+        self._turn.inner_began(script, part)
+        action = RunTool(part, outer.message, again=False, broken=None)
+        self._turn.make_call(action, partial(self._ended, asked, script, number, part))
+
+    def _ended(self, asked: Asked, script: str, number: int, part: ToolCallPart, result: ToolResult) -> None:
+        if not self._scripts.ended(script, number):
+            return
+        outcome: Outcome = result.status
+        self._log.add(asked.call_id, Record(number, outcome))
+        self._turn.inner_ended(script, part, result)
+        if result.error is not None:
+            asked.refuse(_payload(result.error))
+        else:
+            asked.answer(_encoded(result))
+
+    def _find(self, asked: Asked) -> None:
+        """A look into the catalog. Raises GoondanError E_FRAME_INVALID."""
+        query: ToolsQuery = asked.read(ToolsQuery)
+        refused = self._scripts.search(self._script_of(asked))
+        if refused is not None:
+            asked.refuse(refused)
+            return
+        items = [item for item in self._turn.catalog.items if item.name != CODE_TOOL]
+        limit = max(0, min(query.limit, MAX_FOUND))
+        if query.query is not None:
+            found = best(items, query.query, limit)
+        else:
+            wanted = {self._name(name) for name in query.names[:MAX_FOUND]}
+            found = [item for item in items if item.name in wanted]
+        told_ = [FoundTool(item.name, item.description, item.parameters) for item in found]
+        asked.answer(Raw(msgspec.msgpack.encode(FoundTools(told_, len(items)))))
+
+    # --- inside
+
+    def _script_of(self, asked: Asked) -> str:
+        return asked.call_id.removeprefix(f"{self._turn.turn_id}/")
+
+    def _name(self, name: str) -> str:
+        """The tool that a script means: by its full name, or by the name with `_` for what no identifier has."""
+        catalog = self._turn.catalog
+        if name in catalog:
+            return name
+        if self._names is None or self._names[0] is not catalog:
+            self._names = (catalog, identifiers(catalog.items))
+        return self._names[1].get(name, name)
+
+
+def has_code_mode(spec: AgentSpec) -> bool:
+    """Whether scripts of this agent may call its tools."""
+    return spec.name == OPERATOR_AGENT or any(
+        extension.bundled and extension.name == CODE_MODE for extension in spec.extensions
+    )
+
+
+def identifiers(items: list[CatalogItem]) -> dict[str, str]:
+    """The names of tools that are no identifiers, each under the identifier that scripts write. One that two tools
+    could have is left out.
+    """
+    found: dict[str, str | None] = {}
+    for item in items:
+        if not item.name.isidentifier():
+            written = "".join(letter if letter.isalnum() else "_" for letter in item.name)
+            found[written] = None if written in found else item.name
+    return {written: name for written, name in found.items() if name is not None}
+
+
+_ENDED: Final = ToolError(message="the script ended before its call", name="CallEnded", code="E_CALL_ENDED")
+
+
+def _encoded(result: ToolResult) -> Raw:
+    status: Any = result.status
+    output = _NOTHING if result.output is None and status == "ok" else result.output
+    return Raw(msgspec.msgpack.encode(InnerResult(status, output, result.handle)))
+
+
+def _payload(error: ToolError) -> ErrorPayload:
+    return ErrorPayload(
+        error.code or "E_TOOL",
+        error.message,
+        suggestion=error.suggestion,
+        help_url=error.help_url,
+        name="ToolCallError",
+    )
+
+
+def _shown(args: Any) -> str:
+    try:
+        text = msgspec.json.encode(args).decode()
+    except (TypeError, ValueError, UnicodeEncodeError):
+        return "…"
+    return text if len(text) <= MAX_SHOWN_ARGS else text[:MAX_SHOWN_ARGS] + "…"
+
+
+def _with(message: str, more: str) -> str:
+    return f"{message} {more}" if more else message

@@ -1,0 +1,225 @@
+"""The tool calls of one turn: those of the model, and those of its scripts (code mode).
+
+A call goes through the middleware around it, then to a handler in this process or over the bus. Both kinds of call go
+the same way. What differs is where the result goes: into the conversation, or to the script.
+
+Source: docs/design/turns.md section 2; docs/design/delivery.md section 6; docs/decisions/095.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from agentproc.approvals import Approvals
+from agentproc.calls import CallContext
+from agentproc.catalog import StepCatalog
+from agentproc.conversation import Message, ToolCallPart, encode_message, error_result
+from agentproc.extensions.stages import Stages
+from agentproc.instance import Instance
+from agentproc.notes import TurnNotes, results_of
+from agentproc.own_calls import OwnCalls
+from agentproc.script_calls import ScriptCalls
+from agentproc.scripts import script_of
+from agentproc.tool_asks import ToolAsks
+from agentproc.turn import DropCalls, Input, RunTool, ToolFinished, Turn
+from schemas.arguments import invalid_arguments
+from schemas.errors import GoondanError
+from schemas.frames import ToolResult
+from schemas.launch import AgentSpec
+from schemas.spans import call_span, step_span
+
+log = logging.getLogger("agentproc")
+
+
+class TurnCalls:
+    """The calls of the turn `machine`. `push` gives it an input. `lost` is called when the lease is gone. `noted` is
+    called when notes wait to be stored.
+    """
+
+    def __init__(
+        self,
+        instance: Instance,
+        machine: Turn,
+        context: CallContext,
+        approvals: Approvals,
+        notes: TurnNotes,
+        own_calls: OwnCalls,
+        *,
+        push: Callable[[Input], None],
+        lost: Callable[[], None],
+        noted: Callable[[], None],
+    ) -> None:
+        self._instance = instance
+        self._machine = machine
+        self._approvals = approvals
+        self._notes = notes
+        self._own_calls = own_calls
+        self._push = push
+        self._lost = lost
+        self._noted = noted
+        #: The turn that the calls belong to, with its deadline.
+        self.context = context
+        #: The middleware of the turn, if it has any.
+        self.stages: Stages | None = None
+        #: The tools of the step.
+        self.catalog: StepCatalog = instance.catalog.for_step()
+        #: When the messages of an earlier incarnation were stored (CLOCK_BOOTTIME, milliseconds), by their ids.
+        self.first_sent: dict[str, int] = {}
+        #: What calls of this turn ask of it.
+        self.asks = ToolAsks(instance.link, instance.caller.is_open)
+        self._scripts = ScriptCalls(self, self.asks, instance.script_log)
+        #: Tool call id -> callId under which the tool host gave the result.
+        self._answered: dict[str, str] = {}
+        self._shown_message = ""
+
+    @property
+    def turn_id(self) -> str:
+        """The id of the turn."""
+        return self._machine.turn_id
+
+    @property
+    def spec(self) -> AgentSpec:
+        """The agent's specification, as it is now."""
+        return self._instance.spec
+
+    # --- the model's calls
+
+    def run(self, action: RunTool) -> None:
+        """Make a call of the model. Its result becomes an input of the turn."""
+        tool_call_id = action.part.tool_call_id
+        self.make_call(action, lambda result: self._push(ToolFinished(tool_call_id, result)))
+
+    def make_call(self, action: RunTool, done: Callable[[ToolResult], None]) -> None:
+        """Make a call inside its middleware. `done` gets its result, without the secrets of the agent."""
+        part, secrets = action.part, self._instance.secrets
+
+        def ended(result: ToolResult) -> None:
+            done(secrets.out_of(result))
+
+        if self.stages is None or not self._instance.pipeline.has("toolCall"):
+            self._start(action, part.args, ended)
+            return
+        self.stages.run_call(
+            part,
+            self._machine.steps,
+            start=lambda args, then: self._start(action, args, then),
+            drop=lambda: self._drop(part.tool_call_id),
+            done=ended,
+            limit=self.catalog.error_limit(part.tool_name),
+        )
+
+    def _start(self, action: RunTool, args: Any, then: Callable[[ToolResult], None]) -> None:
+        """Make one call with these arguments. `then` gets its result."""
+        part = action.part
+        if action.broken is not None and args == part.args:
+            error = invalid_arguments(
+                part.tool_name, [f"args: {action.broken}"], self.catalog.parameters(part.tool_name)
+            )
+            then(error_result(error))
+            return
+        script = script_of(part.tool_call_id)
+        within = None if script is None else f"{self.turn_id}/{script}"
+        if self._own_calls.runs(part.tool_name):
+            self._own_calls.start(action, args, self.catalog, self.context, then, within)
+        elif (unknown := self._scripts.begin(action)) is not None:
+            then(unknown)
+        else:
+            self._send(action, args, then, within)
+
+    def _send(self, action: RunTool, args: Any, then: Callable[[ToolResult], None], within: str | None) -> None:
+        """Make one call over the bus. `within` is the callId of the script that makes it."""
+        part, message, instance = action.part, action.message, self._instance
+        encoded = None
+        if message.id != self._shown_message:
+            encoded, self._shown_message = encode_message(message), message.id
+
+        def done(result: ToolResult | GoondanError, answered_id: str | None) -> None:
+            if isinstance(result, GoondanError):
+                log.warning("turn %s: %s", self.turn_id, result)
+                self._lost()
+                return
+            self._over(part.tool_call_id, result)
+            if answered_id is not None and within is None:
+                self._answered[part.tool_call_id] = answered_id
+            elif answered_id is not None:
+                instance.acks.add([answered_id])  # nobody stores it
+            if result.receipt is not None:
+                self._notes.received(part.tool_call_id, result.receipt)
+            then(result)
+
+        refused = instance.caller.start(
+            self.catalog,
+            part.tool_name,
+            args,
+            call_id=f"{self.turn_id}/{part.tool_call_id}",
+            context=self.context,
+            done=done,
+            message_id=message.id,
+            message=encoded,
+            first_sent_ms=self.first_sent.get(message.id) if action.again else None,
+            parent_span_id=step_span(self.turn_id, self._machine.steps) if within is None else call_span(within),
+            waits=lambda call_id: self._approvals.wait(part.tool_call_id, partial(instance.caller.go_on, call_id)),
+            within=within,
+        )
+        if refused is not None:
+            if encoded is not None:
+                self._shown_message = ""  # nobody has seen it yet
+            self._over(part.tool_call_id, refused)
+            then(refused)
+
+    def drop(self, action: DropCalls) -> None:
+        """Give calls up, with all that they have asked."""
+        self.drop_calls(list(action.tool_call_ids))
+
+    def drop_calls(self, tool_call_ids: list[str]) -> None:
+        """The same, by their tool call ids."""
+        for tool_call_id in tool_call_ids:
+            self._drop(tool_call_id)
+        if self.stages is not None:
+            self.stages.drop_calls(tool_call_ids)
+
+    def _drop(self, tool_call_id: str) -> None:
+        self._over(tool_call_id, None)
+        self._instance.caller.cancel([f"{self.turn_id}/{tool_call_id}"])
+        self._own_calls.drop(tool_call_id)
+
+    def _over(self, tool_call_id: str, result: ToolResult | None) -> None:
+        """A call has its result, or is given up: what it has asked is, too."""
+        self.asks.drop(f"{self.turn_id}/{tool_call_id}")
+        self._scripts.end(tool_call_id, result)
+
+    def use(self, catalog: StepCatalog) -> None:
+        """The tools of the step that begins."""
+        self.catalog = catalog
+
+    def stored(self, message: Message) -> list[str]:
+        """callIds of the results in a stored message that came from the tool host."""
+        return [
+            call_id
+            for part in results_of(message)
+            if (call_id := self._answered.pop(part.tool_call_id, None)) is not None
+        ]
+
+    def close(self) -> None:
+        """Forget all calls: the turn is left."""
+        self._own_calls.close()
+        self.asks.close()
+
+    # --- the calls of scripts
+
+    def inner_began(self, script: str, part: ToolCallPart) -> None:
+        """A script makes a call."""
+        self._notes.inner_began(script, part, self._instance.clock(), self.catalog)
+        self._noted()
+
+    def inner_ended(self, script: str, part: ToolCallPart, result: ToolResult) -> None:
+        """A call of a script has its result."""
+        self._notes.inner_ended(script, part, result, self._instance.clock())
+        self._noted()
+
+    def cancel_unseen(self, call_ids: Sequence[str]) -> None:
+        """Cancel calls that an earlier incarnation has made. Nobody waits for their results."""
+        self._instance.caller.cancel_unseen(call_ids, self.context.event_id)

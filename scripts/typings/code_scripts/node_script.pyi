@@ -1,0 +1,1 @@
+from toolhost.base.code.code_scripts.node_script import *

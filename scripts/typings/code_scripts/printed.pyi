@@ -1,0 +1,1 @@
+from toolhost.base.code.code_scripts.printed import *

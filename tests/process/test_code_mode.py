@@ -1,0 +1,263 @@
+"""Code mode through the real kernel: scripts in jails that call the tools of their agent, and what is left of them when
+a process dies in the middle.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.kernel_fixture import Sandbox, sandbox, wait_until
+
+BUNDLE = """\
+apiVersion: goondan.ai/v1
+kind: Model
+metadata: {name: console}
+spec: {provider: embedded}
+---
+apiVersion: goondan.ai/v1
+kind: Agent
+metadata: {name: main}
+spec:
+  modelConfig: {modelRef: Model/console}
+  tools: [Tool/bash, Tool/json-query, Tool/agents]
+  extensions: [Extension/code-mode]
+---
+apiVersion: goondan.ai/v1
+kind: Agent
+metadata: {name: plain}
+spec: {modelConfig: {modelRef: Model/console}, tools: [Tool/bash]}
+---
+apiVersion: goondan.ai/v1
+kind: Swarm
+metadata: {name: scripted}
+spec: {entryAgent: Agent/main, agents: [Agent/main, Agent/plain]}
+"""
+
+
+@pytest.fixture(scope="module")
+def kernel() -> Iterator[Sandbox]:
+    """One for all: each test has instances of its own, and those that kill something leave it working."""
+    with sandbox(BUNDLE) as made:
+        made.detach()
+        yield made
+
+
+def message(code: str, language: str = "python") -> str:
+    return "/code__run " + json.dumps({"language": language, "code": code})
+
+
+def run(kernel: Sandbox, key: str, code: str, language: str = "python") -> str:
+    """What a script printed, or its error as the model reads it."""
+    sent = kernel.gdn("send", message(code, language), "--instance", key)
+    assert sent.status == 0, sent.err
+    try:
+        return str(json.loads(sent.out)["printed"])
+    except ValueError:
+        return sent.out
+
+
+def begin(kernel: Sandbox, key: str, code: str) -> subprocess.Popen[bytes]:
+    """The same, in the background."""
+    return kernel.popen("send", message(code), "--instance", key)
+
+
+def said(process: subprocess.Popen[bytes]) -> str:
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == 0, err
+    return out.decode()
+
+
+def workspace(kernel: Sandbox, key: str) -> Path:
+    pattern = f"state/workspaces/*/instances/main/{key}/workspace"
+    return Path(wait_until(lambda: next(kernel.home.glob(pattern), None), what=pattern))
+
+
+def test_a_script_calls_tools_and_its_calls_stand_below_it_in_the_trace(kernel: Sandbox) -> None:
+    code = """
+count = tools.json_query__count(data="[1, 2, 3]")["count"]
+out = tools.bash__exec(command="echo $((6*7))")["stdout"].strip()
+try:
+    tools.bash__exec(comand="x")
+except ToolCallError as error:
+    print(error.code)
+others = tools.parallel(*[tools.json_query__count.later(data="[]") for _ in range(20)])
+print(count, out, len(others), [tool["name"] for tool in tools.search("run a shell command", 1)])
+answer = tools.agents__request(target="plain", input="/bash__exec command='echo from plain'")
+print(answer["response"])
+"""
+    assert run(kernel, "trace", code) == "E_TOOL_INVALID_ARGS\n3 42 20 ['bash__exec']\nfrom plain\n"
+    trace = kernel.gdn("trace", "--last", "--agent", "main", "--instance", "trace", "--json").json
+    (script,) = trace["steps"][0]["tools"]
+    assert script["toolName"] == "code__run"
+    calls = script["calls"]
+    assert [call["status"] for call in calls[:3]] == ["ok", "ok", "error"]
+    assert (len(calls), calls[2]["code"], calls[1]["toolName"]) == (24, "E_TOOL_INVALID_ARGS", "bash__exec")
+    assert calls[1]["receipt"]["jail"]["tier"], "each has its receipt"
+    assert calls[23]["turns"][0]["agent"] == "plain", "what it asked for hangs on it"
+    shown = kernel.gdn("trace", "--last", "--agent", "main", "--instance", "trace").out
+    assert shown.index("code__run") < shown.index("├─ json-query__count") < shown.index("└─ agents__request")
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="there is no Node")
+def test_a_script_in_javascript_runs_in_the_jail(kernel: Sandbox) -> None:
+    code = """
+const count = (n) => tools.json_query__count({ data: JSON.stringify(Array(n)) });
+const counts = await Promise.all([...Array(30).keys()].map(count));
+console.log(counts.every((got, n) => got.count === n), process.env.HOME !== undefined);
+try { await tools.code__run({ language: "python", code: "1" }); } catch (error) { console.log(error.code); }
+"""
+    assert run(kernel, "js", code, "javascript") == "true true\nE_FORBIDDEN\n"
+
+
+def test_the_tool_is_of_its_extension_alone(kernel: Sandbox) -> None:
+    refused = kernel.gdn("send", "plain", message("print(1)"), "--instance", "p").out
+    assert "E_TOOL_NOT_IN_CATALOG" in refused
+    assert kernel.gdn("call", "code__run", json.dumps({"language": "python", "code": "1"})).status != 0
+
+
+# --- hostile scripts
+
+
+HOSTILE = """
+import os
+from goondan_tool import wire
+def send(**frame):
+    body = wire.pack({"type": "ask", **frame})
+    os.write(3, len(body).to_bytes(4, "little") + body)
+VALUE = {"name": "bash__exec", "args": {"command": "touch pwned"}}
+"""
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        "send(callId='1', askId=1, op='request', target='plain', input='hi')",  # the permission is for tools only
+        "send(callId='elses', askId=1, op='tool', value=VALUE)",
+        "send(callId='main/k/e/c1', askId=1, op='tool', value=VALUE)",
+        "send(callId='1', askId=1, op='elicit', value={})",
+        "os.write(3, b'\\xff\\xff\\xff\\xff')",
+        "[send(callId='x' + str(n), askId=n, op='tool', value=VALUE) for n in range(30000)]",
+    ],
+)
+def test_a_script_that_speaks_for_others_ends_its_jail(kernel: Sandbox, attack: str) -> None:
+    shown = run(kernel, "hostile", f"{HOSTILE}\n{attack}\nimport time\ntime.sleep(20)\nprint('still here')")
+    assert "still here" not in shown
+    assert "E_TOOL_BAD_OUTPUT" in shown or "E_TOOL_LIMIT" in shown or "E_TOOL_CRASHED" in shown, shown
+    assert run(kernel, "hostile", "print(tools.json_query__count(data='[1]')['count'])") == "1\n", "the next one runs"
+    assert not (workspace(kernel, "hostile") / "pwned").exists()
+
+
+def test_a_flood_of_calls_is_refused_beyond_its_limits_and_the_script_goes_on(kernel: Sandbox) -> None:
+    code = """
+import threading
+asking, codes, done = object.__getattribute__(tools, "_calls")._asking, [], threading.Event()
+def take(frame):
+    codes.append((frame.get("error") or {}).get("code"))
+    if len(codes) == 200: done.set()
+asking.send([("tool", {"name": "json-query__count", "args": {"data": "[]"}}, take) for _ in range(200)])
+done.wait(20)
+print(codes.count("E_TOOL_LIMIT") > 100, codes.count(None) >= 16, len(codes))
+print(tools.json_query__count(data="[1]")["count"])
+"""
+    assert run(kernel, "flood", code) == "True True 200\n1\n"
+
+
+def test_what_a_script_leaves_running_asks_nothing_after_its_end(kernel: Sandbox) -> None:
+    code = """
+import os, time
+if os.fork() == 0:
+    time.sleep(0.3)
+    try:
+        tools.bash__exec(command="touch pwned")
+    finally:
+        os._exit(0)
+import threading
+threading.Thread(target=lambda: (time.sleep(0.3), tools.bash__exec(command="touch pwned")), daemon=True).start()
+print("left")
+"""
+    assert run(kernel, "after", code) == "left\n"
+    assert run(kernel, "after", "import time; time.sleep(0.6); print(tools.bash__exec(command='ls')['stdout'])") == "\n"
+
+
+# --- the end of a process in the middle
+
+
+SLOW = """
+tools.bash__exec(command="echo one > first")
+tools.bash__exec(command="echo two > second; sleep 20")
+print("never")
+"""
+
+
+def started(kernel: Sandbox, key: str) -> subprocess.Popen[bytes]:
+    process = begin(kernel, key, SLOW)
+    wait_until((workspace(kernel, key) / "second").exists, what="the second call")
+    return process
+
+
+def pid(kernel: Sandbox, role: str, key: str) -> int:
+    rows = [row for row in kernel.ps() if row["role"] == role and row["instanceKey"] in (None, key)]
+    return int(next(row["pid"] for row in rows if row["pid"]))
+
+
+@pytest.mark.parametrize("role", ["agent", "toolhost"])
+def test_a_script_that_lost_its_agent_or_host_is_unknown_and_its_calls_are_listed(kernel: Sandbox, role: str) -> None:
+    process = started(kernel, role)
+    os.kill(pid(kernel, role, role), signal.SIGKILL)
+    text = said(process)
+    assert "E_TOOL_OUTCOME_UNKNOWN" in text, text
+    assert 'had finished: bash__exec {"command":"echo one > first"}.' in text, text
+    assert "not known: bash__exec" in text, text
+    assert run(kernel, role, "print(tools.json_query__count(data='[1]')['count'])") == "1\n", "the next one runs"
+
+
+def test_a_new_broker_is_no_end_for_a_script(kernel: Sandbox) -> None:
+    code = """
+import time
+end = time.monotonic() + 2
+n = 0
+while time.monotonic() < end:
+    assert tools.json_query__count(data="[1, 2]")["count"] == 2
+    if n == 0:
+        open("going", "w").close()
+    n += 1
+print("counted")
+"""
+    process = begin(kernel, "broker", code)
+    wait_until((workspace(kernel, "broker") / "going").exists, what="the first call")
+    os.kill(kernel.pid("broker"), signal.SIGKILL)
+    assert json.loads(said(process))["printed"] == "counted\n"
+
+
+def test_a_cancelled_turn_ends_its_script_and_the_calls_of_it(kernel: Sandbox) -> None:
+    process = started(kernel, "cancelled")
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=20)
+    assert process.returncode != 0
+    code = """
+import time
+for _ in range(60):
+    if tools.bash__exec(command="pgrep -c sleep || true")["stdout"].strip() == "0":
+        print("gone")
+        break
+    time.sleep(0.1)
+"""
+    assert run(kernel, "cancelled", code) == "gone\n"
+
+
+def script_log(kernel: Sandbox, key: str) -> bytes:
+    path = next(iter(kernel.home.glob(f"state/workspaces/*/instances/main/{key}/script-calls.jsonl")))
+    return path.read_bytes().rstrip(b"\0")
+
+
+def test_what_is_written_down_for_a_crash_goes_with_the_script(kernel: Sandbox) -> None:
+    assert run(kernel, "log", "tools.bash__exec(command='true')") == ""
+    assert script_log(kernel, "log") == b""

@@ -1,0 +1,341 @@
+"""Calls that scripts ask for: made like the model's own, answered to the script, and noted below it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+import pytest
+from msgspec import Raw
+
+from agentproc.loop import TurnRunner
+from agentproc.script_calls import identifiers
+from agentproc.script_log import ScriptLog
+from agentproc.scripts import Record
+from schemas.codec import from_raw, to_raw
+from schemas.frames import Frame, ToolCallPayload, ToolResult
+from schemas.launch import CatalogItem, ToolSource
+from schemas.spans import call_span
+from schemas.tool_asks import CODE_MODE, CODE_TOOL, MAX_OPEN, FoundTools, ToolAnswer, ToolAsk
+from tests.unit.agentproc.bundled import bundled
+from tests.unit.agentproc.fakes import FakeLink, FakeModel, echo, event_frame, ok, says, wants
+from tests.unit.agentproc.test_runtime_events import notes
+from tests.unit.agentproc.turns import Make, settle
+
+CODE = CatalogItem(name=CODE_TOOL, description="Run a script.", source=ToolSource("extension", CODE_MODE))
+NOTES = CatalogItem(
+    name="notes__add",
+    description="Keep a note.",
+    parameters={"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]},
+)
+DASHED = CatalogItem(name="json-query__count", description="Count things.")
+
+
+def told(model: FakeModel) -> Any:
+    """The error in the last message that a model was shown."""
+    data: Any = model.requests[-1].messages[-1].data
+    (part,) = data.content
+    return part.result.error
+
+
+class Script:
+    """A turn whose model has called `code__run`. The tool host is the test: it asks in the name of that call."""
+
+    def __init__(self, make: Make, **changes: Any) -> None:
+        self.link = FakeLink(lambda tool, args: None if tool == CODE_TOOL else echo(tool, args))
+        self.model = FakeModel(wants(("c1", CODE_TOOL, {"language": "python", "code": "…"})), says("done"))
+        self.runner: TurnRunner = make(
+            self.link,
+            self.model,
+            **{
+                "registry": [CODE, NOTES, DASHED],
+                "catalog": ["notes__add", "json-query__count"],
+                "addable": [CODE_TOOL],
+                "extensions": [bundled(CODE_MODE)],
+                **changes,
+            },
+        )
+        self.frame = event_frame("e1", "go")
+        self.asked = 0
+
+    async def __aenter__(self) -> Self:
+        await self.runner.load_extensions()
+        self.task = asyncio.ensure_future(self.runner.run(self.frame))
+        await settle()
+        (self.call_id,) = [frame.call_id or "" for frame in self.link.calls if frame.tool == CODE_TOOL]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if not self.task.done():
+            self.end(ok({"printed": ""}))
+        await self.task
+
+    def end(self, result: ToolResult) -> None:
+        """The script ends."""
+        self.link.finish(self.call_id, result)
+
+    def ask(self, kind: str, value: Any, *, call_id: str | None = None, frame_id: str | None = None) -> str:
+        """The script asks something; the id of the question."""
+        self.asked += 1
+        frame = Frame("tool.ask", id=frame_id or f"h.{self.asked}", call_id=call_id or self.call_id)
+        frame.event_id, frame.epoch = self.frame.event_id, self.frame.epoch
+        frame.payload = to_raw(ToolAsk(self.asked, kind, to_raw(value)))
+        self.runner.asked(frame)
+        return frame.id
+
+    def call(self, name: str, args: Any) -> str:
+        return self.ask("tool", {"name": name, "args": args})
+
+    def answers(self) -> dict[str, Any]:
+        """What was answered, by question: the value, or the code of the error."""
+        found = {}
+        for frame in self.link.sent:
+            if frame.type == "tool.answer":
+                answer = from_raw(frame.payload, ToolAnswer)
+                value = from_raw(answer.value or Raw(b"\xc0"), object)
+                found[frame.in_reply_to or ""] = value if answer.error is None else answer.error.code
+        return found
+
+    def result(self) -> Any:
+        """The error that the model was told as the script's result."""
+        return told(self.model)
+
+    def inner(self) -> list[Frame]:
+        return [frame for frame in self.link.calls if frame.tool != CODE_TOOL]
+
+
+async def test_a_call_of_a_script_is_a_call_of_the_step_and_its_result_the_answer(make: Make, tmp_path: Path) -> None:
+    async with Script(make) as script:
+        question = script.call("notes__add", {"text": "hi"})
+        await settle()
+        (frame,) = script.inner()
+        assert (frame.tool, frame.call_id, frame.within) == ("notes__add", f"{script.call_id}>1", script.call_id)
+        assert (frame.event_id, frame.epoch) == (script.frame.event_id, script.frame.epoch)
+        assert frame.parent_span_id == call_span(script.call_id)
+        payload = from_raw(frame.payload, ToolCallPayload)
+        assert (payload.tool_call_id, from_raw(payload.args, object)) == ("c1>1", {"text": "hi"})
+        assert script.answers()[question] == {
+            "status": "ok",
+            "output": {"tool": "notes__add", "args": {"text": "hi"}},
+        }
+    data: Any = script.model.requests[1].messages[-1].data
+    assert [part.tool_call_id for part in data.content] == ["c1"], "one result, the script's"
+    assert len(script.model.requests[1].messages) == 3
+    noted = [(kind, parent) for kind, span, parent in notes(tmp_path) if span == call_span(f"{script.call_id}>1")]
+    assert noted == [("tool.called", call_span(script.call_id)), ("tool.completed", call_span(script.call_id))]
+
+
+async def test_the_catalog_and_the_schema_hold_for_scripts(make: Make) -> None:
+    async with Script(make) as script:
+        unknown = script.call("bash__exec", {})
+        wrong = script.call("notes__add", {"text": 7})
+        none = script.call("notes__add", None)
+        odd = script.call("notes__add", [1])
+        nested = script.call(CODE_TOOL, {"language": "python", "code": "1"})
+        await settle()
+        assert [script.answers()[one] for one in (unknown, wrong, none, odd, nested)] == [
+            "E_TOOL_NOT_IN_CATALOG",
+            "E_TOOL_INVALID_ARGS",
+            "E_TOOL_INVALID_ARGS",
+            "E_TOOL_INVALID_ARGS",
+            "E_FORBIDDEN",
+        ]
+        assert script.inner() == []
+
+
+async def test_a_tool_whose_name_is_no_identifier_is_called_by_what_a_script_can_write(make: Make) -> None:
+    async with Script(make) as script:
+        script.call("json_query__count", {})
+        await settle()
+        assert [frame.tool for frame in script.inner()] == ["json-query__count"]
+
+
+def test_an_identifier_that_two_tools_could_have_is_nobodys() -> None:
+    items = [CatalogItem(name=name) for name in ("a-b__c", "a.b__c", "d-e__f", "g__h")]
+    assert identifiers(items) == {"d_e__f": "d-e__f"}
+
+
+async def test_the_model_sees_one_tool_and_a_search_finds_the_others(make: Make) -> None:
+    async with Script(make) as script:
+        (item,) = script.model.requests[0].tools
+        assert item.name == CODE_TOOL
+        assert (item.description or "").endswith("There are 2 tools to call: json-query__* (1), notes__* (1).")
+        found = script.ask("tools", {"query": "count"})
+        described = script.ask("tools", {"names": ["json_query__count", "notes__add", CODE_TOOL]})
+        some = script.ask("tools", {"query": "count note", "limit": 1})
+        await settle()
+        answers = {name: msgspec.convert(value, FoundTools) for name, value in script.answers().items()}
+        assert [tool.name for tool in answers[found].tools] == ["json-query__count"]
+        assert [tool.name for tool in answers[described].tools] == ["notes__add", "json-query__count"]
+        assert answers[described].tools[0].parameters == NOTES.parameters
+        assert (len(answers[some].tools), answers[some].total) == (1, 2)
+
+
+async def test_middleware_is_around_the_calls_of_scripts_too(make: Make) -> None:
+    async with Script(make) as script:
+        seen: list[tuple[str, Any]] = []
+
+        async def layer(ctx: Any) -> Any:
+            seen.append((ctx.tool_call_id, dict(ctx.args)))
+            ctx.args["text"] = "changed"
+            return await ctx.next()
+
+        script.runner.instance.pipeline.register("toolCall", layer, extension="ext")
+        script.call("notes__add", {"text": "hi"})
+        await settle()
+        assert seen == [("c1>1", {"text": "hi"})]
+        payload = from_raw(script.inner()[0].payload, ToolCallPayload)
+        assert from_raw(payload.args, object) == {"text": "changed"}
+
+
+async def test_a_pending_result_is_a_handle_and_a_failed_one_an_error(make: Make) -> None:
+    async with Script(make) as script:
+        script.link.handler = lambda tool, args: ToolResult(status="pending", handle="notes/7")
+        pending = script.call("notes__add", {"text": "hi"})
+        await settle()
+        assert script.answers()[pending] == {"status": "pending", "handle": "notes/7"}
+
+
+async def test_results_go_to_the_script_as_the_model_would_get_them_and_are_acknowledged(make: Make) -> None:
+    async with Script(make) as script:
+        script.runner.instance.secrets.add("hunter2-hunter2")
+        error = {"message": "no entry with hunter2-hunter2", "code": "E_TOOL"}
+        script.link.handler = lambda tool, args: msgspec.convert({"status": "error", "error": error}, ToolResult)
+        script.call("notes__add", {"text": "x"})
+        await settle()
+        (answer,) = [from_raw(frame.payload, ToolAnswer) for frame in script.link.sent if frame.type == "tool.answer"]
+        assert answer.error is not None
+        assert (answer.error.code, answer.error.message) == ("E_TOOL", "no entry with ***")
+        script.runner.instance.acks.flush()
+        assert script.link.acked() == [f"{script.call_id}>1"], "nobody stores it, so the host need not keep it"
+
+
+# --- what a hostile script tries
+
+
+async def test_only_a_running_script_asks(make: Make) -> None:
+    async with Script(make) as script:
+        other = script.ask("tool", {"name": "notes__add", "args": {"text": "x"}}, call_id="t9/c9")
+        inner = script.call("notes__add", {"text": "x"})
+        script.link.handler = lambda tool, args: None
+        waits = script.call("notes__add", {"text": "y"})
+        in_inner = script.ask("tool", {"name": "notes__add", "args": {"text": "x"}}, call_id=f"{script.call_id}>2")
+        await settle()
+        answers = script.answers()
+        assert answers[other] == "E_CALL_ENDED"
+        assert answers[in_inner] == "E_CALL_ENDED", "a call of a script is no script"
+        assert isinstance(answers[inner], dict)
+        assert waits not in answers
+
+
+async def test_without_the_extension_no_call_of_that_name_is_a_script(make: Make) -> None:
+    async with Script(make, extensions=[], catalog=[CODE_TOOL, "notes__add"]) as script:
+        question = script.call("notes__add", {"text": "x"})
+        await settle()
+        assert script.answers()[question] == "E_CALL_ENDED"
+        assert script.inner() == []
+
+
+async def test_a_flood_is_refused_and_the_script_goes_on(make: Make) -> None:
+    async with Script(make) as script:
+        script.link.handler = lambda tool, args: None
+        questions = [script.call("notes__add", {"text": str(number)}) for number in range(MAX_OPEN + 50)]
+        await settle()
+        codes = [script.answers().get(question) for question in questions]
+        assert codes == [None] * MAX_OPEN + ["E_TOOL_LIMIT"] * 50
+        assert len(script.inner()) == MAX_OPEN
+        script.link.finish(f"{script.call_id}>1", ok(1))
+        again = script.call("notes__add", {"text": "more"})
+        assert again not in script.answers()
+        assert len(script.inner()) == MAX_OPEN + 1
+
+
+async def test_a_repeated_question_makes_no_second_call(make: Make) -> None:
+    async with Script(make) as script:
+        for _ in range(3):
+            script.ask("tool", {"name": "notes__add", "args": {"text": "x"}}, frame_id="h.same")
+        await settle()
+        assert len(script.inner()) == 1
+
+
+@pytest.mark.parametrize("value", [None, 7, [], {"name": 7}, {"args": {}}, {"name": "x", "args": {}, "more": [1]}])
+async def test_a_question_of_another_shape_is_one_error(make: Make, value: Any) -> None:
+    async with Script(make) as script:
+        question = script.ask("tool", value)
+        await settle()
+        assert script.answers()[question] in ("E_FRAME_INVALID", "E_TOOL_NOT_IN_CATALOG")
+
+
+async def test_with_its_script_a_call_ends(make: Make, tmp_path: Path) -> None:
+    async with Script(make) as script:
+        script.link.handler = lambda tool, args: None
+        question = script.call("notes__add", {"text": "x"})
+        await settle()
+        script.end(ok({"printed": ""}))
+        await settle()
+        cancelled = [frame.call_id for frame in script.link.sent if frame.type == "tool.cancel"]
+        assert cancelled == [f"{script.call_id}>1"]
+        assert question not in script.answers()
+        after = script.call("notes__add", {"text": "y"})
+        assert script.answers().get(after) in ("E_CALL_ENDED", None)
+    assert len(script.inner()) == 1
+    ended = [kind for kind, span, _ in notes(tmp_path) if span == call_span(f"{script.call_id}>1")]
+    assert ended == ["tool.called", "tool.failed"]
+
+
+async def test_a_failed_script_says_what_it_had_done(make: Make) -> None:
+    async with Script(make) as script:
+        script.call("notes__add", {"text": "x"})
+        await settle()
+        script.link.handler = lambda tool, args: None
+        script.call("notes__add", {"text": "y"})
+        await settle()
+        error = {"message": "the tool host ended", "code": "E_TOOL_OUTCOME_UNKNOWN"}
+        script.end(msgspec.convert({"status": "error", "error": error}, ToolResult))
+        await script.task
+        assert script.result().code == "E_TOOL_OUTCOME_UNKNOWN"
+        assert 'finished: notes__add {"text":"x"}.' in script.result().message
+        assert 'not known: notes__add {"text":"y"}.' in script.result().message
+
+
+async def test_after_the_end_of_its_process_a_script_is_unknown_and_its_calls_are_listed(make: Make) -> None:
+    script = Script(make)
+    async with script:
+        script.call("notes__add", {"text": "x"})
+        await settle()
+        script.link.handler = lambda tool, args: None
+        script.call("notes__add", {"text": "y"})
+        await settle()
+        script.runner.abandon()  # as if it had been killed
+        await script.task
+    link = FakeLink(lambda tool, args: None)
+    model = FakeModel(says("I see"))
+    spec = script.runner.instance.spec
+    again = make(
+        link,
+        model,
+        registry=spec.registry,
+        catalog=spec.catalog,
+        addable=spec.addable,
+        extensions=spec.extensions,
+    )
+    await again.load_extensions()
+    await again.run(script.frame)
+    assert link.calls == [], "the script is not run again, and not waited for"
+    cancelled = [frame.call_id for frame in link.sent if frame.type == "tool.cancel"]
+    assert cancelled == [script.call_id, f"{script.call_id}>2"]
+    assert told(model).code == "E_TOOL_OUTCOME_UNKNOWN"
+    assert 'finished: notes__add {"text":"x"}.' in told(model).message
+    assert 'not known: notes__add {"text":"y"}.' in told(model).message
+    place = again.instance.place.instance_dir
+    assert ScriptLog(place).read(script.call_id) == []
+
+
+async def test_what_was_written_of_an_earlier_turn_is_no_matter_of_this_one(make: Make) -> None:
+    async with Script(make) as script:
+        script.runner.instance.script_log.add("t0/c1", Record(1, "began", "bash__exec", "{}"))
+        script.end(msgspec.convert({"status": "error", "error": {"message": "broken"}}, ToolResult))
+        await script.task
+        assert script.result().message == "broken"

@@ -1,0 +1,1 @@
+"""Scripts of code mode: the languages that they are written in, and their calls."""

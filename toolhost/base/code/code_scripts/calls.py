@@ -1,0 +1,173 @@
+"""Calls of the agent's tools: some at a time on their way, the others in a queue.
+
+Source: docs/code-mode.md.
+"""
+
+from __future__ import annotations
+
+import sys
+from _thread import allocate_lock
+
+from goondan_tool import ToolError
+
+TYPE_CHECKING = False  # importing typing would cost a cold jail 5 ms
+if TYPE_CHECKING:
+    from collections import deque
+    from collections.abc import Callable
+    from typing import Any
+else:
+    from _collections import deque
+
+#: Calls that may be on their way at once. The host refuses more (docs/code-mode.md).
+IN_FLIGHT = 16
+
+
+class ToolCallError(ToolError):
+    """A call of a tool failed. `code` says how, `suggestion` what to do about it."""
+
+    code: str
+
+    @property
+    def message(self) -> str:
+        """What went wrong."""
+        return str(self)
+
+
+class Pending:
+    """What a call returns when the work goes on after it: `handle` names the work."""
+
+    __slots__ = ("handle",)
+
+    def __init__(self, handle: str) -> None:
+        self.handle = handle
+
+    def __repr__(self) -> str:
+        return f"Pending(handle={self.handle!r})"
+
+
+class Calls:
+    """All calls of one script. Any thread may use it."""
+
+    def __init__(self, asking: Any) -> None:
+        """`asking` is `ctx.tools`."""
+        self._asking = asking
+        self._lock = allocate_lock()
+        self._on_their_way = 0
+        self._queue: deque[tuple[str, Any, Callable[[dict[str, Any]], None]]] = deque()
+        #: How many calls of tools were begun.
+        self.count = 0
+
+    def start(self, questions: list[tuple[str, Any, Callable[[dict[str, Any]], None]]]) -> None:
+        """Ask for each (`tool` or `tools`, value, who gets the answer frame), now or when there is room."""
+        with self._lock:
+            self._queue.extend(questions)
+            self.count += sum(1 for op, _, _ in questions if op == "tool")
+            batch = self._next()
+        self._send(batch)
+
+    def ask(self, op: str, value: Any, read: Callable[[Any], Any]) -> Any:
+        """Ask and wait for what `read` makes of the answer; where an event loop runs, return something to await.
+
+        Raises ToolCallError.
+        """
+        asyncio = sys.modules.get("asyncio")  # without it no loop runs
+        loop = None if asyncio is None else asyncio._get_running_loop()
+        return self._future(loop, op, value, read) if loop is not None else self.ask_all([(op, value, read)])[0]()
+
+    def ask_all(self, questions: list[tuple[str, Any, Callable[[Any], Any]]]) -> list[Callable[[], Any]]:
+        """Ask all and wait for all. Each of the functions returns one value, or raises its error."""
+        frames: list[dict[str, Any]] = [{}] * len(questions)
+        left = len(questions)
+        lock, done = allocate_lock(), allocate_lock()
+        done.acquire()
+
+        def taker(at: int) -> Callable[[dict[str, Any]], None]:
+            def take(frame: dict[str, Any]) -> None:
+                nonlocal left
+                frames[at] = frame
+                with lock:
+                    left -= 1
+                    last = left == 0
+                if last:
+                    done.release()
+
+            return take
+
+        if questions:
+            self.start([(op, value, taker(at)) for at, (op, value, _) in enumerate(questions)])
+            done.acquire()
+        return [_reader(read, frame) for (_, _, read), frame in zip(questions, frames, strict=True)]
+
+    def _future(self, loop: Any, op: str, value: Any, read: Callable[[Any], Any]) -> Any:
+        future = loop.create_future()
+
+        def settle(frame: dict[str, Any]) -> None:
+            if future.done():
+                return  # nobody awaits it any more
+            try:
+                future.set_result(_reader(read, frame)())
+            except ToolCallError as error:
+                future.set_exception(error)
+
+        def take(frame: dict[str, Any]) -> None:
+            try:  # noqa: SIM105 # contextlib is not imported here
+                loop.call_soon_threadsafe(settle, frame)
+            except RuntimeError:
+                pass  # the script has closed its loop
+
+        self.start([(op, value, take)])
+        return future
+
+    # --- inside
+
+    def _next(self) -> list[tuple[str, Any, Callable[[dict[str, Any]], None]]]:
+        """What may be sent now. Call it with the lock."""
+        batch = []
+        while self._queue and self._on_their_way < IN_FLIGHT:
+            batch.append(self._queue.popleft())
+            self._on_their_way += 1
+        return batch
+
+    def _send(self, batch: list[tuple[str, Any, Callable[[dict[str, Any]], None]]]) -> None:
+        if not batch:
+            return
+        try:
+            self._asking.send([(op, value, self._freeing(take)) for op, value, take in batch])
+        except (ToolError, TypeError) as error:
+            if len(batch) > 1:
+                for one in batch:  # only some of them cannot be sent
+                    self._send([one])
+                return
+            (_, _, take) = batch[0]
+            told = {"message": str(error), "code": getattr(error, "code", None) or "E_TOOL_INVALID_ARGS"}
+            self._freeing(take)({"error": told | {"suggestion": getattr(error, "suggestion", None)}})
+
+    def _freeing(self, take: Callable[[dict[str, Any]], None]) -> Callable[[dict[str, Any]], None]:
+        def answered(frame: dict[str, Any]) -> None:
+            with self._lock:
+                self._on_their_way -= 1
+                batch = self._next()
+            self._send(batch)
+            take(frame)
+
+        return answered
+
+
+def _reader(read: Callable[[Any], Any], frame: dict[str, Any]) -> Callable[[], Any]:
+    def value() -> Any:
+        error = frame.get("error")
+        if error is None:
+            return read(frame.get("value"))
+        raise ToolCallError(
+            error["message"],
+            code=error.get("code") or "E_TOOL",
+            suggestion=error.get("suggestion"),
+            help_url=error.get("helpUrl"),
+        )
+
+    return value
+
+
+def output_of(result: dict[str, Any]) -> Any:
+    """What a script gets from a result: the tool's output, or a Pending."""
+    return Pending(result["handle"]) if result.get("status") == "pending" else result.get("output")
