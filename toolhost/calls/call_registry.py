@@ -38,7 +38,8 @@ HELLO_BYTES: Final = 768 << 10
 #: A kept result costs at least this much, so that many tiny ones are bounded, too (bytes).
 _KEPT_OVERHEAD: Final = 512
 
-#: News of a call moves its deadline in steps of this length (seconds): there may be thousands of pieces a second.
+#: News of a call moves its deadline in steps of this length (seconds) at most, since there may be thousands of pieces a
+#: second.
 NEWS_STEP_S: Final = 0.5
 #: Finished calls whose deadlines may stay in the queue: most calls finish long before theirs, and would pile up.
 _STALE: Final = 256
@@ -149,7 +150,7 @@ class CallRegistry:
         if call.idle_s is not None and call.deadline is not None:
             at = now + call.idle_s
             at = at if call.total is None else min(at, call.total)
-            if at - call.deadline >= NEWS_STEP_S:
+            if at - call.deadline >= min(NEWS_STEP_S, call.idle_s / 8):
                 call.deadline = at
                 heapq.heappush(self._deadlines, (at, next(self._order), call))
 

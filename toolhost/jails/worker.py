@@ -20,6 +20,9 @@ from toolhost.untrusted import Violation
 #: How long a worker that has closed its socket may take to end by itself, so that its exit status is known (seconds).
 EXIT_GRACE_S: Final = 0.25
 
+#: The reason when a worker has closed its socket and does not end by itself.
+CLOSED: Final = "closed its channel"
+
 
 class WorkerOwner(Protocol):
     """The object that a worker reports to, in the loop."""
@@ -100,7 +103,7 @@ class Worker(ABC):
     def _closed(self) -> None:
         if not self.dying:
             self.dying = True
-            self._set_timer(EXIT_GRACE_S, self.kill, "closed its channel")
+            self._set_timer(EXIT_GRACE_S, self.kill, CLOSED)
 
     def _set_timer(self, delay_s: float, action: Callable[..., None], *args: object) -> None:
         """Call `action` after so many seconds, in place of what was planned before."""

@@ -60,8 +60,10 @@ def main(channel: int, filter_fd: int, worker_filter_fd: int, *, user: int | Non
     control.set_inheritable(False)
     with open(worker_filter_fd, "rb") as source:
         of_worker = Filter(source.read())
-    from toolhost.mcp_worker.worker import serve as work  # now: this imports the SDK
+    from toolhost.mcp_worker.warmup import warm_up  # now: these import the SDK
+    from toolhost.mcp_worker.worker import serve as work
 
+    warm_up()
     confine(filter_fd, user)
     return serve(control, of_worker, work)
 

@@ -31,7 +31,7 @@ from toolhost.jails.call_sandboxes import CallSandbox, CallSandboxes
 from toolhost.jails.jail import Jail
 from toolhost.jails.network import JailNetwork
 from toolhost.jails.sized_workdirs import Claim
-from toolhost.jails.worker import Worker, WorkerOwner
+from toolhost.jails.worker import CLOSED, Worker, WorkerOwner
 from toolhost.limits.decide import lacks_processes, limit_error, with_limit
 from toolhost.mcp.server_jail import RemoteServer, ServerJail
 from toolhost.policy.hiding import Hiding
@@ -62,6 +62,8 @@ class LiveSession:
         self.jail = jail
         #: The tool, or the server, that it was started for.
         self.tool = tool
+        #: Of a server: why its worker could not connect, as the worker says.
+        self.unloaded: str | None = None
         #: How many calls it got.
         self.calls_made = 0
         #: The folders that its tool must not see.
@@ -193,7 +195,7 @@ class LiveSession:
             tool_call_id=call.tool_call_id,
             workdir=self.jail.plan.workdir,
             message_id=message_id,
-            deadline_ms=None if call.deadline is None else max(0, int((call.deadline - now) * 1000)),
+            deadline_ms=None if call.deadline is None else max(0, int(((call.total or call.deadline) - now) * 1000)),
             background=call.export.background,
         )
         worker.send(frame)
@@ -277,7 +279,10 @@ class LiveSession:
         said = f"; it said last: {words}" if words else ""
         if worker.live:
             return tool_error("E_MCP_GONE", f"the MCP server {self.tool.name} {cause}{said}", name="McpError")
-        message = f"the MCP server {self.tool.name} {cause} before it had said what it offers{said}"
+        if self.unloaded is not None and cause == CLOSED:
+            message = f"the MCP server {self.tool.name}: {self.unloaded}{said}"
+        else:
+            message = f"the MCP server {self.tool.name} {cause} before it had said what it offers{said}"
         return tool_error("E_MCP_CONNECT", message, name="McpError")
 
     def explained(self, error: WorkerError) -> WorkerError:

@@ -580,6 +580,10 @@ class Sessions:
         """A worker has loaded its tool, or could not. Raises Violation."""
         if worker.live:
             raise Violation("the worker said `ready` or `load_failed` after `ready`")
+        if isinstance(frame, LoadFailed) and isinstance(live.jail, ServerJail):
+            live.unloaded = frame.message[:4096]
+            live.jail.ends()  # the end of its jail says why, if it has ended
+            return
         if isinstance(frame, LoadFailed):
             error = load_error(live.tool, frame.message[:4096])
             self._worker_failed(live, worker, error, "could not be loaded")

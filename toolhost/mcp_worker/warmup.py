@@ -1,0 +1,170 @@
+"""What the SDK template does once, so that its workers need not: two sessions, from the connection to the end.
+
+The SDK, its types and the event loop make much of what they need when it is needed first: checkers of messages,
+modules, memory. A worker that finds it made begins some hundred milliseconds earlier, and shares it with the others.
+Some of it is files that a worker could not read any more.
+
+The tool host and the server of these sessions are one process that the template forks.
+
+Source: docs/decisions/092.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import socket
+from contextlib import suppress
+from typing import Any, Final
+
+import msgspec
+from mcp_types.version import LATEST_MODERN_VERSION
+from msgspec import Raw
+
+from schemas.mcp import McpServerInit
+from schemas.worker_frames import (
+    WORKER_PROTOCOL,
+    Call,
+    Exit,
+    HostFrame,
+    Init,
+    List,
+    Listed,
+    Ready,
+    Result,
+    WorkerFrame,
+)
+from toolhost.mcp_worker.worker import serve
+
+#: The process on the other side ends after this time in any case (seconds). A session takes a quarter of a second.
+LIMIT_S: Final = 20
+_READ: Final = 65536
+_TEXT: Final = {"content": [{"type": "text", "text": "warm"}], "structuredContent": {"warm": True}}
+_TOOL: Final = {
+    "name": "warm",
+    "description": "Nothing.",
+    "inputSchema": {"type": "object", "properties": {"a": {"type": "string"}}},
+    "outputSchema": {"type": "object"},
+    "annotations": {"readOnlyHint": True},
+}
+_ANSWERS: Final[dict[str, dict[str, Any]]] = {
+    "tools/list": {"tools": [_TOOL]},
+    "tools/call": _TEXT,
+    "resources/list": {"resources": [{"uri": "warm://1", "name": "warm"}]},
+    "resources/templates/list": {"resourceTemplates": []},
+    "resources/read": {"contents": [{"uri": "warm://1", "text": "warm"}]},
+    "prompts/list": {"prompts": [{"name": "warm", "arguments": [{"name": "a"}]}]},
+    "prompts/get": {"messages": [{"role": "user", "content": {"type": "text", "text": "warm"}}]},
+}
+_CAPABILITIES: Final = {
+    "tools": {"listChanged": True}, "resources": {"listChanged": True}, "prompts": {"listChanged": True}, "logging": {},
+}  # fmt: skip
+#: What each result of the modern era has besides.
+_OF_MODERN: Final = {"resultType": "complete", "ttlMs": 1000, "cacheScope": "private"}
+_CALLS: Final = (("warm", {"a": "x"}), ("read_resource", {"uri": "warm://1"}), ("get_prompt", {"name": "warm"}))
+
+
+def warm_up() -> None:
+    """Be the worker of a server of each era. What fails here is not ours to tell: a worker meets it again."""
+    for modern in (False, True):
+        with suppress(Exception):
+            _session(modern=modern)
+
+
+def _session(*, modern: bool) -> None:
+    channel, host = socket.socketpair()
+    ours, server = socket.socketpair()
+    pid = os.fork()
+    if pid == 0:
+        channel.close()
+        ours.close()
+        try:
+            signal.alarm(LIMIT_S)
+            _Other(host, server, modern=modern).run()
+        finally:
+            os._exit(0)
+    host.close()
+    server.close()
+    try:
+        serve(channel, ours, None)
+    finally:
+        channel.close()  # the other process ends when it finds both closed
+        ours.close()
+        os.waitpid(pid, 0)
+
+
+class _Other:
+    """Host and server of one session, in turns of a loop."""
+
+    def __init__(self, host: socket.socket, server: socket.socket, *, modern: bool) -> None:
+        self._host = host
+        self._server = server
+        self._modern = modern
+        self._frames = b""
+        self._lines = b""
+        self._left = list(_CALLS)
+
+    def run(self) -> None:
+        """Until the worker is gone."""
+        told = McpServerInit(transport="stdio", tools=True, resources=True, prompts=True)
+        self._send(Init(WORKER_PROTOCOL, "warm", "", {}, server=told))
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._host, selectors.EVENT_READ, self._heard)
+            selector.register(self._server, selectors.EVENT_READ, self._asked)
+            while selector.get_map():
+                for key, _ in selector.select():
+                    end: Any = key.fileobj
+                    data = end.recv(_READ)
+                    if data:
+                        key.data(data)
+                    else:
+                        selector.unregister(end)
+                        end.close()
+
+    def _send(self, frame: HostFrame) -> None:
+        body = msgspec.msgpack.encode(frame)
+        self._host.sendall(len(body).to_bytes(4, "little") + body)
+
+    def _heard(self, data: bytes) -> None:
+        """Frames of the worker."""
+        self._frames += data
+        while len(self._frames) >= 4 and len(self._frames) >= (end := 4 + int.from_bytes(self._frames[:4], "little")):
+            frame = msgspec.msgpack.decode(self._frames[4:end], type=WorkerFrame)
+            self._frames = self._frames[end:]
+            if isinstance(frame, Ready):
+                self._send(List(1))
+            elif isinstance(frame, Listed | Result):
+                self._next()
+
+    def _next(self) -> None:
+        if not self._left:
+            self._send(Exit())
+            return
+        export, args = self._left.pop(0)
+        call = Call(
+            call_id=export, export=export, input=Raw(msgspec.msgpack.encode(args)), agent_name="a", instance_key="k",
+            turn_id="t", tool_call_id=export, workdir="/", deadline_ms=10_000,
+        )  # fmt: skip
+        self._send(call)
+
+    def _asked(self, data: bytes) -> None:
+        """Lines of the worker to the server."""
+        *lines, self._lines = (self._lines + data).split(b"\n")
+        for line in lines:
+            message = json.loads(line)
+            if "id" in message and "method" in message:
+                answer = {"jsonrpc": "2.0", "id": message["id"], **self._answer(message["method"])}
+                self._server.sendall(json.dumps(answer).encode() + b"\n")
+
+    def _answer(self, method: str) -> dict[str, Any]:
+        who = {"name": "warm", "version": "1"}
+        if method == "server/discover" and self._modern:
+            found = {"supportedVersions": [LATEST_MODERN_VERSION], "capabilities": _CAPABILITIES, "serverInfo": who}
+            return {"result": {**_OF_MODERN, **found}}
+        if method == "initialize" and not self._modern:
+            return {"result": {"protocolVersion": "2025-11-25", "capabilities": _CAPABILITIES, "serverInfo": who}}
+        if method in _ANSWERS:
+            return {"result": {**_OF_MODERN, **_ANSWERS[method]} if self._modern else _ANSWERS[method]}
+        return {"error": {"code": -32601, "message": "no such method"}}
