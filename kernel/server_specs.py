@@ -88,4 +88,7 @@ def without_values(holder: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(config, dict) or not isinstance(transport, dict):
         return holder
     hidden = {key: dict.fromkeys(transport[key], _HIDDEN) for key in _SECRETS if isinstance(transport.get(key), dict)}
+    oauth = transport.get("oauth")
+    if isinstance(oauth, dict) and "clientSecret" in oauth:
+        hidden["oauth"] = {**oauth, "clientSecret": _HIDDEN}
     return {**holder, "config": {**config, "transport": {**transport, **hidden}}}

@@ -1,8 +1,8 @@
-"""Bytes to frames and back, with the limits that a hostile sender meets first.
+"""Encodes and decodes frames, with the limits for hostile senders.
 
-Order of checks: size (nothing is parsed), then msgspec (which skips the payload without building it), then version
-and type. Every way in which bytes can be bad becomes FrameError; msgspec itself also lets RecursionError (deep
-nesting) and UnicodeDecodeError through.
+The order of checks: first the size (nothing is parsed), then msgspec (which skips the payload without building it),
+then version and type. Every fault of the bytes becomes a FrameError, also the RecursionError (deep nesting) and the
+UnicodeDecodeError that msgspec lets through.
 
 Source: docs/design/wire.md section 2; PROTOCOL.md "What a receiver checks itself"; replayed from schemas/vectors/.
 """
@@ -20,11 +20,11 @@ from schemas.errors import GoondanError, error_payload
 from schemas.frames import Frame
 from schemas.msgpack_heads import HEADS, LIST, MAP
 
-#: One frame inline. Larger payloads go by reference (docs/design/wire.md section 7).
+#: The largest frame (bytes). Larger payloads go by reference (docs/design/wire.md section 7).
 MAX_FRAME_BYTES: Final = 1 << 20
-#: The same frame after the broker has stamped it: sender, instance, workdir and chain are at most this much more.
+#: The largest frame after the broker has stamped it: sender, instance, workdir and chain add at most the difference.
 MAX_RELAYED_BYTES: Final = MAX_FRAME_BYTES + (64 << 10)
-#: Nesting of maps and arrays inside a payload.
+#: The deepest nesting of maps and arrays inside a payload.
 MAX_DEPTH: Final = 64
 
 T = TypeVar("T")
@@ -35,16 +35,16 @@ _encoder = msgspec.msgpack.Encoder()
 encode_value = _encoder.encode
 """A value (struct, dict, …) to msgpack bytes."""
 
-# What bad bytes can raise out of msgspec (docs/design/wire.md section 2).
+# The errors that msgspec raises for bad bytes (docs/design/wire.md section 2).
 DECODE_ERRORS: Final = (msgspec.DecodeError, RecursionError, UnicodeDecodeError, OverflowError, ValueError)
 
 
 class FrameError(GoondanError):
-    """The peer sent something that is no frame."""
+    """The bytes are no valid frame."""
 
 
 def decode(data: bytes, max_bytes: int = MAX_FRAME_BYTES) -> Frame:
-    """One message part to a frame; the payload stays as it came.
+    """Decode one message part into a frame. The payload stays encoded.
 
     Raises FrameError: E_FRAME_TOO_LARGE (nothing was parsed) or E_FRAME_INVALID.
     """
@@ -58,9 +58,9 @@ def decode(data: bytes, max_bytes: int = MAX_FRAME_BYTES) -> Frame:
 
 
 def encode(frame: Frame) -> bytes:
-    """A frame to bytes, in the canonical order of the header fields, defaults left out.
+    """Encode a frame, with the header fields in canonical order and without defaults.
 
-    Raises FrameError E_FRAME_TOO_LARGE, so that a sender learns of it before the bus does.
+    Raises FrameError E_FRAME_TOO_LARGE, so that a large frame fails at its sender and not on the bus.
     """
     data = encode_value(frame)
     if len(data) > MAX_FRAME_BYTES:
@@ -94,10 +94,11 @@ def from_raw(raw: Raw | bytes, kind: type[T]) -> T:
 
 
 def check_json(value: Any, what: str) -> None:
-    """Raise FrameError E_FRAME_INVALID when a decoded value is no JSON value; `what` names it in the message.
+    """Raise FrameError E_FRAME_INVALID when a decoded value is no JSON value. `what` names the value in the message.
 
-    msgpack can say more than JSON: bytes, ext types (timestamps among them), NaN and infinities, keys that are no
-    texts. For the parts of a payload that a struct declares as Any (PROTOCOL.md "What a receiver checks itself").
+    msgpack has values that JSON has not: bytes, ext types (timestamps among them), NaN and infinities, keys that are no
+    texts. This check is for the parts of a payload that a struct declares as Any (PROTOCOL.md "What a receiver checks
+    itself").
     """
     found = _not_json(value)
     if found:
@@ -105,7 +106,9 @@ def check_json(value: Any, what: str) -> None:
 
 
 def _not_json(value: Any) -> str:
-    """What in `value` is not JSON, or "". A loop, because a payload may be a million values."""
+    """The part of `value` that is not JSON, in words. "": there is none. A loop, because a payload may have a million
+    values.
+    """
     waiting = [value]
     while waiting:
         item = waiting.pop()
@@ -131,8 +134,8 @@ _NOT_CONTAINERS: Final = bytes(b for b in range(256) if not (0x80 <= b <= 0x9F o
 def check_depth(data: bytes, limit: int = MAX_DEPTH) -> None:
     """Raise ValueError when maps and arrays nest deeper than `limit`.
 
-    Depth cannot exceed the number of bytes that could open a container, which C code counts; only when that count
-    is over the limit is the value walked, without recursion.
+    The depth cannot exceed the number of bytes that may open a container. C code counts them. Only when this number is
+    over the limit, the value is walked, without recursion.
     """
     if len(data) <= limit or len(data.translate(None, _NOT_CONTAINERS)) <= limit:
         return
@@ -140,12 +143,12 @@ def check_depth(data: bytes, limit: int = MAX_DEPTH) -> None:
 
 
 def check_values(data: bytes, values: int, limit: int = MAX_DEPTH) -> None:
-    """Raise ValueError when `data` claims more than `values` values, keys included, or nests deeper than `limit`."""
+    """Raise ValueError when `data` announces more than `values` values, keys included, or nests deeper than `limit`."""
     _walk(data, limit, values)
 
 
 def _walk(data: bytes, limit: int, values: int) -> None:
-    open_items: list[int] = [1]  # how many values each open container still wants, outermost first
+    open_items: list[int] = [1]  # how many values are missing in each open container, outermost first
     at, end = 0, len(data)
     while open_items and at < end:
         if open_items[-1] == 0:
@@ -172,7 +175,9 @@ _SURROGATE: Final = "[\ud800-\udfff]"  # compiled when the first one comes, if e
 
 
 def replace_surrogates(value: Any) -> Any:
-    """Lone surrogates to U+FFFD, through lists and dicts: where JSON enters (CLI, model adapters)."""
+    """Replace lone surrogates by U+FFFD, also in lists and dicts. For places where JSON enters (CLI, model
+    adapters).
+    """
     if isinstance(value, str):
         return re.sub(_SURROGATE, "\ufffd", value) if not value.isascii() else value
     if isinstance(value, list):
@@ -183,7 +188,7 @@ def replace_surrogates(value: Any) -> Any:
 
 
 def describe_decode_error(error: BaseException) -> str:
-    """What was wrong with bytes, in at most 200 characters."""
+    """The fault of the bytes, in at most 200 characters."""
     if isinstance(error, RecursionError):
         return "nested too deep"
     if isinstance(error, UnicodeDecodeError):

@@ -1,20 +1,20 @@
 """The asyncio shell around peer.py: the one Python client of the bus, for agents, tool hosts, the CLI and programs.
 
-How it waits. libzmq's descriptor is edge-triggered, and every send or receive may swallow its edge. So a turn writes
-what is queued, asks whether there is something to read, reads until there is not (or its share of a turn is used and it
-schedules another), and schedules one more turn whenever it has written after it asked. Against `zmq.asyncio`
-this was measured at twice the rate of tool calls (docs/decisions/006).
+Waiting. The descriptor of libzmq is edge-triggered, and every send or receive may swallow its edge. So a turn of the
+link first writes the queue. Then it asks whether there is something to read, and reads until there is nothing left.
+When its share of time is used up, it schedules another turn. When it has written after it asked, it schedules one more
+turn. This reached twice the rate of tool calls of `zmq.asyncio` (docs/decisions/006).
 
-Large payloads go through files (blobs.py), written and read in threads. An entry waits in the peer until its file is
-written. While a file is read, nothing more is received: so frames keep their order, and only one payload at a time is
-in memory.
+Large payloads. They go through files (blobs.py), which threads write and read. An entry waits in the peer until its
+file is written. While a file is being read, nothing more is received. So frames keep their order, and only one payload
+at a time is in memory.
 
-How it learns of a new broker. The socket probes on every connection (an empty message), the broker answers
-E_HELLO_REQUIRED, and the peer says hello; nothing is sent while no broker is there (IMMEDIATE).
+A new broker. The socket probes on every connection (an empty message), the broker answers E_HELLO_REQUIRED, and the
+peer says hello. While there is no broker, nothing is sent (IMMEDIATE).
 
-How it knows the broker. Before each hello it checks the place of the socket. Until the welcome every frame must come
-from a process of the broker's user (broker_identity.py). Later frames are not checked: the check of a sender is costly,
-and only the broker can listen in that place.
+The identity of the broker. Before each hello the link checks the place of the socket. Until the welcome every frame
+must come from a process of the broker's user (broker_identity.py). Later frames are not checked, because the check of a
+sender is costly, and only the broker can listen in that place.
 """
 
 from __future__ import annotations
@@ -54,20 +54,20 @@ from schemas.system.broker_identity import BrokerIdentity
 
 #: How long libzmq waits before it tries a lost path again (milliseconds).
 RECONNECT_MS: Final = 20
-#: Messages libzmq may queue towards the broker; credit keeps us far below it.
+#: The most messages that libzmq queues towards the broker. Credit keeps us far below it.
 SEND_HWM: Final = 4096
-#: Messages libzmq may queue for us; the broker keeps what does not fit.
+#: The most messages that libzmq queues for us. The broker keeps those that do not fit.
 RECEIVE_HWM: Final = 4096
-#: Frames handled in one wake-up, so that timers and other descriptors get their turn.
+#: The most frames of one wake-up, so that timers and other descriptors get their turn.
 FRAMES_PER_WAKEUP: Final = 128
-#: Frames that are handed to libzmq together.
+#: The most frames that are handed to libzmq together.
 BURST: Final = 8
-#: How often deadlines and unanswered hellos are looked at (seconds).
+#: How often deadlines and unanswered hellos are checked (seconds).
 TICK_S: Final = 0.2
-#: The same for a link that waits for nothing, after some time (seconds). A thousand idle agents that looked every 0.2 s
-#: took half of a processor.
+#: The same for a link that has waited for nothing for some time (seconds). A thousand idle agents that checked every
+#: 0.2 s took half of a processor.
 REST_TICK_S: Final = 5.0
-# Plain integers: pyzmq's enums cost a look-up on every call.
+# Plain integers, because pyzmq's enums cost a look-up on every call.
 _NOBLOCK: Final = int(zmq.NOBLOCK)
 _EVENTS: Final = int(zmq.EVENTS)
 _POLLIN: Final = int(zmq.POLLIN)
@@ -80,20 +80,23 @@ def boottime_ms() -> int:
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
 
 
-#: What `start_call` calls: the answering frame, or why there is none.
+#: The callback of `start_call`: it gets the answering frame, or the error.
 Done = Callable[[Frame | None, GoondanError | None], None]
 
 
 class Link:
-    """One connection to the broker, which survives the broker.
+    """One connection to the broker. It survives a restart of the broker.
 
-    `on_frame` is called in the loop for every frame that is not an answer to something sent here; it must neither
-    block nor raise. One whose large payload cannot be had comes with `blob` still set, and with the ErrorPayload as its
-    payload. `leases`, `calls` and `attached` are asked at every hello: what this process holds. `on_unsent` hears of
-    frames that `send` took and whose large payloads could not be written. `by_reference` False: this process has no
-    access to the kernel's files, so its frames have at most 1 MiB. `broker_uid` is the broker's user, None for ours.
-    `renew_token` is asked before each hello but the first: tokens end with a kernel that restarts. `closed` is done
-    when the link is over: with an exception when the broker refused it, or was none, else with None after `close`.
+    - `on_frame` is called in the loop for every frame that is not an answer to a frame of ours. It must neither block
+      nor raise. A frame whose large payload is not available has `blob` still set, and an ErrorPayload as its payload.
+    - `leases`, `calls` and `attached` give at every hello what this process holds.
+    - `on_unsent` gets frames that `send` took and whose large payloads could not be written.
+    - `by_reference` False: this process has no access to the kernel's files, so its frames have at most 1 MiB.
+    - `broker_uid` is the user of the broker. None: our own user.
+    - `renew_token` is called before each hello but the first, because tokens end with a kernel that restarts.
+
+    `closed` is done when the link is over. It has an exception when the broker refused the link or could not be
+    trusted, otherwise None after `close`.
     """
 
     def __init__(
@@ -148,7 +151,7 @@ class Link:
         self._welcomed: asyncio.Future[Welcome] | None = None
         self.closed: asyncio.Future[None]
         self.bad_frames = 0
-        #: When the broker was heard last, in the loop's time; 0.0 before.
+        #: When the last frame of the broker came, in the loop's time. 0.0: none came yet.
         self.heard_at = 0.0
 
     # --- life
@@ -164,7 +167,7 @@ class Link:
         self._welcomed = loop.create_future()
         context = self._context = zmq.Context(io_threads=1)
         socket = self._socket = context.socket(zmq.DEALER)
-        # Unguessable, so that nobody can take or forge it; not a leading zero, which libzmq keeps for itself.
+        # Random, so that nobody can guess it. Not with a leading zero, which libzmq keeps for itself.
         socket.setsockopt(zmq.ROUTING_ID, b"g" + os.urandom(15))
         for option, value in (
             (zmq.LINGER, 0),
@@ -177,7 +180,7 @@ class Link:
         ):
             socket.setsockopt(option, value)
         socket.connect(self.endpoint)
-        # pyzmq's own class below the Python layer: the layer adds options we do not use, at a third of the cost.
+        # The class of pyzmq below its Python layer. The layer adds options that we do not use, at a third of the cost.
         self._send_part = zmq.backend.Socket.send.__get__(socket)
         self._option = zmq.backend.Socket.get.__get__(socket)
         self._fd = int(socket.getsockopt(zmq.FD))
@@ -196,7 +199,7 @@ class Link:
             raise
 
     async def close(self, linger_s: float = 1.0) -> None:
-        """End the link: queued bytes get `linger_s` seconds, unanswered frames raise E_LINK_CLOSED."""
+        """End the link. Queued bytes get `linger_s` seconds to leave. Unanswered frames raise E_LINK_CLOSED."""
         socket, context, loop = self._socket, self._context, self._loop
         if socket is None or context is None or loop is None:
             return
@@ -211,7 +214,7 @@ class Link:
                 timer.cancel()
         self._fail_all(self._peer.close())
         socket.close(linger=int(linger_s * 1000))
-        # term waits for the linger in libzmq; the loop must not.
+        # `term` waits in libzmq for the linger, and the loop must not wait.
         if linger_s > 0:
             await loop.run_in_executor(None, context.term)
         else:
@@ -230,7 +233,7 @@ class Link:
 
     @property
     def ready(self) -> bool:
-        """Whether the broker knows us right now."""
+        """Whether the broker has welcomed us and the connection is there."""
         return self._peer.phase == "ready"
 
     @property
@@ -245,7 +248,7 @@ class Link:
     # --- sending
 
     def send(self, frame: Frame) -> bool:
-        """Send without keeping a copy; False when the broker is not there, or takes nothing. True is no receipt.
+        """Send without keeping a copy. False when the broker is not there, or takes no frames. True is no receipt.
 
         Raises FrameError E_FRAME_TOO_LARGE.
         """
@@ -267,10 +270,10 @@ class Link:
         return waiter
 
     def start_call(self, frame: Frame, done: Done) -> None:
-        """Send a `tool.call` until its `tool.result` is here; `done` is called with it, or with the error, once.
+        """Send a `tool.call` until its `tool.result` is here. `done` is called once, with the result or the error.
 
-        A callback and no future: one object and one turn of the loop less. Set `first_sent_ms` when it repeats an older
-        call. `done` must neither block nor raise; it is not called after `forget`.
+        A callback costs one object and one turn of the loop less than a future. Set `first_sent_ms` when the call
+        repeats an older one. `done` must neither block nor raise. It is not called after `forget`.
         """
         if frame.first_sent_ms is None:
             frame.first_sent_ms = boottime_ms()
@@ -292,7 +295,7 @@ class Link:
         return waiter
 
     def ask(self, frame: Frame) -> asyncio.Future[Frame]:
-        """Send an `event` with `reply_to` until its answering event is here, which is acknowledged at once."""
+        """Send an `event` with `reply_to` until its answering event is here. The answer is acknowledged at once."""
         waiter = self._future()
         self._submit("ask", frame, waiter)
         return waiter
@@ -304,7 +307,7 @@ class Link:
         return waiter
 
     def forget(self, frame_id: str) -> None:
-        """Stop sending a frame; its future is cancelled."""
+        """Stop sending a frame, and cancel its future."""
         entry = self._peer.forget(frame_id)
         if entry is not None and entry.kind != "call" and not entry.waiter.done():
             entry.waiter.cancel()
@@ -335,7 +338,7 @@ class Link:
         frame = entry.unwritten
         if frame is None:
             return
-        # Accepted events must survive what the kernel promises. Calls and results end with the processes anyway.
+        # Accepted events must be as durable as the kernel promises. Calls and results end with the processes anyway.
         durable = frame.type in ("event", "ack") and self.welcome.durability == "power"
 
         def done(blob: Blob | None, error: GoondanError | None) -> None:
@@ -359,7 +362,9 @@ class Link:
         self._blobs.write(self._peer.blobs, memoryview(frame.payload), False, done)
 
     def _take_reference(self, frame: Frame, blob: Blob) -> bool:
-        """Deliver a frame when its payload is here, and nothing else before; False when nobody waits for it."""
+        """Deliver a frame when its payload is here, and nothing else before it. False when nobody waits for the
+        frame.
+        """
         if not self._peer.awaits(frame):
             if REFERENCES.get(frame.type) and is_reference(blob):
                 self._blobs.remove(self._peer.blobs, blob)
@@ -391,9 +396,10 @@ class Link:
         return True
 
     def _queue(self, data: bytes) -> None:
-        """Send in this turn of the loop, together with what else it brings, in bursts.
+        """Send in this turn of the loop, in bursts with the other frames of the turn.
 
-        Handed over one by one, frames wake libzmq's thread anew: a fifth fewer calls a second (docs/decisions/016).
+        Frames that are handed over one by one wake libzmq's thread each time. That costs a fifth of the calls per
+        second (docs/decisions/016).
         """
         self._outgoing.append(data)
         if len(self._outgoing) >= BURST and self._retry is None:
@@ -401,7 +407,7 @@ class Link:
         self._schedule()
 
     def _queue_waiting(self) -> None:
-        """Queue what waited for credit, an overloaded target or the broker, and may go now."""
+        """Queue entries that waited for credit, for an overloaded target or for the broker, and may be sent now."""
         loop = self._loop
         if loop is None:
             return
@@ -412,7 +418,7 @@ class Link:
             self._queue(entry.data)
 
     def _write(self) -> None:
-        """Hand the queue to libzmq; what it does not take now is tried again soon."""
+        """Hand the queue to libzmq. Frames that it does not take now are tried again soon."""
         outgoing, send = self._outgoing, self._send_part
         try:
             while outgoing:
@@ -434,11 +440,11 @@ class Link:
             self._loop.call_soon(self._turn)
 
     def _turn(self) -> None:
-        """Write what is queued, read what is there, write what that caused."""
+        """Write the queue, read all frames that are there, and write the frames that they caused."""
         self._scheduled = False
         if self._outgoing:
             self._write()
-        # An empty receive costs twice what this question does, and most turns follow a send and find nothing.
+        # An empty receive costs twice as much as this question, and most turns follow a send and find nothing.
         socket, paused = self._socket, self._paused
         if socket is None or paused or not self._option(_EVENTS) & _POLLIN:
             return
@@ -451,7 +457,7 @@ class Link:
                     handle(receive(_NOBLOCK))
                 else:
                     self._receive_unproven(socket)
-                if self._paused:  # closed by what the frame caused, or a payload is being read
+                if self._paused:  # the frame has closed the link, or a payload is being read
                     break
             else:
                 self._schedule()
@@ -463,10 +469,10 @@ class Link:
             self._queue_waiting()
         if self._outgoing:
             self._write()
-            self._schedule()  # the write may have swallowed the descriptor's word
+            self._schedule()  # the write may have swallowed the edge of the descriptor
 
     def _receive_unproven(self, socket: zmq.Socket[bytes]) -> None:
-        """A frame of somebody who has not welcomed us."""
+        """Handle a frame of a sender that has not welcomed us yet."""
         part = socket.recv(_NOBLOCK, copy=False)
         try:
             if self._broker.speaks(int(part.get(zmq.SRCFD))):
@@ -475,11 +481,11 @@ class Link:
             self._refuse(LinkRefused(error.info))
 
     def _greet(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Say hello, if the socket is still where only the broker can have put it."""
+        """Say hello, if only the broker can have put the socket in its place."""
         if self._tick_s != TICK_S:
             self._stir(loop)
         self._proven = False
-        self._outgoing.clear()  # it was for a broker that is gone; the outbox has what must arrive
+        self._outgoing.clear()  # it was for a broker that is gone; frames that must arrive are in the outbox
         try:
             if self._broker.is_there():
                 if self._renew_token is not None and self._peer.welcome is not None:
@@ -528,7 +534,7 @@ class Link:
         if settled.reply is not None:
             self._queue(settled.reply)
         if settled.error is not None and entry.blob is not None and not entry.accepted:
-            self._blobs.remove(self._peer.blobs, entry.blob)  # refused, or given up: nobody else will
+            self._blobs.remove(self._peer.blobs, entry.blob)  # refused or given up: nobody else removes the file
         error = None if settled.error is None else GoondanError(settled.error)
         if entry.kind == "call":
             entry.waiter(settled.frame, error)
@@ -561,7 +567,7 @@ class Link:
         loop = self._loop
         if loop is None or self._socket is None:
             return
-        # Each look at rest makes the next one later, so that what one of them finds is soon found.
+        # At rest, each check makes the pause before the next one longer. So news after a short rest is found soon.
         self._tick_s = min(2 * self._tick_s, REST_TICK_S) if self._peer.rests else TICK_S
         self._ticker = loop.call_later(self._tick_s, self._tick)
         settled, greet = self._peer.tick(loop.time())
@@ -572,7 +578,7 @@ class Link:
         self._turn()
 
     def _stir(self, loop: asyncio.AbstractEventLoop) -> None:
-        """There is something to wait for again."""
+        """Check often again: there is something to wait for."""
         self._tick_s = TICK_S
         if self._ticker is not None:
             self._ticker.cancel()
@@ -588,7 +594,7 @@ class Link:
             if not waiter.done():
                 waiter.set_exception(error)
                 with suppress(BaseException):
-                    waiter.exception()  # nobody may be waiting any more; that is no news for the loop's log
+                    waiter.exception()  # marks it as seen: when nobody waits any more, the loop must not log it
 
 
 def _no_socket(data: bytes, flags: int) -> object:

@@ -8,12 +8,14 @@ Rules.
 - An entry is answered by: `ack`, `reply` or `error` with its id in `inReplyTo` (kind `post`); a `tool.result` with
   its callId (kind `call`); an `event` with its correlation id in `inReplyTo` (kind `ask`); a `tool.answer` with
   its id in `inReplyTo` and its callId (kind `tool ask`).
-- The broker asks for hello: a connection's first frame is libzmq's empty probe, the broker answers E_HELLO_REQUIRED
-  without `inReplyTo`, and that alone starts a greeting. So a new broker behind the same path is noticed at once.
-- Credit: at most `window` new `event` and `tool.call` frames are unanswered at a time; the rest waits here in order.
-- E_OVERLOADED puts the entry back; it and everything later for the same target wait until the time it names.
-- A payload that is too large for a frame goes into a file first: its entry is `unwritten`, and everything later for the
-  same target waits for it. Without a folder for such files a frame may have the full size, but not more.
+- The broker asks for hello. The first frame of a connection is libzmq's empty probe. The broker answers it with
+  E_HELLO_REQUIRED without `inReplyTo`, and only that starts a greeting. So a new broker behind the same path is noticed
+  at once.
+- Credit: at most `window` new `event` and `tool.call` frames are unanswered at a time. The others wait here in order.
+- E_OVERLOADED puts the entry back. The entry, and all later ones for the same target, wait for the time that the error
+  names.
+- A payload that is too large for a frame first goes into a file. Until then its entry is `unwritten`, and all later
+  entries for the same target wait for it. Without a folder for such files a frame may have the full size, but not more.
 
 Source: docs/design/wire.md section 5; docs/design/delivery.md section 5; PROTOCOL.md "Hello" and "Sending until
 answered".
@@ -46,28 +48,31 @@ from schemas.frames import (
 Kind = Literal["post", "call", "ask", "tool ask"]
 Phase = Literal["absent", "greeting", "ready", "closed"]
 
-#: A peer that names a deadline waits this much longer for the other side's word before it gives its own (seconds).
+#: How much longer than its deadline a peer waits for the other side's answer, before it gives the error itself
+#: (seconds).
 DEADLINE_GRACE_S: Final = 1.0
-#: How many requests are remembered that had no answer in time. So a late answer is not taken for a repeat. More of them
-#: are not worth a line in a log.
+#: How many requests without an answer in time are remembered, so that a late answer is not taken for a repeat. Beyond
+#: that, a late answer is not logged.
 MAX_OVERDUE: Final = 256
-#: How soon hello is said again when its answer stays out, or the principal is still busy (seconds).
+#: How soon hello is sent again when there is no answer, or when the principal is still busy (seconds).
 HELLO_RETRY_S: Final = 0.5
-#: How often a token that may have been renewed meanwhile is refused before the link is over.
+#: How many refusals of a token end the link, when the token may have been renewed meanwhile.
 TOKEN_REFUSALS: Final = 4
-#: A busy principal is usually a process that is just ending; after this long it is refused (seconds).
+#: How long a busy principal is tried again (seconds). Usually its other process is just ending.
 BUSY_PATIENCE_S: Final = 10.0
-#: How long an overloaded target is left alone when the error does not say (seconds).
+#: How long an overloaded target gets nothing when the error names no time (seconds).
 DEFAULT_HOLD_S: Final = 0.1
-#: Window before the first welcome; nothing is sent then, so any positive number serves.
+#: The window before the first welcome. Nothing is sent then, so any positive number will do.
 _INITIAL_WINDOW: Final = 64
 
 
 class OutboxEntry:
-    """One frame that must be answered. `waiter` belongs to the shell (a future or a callback).
+    """One frame that must be answered.
 
-    `blob` is the reference that `data` carries in place of a payload; `unwritten` holds the frame, and `data` is empty,
-    until the payload has its file. `accepted`: the broker has acknowledged it.
+    - `waiter` belongs to the shell: a future or a callback.
+    - `blob` is the reference that `data` has in place of a payload.
+    - `unwritten` is the frame as long as its payload has no file. `data` is empty until then.
+    - `accepted`: the broker has acknowledged the frame.
     """
 
     __slots__ = (
@@ -94,11 +99,11 @@ class OutboxEntry:
         self.data = data
         self.waiter = waiter
         self.expires = expires
-        #: What it has left (seconds), while its time stands still.
+        #: The rest of its time (seconds) while its time stands still.
         self.left: float | None = None
         self.call_id = frame.call_id if kind in ("call", "tool ask") else None
         self.correlation = frame.reply_to.correlation_id if kind == "ask" and frame.reply_to else None
-        # Only new work costs credit; acks, answers and control are always admitted.
+        # Only new work costs credit. Acks, answers and control frames are always admitted.
         self.costs_credit = kind in ("call", "ask") or frame.type == "event"
         self.holds_credit = False
         self.target = f"{frame.to}\0{frame.instance_key}" if frame.type == "event" else frame.type
@@ -115,7 +120,7 @@ class Settled(Struct, frozen=True):
     entry: Any
     #: The frame that answered.
     frame: Frame | None
-    #: Why there is no result: the answer was an `error` frame, or none came in time.
+    #: The error in place of a result: the answer was an `error` frame, or none came in time.
     error: ErrorPayload | None = None
     #: A frame to send back, encoded. None: nothing is sent.
     reply: bytes | None = None
@@ -134,24 +139,24 @@ class Reply(Struct, frozen=True):
 
 
 class Late(Struct, frozen=True):
-    """An answer that came after its asker was told that there is none, and the bytes that acknowledge it."""
+    """A late answer: its asker was already told that there is none. With the bytes that acknowledge it."""
 
     frame: Frame
     data: bytes
 
 
 class Greet(Struct, frozen=True):
-    """The broker wants hello: send what `Peer.hello` makes."""
+    """The broker wants hello: send the frame of `Peer.hello`."""
 
 
 class Welcomed(Struct, frozen=True):
-    """The link is ready; `Peer.sendable` now gives the whole outbox again."""
+    """The link is ready. `Peer.sendable` now gives the whole outbox again."""
 
     welcome: Welcome
 
 
 class LinkRefused(Struct, frozen=True):
-    """The broker will not have us; the link is over."""
+    """The broker refuses us. The link is over."""
 
     error: ErrorPayload
 
@@ -173,7 +178,7 @@ class Peer:
         renews: bool = False,
     ) -> None:
         """`by_reference` False: this process has no access to the folder of large payloads. `renews`: `token` is set
-        anew before each hello, so one that is refused may only be late.
+        again before each hello, so a refused token may only be an old one.
         """
         self.phase: Phase = "absent"
         self._by_reference = by_reference
@@ -207,8 +212,8 @@ class Peer:
         return f"{self.incarnation}.{self._counter}"
 
     def submit(self, kind: Kind, frame: Frame, waiter: Any, now: float) -> bytes | None:
-        """Take a frame into the outbox; the bytes to send at once, or None when it has to wait. The payload of a
-        large one is to be written first: `take_unwritten`.
+        """Take a frame into the outbox. Returns the bytes to send at once, or None when the frame has to wait. A large
+        payload must first be written: see `take_unwritten`.
 
         Raises FrameError when the frame is too large, GoondanError E_LINK_CLOSED when the link is over.
         """
@@ -239,12 +244,12 @@ class Peer:
         return frozenset(entry.id for entry in self._outbox.values() if entry.accepted)
 
     def goes_by_reference(self, frame: Frame, size: int) -> bool:
-        """Whether the payload of a frame of `size` bytes, encoded, is to go by reference.
+        """Whether the payload of a frame with `size` encoded bytes goes by reference.
 
-        Raises FrameError E_FRAME_TOO_LARGE for what can be sent in no way.
+        Raises FrameError E_FRAME_TOO_LARGE for a frame that cannot be sent at all.
         """
         payload = len(memoryview(frame.payload))
-        # A header alone may be large, too: its frame gains nothing from a file.
+        # When the header alone is large, a file does not help.
         if size > INLINE_FRAME_BYTES and payload > INLINE_FRAME_BYTES // 2 and frame.type in REFERENCES and self.blobs:
             if payload > MAX_BLOB_BYTES:
                 raise FrameError(too_large(payload, MAX_BLOB_BYTES).info)
@@ -260,12 +265,14 @@ class Peer:
         return self.welcome.blobs if self.welcome is not None and self._by_reference else None
 
     def take_unwritten(self) -> list[OutboxEntry]:
-        """Entries whose payloads are to be written now; each is given once. `written` or `forget` follows."""
+        """The entries whose payloads must be written now. Each is given once. Call `written` or `forget` for it."""
         taken, self._unwritten = self._unwritten, []
         return taken
 
     def written(self, entry: OutboxEntry, blob: Blob) -> bool:
-        """The payload of an entry has its file: `sendable` gives it now. False when nobody waits for it any more."""
+        """The payload of an entry has its file, so `sendable` may give the entry. False when nobody waits for it any
+        more.
+        """
         frame, entry.unwritten = entry.unwritten, None
         if frame is None or self._outbox.get(entry.id) is not entry:
             return False
@@ -294,7 +301,7 @@ class Peer:
 
     @property
     def rests(self) -> bool:
-        """Whether nothing is due: it is welcome, and waits for no answer."""
+        """Whether nothing is due: the link is ready, and no entry waits for an answer."""
         return self.phase == "ready" and not self._outbox
 
     @property
@@ -313,7 +320,7 @@ class Peer:
     def hello(
         self, leases: list[Lease], calls: list[str], now: float, attached: Sequence[AttachedServer] = ()
     ) -> bytes:
-        """The hello to send; the phase is `greeting` after it."""
+        """The hello to send. Afterwards the phase is `greeting`."""
         self.phase = "greeting"
         self._hello_at = now
         self._hello_id = self.next_id()
@@ -332,7 +339,7 @@ class Peer:
     # --- incoming
 
     def receive(self, frame: Frame, now: float) -> Outcome | None:
-        """What to do about a frame; None when there is nothing to do."""
+        """Handle a frame. Returns what to do, or None when there is nothing to do."""
         kind = frame.type
         if kind == "tool.result" and frame.call_id is not None:
             entry = self._by_call.pop(frame.call_id, None)
@@ -366,7 +373,7 @@ class Peer:
         return Deliver(frame)
 
     def awaits(self, frame: Frame) -> bool:
-        """Whether anybody here wants the payload of this frame; an answer or a result may be a repeat."""
+        """Whether the payload of this frame is needed. An answer or a result may be a repeat, and then it is not."""
         if frame.type == "tool.result" and frame.call_id is not None:
             return frame.call_id in self._by_call
         if frame.type == "tool.answer":
@@ -376,8 +383,8 @@ class Peer:
         return frame.in_reply_to in self._by_correlation
 
     def unreadable(self, frame: Frame, error: ErrorPayload, now: float) -> Outcome | None:
-        """What to do about a frame whose payload cannot be had. If somebody waits for it, that caller gets the error.
-        Any other frame is delivered with `blob` still set and with the error as its payload.
+        """Handle a frame whose payload is not available. If a caller waits for it, the caller gets the error. Any other
+        frame is delivered with `blob` still set and with the error as its payload.
         """
         frame.payload = to_raw(error)
         outcome = self.receive(frame, now)
@@ -386,7 +393,7 @@ class Peer:
         return outcome
 
     def lost(self) -> None:
-        """The broker does not know us (any more): everything unanswered is to be sent again after the next welcome."""
+        """The broker does not know us, or no longer. All unanswered entries are sent again after the next welcome."""
         if self.phase == "closed":
             return
         self.phase = "absent"
@@ -397,7 +404,7 @@ class Peer:
         self._held.clear()
 
     def tick(self, now: float) -> tuple[list[Settled], bool]:
-        """Entries whose time is over, and whether hello is to be said again. Call a few times a second."""
+        """The entries whose time is over, and whether hello must be sent again. Call it a few times a second."""
         expired = [entry for entry in self._outbox.values() if entry.expires is not None and entry.expires <= now]
         settled = []
         for entry in expired:
@@ -409,7 +416,7 @@ class Peer:
         return settled, greet
 
     def close(self) -> list[OutboxEntry]:
-        """End the link; the entries that will never be answered."""
+        """End the link. Returns the entries that will never be answered."""
         self.phase = "closed"
         entries = list(self._outbox.values())
         self._outbox.clear()
@@ -421,7 +428,7 @@ class Peer:
     # --- inside
 
     def _receive_answer(self, frame: Frame) -> Outcome:
-        """An answering event: acknowledge it in any case, so that the broker need not keep it for us."""
+        """Handle an answering event. It is acknowledged in any case, so that the broker need not keep it for us."""
         ack = Frame("ack", id=self.next_id(), stage="done", event_id=frame.event_id, in_reply_to=frame.id)
         entry = self._by_correlation.pop(frame.in_reply_to or "", None)
         if entry is None:
@@ -450,7 +457,9 @@ class Peer:
         return Settled(entry, frame)
 
     def _set_clock(self, frame: Frame, now: float) -> None:
-        """A person is asked, or was: of what this request waits for, or, of a turn that runs here, of its calls."""
+        """Stop or start a clock, because a person is being asked or has answered. It is the clock of a request of ours,
+        or of a turn that runs here.
+        """
         if frame.in_reply_to is not None:
             found = self._by_correlation.get(frame.in_reply_to)
             entries = [] if found is None else [found]
@@ -471,7 +480,7 @@ class Peer:
         if frame.type == "error":
             error = from_raw(frame.payload, ErrorPayload)
             if error.code == "E_HELLO_REQUIRED":
-                return None  # sent before hello: the welcome brings it back
+                return None  # it was sent before hello: after the welcome it is sent again
             if error.code == "E_OVERLOADED":
                 self._hold(entry, now + (error.retry_after_ms or DEFAULT_HOLD_S * 1000) / 1000)
                 return None
@@ -479,7 +488,7 @@ class Peer:
             return Settled(entry, None, error)
         if entry.kind == "ask":
             entry.accepted = True
-            self._release(entry)  # accepted: it is the broker's now, and stays here until it is answered
+            self._release(entry)  # the broker has accepted it; it stays here until it is answered
             return None
         if entry.kind == "call":
             return None
@@ -507,7 +516,7 @@ class Peer:
         self._token_refusals = 0
         self.welcome = welcome
         self.window = max(1, welcome.credit)
-        for entry in self._outbox.values():  # what stands still is said anew
+        for entry in self._outbox.values():  # the broker says again which clocks stand still
             if entry.left is not None:
                 entry.expires, entry.left = now + entry.left, None
         self.phase = "ready"
@@ -536,7 +545,7 @@ class Peer:
         self._restore_order()
 
     def _restore_order(self) -> None:
-        """Waiting entries in the order in which they came into the outbox (a dict keeps it)."""
+        """Sort the waiting entries by the order in which they came into the outbox (a dict keeps it)."""
         waiting = {entry.id for entry in self._waiting}
         self._waiting = deque(entry for key, entry in self._outbox.items() if key in waiting)
 
@@ -554,5 +563,5 @@ class Peer:
 
 
 def encode_reference(frame: Frame, blob: Blob) -> bytes:
-    """The frame with a reference in the place of its payload. `frame` itself stays as it is."""
+    """The frame with a reference in place of its payload. `frame` itself does not change."""
     return encode(structs.replace(frame, payload=NO_PAYLOAD, blob=blob))

@@ -1,14 +1,14 @@
 """The cost of checking a value against a JSON Schema, computed before the check. Pure, and linear in the schema.
 
-A schema of a few lines can ask for a billion looks at one value: two references to a schema that has two references,
-and so on. The checks of all agents share a tool host, so the worst case is computed from the schema's graph instead of
-being tried. A node is one subschema. In place, it applies others to the same value (`allOf`, `anyOf`, `$ref`, …); or it
-applies them to members of the value (`properties`, `items`, …).
+A schema of a few lines can make the validator visit one value a billion times: two references to a schema that has two
+references, and so on. The checks of all agents share a tool host. So the worst case is computed from the graph of the
+schema, and not tried. A node of the graph is one subschema. It applies other subschemas to the same value ("in place":
+`allOf`, `anyOf`, `$ref`, …) or to members of the value (`properties`, `items`, …).
 
-- Looks at one value multiply along paths: the cost of a node is its own, plus that of all it applies in place, plus
-  that of the one member that costs most.
-- A schema may be recursive. The validator looks at each value once through a reference that leads back, so such an
-  edge ends a path here, and its target begins one of its own.
+- The visits of one value multiply along paths. The cost of a node is the sum of its own cost, the cost of all
+  subschemas that it applies in place, and the cost of the most expensive member.
+- A schema may be recursive. Through a reference that leads back, the validator visits each value once. So such an edge
+  ends a path here, and its target begins a path of its own.
 - Nothing is fetched and nothing is compiled. A reference that cannot be followed is an error.
 
 The unit is what the validator takes for the simplest keyword of one value: 10 ns on a machine of 2023.
@@ -25,33 +25,33 @@ from urllib.parse import unquote, urldefrag, urljoin
 
 from msgspec import Struct
 
-#: Looks at one value that a schema may ask for (units: 5 ms). Schemas that people write need tens, generated ones with
-#: large unions thousands.
+#: The highest cost of one value (units; this is 5 ms). Schemas that people write cost tens of units, generated ones
+#: with large unions thousands.
 MAX_UNITS: Final = 500_000
-#: Subschemas of one schema; reading one takes 20 to 100 µs. The largest schemas that are published have some thousand.
+#: The most subschemas of one schema. Reading one takes 20 to 100 µs. The largest published schemas have some thousand.
 MAX_SUBSCHEMAS: Final = 20_000
-#: Subschemas that lead to one another, references included. The validator takes about thousand before its stack is
-#: used up, which ends the process; what is written into one another may have 128.
+#: The longest chain of subschemas that lead to one another, references included. With about a thousand the validator
+#: uses up its stack, which ends the process. Literally nested subschemas may have 128 levels.
 MAX_LEVELS: Final = 250
-#: Steps of a pattern that only a backtracking engine can match (look-around, back references), for one string. Such
-#: patterns need about as many as the string has characters. The validator refuses the string beyond it.
+#: The most steps of the backtracking engine for one string. Only patterns with look-around or back references use it,
+#: and they need about as many steps as the string has characters. Beyond the limit the validator refuses the string.
 BACKTRACK_LIMIT: Final = 10_000
-#: What these steps cost (units).
+#: The cost of these steps (units).
 BACKTRACK_UNITS: Final = 24_000
 #: The cost of one state of a pattern for one character, when every state may be active at once (units).
 STATE_UNITS: Final = 1.2
 #: The cost of `uniqueItems` for one value at any depth of the array, and of comparing with a constant (units).
 UNIQUE_UNITS: Final = 50
 CONST_UNITS: Final = 30
-#: A reference to one of the meta-schemas, which the validator knows by itself (units).
+#: The cost of a reference to a meta-schema, which the validator has built in (units).
 META_UNITS: Final = 2000
-#: Where counting ends: more is the same as this.
+#: The largest number of the calculation. Larger results are cut to it.
 _MUCH: Final = 10**12
 
 _IN_PLACE_LISTS: Final = ("allOf", "anyOf", "oneOf")
 _IN_PLACE: Final = ("not", "if", "then", "else")
 _REFERENCES: Final = ("$ref", "$dynamicRef", "$recursiveRef")
-#: A subschema without any of these applies no other.
+#: The keywords that apply other subschemas.
 _APPLICATORS: Final = frozenset(
     (
         *_IN_PLACE_LISTS, *_IN_PLACE, *_REFERENCES, "dependentSchemas", "dependencies", "properties",
@@ -59,7 +59,7 @@ _APPLICATORS: Final = frozenset(
         "additionalItems", "contains", "unevaluatedItems",
     )
 )  # fmt: skip
-#: Those whose own fault depends on the verdicts of others.
+#: The keywords whose own verdict depends on the verdicts of the subschemas.
 _FORKS: Final = frozenset(
     (
         "anyOf", "oneOf", "not", "if", "contains", "dependentSchemas", "dependencies", "propertyNames",
@@ -70,8 +70,8 @@ _META: Final = re.compile(r"https?://json-schema\.org/")
 
 
 class TooCostly(ValueError):
-    """A schema whose worst case is beyond a limit, or (`lost`) with a reference that cannot be followed, of which the
-    validator may know more. `path` leads to the place.
+    """The worst case of a schema is beyond a limit. Or (`lost`) the schema has a reference that cannot be followed
+    here; the validator may know its target. `path` leads to the place.
     """
 
     def __init__(self, message: str, path: tuple[str | int, ...], *, lost: bool = False) -> None:
@@ -82,19 +82,19 @@ class TooCostly(ValueError):
 
 
 class Price(Struct, frozen=True):
-    """What the check of one value costs at worst (units)."""
+    """The highest cost of checking one value (units)."""
 
-    #: For the value.
+    #: The part that does not depend on the size.
     units: int = 0
-    #: More for each member of an object.
+    #: The addition for each member of an object.
     members: int = 0
-    #: More for each character of a string.
+    #: The addition for each character of a string.
     chars: int = 0
-    #: More for each value below it and each level.
+    #: The addition for each value below it and each level.
     unique: int = 0
 
     def plus(self, other: Price, times: int = 1) -> Price:
-        """The sum, `other` taken so many times."""
+        """The sum with so many times `other`."""
         return Price(
             min(_MUCH, self.units + times * other.units),
             min(_MUCH, self.members + times * other.members),
@@ -103,7 +103,7 @@ class Price(Struct, frozen=True):
         )
 
     def or_more(self, other: Price) -> Price:
-        """The larger of each."""
+        """The larger number of each part."""
         return Price(
             max(self.units, other.units),
             max(self.members, other.members),
@@ -116,7 +116,7 @@ _NOTHING: Final = Price()
 
 
 class Node:
-    """One subschema. Numbers are indexes of nodes. `times` is how often what is applied in place is looked at."""
+    """One subschema. Numbers are indexes of nodes. `times` says how often the subschemas in place are visited."""
 
     __slots__ = (
         "additional", "contains", "in_place", "items", "names", "own", "path", "patterns", "prefix", "properties",
@@ -129,7 +129,8 @@ class Node:
         self.times = 1
         self.in_place: list[int] = []
         self.properties: dict[str, int] = {}
-        self.patterns: list[tuple[Price, int]] = []  # what matching one name costs (chars: for each letter), and whose
+        # The price of matching one name (chars: for each letter), and the node that applies to the member.
+        self.patterns: list[tuple[Price, int]] = []
         self.additional: int | None = None
         self.names: int | None = None
         self.unevaluated_properties: int | None = None
@@ -139,28 +140,28 @@ class Node:
         self.unevaluated_items: int | None = None
 
     def of_any_member(self) -> list[int]:
-        """What applies to every member of an object, whatever its name."""
+        """The nodes that apply to every member of an object, whatever its name."""
         found = [child for _, child in self.patterns]
         return [*found, *(n for n in (self.additional, self.unevaluated_properties, self.names) if n is not None)]
 
     def of_any_item(self) -> list[int]:
-        """What applies to every item that has no place of its own."""
+        """The nodes that apply to every item without a rule for its place."""
         return [n for n in (self.items, self.contains, self.unevaluated_items) if n is not None]
 
     def members(self) -> list[int]:
-        """All that is applied to members and items."""
+        """All nodes that apply to members and items."""
         return [*self.properties.values(), *self.of_any_member(), *self.prefix, *self.of_any_item()]
 
 
 class Graph:
-    """A schema's nodes; the first is the root. `whole` is the worst price of any one value.
+    """The nodes of a schema. The first is the root. `whole` is the highest price of any one value.
 
-    Raises TooCostly, and RecursionError for what no validator takes either.
+    Raises TooCostly, and RecursionError for a schema that the validator does not take either.
     """
 
     def __init__(self, schema: Any) -> None:
         self.nodes: list[Node] = []
-        self.forks = False  # a fault may be the sum of others, as where none of several schemas fits
+        self.forks = False  # whether a fault may combine others, as when none of several schemas fits
         self._numbers: dict[int, int] = {}
         self._todo: list[tuple[int, Any]] = []
         self._documents: list[_Document] = []  # one, for a schema that has references
@@ -172,7 +173,7 @@ class Graph:
                 self._read(self.nodes[number], found)
         none: list[int | None] = [None] * len(self.nodes)
         loops = _components([node.in_place for node in self.nodes]) if self._documents else none
-        for index, node in enumerate(self.nodes):  # the validator leaves a reference to itself in place alone
+        for index, node in enumerate(self.nodes):  # the validator ignores a reference in place to itself
             loop = loops[index]
             node.in_place = [n for n in node.in_place if n != index and (loop is None or loops[n] != loop)]
         edges = [[*node.in_place, *node.members()] for node in self.nodes]
@@ -182,11 +183,11 @@ class Graph:
         self.whole = self._whole()
 
     def leads_back(self, node: int, member: int) -> bool:
-        """Whether what `node` applies to a member is part of a recursion."""
+        """Whether the subschema `member`, which `node` applies to a member of its value, leads back to `node`."""
         return node == member or (self._loops[node] is not None and self._loops[node] == self._loops[member])
 
     def check(self) -> None:
-        """Raise TooCostly for a schema beyond MAX_LEVELS or MAX_UNITS; of the latter the place is the innermost."""
+        """Raise TooCostly for a schema beyond MAX_LEVELS or MAX_UNITS. For MAX_UNITS the place is the innermost one."""
         deepest = max(range(len(self.levels)), key=self.levels.__getitem__)
         if self.levels[deepest] > MAX_LEVELS:
             message = f"{self.levels[deepest]:,} subschemas lead to one another, limit {MAX_LEVELS}"
@@ -278,7 +279,7 @@ class Graph:
     # --- pricing
 
     def _priced(self) -> list[Price]:
-        """The price of each node: innermost first, without recursion."""
+        """The price of each node, the innermost first, without recursion."""
         prices: list[Price | None] = [None] * len(self.nodes)
         for start in range(len(self.nodes)):
             stack = [start]
@@ -321,7 +322,9 @@ class Graph:
         return price.plus(member.or_more(item))
 
     def _whole(self) -> Price:
-        """The root's price, and that of all that recursions lead back to: each is looked at once for each such edge."""
+        """The price of the root, and of all nodes that recursions lead back to. Each is visited once for each such
+        edge.
+        """
         whole = self.prices[0]
         for index, node in enumerate(self.nodes):
             for member in node.members():
@@ -334,7 +337,7 @@ class Graph:
 
 
 def _own_price(schema: dict[str, Any]) -> Price:
-    """What the keywords of one subschema cost by themselves, for one value."""
+    """The cost of the keywords of one subschema alone, for one value."""
     units = 1 + len(schema)
     members = len(_list(schema.get("required"))) + len(_dict(schema.get("properties")))
     members += sum(1 + len(_list(names)) for names in _dict(schema.get("dependentRequired")).values())
@@ -349,7 +352,7 @@ def _own_price(schema: dict[str, Any]) -> Price:
 
 
 def _size_of(value: Any) -> int:
-    """How many values are in a constant."""
+    """The number of values in a constant."""
     size, todo = 0, [value]
     while todo:
         found = todo.pop()
@@ -358,11 +361,11 @@ def _size_of(value: Any) -> int:
     return size
 
 
-#: The parts of patterns that only a backtracking engine matches: look-around, back references, atomic and possessive
+#: The parts of patterns that only the backtracking engine matches: look-around, back references, atomic and possessive
 #: parts.
 _FANCY: Final = re.compile(r"\(\?<?[=!]|\(\?>|\\[1-9k]|[*+?}]\+|\\[GK]")
 _COUNTED: Final = re.compile(r"\{(\d+)(,(\d*))?\}")
-#: A part without an upper bound, as a number of copies.
+#: The number of copies that stands for a part without an upper bound.
 _MANY: Final = 2
 
 
@@ -373,12 +376,12 @@ def pattern_price(pattern: str) -> Price:
 
 
 def _states(pattern: str) -> int:
-    """How many states of the pattern may be active at once: all, once something of variable length is before them.
+    """The number of states of the pattern that may be active at once: all states behind a part of variable length.
 
-    From a fixed beginning, the copies of one counted part are active one after another.
+    After a fixed beginning, the copies of one counted part are active one after another.
     """
     vague = not pattern.startswith("^") or "|" in pattern
-    stack: list[int] = []  # of the groups that are open: states so far in the one around
+    stack: list[int] = []  # for each open group: the states so far in the group around it
     total, last, at = 0, 0, 0
     while at < len(pattern):
         letter = pattern[at]
@@ -410,7 +413,7 @@ def _states(pattern: str) -> int:
 
 
 def _after_atom(pattern: str, at: int) -> int:
-    """Where the letter, escape or class that begins at `at` has ended."""
+    """The end of the letter, escape or class that begins at `at`."""
     if pattern[at] == "\\":
         return at + 2
     if pattern[at] != "[":
@@ -425,7 +428,7 @@ def _after_atom(pattern: str, at: int) -> int:
 
 
 class _Document:
-    """The targets of references: by pointer, by anchor, by the `$id` of a part."""
+    """Finds the targets of references: by pointer, by anchor, by the `$id` of a part."""
 
     def __init__(self, schema: Any) -> None:
         self._resources: dict[str, tuple[Any, tuple[str | int, ...]]] = {"": (schema, ())}
@@ -444,7 +447,7 @@ class _Document:
                 self._dynamic.setdefault("", []).append((found, path))
 
     def follow(self, reference: str, at: int) -> list[tuple[Any, tuple[str | int, ...]]]:
-        """The targets of a reference in the object whose id() is `at`, each with its place."""
+        """The targets of a reference in the object with the id() `at`, each with its place."""
         document, fragment = urldefrag(urljoin(self._bases.get(at, ""), reference) if reference else "")
         if reference.startswith("#"):
             document = self._bases.get(at, "")
@@ -466,11 +469,11 @@ class _Document:
         return [(found, path)]
 
     def dynamic(self, reference: str) -> list[tuple[Any, tuple[str | int, ...]]]:
-        """All parts that a dynamic reference of this name may mean."""
+        """All parts that a dynamic reference with this name may mean."""
         return self._dynamic.get(unquote(reference.partition("#")[2]), [])
 
     def _walk(self, schema: Any) -> Iterator[tuple[dict[str, Any], str, tuple[str | int, ...]]]:
-        """Every object of the document with its base URI; parts with an `$id` are noted."""
+        """Every object of the document with its base URI. Parts with an `$id` are recorded."""
         todo: list[tuple[Any, str, tuple[str | int, ...]]] = [(schema, "", ())]
         seen: set[int] = set()
         while todo:
@@ -495,7 +498,7 @@ class _Document:
 
 
 def _components(edges: list[list[int]]) -> list[int | None]:
-    """For each node the number of its strongly connected component, None for one that is in no cycle."""
+    """For each node the number of its strongly connected component. None for a node that is in no cycle."""
     search = _Tarjan(edges)
     for start in range(len(edges)):
         if search.order[start] < 0:
@@ -518,7 +521,7 @@ class _Tarjan:
         self._met = self._components = 0
 
     def visit(self, start: int) -> None:
-        """Look at every node that `start` leads to and that was not met yet."""
+        """Visit every node that `start` leads to and that was not met yet."""
         edges, order, low = self._edges, self.order, self._low
         work: list[tuple[int, int]] = [(start, 0)]
         while work:
@@ -546,7 +549,9 @@ class _Tarjan:
         self._on_stack[node] = True
 
     def _close(self, node: int) -> None:
-        """`node` and all above it on the stack are one component. A single node is in no cycle of several."""
+        """Make `node` and all nodes above it on the stack one component. A single node is in no cycle of several
+        nodes.
+        """
         members: list[int] = []
         while not members or members[-1] != node:
             members.append(self._stack.pop())

@@ -1,10 +1,10 @@
 """The cost of checking one value against one schema: first by its size alone, then by walking both. Pure.
 
-A schema may be cheap for usual values and dear for large ones: `uniqueItems` over a million items, a pattern over a
-megabyte. So a value is measured before it is checked. For nearly all values the number of their bytes is enough.
+A schema may be cheap for usual values and expensive for large ones: `uniqueItems` over a million items, a pattern over
+a megabyte. So a value is measured before it is checked. For nearly all values the number of their bytes is enough.
 
-To find the places of faults costs far more than the verdict. Each fault is an object with a copy of the value. A
-recursive schema looks at a value again for every path that leads to it.
+Finding the places of faults costs far more than the verdict. Each fault is an object with a copy of the value. A
+recursive schema visits a value again for every path that leads to it.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from msgspec import Struct
 
 from schemas.schema_cost import Graph, Price
 
-#: What one check may cost (units of schema_cost: half a second).
+#: The highest cost of one check (units of schema_cost; this is half a second).
 MAX_CHECK_UNITS: Final = 50_000_000
-#: The limit for wording the faults of one value, in copied values: about 6 µs each, so a third of a second.
+#: The most values that are copied to word the faults of one value: about 6 µs each, so a third of a second.
 MAX_WORDING: Final = 60_000
-#: Lists and objects that are counted in a value whose bytes are too many: a third of a second.
+#: The most lists and objects that are counted in a value with too many bytes: a third of a second.
 MAX_CONTAINERS: Final = 100_000
-#: Values that are walked together with the schema: a quarter of a second.
+#: The most values that are walked together with the schema: a quarter of a second.
 MAX_WALKED: Final = 50_000
-#: Steps of one walk, each a subschema at a value (a quarter of a second).
+#: The most steps of one walk, each a subschema at a value: a quarter of a second.
 _MAX_STEPS: Final = 250_000
 
 
 class Extent(Struct, frozen=True):
-    """How large a value is."""
+    """The size of a value."""
 
     #: How many values it contains, names of members included.
     values: int
@@ -42,7 +42,7 @@ class Extent(Struct, frozen=True):
 
 
 def extent(value: Any) -> Extent | None:
-    """Count a value; None for one of more than MAX_CONTAINERS lists and objects."""
+    """Measure a value. None for a value with more than MAX_CONTAINERS lists and objects."""
     values, objects, chars, depth = 1, 0, len(value) if isinstance(value, str) else 0, 1
     todo: list[tuple[Any, int]] = [(value, 1)]
     containers = 0
@@ -111,7 +111,7 @@ class _Walk:
         self._sizes: dict[int, tuple[int, int]] = {}  # id of a list or object -> values and characters in it
 
     def of(self, value: Any) -> bool:
-        """Whether the whole stays within the limit."""
+        """Whether the whole check stays within the limit."""
         if self._copies or self._graph.whole.unique:
             self._measure(value)
         todo: list[tuple[Any, dict[int, int]]] = [(value, {0: 1})]
@@ -128,7 +128,7 @@ class _Walk:
         return True
 
     def _together(self, entries: dict[int, int]) -> dict[int, int]:
-        """All subschemas that are applied to one value, and how often."""
+        """All subschemas that are applied to one value, and how often each."""
         if len(entries) == 1:
             ((number, times),) = entries.items()
             if times == 1:
@@ -140,7 +140,7 @@ class _Walk:
         return nodes
 
     def _in_place(self, number: int) -> dict[int, int]:
-        """A subschema and what it applies in place, with multiplicities."""
+        """A subschema and the subschemas that it applies in place, with their multiplicities."""
         known = self._applied.get(number)
         if known is None:
             stack = [number]
@@ -220,12 +220,14 @@ class _Walk:
                 todo.append((item, entries))
 
     def _apply(self, entries: dict[int, int], node: int, member: int, times: int) -> None:
-        """Through a reference that leads back the validator looks at a value once, except for faults."""
+        """Apply a subschema. Through a reference that leads back the validator visits a value once, except for
+        faults.
+        """
         once = not self._copies and self._graph.leads_back(node, member)
         entries[member] = entries.get(member, 0) + (1 if once else times)
 
     def _measure(self, value: Any) -> None:
-        """How many values and characters each list and object has."""
+        """Count the values and characters in each list and object."""
         order: list[Any] = []
         todo = [value]
         while todo:

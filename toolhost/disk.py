@@ -3,10 +3,11 @@
     check:                 {"state": "sized" | "unable" | …, "allowed": 0, "why": TEXT}
     list, mount, unmount:  [{"workdir": PATH, "mounted": true, "usedBytes": 4096, "imageBytes": 8192, "problem": ""}, …]
 
-`check` finds out in an empty folder of its own below FOLDER whether they can be made there, and leaves nothing behind.
-`problem` says why a workdir could not be mounted or unmounted, "" when it was. Never lazily: what is in use stays.
+`check` tries in an empty folder of its own below FOLDER whether such file systems can be made there. It leaves nothing
+behind. `problem` says why a workdir could not be mounted or unmounted; "" when it was. Unmounting is never lazy: a file
+system in use stays mounted.
 
-Exit status 0 whatever was found. Source: docs/decisions/040.
+The exit status is 0 for every result. Source: docs/decisions/040.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from schemas.tool_host_reports import DiskRow
 from toolhost.launcher import sized, sizes
 from toolhost.launcher.request import Held
 
-#: Below a state root, and below the state directory of one workspace.
+#: The paths of workdirs below a state root, and below the state directory of one workspace.
 _IMAGES: Final = ("workspaces/*/instances/*/*", "instances/*/*")
 
 
@@ -41,7 +42,7 @@ def check(folder: str) -> Held:
 
 
 def go_through(root: str, action: str) -> list[DiskRow]:
-    """Mount or unmount every one below a state root, or (`list`) none."""
+    """Mount or unmount all such file systems below a state root. `list` does neither."""
     folders = {folder for pattern in _IMAGES for folder in glob.glob(os.path.join(glob.escape(root), pattern))}
     return [_row(folder, action) for folder in sorted(folders) if os.path.lexists(f"{folder}/{sizes.IMAGE}")]
 
@@ -77,7 +78,7 @@ def _row(folder: str, action: str) -> DiskRow:
 
 
 def main(arguments: list[str]) -> int:
-    """Print the answer. 2 for bad usage."""
+    """Print the answer. Returns 0, or 2 for bad usage."""
     match arguments:
         case ["check", folder]:
             answer: object = check(folder)

@@ -1,7 +1,7 @@
-"""From root to the tool host's own user: what must be found, made and started while this process is still root.
+"""Changes from root to the tool host's own user. Everything that needs root is found, made and started before.
 
-Called by each program of this package that makes jails, before it has threads and before it reads a byte of anybody.
-Under an ordinary user nothing changes hands, and only the launcher is started.
+Each program of this package that makes jails calls it, before it has threads and before it reads a byte from outside.
+Under an ordinary user the user does not change, and only the launcher is started.
 
 Source: docs/design/sandbox.md section 3.1; docs/decisions/039.
 """
@@ -40,29 +40,29 @@ from toolhost.privileges.rooted import Rooted
 from toolhost.privileges.uids import Uids
 from toolhost.seccomp.program import host_program, program
 
-#: An account that an operator has made for our number, so that programs show a name, is called so.
+#: The name of the account that an operator may make for our user number, so that programs show a name.
 _OUR_ACCOUNT: Final = "goondan"
 
 
 class Unprivileged(NamedTuple):
-    """What this process has from then on."""
+    """What this process has after it gave root up."""
 
-    #: What it can have done.
+    #: The operations that others do for it.
     powers: Powers
-    #: What it has found out about the machine before, see facts.gather.
+    #: The facts about the machine that it found out before. See facts.gather.
     facts: HostFacts | GoondanError
 
 
 def drop_privileges(endpoint: str = "", broker_uid: int | None = None, *, umask: int | None = None) -> Unprivileged:
-    """Start the launcher and, under root, what stays root; then give up root.
+    """Start the launcher and, under root, the privileged helper. Then give root up.
 
-    Raises OSError when the system refuses to let go of root.
+    Raises OSError when the system refuses to give root up.
 
-    What this process and those two make is closed to others from now on; what jails write is made under `umask`
-    (None: the one that this process had).
+    From now on, files of this process and of those two are closed to other users. Files of jails are made under `umask`
+    (None: the umask that this process had).
 
-    `endpoint` is the broker's, whose socket must let us in afterwards, and `broker_uid` its user (None: ours). A
-    launcher that cannot be started is the probe's affair.
+    `endpoint` is that of the broker, whose socket must let us in afterwards. `broker_uid` is the broker's user (None:
+    ours). A launcher that cannot be started is reported by the probe.
     """
     inherited = close_to_others()
     umask = inherited if umask is None else umask
@@ -71,7 +71,7 @@ def drop_privileges(endpoint: str = "", broker_uid: int | None = None, *, umask:
         with suppress(OSError):
             ordinary.launcher.start()
         return Unprivileged(ordinary, gather(ordinary))
-    # Only a root with all of its powers sees that a group was delegated to it.
+    # Only root with all of its powers sees that a control group was delegated to it.
     powers = Rooted(Uids(os.getpid(), own_users.NUMBERS), find_tree())
     user = future_user()
     _choose_numbers(user, powers.uids)
@@ -81,7 +81,7 @@ def drop_privileges(endpoint: str = "", broker_uid: int | None = None, *, umask:
     if user:
         if powers.tree is not None:
             hand_over(powers.tree, user)
-        # A socket that somebody else can have put there is left alone; the link says why it is not used.
+        # A socket that another user may have put there is not touched. The link says why it is not used.
         with suppress(GoondanError):
             if endpoint.startswith("ipc://") and BrokerIdentity(endpoint, broker_uid).is_there():
                 admit_toolhost(endpoint.removeprefix("ipc://"))
@@ -93,7 +93,7 @@ def drop_privileges(endpoint: str = "", broker_uid: int | None = None, *, umask:
 
 
 def _choose_numbers(user: int, uids: Uids) -> None:
-    """See that nobody else has the numbers of our own user and of our jails. Raises OSError."""
+    """Check that nobody else has the numbers of our own user and of our jails. Raises OSError."""
     if (wrong := own_users.problem()) is not None:
         raise OSError(errno.EINVAL, wrong)
     name = account_of(user) if user else None
@@ -106,9 +106,9 @@ def _choose_numbers(user: int, uids: Uids) -> None:
 
 
 def _enclosed(facts: HostFacts | GoondanError) -> list[Enclosed]:
-    """How bubblewrap is started should there be no user namespaces: with and without power over networks."""
+    """The command lines that start bubblewrap without user namespaces: with and without power over networks."""
     if isinstance(facts, GoondanError) or not facts.bwrap:
-        return []  # nothing could be started anyway
+        return []  # bubblewrap could not be started anyway
     ways: list[Enclosed] = []
     for net_admin in (True, False):
         host = msgspec.structs.replace(facts, user_namespaces=False, net_admin=net_admin)

@@ -1,7 +1,7 @@
-"""The log lines of tools, as the tool host writes them: each instance of an agent has its share of room at once.
+"""The log lines of tools, written by the tool host. Each tool of an agent instance has a share of the room.
 
-What tools say is written by whoever runs in a jail, as fast as it likes. Without a share one tool would push the lines
-of all others out of the log.
+Code in a jail writes these lines as fast as it likes. Without shares one tool would push the lines of all others out of
+the log.
 
 Source: docs/decisions/043.
 """
@@ -20,15 +20,18 @@ import msgspec
 from schemas.system.log_admission import Admission, suppressed_lines
 from schemas.tool_host_reports import LogLine
 
-#: How long after a line was suppressed the log says so at the latest (seconds).
+#: The longest time until the log reports a suppressed line (seconds).
 REPORT_S: Final = 5.0
 
 
 class Source(NamedTuple):
-    """Whose lines share a bucket."""
+    """The writer of lines. Each writer has a share of its own."""
 
+    #: The agent. None: the line belongs to no agent.
     agent: str | None
+    #: The key of its instance.
     instance_key: str | None
+    #: The tool.
     tool: str
 
 
@@ -50,7 +53,7 @@ class Logbook:
             self._timer = asyncio.get_running_loop().call_later(REPORT_S, self._report)
 
     def close(self) -> None:
-        """Say what was suppressed until now."""
+        """Report the lines that were suppressed until now."""
         if self._timer is not None:
             self._timer.cancel()
         self._report()
@@ -66,6 +69,6 @@ class Logbook:
 
 
 def put(line: bytes) -> None:
-    """One line on standard error, where the supervisor collects the log."""
+    """Write one line to standard error, from which the supervisor collects the log."""
     with suppress(OSError):
         os.write(sys.stderr.fileno(), line + b"\n")

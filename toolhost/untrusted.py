@@ -1,4 +1,4 @@
-"""Values that come out of a jail or from the bus, checked before anybody opens them. Pure."""
+"""Checks values that come out of a jail or from the bus, before anything opens them. Pure."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Final
 from schemas.blobs import MAX_OUTPUT_BYTES
 from schemas.msgpack_heads import HEADS, MAP, OTHER, SCALAR, STRING
 
-#: Levels of maps and arrays in one output; the frames around it need the rest of the 64 that a payload may have.
+#: The most levels of maps and arrays in one output. A payload may have 64; the frames around the output need the rest.
 MAX_OUTPUT_DEPTH: Final = 60
-#: Values (keys included) in one output. 200,000 take 50 ms to walk and 15 MiB in a receiver that decodes them.
+#: The most values in one output, keys included. 200,000 take 50 ms to walk, and 15 MiB in a receiver that decodes them.
 MAX_ELEMENTS: Final = 200_000
 
 
 class Violation(Exception):
-    """The worker broke the protocol; the message says how, without repeating what it sent.
+    """The worker broke the protocol. The message says how, without the content that it sent.
 
-    `code` is what its calls are answered with: E_TOOL_LIMIT when something was too large, else E_TOOL_CRASHED.
+    `code` is the error code of its calls: E_TOOL_LIMIT when something was too large, otherwise E_TOOL_CRASHED.
     """
 
     def __init__(self, message: str, code: str = "E_TOOL_CRASHED") -> None:
@@ -33,7 +33,7 @@ _FLOATS: Final = {0xCA: struct.Struct(">f").unpack_from, 0xCB: struct.Struct(">d
 def check_json(data: bytes) -> None:
     """Raise Violation unless `data` is one JSON value as msgpack.
 
-    Refused: bin and ext types, keys that are no strings, bad UTF-8, NaN and infinities, more than MAX_OUTPUT_DEPTH
+    Refused are: bin and ext types, keys that are no strings, bad UTF-8, NaN and infinities, more than MAX_OUTPUT_DEPTH
     levels, more than MAX_ELEMENTS values, lengths beyond the end, bytes after the value.
     """
     try:
@@ -47,9 +47,9 @@ def check_json(data: bytes) -> None:
 
 
 def _walk(data: bytes) -> int:
-    """Where the value ends."""
+    """The end of the value."""
     at = 0
-    left = 1  # values still wanted by the innermost container; keys count too
+    left = 1  # values that are missing in the innermost container, keys included
     keys = False  # whether the innermost container is a map, whose values at even `left` are keys
     outer: list[tuple[int, bool]] = []
     budget = MAX_ELEMENTS
@@ -85,7 +85,9 @@ def _walk(data: bytes) -> int:
 
 
 def _is_map(kind: int, depth: int) -> bool:
-    """Whether a container is one. Raises Violation for what is no container, or is one too many."""
+    """Whether a container is a map. Raises Violation for a value that is no container, and for one container too
+    many.
+    """
     if kind == OTHER:
         raise Violation("the output has a type that is not JSON")
     if depth > MAX_OUTPUT_DEPTH:
@@ -94,5 +96,5 @@ def _is_map(kind: int, depth: int) -> bool:
 
 
 def output_limit(output_mb: int) -> int:
-    """How many bytes an output may have: the tool's outputMb, and what the bus carries."""
+    """The largest output (bytes): the tool's outputMb, and not more than the bus carries."""
     return min(output_mb << 20, MAX_OUTPUT_BYTES)

@@ -50,25 +50,35 @@ class Scalar(Struct, frozen=True, array_like=True, tag="s"):
 class Sequence(Struct, frozen=True, array_like=True, tag="l"):
     """A list."""
 
+    #: Its items.
     items: list[Node]
+    #: The line where it begins, from 1.
     line: int
+    #: The column where it begins, from 1.
     column: int
 
 
 class MapEntry(Struct, frozen=True, array_like=True):
     """One key of a mapping, with its own position, and its value."""
 
+    #: The key.
     key: str
+    #: The line of the key, from 1.
     line: int
+    #: The column of the key, from 1.
     column: int
+    #: The value.
     value: Node
 
 
 class Mapping(Struct, frozen=True, array_like=True, tag="m"):
     """An object. Keys are unique strings."""
 
+    #: Key -> its entry, in the order of the file.
     entries: dict[str, MapEntry]
+    #: The line where it begins, from 1.
     line: int
+    #: The column where it begins, from 1.
     column: int
 
     def get(self, key: str) -> Node | None:

@@ -33,9 +33,11 @@ from kernel.bundle.variables import VARIABLE_NAME
 from schemas import launch, resources
 from schemas.address import is_resource_name
 from schemas.grantable import SYSTEM, within
-from schemas.hosts import BadHost, parse_rule, write_network
+from schemas.hosts import BadHost, Rule, parse_rule, write_network
 from schemas.hosts import network as make_network
 from schemas.launch import McpServerSpec, SandboxSpec
+from schemas.mcp import McpOAuth
+from schemas.oauth import is_redirect
 from schemas.origins import origin_of
 
 #: How the entry of the bundled extension ends.
@@ -52,7 +54,7 @@ _INSTALLERS: Final = frozenset(("npx", "pnpx", "bunx", "uvx", "pipx"))
 _HEADER: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+\Z")
 _NOT_IN_HEADERS: Final = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 #: Keys of `transport` that only one kind has.
-_KEYS: Final[dict[str, tuple[str, ...]]] = {"stdio": ("command", "env"), "http": ("endpoint", "headers")}
+_KEYS: Final[dict[str, tuple[str, ...]]] = {"stdio": ("command", "env"), "http": ("endpoint", "headers", "oauth")}
 
 _MISSING: Final = "required property is missing"
 _ISSUE_PATH: Final = re.compile(r"^(.*) - at `\$\.?(.*)`$", re.DOTALL)
@@ -152,6 +154,26 @@ def _http_faults(transport: Mapping[str, Any]) -> Iterator[str]:
     for name, value in transport.get("headers", {}).items():
         if not _HEADER.match(name) or _NOT_IN_HEADERS.search(value) or not value.isascii():
             yield f"config.transport.headers: {shown(name)} is no header, or its value is none that a header can have"
+
+    yield from _oauth_faults(transport.get("oauth") or {}, transport.get("headers", {}))
+
+
+def _oauth_faults(oauth: Mapping[str, Any], headers: Mapping[str, str]) -> Iterator[str]:
+    if oauth and any(name.lower() == "authorization" for name in headers):
+        yield "config.transport.oauth: the header Authorization is sent as it is, so nobody logs in"
+    for text in oauth.get("hosts", ()):
+        try:
+            parse_rule(text)
+        except BadHost as fault:
+            yield f"config.transport.oauth.hosts: {shown(text)}: {fault}"
+    if "clientSecret" in oauth and "clientId" not in oauth:
+        yield "config.transport.oauth.clientSecret: it belongs to a clientId"
+    if oauth.get("flow") == "clientCredentials" and not {"clientId", "clientSecret", "issuer"} <= oauth.keys():
+        yield "config.transport.oauth: the flow clientCredentials needs clientId, clientSecret and issuer"
+    if "issuer" in oauth and origin_of(oauth["issuer"]) is None:
+        yield "config.transport.oauth.issuer: it is no http or https URL"
+    if "redirectUri" in oauth and not is_redirect(oauth["redirectUri"]):
+        yield "config.transport.oauth.redirectUri: it is no address that can be listened on here"
 
 
 def _endpoint_fault(endpoint: str) -> str | None:
@@ -258,6 +280,7 @@ def _server(prefix: str, use: ServerUse, files: Files, report: Report) -> Checke
         env=dict(transport.get("env", {})),
         endpoint=transport.get("endpoint"),
         headers=dict(transport.get("headers", {})),
+        oauth=_oauth(transport.get("oauth")),
         mode=attach.get("mode", "stateful"),
         scope=attach.get("scope", "instance"),
         tools=expose.get("tools", False) not in (False, []),
@@ -270,13 +293,28 @@ def _server(prefix: str, use: ServerUse, files: Files, report: Report) -> Checke
     body = resources.ToolBody(entry="", exports=[])
     tool = CheckedTool(use.document, prefix, body, sandbox_at=(*use.at, "sandbox"))
     if spec.transport == "http":
-        tool.sandbox = SandboxSpec(network=write_network(make_network([_rule(spec.endpoint or "")])))
+        tool.sandbox = SandboxSpec(
+            network=write_network(make_network([_rule(spec.endpoint or ""), *login_rules(config)]))
+        )
     else:
         asked = msgspec.convert(config.get("sandbox", {}), resources.Sandbox)
         check_sandbox(asked, use.document, tool.sandbox_at, files, report)
         tool.sandbox = resolve_sandbox(asked, files)
         spec = replace(spec, command=_resolve_command(spec.command, tool, use, files, report))
     return CheckedServer(tool, use, spec, uses=[use])
+
+
+def login_rules(config: Mapping[str, Any]) -> list[Rule]:
+    """The hosts that a login to a server may reach besides the server's own."""
+    return [parse_rule(text) for text in (config["transport"].get("oauth") or {}).get("hosts", ())]
+
+
+def _oauth(written: Any) -> McpOAuth | None:
+    if written is None:
+        return None
+    if written is False:
+        return McpOAuth(enabled=False)
+    return msgspec.convert({key: value for key, value in written.items() if key != "hosts"}, McpOAuth)
 
 
 def _resolve_command(command: list[str], tool: CheckedTool, use: ServerUse, files: Files, report: Report) -> list[str]:

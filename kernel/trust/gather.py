@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from kernel.bundle.checked import Checked, CheckedAgent
 from kernel.bundle.models import is_http_url
-from kernel.bundle.servers import CheckedServer
+from kernel.bundle.servers import CheckedServer, login_rules
 from kernel.bundle.shape import VARIABLE, Document
 from kernel.bundle.tools import CheckedTool
 from kernel.bundle.variables import GRANTED, variables_of
@@ -169,6 +169,8 @@ def _server(server: CheckedServer) -> Iterator[Power]:
             written = use.document.written(*at, "endpoint")
             origin = None if VARIABLE.search(written) else origin_of(written)
             yield ServerEndpoint(name, origin or written)
+            for rule in login_rules(use.config):
+                yield Reach(name, str(rule))
 
 
 def _lets_call(agent: CheckedAgent, tool: CheckedTool) -> bool:

@@ -1,1 +1,1 @@
-"""What the modules of tools export: found out by a worker in a jail, else read from their source."""
+"""Finds out what the modules of tools export: a worker in a jail loads them, or their source is read."""

@@ -1,14 +1,14 @@
-"""`python -m toolhost.inspection`: what the modules of tools export, without running them outside of a jail.
+"""`python -m toolhost.inspection`: reports what the modules of tools export, without running them outside of a jail.
 
-`gdn validate` and the start of a kernel ask this program: neither may import a tool's code. One JSON document comes in
-on stdin, one goes out on stdout:
+`gdn validate` and the start of a kernel start this program, because they must not import a tool's code. It reads one
+JSON document from stdin and writes one to stdout:
 
     {"tools": [ToolSpec, …], "stateDir": PATH, "protected": [PATH, …], "timeoutS": 5, "values": {}}
     {"tools": [{"name", "method": "jail" | "source", "exports": […] | null, "error": {"reason", "message"} | null}]}
 
-In a jail the module is loaded by the very worker that would serve it, with what it was granted to read, without a
-workdir and without network. Without a jail its syntax tree is read: then `exports` is null when the handlers cannot
-be told from the source. Both are bounded in time.
+In a jail, the same worker program loads the module that would serve it. The jail has the granted files to read, but no
+workdir and no network. Without a jail, the syntax tree of the module is read. Then `exports` is null when the source
+does not show the handlers. Both are bounded in time.
 
 Source: docs/design/bundle.md section 5; requirements HANDLER-03, HANDLER-04, VALIDATE-02.
 """
@@ -34,16 +34,17 @@ from toolhost.policy.hiding import hidden_folders, with_hidden
 from toolhost.policy.subject import HostFacts
 from toolhost.privileges.powers import Powers
 
-#: Jails at once: more would only wait for each other's processors.
+#: The most jails at once. More would only wait for processors.
 MAX_JAILS: Final = 8
-#: How the complaints of what makes a jail begin; then there is none on this machine, whatever the module is like.
+#: The beginnings of messages of programs that make jails. With such a message no jail can be made on this machine,
+#: whatever the module is.
 _NO_JAIL: Final = ("bwrap: ", "launcher: ", "boot: ")
-#: Where in our own code a worker was when a module failed; of no use to the module's author.
+#: A line of a traceback in our own code. The author of the module has no use for it.
 _OURS: Final = re.compile(r" at (?:<frozen |/run/goondan/)")
 
 
 async def inspect(request: InspectionRequest, powers: Powers, facts: HostFacts | GoondanError) -> list[ModuleReport]:
-    """Look at every tool, several at once."""
+    """Inspect all tools, several at once."""
     if isinstance(facts, GoondanError) or not facts.bwrap:
         return [read_source(tool) for tool in request.tools]
     spec = ToolHostSpec(tools=request.tools, state_dir=request.state_dir, revision="", protected=request.protected)
@@ -76,7 +77,7 @@ class _Visit(Visit[Ready | LoadFailed]):
 async def load_in_jail(
     tool: ToolSpec, spec: ToolHostSpec, host: HostFacts, powers: Powers, request: InspectionRequest
 ) -> ModuleReport | None:
-    """What a worker says after loading the module. None when no jail can be had on this machine."""
+    """The report of a worker that has loaded the module. None when no jail can be made on this machine."""
     granted = {name: request.values[name] for name in tool.sandbox.env if name in request.values}
     try:
         jail, told = await _Visit(granted).answer(_narrowed(tool), spec, host, powers, request.timeout_s)
@@ -98,7 +99,7 @@ async def load_in_jail(
 
 
 def _narrowed(tool: ToolSpec) -> ToolSpec:
-    """The tool with what loading needs: what it may read, its variables and its environment of packages."""
+    """The tool with only the grants that loading needs: files to read, variables, and its environment of packages."""
     asked = tool.sandbox
     readable = Filesystem(read=[*asked.filesystem.read, *asked.filesystem.write])
     sandbox = SandboxSpec(isolation="shared", filesystem=readable, python=asked.python, limits=asked.limits)
@@ -106,7 +107,9 @@ def _narrowed(tool: ToolSpec) -> ToolSpec:
 
 
 def main() -> int:
-    """Read the request from stdin, write the findings to stdout. 2: it is none; 1: root stays root."""
+    """Read the request from stdin, and write the findings to stdout. Returns 0, 2 for an invalid request, or 1 when
+    root could not be given up.
+    """
     try:
         request = msgspec.json.decode(sys.stdin.buffer.read(), type=InspectionRequest)
     except msgspec.DecodeError as error:

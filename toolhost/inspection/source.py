@@ -1,4 +1,4 @@
-"""What the syntax tree of a module says about its handlers; nothing of it is run.
+"""Reads the handlers of a module from its syntax tree. The module is not run.
 
 Source: docs/design/bundle.md section 5.
 """
@@ -11,9 +11,9 @@ from typing import Final, Literal
 from schemas.launch import ToolSpec
 from schemas.tool_host_reports import ModuleReport, Reason, Refusal
 
-#: A module of handlers is written by people.
+#: The largest module (bytes). People write modules of handlers, so they are not large.
 MAX_SOURCE_BYTES: Final = 4 << 20
-#: One message of a module's own making (characters).
+#: The longest message with text of a module (characters).
 MAX_MESSAGE: Final = 500
 NO_HANDLERS: Final = "the module has no `handlers`, a dict from export names to functions"
 _NO_MAPPING: Final = "`handlers` is no mapping"
@@ -25,7 +25,7 @@ def refuse(tool: ToolSpec, reason: Reason, message: str, method: Literal["jail",
 
 
 def read_source(tool: ToolSpec) -> ModuleReport:
-    """What the syntax tree of a module says about its `handlers`; the module is not run."""
+    """Read the `handlers` of a module from its syntax tree. The module is not run."""
     try:
         with open(tool.entry, "rb") as source:
             data = source.read(MAX_SOURCE_BYTES + 1)
@@ -43,7 +43,9 @@ def read_source(tool: ToolSpec) -> ModuleReport:
 
 
 def _read_tree(tool: ToolSpec, tree: ast.Module) -> ModuleReport:
-    """Follow the assignments to `handlers` at the module's top level; whatever else touches it leaves them unclear."""
+    """Follow the assignments to `handlers` at the module's top level. If anything else uses the name, the handlers are
+    unclear.
+    """
     names: list[str] | None = None
     bound = unclear = False
     for statement in tree.body:
@@ -51,7 +53,7 @@ def _read_tree(tool: ToolSpec, tree: ast.Module) -> ModuleReport:
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
                 if name == "handlers":
                     return refuse(tool, "handlers", _NO_MAPPING)
-                unclear = unclear or _mentions(statement)  # a decorator may fill it
+                unclear = unclear or _mentions(statement)  # a decorator may add handlers
             case ast.ImportFrom(names=aliases) | ast.Import(names=aliases):
                 if any((alias.asname or alias.name) in ("handlers", "*") for alias in aliases):
                     bound = unclear = True
@@ -85,7 +87,7 @@ def _is_handlers(targets: list[ast.expr] | ast.expr) -> bool:
 
 
 def _keys(value: ast.expr) -> tuple[list[str] | None, str | None]:
-    """The keys of a literal mapping (None when it is none), and what is wrong with it."""
+    """The keys of a literal mapping (None when it is none), and its fault."""
     if isinstance(value, ast.Constant | ast.List | ast.Tuple | ast.Set | ast.Lambda | ast.JoinedStr):
         return None, _NO_MAPPING
     if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "dict" and not value.args:

@@ -1,4 +1,4 @@
-"""`python -m toolhost.survey`: what sandbox this host can give, found out by making a jail, as one JSON document.
+"""`python -m toolhost.survey`: makes a jail, and prints as one JSON document which sandbox this host can give.
 
     {"tier": "full" | "reduced" | null, "walls": [NAME, …], "notes": [TEXT, …],
      "findings": [{"what", "problem", "fix"}, …],
@@ -6,10 +6,10 @@
      "kernel": "6.18.0", "machine": "x86_64", "root": false, "user": 1000,
      "bwrap": PATH | null, "bwrapVersion": "0.11.0" | null, "landlock": 6}
 
-`tier` is null when no tool can run; `findings` says why, and what would help. `walls` are those that the probe jail
-has shown to have, and `limits` says what keeps each limit of a jail, both in the words of the receipts; they are empty
-without a jail. `root` says whether root asks, and `user` who makes jails then: the tool host's own user, 0 where there
-is no such number. Exit status 0 whatever was found: finding out is what was asked for.
+`tier` is null when no tool can run. Then `findings` says why, and what would help. `walls` are the walls that the probe
+jail has. `limits` names the mechanism of each limit of a jail. Both use the words of the receipts, and both are empty
+without a jail. `root` says whether root has started the program. Then `user` is the user who makes jails: the tool
+host's own user, or 0 where there is no such number. The exit status is 0 for every result.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from toolhost.survey.tiers import ALONE, survey
 
 
 async def report(powers: Powers, usual: HostFacts | GoondanError) -> dict[str, object]:
-    """The document: a survey, with the facts that a person wants beside it."""
+    """The document: the survey, and facts about the host for a person."""
     found = await survey(powers, usual)
     notes = [*found.notes]
     if found.tier == "full" and found.facts is not None:
@@ -55,7 +55,7 @@ async def report(powers: Powers, usual: HostFacts | GoondanError) -> dict[str, o
 
 
 def main() -> int:
-    """Print the report. 0; 1 when root stays root."""
+    """Print the report. Returns 0, or 1 when root could not be given up."""
     try:
         powers, facts = drop_privileges()
     except OSError as error:

@@ -1,7 +1,7 @@
-"""Why no jail can be made on a host, and what its operator can do about it: pure.
+"""Explains why no jail can be made on a host, and what its operator can do about it. Pure.
 
-The cause comes from the probe jail (or from the search for bubblewrap), the signs from facts that tiers.py read from
-the host. A fix is a command or a setting that can be used as it stands; none of them asks for a privileged container.
+The cause comes from the probe jail, or from the search for bubblewrap. The signs are facts that tiers.py has read from
+the host. A fix is a command or a setting that can be used without changes. No fix asks for a privileged container.
 
 Source: docs/design/sandbox.md section 7; known hosts: Ubuntu's AppArmor rule for user namespaces, containers without a
 fresh procfs, WSL, kernels without Landlock.
@@ -44,12 +44,12 @@ _LANDLOCK: Final = (
 )
 
 
-#: How a program says that it may not. `enospc` is bubblewrap's word for a limit that was met.
+#: The words with which programs report a refusal. `enospc` is bubblewrap's word for a reached limit.
 _REFUSED: Final = ("not permitted", "permission", "no space left", "enospc", "invalid argument")
 
 
 class Signs(Struct, frozen=True, kw_only=True):
-    """What a host shows of itself. Values of files are None where there is no such file."""
+    """Facts about a host. The value of a file is None where there is no such file."""
 
     #: The release of the Linux kernel.
     release: str = ""
@@ -61,34 +61,34 @@ class Signs(Struct, frozen=True, kw_only=True):
     userns_clone: str | None = None
     #: user.max_user_namespaces
     max_userns: str | None = None
-    #: The file that tells that this is a container.
+    #: The file that shows that this is a container.
     container: str | None = None
     #: The bubblewrap that was tried.
     bwrap: str = ""
-    #: Root has started this program.
+    #: Whether root has started this program.
     root: bool = False
 
 
 def without_bubblewrap(problem: str) -> Obstacle:
-    """No program to make jails with."""
+    """The finding for a host without bubblewrap."""
     return Obstacle("bubblewrap", problem, _INSTALL)
 
 
 def unknown_machine(problem: str) -> Obstacle:
-    """No system call filter for this machine."""
+    """The finding for a machine without a system call filter of ours."""
     return Obstacle("machine", problem, "Run the tool host on x86_64 or aarch64.")
 
 
 def without_landlock(signs: Signs) -> Obstacle:
-    """The kernel has no Landlock, or does not use it."""
+    """The finding for a kernel that has no Landlock, or does not use it."""
     wsl = ", or update the kernel with `wsl --update`" if _is_wsl(signs) else ""
     lsm = f"now: {signs.lsm}" if signs.lsm else "see /sys/kernel/security/lsm"
     return Obstacle("landlock", "the kernel has no Landlock", _LANDLOCK.format(lsm=lsm, wsl=wsl))
 
 
 def explain(cause: str, signs: Signs, fix: str | None = None) -> Obstacle:
-    """What kept a jail from being made, from the words of whoever failed and the signs of the host. `fix` is what they
-    know would help.
+    """The reason why no jail could be made, from the message of the program that failed and the signs of the host.
+    `fix` is the remedy that this program names.
     """
     words = cause.lower()
     if signs.root and "mount_setattr" in words:

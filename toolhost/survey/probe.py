@@ -1,7 +1,7 @@
-"""A real jail, once, before any tool: whether this machine can make one, and whether it is one.
+"""Makes one real jail before any tool runs: can this machine make one, and does it separate?
 
-The probe goes the way of every tool: policy, launch, worker protocol. Its handler looks around from inside and the
-host compares with what it knows; so a bubblewrap that starts but does not separate is found out.
+The probe is made like the jail of every tool: policy, launch, worker protocol. Its handler looks around from inside,
+and the host compares the result with its own facts. So a bubblewrap that starts but does not separate is noticed.
 
 Source: docs/design/sandbox.md sections 3.7 and 7.
 """
@@ -28,33 +28,33 @@ from toolhost.policy.subject import HostFacts
 from toolhost.privileges.powers import Powers
 
 CAPABILITIES: Final = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
-#: The bounding set in what the probe tells: an ordinary user cannot lower it, and has nothing of it.
+#: The bounding set in the report of the probe. An ordinary user cannot lower it, and gains nothing by it.
 _BOUNDING: Final = 3
-#: A cold jail takes some 50 ms; a machine that is starting a hundred things may take long (seconds).
+#: How long the probe may take (seconds). A cold jail takes some 50 ms, but a machine that is just booting is slow.
 PROBE_S: Final = 15.0
 _NOTHING: Final = ToolHostSpec(tools=[], state_dir="/nonexistent", revision="")
 
 
 class Probed(NamedTuple):
-    """What a probe has found out."""
+    """The result of a probe."""
 
-    #: What is wrong with the jail, in the words of whoever found it; None: it is one.
+    #: The fault of the jail, in the words of the program that found it. None: it separates.
     problem: str | None
-    #: Why owners of files could not be shown as the jail's user; None: they could, or need not be.
+    #: Why the owners of files could not be shown as the jail's user. None: they could, or need not be.
     unmapped: str | None = None
-    #: What would help against the problem, if that is known.
+    #: A remedy, if one is known.
     fix: str | None = None
 
 
 async def probe(facts: HostFacts, powers: Powers) -> Probed:
-    """Make the jail that these facts give, and look at it."""
+    """Make the jail that follows from these facts, and check it."""
     return await _probe(facts, powers, SandboxSpec(isolation="shared", min_tier="reduced"))
 
 
 async def why_calls_are_not_forked(facts: HostFacts, powers: Powers) -> str | None:
-    """What keeps calls from being forked in a jail that they share, each behind all of its walls (`isolation: call`).
+    """Why calls cannot be forked in a shared jail, each behind all of its walls (`isolation: call`).
 
-    None: nothing does. Else each call has a jail of its own.
+    None: they can. Otherwise each call has a jail of its own.
     """
     if facts.tier != "full":
         return "the reduced sandbox has no namespaces"
@@ -64,7 +64,7 @@ async def why_calls_are_not_forked(facts: HostFacts, powers: Powers) -> str | No
 
 
 async def _probe(facts: HostFacts, powers: Powers, sandbox: SandboxSpec) -> Probed:
-    # A process that it must not reach: the jail's own first one, or, without a process namespace, this one.
+    # A process that the call must not reach: the first one of the jail, or, without a process namespace, this one.
     visit = _Visit(facts.landlock, 1 if facts.tier == "full" else os.getpid())
     folder = f"{facts.inside}/probe"
     tool = ToolSpec(
@@ -133,8 +133,8 @@ class _Visit(Visit[dict[str, Any]]):
 
 
 def judge(seen: dict[str, Any], uid: int = JAIL_UID, *, reduced: bool = False, rooted: bool = False) -> list[str]:
-    """What is wrong with what a probe saw from inside. A reduced jail shares the host's namespaces, one that was
-    `rooted` (HostFacts.user_namespaces) its user namespace.
+    """The fault in the report of a probe from inside. A reduced jail shares the namespaces of the host. A jail that was
+    `rooted` (HostFacts.user_namespaces) shares its user namespace.
     """
     held = [value for at, value in enumerate(seen.get("capabilities", [-1])) if not (reduced and at == _BOUNDING)]
     wrong = [
@@ -166,10 +166,11 @@ def judge(seen: dict[str, Any], uid: int = JAIL_UID, *, reduced: bool = False, r
 def judge_processes(
     statuses: dict[int, dict[str, str]], uid: int, *, reduced: bool = False, forked: bool = False
 ) -> list[str]:
-    """What is wrong with the processes of a jail, as the host sees them: {pid: fields of /proc/PID/status}.
+    """The fault of the processes of a jail, as the host sees them: {pid: fields of /proc/PID/status}.
 
-    `uid` is the user on the host that they must run as. `forked`: bubblewrap's own comes first and can come by nothing,
-    then the fork server, which has what it needs and no more, then those of one call, which have nothing.
+    They must run as the user `uid` of the host. `forked`: the first process is bubblewrap's own, which can gain
+    nothing. Then comes the fork server, which has only the capabilities that it needs. The processes of a call follow,
+    which have none.
     """
     problems: list[str] = []
     least = 1 if reduced else 4 if forked else 2
@@ -179,7 +180,7 @@ def judge_processes(
     for at, (pid, status) in enumerate(statuses.items()):
         wanted = {"Seccomp": "2", "NoNewPrivs": "1"} | dict.fromkeys(CAPABILITIES, "0" * 16)
         if reduced:
-            del wanted["CapBnd"]  # nothing of the kind can be gained, by the wall before it
+            del wanted["CapBnd"]  # no capability can be gained: another wall keeps that
         elif forked and at == 0:
             wanted["CapBnd"] = kept
         elif forked and at == 1:

@@ -1,4 +1,4 @@
-"""Which sandbox this host can give: the best kind of jail is tried first, then the others.
+"""Finds out which sandbox this host can give: the best kind of jail is tried first, then the others.
 
 The tool host starts with this survey, and `python -m toolhost.survey` prints it, so both always agree.
 
@@ -24,37 +24,37 @@ from toolhost.privileges.powers import Powers
 from toolhost.survey.diagnosis import Signs, explain, unknown_machine, without_bubblewrap, without_landlock
 from toolhost.survey.probe import Probed, probe
 
-#: A file of /proc or /sys that says one thing (bytes).
+#: The most of a short file of /proc or /sys that is read (bytes).
 _MAX_SIGN: Final = 4096
-#: What it means when calls cannot be forked.
+#: The consequence when calls cannot be forked.
 ALONE: Final = "Every call of a tool with `isolation: call` gets a jail of its own, which takes some 50 ms"
 
 
 class Survey(Struct, frozen=True, kw_only=True):
-    """What was found."""
+    """The result of a survey."""
 
-    #: None: no tool can run.
+    #: The tier. None: no tool can run.
     tier: Literal["full", "reduced"] | None
-    #: The walls that the probe has shown to be there, in the words of receipts.
+    #: The walls that the probe jail has, in the words of receipts.
     walls: list[Wall] = []
-    #: What is unusual here, for the operator.
+    #: Unusual things on this host, for the operator.
     notes: list[str] = []
-    #: What is in the way of the full tier.
+    #: The reasons why the host cannot give the full tier.
     findings: list[Obstacle] = []
-    #: How jails are made here; None where none can.
+    #: The facts by which jails are made here. None: no jail can be made.
     facts: HostFacts | None = None
 
     @property
     def error(self) -> GoondanError:
-        """Why no jail can be made, for whoever calls a tool. Only where there are no facts."""
+        """The error for callers of tools: why no jail can be made. Call it only when there are no facts."""
         message = f"tools need a jail, and none can be made: {self.findings[0].problem}"
         return fail("E_SANDBOX_UNAVAILABLE", message, suggestion=self.findings[0].fix)
 
 
 async def survey(powers: Powers, usual: HostFacts | GoondanError) -> Survey:
-    """Try to make a jail, from the best that this host may have downwards. Never raises for what a host lacks.
+    """Try to make a jail, from the best kind downwards. Never raises when a host lacks something.
 
-    `usual` is what facts.gather has found.
+    `usual` are the facts of facts.gather.
     """
     if isinstance(usual, GoondanError):
         return Survey(tier=None, findings=[unknown_machine(usual.info.message)])
@@ -63,11 +63,11 @@ async def survey(powers: Powers, usual: HostFacts | GoondanError) -> Survey:
         return Survey(tier=None, findings=[without_landlock(signs)])
     if not usual.bwrap:
         return await _reduced(usual, [without_bubblewrap(usual.lack or "")], powers)
-    # Some hosts refuse the nested user namespace that --disable-userns takes, but are fine otherwise: the filter
-    # refuses new namespaces as well.
+    # Some hosts refuse the nested user namespace that --disable-userns needs. They are fine otherwise, because the
+    # filter refuses new namespaces as well.
     kinds = [usual, replace(usual, disable_userns=False)]
     if signs.root:
-        # Root can do without any: the jail is made with root's powers, and drops them itself.
+        # Root needs no user namespace: the jail is made with root's powers, and drops them itself.
         rooted = replace(usual, user_namespaces=False)
         kinds += [rooted, replace(rooted, net_admin=False)]
     failed: list[Probed] = []
@@ -85,7 +85,7 @@ async def survey(powers: Powers, usual: HostFacts | GoondanError) -> Survey:
 
 
 async def _reduced(usual: HostFacts, found: list[Obstacle], powers: Powers) -> Survey:
-    """The tier below, where it can be had: for tools that ask for no more. `found` is in the way of the full one."""
+    """Try the reduced tier, for tools that ask for no more. `found` are the reasons why there is no full tier."""
     first = found[0]
     can_be = first.what in ("bubblewrap", "user namespaces", "procfs")
     if powers.operator == 0 or usual.landlock < MINIMUM_LANDLOCK or not can_be:
@@ -123,7 +123,7 @@ def _notes(facts: HostFacts, signs: Signs, *, lack: str | None, unmapped: str | 
 
 
 def read_signs(powers: Powers, facts: HostFacts) -> Signs:
-    """What this host says about itself, beside what a jail shows."""
+    """Read the signs of this host, which a jail does not show."""
     return Signs(
         release=os.uname().release,
         lsm=_read("/sys/kernel/security/lsm"),

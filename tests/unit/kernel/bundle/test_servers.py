@@ -14,6 +14,7 @@ from kernel.bundle.servers import MAX_PREFIX
 from kernel.trust.powers import Command, Folder, Reach, ServerEndpoint, Variable
 from schemas.frames import OPERATOR_AGENT
 from schemas.launch import KernelPlan, McpServerSpec, ToolSpec
+from schemas.mcp import McpOAuth
 from tests.unit.kernel.bundle.conftest import GOOD, Look
 
 EXTENSION = """\
@@ -278,10 +279,10 @@ def test_values_of_the_environment_reach_the_tool_host_and_no_agent(tmp_path: Pa
     assert tool.servers["second"].headers == {"Authorization": "Bearer api_secret"}
     for name in ("helper", "second"):
         told = msgspec.json.encode(plan.agents[name])
-        assert b"secret" not in told
+        assert b"_secret" not in told
         assert b'"***"' in told
         assert plan.agents[name].extensions[0].confidential
-    assert "secret" not in repr(server) + repr(tool.servers["second"])
+    assert "_secret" not in repr(server) + repr(tool.servers["second"])
     other = plan_of(tmp_path, text, {"GITHUB_TOKEN": "ghp_other", "API_TOKEN": "api_secret"})
     assert server_of(other)[1].digest != server.digest  # another value is another server
 
@@ -415,4 +416,62 @@ def test_an_agents_own_config_asks_as_well(look: Look) -> None:
         Folder("github", "read", "/data"),
         Command("github", "/usr/bin/server"),
         Command("github", "/usr/bin/other"),
+    ]
+
+
+OAUTH = "{transport: {type: http, endpoint: 'https://tracker.example/mcp', oauth: OAUTH}, expose: {tools: true}}"
+
+
+def test_how_a_server_is_logged_in_to_arrives_at_the_tool_host_and_its_secret_nowhere_else(tmp_path: Path) -> None:
+    oauth = (
+        "{clientId: mine, clientSecret: '${SECRET}', issuer: 'https://login.example', scopes: [read],"
+        " hosts: ['login.example:443']}"
+    )
+    plan = plan_of(tmp_path, bundle(OAUTH.replace("OAUTH", oauth)), {"SECRET": "a secret"})
+    tool, server = server_of(plan)
+    assert server.oauth == McpOAuth(
+        client_id="mine", client_secret="a secret", issuer="https://login.example", scopes=["read"]
+    )
+    assert set(tool.sandbox.network["allow"]) == {"login.example:443", "tracker.example:443"}
+    for agent in plan.agents.values():
+        assert b"a secret" not in msgspec.msgpack.encode(agent)
+
+
+def test_a_login_can_be_turned_off(tmp_path: Path) -> None:
+    _, server = server_of(plan_of(tmp_path, bundle(OAUTH.replace("OAUTH", "false"))))
+    assert server.oauth == McpOAuth(enabled=False)
+
+
+@pytest.mark.parametrize(
+    ("oauth", "fault"),
+    [
+        ("{hosts: [login.example]}", "expected host:port"),
+        ("{clientSecret: x}", "it belongs to a clientId"),
+        ("{flow: clientCredentials, clientId: x, clientSecret: y}", "needs clientId, clientSecret and issuer"),
+        ("{issuer: 'login.example'}", "it is no http or https URL"),
+        ("{redirectUri: 'https://elsewhere.example/callback'}", "no address that can be listened on here"),
+        ("true", "transport"),
+        ("{client: x}", "client"),
+        ("{clientMetadataUrl: 'http://client.example/me'}", "clientMetadataUrl"),
+    ],
+)
+def test_what_a_login_cannot_be(tmp_path: Path, oauth: str, fault: str) -> None:
+    with pytest.raises(BundleError) as refused:
+        plan_of(tmp_path, bundle(OAUTH.replace("OAUTH", oauth)))
+    assert any(fault in str(problem) for problem in refused.value.problems)
+
+
+def test_a_header_with_a_token_needs_no_login(tmp_path: Path) -> None:
+    config = OAUTH.replace("OAUTH", "{scopes: [read]}, headers: {authorization: 'Bearer x'}")
+    with pytest.raises(BundleError) as refused:
+        plan_of(tmp_path, bundle(config))
+    assert "nobody logs in" in str(refused.value.problems)
+    plan_of(tmp_path, bundle(OAUTH.replace("OAUTH", "false, headers: {authorization: 'Bearer x'}")))
+
+
+def test_hosts_of_a_login_are_powers(look: Look) -> None:
+    seen = look(bundle(OAUTH.replace("OAUTH", "{hosts: ['login.example:443']}")))
+    assert powers(seen) == [
+        ServerEndpoint("github", "https://tracker.example:443"),
+        Reach("github", "login.example:443"),
     ]
