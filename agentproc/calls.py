@@ -177,7 +177,7 @@ class ToolCaller:
         except (ValueError, TypeError, RecursionError, OverflowError, msgspec.MsgspecError) as error:
             issue = f"args: {_describe(error)}"
             return failed_result(invalid_arguments(name, [issue], item.parameters), item.error_message_limit)
-        left = self._time_left(context)
+        left = call_time_left(context, self._loop.time(), item.call_s)
         if left <= 0:
             text = f"Tool '{name}' was not started: the turn has no time left."
             return failed_result(tool_error("E_TOOL_TIMEOUT", text, name="TimeoutError"), item.error_message_limit)
@@ -201,7 +201,8 @@ class ToolCaller:
         """A person has decided about this call: make it again."""
         call = self._open.pop(call_id, None)
         if call is not None and not call.sent:
-            call.until = self._loop.time() + self._time_left(call.context)
+            now = self._loop.time()
+            call.until = now + call_time_left(call.context, now, call.item.call_s)
             self._again(call, call.frame.call_id or "")
 
     def cancel(self, call_ids: list[str]) -> None:
@@ -304,16 +305,14 @@ class ToolCaller:
             self._link.forget(call.frame.id)
         return call
 
-    def _time_left(self, context: CallContext) -> float:
-        return call_time_left(context, self._loop.time())
 
-
-def call_time_left(context: CallContext, now: float) -> float:
-    """How long a call that begins at `now` may take (seconds)."""
+def call_time_left(context: CallContext, now: float, most_s: float | None = None) -> float:
+    """How long a call that begins at `now` may take (seconds). `most_s` is the tool's own limit, None the usual one."""
+    most_s = DEFAULT_CALL_S if most_s is None else most_s
     if context.deadline is None:
-        return DEFAULT_CALL_S
+        return most_s
     left = context.deadline - now
-    return min(DEFAULT_CALL_S, max(left - TURN_MARGIN_S, left / 2))
+    return min(most_s, max(left - TURN_MARGIN_S, left / 2))
 
 
 def read_result(frame: Frame, item: CatalogItem) -> ToolResult:

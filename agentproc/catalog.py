@@ -86,6 +86,8 @@ class DynamicItems(Protocol):
 
     def find(self, name: str) -> CatalogItem | None: ...
 
+    def canonical(self, name: str) -> str: ...
+
     def reserve(self, taken: Mapping[str, CatalogItem]) -> None: ...
 
 
@@ -175,6 +177,10 @@ class Catalog:
     def registered(self, name: str) -> CatalogItem | None:
         """The item of a tool that an extension has registered."""
         return None if self._dynamic is None else self._dynamic.find(name)
+
+    def canonical(self, name: str) -> str:
+        """The name of a dynamic tool that has several; any other name is given back."""
+        return name if self._dynamic is None else self._dynamic.canonical(name)
 
     def may_come(self, name: str) -> bool:
         """Whether `spec.tools` names a tool of this name, which an extension registers now or later."""

@@ -30,6 +30,7 @@ from agentproc.live_config import InForce, LiveConfig
 from agentproc.providers.base import Provider, redactor_of
 from agentproc.providers.choose import make_provider
 from agentproc.script_log import ScriptLog
+from agentproc.servers import Servers
 from agentproc.store import ConversationStore
 from agentproc.swarm import DELEGATION_RESULT, AskingLink
 from schemas.address import instance_dir
@@ -84,6 +85,8 @@ class Instance:
         self.place = InstancePaths(spec.name, instance_key, files, spec.state_dir)
         self.secrets = secrets or KnownSecrets()
         self.tokens = AccessTokens(link, self.events, self.secrets)
+        #: What is asked of MCP servers outside of calls.
+        self.servers = Servers(link)
         self.live_config = LiveConfig(spec, instance_key, link, self.secrets.redact)
         #: Ends layers of middleware that take too long.
         self.watch = Watch()
@@ -99,6 +102,7 @@ class Instance:
             self.tokens,
             bundle_changes=BundleChanges(link, self.workspaces.mounted),
             workdir=lambda: self.workspaces.workdir,
+            servers=self.servers,
         )
         self.caller = ToolCaller(link, loop, self.tools.folder_of)
         self.acks = ResultAcks(link, loop)

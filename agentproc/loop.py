@@ -68,6 +68,7 @@ class TurnRunner:
             "tool.completed": self.completed,
             "tool.ask": self.asked,
             "oauth.granted": instance.tokens.granted,
+            "mcp.news": instance.servers.news,
             "config.changed": lambda frame: instance.live_config.take(frame.payload),
             "approval.news": self.decided,
             "clock": self.set_clock,

@@ -124,10 +124,18 @@ class TurnCalls:
         within = None if script is None else f"{self.turn_id}/{script}"
         if self._own_calls.runs(part.tool_name):
             self._own_calls.start(action, args, self.catalog, self.context, then, within)
+        elif (gone := self._of_lost_server(action)) is not None:
+            then(gone)
         elif (unknown := self._scripts.begin(action)) is not None:
             then(unknown)
         else:
             self._send(action, args, then, within)
+
+    def _of_lost_server(self, action: RunTool) -> ToolResult | None:
+        """The result of a new call to an MCP server that has ended; None when the call is to be made."""
+        name = action.part.tool_name
+        error = None if action.again or name not in self.catalog else self._instance.tools.served.refusal(name)
+        return None if error is None else error_result(error)
 
     def _send(self, action: RunTool, args: Any, then: Callable[[ToolResult], None], within: str | None) -> None:
         """Make one call over the bus. `within` is the callId of the script that makes it."""

@@ -107,6 +107,8 @@ class CatalogItem(Struct, frozen=True, rename="camel", omit_defaults=True, kw_on
     in_agent: bool = False
     #: It may be called and is checked like any other, and the model is not shown it.
     deferred: bool = False
+    #: How long a call of it may take (seconds), within its turn's time. None: as long as any call.
+    call_s: float | None = None
 
     def replace(self, **changes: Any) -> Self:
         """A copy with these fields, for the catalog of one step: items themselves are read-only."""

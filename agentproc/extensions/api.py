@@ -20,8 +20,10 @@ from agentproc.extensions.memory import ExtState, InstanceApi
 from agentproc.extensions.oauth import AccessTokens, OAuthApi
 from agentproc.extensions.pipeline import Middleware, Pipeline
 from agentproc.extensions.resource import Resource
+from agentproc.extensions.server_api import ServerApi
 from agentproc.extensions.stored_state import StoredState
 from agentproc.live_config import LiveConfig
+from agentproc.servers import Servers
 from schemas.errors import fail
 from schemas.launch import ExtensionSpec
 
@@ -147,6 +149,7 @@ class ExtensionApi:
     """One extension's view of its agent."""
 
     __slots__ = (
+        "_server",
         "_state",
         "_swarm_bundle",
         "_tokens",
@@ -180,9 +183,10 @@ class ExtensionApi:
         bundle_changes: BundleChanges,
         workdir: Callable[[], str] = str,
         tokens: AccessTokens | None = None,
+        servers: Servers | None = None,
     ) -> None:
         """`workdir` gives the folder that the running turn works in. `tokens` is None when nobody can give access
-        tokens here.
+        tokens here, `servers` when there are no MCP servers.
         """
         self.extension = Resource(spec.resource)
         self.pipeline = PipelineApi(pipeline, spec.name)
@@ -199,6 +203,9 @@ class ExtensionApi:
         self._tokens = tokens
         self._swarm_bundle = SwarmBundleApi(bundle_changes)
         self._workdir = workdir
+        self._server = (
+            ServerApi(servers, tools, spec.name, spec.server) if servers is not None and spec.server else None
+        )
 
     def ext_state(self) -> ExtState:
         """This extension's own object in memory, the same at every call. It is empty again in another process."""
@@ -220,3 +227,11 @@ class ExtensionApi:
         if self._tokens is None:
             raise fail("E_OAUTH_UNAVAILABLE", "there is no kernel here that holds tokens")
         return OAuthApi(self._tokens)
+
+    @property
+    def mcp(self) -> ServerApi:
+        """The MCP server of the bundled extension `mcp` (server_api.py). Raises GoondanError E_USAGE in any other."""
+        if self._server is None:
+            hint = "Name an Extension with the entry @goondan/base/mcp in spec.extensions."
+            raise fail("E_USAGE", "only the bundled extension mcp has a server", suggestion=hint)
+        return self._server

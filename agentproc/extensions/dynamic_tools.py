@@ -5,6 +5,7 @@ Rules.
   is refused. A dotted name (`skills.list`) is shown to the model as `skills__list`.
 - A tool is in the catalog of the next step, not of the running one. The tools of v0.9 extensions are in the registry
   only, unless the extension is annotated `goondan.ai/expose-tools: auto`.
+- The bundled extension `mcp` offers the tools of an MCP server (served_tools.py). Their calls go over the bus, too.
 - A bundled extension may bring tools whose handlers run in jails (kernel/bundle/base_extensions.py). It shows them with
   `bring`. Their calls go over the bus like those of any Tool.
 - A call ends with exactly one result: the handler's return value, or its exception. After a crash only a tool with
@@ -21,7 +22,7 @@ import asyncio
 import copy
 import logging
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from inspect import isawaitable, iscoroutinefunction
 from types import MappingProxyType
 from typing import Any, Final
@@ -33,6 +34,7 @@ from agentproc.conversation import Message, error_result
 from agentproc.extensions.contexts import Agents
 from agentproc.extensions.logger import ConsoleLogger
 from agentproc.extensions.patience import is_ending
+from agentproc.extensions.served_tools import ServedTool, ServedTools, without_taken
 from agentproc.extensions.sources import source_of
 from agentproc.extensions.values import bad_output, output_of, tool_error_of
 from agentproc.turn import AskedCall
@@ -112,6 +114,8 @@ class DynamicTools:
         self._taken = taken
         self._tools: dict[str, DynamicTool] = {}
         self._brought: dict[str, BroughtTool] = {}
+        #: The tools of MCP servers.
+        self.served = ServedTools()
 
     @property
     def dotted(self) -> dict[str, str]:
@@ -122,7 +126,7 @@ class DynamicTools:
     @property
     def names(self) -> list[str]:
         """Every name by which a configuration may refer to a tool here."""
-        return [*self._tools, *self._brought, *self.dotted.values()]
+        return [*self._tools, *self._brought, *(item.name for item in self.served.items), *self.dotted.values()]
 
     @property
     def exposed(self) -> list[CatalogItem]:
@@ -131,7 +135,7 @@ class DynamicTools:
         """
         brought = [self._taken[name] for name, tool in self._brought.items() if tool.exposed and name in self._taken]
         own = [tool.item for tool in self._tools.values() if tool.exposed]
-        return [*own, *brought]
+        return [*own, *brought, *self.served.items]
 
     def spelt(self, call: AskedCall) -> AskedCall:
         """A call with the name that models are shown. A model may also write the name with its dot, which means the
@@ -139,6 +143,8 @@ class DynamicTools:
         """
         shown = shown_tool_name(call.name)
         known = shown in self._tools or shown in self._brought
+        if not known and self.served.find(shown) is not None:
+            known, shown = True, self.served.canonical(shown)
         return msgspec.structs.replace(call, name=shown) if shown != call.name and known else call
 
     def get(self, name: str) -> DynamicTool | None:
@@ -150,7 +156,21 @@ class DynamicTools:
         tool = self._tools.get(name)
         if tool is not None:
             return tool.item
-        return self._taken.get(name) if name in self._brought else None
+        return self._taken.get(name) if name in self._brought else self.served.find(name)
+
+    def canonical(self, name: str) -> str:
+        """The name of a tool that has several (served_tools.py); any other name is given back."""
+        return name if name in self._tools or name in self._brought else self.served.canonical(name)
+
+    def serve(self, tools: Sequence[ServedTool], *, extension: str) -> None:
+        """The MCP server of this extension has these tools now. A name that another extension has is left out."""
+        others = (name for name, tool in self._tools.items() if tool.extension != extension)
+        kept, left = without_taken(tools, [*self._taken, *others])
+        for name in left:
+            log.warning(
+                "extension %s: the tool name %s belongs to somebody else, so it is not offered", extension, name
+            )
+        self.served.replace(extension, kept)
 
     def reserve(self, taken: Mapping[str, CatalogItem]) -> None:
         """From now on this is the agent's registry."""
@@ -177,8 +197,9 @@ class DynamicTools:
             raise fail("E_USAGE", f"the handler of a tool of extension {extension} is no function")
         shown = _shown_name(fields.get("name"), extension)
         known = self._tools.get(shown)
-        if shown in self._taken or (known is not None and known.extension != extension):
-            whose = f"extension {known.extension}" if known is not None else "the bundle"
+        if shown in self._taken or shown in self.served or (known is not None and known.extension != extension):
+            whose = "the bundle" if shown in self._taken else "an MCP server"
+            whose = f"extension {known.extension}" if known is not None else whose
             raise fail("E_TOOL_NAME_CONFLICT", f"extension {extension}: the tool name {shown} belongs to {whose}")
         metadata = fields.get("metadata") or {}
         metadata = metadata if isinstance(metadata, dict) else {}
@@ -227,6 +248,7 @@ class DynamicTools:
         """Remove all tools of an extension."""
         self._tools = {name: tool for name, tool in self._tools.items() if tool.extension != extension}
         self._brought = {name: tool for name, tool in self._brought.items() if tool.extension != extension}
+        self.served.remove(extension)
 
 
 async def run_handler(

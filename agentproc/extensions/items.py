@@ -40,7 +40,8 @@ def read_items(items: Any, catalog: Catalog) -> list[CatalogItem]:
         shown = shown_tool_name(item.name)
         if not catalog.reaches(shown):
             raise Unreachable(*_refusal(shown, catalog))
-        read.append(item)
+        name = catalog.canonical(shown)
+        read.append(item if name == shown else item.replace(name=name))
     return read
 
 

@@ -37,6 +37,7 @@ from agentproc.extensions.patience import is_ending
 from agentproc.extensions.pipeline import Pipeline
 from agentproc.extensions.stored_state import StoredState
 from agentproc.live_config import LiveConfig
+from agentproc.servers import Servers
 from schemas.address import path_segment
 from schemas.errors import GoondanError, fail
 from schemas.extension_config import check_config, with_defaults
@@ -81,8 +82,10 @@ class Extensions:
         *,
         bundle_changes: BundleChanges,
         workdir: Callable[[], str],
+        servers: Servers | None = None,
     ) -> None:
-        """`workdir` gives the folder that the running turn works in."""
+        """`workdir` gives the folder that the running turn works in. `servers` None: there are no MCP servers."""
+        self._servers = servers
         self._bundle_changes = bundle_changes
         self._workdir = workdir
         self._pipeline = pipeline
@@ -179,6 +182,7 @@ class Extensions:
                 tokens=self._tokens,
                 bundle_changes=self._bundle_changes,
                 workdir=self._workdir,
+                servers=self._servers,
             )
             await _call(register, api, spec)
         except GoondanError as error:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import posixpath
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -50,6 +51,8 @@ MAX_PREFIX: Final = 40
 WORKDIR: Final = "${WORKDIR}"
 #: Programs that get a package from the network and then run it. A jail without a network cannot.
 _INSTALLERS: Final = frozenset(("npx", "pnpx", "bunx", "uvx", "pipx"))
+#: What every jail has besides the folders of the system: the interpreter's installation, and a place of its own.
+_IN_JAILS: Final = (sys.base_prefix, "/tmp")
 #: The name of a header (RFC 9110), and what no value of one may have.
 _HEADER: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+\Z")
 _NOT_IN_HEADERS: Final = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
@@ -358,7 +361,7 @@ def _is_named(word: str) -> bool:
 
 
 def _is_shown(path: str, granted: launch.Filesystem) -> bool:
-    folders = (*SYSTEM, "/tmp", *granted.read, *granted.write)
+    folders = (*SYSTEM, *_IN_JAILS, *granted.read, *granted.write)
     return any(within(path, folder) for folder in folders)
 
 

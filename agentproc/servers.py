@@ -1,0 +1,73 @@
+"""What one agent instance asks of its MCP servers outside of calls, and the news that it gets of them.
+
+Source: docs/design/tools.md section 11; docs/decisions/091; requirements MCP-11, MCP-12, MCP-20.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final, Literal, Protocol
+
+from schemas.codec import from_raw, to_raw
+from schemas.errors import GoondanError, fail
+from schemas.frames import Frame
+from schemas.mcp import McpAttach, McpListing, McpNews
+
+#: How much longer than the broker an agent waits (seconds), so that the broker's error comes first.
+MARGIN_S: Final = 1.0
+#: How long the broker may take to answer that it was told of a detachment (seconds). A process that ends waits for it.
+DETACH_S: Final = 2.0
+
+log = logging.getLogger("agentproc")
+
+
+class PostingLink(Protocol):
+    """The methods of a link that are used here (schemas.link.Link)."""
+
+    def post(self, frame: Frame) -> asyncio.Future[Frame]: ...
+    def forget(self, frame_id: str) -> None: ...
+
+
+class Servers:
+    """The MCP servers of one agent instance, by their prefixes."""
+
+    def __init__(self, link: PostingLink) -> None:
+        self._link = link
+        self._listeners: dict[str, Callable[[McpNews], None]] = {}
+
+    async def ask(self, kind: Literal["mcp.attach", "mcp.list"], server: str, timeout_s: float) -> McpListing:
+        """Attach to a server, or ask what it offers now. Raises GoondanError."""
+        frame = Frame(kind, payload=to_raw(McpAttach(server)), deadline_ms=int(timeout_s * 1000))
+        reply = await self._post(frame, timeout_s + MARGIN_S)
+        return from_raw(reply.payload, McpListing)
+
+    async def detach(self, server: str) -> None:
+        """Leave a server. That nobody answers is only logged: the broker sees the end of this process."""
+        try:
+            await self._post(Frame("mcp.detach", payload=to_raw(McpAttach(server))), DETACH_S)
+        except GoondanError as error:
+            log.warning("MCP server %s: %s", server, error.info.message)
+
+    def listen(self, server: str, listener: Callable[[McpNews], None]) -> None:
+        """`listener` gets the news of this server, and nobody else does."""
+        self._listeners[server] = listener
+
+    def news(self, frame: Frame) -> None:
+        """Handle `mcp.news`. Raises GoondanError E_FRAME_INVALID."""
+        news = from_raw(frame.payload, McpNews)
+        listener = self._listeners.get(news.server)
+        if listener is not None:
+            listener(news)
+
+    async def _post(self, frame: Frame, timeout_s: float) -> Frame:
+        waiting = self._link.post(frame)
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await waiting
+        except TimeoutError:
+            raise fail("E_MCP_CONNECT", f"no answer within {timeout_s:g} s") from None
+        finally:
+            if not waiting.done() or waiting.cancelled():
+                self._link.forget(frame.id)

@@ -1,0 +1,169 @@
+"""MCP servers on the whole way: a bundle, a kernel, agents with a scripted model, the broker, the tool host, jails."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.kernel_fixture import Sandbox, sandbox
+from tests.mcp_fixture import SERVER
+from tests.process.scripted_model import ScriptedModel, scripted_model
+
+HEAD = """\
+apiVersion: goondan.ai/v1
+kind: Model
+metadata: {name: scripted}
+spec: {provider: openai, model: m, endpoint: "BASE", apiKey: {value: k}}
+---
+"""
+EXTENSION = """\
+apiVersion: goondan.ai/v1
+kind: Extension
+metadata: {name: mcp-NAME}
+spec:
+  entry: "@goondan/base/mcp"
+  config:
+    transport:
+      type: stdio
+      command: [PYTHON, -I, -S, ./servers/small/server.py]
+      env: {X: "${SECRET_OF_SERVER}"}
+    attach: {mode: MODE, scope: SCOPE}
+    expose: {tools: true}
+---
+"""
+AGENT = """\
+apiVersion: goondan.ai/v1
+kind: Agent
+metadata: {name: NAME}
+spec:
+  modelConfig: {modelRef: Model/scripted}
+  extensions: [EXTENSIONS]
+---
+"""
+SWARM = """\
+apiVersion: goondan.ai/v1
+kind: Swarm
+metadata: {name: swarm}
+spec: {entryAgent: Agent/a0}
+"""
+#: Agents that share the server `shared`, and one that also has one of its own.
+SHARING = 5
+AGENTS = {
+    **{f"a{number}": "Extension/mcp-shared" for number in range(SHARING)},
+    "own": "Extension/mcp-own, Extension/mcp-shared",
+    "bare": "Extension/mcp-bare",
+}
+SERVERS = {"shared": ("stateful", "instance"), "own": ("stateful", "agent"), "bare": ("stateless", "agent")}
+#: What the small server can do besides.
+MORE = """
+me = os.urandom(4).hex()
+def count(args, ask):
+    global calls
+    calls += 1
+    return [calls, me]
+def die(args, ask):
+    sys.stderr.write("out of ink\\n"); sys.stderr.flush(); os._exit(3)
+def grow(args, ask):
+    tools["grown"] = echo
+    notify("notifications/tools/list_changed"); time.sleep(0.3)
+    return "grown"
+tools.update(count=count, die=die, grow=grow)
+"""
+SECRET = "s3cret-of-the-server"
+
+
+def bundle(base: str) -> str:
+    documents = [HEAD.replace("BASE", base)]
+    for name, (mode, scope) in SERVERS.items():
+        text = EXTENSION.replace("NAME", name).replace("MODE", mode).replace("SCOPE", scope)
+        documents.append(text.replace("PYTHON", f"{sys.base_prefix}/bin/python3"))
+    documents += [AGENT.replace("NAME", name).replace("EXTENSIONS", uses) for name, uses in AGENTS.items()]
+    return "".join([*documents, SWARM])
+
+
+@pytest.fixture(scope="module")
+def model() -> Iterator[ScriptedModel]:
+    with scripted_model() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def kernel(model: ScriptedModel) -> Iterator[Sandbox]:
+    with sandbox(bundle(model.base), {"SECRET_OF_SERVER": SECRET}) as made:
+        script = Path(made.bundle).parent / "servers/small/server.py"
+        script.parent.mkdir(parents=True)
+        script.write_text(f"{SERVER}\n{MORE}\nserve()\n")
+        made.detach()
+        yield made
+
+
+def turn(
+    kernel: Sandbox, model: ScriptedModel, agent: str, *steps: tuple[str, dict[str, Any]], key: str = "k"
+) -> dict[str, Any]:
+    """One call in each step; what the model was told of each: `c0`, `c1`, …"""
+    number = len(model.scripts)
+    said = f"{agent} {key} {number}"
+    model.scripts[said] = [*([(f"t{number}-c{n}", tool, args)] for n, (tool, args) in enumerate(steps)), "done"]
+    sent = kernel.gdn("send", agent, said, "--instance", key, "--json", timeout=60)
+    assert sent.json["status"] == "completed", sent.json
+    return {
+        "said": said,
+        **{id_.rpartition("-")[2]: told for id_, told in model.results(said).items() if id_.startswith(f"t{number}-")},
+    }
+
+
+def value(result: Any) -> Any:
+    """What a tool of the small server has returned."""
+    told = json.loads(result) if isinstance(result, str) and result.startswith("{") else result
+    text = told["content"][0]["text"] if isinstance(told, dict) and "content" in told else told
+    return json.loads(text) if isinstance(text, str) else text
+
+
+@pytest.mark.requirement("MCP-01", "MCP-05", "MCP-07", "MCP-09", "MCP-16", "CATALOG-06")
+def test_agents_of_one_instance_key_share_a_server_and_those_of_another_have_another(
+    kernel: Sandbox, model: ScriptedModel
+) -> None:
+    counted = [value(turn(kernel, model, f"a{n}", ("shared__count", {}))["c0"]) for n in range(SHARING)]
+    assert [number for number, _ in counted] == list(range(1, SHARING + 1))
+    assert len({pid for _, pid in counted}) == 1
+    other = value(turn(kernel, model, "a0", ("shared__count", {}), key="other")["c0"])
+    assert other[0] == 1
+    told = turn(kernel, model, "a0", ("shared__where", {}))
+    assert value(told["c0"])[3] == SECRET
+    assert "shared__count" in model.offered(told["said"])
+    folder, files, _, _ = value(told["c0"])
+    assert SECRET not in kernel.gdn("logs").out
+    assert "conversation.db" not in files, folder
+
+
+@pytest.mark.requirement("MCP-09", "MCP-12", "MCP-21")
+def test_a_server_of_one_agent_is_kept_and_a_stateless_one_is_not(kernel: Sandbox, model: ScriptedModel) -> None:
+    first = turn(kernel, model, "own", ("own__count", {}), ("own__count", {}), ("own__where", {}))
+    again = turn(kernel, model, "own", ("own__count", {}))
+    pids = {value(one)[1] for one in (first["c0"], first["c1"], again["c0"])}
+    assert [value(one)[0] for one in (first["c0"], first["c1"], again["c0"])] == [1, 2, 3]
+    assert len(pids) == 1
+    bare = turn(kernel, model, "bare", ("bare__count", {}), ("bare__count", {}))
+    assert [value(bare[name])[0] for name in ("c0", "c1")] == [1, 1]
+
+
+@pytest.mark.requirement("MCP-22")
+def test_a_server_that_dies_in_a_call_is_one_error_with_its_last_words_and_the_next_step_has_it_again(
+    kernel: Sandbox, model: ScriptedModel
+) -> None:
+    told = turn(kernel, model, "own", ("own__count", {}), ("own__die", {}), ("own__count", {}), key="dying")
+    assert "out of ink" in str(told["c1"])
+    assert value(told["c2"])[0] == 1
+    assert value(told["c0"])[1] != value(told["c2"])[1]
+
+
+def test_a_tool_that_a_server_gets_is_there_at_the_next_step(kernel: Sandbox, model: ScriptedModel) -> None:
+    told = turn(kernel, model, "own", ("own__grow", {}), ("own__grown", {"a": 1}), key="growing")
+    assert value(told["c1"]) == {"a": 1}
+    assert "own__grown" not in model.offered(told["said"], 0)
+    assert "own__grown" in model.offered(told["said"], 1)
