@@ -1,6 +1,6 @@
 """The bundled tool `bash`: shell commands and scripts in the instance's workdir.
 
-How the shell is run, and how a call ends, is in goondan_base/shell.py.
+goondan_base/shell.py runs the shell and ends the call.
 
 Source: docs/design/tools.md section 9; requirements BASH-01 to BASH-09; recorded parity `bash__*`.
 """
@@ -56,22 +56,22 @@ handlers = {"exec": execute, "script": script}
 
 
 def required(input: dict[str, Any], name: str) -> str:
-    """A required string that a program can be given."""
+    """A required string without zero bytes, which no argument of a program can contain."""
     return without_null(name, non_empty(input, name))
 
 
 def optional_string(input: dict[str, Any], name: str, default: str) -> str:
-    """A string that may be left out, likewise."""
+    """A string that may be left out, also without zero bytes."""
     return without_null(name, string(input, name, default))
 
 
 def optional_strings(input: dict[str, Any], name: str) -> list[str]:
-    """A list of strings that may be left out, likewise."""
+    """A list of strings that may be left out, also without zero bytes."""
     return [without_null(name, item) for item in strings(input, name)] if name in input else []
 
 
 def timeout(input: dict[str, Any]) -> float:
-    """`timeoutMs`; zero or less means none."""
+    """`timeoutMs`. Zero or less means no limit."""
     return float(number(input, "timeoutMs", DEFAULT_TIMEOUT_MS))
 
 
@@ -88,7 +88,7 @@ def merged_environment(input: dict[str, Any]) -> dict[bytes, bytes]:
 
 
 def without_null(name: str, value: str) -> str:
-    """No string with a zero byte can reach a program."""
+    """Check that a string has no zero byte: no argument of a program can contain one."""
     if "\0" in value:
         raise InvalidInput(f"'{name}' must not contain null bytes")
     return value
@@ -98,7 +98,7 @@ def without_null(name: str, value: str) -> str:
 
 
 def check_folder(path: str) -> None:
-    """Raise what starting the shell there would raise."""
+    """Raise the error that starting the shell in this folder would raise."""
     try:
         mode = posix.stat(path).st_mode
     except OSError as error:
@@ -110,7 +110,7 @@ def check_folder(path: str) -> None:
 
 
 def check_script(path: str) -> None:
-    """Raise unless the script is there."""
+    """Raise an error unless the script exists."""
     try:
         posix.stat(path)
     except OSError as error:
@@ -118,14 +118,14 @@ def check_script(path: str) -> None:
 
 
 def missing(path: str) -> Exception | None:
-    """The better error for a path that the sandbox does not show."""
+    """The error for a missing path, with a suggestion when the sandbox hides the path."""
     from goondan_tool.sandbox import denied
 
     return denied(path)
 
 
 def find_program(shell: str, environment: dict[bytes, bytes]) -> str:
-    """The file to start; a bare name is looked up in PATH."""
+    """The file to start. A bare name is looked up in PATH."""
     if not shell:
         raise InvalidInput("'shell' must be a non-empty string")
     if "/" in shell:
@@ -144,7 +144,7 @@ def find_program(shell: str, environment: dict[bytes, bytes]) -> str:
         found = errno.EACCES
     if found == errno.ENOENT and "/" not in shell:
         raise ShellError(found, "", text=f'Executable not found in $PATH: "{shell}"')
-    # A program that is not there stays ENOENT, as recorded; where it might be, the suggestion says.
+    # A missing program stays ENOENT, as recorded. The suggestion names the places where it may be.
     denied = missing(shell) if shell.startswith("/") and found == errno.ENOENT else None
     raise ShellError(found, f"posix_spawn '{shell}'", getattr(denied, "suggestion", None))
 

@@ -1,6 +1,6 @@
-"""The bundled tool `file-system`: files and folders, in the instance's workdir and what else its jail shows.
+"""The bundled tool `file-system`: files and folders in the instance's workdir, and elsewhere in its jail.
 
-The jail is the wall; this module only says clearly what it ran into. Nothing here waits for a file: whatever is no
+The jail is the wall. This module only reports clearly what it refuses. Nothing here waits for a file: anything but a
 regular file (a FIFO, a device) is opened without blocking and refused.
 
 Source: docs/design/tools.md section 9; requirements FS-01 to FS-15; recorded parity `file-system__*`.
@@ -23,20 +23,20 @@ if TYPE_CHECKING:
     from typing import Any, Self
 
 DEFAULT_MAX_BYTES = 100_000
-#: One read (bytes).
+#: The size of one read (bytes).
 READ_BYTES = 1 << 18
-#: What an entry of a list takes beside its name and path, at most (bytes).
+#: The size of a list's entry besides its name and path, at most (bytes).
 ENTRY_BYTES = 48
-#: A recursive list looks at so many entries at most, also when it returns few of them: some seconds.
+#: The most entries that a recursive list reads, also when it returns few of them. It takes some seconds.
 MAX_VISITED = 500_000
-#: How often a list looks whether it was cancelled (entries).
+#: After how many entries a list checks whether it was cancelled.
 LOOK_EVERY = 1000
-#: Never wait for another end, never become a controlling terminal.
+#: The flags of every open: never wait for the other end of a FIFO, never get a controlling terminal.
 CAREFULLY = posix.O_NONBLOCK | posix.O_NOCTTY | posix.O_CLOEXEC
-#: The kind of a file, in its mode.
+#: The bits of a mode that are the kind of the file.
 KIND, FOLDER, REGULAR = 0o170000, 0o040000, 0o100000
 KINDS = {0o010000: "a FIFO", 0o020000: "a device", 0o060000: "a device", 0o140000: "a socket"}
-#: Errors that may mean that the sandbox does not show, or protects, a place.
+#: The errors that may mean that the sandbox hides or protects a place.
 PERHAPS_DENIED = (errno.ENOENT, errno.ENOTDIR, errno.EROFS, errno.EACCES, errno.EPERM)
 SUGGESTIONS = {
     errno.ENOENT: "Look at what is there with file-system__list.",
@@ -46,7 +46,7 @@ SUGGESTIONS = {
 
 
 class FileSystemError(Exception):
-    """What the operating system said; `code` is its name of the reason."""
+    """An error of the operating system. `code` is its name of the reason."""
 
     def __init__(self, number: int, operation: str, path: str, reason: str | None = None) -> None:
         self.code = name_of(number)
@@ -58,7 +58,7 @@ class FileSystemError(Exception):
 
 
 def read(ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
-    """`file-system__read`: the first bytes of a file as text; what is no UTF-8, or cut, becomes U+FFFD."""
+    """`file-system__read`: the first bytes of a file as text. Bytes that are no UTF-8, or were cut, become U+FFFD."""
     path = path_argument(input, "path", ctx.workdir)
     most = number(input, "maxBytes", DEFAULT_MAX_BYTES)
     if most < 1:
@@ -71,7 +71,7 @@ def read(ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
                 code="E_TOOL_LIMIT",
                 suggestion="Read less of it with maxBytes, or a part of it with the tool bash.",
             )
-        # One byte more than wanted tells whether there are more; the size of what /proc makes up is always 0.
+        # One byte more than wanted shows whether there are more. The size of a file in /proc is always 0.
         data = file.read(min(int(most), ctx.output_limit) + 1)
         size = max(file.size(), len(data))
     return {
@@ -83,7 +83,7 @@ def read(ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
 
 
 def write(ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
-    """`file-system__write`: a text to a file, in place of its content or after it."""
+    """`file-system__write`: write a text to a file, in place of its content or after it."""
     path = path_argument(input, "path", ctx.workdir)
     content = non_empty(input, "content").encode("utf-8", "replace")
     append = flag(input, "append", False)
@@ -96,7 +96,7 @@ def write(ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
 
 
 def list_(ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
-    """`file-system__list`: the files and folders in a folder, or in all below it, in the order of their paths."""
+    """`file-system__list`: the files and folders in a folder, or in all folders below it, ordered by their paths."""
     path = path_argument(input, "path", ctx.workdir, ".")
     recursive = flag(input, "recursive", False)
     wanted = {"dir": flag(input, "includeDirs", True), "file": flag(input, "includeFiles", True)}
@@ -113,7 +113,9 @@ def list_(ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
 
 
 def mkdir(ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
-    """`file-system__mkdir`: a folder; with `recursive` also those above it, and then one that exists will do."""
+    """`file-system__mkdir`: make a folder. With `recursive`, folders above it are made too, and it may exist
+    already.
+    """
     path = path_argument(input, "path", ctx.workdir)
     recursive = flag(input, "recursive", True)
     check_place(ctx, path)
@@ -134,7 +136,7 @@ handlers = {"read": read, "write": write, "list": list_, "mkdir": mkdir}
 
 
 class OpenFile:
-    """A regular file, opened and certain to be one. Its errors are worded."""
+    """An open file that is known to be a regular one. Its errors have words."""
 
     def __init__(self, ctx: ToolContext, path: str, flags: int, operation: str) -> None:
         self._ctx = ctx
@@ -143,7 +145,7 @@ class OpenFile:
         try:
             self._fd = posix.open(path, flags | CAREFULLY, 0o666)
         except OSError as error:
-            if error.errno == errno.ENXIO:  # a socket, or a FIFO that nobody reads
+            if error.errno == errno.ENXIO:  # a socket, or a FIFO without a reader
                 raise self._no_file("a FIFO or a socket") from None
             raise explained(ctx, error, "open", path) from None
         kind = posix.fstat(self._fd).st_mode & KIND
@@ -160,7 +162,7 @@ class OpenFile:
         posix.close(self._fd)
 
     def size(self) -> int:
-        """Bytes of the file now."""
+        """The size of the file now (bytes)."""
         return posix.fstat(self._fd).st_size
 
     def read(self, most: int) -> bytes:
@@ -175,7 +177,7 @@ class OpenFile:
         return b"".join(chunks)
 
     def write(self, content: bytes, append: bool) -> None:
-        """Replace what is in the file, or go on at its end (the flags said so)."""
+        """Replace the content of the file, or append to it, as the flags of the open say."""
         rest = memoryview(content)
         try:
             if not append:
@@ -190,7 +192,7 @@ class OpenFile:
 
 
 def make_folders(ctx: ToolContext, path: str) -> None:
-    """A folder and those above it, as far as they are missing."""
+    """Make a folder and the missing folders above it."""
     missing = [path]
     try:
         while missing:
@@ -203,7 +205,7 @@ def make_folders(ctx: ToolContext, path: str) -> None:
                 missing.append(above)
                 continue
             except OSError as error:
-                # EEXIST where it may be written to; what else is said about a folder that is there does not matter.
+                # EEXIST if the folder may be written to. Other errors about an existing folder do not matter.
                 if not is_folder(missing[-1]):
                     raise explained(ctx, error, "mkdir", missing[-1]) from None
             missing.pop()
@@ -217,7 +219,7 @@ def parent(path: str) -> str:
 
 
 def is_folder(path: str) -> bool:
-    """Whether a folder is there; links are followed."""
+    """Whether a folder of this path exists. Links are followed."""
     try:
         return posix.stat(path).st_mode & KIND == FOLDER
     except OSError:
@@ -228,9 +230,9 @@ def is_folder(path: str) -> bool:
 
 
 def check_place(ctx: ToolContext, path: str) -> None:
-    """Raise E_SANDBOX_DENIED for a path to write to that is nowhere but in this jail's private memory.
+    """Raise E_SANDBOX_DENIED for a path to write to that is only in the private memory of this jail.
 
-    Writing there would work, and what was written would be gone with the jail, seen by no other tool.
+    Writing there would work, but the file would be lost with the jail, and no other tool would see it.
     """
     real = resolved(path)
     if within(real, resolved(ctx.workdir)):
@@ -241,7 +243,7 @@ def check_place(ctx: ToolContext, path: str) -> None:
 
 
 def explained(ctx: ToolContext, error: OSError, operation: str, path: str) -> Exception:
-    """The error to raise for what the operating system said about `path`."""
+    """The error to raise for an error of the operating system about `path`."""
     number = error.errno or errno.EIO
     if number in PERHAPS_DENIED:
         better = denied(resolved(path))
@@ -251,8 +253,8 @@ def explained(ctx: ToolContext, error: OSError, operation: str, path: str) -> Ex
 
 
 def resolved(path: str) -> str:
-    """The path without symbolic links, as far as it exists."""
-    from posixpath import realpath  # 2 ms, of no use to a call that only reads
+    """The path with all symbolic links resolved, as far as it exists."""
+    from posixpath import realpath  # takes 2 ms, and a call that only reads does not need it
 
     return realpath(path)
 
@@ -261,7 +263,9 @@ def resolved(path: str) -> str:
 
 
 def walk(ctx: ToolContext, path: str, recursive: bool) -> Iterator[dict[str, Any]]:
-    """The entries of a folder, in no order. What vanishes meanwhile is left out, and so is what is neither."""
+    """The files and folders in a folder, in no order. Other entries, and entries that vanish meanwhile, are left
+    out.
+    """
     visited = 0
     folders = [path]
     while folders:
@@ -289,7 +293,7 @@ def walk(ctx: ToolContext, path: str, recursive: bool) -> Iterator[dict[str, Any
 
 
 def described(item: posix.DirEntry[str], path: str) -> dict[str, Any] | None:
-    """An entry of a list; None for what is neither a folder nor a file, or is gone."""
+    """An entry of a list. None for an entry that is neither a folder nor a file, or is gone."""
     if item.is_dir(follow_symlinks=False):
         return {"name": item.name, "path": path, "type": "dir"}
     if not item.is_file(follow_symlinks=False):
@@ -302,19 +306,19 @@ def described(item: posix.DirEntry[str], path: str) -> dict[str, Any] | None:
 
 
 def too_much(message: str) -> ToolError:
-    """A list that would be too long."""
+    """The error for a list that would be too long."""
     return ToolError(message, code="E_TOOL_LIMIT", suggestion="List a folder in it, or without recursive.")
 
 
 # --- the order of lists ---------------------------------------------------------------------------------------------
 
-#: ASCII in the order of the root collation: white space, punctuation, symbols; then come digits and letters.
+#: ASCII in the order of the root collation: white space, punctuation, symbols. Digits and letters follow.
 PUNCTUATION = "\t\n\v\f\r _-,;:!?.'\"()[]{}@*/\\&#%`^+<=>|~$"
-#: Accents in their order; what is not here comes after these.
+#: The accents in their order. All others come after these.
 ACCENTS = "\u0301\u0300\u0306\u0302\u030c\u030a\u0308\u030b\u0303\u0307\u0338\u0327\u0328\u0304"
-#: Letters that stand beside others without being made of them.
+#: Letters that are sorted beside other letters although they do not decompose into them.
 BESIDE = {"æ": "ae\u0338", "œ": "oe\u0338", "ø": "o\u0338", "đ": "d\u0338", "ł": "l\u0338"}
-#: Digits and letters are moved up here, beyond all symbols.
+#: The offset of digits and letters, so that they come after all symbols.
 LETTERS = 0xB0000
 _ORDER: dict[int, int | None] = dict.fromkeys((*range(9), *range(14, 32), 127))  # not compared at all
 _ORDER |= {ord(character): rank for rank, character in enumerate(PUNCTUATION, 1)}
@@ -323,9 +327,10 @@ _ORDER |= {code: LETTERS + code + 32 for code in range(ord("A"), ord("Z") + 1)}
 
 
 def collation_key(path: str) -> tuple[str, str, str, str]:
-    """What paths are sorted by: letters first, then accents, then case (lower before upper), as ICU's root collation.
+    """The key by which paths are sorted, as in ICU's root collation: by letters, then by accents, then by case (lower
+    before upper).
 
-    Close to it, not the same: letters of other scripts stand in the order of their code points.
+    It differs in one point: letters of other scripts are sorted by their code points.
     """
     if path.isascii():
         return path.translate(_ORDER), "", path.swapcase(), path

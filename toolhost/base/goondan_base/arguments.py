@@ -1,7 +1,7 @@
-"""What the bundled tools ask of their arguments beyond a JSON Schema, in one wording.
+"""Checks of arguments in the bundled tools, beyond their JSON Schemas, with the same wording in all of them.
 
-Schemas are checked before a handler runs, so most of this is met only when a tool's parameters are not known; empty
-strings, null bytes and numbers that are none get here always.
+Schemas are checked before a handler runs. So most faults get here only when a tool's parameters are not known. Empty
+strings, null bytes and non-finite numbers always get here.
 
 Source: recorded parity (`open-*`, `empty-*`); requirements HANDLER-06, FS-05, TEXT-08.
 """
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from typing import Any
 
 _INFINITY = float("inf")
-#: Integers up to here are the same as doubles.
+#: The largest integer up to which integers and doubles are the same.
 EXACT = 1 << 53
-#: What `trim` removes: white space and line ends as ECMAScript defines them. Python's own set has U+0085 and
-#: U+001C to U+001F, too, and lacks U+FEFF.
+#: The characters that `trim` removes: white space and line ends of ECMAScript. Python's own set also has U+0085 and
+#: U+001C to U+001F, and lacks U+FEFF.
 WHITE_SPACE = (
     "\t\n\v\f\r \u00a0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a"
     "\u2028\u2029\u202f\u205f\u3000\ufeff"
@@ -70,7 +70,9 @@ def flag(input: dict[str, Any], name: str, default: bool) -> bool:
 
 
 def number(input: dict[str, Any], name: str, default: float | None = None) -> float:
-    """A finite number; None as default makes it a required one. An integer stays an int, as exact as a double is."""
+    """A finite number. With the default None it is required. An integer stays an int, with the precision of a
+    double.
+    """
     value = input.get(name, default)
     if isinstance(value, bool) or not isinstance(value, int | float) or not -_INFINITY < value < _INFINITY:
         raise InvalidInput(f"'{name}' must be a valid number")
@@ -86,12 +88,12 @@ def path(input: dict[str, Any], name: str, workdir: str, default: str | None = N
 
 
 def absolute(workdir: str, given: str) -> str:
-    """An absolute path as it is; a relative one joined to the workdir and normalised (FS-05)."""
+    """An absolute path, unchanged. A relative path is joined to the workdir and normalised (FS-05)."""
     return given if given.startswith("/") else normalised(f"{workdir}/{given}" if given else workdir)
 
 
 def normalised(given: str) -> str:
-    """An absolute path without `.`, `..` and doubled slashes; a slash at the end stays."""
+    """An absolute path without `.`, `..` and doubled slashes. A slash at the end stays."""
     names: list[str] = []
     for name in given.split("/"):
         if name == "..":
@@ -122,7 +124,7 @@ def as_text(value: str | float) -> str:
 
 
 def _split_number(real: float) -> tuple[str, str, int]:
-    """Sign, shortest digits, and where the decimal point stands: 1.5 is ("", "15", 1)."""
+    """The sign, the shortest digits, and the position of the decimal point: 1.5 is ("", "15", 1)."""
     mantissa, _, exponent = f"{abs(real)!r}".partition("e")
     whole, _, fraction = mantissa.partition(".")
     digits = (whole + fraction).lstrip("0")

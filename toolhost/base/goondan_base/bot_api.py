@@ -1,13 +1,13 @@
-"""What the bundled tools of chat services have in common: the bot's token, a call of the web API, a file from it.
+"""The common part of the bundled tools for chat services: the bot's token, calls of the web API, downloads.
 
 Rules.
-- The token is used for requests and nothing else: what leaves a handler, a result or an error, passes `Bot.hidden`
-  (see `exported`).
-- Token, arguments and the place to save to are checked before the first request, in this order; what says how to
-  ask (timeoutMs, apiBaseUrl) comes last.
-- An answer has a limit, whatever its headers say; a file has the caller's.
-- Errors are worded `[service] method failed: …` (the service said no) or `[service] method request failed: …` (there
-  was no answer). Neither has a code of its own, so that the host can say E_SANDBOX_DENIED when it was the sandbox.
+- The token is used only for requests. Every result and every error of a handler passes `Bot.hidden` (see `exported`).
+- Before the first request these are checked, in this order: the token, the arguments, the place to save to, and last
+  the options of the request (timeoutMs, apiBaseUrl).
+- The size of an answer is limited, whatever its headers say. The size of a file is limited by the caller.
+- Errors are worded `[service] method failed: …` (the service has refused) or `[service] method request failed: …`
+  (there was no answer). They have no code of their own, so that the host can set E_SANDBOX_DENIED when the sandbox was
+  the reason.
 
 Source: docs/design/tools.md section 9; requirements TELEGRAM-02 to -04, -18 to -21, SLACK-02 to -04, -20 to -23;
 recorded parity.
@@ -32,24 +32,26 @@ if TYPE_CHECKING:
     Handler = Callable[[ToolContext, dict[str, Any]], dict[str, Any]]
 
 DEFAULT_TIMEOUT_MS = 15_000
-#: A file's size when the call does not say (bytes), and the most that it may say.
+#: The limit of a file's size when the call names none (bytes), and the highest limit that it may name.
 DEFAULT_MAX_BYTES = 3_000_000
 MOST_BYTES = 20_000_000
-#: An answer of an API is at most this long (bytes): no output could hold more.
+#: The longest answer of an API (bytes). No output could hold more.
 MAX_ANSWER = 4 << 20
-#: How much more of a file than allowed is read, so that the error can say how large it is (bytes).
+#: How much more than the limit of a file is read (bytes), so that the error can tell its size.
 LOOK_AHEAD = 1 << 20
-#: Redirects of one download.
+#: The most redirects of one download.
 MAX_REDIRECTS = 5
 REDIRECTS = (301, 302, 303, 307, 308)
-#: No integer of an API has more digits.
+#: The most digits of an integer of an API.
 MAX_DIGITS = 18
-#: What a result may take beside the file itself (bytes): an address of 8 KiB, some headers.
+#: The size of a result besides the file itself (bytes): an address of 8 KiB, some headers.
 FIELDS_ROOM = 16 << 10
 
 
 class Service:
-    """One chat service: its names, its API's address, and the variables that can hold a bot's token, first first."""
+    """One chat service: its names, the address of its API, and the variables that can hold a bot's token, in their
+    order.
+    """
 
     __slots__ = ("api", "base", "title", "variables", "wanted")
 
@@ -62,11 +64,11 @@ class Service:
 
 
 class ApiError(ToolError):
-    """The service said no, or did not answer."""
+    """The service has refused, or has not answered."""
 
 
 class Bot:
-    """A bot of a service, as one call has it. Raises InvalidInput, and ToolError E_TOKEN_MISSING."""
+    """The bot of a service for one call. Raises InvalidInput, and ToolError E_TOKEN_MISSING."""
 
     def __init__(self, service: Service, ctx: ToolContext, input: dict[str, Any]) -> None:
         self.service = service
@@ -77,16 +79,16 @@ class Bot:
 
     @property
     def timeout_ms(self) -> int:
-        """How long to wait for the head of an answer."""
+        """How long to wait for the head of an answer (milliseconds)."""
         return int(positive(self._input, "timeoutMs", DEFAULT_TIMEOUT_MS))
 
     @property
     def base(self) -> str:
-        """The address of the API, without the slash that may end it."""
+        """The address of the API, without a slash at its end."""
         return (trimmed(string(self._input, "apiBaseUrl", "")) or self.service.base).removesuffix("/")
 
     def hidden(self, value: Any) -> Any:
-        """A JSON value with `***` wherever the token stood in a text; a file's own bytes are left as they are."""
+        """A JSON value with `***` in place of the token in all texts. The bytes of a file are not changed."""
         if isinstance(value, str):
             return self._redact(value)
         if isinstance(value, dict):
@@ -99,9 +101,9 @@ class Bot:
     def call(
         self, method: str, url: str, body: dict[str, Any], headers: Mapping[str, str], reason: Callable[[Any], str]
     ) -> dict[str, Any]:
-        """POST a JSON object; the answer's object, which says `ok: true`. Raises ApiError.
+        """POST a JSON object, and return the answer's object, which has `ok: true`. Raises ApiError.
 
-        `reason` words what the answer says about a failure: `: text`, or ` (code 1): text`; empty for nothing.
+        `reason` words the answer's text about a failure: `: text` or ` (code 1): text`. It is empty when there is none.
         """
         from json import dumps
 
@@ -123,7 +125,7 @@ class Bot:
     def download(self, url: str, headers: Mapping[str, str], most: int, allowed: Callable[[str], str | None]) -> File:
         """GET a file of at most `most` bytes. Raises ApiError.
 
-        `allowed` says why an address must not be asked, None: it may; every redirect is put to it as well.
+        `allowed` gives the reason why an address must not be requested. None: it may be. Every redirect is checked too.
         """
         from urllib.parse import urljoin
 
@@ -186,7 +188,7 @@ class Bot:
 
 
 class File:
-    """A downloaded file: its bytes, and what the headers said of it (None: nothing)."""
+    """A downloaded file: its bytes, and the values of some headers (None: the header is missing)."""
 
     __slots__ = ("content_disposition", "content_length", "content_type", "data", "etag")
 
@@ -199,13 +201,15 @@ class File:
 
 
 class Wanted:
-    """What a download's arguments ask for. Raises InvalidInput, and ToolError E_SANDBOX_DENIED for a place outside."""
+    """The arguments of a download. Raises InvalidInput, and ToolError E_SANDBOX_DENIED for a place outside the
+    workdir.
+    """
 
     def __init__(self, ctx: ToolContext, input: dict[str, Any]) -> None:
         self._ctx = ctx
         self._base64 = flag(input, "includeBase64", True)
         self._data_url = flag(input, "includeDataUrl", True)
-        # Where both spellings reach a handler the documented one counts, also when it is blank.
+        # When both spellings reach a handler, the documented one counts, also when it is blank.
         name = "savePath" if "savePath" in input else "outputPath"
         given = trimmed(string(input, name, ""))
         self._place: tuple[str, str] | None = None
@@ -217,11 +221,11 @@ class Wanted:
     def shaped(self, file: File) -> dict[str, Any]:
         """The fields of a result that every download has: sizeBytes, savedPath, base64, dataUrl. Saves the file.
 
-        Raises ToolError E_TOOL_LIMIT for what no output can hold, before anything is saved.
+        Raises ToolError E_TOOL_LIMIT for a file that no output can hold, before anything is saved.
         """
         encoded = data_url = None
         if self._base64:
-            # Nothing is no picture, and what has no type has no such address.
+            # An empty file is no picture, and a file without a type has no data address.
             both = self._data_url and bool(file.data) and file.content_type is not None
             prefix = f"data:{file.content_type};base64,"
             size = (len(file.data) + 2) // 3 * 4
@@ -251,7 +255,7 @@ class Wanted:
 
 
 def trimmed(value: Any) -> str | None:
-    """A text without white space around it; None for an empty one and for what is no text."""
+    """A text without white space around it. None for an empty text, and for a value that is no text."""
     return (value.strip(WHITE_SPACE) or None) if isinstance(value, str) else None
 
 
@@ -261,7 +265,7 @@ def first_text(input: dict[str, Any], *names: str) -> str | None:
 
 
 def optional_flag(input: dict[str, Any], name: str) -> bool | None:
-    """A boolean that is not sent when it was not given."""
+    """A boolean that may be left out. Then it is not sent."""
     return flag(input, name, False) if name in input else None
 
 
@@ -287,7 +291,7 @@ def most_bytes(input: dict[str, Any]) -> int:
 
 
 def integer(value: Any) -> int | None:
-    """An integer, also one that is written as a text; None for anything else."""
+    """An integer, also in the form of a text. None for anything else."""
     if isinstance(value, bool):
         return None
     if isinstance(value, float):
@@ -299,18 +303,18 @@ def integer(value: Any) -> int | None:
 
 
 def emoji_names(input: dict[str, Any]) -> list[str]:
-    """`emoji`, then `emojis`: trimmed, without blanks."""
+    """The names in `emoji` and then in `emojis`: trimmed, without blank ones."""
     names = [string(input, "emoji", ""), *(strings(input, "emojis") if "emojis" in input else [])]
     return [name for given in names if (name := trimmed(given)) is not None]
 
 
 def given(**fields: Any) -> dict[str, Any]:
-    """A request's body: the fields that are not None."""
+    """The body of a request: the fields that are not None."""
     return {name: value for name, value in fields.items() if value is not None}
 
 
 def parsed(data: bytes) -> Any:
-    """The JSON value of an answer; None for what is no JSON, and for null."""
+    """The JSON value of an answer. None for null, and for a text that is no JSON."""
     from json import loads
 
     try:
@@ -320,12 +324,12 @@ def parsed(data: bytes) -> Any:
 
 
 def status_line(answer: Answer) -> str:
-    """An answer's status in words."""
+    """The status of an answer in words."""
     return f"HTTP {answer.status} {answer.reason}".rstrip()
 
 
 def exported(service: Service, handler: Callable[[Bot, ToolContext, dict[str, Any]], dict[str, Any]]) -> Handler:
-    """A handler that has its bot made for it, and whose output and errors do not hold the token."""
+    """Make a handler that gets its bot as an argument. Its output and errors never contain the token."""
 
     def run(ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
         bot = Bot(service, ctx, input)

@@ -5,11 +5,12 @@
         answer.status, answer.header("content-type"), answer.read(100_000)
 
 Rules.
-- `timeout_s` ends with the head of the answer, however the server spreads its bytes; the body has a time of its own.
-- Nothing is read that was not asked for: `read` says how much, the rest stays unread, the connection is closed.
-- No redirect is followed, nothing is decompressed, nothing is tried again: what to do then is the caller's decision.
-- HTTP_PROXY and HTTPS_PROXY are obeyed. A grant for exact hosts needs neither; patterns and `public` do.
-- No error repeats the path of the address, a header or a body: any of them can hold a token.
+- `timeout_s` covers the request up to the head of the answer, however slowly the server sends it. The body has a time
+  of its own.
+- `read` says how much of the body is read. The rest stays unread, and the connection is closed.
+- No redirect is followed, nothing is decompressed, and nothing is tried again. The caller decides about that.
+- HTTP_PROXY and HTTPS_PROXY are used. A grant for exact hosts needs neither. Patterns and `public` need them.
+- No error contains the path of the address, a header or a body: each of them can contain a token.
 
 Everything is imported with the first request (http.client takes 20 to 50 ms), so that a cold jail does not pay for it.
 
@@ -32,43 +33,45 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-#: The longest wait that a socket is asked for (seconds); a call's own deadline is far shorter.
+#: The longest wait of a socket (seconds). A call's own deadline is far shorter.
 MAX_WAIT_S = 3600.0
-#: How often a wait for bytes looks whether the call was cancelled (seconds).
+#: How often a wait for bytes checks whether the call was cancelled (seconds).
 LOOK_S = 0.25
-#: How long a body may take from the answer's head on (seconds): 20 MB at 350 kB/s.
+#: How long a body may take after the head of the answer (seconds): 20 MB at 350 kB/s.
 BODY_S = 60.0
-#: One read (bytes).
+#: The size of one read (bytes).
 READ_BYTES = 1 << 16
-#: Longest address that is asked for (characters); servers take 8 KiB.
+#: The longest address (characters). Servers take 8 KiB.
 MAX_URL = 8192
-#: What stays as it is in a path and in a query, as the URL standard has it: what no server takes for the end of the
-#: request line, and `%` of what is encoded already.
+#: The characters that stay unchanged in a path and in a query, as in the URL standard: no server takes them for the end
+#: of the request line. `%` is among them, because encoded characters begin with it.
 PATH_SAFE = "/%:@!$&'()*+,;=-._~[]|"
 QUERY_SAFE = PATH_SAFE.replace("'", "") + "?^`{}"
 AGENT = "goondan"
-#: Where systems keep the certificates that they trust; a jail shows these (toolhost/policy/facts.py).
+#: The places where systems keep the certificates that they trust. A jail shows these (toolhost/policy/facts.py).
 CA_FILES = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/certs/ca-bundle.crt")
-#: No length has more digits.
+#: The most digits of a length.
 LENGTH_DIGITS = 19
-#: What a proxy marks its own answers with (RFC 9209), so that they are not taken for the server's.
+#: The header with which a proxy marks its own answers (RFC 9209), so that they are not taken for the server's.
 PROXY_STATUS = "proxy-status"
 FORBIDDEN = 403
 _PORTS = {"http": 80, "https": 443}
 
 
 class Unreachable(Exception):
-    """No answer, or none that could be read to its end. The text says why, without anything that may be secret."""
+    """There was no answer, or it could not be read to its end. The text says why, without anything that may be
+    secret.
+    """
 
 
 class TimedOut(Unreachable):
-    """The head of the answer was not there in time."""
+    """The head of the answer did not come in time."""
 
 
 class Address:
-    """An http or https address, taken apart. `host` is as a name server knows it, `target` the path and query.
+    """The parts of an http or https address. `host` has the form for name servers, `target` is the path with the query.
 
-    Raises Unreachable for what is no such address, or holds a user name or a password.
+    Raises Unreachable for any other address, and for one with a user name or a password.
     """
 
     __slots__ = ("host", "port", "scheme", "target")
@@ -95,34 +98,34 @@ class Address:
             raise Unreachable("the address names no host")
         self.scheme = parts.scheme
         self.port = _PORTS[parts.scheme] if port is None else port
-        # An empty query is one as well, and urlsplit does not tell it from none.
+        # An empty query is a query as well, and urlsplit does not distinguish it from none.
         query = "?" + quote(parts.query, safe=QUERY_SAFE) if "?" in url.partition("#")[0] else ""
         self.target = (quote(parts.path, safe=PATH_SAFE) or "/") + query
 
     @property
     def authority(self) -> str:
-        """Host and port as they are written in a request; the port only where it is not the usual one."""
+        """Host and port in the form of a request. The port is left out when it is the default."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == _PORTS[self.scheme] else f"{host}:{self.port}"
 
     @property
     def origin(self) -> tuple[str, str, int]:
-        """What two addresses of the same server have in common."""
+        """The part that all addresses of one server share."""
         return (self.scheme, self.host, self.port)
 
 
 class Answer:
-    """A server's answer, its body still to be read. Use as a context manager, or close it."""
+    """An answer whose body has not been read yet. Use it as a context manager, or close it."""
 
     def __init__(self, response: HTTPResponse, line: _Line) -> None:
         self._response = response
         self._line = line
-        self._left = response.length  # 0 where an answer has no body whatever its headers say
+        self._left = response.length  # 0 for an answer that has no body, whatever its headers say
         self.status = response.status
         self.reason = response.reason.strip()
 
     def header(self, name: str) -> str | None:
-        """A header's value; the first one when there are several, None when there is none."""
+        """The value of a header: the first one when there are several, None when there is none."""
         values = self._response.headers.get_all(name)
         return str(values[0]) if values else None
 
@@ -132,18 +135,18 @@ class Answer:
         return [(name, str(value)) for name, value in self._response.headers.items()]
 
     def limit(self, deadline: float) -> None:
-        """The body has to be there by `deadline` (of time.monotonic)."""
+        """Set the time by which the whole body must have come (of time.monotonic)."""
         self._line.deadline = deadline
 
     @property
     def length(self) -> int | None:
-        """What Content-Length says of the body (bytes); None without one."""
+        """The Content-Length of the body (bytes). None when there is none."""
         value = self.header("content-length") or ""
         whole = value.isascii() and value.isdigit() and len(value) < LENGTH_DIGITS
         return int(value) if whole and self.header("transfer-encoding") is None else None
 
     def read(self, most: int) -> bytes:
-        """The next bytes of the body, at most so many; fewer only at its end. Raises Unreachable."""
+        """Read the next bytes of the body, at most so many. Fewer come only at its end. Raises Unreachable."""
         from http.client import HTTPException
 
         chunks: list[bytes] = []
@@ -189,8 +192,8 @@ def send(
 ) -> Answer:
     """Make a request and wait for the head of its answer.
 
-    `timeout_s` is for connecting, sending and the head, `body_s` for the body after that (seconds); `cancelled` is
-    asked now and then while waiting. Raises TimedOut, Unreachable, and ToolError E_CANCELLED.
+    `timeout_s` is the time for connecting, sending and the head, `body_s` the time for the body after that (seconds).
+    `cancelled` is called from time to time while waiting. Raises TimedOut, Unreachable, and ToolError E_CANCELLED.
     """
     from http.client import HTTPException, HTTPResponse, RemoteDisconnected
 
@@ -228,7 +231,7 @@ def send(
 
 
 class _Line:
-    """A connected socket whose waits end at `deadline`, and when the call is cancelled."""
+    """A connected socket. Its waits end at `deadline`, and when the call is cancelled."""
 
     def __init__(self, connected: socket.socket, deadline: float, cancelled: Callable[[], bool]) -> None:
         self._socket = connected
@@ -236,12 +239,12 @@ class _Line:
         self._cancelled = cancelled
 
     def encrypt(self, host: str) -> None:
-        """TLS from here on, with the system's certificates."""
+        """Begin TLS, with the certificates of the system."""
         from ssl import create_default_context, get_default_verify_paths
 
         context = create_default_context()
         paths = get_default_verify_paths()
-        if not (paths.cafile or paths.capath):  # an interpreter that was built for another system
+        if not (paths.cafile or paths.capath):  # the interpreter was built for another system
             for path in CA_FILES:
                 if _is_there(path):
                     context.load_verify_locations(path)
@@ -251,12 +254,12 @@ class _Line:
         self._socket = context.wrap_socket(self._socket, server_hostname=host)
 
     def sendall(self, data: bytes) -> None:
-        """All of it, before the deadline."""
+        """Send all bytes, before the deadline."""
         self._socket.settimeout(self._left())
         self._socket.sendall(data)
 
     def read_into(self, buffer: memoryview) -> int:
-        """What comes next; 0 at the end."""
+        """Read the next bytes into a buffer. Returns their number, 0 at the end."""
         while True:
             left = self._left()
             self._socket.settimeout(min(left, LOOK_S))
@@ -267,7 +270,7 @@ class _Line:
                     raise ToolError("the request was cancelled", code="E_CANCELLED") from None
 
     def makefile(self, mode: str) -> BufferedReader:
-        """What http.client reads from."""
+        """The file that http.client reads from."""
         return BufferedReader(_Reader(self))
 
     def end(self) -> None:
@@ -304,7 +307,7 @@ def _connect(address: Address, deadline: float) -> socket.socket:
 
 
 def _proxy(scheme: str) -> Address | None:
-    """The proxy that the environment names for a scheme."""
+    """The proxy of the environment for a scheme."""
     for name in (f"{scheme}_proxy", f"{scheme.upper()}_PROXY"):
         value = posix.environ.get(name.encode())
         if value:
@@ -325,12 +328,12 @@ def _tunnel(line: _Line, address: Address) -> None:
 
 
 def _whole(address: Address) -> str:
-    """The request target that a proxy is asked for."""
+    """The request target for a proxy: the whole address."""
     return f"{address.scheme}://{address.authority}{address.target}"
 
 
 def _head(method: str, target: str, address: Address, headers: Mapping[str, str], body: bytes | None) -> bytes:
-    """Request line and headers. Raises Unreachable for a header that would become two."""
+    """The request line and the headers. Raises Unreachable for a header that would become two headers."""
     fields = {"Host": address.authority, "User-Agent": AGENT, "Accept": "*/*", "Accept-Encoding": "identity"}
     fields["Connection"] = "close"
     if body is not None:
@@ -362,7 +365,7 @@ def _name(error: OSError) -> str:
 
 
 def _why(error: OSError, address: Address, missing: str) -> str:
-    """What the system said, in words: the host, and nothing else of the address."""
+    """The system's error in words. Of the address it contains only the host."""
     from socket import gaierror
     from ssl import SSLCertVerificationError, SSLError
 

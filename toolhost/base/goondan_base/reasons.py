@@ -1,7 +1,7 @@
-"""How the bundled tools word what the operating system said.
+"""The words of the bundled tools for errors of the operating system.
 
-Source: recorded parity (`to-directory`, `parent-is-file`, `existing-not-recursive`), whose words are libuv's; where
-those are the system's own in small letters, they need no entry here.
+Source: recorded parity (`to-directory`, `parent-is-file`, `existing-not-recursive`). Its words are those of libuv.
+Where libuv uses the system's own words in small letters, there is no entry here.
 """
 
 from __future__ import annotations
@@ -24,5 +24,5 @@ def reason_of(number: int) -> str:
 
 
 def name_of(number: int) -> str:
-    """Its name: `ENOENT` for 2."""
+    """The name of an error number: `ENOENT` for 2."""
     return errno.errorcode.get(number, f"errno {number}")

@@ -1,6 +1,6 @@
-"""Saving a download in the workdir: whole or not at all, and nowhere else.
+"""Saves a download in the workdir: whole or not at all, and nowhere else.
 
-A jail can write to private memory beside its workdir; a file there would be gone with it, so that is refused too.
+A jail can also write to private memory. A file there would be lost with the jail, so that is refused too.
 
 Source: docs/design/tools.md section 9; requirements TELEGRAM-18, SLACK-20.
 """
@@ -12,14 +12,15 @@ from goondan_tool.sandbox import within
 
 from .arguments import InvalidInput, absolute
 
-#: A file is written under a random name of so many bytes first, so that no call meets another's, or what one left.
+#: The length of the random name under which a file is first written (bytes). So it meets no file of another call.
 NAME_BYTES = 8
 
 
 def place(ctx: ToolContext, name: str, given: str) -> tuple[str, str]:
-    """Where the argument `name` says: as an absolute path, and where that really is.
+    """The place that the argument `name` says: its absolute path, and the real path without links.
 
-    Raises InvalidInput for null bytes, ToolError E_SANDBOX_DENIED for what leads out of the workdir, also by a link.
+    Raises InvalidInput for null bytes, and ToolError E_SANDBOX_DENIED for a path that leads out of the workdir, also
+    through a link.
     """
     from posixpath import realpath
 
@@ -37,7 +38,7 @@ def place(ctx: ToolContext, name: str, given: str) -> tuple[str, str]:
 
 
 def save(where: tuple[str, str], data: bytes) -> str:
-    """Write the file, in place of one that is there, and return its path; missing folders are made.
+    """Write the file, and return its path. It replaces an existing file. Missing folders are made.
 
     Raises ToolError with the name of the system's error as its code.
     """

@@ -1,7 +1,7 @@
 """Processes that handlers start in their jail: a shell with pipes, until it ends or its time is over.
 
-How a run ends: when the shell has exited and nobody holds its output pipes any more; or, once its time is over, with
-SIGTERM to the process group at once and SIGKILL after KILL_AFTER_S. Either way what was printed is returned.
+A run ends when the shell has exited and no process holds its output pipes any more. When its time is over, the process
+group gets SIGTERM at once and SIGKILL after KILL_AFTER_S. In both cases the printed output is returned.
 
 Processes are started with posix_spawn, which neither forks this threaded process nor imports `subprocess` (15 ms of a
 cold call).
@@ -24,23 +24,24 @@ TYPE_CHECKING = False  # importing typing would cost a cold jail 5 ms
 if TYPE_CHECKING:
     from typing import Any
 
-#: Between SIGTERM and SIGKILL (seconds): time for a trap to clean up (docs/design/tools.md section 9).
+#: The time between SIGTERM and SIGKILL (seconds), in which a trap can clean up (docs/design/tools.md section 9).
 KILL_AFTER_S = 0.5
-#: Each stream is returned up to this size (bytes); the rest is read and counted.
+#: The most of each stream that is returned (bytes). The rest is read and counted.
 STREAM_BYTES = 1 << 20
-#: The host ends the whole jail at the call's deadline; stop this long before, so that there is a result (milliseconds).
+#: How long before the call's deadline the shell is stopped (milliseconds). At the deadline the host ends the whole
+#: jail, and there would be no result.
 DEADLINE_MARGIN_MS = 1000
-#: A deadline that is closer than this is left to the host: stopping before it would leave no time at all.
+#: The host handles deadlines that are closer than this: stopping before them would leave no time for the shell.
 SHORT_DEADLINE_MS = 3000
-#: How often a waiting call looks whether it was cancelled (seconds).
+#: How often a waiting call checks whether it was cancelled (seconds).
 LOOK_S = 0.1
-#: After SIGKILL the pipes are read for this long at most: a process in a session of its own may still hold them.
+#: How long the pipes are read at most after SIGKILL: a process in a session of its own may still hold them.
 LAST_READ_S = 0.05
-#: What the output's other fields take beside command and paths, at most (bytes).
+#: The size of the output's other fields besides command and paths, at most (bytes).
 FIELDS_BYTES = 1024
 READ_BYTES = 65536
 SIGTERM, SIGKILL = 15, 9
-#: From 1 on; the `signal` module would cost a cold call 3 ms.
+#: The names of signals from 1 on. The `signal` module would cost a cold call 3 ms.
 # fmt: off
 SIGNALS = (
     "HUP", "INT", "QUIT", "ILL", "TRAP", "ABRT", "BUS", "FPE", "KILL", "USR1", "SEGV", "USR2", "PIPE", "ALRM", "TERM",
@@ -54,7 +55,7 @@ DEFAULT_SIGNALS = (13,)
 
 
 class ShellError(Exception):
-    """The shell could not be started; `code` is the operating system's name of the reason."""
+    """The shell could not be started. `code` is the operating system's name of the reason."""
 
     def __init__(self, number: int, operation: str, suggestion: str | None = None, *, text: str | None = None) -> None:
         self.code = name_of(number)
@@ -63,18 +64,18 @@ class ShellError(Exception):
 
 
 class Cancelled(Exception):
-    """The caller gave up; everything the call started has been killed."""
+    """The caller gave up. All processes of the call have been killed."""
 
     code = "E_CANCELLED"
 
 
 def encode(text: str) -> bytes:
-    """Arguments as the operating system takes them."""
+    """Arguments in the form that the operating system takes."""
     return text.encode("utf-8", "replace")
 
 
 class Stream:
-    """What came through one pipe."""
+    """The output that came through one pipe."""
 
     def __init__(self, fd: int, name: str) -> None:
         self.fd = fd
@@ -83,7 +84,7 @@ class Stream:
         self._kept = bytearray()
 
     def read(self) -> bool:
-        """Take what is there; False at the end of the stream."""
+        """Read what is in the pipe. False at the end of the stream."""
         try:
             data = posix.read(self.fd, READ_BYTES)
         except BlockingIOError:
@@ -96,7 +97,7 @@ class Stream:
         return bool(data)
 
     def text(self, limit: int) -> str:
-        """At most `limit` bytes of text, with a marker when there was more. Bad UTF-8 becomes U+FFFD."""
+        """The first `limit` bytes as text, with a marker when there was more. Bad UTF-8 becomes U+FFFD."""
         text = self._kept.decode("utf-8", "replace")
         raw = text.encode()
         if self.total <= len(self._kept) and len(raw) <= limit:
@@ -137,7 +138,9 @@ class Shell:
         self._timeout_ms = timeout_ms
 
     def run(self) -> Ended:
-        """Start it, read its pipes to their end, stop it when its time is over. Raises ShellError, Cancelled."""
+        """Start the shell, read its pipes to their end, and stop it when its time is over. Raises ShellError,
+        Cancelled.
+        """
         began = monotonic()
         out_read, out_write = posix.pipe()
         err_read, err_write = posix.pipe()
@@ -156,7 +159,7 @@ class Shell:
                 posix.set_blocking(stream.fd, False)
             timed_out = self._wait(pid, streams, began)
         finally:
-            kill_group(pid)  # what it left in the background; the shell itself is over, or is to be
+            kill_group(pid)  # background processes of the shell; the shell itself has ended, or must end
             _, status = posix.waitpid(pid, 0)
             posix.close(out_read)
             posix.close(err_read)
@@ -166,8 +169,8 @@ class Shell:
         argv = self._argv
         program = self._program
         if self._cwd != posix.getcwd():
-            # posix_spawn cannot change the folder, and this process has other threads; a shell in between can.
-            # What `cd` adds to the environment is not what the caller gave.
+            # posix_spawn cannot change the folder, and this process has other threads. So a shell in between does it.
+            # The variable that `cd` adds to the environment was not given by the caller, so it is removed.
             line = 'cd -P -- "$1" && shift && unset OLDPWD && exec "$@"'
             argv = [SHELL, "-c", line, "sh", self._cwd, program, *argv[1:]]
             program = SHELL
@@ -185,7 +188,9 @@ class Shell:
         )
 
     def _wait(self, pid: int, streams: list[Stream], began: float) -> bool:
-        """Until the shell has exited and its pipes are closed, or it had to be killed; whether its time was over."""
+        """Wait until the shell has exited and its pipes are closed, or until it had to be killed. Returns whether its
+        time was over.
+        """
         exited_fd = posix.pidfd_open(pid)
         poll = select.poll()
         open_streams = {stream.fd: stream for stream in streams}
@@ -219,7 +224,9 @@ class Shell:
             posix.close(exited_fd)
 
     def _deadline(self, began: float) -> float | None:
-        """When to stop the shell: its own time, or just before the host ends the jail with everything in it."""
+        """The time when the shell is stopped: at the end of its own time, or just before the host ends the whole
+        jail.
+        """
         milliseconds = self._timeout_ms if self._timeout_ms > 0 else None
         remaining = self._ctx.remaining_ms
         if remaining is not None and remaining > SHORT_DEADLINE_MS:
@@ -229,7 +236,7 @@ class Shell:
 
     @staticmethod
     def _last_read(poll: select.poll, open_streams: dict[int, Stream], exited_fd: int) -> None:
-        """After SIGKILL: what is still in the pipes."""
+        """Read the rest of the pipes after SIGKILL."""
         end = monotonic() + LAST_READ_S
         while open_streams and (left := end - monotonic()) > 0:
             for fd, _ in poll.poll(left * 1000):
@@ -241,21 +248,23 @@ class Shell:
 
 
 def signal_group(pid: int, number: int) -> None:
-    """Send a signal to the shell and what shares its process group."""
+    """Send a signal to the process group of the shell."""
     try:  # noqa: SIM105 # contextlib is not imported here
         posix.killpg(pid, number)
     except OSError:
-        pass  # nobody there
+        pass  # the group is gone
 
 
 def kill_group(pid: int) -> None:
-    """SIGKILL to the group, and to the shell should it have left it; not reaped yet, its number is nobody else's."""
+    """Send SIGKILL to the group, and to the shell in case it has left the group. The shell is not reaped yet, so no
+    other process has its number.
+    """
     signal_group(pid, SIGKILL)
     posix.kill(pid, SIGKILL)
 
 
 def fitting_texts(ctx: ToolContext, first: dict[str, Any], ended: Ended) -> tuple[str, str]:
-    """What was printed to stdout and stderr, cut further when both do not fit the call's output beside `first`."""
+    """The texts of stdout and stderr, cut further when both do not fit the call's output together with `first`."""
     texts = [*(value for value in first.values() if isinstance(value, str)), *first.get("args", [])]
     room = ctx.output_limit - FIELDS_BYTES - sum(len(encode(text)) + 8 for text in texts)
     half = max(0, room // 2)
@@ -265,5 +274,5 @@ def fitting_texts(ctx: ToolContext, first: dict[str, Any], ended: Ended) -> tupl
 
 
 def signal_name(number: int) -> str:
-    """SIGTERM for 15; real-time signals have only their number."""
+    """The name of a signal: SIGTERM for 15. Real-time signals have only their number."""
     return f"SIG{SIGNALS[number - 1]}" if number <= len(SIGNALS) else f"SIG{number}"

@@ -1,7 +1,7 @@
-"""Web addresses as browsers read them (the URL standard), as far as a request needs it: for tools that take any URL.
+"""Reads web addresses as browsers do (the URL standard), as far as requests need it: for tools that take any URL.
 
     address = WebAddress(" HTTP://Example.org:80/a/../b?q#f")
-    address.href == "http://example.org/b?q#f"       # its one spelling, with what a person wrote kept
+    address.href == "http://example.org/b?q#f"       # the canonical spelling of the whole address
     address.request                                  # without user name, password and fragment
 
 Source: requirement HTTP-01; recorded parity (`url-*`, `invalid-*`, `ipv4-hex`).
@@ -15,9 +15,9 @@ PORTS = {"http": 80, "https": 443}
 MAX_PORT = 65535
 _C0 = "".join(map(chr, range(33)))
 _FORBIDDEN_IN_HOST = set(" #/:<>?@[\\]^|%\x7f") | set(map(chr, range(32)))
-#: Not seen, and dropped by older rules: a name that holds one looks like another's.
+#: Invisible characters, which older rules drop. A name with one of them looks like another name.
 JOINERS = "\u200c\u200d"
-#: What stays as it is in each part; the rest becomes %XX of its UTF-8 form.
+#: The characters that stay unchanged in each part. All others become %XX of their UTF-8 form.
 _PATH = "!$%&'()*+,-./:;=@[\\]_~|"
 _QUERY = "!$%&()*+,-./:;=?@[\\]^_`{|}~"
 _FRAGMENT = "!#$%&'()*+,-./:;=?@[\\]^_{|}~"
@@ -25,13 +25,13 @@ _USER = "!$%&'()*+,-._~"
 
 
 class BadAddress(ValueError):
-    """What is no URL."""
+    """The text is no URL."""
 
 
 class WebAddress:
-    """A URL taken apart. `credentials` are the user name and password in the form of Basic, None without.
+    """The parts of a URL. `credentials` are the user name and password in the form of Basic. None: there are none.
 
-    For another scheme than http and https only `scheme` is set. Raises BadAddress.
+    For schemes other than http and https only `scheme` is set. Raises BadAddress.
     """
 
     __slots__ = ("_fragment", "_host", "_path", "_port", "_query", "_user", "credentials", "scheme")
@@ -59,7 +59,7 @@ class WebAddress:
             self._absolute(rest.lstrip("/\\"))
 
     def _absolute(self, text: str) -> None:
-        """What comes behind `http://`."""
+        """Read the part after `http://`."""
         end = next((at for at, c in enumerate(text) if c in "/\\?#"), len(text))
         authority, rest = text[:end], text[end:]
         user, at, place = authority.rpartition("@")
@@ -69,7 +69,7 @@ class WebAddress:
         self._take_rest(rest, "/")
 
     def _relative(self, text: str, base: WebAddress) -> None:
-        """A reference, as in a Location header."""
+        """Read a relative reference, as in a Location header."""
         if text[:2] in ("//", "/\\", "\\/", "\\\\"):
             self._absolute(text[2:])
             return
@@ -118,18 +118,18 @@ class WebAddress:
 
     @property
     def origin(self) -> tuple[str, str, int | None]:
-        """What two addresses of the same server have in common."""
+        """The part that all addresses of one server share."""
         return (self.scheme, self._host, self._port)
 
     @property
     def request(self) -> str:
-        """The address to ask for."""
+        """The address for the request."""
         port = "" if self._port is None else f":{self._port}"
         return f"{self.scheme}://{self._host}{port}{self._path}{self._query}"
 
     @property
     def href(self) -> str:
-        """All of it, in its one spelling."""
+        """The whole address in its canonical spelling."""
         port = "" if self._port is None else f":{self._port}"
         return f"{self.scheme}://{self._user}{self._host}{port}{self._path}{self._query}{self._fragment}"
 
@@ -171,7 +171,7 @@ def _host(text: str) -> str:
 
 
 def _ipv4(name: str) -> str:
-    """Four decimal numbers for what the URL standard takes for an IPv4 address; other names as they are."""
+    """A host that the URL standard takes for an IPv4 address, as four decimal numbers. Other names stay unchanged."""
     parts = name.removesuffix(".").split(".")
     last = parts[-1]
     if not (last.isdigit() or _number(last) is not None):

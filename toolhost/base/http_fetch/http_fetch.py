@@ -1,8 +1,8 @@
-"""The bundled tool `http-fetch`: one web request, its answer as text.
+"""The bundled tool `http-fetch`: one web request, with its answer as text.
 
-Which addresses it may reach is the sandbox's affair (`network: public`): each address, of the first request and of
-every redirect, is judged by the egress proxy. Here only http and https are let through, on each redirect again. The
-body is read no further than `maxBytes`, also when it is packed.
+The sandbox decides which addresses may be reached (`network: public`): the egress proxy judges the address of the first
+request and of every redirect. This module allows only http and https, also in every redirect. It reads at most
+`maxBytes` of the body, also of a compressed body.
 
 Source: docs/design/tools.md section 9; requirements HTTP-01 to HTTP-10; recorded parity `http-fetch__*`.
 """
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 DEFAULT_TIMEOUT_MS = 30_000
 DEFAULT_MAX_BYTES = 500_000
-#: As many as the fetch standard follows.
+#: The most redirects, as in the fetch standard.
 MAX_REDIRECTS = 20
 REDIRECTS = (301, 302, 303, 307, 308)
-#: Redirects after which a POST becomes a GET without its body, as browsers do it.
+#: The redirects after which a POST becomes a GET without its body, as in browsers.
 TO_GET = (301, 302, 303)
-#: Headers that only make sense for the connection, which is not the caller's.
+#: The headers of the connection, which the caller cannot set.
 OURS = (
     "connection",
     "content-length",
@@ -39,11 +39,11 @@ OURS = (
     "trailer",
     "transfer-encoding",
 )
-#: Not sent to another server than the one they were meant for.
+#: The headers that are not sent to another server after a redirect.
 PERSONAL = ("authorization", "cookie")
-#: Say something about a body that is not sent any more.
+#: The headers about a body, which are dropped with the body.
 OF_A_BODY = ("content-encoding", "content-language", "content-location", "content-type")
-#: What zlib takes for the two packings: gzip or zlib by its own header.
+#: The argument of zlib for both compressions: gzip or zlib, by the header of the data.
 EITHER = 47
 READ_BYTES = 1 << 16
 
@@ -54,7 +54,7 @@ def get(ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
 
 
 def post(ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
-    """`http-fetch__post`: an object as JSON, or a text as it is."""
+    """`http-fetch__post`: send an object as JSON, or a text unchanged."""
     request = Request("POST", input)
     body, text = mapping(input, "body"), string(input, "bodyString", "")
     if "body" in input:
@@ -69,7 +69,7 @@ def post(ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
 
 
 class Request:
-    """What both exports are asked for; a body may be added. Raises InvalidInput, and ToolError for the address."""
+    """The arguments of both exports. A body may be added. Raises InvalidInput, and ToolError for the address."""
 
     def __init__(self, method: str, input: dict[str, Any]) -> None:
         self.method = method
@@ -83,12 +83,12 @@ class Request:
 
 
 def fetch(ctx: ToolContext, request: Request) -> dict[str, Any]:
-    """Make the request, follow its redirects, read its body; the result of both exports."""
+    """Make the request, follow its redirects and read its body. Returns the result of both exports."""
     began = monotonic()
     address, most, headers = request.address, request.most, request.headers
     if address.credentials is not None:
         headers.setdefault("authorization", "Basic " + address.credentials)
-    # The registered names in order, then the caller's own as they were sorted: so does the recorded fetch.
+    # First the registered names in order, then the caller's own, sorted: the order of the recorded fetch.
     headers = dict(sorted(headers.items(), key=lambda field: "x-" if field[0].startswith("x-") else field[0]))
     try:
         deadline = began + request.timeout_ms / 1000
@@ -120,7 +120,7 @@ def _follow(
     deadline: float,
     most: int,
 ) -> tuple[int, str, dict[str, str], bytes]:
-    """Status, reason, headers and the first `most` + 1 bytes of the last answer."""
+    """The status, the reason, the headers and the first `most` + 1 bytes of the last answer."""
     for _ in range(MAX_REDIRECTS + 1):
         left = deadline - monotonic()
         if left <= 0:
@@ -149,7 +149,7 @@ def _follow(
 
 
 def _address(text: str, base: WebAddress | None = None) -> WebAddress:
-    """An address that may be asked for (HTTP-01)."""
+    """Check that an address may be requested (HTTP-01)."""
     try:
         found = WebAddress(text, base)
     except BadAddress:
@@ -160,9 +160,9 @@ def _address(text: str, base: WebAddress | None = None) -> WebAddress:
 
 
 def _headers(given: dict[str, Any]) -> dict[str, str]:
-    """The caller's headers by their names in small letters; what is no text, number or boolean is left out.
+    """The caller's headers by their names in small letters. A value that is no text, number or boolean is left out.
 
-    A name that is there twice, in two spellings, has both values.
+    A name that is given in two spellings has both values.
     """
     headers: dict[str, str] = {}
     for name in sorted(given):
@@ -182,7 +182,7 @@ def _headers(given: dict[str, Any]) -> dict[str, str]:
 
 
 def _as_doubles(value: Any) -> Any:
-    """A JSON value with 1.0 written as 1, as whoever has one kind of numbers writes it."""
+    """A JSON value with 1.0 written as 1, as in languages with one kind of numbers."""
     if isinstance(value, float):
         return int(value) if value.is_integer() and abs(value) < EXACT else value
     if isinstance(value, dict):
@@ -195,7 +195,7 @@ def _without(headers: dict[str, str], names: tuple[str, ...]) -> dict[str, str]:
 
 
 def _seen(answer: Answer) -> dict[str, str]:
-    """The answer's headers; several of one name are joined, of several cookies the last one counts."""
+    """The answer's headers. Values of the same name are joined. Of several cookies the last one counts."""
     seen: dict[str, str] = {}
     for name, value in answer.headers:
         key = name.lower()
@@ -204,7 +204,7 @@ def _seen(answer: Answer) -> dict[str, str]:
 
 
 def _body(answer: Answer, most: int) -> bytes:
-    """The first `most` bytes of the body, unpacked if the server packed it."""
+    """The first `most` bytes of the body, decompressed if the server compressed it."""
     packing = (answer.header("content-encoding") or "").strip().lower()
     if packing not in ("gzip", "x-gzip", "deflate"):
         return answer.read(most)

@@ -1,7 +1,7 @@
-"""The bundled tool `json-query`: looking into a JSON text.
+"""The bundled tool `json-query`: queries of a JSON text.
 
-JSON is read strictly (RFC 8259), and numbers are doubles, as recorded: what is no integer up to 2^53 loses digits
-beyond the 16th, and what is too large for a double reads as null.
+JSON is read strictly (RFC 8259), and numbers are doubles, as recorded: a number that is no integer up to 2^53 loses the
+digits after the 16th, and a number that is too large for a double is read as null.
 
 Source: docs/design/tools.md section 9; requirements JSON-01 to JSON-12; recorded parity `json-query__*`.
 """
@@ -17,15 +17,15 @@ TYPE_CHECKING = False  # importing typing would cost a cold jail 5 ms
 if TYPE_CHECKING:
     from typing import Any, NoReturn
 
-#: Integers travel from minus this up to twice this.
+#: Integers from minus this up to twice this can be sent.
 WIDEST = 1 << 63
-#: No array that fits a call has an index of more digits.
+#: The most digits of an index of an array that fits into a call.
 INDEX_DIGITS = 9
 _INFINITY = float("inf")
 
 
 class Missing:
-    """What a path leads to when it leads nowhere."""
+    """The result of a path that leads nowhere."""
 
 
 MISSING = Missing()
@@ -53,7 +53,7 @@ def pick(ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
 
 
 def count(ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
-    """`json-query__count`: how many elements, keys or characters; what is missing counts as null."""
+    """`json-query__count`: the number of elements, keys or characters. A missing value counts as null."""
     value, path = at_path(input)
     kind = "null" if value is MISSING else json_type(value)
     if isinstance(value, list | dict | str):
@@ -62,7 +62,9 @@ def count(ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
 
 
 def flatten(ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
-    """`json-query__flatten`: arrays in an array, level by level; a started level counts as one."""
+    """`json-query__flatten`: flatten arrays in an array, level by level. A fraction of a level counts as a whole
+    level.
+    """
     data = non_empty(input, "data")
     depth = number(input, "depth", 1)
     document = parse(data)
@@ -79,7 +81,7 @@ handlers = {"query": query, "pick": pick, "count": count, "flatten": flatten}
 
 
 def at_path(input: dict[str, Any]) -> tuple[Any, str]:
-    """The value of `data` at `path` (or MISSING), and the path as given."""
+    """The value of `data` at `path` (or MISSING), and the given path."""
     data = non_empty(input, "data")
     path = string(input, "path", ".")
     value = parse(data)
@@ -89,9 +91,9 @@ def at_path(input: dict[str, Any]) -> tuple[Any, str]:
 
 
 def steps(path: str) -> list[str]:
-    """The keys and indexes of a path: what stands between brackets and, outside of brackets, dots.
+    """The keys and indexes of a path: the texts between brackets, and those between dots outside of brackets.
 
-    Empty steps do not count, and a bracket ends a step also where it is one too many.
+    Empty steps do not count. A closing bracket ends a step, also when no bracket is open.
     """
     found: list[str] = []
     start, inside = 0, False
@@ -105,7 +107,7 @@ def steps(path: str) -> list[str]:
 
 
 def child(value: Any, step: str) -> Any:
-    """One step down, or MISSING. An index is digits and nothing else; an object has only the keys it was given."""
+    """The value one step down, or MISSING. An index has only digits. An object has only its own keys."""
     if isinstance(value, dict):
         return value.get(step, MISSING)
     if isinstance(value, list) and step.isascii() and step.isdigit():
@@ -119,7 +121,9 @@ def child(value: Any, step: str) -> Any:
 
 
 def parse(text: str) -> Any:
-    """A JSON text as Python values. Numbers too large are infinite here (see `finite`). Raises InvalidInput."""
+    """A JSON text as Python values. Numbers that are too large are infinite here (see `finite`). Raises
+    InvalidInput.
+    """
     try:
         return _decoder.decode(text)
     except RecursionError:
@@ -129,7 +133,7 @@ def parse(text: str) -> Any:
 
 
 def to_number(digits: str) -> float:
-    """A JSON number as a double, and as an int where JavaScript prints it as one (and msgpack has room for it)."""
+    """A JSON number as a double, or as an int where JavaScript prints it as one and msgpack can hold it."""
     value = float(digits)
     if not value.is_integer() or not -WIDEST <= value < 2 * WIDEST:
         return value
@@ -137,7 +141,7 @@ def to_number(digits: str) -> float:
 
 
 def no_constant(name: str) -> NoReturn:
-    """NaN and its like are no JSON."""
+    """Refuse NaN and infinities, which are no JSON."""
     raise ValueError(name)
 
 
@@ -145,7 +149,9 @@ _decoder = JSONDecoder(parse_float=to_number, parse_int=to_number, parse_constan
 
 
 def finite(value: Any) -> Any:
-    """The value with None for numbers that are infinite; `value` itself without any. Not recursive: it can be deep."""
+    """The value with None in place of infinite numbers, and `value` itself if there are none. Not recursive, because it
+    can be deep.
+    """
     if isinstance(value, float):
         return value if -_INFINITY < value < _INFINITY else None
     waiting = [value]
@@ -175,7 +181,7 @@ def json_type(value: Any) -> str:
 
 
 def flattened(items: list[Any], depth: float) -> list[Any]:
-    """The items, and in place of each array down to `depth` levels its own. Not recursive: it can be deep."""
+    """The items. An array down to `depth` levels is replaced by its items. Not recursive, because it can be deep."""
     result: list[Any] = []
     open_lists = [iter(items)]
     while open_lists:

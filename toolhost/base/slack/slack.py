@@ -1,7 +1,7 @@
 """The bundled tool `slack`: a bot's messages, reactions and files, by the Slack Web API.
 
-The token goes to the API and, for a download, to hosts of Slack or the host of the given apiBaseUrl, and nowhere else:
-any other address, also one that a redirect leads to, is an error before a request is made.
+The token is sent only to the API and, for a download, to hosts of Slack or to the host of the given apiBaseUrl. Any
+other address, also one of a redirect, is an error before a request is made.
 
 Source: docs/design/tools.md section 9; requirements SLACK-01 to SLACK-23; recorded parity `slack__*`.
 """
@@ -36,13 +36,13 @@ SLACK = Service(
     variables=("SLACK_BOT_TOKEN", "SLACK_TOKEN", "BRAIN_SLACK_BOT_TOKEN"),
     wanted="SLACK_BOT_TOKEN/SLACK_TOKEN/BRAIN_SLACK_BOT_TOKEN",
 )
-#: Slack's own hosts are this one and those below it, by https only.
+#: Slack's own hosts: this one and those below it, over https only.
 SLACK_DOMAIN = "slack.com"
 HTTPS_PORT = 443
-#: Messages of one read: the default, the default when one message is looked for, and the most.
+#: The number of messages of one read: the default, the default for a search of one message, and the most.
 DEFAULT_LIMIT, DEFAULT_LIMIT_OF_ONE, MOST_MESSAGES = 20, 1, 1000
 
-#: The names that a message's timestamp may have, first first.
+#: The names that a message's timestamp may have, in their order.
 TIMESTAMPS = ("messageTs", "ts", "timestamp")
 
 
@@ -112,13 +112,13 @@ def edit(bot: Bot, ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
 
 
 def delete(bot: Bot, ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
-    """`slack__delete`: take a message away."""
+    """`slack__delete`: delete a message."""
     channel, message = channel_id(input), message_ts(input)
     return {**changed(call(bot, "chat.delete", {"channel": channel, "ts": message}), channel, message), "deleted": True}
 
 
 def react(bot: Bot, ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
-    """`slack__react`: one reaction for each name. All names are checked first; the first one that fails ends it."""
+    """`slack__react`: add one reaction for each name. All names are checked first. The first failure ends the call."""
     channel, message = channel_id(input), message_ts(input)
     names = list(dict.fromkeys(name for item in emoji_names(input) if (name := emoji_name(item))))
     if not names:
@@ -136,7 +136,7 @@ def react(bot: Bot, ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
 
 
 def download_file(bot: Bot, ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
-    """`slack__downloadFile`: a file by its address, into the result, the workdir, or both."""
+    """`slack__downloadFile`: download a file by its address, into the result, the workdir, or both."""
     url = first_text(input, "url", "fileUrl", "downloadUrl")
     if url is None:
         raise InvalidInput("Provide 'url' (or 'fileUrl'/'downloadUrl') to download Slack file.")
@@ -171,7 +171,7 @@ handlers = {
 
 
 def channel_id(input: dict[str, Any]) -> str:
-    """The channel, by either name."""
+    """The channel, under either of its names."""
     channel = first_text(input, "channelId", "channel")
     if channel is None:
         raise InvalidInput("'channelId' must be a non-empty string")
@@ -179,7 +179,7 @@ def channel_id(input: dict[str, Any]) -> str:
 
 
 def message_ts(input: dict[str, Any]) -> str:
-    """The timestamp that names a message, by any of its names."""
+    """The timestamp that names a message, under any of its names."""
     message = first_text(input, *TIMESTAMPS)
     if message is None:
         raise InvalidInput("'messageTs' must be a non-empty string")
@@ -187,7 +187,7 @@ def message_ts(input: dict[str, Any]) -> str:
 
 
 def emoji_name(given: str) -> str:
-    """The name without the colons around it; `::` alone is left as it is, and the API refuses it."""
+    """The name without the colons around it. `::` alone is not changed, and the API refuses it."""
     name = given
     if len(given) > 2 and given[0] == given[-1] == ":":
         name = given[1:-1].strip(WHITE_SPACE)
@@ -197,13 +197,13 @@ def emoji_name(given: str) -> str:
 
 
 def call(bot: Bot, method: str, body: dict[str, Any]) -> dict[str, Any]:
-    """Call a method; its answer. Raises ApiError."""
+    """Call a method, and return its answer. Raises ApiError."""
     headers = {**authorization(bot), "Content-Type": "application/json; charset=utf-8"}
     return bot.call(method, f"{bot.base}/{method}", body, headers, refusal)
 
 
 def changed(said: dict[str, Any], channel: str, message: str) -> dict[str, Any]:
-    """Which message was changed: what the API says, else what was asked."""
+    """The message that was changed: as the API names it, otherwise as the call named it."""
     return {
         "ok": True,
         "channelId": trimmed(said.get("channel")) or channel,
@@ -212,18 +212,20 @@ def changed(said: dict[str, Any], channel: str, message: str) -> dict[str, Any]:
 
 
 def authorization(bot: Bot) -> dict[str, str]:
-    """The header that carries the token."""
+    """The header with the token."""
     return {"Authorization": f"Bearer {bot.token}"}
 
 
 def refusal(said: dict[str, Any]) -> str:
-    """What the API says about a failure, as the end of a sentence; empty when it says nothing."""
+    """The API's text about a failure, as the end of a sentence. Empty when there is none."""
     text = trimmed(said.get("error"))
     return "" if text is None else f": {text}"
 
 
 def foreign(url: str, base: str) -> str | None:
-    """Why the token must not go to an address: its server is neither Slack's nor the API's; None: it may."""
+    """The reason why the token must not be sent to an address: its server is neither Slack's nor the API's. None: it
+    may be.
+    """
     from goondan_base.fetch import Address, Unreachable
 
     try:

@@ -1,7 +1,7 @@
 """The bundled tool `telegram`: a bot's messages, reactions and files, by the Telegram Bot API.
 
-The token is part of every address, so no address is ever shown: `downloadUrl` has `bot***` in its place. A redirect is
-followed nowhere, because it could only lead the token away.
+The token is part of every address, so no address is shown: `downloadUrl` has `bot***` in its place. No redirect is
+followed, because it could lead the token to another server.
 
 Source: docs/design/tools.md section 9; requirements TELEGRAM-01 to TELEGRAM-21; recorded parity `telegram__*`.
 """
@@ -36,7 +36,7 @@ TELEGRAM = Service(
     variables=("TELEGRAM_BOT_TOKEN", "BOT_TOKEN", "TELEGRAM_TOKEN", "BRAIN_TELEGRAM_BOT_TOKEN"),
     wanted="TELEGRAM_BOT_TOKEN/BOT_TOKEN/TELEGRAM_TOKEN",
 )
-#: A parse mode as it is looked up, and the API's spelling of it.
+#: Parse mode in its canonical spelling -> the API's spelling.
 PARSE_MODES = {"markdown": "Markdown", "markdownv2": "MarkdownV2", "markdown-v2": "MarkdownV2", "html": "HTML"}
 #: The spellings that a refusal names, as recorded.
 NAMED_MODES = '["Markdown", "MarkdownV2", "HTML", "markdown", "markdownv2", "markdown-v2", "html"]'
@@ -44,9 +44,9 @@ ACTIONS = (
     "typing", "upload_photo", "record_video", "upload_video", "record_voice", "upload_voice", "upload_document",
     "choose_sticker", "find_location", "record_video_note", "upload_video_note",
 )  # fmt: skip
-#: No file is as large (bytes), and every system's integers have room for it.
+#: The largest size (bytes). No file is so large, and the integers of every system can hold it.
 MOST_SIZE = 1 << 63
-#: What stays as it is in the part of an address that holds the token: characters of one RFC 3986 path segment.
+#: The characters that stay unchanged in the part of an address with the token: those of an RFC 3986 path segment.
 SEGMENT_SAFE = ":@!$&'()*+,;=-._~"
 FILE_SAFE = SEGMENT_SAFE + "/"
 
@@ -91,14 +91,14 @@ def edit(bot: Bot, ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
 
 
 def delete(bot: Bot, ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
-    """`telegram__delete`: take a message away."""
+    """`telegram__delete`: delete a message."""
     chat, message = chat_id(input), message_id(input, "messageId")
     result(bot, "deleteMessage", {"chat_id": chat, "message_id": message})
     return {"ok": True, "chatId": chat, "messageId": message, "deleted": True}
 
 
 def react(bot: Bot, ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
-    """`telegram__react`: the bot's reactions to a message, in place of those it has; `clear` takes all of them away."""
+    """`telegram__react`: set the bot's reactions to a message, in place of its earlier ones. `clear` removes all."""
     chat, message = chat_id(input), message_id(input, "messageId")
     is_big, clear = optional_flag(input, "isBig"), flag(input, "clear", False)
     emojis = [] if clear else list(dict.fromkeys(emoji_names(input)))
@@ -124,7 +124,7 @@ def react(bot: Bot, ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
 
 
 def set_chat_action(bot: Bot, ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
-    """`telegram__setChatAction`: what the bot seems to be doing; the API's own spelling comes back."""
+    """`telegram__setChatAction`: show what the bot is doing. The result has the API's own spelling."""
     chat = chat_id(input)
     asked = string(input, "action" if "action" in input else "status", "typing")
     action = spelled(asked).replace("-", "_")
@@ -136,7 +136,7 @@ def set_chat_action(bot: Bot, ctx: ToolContext, input: dict[str, Any]) -> dict[s
 
 
 def download_file(bot: Bot, ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
-    """`telegram__downloadFile`: a file by its id, into the result, the workdir, or both."""
+    """`telegram__downloadFile`: download a file by its id, into the result, the workdir, or both."""
     from urllib.parse import quote
 
     asked = first_text(input, "fileId", "file_id")
@@ -202,20 +202,20 @@ def message_id(input: dict[str, Any], name: str) -> int:
 
 
 def above_zero(value: Any) -> int | None:
-    """An integer above 0; None for anything else."""
+    """An integer above 0. None for anything else."""
     found = integer(value)
     return found if found is not None and found > 0 else None
 
 
 def cut_off(value: Any) -> int | None:
-    """A number without its fraction; None for what is none, and for one too large to be a size."""
+    """A number without its fraction. None for a value that is no number, and for one that is too large for a size."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < MOST_SIZE:
         return None
     return int(value)
 
 
 def parse_mode(input: dict[str, Any], export: str) -> str | None:
-    """The API's name of a parse mode in any letter case (TELEGRAM-06), which no enum of a schema can say."""
+    """The API's name of a parse mode in any letter case (TELEGRAM-06). An enum of a schema cannot express that."""
     asked = trimmed(string(input, "parseMode", ""))
     if asked is None:
         return None
@@ -229,13 +229,13 @@ def parse_mode(input: dict[str, Any], export: str) -> str | None:
 
 
 def spelled(given: str) -> str:
-    """A word in the one spelling that it is looked up by: small letters, and dashes between its parts."""
+    """A word in its canonical spelling: small letters, and dashes between its parts."""
     parts = given.translate(dict.fromkeys(map(ord, WHITE_SPACE + "_"), " ")).split(" ")
     return "-".join(part for part in parts if part).lower()
 
 
 def result(bot: Bot, method: str, body: dict[str, Any]) -> Any:
-    """Call a method; its `result`. Raises ApiError."""
+    """Call a method, and return its `result`. Raises ApiError."""
     from urllib.parse import quote
 
     url = f"{bot.base}/bot{quote(bot.token, safe=SEGMENT_SAFE)}/{method}"
@@ -244,12 +244,12 @@ def result(bot: Bot, method: str, body: dict[str, Any]) -> Any:
 
 
 def as_object(value: Any) -> dict[str, Any]:
-    """An object; empty for what is none."""
+    """The value if it is an object, otherwise an empty object."""
     return value if isinstance(value, dict) else {}
 
 
 def refusal(said: dict[str, Any]) -> str:
-    """What the API says about a failure, as the end of a sentence; empty when it says nothing."""
+    """The API's text about a failure, as the end of a sentence. Empty when there is none."""
     text, code = trimmed(said.get("description")), said.get("error_code")
     if text is None:
         return ""

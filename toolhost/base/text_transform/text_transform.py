@@ -12,23 +12,25 @@ TYPE_CHECKING = False  # importing typing would cost a cold jail 5 ms
 if TYPE_CHECKING:
     from typing import Any
 
-#: `maxParts` counts modulo this, as recorded: -1 means as many as there are.
+#: The modulus of `maxParts`, as recorded: -1 means all parts.
 PARTS_MODULUS = 1 << 32
 
 
 def replace(ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
-    """`text-transform__replace`: a literal string, once or everywhere."""
+    """`text-transform__replace`: replace a literal string, once or everywhere."""
     text = non_empty(input, "text")
     search = non_empty(input, "search")
     replacement = string(input, "replacement", "")
     count = text.count(search) if input.get("all") is True else int(search in text)
-    # Before it is built: a megabyte of text can become a terabyte.
+    # Checked before the result is built: a megabyte of text can become a terabyte.
     check_size(ctx, size(text) + count * (size(replacement) - size(search)))
     return {"original": text, "result": text.replace(search, replacement, count), "replacements": count}
 
 
 def slice_(ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
-    """`text-transform__slice`: from one position to another; fractions are cut off, but echoed as given."""
+    """`text-transform__slice`: the text from one position to another. Fractions are cut off, but the result repeats the
+    given numbers.
+    """
     text = non_empty(input, "text")
     start = number(input, "start", 0)
     end = number(input, "end", len(text))
@@ -37,17 +39,19 @@ def slice_(ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
 
 
 def split(ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
-    """`text-transform__split`: at a delimiter; what exceeds maxParts is dropped (docs/design/tools.md section 9)."""
+    """`text-transform__split`: split at a delimiter. Parts beyond maxParts are dropped (docs/design/tools.md section
+    9).
+    """
     text = non_empty(input, "text")
     delimiter = string(input, "delimiter", "\n")
     most = int(number(input, "maxParts", -1)) % PARTS_MODULUS
-    # One split more than wanted at most: the last part would hold the rest of the text.
+    # At most one split more than wanted, because the last part would hold the rest of the text.
     parts = text.split(delimiter, most)[:most] if delimiter else list(text[:most])
     return {"delimiter": delimiter, "count": len(parts), "parts": parts}
 
 
 def join(ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
-    """`text-transform__join`: strings, numbers and booleans to one text."""
+    """`text-transform__join`: join strings, numbers and booleans to one text."""
     parts = input.get("parts")
     if not isinstance(parts, list):
         raise InvalidInput("'parts' must be an array")
@@ -60,7 +64,7 @@ def join(ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
 
 
 def trim(ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
-    """`text-transform__trim`: white space from the start, the end or both; the schema knows no other mode."""
+    """`text-transform__trim`: remove white space at the start, the end or both. The schema allows no other mode."""
     text = non_empty(input, "text")
     mode = string(input, "mode", "both")
     result = text if mode == "end" else text.lstrip(WHITE_SPACE)
@@ -78,12 +82,12 @@ def case(ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
 
 
 def size(text: str) -> int:
-    """Bytes that a text takes as it travels."""
+    """The size of a text on the wire (bytes)."""
     return len(text) if text.isascii() else len(text.encode("utf-8", "replace"))
 
 
 def check_size(ctx: ToolContext, result: int) -> None:
-    """Raise ToolError E_TOOL_LIMIT when a result of so many bytes is more than an output may have."""
+    """Raise ToolError E_TOOL_LIMIT when a result of so many bytes is too large for an output."""
     if result > ctx.output_limit:
         raise ToolError(
             f"the result would have {result} bytes, limit {ctx.output_limit}",

@@ -1,7 +1,7 @@
-"""`tool-result__get`: what pending work came to.
+"""`tool-result__get`: the result of pending work.
 
-The tool host itself answers these calls (toolhost/calls/answers.py), because it is who knows the work of every
-jail; this module only says so, should it ever be asked.
+The tool host itself answers these calls (toolhost/calls/answers.py), because only it knows the work of every jail. If
+this module is ever called, it only says so.
 """
 
 from __future__ import annotations

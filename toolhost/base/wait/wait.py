@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _INFINITY = float("inf")
 #: The longest wait (seconds), as recorded. The manifest's wallSeconds leaves room for it.
 MAX_SECONDS = 300
-#: How often a waiting call looks whether it was cancelled (seconds).
+#: How often a waiting call checks whether it was cancelled (seconds).
 LOOK_S = 0.1
 
 
@@ -33,7 +33,7 @@ def seconds(ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
     milliseconds = int(asked * 1000 + 0.5)
     remaining = ctx.remaining_ms
     if remaining is not None and milliseconds > remaining:
-        # At its deadline the host would end this process with the call: better to say so now.
+        # At the deadline the host would end this process with the call. So it fails now, with a clear error.
         raise ToolError(
             f"cannot wait for {milliseconds} ms: the call has {remaining} ms left",
             code="E_TOOL_TIMEOUT",
