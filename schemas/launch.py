@@ -338,6 +338,12 @@ class ToolSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=
     #: By the names of agents: their calls name a folder (ToolCallPayload.folder), which the jail shows read-only.
     folders: dict[str, FolderGrants] = {}
 
+    @property
+    def variables(self) -> set[str]:
+        """Names of the variables of the environment that some jail of it gets."""
+        pinned = [sandbox for grants in self.folders.values() for sandbox in grants.pinned.values()]
+        return {name for sandbox in (self.sandbox, *pinned) for name in sandbox.env}
+
 
 class ToolHostSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
     """One tool host."""

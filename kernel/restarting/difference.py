@@ -76,7 +76,7 @@ def _quiet(plan: KernelPlan) -> tuple[Any, ...]:
 
 
 def _variables(plan: KernelPlan) -> set[str]:
-    return {name for tool in plan.toolhost.tools for name in tool.sandbox.env}
+    return {name for tool in plan.toolhost.tools for name in tool.variables}
 
 
 def _agents(plan: KernelPlan) -> dict[str, Any]:

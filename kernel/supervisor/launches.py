@@ -132,7 +132,7 @@ class Launches:
         promise, plan = self._promise, self._plan
         if promise is None or plan is None:
             return
-        granted = {name for tool in plan.toolhost.tools for name in tool.sandbox.env}
+        granted = {name for tool in plan.toolhost.tools for name in tool.variables}
         values = {name: os.environ[name] for name in sorted(granted) if name in os.environ}
         fill(promise.values_fd, msgspec.msgpack.encode(values))
         with suppress(BrokenPipeError):  # it is gone

@@ -2,7 +2,7 @@
 
 The documents are the extension document of v0.9 and the tool document of v2. The tool document has two editions, with
 the same examples. The documents are not in this repository, so the list of sections is written by hand. Blocks that
-only declare types are no examples, and neither are placeholders. What is about MCP and skills is not listed.
+only declare types are no examples, and neither are placeholders. What is about MCP is not listed.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 EXAMPLES = "tests/unit/agentproc/extensions/test_documented_examples.py"
 DOCUMENTS = "tests/contract/test_spec_documents.py"
+SKILLS = "tests/unit/agentproc/extensions/test_documented_skills.py"
 
 #: Section of the extension document of v0.9 -> the tests that run its example.
 EXTENSIONS: dict[str, list[str]] = {
@@ -46,6 +47,15 @@ EXTENSIONS: dict[str, list[str]] = {
     ],
     "10.3 identity": ["tests/unit/agentproc/extensions/test_reconcile.py::test_another_order_recreates_nothing"],
     "10.4 cleanup": [f"{EXAMPLES}::test_the_connection_is_closed_at_the_end"],
+    "2.5, 12.2 documents of skills": [f"{DOCUMENTS}::test_the_extensions"],
+    "12.3 directories of skills": [f"{SKILLS}::test_the_skills_are_found_opened_and_closed"],
+    "12.4 a SKILL.md": [f"{SKILLS}::test_the_skills_are_found_opened_and_closed"],
+    "12.5 the extension for skills": [
+        f"{SKILLS}::test_the_skills_are_found_opened_and_closed",
+        f"{SKILLS}::test_a_repository_is_scanned",
+        f"{SKILLS}::test_a_command_of_the_documented_extension",
+        "tests/process/test_toolhost_skills.py::test_the_command_of_the_specification",
+    ],
 }
 
 #: Sections of both editions of the tool document of v2 -> the tests that run their example.

@@ -38,14 +38,13 @@ def run(ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
     """`skills__run`: run a command line with /bin/sh in the skill's directory."""
     name, command = non_empty(input, "name"), _text("command", non_empty(input, "command"))
     args = [_text("args", arg) for arg in strings(input, "args")] if "args" in input else []
-    timeout_ms = number(input, "timeout", DEFAULT_TIMEOUT_MS)
+    timeout_ms = timeout(input)
     line = " ".join([command, *map(quoted, args)])
     folder = posix.environ.get(FOLDER, b"").decode("utf-8", "surrogateescape")
     environment = {**posix.environ, WORKDIR: encode(ctx.workdir)}
     try:
         _check_folder(folder)
-        given_ms = timeout_ms if timeout_ms > 0 else DEFAULT_TIMEOUT_MS
-        ended = Shell(ctx, [SHELL, "-c", line], folder, environment, given_ms).run()
+        ended = Shell(ctx, [SHELL, "-c", line], folder, environment, timeout_ms).run()
     except ShellError as error:
         raise NotStarted(error) from None
     told = {"skill": name, "command": command, "args": args}
@@ -61,6 +60,12 @@ def run(ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
 
 
 handlers = {"run": run}
+
+
+def timeout(input: dict[str, Any]) -> float:
+    """`timeout` in milliseconds; zero or less means the default."""
+    given = number(input, "timeout", DEFAULT_TIMEOUT_MS)
+    return given if given > 0 else DEFAULT_TIMEOUT_MS
 
 
 def quoted(text: str) -> str:
