@@ -41,12 +41,17 @@ class Source(NamedTuple):
 
 
 class _Line(Struct, rename="camel"):
-    """A line of the tool host's, as far as its source goes. `suppressed`: it stands for that many others."""
+    """The parts of a tool host's line that tell its source."""
 
+    #: When it was written (seconds since 1970).
     time: float | None = None
+    #: The tool that wrote it. None: the tool host itself.
     tool: str | None = None
+    #: The agent that it was written for.
     agent: str | None = None
+    #: The key of the agent's instance.
     instance_key: str | None = None
+    #: How many suppressed lines this line stands for.
     suppressed: int = 0
 
 

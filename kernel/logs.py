@@ -43,12 +43,19 @@ class LogLine(Struct, frozen=True):
 class _Said(Struct, rename="camel"):
     """A line of the tool host's."""
 
+    #: Its text.
     message: str
+    #: Its level.
     level: str = "info"
+    #: When it was written (seconds since 1970).
     time: float | None = None
+    #: The tool that wrote it. None: the tool host itself.
     tool: str | None = None
+    #: The agent that it was written for.
     agent: str | None = None
+    #: The key of the agent's instance.
     instance_key: str | None = None
+    #: The code of the error that it reports.
     code: str | None = None
 
 

@@ -28,8 +28,11 @@ _T = TypeVar("_T")
 class Note(Struct, frozen=True):
     """One row of `runtime_events`."""
 
+    #: The kind of the runtime event.
     kind: str
+    #: When it happened: RFC 3339 in UTC.
     at: str
+    #: More about it, in a form of schemas/traces.py.
     detail: str | None = None
 
 

@@ -77,8 +77,11 @@ class Rule(Struct, frozen=True, rename="camel", omit_defaults=True):
 class Policy(Struct, frozen=True, omit_defaults=True):
     """The rules of one Extension document of that name."""
 
+    #: The name of the Extension document.
     name: str
+    #: Its rules. The first one that fits a call decides.
     rules: list[Rule] = []
+    #: What happens to a call that no rule fits.
     default: Action = "allow"
 
 

@@ -16,10 +16,13 @@ from schemas.frames import ErrorPayload, ShutdownReason
 
 
 class Principal(Struct, frozen=True, rename="camel", omit_defaults=True):
-    """One process that can be wanted, run or lost. `instance_key` is None for tool hosts."""
+    """One process that can be wanted, run or lost."""
 
-    role: str  # "agent" | "toolhost"
+    #: `agent` or `toolhost`.
+    role: str
+    #: The name of the agent or of the tool host.
     name: str
+    #: The instance key of the agent. None: a tool host.
     instance_key: str | None = None
 
 

@@ -73,10 +73,15 @@ class ModelName(Struct, frozen=True):
 class Change(Struct, frozen=True, omit_defaults=True):
     """What one patch does to a configuration. None: nothing to that part."""
 
+    #: The change of the list of tools. None: no change.
     tools: ListChange | None = None
+    #: The change of the list of extensions. None: no change.
     extensions: ListChange | None = None
+    #: The changes of configs of extensions.
     edits: list[Edit] = []
+    #: Another system prompt. None: no change.
     prompt: Prompt | None = None
+    #: Another model. None: no change.
     model: ModelName | None = None
     #: Steps that a turn may take.
     max_steps: int | None = None

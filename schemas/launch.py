@@ -262,9 +262,11 @@ class McpServerSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_
     #: `instance`: the agents of one instance key share it, and it sees no workdir. `agent`: each agent instance has its
     #: own, which sees the workdir.
     scope: Literal["instance", "agent"] = "instance"
-    #: What it is asked for.
+    #: Whether it is asked for tools.
     tools: bool = False
+    #: Whether it is asked for resources.
     resources: bool = False
+    #: Whether it is asked for prompts.
     prompts: bool = False
     #: What it may ask for. A person can always be asked (elicitation).
     grants: list[Literal["sampling", "roots"]] = []

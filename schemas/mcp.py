@@ -183,9 +183,11 @@ class McpServerInit(Struct, frozen=True, rename="camel", omit_defaults=True, kw_
     endpoint: str | None = None
     #: Of `http`: headers of each request. They hold secrets.
     headers: dict[str, str] = {}
-    #: Which lists are wanted.
+    #: Whether the list of its tools is wanted.
     tools: bool = False
+    #: Whether its resources are wanted.
     resources: bool = False
+    #: Whether its prompts are wanted.
     prompts: bool = False
     #: What the server may ask for: `elicit` is always passed on, these only when they were granted.
     grants: list[Literal["sampling", "roots"]] = []

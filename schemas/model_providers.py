@@ -17,23 +17,22 @@ from msgspec import Struct
 class ModelProvider(Struct, frozen=True, kw_only=True):
     """One provider, whose models are asked over HTTP."""
 
+    #: The name in a Model document. The module `agentproc.providers.<name>` speaks its wire
+    #: (agentproc/providers/choose.py says what it has to have).
     name: str
-    """As a Model document names it. The module `agentproc.providers.<name>` speaks its wire
-    (agentproc/providers/choose.py says what it has to have).
-    """
+    #: Base URL of its own server. Requests go there when a Model names no endpoint. A key without an endpoint goes to
+    #: this origin only.
     server: str
-    """Base URL of its own server, where requests go when a Model names no endpoint; a key without an endpoint goes to
-    this origin only."""
+    #: The environment variable that has the user's key by custom.
     key_variable: str
-    """The environment variable that has the user's key by custom."""
+    #: The environment variable that has another base URL for `auto`.
     url_variable: str
-    """The environment variable that has another base URL for `auto`."""
+    #: The model of `auto` when there is a key.
     auto_model: str
-    """The model that `auto` asks for where there is a key."""
+    #: Whether `url_variable` alone makes `auto` choose this provider, because others run servers with the same wire.
     auto_by_url: bool = False
-    """Whether `url_variable` alone makes `auto` choose this provider: others run servers that speak as it does."""
+    #: The parameter with which a request to its own server limits the tokens of an answer.
     limit_param: str = "max_tokens"
-    """How a request to its own server says how many tokens an answer may have."""
 
 
 #: In the order in which `auto` looks for their keys.

@@ -268,9 +268,11 @@ class ServerReply(Struct, frozen=True, rename="camel", omit_defaults=True, kw_on
     message: str | None = None
     #: Of `authorize`: until when the person can agree: RFC 3339 in UTC.
     expires_at: str | None = None
-    #: Of `wait`: what the browser brought. Secrets.
+    #: Of `wait`: the code that the browser brought. A secret.
     code: str | None = None
+    #: Of `wait`: the state that came with the code. A secret.
     state: str | None = None
+    #: Of `wait`: the issuer that the redirect names.
     issuer: str | None = None
 
     def __repr__(self) -> str:

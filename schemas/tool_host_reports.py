@@ -23,11 +23,17 @@ class LogLine(Struct, rename="camel", omit_defaults=True, kw_only=True):
 
     #: Seconds since 1970.
     time: float
+    #: The level of the line.
     level: str
+    #: Its text.
     message: str
+    #: The tool that wrote it.
     tool: str
+    #: The agent that it was written for. None: not known.
     agent: str | None = None
+    #: The key of the agent's instance. None: not known.
     instance_key: str | None = None
+    #: The call that it was written in. None: not known.
     call_id: str | None = None
 
 
@@ -65,12 +71,16 @@ class ServerState(Struct, frozen=True, rename="camel", omit_defaults=True, kw_on
 class WorkerNews(Struct, rename="camel", omit_defaults=True, kw_only=True):
     """A worker has started or ended, or a server is not as it was."""
 
+    #: Whether the worker has started or ended, or the state of a server has changed.
     op: Literal["start", "exit", "server"]
     #: The number of the worker's process on the host. Of a server: of its own program in its jail, or of the MCP worker
     #: if it has no jail; 0 while that is not known.
     pid: int
+    #: The tool that it runs.
     tool: str = ""
+    #: The agent that it works for.
     agent: str | None = None
+    #: The key of the agent's instance.
     instance_key: str | None = None
     #: When it started: RFC 3339, UTC.
     since: str = ""
@@ -87,7 +97,9 @@ Reason = Literal["import", "handlers", "timeout", "crash", "sandbox"]
 class InspectionRequest(Struct, frozen=True, rename="camel", kw_only=True):
     """The tools whose modules are to be looked at."""
 
+    #: The tools.
     tools: list[ToolSpec]
+    #: The state directory of the workspace, which no module sees.
     state_dir: str
     #: The documents of the bundle, which no module sees.
     protected: list[str] = []
@@ -113,6 +125,7 @@ class ModuleReport(Struct, frozen=True, rename="camel", omit_defaults=True, kw_o
     method: Literal["jail", "source"]
     #: The names in `handlers`. None: they could not be told, or there is an error.
     exports: list[str] | None = None
+    #: Why the module cannot serve. None: it can.
     error: Refusal | None = None
 
 
@@ -136,7 +149,9 @@ class Obstacle(Struct, frozen=True):
 class DiskRow(Struct, frozen=True, rename="camel", kw_only=True):
     """One workdir that has a file system of its own, in an image."""
 
+    #: Its path.
     workdir: str
+    #: Whether the file system is mounted.
     mounted: bool
     #: What its files take (bytes).
     used_bytes: int

@@ -171,9 +171,11 @@ HostFrame = Init | Message | Call | Cancel | Answer | List | LoginAnswer | Exit 
 
 
 class Ready(Struct, frozen=True, tag="ready"):
-    """The module is loaded; `exports` are the names in its `handlers`."""
+    """The module is loaded."""
 
+    #: The version of the protocol that the worker speaks.
     protocol: int
+    #: The names in `handlers` of the module.
     exports: list[str]
     #: From an MCP worker: what the server offers.
     listing: McpListing | None = None

@@ -305,8 +305,11 @@ def _broken(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
 
 
 class _Said(Struct, omit_defaults=True):
+    #: The level.
     level: str
+    #: The text.
     message: str
+    #: The code of the error that it reports.
     code: str | None = None
 
 

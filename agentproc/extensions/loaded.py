@@ -63,8 +63,11 @@ class InstancePaths(Struct, frozen=True):
 
 
 class _Loaded(Struct):
+    #: Its specification.
     spec: ExtensionSpec
+    #: Its module.
     module: ModuleType
+    #: Its state in memory.
     state: ExtState
 
 

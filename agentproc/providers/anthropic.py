@@ -207,36 +207,58 @@ def offer(item: CatalogItem) -> Tool:
 
 
 class _Usage(Struct, frozen=True):
+    #: Tokens of the request that were not in a cache.
     input_tokens: int | None = None
+    #: Tokens of the answer.
     output_tokens: int | None = None
+    #: Tokens of the request that were written into the cache.
     cache_creation_input_tokens: int | None = None
+    #: Tokens of the request that were read from the cache.
     cache_read_input_tokens: int | None = None
 
 
 class _Message(Struct, frozen=True):
+    #: `message`, or `error`.
     type: str = "message"
+    #: Its blocks.
     content: list[dict[str, Any]] = []
+    #: Why it ended.
     stop_reason: str | None = None
+    #: The tokens.
     usage: _Usage | None = None
+    #: The error of a failed request.
     error: Any = None
 
 
 class _Delta(Struct, frozen=True):
+    #: The kind of the delta.
     type: str | None = None
+    #: More of a text.
     text: str | None = None
+    #: More of the arguments of a tool call.
     partial_json: str | None = None
+    #: More of the thinking.
     thinking: str | None = None
+    #: The signature of the thinking.
     signature: str | None = None
+    #: Why the message ended.
     stop_reason: str | None = None
 
 
 class _Event(Struct, frozen=True):
+    #: The kind of the event.
     type: str = ""
+    #: The number of the block.
     index: int = 0
+    #: The message, at its start.
     message: _Message | None = None
+    #: The block, at its start.
     content_block: dict[str, Any] | None = None
+    #: The change.
     delta: _Delta | None = None
+    #: The tokens so far.
     usage: _Usage | None = None
+    #: The error that ends the stream.
     error: Any = None
 
 

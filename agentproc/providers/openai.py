@@ -155,32 +155,50 @@ class _PromptDetails(Struct, frozen=True):
 
 
 class _Usage(Struct, frozen=True):
+    #: Tokens of the request.
     prompt_tokens: int | None = None
+    #: Tokens of the answer.
     completion_tokens: int | None = None
+    #: How many of them came from a cache.
     prompt_tokens_details: _PromptDetails | None = None
 
 
 class _Delta(Struct, frozen=True):
+    #: More of the text.
     content: Any = None
+    #: More of a refusal.
     refusal: str | None = None
+    #: More of the tool calls.
     tool_calls: list[dict[str, Any]] | None = None
+    #: More of the reasoning, as some servers name it.
     reasoning_content: Any = None
+    #: The same, as others name it.
     reasoning: Any = None
 
 
 class _Choice(Struct, frozen=True):
+    #: Its number. Only the first one is read.
     index: int | None = 0
+    #: In a stream: the change.
     delta: _Delta | None = None
+    #: Without a stream: the whole message.
     message: _Delta | None = None
+    #: Why it ended.
     finish_reason: str | None = None
 
 
 class _Chunk(Struct, frozen=True):
+    #: The answers.
     choices: list[_Choice] | None = None
+    #: The tokens.
     usage: _Usage | None = None
+    #: The error in place of an answer.
     error: Any = None
+    #: The kind of the document. `error`: the next two fields are the error.
     object: str | None = None
+    #: The text of such an error.
     message: Any = None
+    #: The code of such an error.
     code: Any = None
 
 

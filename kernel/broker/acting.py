@@ -34,6 +34,7 @@ class Actor(NamedTuple):
     sender: str
     #: The broker writes this into the header's `from`.
     name: str
+    #: The source that the broker writes into an event.
     source: Source
     #: The session that all this work is counted with.
     session: str

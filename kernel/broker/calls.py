@@ -18,12 +18,17 @@ from kernel.broker.shares import Pool, kept_of
 class Call(Struct, gc=False):
     """One open call. Times are seconds on the broker's clock."""
 
+    #: Its callId.
     id: str
+    #: The event whose turn makes it.
     event: Event
     #: The agent's frame, to have it sent again.
     frame_id: str
+    #: The full name of the tool.
     tool: str | None
+    #: The time that it had when it came (milliseconds). None: no deadline.
     deadline_ms: int | None
+    #: When it came.
     began: float
     #: The tool host that has the call; None while it waits for one.
     host: Connection | None = None

@@ -141,7 +141,9 @@ class Content(Struct):
 
     #: The header's `from`.
     from_: str | None = None
+    #: The payload, unopened.
     payload: Raw = NO_PAYLOAD
+    #: Where the answer goes. None: no answer is wanted.
     reply_to: ReplyTo | None = None
     #: The instances that wait for each other, the sender last; None when nobody waits.
     chain: list[str] | None = None

@@ -8,7 +8,9 @@ from typing import NamedTuple, Protocol
 class Moved(NamedTuple):
     """The result of moving an instance's folder away."""
 
+    #: The agent.
     agent: str
+    #: The key of its instance.
     key: str
     #: Why the folder was not moved; "" when it was.
     problem: str = ""

@@ -64,11 +64,15 @@ class Agent(Struct):
 
 
 class History(Struct):
-    """What a principal has behind it, while it is wanted or runs."""
+    """The past of a principal that is wanted or runs."""
 
-    failures: int = 0  # starts in a row that never became ready
-    crashes: int = 0  # unordered deaths in a row after it was ready
+    #: How many starts in a row never became ready.
+    failures: int = 0
+    #: How many unordered deaths there were in a row after it was ready.
+    crashes: int = 0
+    #: How often it was started again.
     restarts: int = 0
+    #: How its last process ended.
     last_exit: str | None = None
 
     @property

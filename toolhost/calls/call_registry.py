@@ -52,14 +52,21 @@ class Call(Struct, eq=False, kw_only=True):
 
     #: Its callId.
     id: str
+    #: The agent that makes it.
     agent: str
+    #: The key of the agent's instance.
     instance_key: str
+    #: The tool.
     tool: ToolSpec
+    #: The export of the tool.
     export: ExportSpec
     #: The arguments as the handler gets them.
     args: Raw
+    #: The turn that makes it.
     turn_id: str
+    #: Its toolCallId.
     tool_call_id: str
+    #: The id of the assistant message that made it.
     message_id: str | None
     #: The folder that it works in, as the frame says it.
     workdir: str | None
@@ -74,16 +81,21 @@ class Call(Struct, eq=False, kw_only=True):
     #: Of a call of a server: it is given up when there is no news of it for so many seconds. Then `deadline` is when
     #: that is, and `total` is when it is given up whatever its news.
     idle_s: float | None = None
+    #: See `idle_s`.
     total: float | None = None
     #: The time that it got until its deadline (milliseconds).
     allowed_ms: int = 0
     #: What it has left while its time stands still (seconds), and since when it does.
     left: float | None = None
+    #: See `left`.
     held_at: float | None = None
     #: Tells its tool from a tool of the same name in an earlier bundle.
     generation: str = ""
+    #: The event that all this work began with.
     root_event: str | None = None
+    #: The trace that it belongs to.
     trace_id: str | None = None
+    #: Its state.
     state: State = "waiting"
     #: Calls with the same key share a jail.
     key: tuple[str, ...] = ()

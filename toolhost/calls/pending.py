@@ -90,6 +90,7 @@ class Promise(Struct, frozen=True, rename="camel"):
 class Work(Struct, eq=False):
     """One piece of work."""
 
+    #: What was promised about it.
     promise: Promise
     #: When it began; once it is done, when it ended (seconds).
     at: float

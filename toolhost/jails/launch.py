@@ -51,8 +51,9 @@ class Launched(Struct):
     keeper: Keeper
     #: Its place among others while processors are short (limits/decide.py).
     niceness: int
-    #: bubblewrap outside the jail, and a descriptor that refers to it.
+    #: The process of bubblewrap outside of the jail.
     pid: int = 0
+    #: A descriptor of that process.
     pidfd: int = -1
     #: The jail's user on this host, None when that is our own.
     uid: int | None = None
@@ -74,6 +75,7 @@ class Wires(NamedTuple):
 class _Parts(NamedTuple):
     """What a launch needs beside the launcher."""
 
+    #: The jail.
     launched: Launched
     #: Descriptors for the jail, by their numbers there.
     places: dict[int, int]

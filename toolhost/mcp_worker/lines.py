@@ -43,16 +43,22 @@ class Answered(NamedTuple):
     read.
     """
 
+    #: The id of the request. None: the server could not read it.
     id: Id | None
+    #: The result. None: it is an error.
     result: dict[str, Any] | None
+    #: The error. None: it is a result.
     error: dict[str, Any] | None
 
 
 class Asked(NamedTuple):
     """A request of the server."""
 
+    #: The id under which the server waits for the answer.
     id: Id
+    #: The method.
     method: str
+    #: Its parameters.
     params: dict[str, Any] | None
 
 

@@ -85,7 +85,9 @@ class LaunchPlan(Struct, frozen=True, kw_only=True):
     seen: list[tuple[str, str]] = []
     #: Hidden folders inside what the jail sees. Their content is covered; what appears there later is not.
     hiding: list[str] = []
+    #: The tier of the jail.
     tier: Literal["full", "reduced"] = "full"
+    #: Its walls, in the words of receipts.
     walls: list[Wall] = []
     #: What keeps each limit.
     mechanisms: dict[str, Mechanism] = {}

@@ -22,6 +22,7 @@ class HostPath(Struct, frozen=True):
 
     #: Its path, without links.
     path: str
+    #: Whether it is a file or a folder.
     kind: Kind
     #: How it was named; None: by its path.
     name: str | None = None
@@ -54,6 +55,7 @@ class HostFacts(Struct, frozen=True, kw_only=True):
     python: str
     #: The folder of what is ours inside jails.
     inside: str
+    #: The kind of the processor, for the system call filter.
     machine: Machine
     #: Set when this host was started as root: the folder that the launcher may cover, in a namespace of its own, with
     #: what a jail is made from.
@@ -89,6 +91,7 @@ class HostFacts(Struct, frozen=True, kw_only=True):
     net_admin: bool = True
     #: The version of Landlock that the Linux kernel has; 0 without it.
     landlock: int = 0
+    #: The best tier that the host can give.
     tier: Literal["full", "reduced"] = "full"
     #: In the tier reduced: what would give the full one.
     fix: str | None = None
@@ -124,6 +127,7 @@ class HostFacts(Struct, frozen=True, kw_only=True):
 class Request(Struct, frozen=True, kw_only=True):
     """One jail to be made: its tool, and what facts.py found out about the paths that concern it."""
 
+    #: The tool.
     tool: ToolSpec
     #: The workdir as the caller names it; None: there is none.
     workdir: str | None = None

@@ -37,11 +37,15 @@ RETURN: Final = 0x06  # BPF_RET | BPF_K
 
 
 class Instruction(NamedTuple):
-    """struct sock_filter. `jt` and `jf` count instructions to skip, and so does `k` of a JUMP."""
+    """One instruction: struct sock_filter."""
 
+    #: The operation.
     code: int
+    #: How many instructions a jump skips if its condition holds.
     jt: int
+    #: How many it skips otherwise.
     jf: int
+    #: The operand. Of JUMP: how many instructions it skips.
     k: int
 
 

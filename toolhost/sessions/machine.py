@@ -63,7 +63,9 @@ class Answer(Struct, frozen=True):
 
     #: Where it ran; None for a call that has waited.
     session: JailSession | None
+    #: The call.
     call: Call
+    #: The error.
     error: ToolError
     #: Why its processes end, for the receipt.
     cause: str | None = None
@@ -81,7 +83,9 @@ class Finish(Struct, frozen=True):
 class Conclude(Struct, frozen=True):
     """The call, or the work that went on after it, has ended with its worker's result."""
 
+    #: Where it ran.
     session: JailSession
+    #: The call.
     call: Call
     #: The work that went on after the call; None when the call itself ends.
     work: Work | None
@@ -108,7 +112,9 @@ class LeaveCall(Struct, frozen=True):
 class EndCall(Struct, frozen=True):
     """End the own processes of a call."""
 
+    #: Where it runs.
     session: JailSession
+    #: The call.
     call: Call
     #: Why, for the receipt.
     reason: str
@@ -136,7 +142,9 @@ class Kill(Struct, frozen=True):
 class Wait(Struct, frozen=True):
     """Call `waited` after some time. A session waits for one thing at a time; the last request counts."""
 
+    #: The session.
     session: JailSession
+    #: How long to wait.
     seconds: float
     #: What the session waits for.
     then: Waiting
@@ -145,8 +153,11 @@ class Wait(Struct, frozen=True):
 class WaitForStop(Struct, frozen=True):
     """Call `did_not_stop` after so many seconds."""
 
+    #: Where the call runs.
     session: JailSession
+    #: The call.
     call: Call
+    #: How long to wait.
     seconds: float
 
 

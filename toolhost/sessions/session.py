@@ -43,6 +43,7 @@ class JailSession(Struct, eq=False):
     root: str = ""
     #: Its number; no other session has it.
     number: int = 0
+    #: Its state.
     state: State = "launching"
     #: Whether it takes nothing new, and ends after its last call.
     closed: bool = False

@@ -69,6 +69,7 @@ class _Device:
 class _Suspect(NamedTuple):
     """A jail that may have reached a limit on a file system."""
 
+    #: The jail.
     jail: JailUsage
     #: The number of the file system.
     number: int

@@ -34,6 +34,7 @@ _Decision = Literal["approved", "denied", "answered"]
 class Decided(Struct, frozen=True):
     """A decision about an item."""
 
+    #: The decision.
     how: _Decision
     #: The user who decided; None when the kernel decided in the person's place.
     uid: int | None
@@ -56,6 +57,7 @@ class Item(Struct):
     code: str
     #: The event whose turn asks.
     event: Event
+    #: Whether a person approves the call, or answers a question in its name.
     kind: Kind
     #: The tool of the call.
     tool: str
@@ -67,6 +69,7 @@ class Item(Struct):
     expires: float | None
     #: Bytes that it holds in the journal.
     size: int
+    #: The state of the item.
     state: ItemState = "staged"
     #: The decision; None while there is none.
     decided: Decided | None = None

@@ -44,10 +44,15 @@ MAX_HOLD_ID: Final = 64
 class _Waiting(Struct):
     """A model call that waits for what others may give back."""
 
+    #: The connection that asked.
     connection: Connection
+    #: The id of its frame.
     frame_id: str
+    #: The event whose turn asks.
     event: Event
+    #: The accounts that the turn is charged to.
     line: BudgetLine
+    #: What was asked for.
     request: BudgetReserve
     #: When it began to (seconds on the broker's clock).
     since: float

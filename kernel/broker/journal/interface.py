@@ -18,6 +18,7 @@ class Put(NamedTuple):
 class Retire(NamedTuple):
     """Remove every record of a subject: its work is over."""
 
+    #: The subject.
     subject: str
     #: What was accepted under this id (records.py), so that a repeat is recognised for days; None: forget the id, too.
     digest: bytes | None = None
@@ -60,7 +61,9 @@ class Row(NamedTuple):
 
     #: The number of its write.
     seq: int
+    #: The subject of the record.
     subject: str
+    #: The encoded record (records.py).
     data: bytes
 
 

@@ -58,9 +58,11 @@ class Accepted(Struct, frozen=True, array_like=True, tag="accepted", kw_only=Tru
     sender: str
     #: The header's `from`.
     from_: str | None
+    #: The payload, unopened.
     payload: Raw = NO_PAYLOAD
     #: The reference to the payload's file if the payload is large.
     blob: Blob | None = None
+    #: Who caused the event.
     source: Source | None = None
     #: Where the answer goes; None when no answer is wanted.
     reply_to: ReplyTo | None = None
@@ -70,7 +72,9 @@ class Accepted(Struct, frozen=True, array_like=True, tag="accepted", kw_only=Tru
     auth: OptionalRaw = None
     #: The working directory that an operator named for this event.
     workdir: str | None = None
+    #: The trace that the event belongs to.
     trace_id: str | None = None
+    #: When its time is over. None: no deadline.
     deadline: Deadline | None = None
     #: The tool call whose handler sent it.
     call_id: str | None = None
@@ -112,7 +116,9 @@ class CancelWish(Struct, frozen=True, array_like=True, tag="cancel"):
 class Finished(Struct, frozen=True, array_like=True, tag="finished"):
     """The event ended. The record stays until the asker has stored the answer, or a person has ended a dead letter."""
 
+    #: How the event ended.
     state: End
+    #: The answer.
     answer: Raw = NO_PAYLOAD
     #: The reference to the answer's file if the answer is large.
     blob: Blob | None = None
@@ -228,7 +234,9 @@ class ApprovalAsked(Struct, frozen=True, array_like=True, tag="asked", kw_only=T
     key: str
     #: The event whose turn makes the call.
     event_id: str
+    #: The callId of the call.
     call_id: str
+    #: Whether a person approves the call, or answers a question in its name.
     kind: Literal["approval", "question"]
     #: The tool of the call.
     tool: str
@@ -253,12 +261,15 @@ class ApprovalAsked(Struct, frozen=True, array_like=True, tag="asked", kw_only=T
 class ApprovalAnswered(Struct, frozen=True, array_like=True, tag="answered"):
     """A person has decided, or the kernel in the person's place."""
 
+    #: The decision.
     how: Literal["approved", "denied", "answered"]
     #: The user who decided; None for the kernel.
     uid: int | None
     #: When (milliseconds since 1970).
     at_ms: int
+    #: The reason that the person gave.
     reason: str | None = None
+    #: The answer to a question.
     answer: OptionalRaw = None
 
 

@@ -51,6 +51,7 @@ class RedoEntry(NamedTuple):
     digest: int
     #: Milliseconds since 1970.
     at_ms: int
+    #: The writes of the batch.
     writes: Sequence[Write]
 
     @property

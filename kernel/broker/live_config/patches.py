@@ -51,6 +51,7 @@ class Patch(Struct):
     change: Change
     #: The parts of the configuration that it touches.
     touched: frozenset[Touched]
+    #: The state of the patch.
     state: State = "staged"
     #: From this revision on it does not count; 0: it counts.
     reverted: int = 0
