@@ -13,6 +13,7 @@ from kernel.cli.lazy import LazyGroup
 
 #: name -> one line of help; the module is `kernel.cli.mcp_<name>`.
 COMMANDS: Final[dict[str, str]] = {
+    "add": "Install the package of an MCP server, and write its Extension.",
     "import": "Convert the MCP servers of other programs into Extensions.",
     "serve": "Offer the tools of an agent to MCP clients.",
 }
