@@ -24,6 +24,7 @@ from agentproc.calls import CallContext, failed_result
 from agentproc.catalog import Allowed, StepCatalog
 from agentproc.instance import Instance
 from agentproc.notes import TurnNotes
+from agentproc.scripts import script_of
 from schemas.approval_rules import concerns, decide
 from schemas.approvals import DENIED, ApprovalAsk, ApprovalState
 from schemas.codec import encode_value, from_raw, to_raw
@@ -75,9 +76,12 @@ class Approvals:
     def news(self, call_ids: Iterable[str]) -> None:
         """A person has decided about these calls."""
         decided = frozenset(call_ids)
+        # A decision about a call of a script may be one about others of it: the broker knows, so all ask again.
+        scripts = {script_of(call_id) for call_id in decided} - {None}
         for tool_call_id in list(self._waiting):
             prefix = f"{self._turn_id}/{tool_call_id}"
-            if any(call_id == prefix or call_id.startswith(f"{prefix}~") for call_id in decided):
+            named = any(call_id == prefix or call_id.startswith(f"{prefix}~") for call_id in decided)
+            if named or script_of(prefix) in scripts:
                 self._waiting.pop(tool_call_id)()
 
     def admit(

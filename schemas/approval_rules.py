@@ -94,6 +94,8 @@ class Decision(Struct, frozen=True, rename="camel", omit_defaults=True):
     reason: str | None = None
     #: How long an item waits (seconds).
     expires_s: float = DEFAULT_EXPIRY_S
+    #: Names the rule: its policy, and its number there or `default`. "" when no rule has decided.
+    rule: str = ""
 
 
 class Problem(Struct, frozen=True):
@@ -132,10 +134,10 @@ def decide(policies: Iterable[Policy], tool: str, args: Any) -> Decision:
 
 
 def _of_policy(policy: Policy, tool: str, args: Any) -> Decision:
-    for rule in policy.rules:
+    for at, rule in enumerate(policy.rules):
         if _names(rule, tool) and _fits(rule, args):
-            return Decision(rule.action, rule.reason, rule.expires_s)
-    return Decision(policy.default)
+            return Decision(rule.action, rule.reason, rule.expires_s, f"{policy.name}/{at}")
+    return Decision(policy.default, rule=f"{policy.name}/default")
 
 
 def _names(rule: Rule, tool: str) -> bool:

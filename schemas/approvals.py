@@ -104,6 +104,10 @@ class ApprovalItem(Struct, frozen=True, rename="camel", omit_defaults=True, kw_o
     decided_ms: int | None = None
     #: What the person said about the decision.
     decided_reason: str | None = None
+    #: Of a call that a script of code mode makes: the script. None when it is too large for a list.
+    script: str | None = None
+    #: How many calls of this tool in the script a yes is for, this one included. 0: this call alone.
+    covers: int = 0
 
 
 class ApprovalDecided(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):

@@ -150,7 +150,7 @@ class Router:
             configs.forget_instance(tombstone.agent, tombstone.key)
         every: dict[str, Handler] = {"ping": self._ping, "pong": self._ignore, "log": self._ignore}
         tools, take = self._tool_calls, self._intake.event
-        asks = ToolAsks(bus)
+        asks = ToolAsks(bus, approvals.clocks)
         asking: dict[str, Handler] = {
             "event": take,
             "agents.spawn": directory.spawn,

@@ -6,6 +6,8 @@ Rules.
 - An agent answers for calls of the event that it holds. The answer goes to the tool host that has the call. Which
   question it answers is checked there.
 - Payloads are passed on unchanged.
+- The first question of a call tells its host whether the call's time stands still because a person is asked. From then
+  on the host is told when that changes.
 - While the call is not open here, or its agent is away, the tool host is told to ask again: after a reconnect and after
   a restart of the broker, the agent sends its calls again. The tool host stops asking when the call has ended there.
 
@@ -14,6 +16,7 @@ Source: docs/design/wire.md section 4; docs/decisions/095.
 
 from __future__ import annotations
 
+from kernel.broker.approvals.clocks import Clocks
 from kernel.broker.bus import RETRY_AFTER_MS, Bus
 from kernel.broker.entities import AGENTS, TOOLS, Connection
 from schemas.codec import encode_value
@@ -24,8 +27,9 @@ from schemas.frames import Frame
 class ToolAsks:
     """Passes on `tool.ask` and `tool.answer`."""
 
-    def __init__(self, bus: Bus) -> None:
+    def __init__(self, bus: Bus, clocks: Clocks) -> None:
         self._bus = bus
+        self._clocks = clocks
         self._get = bus.calls.get
         self._out = bus.out
 
@@ -40,6 +44,9 @@ class ToolAsks:
         instance = event.instance
         if instance.leased is not event or instance.conn is None:
             raise _later("the agent of the call is away")
+        if not call.asks:
+            call.asks = True
+            self._out.append((TOOLS, connection.ident, encode_value(self._clocks.of_call(call))))
         frame.from_ = connection.address
         frame.to = instance.agent
         frame.instance_key = instance.key

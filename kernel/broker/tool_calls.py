@@ -29,6 +29,7 @@ from schemas.codec import encode_value, to_raw
 from schemas.errors import GoondanError, error_payload
 from schemas.frames import Blob, Frame, Source
 from schemas.reach import server_of
+from schemas.tool_asks import CODE_TOOL
 
 #: Calls of one event that may be open: the agent's credit, and frames that may have crossed a change of it.
 _MAX_OPEN: Final = CREDIT + CREDIT_SLACK
@@ -73,6 +74,8 @@ class ToolCalls:
         place = instance.workdir if named is None else Workdir(named)
         check_opened(place, self._bus.plan.spawn_workdirs)
         frame.attach = False
+        if frame.within is not None:
+            self._check_script(event, frame.within)
         approvals = self._approvals
         if (instance.agent in approvals.policies or event.standing is not None) and not approvals.admits(
             connection, event, frame, place, now
@@ -94,7 +97,7 @@ class ToolCalls:
         frame.chain = event.content.chain
         frame.root_event = event.root
         frame.trace_id = event.content.trace_id
-        frame.source = frame.auth = None
+        frame.source = frame.auth = frame.within = None
         host = instance.host or self._host_for(instance)
         if host is None:
             self._calls.wait(call, encode_value(frame))
@@ -118,6 +121,8 @@ class ToolCalls:
         call = Call(call_id, event, frame.id, frame.tool, frame.deadline_ms, now)
         if frame.blob is not None:
             self._take_large(call, frame.blob)
+        elif frame.tool == CODE_TOOL and event.instance.agent in self._approvals.policies:
+            call.script = bytes(frame.payload)
         if len(event.work.calls) >= MAX_REMEMBERED + event.work.open_calls:
             self._forget_oldest(event)
         event.work.calls.setdefault(call_id, None)
@@ -129,6 +134,15 @@ class ToolCalls:
         self._calls.open[call_id] = call
         event.work.open_calls += 1
         return call
+
+    def _check_script(self, event: Event, call_id: str) -> None:
+        """A script may make calls while it is open. After a restart of the broker its agent sends it again first."""
+        script = self._get(call_id)
+        if script is None:
+            message = "the script of this call is not open here"
+            raise GoondanError(error_payload("E_OVERLOADED", message, retry_after_ms=RETRY_AFTER_MS))
+        if script.event is not event:
+            raise GoondanError(error_payload("E_FORBIDDEN", "the script of this call belongs to another turn"))
 
     def _may_forget(self, event: Event, call_id: str) -> bool:
         """Whether an ended call may be forgotten. A call that a person approved may not: it runs only once, whatever
@@ -179,6 +193,8 @@ class ToolCalls:
             self._calls.forget_large(call)
         if event.work.requests:
             self._cancels.call_ended(event, call.id)
+        if call.asks:
+            self._approvals.script_over(event, call.id)
         instance = event.instance
         target = instance.conn
         if target is None:
@@ -216,6 +232,8 @@ class ToolCalls:
         """`tool.cancel` from an agent. The call's result tells whether the cancel came in time."""
         instance, call_id = connection.instance, frame.call_id or ""
         call = self._calls.get(call_id)
+        if instance is not None and instance.leased is not None:
+            self._approvals.script_over(instance.leased, call_id)
         if call is None and instance is not None and len(call_id) <= MAX_ID:
             self._cancel_unknown(instance, call_id, now)
         if call is None or call.event.instance is not instance:
@@ -313,6 +331,8 @@ class ToolCalls:
         """End a call with an error result of the broker. An agent that is away is told when it asks again."""
         self._calls.remove(call)
         self._cancels.call_ended(call.event, call.id)
+        if call.asks:
+            self._approvals.script_over(call.event, call.id)
         target = call.event.instance.conn
         if target is not None:
             error = tool_error(error_payload(code, f"{call.tool}: {message}"))

@@ -33,6 +33,15 @@ def item_lines(item: dict[str, Any], columns: int = COLUMNS) -> list[str]:
     if item.get("message"):
         lines.append(f"message  {item['message']}")
     lines += [f"args     {line}" if at == 0 else f"         {line}" for at, line in enumerate(_args(item))]
+    if item.get("script") is not None:
+        script = item["script"].split("\n")
+        lines += [f"script   {line}" if at == 0 else f"         {line}" for at, line in enumerate(script[:MAX_LINES])]
+        if len(script) > MAX_LINES:
+            more = f"… and {len(script) - MAX_LINES} lines more"
+            lines.append(f"         {more}; see gdn approve show {item['code']} --json")
+    if item.get("covers"):
+        others = f"up to {item['covers'] - 1} more of {item['tool']} in this script"
+        lines.append(f"covers   this call, and {others} that this rule is about")
     if item.get("schema") is not None:
         lines.append(f"answer   {msgspec.json.encode(item['schema']).decode()}")
     if item.get("reason"):

@@ -11,6 +11,7 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,9 +37,20 @@ metadata: {name: plain}
 spec: {modelConfig: {modelRef: Model/console}, tools: [Tool/bash]}
 ---
 apiVersion: goondan.ai/v1
+kind: Agent
+metadata: {name: gated}
+spec:
+  modelConfig: {modelRef: Model/console}
+  tools: [Tool/bash, Tool/json-query]
+  extensions:
+    - Extension/code-mode
+    - ref: Extension/approval
+      config: {rules: [{tools: ["json-query__*"], action: ask}]}
+---
+apiVersion: goondan.ai/v1
 kind: Swarm
 metadata: {name: scripted}
-spec: {entryAgent: Agent/main, agents: [Agent/main, Agent/plain]}
+spec: {entryAgent: Agent/main, agents: [Agent/main, Agent/plain, Agent/gated]}
 """
 
 
@@ -121,6 +133,49 @@ def test_the_tool_is_of_its_extension_alone(kernel: Sandbox) -> None:
     refused = kernel.gdn("send", "plain", message("print(1)"), "--instance", "p").out
     assert "E_TOOL_NOT_IN_CATALOG" in refused
     assert kernel.gdn("call", "code__run", json.dumps({"language": "python", "code": "1"})).status != 0
+
+
+def waiting_item(kernel: Sandbox, asked: int = 1) -> dict[str, Any]:
+    """The item that waits, when so many were asked for."""
+
+    def find() -> dict[str, Any] | None:
+        items = kernel.gdn("approve", "list", "--json").json["items"]
+        return next((item for item in items if item["state"] == "waits"), None)
+
+    return dict(wait_until(find, what=f"item {asked}"))
+
+
+def test_a_yes_shows_the_script_and_is_for_twenty_of_its_calls(kernel: Sandbox) -> None:
+    code = "print(sum(tools.json_query__count(data='[1]')['count'] for _ in range(25)))"
+    process = kernel.popen("send", "gated", message(code), "--instance", "yes")
+    item = waiting_item(kernel)
+    assert (item["script"], item["covers"], item["tool"]) == (code, 20, "json-query__count")
+    assert "script   print(sum(" in kernel.gdn("approve", "show", item["code"]).out
+    assert kernel.gdn("approve", "yes", item["code"]).status == 0
+    again = waiting_item(kernel, 2)
+    assert again["id"].endswith(">21"), again["id"]
+    assert kernel.gdn("approve", "yes", again["code"]).status == 0
+    assert json.loads(said(process))["printed"] == "25\n"
+
+
+def test_a_no_reaches_the_script_and_its_end_withdraws_what_it_has_asked(kernel: Sandbox) -> None:
+    code = """
+try:
+    tools.json_query__count(data="[1]")
+except ToolCallError as error:
+    print(error.code)
+"""
+    process = kernel.popen("send", "gated", message(code), "--instance", "no")
+    kernel.gdn("approve", "no", waiting_item(kernel)["code"])
+    assert json.loads(said(process))["printed"] == "E_APPROVAL_DENIED\n"
+    process = kernel.popen("send", "gated", message(code), "--instance", "withdrawn")
+    item = waiting_item(kernel)
+    os.kill(pid(kernel, "agent", "withdrawn"), signal.SIGKILL)
+    text = said(process)
+    assert "E_TOOL_OUTCOME_UNKNOWN" in text, text
+    assert "not known: json-query__count" in text, text
+    assert kernel.gdn("approve", "yes", item["code"]).status != 0
+    assert kernel.gdn("approve", "list", "--json").json["items"] == []
 
 
 # --- hostile scripts

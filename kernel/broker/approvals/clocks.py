@@ -3,13 +3,14 @@
 Rules.
 - The clock of an event stands still as long as one item holds it. Then the lost time is added to its deadline, and the
   new deadline is journaled.
-- Everybody who measures its time is told when the clock stops and when it goes on: the process of the turn, and the
-  asker that waits. They are told again when they reconnect.
+- Everybody who measures its time is told when the clock stops and when it goes on: the process of the turn, the asker
+  that waits, and the tool hosts of the turn's calls that ask their agent. They are told again when they reconnect.
 """
 
 from __future__ import annotations
 
 from kernel.broker.bus import Bus
+from kernel.broker.calls import Call
 from kernel.broker.entities import Connection, Event, Staged
 from kernel.broker.standing import Standing
 from schemas.frames import Frame
@@ -42,8 +43,7 @@ class Clocks:
             standing.holds += 1
             standing.held_since = since if standing.holds == 1 else min(since, standing.held_since)
             if standing.holds == 1:
-                self.tell_holder(one)
-                self.tell_asker(one)
+                self._tell_all(one)
         return chain
 
     def release(self, chain: list[Event], now: float) -> None:
@@ -63,8 +63,19 @@ class Clocks:
                 self._bus.mailbox.deadlines.add(event.deadline, event)
             if not event.ending:
                 self._bus.staged.append(Staged("note", self._bus.ledger.deadline_moved(event, event.deadline)))
+        self._tell_all(event)
+
+    def _tell_all(self, event: Event) -> None:
         self.tell_holder(event)
         self.tell_asker(event)
+        for call_id in event.work.calls if event.work.open_calls else ():
+            call = self._bus.calls.get(call_id)
+            if call is not None and call.asks and call.host is not None:
+                self._bus.send(call.host, self.of_call(call))
+
+    def of_call(self, call: Call) -> Frame:
+        """What the tool host of a call that asks its agent is told about the call's time: it is that of its turn."""
+        return Frame("clock", call_id=call.id, stage="held" if call.event.held else "runs")
 
     def tell_holder(self, event: Event) -> None:
         """Tell the process of the turn."""

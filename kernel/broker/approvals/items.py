@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 from msgspec import Raw, Struct
@@ -44,6 +44,17 @@ class Decided(Struct, frozen=True):
     reason: str | None = None
     #: The person's answer to a question.
     answer: Raw | None = None
+
+
+class Group(NamedTuple):
+    """Calls that one decision is for."""
+
+    #: Agent, instance key, and the callId of the script.
+    script: tuple[str, str, str]
+    #: Full name of the tool.
+    tool: str
+    #: The rule that wants a person to decide (schemas.approval_rules.Decision.rule).
+    rule: str
 
 
 class Item(Struct):
@@ -89,6 +100,12 @@ class Item(Struct):
     operators: list[tuple[Connection, str]] = []
     #: The events whose clocks stand still for it: its own event, and those whose turns wait for that one.
     chain: list[Event] = []
+    #: Of a call that a script makes: the callId of the script.
+    within: str | None = None
+    #: Of such a call: the calls that the decision is for. None: it is for this call alone.
+    group: Group | None = None
+    #: Frames of other calls of the group that are told when the item waits, and their connections.
+    others: list[tuple[Connection, Frame]] = []
 
     @property
     def open(self) -> bool:

@@ -12,6 +12,7 @@ from msgspec import Raw
 from kernel.broker.approvals.items import Decided, Item
 from kernel.broker.approvals.news import OperatorNews
 from kernel.broker.approvals.room import Approvals
+from kernel.broker.approvals.scripts import COVERED
 from kernel.broker.bus import RETRY_AFTER_MS, Bus
 from kernel.broker.entities import Connection
 from kernel.broker.one_frame import LIST_BYTES, fitting
@@ -151,6 +152,8 @@ class Operators:
             uid=None if decided is None else decided.uid,
             decided_ms=None if decided is None else decided.at_ms,
             decided_reason=None if decided is None else decided.reason,
+            script=None if record is None or len(record.script or "") > most else record.script,
+            covers=0 if item.group is None else COVERED,
         )
 
     def _reply(self, connection: Connection, frame_id: str, body: Any) -> None:

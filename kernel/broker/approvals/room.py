@@ -18,14 +18,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import isfinite
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from msgspec import Raw
 
 from kernel.broker.approvals.clocks import Clocks
 from kernel.broker.approvals.history import History
-from kernel.broker.approvals.items import CallContent, Decided, Item, digest_of, read_args, read_call
+from kernel.broker.approvals.items import CallContent, Decided, Group, Item, digest_of, read_args, read_call
 from kernel.broker.approvals.news import OperatorNews
+from kernel.broker.approvals.scripts import Decisions, Script, read_script
 from kernel.broker.budgets.desk import Budgets
 from kernel.broker.bus import MAX_ID, Bus
 from kernel.broker.entities import Connection, Event, Instance, Staged
@@ -74,6 +75,7 @@ class Approvals:
         #: Agent -> its policy, for agents that have one.
         self.policies: dict[str, list[Policy]] = {}
         self.history = History(bus)
+        self._scripts = Decisions()
         self._aliases: dict[tuple[str, str], dict[str, str]] = {}
 
     def revise(self, agents: dict[str, AgentSpec]) -> None:
@@ -105,9 +107,7 @@ class Approvals:
             return True
         digest = digest_of(tool, place.path, call.data)
         if item is None and decision.action == "ask" and call.args is not UNREADABLE:
-            item = self._ask(event, tool, call_id, digest, call.data, place.path, decision, now)
-            item.asker = connection, frame
-            return False
+            return self._admit_new(connection, event, frame, call, place.path, digest, decision, now)
         refusal = _refusal(item, event, tool, digest, call, decision)
         if refusal is not None or item is None:
             refuse_call(self._bus, connection, frame, refusal or _denied(tool, "a rule of the bundle"))
@@ -128,6 +128,31 @@ class Approvals:
         frame.first_sent_ms = item.started_ms
         frame.attach = item.restored or event.work.calls.get(call_id) is not None
         return True
+
+    def _admit_new(
+        self,
+        connection: Connection,
+        event: Event,
+        frame: Frame,
+        call: CallContent,
+        workdir: str,
+        digest: str,
+        decision: Decision,
+        now: float,
+    ) -> bool:
+        """Whether a call that a rule wants a person to decide goes on. Nobody was asked about it so far."""
+        tool = frame.tool or ""
+        script = self._script_of(event, frame.within)
+        group = _group(event, frame.within, script, tool, decision)
+        known = self._join(group, connection, frame)
+        if known == "covered":
+            _read_as(frame, call)
+        elif known == "denied":
+            refuse_call(self._bus, connection, frame, _denied(tool, self._scripts.reason(group)))
+        elif known == "ask":
+            item = self._ask(event, tool, frame.call_id or "", digest, call.data, workdir, decision, now, None, script)
+            item.asker = connection, frame
+        return known == "covered"
 
     def is_about(self, event: Event, call_id: str) -> bool:
         """Whether a person was asked about this call."""
@@ -163,7 +188,7 @@ class Approvals:
                 reason = decision.reason or "a rule of the bundle"
                 self._reply(connection, frame.id, ApprovalState(state="denied", reason=reason))
             else:
-                self._ask(event, tool, call_id, digest, data, place, decision, now, asked).asker = connection, frame
+                self._ask_about(connection, frame, event, digest, data, decision, now, asked)
             return
         if item.event is not event or item.tool != tool or item.digest != digest:
             raise fail("E_APPROVAL_MISMATCH", f"the callId {call_id[:100]!r} was asked about with another content")
@@ -176,6 +201,71 @@ class Approvals:
         else:
             self._reply(connection, frame.id, _state_of(item, again=True))
             self._heard(item)
+
+    def _ask_about(
+        self,
+        connection: Connection,
+        frame: Frame,
+        event: Event,
+        digest: str,
+        data: bytes,
+        decision: Decision,
+        now: float,
+        asked: ApprovalAsk,
+    ) -> None:
+        """A person decides about this `approval.ask`, or has decided about others of its script."""
+        tool, place = frame.tool or "", event.instance.workdir.path
+        script = self._script_of(event, frame.within)
+        group = None if asked.kind == "question" else _group(event, frame.within, script, tool, decision)
+        match self._join(group, connection, frame):
+            case "covered":
+                self._reply(connection, frame.id, ApprovalState(state="run"))
+            case "denied":
+                self._reply(connection, frame.id, ApprovalState(state="denied", reason=self._scripts.reason(group)))
+            case "ask":
+                item = self._ask(event, tool, frame.call_id or "", digest, data, place, decision, now, asked, script)
+                item.asker = connection, frame
+
+    # --- calls of scripts
+
+    def _script_of(self, event: Event, within: str | None) -> Script | None:
+        """The script that makes a call; None for a call of the model."""
+        if within is None:
+            return None
+        call = self._bus.calls.get(within)
+        if call is None or call.event is not event:
+            raise fail("E_FORBIDDEN", "the script of this call is not open")
+        return Script(within, read_script(call.script))
+
+    def _join(
+        self, group: Group | None, connection: Connection, frame: Frame
+    ) -> Literal["covered", "denied", "waits", "ask"]:
+        """What decisions about other calls of its script mean for a call. `waits`: it is told so now, or soon."""
+        known = None if group is None else self._scripts.look(group)
+        if known is None:
+            return "ask"
+        if not isinstance(known, Item):
+            return known
+        if known.state == "staged":
+            known.others.append((connection, frame))
+        else:
+            self._tell(known, connection, frame)
+        return "waits"
+
+    def script_over(self, event: Event, call_id: str) -> None:
+        """A call has ended, or is given up. If it is a script: what it has asked a person is withdrawn."""
+        standing = event.standing
+        if standing is None:
+            return
+        self._scripts.over((event.instance.agent, event.instance.key, call_id))
+        mine = [item for item in self._items.values() if item.event is event and item.within == call_id]
+        gone = [item for item in mine if item.open or item.state == "approved"]
+        for item in gone:
+            if not item.open and not item.told:
+                standing.unread -= 1
+            self._withdraw(item, "the script that asked has ended")
+        if gone:
+            self._news.changed()
 
     def _policies_of(self, instance: Instance) -> list[Policy]:
         return self.policies.get(instance.agent, [])
@@ -193,11 +283,13 @@ class Approvals:
         decision: Decision,
         now: float,
         asked: ApprovalAsk | None = None,
+        script: Script | None = None,
     ) -> Item:
         """A new item. Raises GoondanError E_TOOL_LIMIT when too many wait."""
         instance = event.instance
         schema = None if asked is None or asked.schema is None else bytes(asked.schema)
-        size = len(args) + len(schema or b"")
+        text = None if script is None else script.text
+        size = len(args) + len(schema or b"") + len((text or "").encode())
         standing = event.standing = event.standing or Standing()
         if standing.asked >= MAX_OF_EVENT or standing.asked_bytes + size > MAX_BYTES_OF_EVENT:
             message = f"this turn has asked people about {standing.asked} calls, {standing.asked_bytes} bytes"
@@ -218,6 +310,9 @@ class Approvals:
             now + min(max(1.0, expires_s), MAX_EXPIRY_S),
             size,
         )
+        if script is not None:
+            item.within = script.call_id
+            item.group = None if item.kind == "question" else _group(event, item.within, script, tool, decision)
         record = ApprovalAsked(
             agent=instance.agent,
             key=instance.key,
@@ -233,9 +328,13 @@ class Approvals:
             message=None if asked is None else asked.message,
             schema=None if schema is None else Raw(schema),
             reason=decision.reason,
+            within=item.within,
+            rule=decision.rule,
+            script=text,
         )
         self._keep(item)
         self._hold(item)
+        self._scripts.asked(item)
         self._stage(item, record, refusable=True)
         self._bus.counters["approvals_asked"] += 1
         return item
@@ -257,6 +356,7 @@ class Approvals:
         item.holds_budgets = True
         standing = event.standing = event.standing or Standing()
         standing.items += 1
+        standing.of_scripts += item.within is not None
 
     def _let_go(self, item: Item, now: float) -> None:
         """The item does not wait any more."""
@@ -265,6 +365,7 @@ class Approvals:
         self._bytes.give(event.session, event.root, item.size)
         if event.standing is not None:
             event.standing.items -= 1
+            event.standing.of_scripts -= item.within is not None
         chain, item.chain = item.chain, []
         self._clocks.release(chain, now)
         self._release_budgets(item, now)
@@ -320,18 +421,19 @@ class Approvals:
         if item is None or item.state != "staged":
             return
         self._let_go(item, self._bus.now)
+        self._scripts.forget(item)
         del self._items[subject]
         if item.event.standing is not None:
             item.event.standing.asked -= 1
             item.event.standing.asked_bytes -= item.size
-        if item.asker is not None:
-            connection, frame = item.asker
+        for connection, frame in [*([] if item.asker is None else [item.asker]), *item.others]:
             info = error_payload("E_DISK_FULL", "the disk of the state directory is full; nobody could be asked")
             self._bus.error(connection.cls, connection.ident, info, frame)
 
     def _decided(self, item: Item, decided: Decided, now: float) -> None:
         event = item.event
         item.state, item.decided, item.deciding = decided.how, decided, None
+        self._scripts.decided(item)
         by = "the kernel" if decided.uid is None else f"uid {decided.uid}"
         where = f"{event.instance.address} {item.tool} {item.id} sha256:{item.digest}"
         self._bus.audit.append(f"approval {item.code}: {decided.how} by {by}: {where}")
@@ -385,15 +487,22 @@ class Approvals:
             return
         gone = [item for item in self._items.values() if item.event is event]
         for item in gone:
-            if item.open:
-                self._let_go(item, self._bus.now)
-                for connection, frame_id in item.operators:
-                    info = error_payload("E_APPROVAL_NOT_FOUND", "the turn that asked has ended")
-                    self._bus.error(connection.cls, connection.ident, info, Frame("admin", id=frame_id))
-            del self._items[item.subject]
-            self._bus.staged.append(Staged("note", self._bus.ledger.approval_over(item.subject)))
+            self._withdraw(item, "the turn that asked has ended")
+            if item.within is not None:
+                self._scripts.over((event.instance.agent, event.instance.key, item.within))
         if gone:
             self._news.changed()
+
+    def _withdraw(self, item: Item, why: str) -> None:
+        """Nobody needs a decision about this item any more."""
+        if item.open:
+            self._let_go(item, self._bus.now)
+            for connection, frame_id in item.operators:
+                info = error_payload("E_APPROVAL_NOT_FOUND", why)
+                self._bus.error(connection.cls, connection.ident, info, Frame("admin", id=frame_id))
+        self._scripts.forget(item)
+        del self._items[item.subject]
+        self._bus.staged.append(Staged("note", self._bus.ledger.approval_over(item.subject)))
 
     def decide(self, item: Item, decided: Decided) -> None:
         """Have the journal write a decision. It counts when the journal has it."""
@@ -451,18 +560,22 @@ class Approvals:
             record.digest,
             ledger.on_clock(record.asked),
             None if record.expires is None else ledger.on_clock(record.expires),
-            len(memoryview(record.args)),
+            len(memoryview(record.args)) + len((record.script or "").encode()),
             state="waits",
+            within=record.within,
         )
 
     # --- words
 
     def _tell_waits(self, item: Item) -> None:
         """Tell the asking process that a person was asked."""
+        told, item.others = item.others, []
         asker, item.asker = item.asker, None
-        if asker is None:
-            return
-        connection, frame = asker
+        for connection, frame in [*([] if asker is None else [asker]), *told]:
+            self._tell(item, connection, frame)
+
+    def _tell(self, item: Item, connection: Connection, frame: Frame) -> None:
+        """Tell a process that a call of it waits for the decision about this item."""
         if frame.type == "approval.ask":
             self._reply(connection, frame.id, ApprovalState(state="waits"))
             return
@@ -499,6 +612,13 @@ def _refusal(
     if item.state == "approved" and decision.action == "deny":
         return _denied(tool, decision.reason or "a rule of the bundle")
     return None
+
+
+def _group(event: Event, within: str | None, script: Script | None, tool: str, decision: Decision) -> Group | None:
+    """The calls that a decision about this call is for; None when it is for this call alone."""
+    if within is None or script is None or script.text is None:
+        return None
+    return Group((event.instance.agent, event.instance.key, within), tool, decision.rule)
 
 
 def _denied(tool: str, reason: str | None) -> ErrorPayload:

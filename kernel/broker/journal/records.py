@@ -256,6 +256,12 @@ class ApprovalAsked(Struct, frozen=True, array_like=True, tag="asked", kw_only=T
     schema: OptionalRaw = None
     #: The reason that the rule gives.
     reason: str | None = None
+    #: Of a call that a script makes: the callId of the script.
+    within: str | None = None
+    #: Of such a call: the rule that wants a person to decide.
+    rule: str = ""
+    #: Of such a call: the script, as the person is shown it.
+    script: str | None = None
 
 
 class ApprovalAnswered(Struct, frozen=True, array_like=True, tag="answered"):
