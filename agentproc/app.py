@@ -236,7 +236,7 @@ class AgentApp:
             if runner.holds(frame):
                 return  # the broker was restarted and knows it from our hello
             if any(lease.event_id == frame.event_id for lease in runner.leases()):
-                runner.abandon()  # handed over anew under a later epoch: go on from what is stored
+                runner.abandon()  # handed over again under a later epoch: go on from what is stored
         self._inbox.append(frame)
         self._wake.set()
 

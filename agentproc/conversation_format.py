@@ -1,5 +1,5 @@
-"""The tables of a conversation file: made in a new file, brought up to date in an older one, and begun anew for a later
-generation.
+"""The tables of a conversation file: made in a new file, brought up to date in an older one, and begun again for a
+later generation.
 
 Source: docs/design/turns.md section 4.
 """

@@ -9,7 +9,7 @@ One JSON object a line in, one a line out, any number on a connection. Operation
 - `{"op":"release"}` -> `{"ok":true,"stopping":…}`. Closing the connection releases, too.
 - `{"op":"abandon"}`: the same. If this ends the kernel, the kernel does not wait for running work.
 - `{"op":"restart"}` -> as `hold`, when the kernel has restarted in place and is ready; or `{"error":…}`. First the
-  bundle is read again. If it may not run, nothing stops. `"fresh":true`: all conversations begin anew.
+  bundle is read again. If it may not run, nothing stops. `"fresh":true`: all conversations begin again.
 - `{"op":"restart","agent":NAME}` -> `{"ok":true,"restarted":N}` when the N processes of that agent are gone, each at
   the end of its step. Instances with work are started again. The bundle is not read.
 - `{"op":"changeset.revert","changeset":ID}` -> `{"ok":true,"committed":…}`: the result of taking it back.
@@ -79,7 +79,7 @@ class Request(msgspec.Struct, rename="camel", omit_defaults=True):
     reason: str = ""
     #: Of a restart: the agent whose processes alone restart.
     agent: str | None = None
-    #: Of a restart: conversations begin anew.
+    #: Of a restart: conversations begin again.
     fresh: bool = False
     #: See the operation `news`.
     after: int = 0

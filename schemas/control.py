@@ -173,7 +173,7 @@ class RestartUndone(Struct, frozen=True, tag="restart_undone", tag_field="kind",
 
 
 class BeginAnew(Struct, frozen=True, tag="begin_anew", tag_field="kind", rename="camel"):
-    """Conversations of this agent, or of all ("" for the name), begin anew with their next process."""
+    """Conversations of this agent, or of all ("" for the name), begin again with their next process."""
 
     agent: str
 

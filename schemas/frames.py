@@ -5,7 +5,7 @@ Rules.
   broker decides on. `payload` is opaque to the broker and travels as the sender encoded it.
 - New fields come last and have a default. A receiver skips fields that it does not know.
 - The struct here is mutable on purpose: a sender may not decide some fields (`from`, `instanceKey`, `source`, `chain`,
-  `auth`, `workdir`). The broker overwrites them before it encodes the header anew.
+  `auth`, `workdir`). The broker overwrites them before it encodes the header again.
 
 Source: docs/design/wire.md section 1; PROTOCOL.md; requirements IPC-01 to IPC-08.
 """
@@ -285,7 +285,7 @@ class Welcome(Struct, frozen=True, rename="camel", omit_defaults=True):
     blobs: str | None = None
     #: The promise of `accepted`: the event survives a loss of power, or only the end of a process.
     durability: Literal["power", "process"] = "power"
-    #: The number of an agent's conversations. One that was begun under a lower number begins anew.
+    #: The number of an agent's conversations. One that was begun under a lower number begins again.
     generation: int = 0
     #: Changes of its configuration that are in force for an agent (schemas.live_config.LiveChanges); nil: none.
     config: Raw = NO_PAYLOAD

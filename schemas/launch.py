@@ -54,7 +54,7 @@ class ModelSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only
     pricing: Pricing | None = None
 
     def __repr__(self) -> str:
-        """As in a log or a traceback: without the key."""
+        """The text for logs and tracebacks: without the key."""
         key = None if self.api_key is None else "***"
         return (
             f"ModelSpec(provider={self.provider!r}, model={self.model!r}, endpoint={self.endpoint!r}, "
@@ -278,7 +278,7 @@ class McpServerSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_
     digest: str = ""
 
     def __repr__(self) -> str:
-        """As in a log or a traceback: without variables and headers."""
+        """The text for logs and tracebacks: without variables and headers."""
         return f"McpServerSpec(extension={self.extension!r}, transport={self.transport!r}, scope={self.scope!r})"
 
 

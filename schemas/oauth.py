@@ -87,7 +87,7 @@ class OAuthAppSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_o
     fault: str | None = None
 
     def __repr__(self) -> str:
-        """As in a log or a traceback: without the secret."""
+        """The text for logs and tracebacks: without the secret."""
         return f"OAuthAppSpec(name={self.name!r}, flow={self.flow!r}, client_id={self.client_id!r})"
 
 
@@ -126,7 +126,7 @@ class TokenReady(Struct, frozen=True, rename="camel", omit_defaults=True, tag="r
     expires_at: str | None = None
 
     def __repr__(self) -> str:
-        """As in a log or a traceback: without the token."""
+        """The text for logs and tracebacks: without the token."""
         return f"TokenReady(scopes={self.scopes!r}, subject={self.subject!r}, expires_at={self.expires_at!r})"
 
 
@@ -232,7 +232,7 @@ class ServerWish(Struct, frozen=True, rename="camel", omit_defaults=True, kw_onl
     url: str | None = None
 
     def __repr__(self) -> str:
-        """As in a log or a traceback: without the document, and without a page, which has a state in it."""
+        """The text for logs and tracebacks: without the document, and without a page, which has a state in it."""
         return f"ServerWish(op={self.op!r}, server={self.server!r}, agent={self.agent!r})"
 
 
@@ -253,7 +253,7 @@ class ServerOrder(
     url: str | None = None
 
     def __repr__(self) -> str:
-        """As in a log or a traceback: without the document, and without a page, which has a state in it."""
+        """The text for logs and tracebacks: without the document, and without a page, which has a state in it."""
         return f"ServerOrder(op={self.op!r}, server={self.server!r})"
 
 
@@ -276,7 +276,7 @@ class ServerReply(Struct, frozen=True, rename="camel", omit_defaults=True, kw_on
     issuer: str | None = None
 
     def __repr__(self) -> str:
-        """As in a log or a traceback: without secrets."""
+        """The text for logs and tracebacks: without secrets."""
         return f"ServerReply(redirect_uri={self.redirect_uri!r}, expires_at={self.expires_at!r})"
 
 

@@ -129,7 +129,7 @@ class Answer(Struct, frozen=True, tag="answer", rename="camel", omit_defaults=Tr
 
 
 class List(Struct, frozen=True, tag="list", rename="camel"):
-    """To an MCP worker: ask the server anew what it offers. One `listed` with the same number follows."""
+    """To an MCP worker: ask the server again what it offers. One `listed` with the same number follows."""
 
     list_id: int
 
@@ -296,7 +296,7 @@ class LoginAsk(Struct, frozen=True, tag="login", rename="camel", omit_defaults=T
     url: str | None = None
 
     def __repr__(self) -> str:
-        """As in a log or a traceback: without secrets."""
+        """The text for logs and tracebacks: without secrets."""
         return f"LoginAsk(login_id={self.login_id!r}, op={self.op!r})"
 
 

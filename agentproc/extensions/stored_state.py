@@ -55,7 +55,9 @@ class StoredState:
         return self.read(scope=scope)[0]
 
     def read(self, *, scope: Scope = "workspace") -> tuple[dict[str, Any], int]:
-        """The object and its revision. The revision grows with each change; 0 means never set. Raises as `get`."""
+        """The object and its revision. The revision grows with each change; 0 means never set. Raises the errors of
+        `get`.
+        """
         return _read(self._path(scope))
 
     def set(self, value: dict[str, Any], *, scope: Scope = "instance", revision: int | None = None) -> int:
@@ -82,7 +84,7 @@ class StoredState:
         self, change: Callable[[dict[str, Any]], dict[str, Any]], *, scope: Scope = "workspace"
     ) -> dict[str, Any]:
         """Store the object that `change` makes of the current one, and return it. `change` is called again when another
-        process was faster. Raises as `set`, and the exceptions of `change`.
+        process was faster. Raises the errors of `set`, and the exceptions of `change`.
         """
         for _ in range(MAX_TRIES):
             value, revision = self.read(scope=scope)

@@ -163,7 +163,7 @@ class AnswerSize:
         return text
 
     def count(self, chars: int) -> None:
-        """Count so many more characters. Raises as `add` does."""
+        """Count so many more characters. Raises the errors of `add`."""
         self._chars += chars
         if self._chars > MAX_ANSWER_CHARS:
             raise Fault("final", f"an answer of more than {MAX_ANSWER_CHARS} characters")

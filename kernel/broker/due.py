@@ -9,7 +9,7 @@ from typing import Final, Generic, TypeVar
 
 Item = TypeVar("Item")
 
-#: When the heap has so many more entries than things that wait, it is made anew.
+#: When the heap has so many more entries than things that wait, it is made again.
 _STALE: Final = 1024
 
 

@@ -527,7 +527,7 @@ class Staged(Struct, frozen=True):
     #: - `spawn`: the process of the instance may be started.
     #: - `deletion`: the instance may be deleted, or is deleted.
     #: - `restart`: the wish may be granted.
-    #: - `fresh`: conversations begin anew.
+    #: - `fresh`: conversations begin again.
     #: - `budget`: see budgets/desk.py.
     #: - `config`: a patch is in force, or was reverted.
     #: - `approval`: the state of one item has changed.

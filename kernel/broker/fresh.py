@@ -1,4 +1,4 @@
-"""Lets conversations begin anew: `gdn restart --fresh`. Pure.
+"""Lets conversations begin again: `gdn restart --fresh`. Pure.
 
 An agent's generation is a number that grows with each fresh start of its conversations. `welcome` has it. An instance
 whose file has an earlier generation puts its conversation aside when the file is opened next
@@ -27,7 +27,7 @@ class FreshStarts:
         self._bus = bus
 
     def begin(self, message: BeginAnew, now: float) -> None:
-        """The supervisor's request: conversations of an agent, or of all, begin anew with their next process."""
+        """The supervisor's request: conversations of an agent, or of all, begin again with their next process."""
         bus = self._bus
         number = max(int((bus.booted_at + now) * 1000), self.of(message.agent) + 1)
         bus.generations[message.agent] = number

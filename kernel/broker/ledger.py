@@ -156,7 +156,7 @@ class Ledger:
         return Item((Put(subject, records.encode(record)),), refusable=True)
 
     def fresh(self, agent: str, generation: int) -> Item:
-        """Conversations begin anew."""
+        """Conversations begin again."""
         subject = records.fresh_subject(agent)
         return Item((Retire(subject), Put(subject, records.encode(records.FreshStart(agent, generation)))))
 

@@ -528,7 +528,7 @@ class Router:
             self.bus.error(cls, ident, error_payload("E_FRAME_INVALID", message), None)
 
     def _unexpected(self, connection: Connection, frame: Frame, now: float) -> None:
-        if frame.type == "hello":  # its welcome was lost, or two hellos crossed: greet it anew
+        if frame.type == "hello":  # its welcome was lost, or two hellos crossed: greet it again
             self.bus.presence.drop(connection)
             self.stranger(connection.cls, connection.ident, encode(frame), now)
         elif frame.type != "error":

@@ -21,7 +21,7 @@ from kernel.broker.shares import Pool
 
 Key = TypeVar("Key")
 
-#: When a heap has so many more entries than things that wait, it is made anew.
+#: When a heap has so many more entries than things that wait, it is made again.
 _STALE: Final = 64
 
 

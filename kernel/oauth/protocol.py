@@ -49,7 +49,7 @@ class Tokens(msgspec.Struct, frozen=True):
     scopes: list[str] | None
 
     def __repr__(self) -> str:
-        """As in a log or a traceback: without the tokens."""
+        """The text for logs and tracebacks: without the tokens."""
         return f"Tokens(lifetime_s={self.lifetime_s!r}, scopes={self.scopes!r})"
 
 

@@ -1,4 +1,4 @@
-"""Has the bundle of a running kernel read anew (reader.py), one look at a time."""
+"""Has the bundle of a running kernel read again (reader.py), one look at a time."""
 
 from __future__ import annotations
 

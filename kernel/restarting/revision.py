@@ -1,4 +1,4 @@
-"""A bundle that was read anew beside a kernel that runs: what may take the place of its revision, or why not."""
+"""A bundle that was read again beside a kernel that runs: what may take the place of its revision, or why not."""
 
 from __future__ import annotations
 

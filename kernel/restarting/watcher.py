@@ -16,7 +16,7 @@ SHARE: Final = 50
 
 
 class Watcher:
-    """`watched` may be set anew at any time; `follow` is awaited for each change."""
+    """`watched` may be set again at any time; `follow` is awaited for each change."""
 
     def __init__(self, watched: Watched, follow: Callable[[], Awaitable[None]]) -> None:
         self.watched = watched

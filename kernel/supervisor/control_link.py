@@ -18,7 +18,7 @@ from schemas.errors import GoondanError
 from schemas.frames import Frame, Welcome
 from schemas.link import Link
 
-#: A link that the broker refused is made anew after this time (seconds).
+#: A link that the broker refused is made again after this time (seconds).
 RECONNECT_S: Final = 0.5
 #: How long one attempt waits for the welcome (seconds); the broker said that it is ready before.
 WELCOME_S: Final = 10.0

@@ -132,7 +132,7 @@ class _Copy:
             os.close(fd)
 
     def take_modules(self, folder: str, modules: Mapping[str, str]) -> None:
-        """See that each module is there with its digest. Raises GoondanError E_BUNDLE_UNTRUSTED."""
+        """Check that each module is there with its digest. Raises GoondanError E_BUNDLE_UNTRUSTED."""
         for name, digest in modules.items():
             target = self._target(f"{folder}/{name}")
             try:

@@ -201,7 +201,7 @@ class LegacyPort:
                 except GoondanError as error:
                     if error.info.code != "E_LEASE_LOST" or held.epoch == frame.epoch:
                         raise
-                    frame.id = ""  # handed over anew in the meantime: the same end, under the new epoch
+                    frame.id = ""  # handed over again in the meantime: the same end, under the new epoch
         finally:
             if held.ended:
                 self._held.pop(held.event_id, None)

@@ -209,7 +209,7 @@ def check(
     private: bool = False,
     listed: Callable[[], bool] = lambda: False,
 ) -> bool:
-    """See that nobody but root and `owners` can change a directory, from its `state`. Raises DirectoryRefused.
+    """Check that nobody but root and `owners` can change a directory, from its `state`. Raises DirectoryRefused.
 
     `listed` is asked whether it has an access control list. True if everybody can add names to it: it is sticky.
     """

@@ -1,8 +1,8 @@
 """The file in which a tool host keeps the pending work that it has promised: `pending.json` in its state folder.
 
-It is read once, when a tool host starts: all work in it was lost with the tool host before. It is written anew whenever
-work begins or ends. It survives the end of the process, but not a loss of power. A file that cannot be read or written
-costs the promise, never a call.
+It is read once, when a tool host starts: all work in it was lost with the tool host before. It is written again
+whenever work begins or ends. It survives the end of the process, but not a loss of power. A file that cannot be read or
+written costs the promise, never a call.
 
 Source: docs/design/tools.md section 6; requirement RESULT-04.
 """

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 #: Levels of maps and arrays in one value; deeper values (and cycles) are refused. The bus allows 64 with its frames.
 MAX_DEPTH = 60
-#: Longer keys are decoded anew each time, so that a caller cannot fill the cache with large strings.
+#: Longer keys are decoded again each time, so that a caller cannot fill the cache with large strings.
 _CACHED_KEY_BYTES = 32
 _MAX_CACHED_KEYS = 1024
 _INFINITY = float("inf")

@@ -1,7 +1,7 @@
 """File systems of their own for the workdirs that we make. The launcher is asked before a jail starts in one.
 
 Rules.
-- Each jail in a workdir can take `diskMb`, whatever was there before. So the bound of all jails there is set anew
+- Each jail in a workdir can take `diskMb`, whatever was there before. So the bound of all jails there is set again
   before each jail starts: it is the sum over the jails that live. Without a jail, others may write without a bound.
 - A workdir that has an image is used with it or not at all, whatever the operator has chosen since.
 - Where none can be made, this is logged once, and the watch looks at what is written.

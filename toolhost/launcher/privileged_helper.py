@@ -10,8 +10,8 @@ end of its socket.
 
 Rules.
 - One request at a time, one answer to each. It never starts a program that a request names.
-- A launcher is forked from here and not executed anew: that takes two milliseconds and shares the loaded modules. It is
-  the tool host's child, and so is every jail, as if the tool host had started them.
+- A launcher is forked from here and not executed again: that takes two milliseconds and shares the loaded modules. It
+  is the tool host's child, and so is every jail, as if the tool host had started them.
 - It ends when the tool host ends, and removes the control groups that the tool host has left.
 
 Source: docs/design/sandbox.md section 3.1; docs/decisions/039.

@@ -2,7 +2,7 @@
 
 A folder can be in several places: a bind mount shows it, or a part of it, at another path, and a grant of that path
 would uncover it. /proc/self/mountinfo says which part of which file system every mount shows. So the places are found
-by device and path in the file system. Mounts come and go: each launch looks anew.
+by device and path in the file system. Mounts come and go: each launch looks again.
 
 A folder that is made, replaced or moved after a jail was started is not covered in that jail. `Hiding` notices that,
 and the jail has to end.

@@ -39,7 +39,7 @@ class ServerCommand(Struct, frozen=True):
     env: dict[str, str]
 
     def __repr__(self) -> str:
-        """As in a log or a traceback: without variables."""
+        """The text for logs and tracebacks: without variables."""
         return f"ServerCommand(argv={self.argv!r})"
 
 

@@ -1,6 +1,6 @@
 """Receipts of the calls of one jail: kept encoded, because a warm call takes less time than describing its jail. Pure.
 
-The part about the jail is encoded anew only when it has changed; the part about the call is one number. This module
+The part about the jail is encoded again only when it has changed; the part about the call is one number. This module
 also decides when processor time and memory are looked at: after a call that took long, and otherwise once a second at
 most. So quick calls pay nothing for it.
 

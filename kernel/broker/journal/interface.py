@@ -83,7 +83,7 @@ class DiskFull(Exception):
 
 
 class JournalFailed(Exception):
-    """The disk failed; what it holds is unknown. The process must end, and the next one reads the file anew."""
+    """The disk failed; what it holds is unknown. The process must end, and the next one reads the file again."""
 
 
 class Archive(Protocol):

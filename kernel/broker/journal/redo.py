@@ -112,7 +112,7 @@ class RedoFile:
         return found
 
     def clear(self) -> None:
-        """Everything is in the tables: begin anew."""
+        """Everything is in the tables: begin again."""
         if self._fd is not None and self._at > KEPT_BYTES:
             with suppress(OSError):
                 os.ftruncate(self._fd, 0)
