@@ -137,7 +137,7 @@ class BrokerLoop:
         due = self._due
         next_tick = clock() + TICK_S
         while not self._stop:
-            for fd in self._wait(epoll, next_tick):
+            for fd, _ in self._wait(epoll, next_tick):
                 cls = classes.get(fd)
                 if cls is not None:
                     due[cls] = _SIGNALLED
@@ -173,8 +173,8 @@ class BrokerLoop:
                 epoll.register(fd, select.EPOLLIN)
         return epoll, classes
 
-    def _wait(self, epoll: select.epoll, next_tick: float) -> list[int]:
-        """Sleep until there is something to do; returns the descriptors that are ready."""
+    def _wait(self, epoll: select.epoll, next_tick: float) -> list[tuple[int, int]]:
+        """Sleep until there is something to do. Returns the descriptors that are ready, each with its events."""
         journal = self._journal
         # Acting on settled decisions may stage new ones. Those must not wait until something else happens.
         wait = 0.0 if any(self._due) or self._bus.staged else max(0.0, next_tick - clock())
@@ -183,7 +183,7 @@ class BrokerLoop:
             if wait and journal.is_behind():
                 journal.catch_up()
             ready = epoll.poll(min(wait, BLOCKED_RETRY_S) if self._blocked else wait)
-        return [fd for fd, _ in ready]
+        return ready
 
     def _tick(self, now: float) -> None:
         """The work that is done a few times a second, whatever else happens."""

@@ -14,6 +14,7 @@ Source: docs/design/delivery.md section 6; docs/design/sandbox.md section 1.
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Final
 
 from kernel.broker.approvals.room import Approvals
@@ -36,6 +37,9 @@ _MAX_OPEN: Final = CREDIT + CREDIT_SLACK
 #: Calls of one event that are remembered after their end. Agents say which results they have stored, and these calls
 #: are forgotten. So this bound is for agents that do not say it: the oldest calls are forgotten first.
 MAX_REMEMBERED: Final = 4096
+#: The part of them that is forgotten at a time. A dictionary finds its first key behind the places of all keys that
+#: were deleted before, so forgetting them one by one takes longer each time.
+FORGOTTEN_PART: Final = 1 / 16
 #: Cancelled calls unknown to a new broker: so many are remembered for tool hosts that are not back yet.
 MAX_EARLY: Final = 4096
 #: Stands for the tool host of a call whose outcome is unknown. No incarnation is empty.
@@ -102,11 +106,12 @@ class ToolCalls:
         if host is None:
             self._calls.wait(call, encode_value(frame))
             return
-        had = event.work.calls[call.id]
+        given_to = event.work.calls
+        had = given_to[call.id]
         if had is not host.incarnation and self._may_have_run(call, had, host):
             self._outcome_unknown(call)
             return
-        event.work.calls[call.id] = host.incarnation
+        given_to[call.id] = host.incarnation
         call.host = host
         self._out.append((TOOLS, host.ident, encode_value(frame)))
 
@@ -123,16 +128,17 @@ class ToolCalls:
             self._take_large(call, frame.blob)
         elif frame.tool == CODE_TOOL and event.instance.agent in self._approvals.policies:
             call.script = bytes(frame.payload)
-        if len(event.work.calls) >= MAX_REMEMBERED + event.work.open_calls:
+        work = event.work
+        if len(work.calls) >= MAX_REMEMBERED + work.open_calls:
             self._forget_oldest(event)
-        event.work.calls.setdefault(call_id, None)
+        work.calls.setdefault(call_id, None)
         event.moved(frame.position)
         first_sent = frame.first_sent_ms
         if first_sent is not None and first_sent < self._bus.started_ms:
             # The call is older than this broker: it is not known here which host got it, if any.
             call.sent_before = first_sent
         self._calls.open[call_id] = call
-        event.work.open_calls += 1
+        work.open_calls += 1
         return call
 
     def _check_script(self, event: Event, call_id: str) -> None:
@@ -152,9 +158,9 @@ class ToolCalls:
 
     def _forget_oldest(self, event: Event) -> None:
         known = event.work.calls
-        oldest = next((call_id for call_id in known if self._may_forget(event, call_id)), None)
-        if oldest is not None:
-            del known[oldest]
+        ended = (call_id for call_id in known if self._may_forget(event, call_id))
+        for call_id in list(islice(ended, max(1, int(MAX_REMEMBERED * FORGOTTEN_PART)))):
+            del known[call_id]
 
     def _take_large(self, call: Call, blob: Blob) -> None:
         """Count arguments by reference. Their sum is bounded, because a tool host reads them into its memory."""
@@ -187,11 +193,12 @@ class ToolCalls:
             self._bus.counters["results_stray"] += 1
             return  # late (the caller gave up, the event ended) or foreign: nobody waits for it
         event = call.event
+        work = event.work
         del self._calls.open[call.id]
-        event.work.open_calls -= 1
+        work.open_calls -= 1
         if call.large:
             self._calls.forget_large(call)
-        if event.work.requests:
+        if work.requests:
             self._cancels.call_ended(event, call.id)
         if call.asks:
             self._approvals.script_over(event, call.id)

@@ -185,8 +185,8 @@ class CallRegistry:
             return False
         call.state = "done"
         del self._open[call.id]
-        size = len(bytes(payload)) + _KEPT_OVERHEAD
-        self._kept.put(call.id, call.owner, size, StoredResult(call.id, call.owner, payload, now))
+        size, owner = memoryview(payload).nbytes + _KEPT_OVERHEAD, call.owner
+        self._kept.put(call.id, owner, size, StoredResult(call.id, owner, payload, now))
         while self._kept.total > self._max_bytes:
             self._forget(self._kept.first_to_go())
         return True
@@ -198,8 +198,8 @@ class CallRegistry:
     def acknowledge(self, call_ids: Iterable[str]) -> None:
         """The agents have stored these results."""
         for call_id in call_ids:
-            self._kept.take(call_id)
-            self._forgotten.take(call_id)
+            if self._kept.take(call_id) is None:
+                self._forgotten.take(call_id)
 
     def expire(self, now: float) -> None:
         """Drop results that have waited too long. Call now and then."""

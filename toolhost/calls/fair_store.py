@@ -6,7 +6,7 @@ owner who has most goes first.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import Generic, TypeVar
 
 Name = TypeVar("Name", bound=Hashable)
@@ -20,15 +20,21 @@ class FairStore(Generic[Name, Value]):
     def __init__(self) -> None:
         #: The sizes of all values together.
         self.total = 0
-        self._entries: dict[Name, tuple[Owner, int, Value]] = {}
+        #: name -> the owner and the size of its value.
+        self._entries: dict[Name, tuple[Owner, int]] = {}
+        self._values: dict[Name, Value] = {}
+        #: The value of a name, None when it is not kept.
+        self.get: Callable[[Name], Value | None] = self._values.get
         #: owner -> the names of its values, the oldest first.
         self._names: dict[Owner, dict[Name, None]] = {}
         self._held: dict[Owner, int] = {}
 
     def put(self, name: Name, owner: Owner, size: int, value: Value) -> None:
         """Keep a new value. It replaces one of the same name."""
-        self.take(name)
-        self._entries[name] = (owner, size, value)
+        if name in self._entries:
+            self.take(name)
+        self._entries[name] = (owner, size)
+        self._values[name] = value
         self._names.setdefault(owner, {})[name] = None
         self._held[owner] = self._held.get(owner, 0) + size
         self.total += size
@@ -38,19 +44,14 @@ class FairStore(Generic[Name, Value]):
         entry = self._entries.pop(name, None)
         if entry is None:
             return None
-        owner, size, value = entry
+        owner, size = entry
         names = self._names[owner]
         del names[name]
         self.total -= size
         self._held[owner] -= size
         if not names:
             del self._names[owner], self._held[owner]
-        return value
-
-    def get(self, name: Name) -> Value | None:
-        """The value, if it is kept."""
-        entry = self._entries.get(name)
-        return None if entry is None else entry[2]
+        return self._values.pop(name)
 
     def held_by(self, owner: Owner) -> int:
         """The sizes of this owner's values together."""
@@ -68,4 +69,4 @@ class FairStore(Generic[Name, Value]):
         return len(self._entries)
 
     def __iter__(self) -> Iterator[Value]:
-        return (value for _, _, value in self._entries.values())
+        return iter(self._values.values())

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable
 from typing import Final, Protocol
 
@@ -40,8 +40,12 @@ class WorkerOwner(Protocol):
         """Its last process has ended. This is the last report of a worker."""
 
 
-class Worker(ABC):
-    """The socket, the output and the end of one worker. Use from the loop's thread only."""
+class Worker:
+    """The socket, the output and the end of one worker. Use from the loop's thread only.
+
+    It is abstract without being an ABC. `isinstance` with a subclass of an ABC takes several times as long, and it is
+    asked twice for each frame of a worker.
+    """
 
     def __init__(
         self,

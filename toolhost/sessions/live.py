@@ -70,6 +70,8 @@ class LiveSession:
         self.hiding = hiding
         #: What it may take in its workdir; None where the workdir has no file system of its own.
         self.claim = claim
+        #: The folders that belong to somebody and that its jail can write to.
+        self.named = jail.plan.request.named
         self.receipts = JailReceipts(jail.plan)
         #: The sandboxes of its calls; None for a jail that runs calls in its worker.
         self.sandboxes: CallSandboxes | None = None

@@ -105,7 +105,7 @@ class JailPool:
             if session.closed:
                 return [End(session)]
             self._rest(session, now)
-        return self._serve()
+        return self._serve() if self._waiting else []
 
     # --- attachments
 

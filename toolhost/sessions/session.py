@@ -90,7 +90,7 @@ class JailSession(Struct, eq=False):
     @property
     def room(self) -> int:
         """How many more calls it takes."""
-        return 0 if self.launching else self.most - len(self.calls) + len(self.pending)
+        return 0 if self.state == "launching" else self.most - len(self.calls) + len(self.pending)
 
     @property
     def is_full_of_pending(self) -> bool:

@@ -201,7 +201,7 @@ class Sessions:
         self._starter.beat()
         there = list(self._live.values())
         for live in there:
-            self._sees_nothing_hidden(live)
+            self._end_what_sees(live, live.hiding.broken())
             self.servers.report(live)
         overdue = self._answers.overdue()
         for live in there if overdue else ():
@@ -227,7 +227,8 @@ class Sessions:
         if (refused := self.servers.refuses(call)) is not None:
             self._answers.fail(call, refused)
             return
-        key = call.key = key_of(call, forks=self._starter.forks(call.tool))
+        forks = call.tool.sandbox.isolation == "call" and self._starter.forks(call.tool)
+        key = call.key = key_of(call, forks=forks)
         session = self.pool.find(key)
         if session is not None:
             live = self._live[session.number]
@@ -264,22 +265,21 @@ class Sessions:
         If it is not, somebody replaced it. A jail that sees something hidden ends. When a read-only place was replaced,
         every jail that can write there takes no more calls.
         """
-        if not self._sees_nothing_hidden(live):
+        if (seen := live.hiding.broken()) is not None:
+            self._end_what_sees(live, seen)
             return False
         if self._starter.is_guarded(live):
             return not live.session.closed
         for other in list(self._live.values()):
-            if not set(live.jail.plan.request.named).isdisjoint(other.jail.plan.request.named):
+            if not set(live.named).isdisjoint(other.named):
                 self._perform(self.pool.close(other.session))
         return False
 
-    def _sees_nothing_hidden(self, live: LiveSession) -> bool:
-        """Whether a jail still sees nothing that is hidden from it. A jail that sees something is ended."""
-        seen = live.hiding.broken()
+    def _end_what_sees(self, live: LiveSession, seen: str | None) -> None:
+        """End a jail that sees a folder which is hidden from it. None: it sees nothing."""
         if seen is not None and not live.jail.dying:
             reason = f"{seen}, which no tool may see, was made or replaced while the jail could see what it lies in"
             self._break_off(live, tool_error("E_SANDBOX_DENIED", reason, name="SandboxDenied"), reason)
-        return seen is None
 
     def _run(self, live: LiveSession, call: Call) -> None:
         """Hand a call to its jail."""

@@ -187,12 +187,12 @@ class JailStarter:
 
     def is_guarded(self, live: LiveSession) -> bool:
         """Whether everything that must stay read-only for this jail is still in its place."""
-        return self._exposures.intact(live.jail.plan.request.named)
+        return self._exposures.intact(live.named)
 
     def ended(self, live: LiveSession) -> None:
         """The last process of this jail is gone."""
         self._sized.release(live.claim)
-        self.powers.offload.submit(partial(self._exposures.end, live.jail.plan.request.named))
+        self.powers.offload.submit(partial(self._exposures.end, live.named))
 
     def beat(self) -> None:
         """Call every second or so while there are jails."""

@@ -64,3 +64,12 @@ def test_a_call_that_is_remembered_does_not_run_in_another_host() -> None:
     (told,) = [decode(data) for _, _, data in world.router.bus.out]
     assert told.type == "tool.result"
     assert b"E_TOOL_OUTCOME_UNKNOWN" in bytes(told.payload)
+
+
+def test_the_oldest_are_forgotten_several_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kernel.broker.tool_calls.MAX_REMEMBERED", 32)
+    world, _ = working()
+    running = set(turn(world).work.calls)
+    for number in range(33):
+        call(world, f"call{number}")
+    assert set(turn(world).work.calls) == running | {f"call{number}" for number in range(2, 33)}
