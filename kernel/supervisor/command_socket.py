@@ -1,10 +1,10 @@
-"""`supervisor.sock`: how the commands reach a supervisor, also while its broker is down. This is the listening half;
-supervisor_client.py says what is spoken.
+"""`supervisor.sock`: the socket through which commands reach a supervisor, also while its broker is down. This is the
+listening half. supervisor_client.py describes the messages.
 
 Only our own user may connect: the directory is closed to others, and the peer's uid is checked as well.
 
-The bytes read from a connection are kept here, and not in a stream of asyncio's: a restart in place hands over the
-descriptors with the bytes that were read and not answered.
+The bytes that were read from a connection are kept here, and not in a stream of asyncio, because a restart in place
+hands over the descriptors together with the bytes that were not answered yet.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from schemas.errors import GoondanError, error_payload
 if TYPE_CHECKING:
     from kernel.restarting.conductor import Conductor
 
-#: Requests are a few bytes, an answer to `ps` some hundred a process.
+#: The longest request (bytes). Requests have a few bytes.
 MAX_REQUEST: Final = 4096
-#: Commands that may wait to be accepted: more than run at once.
+#: The most commands that wait to be accepted: more than ever run at once.
 BACKLOG: Final = 100
-#: How soon accepting is tried again when there are no descriptors (seconds).
+#: How soon accepting is tried again when no descriptor is free (seconds).
 ACCEPT_RETRY_S: Final = 1.0
-#: How long answers that are on their way may take to leave at the end (seconds).
+#: How long the last answers may take to leave at the end (seconds).
 LINGER_S: Final = 0.5
 
 
@@ -56,20 +56,22 @@ class KernelCommands(Protocol):
         """Begin the end."""
 
     def released(self, *, hurry: bool = False) -> None:
-        """One holder less. `hurry`: it does not care for what still runs."""
+        """A command has let the kernel go. `hurry`: it does not wait for work that still runs."""
 
     async def when_ready(self) -> None:
-        """Wait for the start to succeed; raises GoondanError when it has not."""
+        """Wait for the end of the start. Raises GoondanError when it has failed."""
 
     async def restart(self, reason: str, *, fresh: bool) -> None:
-        """Restart in place. Returns only in the program that comes after; raises GoondanError when there is none."""
+        """Restart in place. After a success the next program answers. Raises GoondanError when there is no restart."""
 
     @property
     def conducting(self) -> Conductor:
-        """What restarts one agent, and follows the bundle. Raises GoondanError E_RESTART_REFUSED during a start."""
+        """The conductor, which restarts single agents and follows the bundle. Raises GoondanError E_RESTART_REFUSED
+        during a start.
+        """
 
     async def restarted(self) -> None:
-        """Wait for the end of the restart that this program began with; raises GoondanError when it failed."""
+        """Wait for the end of the restart with which this program began. Raises GoondanError when it has failed."""
 
 
 class _Command:
@@ -107,7 +109,7 @@ class SupervisorSocket:
         self._listen(listener)
 
     def resume(self, listener_fd: int, waiting: Iterable[Waiting]) -> None:
-        """Go on with what `hand_over` gave."""
+        """Go on with the descriptors and bytes of `hand_over`."""
         self._listen(socket.socket(fileno=listener_fd))
         for one in waiting:
             connection = socket.socket(fileno=one.fd)
@@ -118,14 +120,14 @@ class SupervisorSocket:
             self._serve_soon(command)
 
     async def hand_over(self) -> tuple[int, list[Waiting]]:
-        """Stop, and give the descriptors of the listener and of every command: they are the caller's to close."""
+        """Stop, and return the descriptors of the listener and of every command. The caller must close them."""
         if self._listener is None:
             raise AssertionError("a kernel that runs listens")
         tasks = [command.task for command in self._commands if command.task is not None]
         if self._accepting is not None:
             tasks.append(self._accepting)
         waiting = dict(self._commands)
-        self._commands = {}  # so that a task that is cancelled lets go of nothing
+        self._commands = {}  # so that a cancelled task does not count as a command that has let go
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
@@ -141,7 +143,7 @@ class SupervisorSocket:
         ]
 
     def stop_listening(self) -> None:
-        """Take no more connections; those that are there go on."""
+        """Accept no more connections. The open ones go on."""
         if self._accepting is not None:
             self._accepting.cancel()
             self._accepting = None
@@ -150,7 +152,7 @@ class SupervisorSocket:
             self._listener = None
 
     async def close(self) -> None:
-        """Stop listening, let answers leave that are on their way, and drop every connection."""
+        """Stop listening, let the last answers leave, and close every connection."""
         self.stop_listening()
         answering = [command.task for command in self._commands if command.asked and command.task is not None]
         if answering:
@@ -203,7 +205,7 @@ class SupervisorSocket:
                     self._kernel.released()
 
     async def _next(self, command: _Command) -> bool:
-        """Read one line; False when the command left, or sent what no command sends."""
+        """Read one line. False when the command has left, or has sent something that no command sends."""
         loop = asyncio.get_running_loop()
         while b"\n" not in command.rest:
             if len(command.rest) > MAX_REQUEST:
@@ -213,7 +215,7 @@ class SupervisorSocket:
                 return False
             command.rest += chunk
         command.asked, _, command.rest = command.rest.partition(b"\n")
-        command.asked = command.asked or b" "  # an empty line is a bad request, and one all the same
+        command.asked = command.asked or b" "  # an empty line is a request too, a bad one
         return True
 
     async def _answer(self, command: _Command, *, resumed: bool) -> Reply:

@@ -1,6 +1,6 @@
-"""The supervisor's connection to the broker: what runs and what ended goes out, what is wanted comes in.
+"""The supervisor's connection to the broker. It reports which processes run and have ended, and gets the wanted set.
 
-It survives the broker: the link says hello again to a new one, and after every welcome the whole inventory is sent.
+It survives a restart of the broker: the link says hello again, and after every welcome the whole inventory is sent.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from schemas.link import Link
 
 #: A link that the broker refused is made again after this time (seconds).
 RECONNECT_S: Final = 0.5
-#: How long one attempt waits for the welcome (seconds); the broker said that it is ready before.
+#: How long one attempt waits for the welcome (seconds). The broker has reported before that it is ready.
 WELCOME_S: Final = 10.0
 
 _log = logging.getLogger("supervisor")
@@ -28,7 +28,9 @@ _decode = msgspec.msgpack.Decoder(ToSupervisor).decode
 
 
 class ControlLink:
-    """`on_message` gets what the broker says, `inventory` is asked at every welcome, `on_first` is called once."""
+    """The connection. `on_message` gets the messages of the broker, `inventory` is called at every welcome, and
+    `on_first` at the first one.
+    """
 
     def __init__(
         self,
@@ -66,7 +68,7 @@ class ControlLink:
             await asyncio.sleep(RECONNECT_S)
 
     async def end(self) -> None:
-        """Let the last reports out and close."""
+        """Send the last reports, and close."""
         if self._task is not None:
             self._task.cancel()
         if self._link is not None:
@@ -81,14 +83,13 @@ class ControlLink:
     def tell(self, message: ToBroker) -> None:
         """Report to the broker, if there is one.
 
-        Nothing is kept for a broker that is away: the inventory that its successor gets says what these reports
-        would have said.
+        Nothing is kept while there is no broker: the inventory for the next broker has the content of these reports.
         """
         if self._link is not None:
             self._link.send(Frame("runtime.event", payload=to_raw(message)))
 
     def ping(self) -> float:
-        """Ask the broker for a sign of life; when one came last, in the loop's time."""
+        """Ask the broker for a sign of life. Returns when the last one came, in the loop's time."""
         if self._link is None:
             return 0.0
         self._link.send(Frame("ping"))

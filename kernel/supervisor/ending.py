@@ -1,7 +1,7 @@
 """The end of the processes of a kernel, group by group, before it ends itself or takes its own place.
 
-lifecycle.py decides (`step_stop`). Agents are told by the broker, so that they can give back what they hold; where
-there is none to tell them, they get SIGTERM.
+lifecycle.py decides (`step_stop`). The broker asks the agents to leave, so that they can release their events. When
+there is no broker, they get SIGTERM.
 """
 
 from __future__ import annotations
@@ -29,19 +29,23 @@ from schemas.control import Drain
 if TYPE_CHECKING:
     from kernel.supervisor.control_link import ControlLink
 
-#: How long agents get to come to a step boundary and to release what they hold (seconds). It is less than what they get
-#: until they are killed: by then the broker must have its events back.
+#: How long agents get to come to a step boundary and to release their events (seconds). They are killed some time
+#: later: by then the broker must have its events back.
 DRAIN_S: Final = 2.5
-#: The same before a restart (seconds): longer, because turns go on at once, and a call that is cut off has an unknown
-#: outcome.
+#: The same before a restart (seconds). It is longer, because a call that is cut off has an unknown outcome, and turns
+#: go on right after the restart.
 RESTART_GRACE_S: Final = 8.0
 
 _log = logging.getLogger("supervisor")
 
 
 class Ending:
-    """What is known of the end. `begun`: processes are being ended. `for_good`: the kernel ends with them. `hurry`:
-    nobody waits for what still runs. `changed` is to be set when a process has ended, or one of these has changed.
+    """The state of the end.
+
+    - `begun`: processes are being ended.
+    - `for_good`: the kernel ends with them.
+    - `hurry`: no command waits for work that still runs.
+    - `changed` must be set when a process has ended, or one of the others has changed.
     """
 
     def __init__(self) -> None:
@@ -51,7 +55,7 @@ class Ending:
         self.changed = asyncio.Event()
 
     async def run(self, services: Services, agents: Agents, control: ControlLink | None) -> tuple[str, ...]:
-        """End everything; the groups that not even SIGKILL ended in time."""
+        """End all processes. Returns the groups that not even SIGKILL has ended in time."""
         loop = asyncio.get_running_loop()
         state: Stopping | None = None
         patience = None if self.for_good else RESTART_GRACE_S + KILL_WAIT_S
@@ -92,7 +96,7 @@ class Ending:
                 pass
 
     def _drain(self, services: Services, control: ControlLink | None) -> bool:
-        """Have the broker tell the agents to leave. False where there is none to do it."""
+        """Let the broker ask the agents to leave. False when there is no broker."""
         if control is None or not control.ready or services.state["broker"].phase != "ready":
             return False
         if self.for_good:

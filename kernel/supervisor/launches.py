@@ -1,9 +1,10 @@
-"""How each process of a kernel is started: program, arguments, environment, descriptors, and the token that it gets.
+"""Prepares the start of each process of a kernel: program, arguments, environment, descriptors, and token.
 
-Tokens, plans and values of the environment pass by descriptor: arguments and environments can be read in /proc.
+Tokens, plans and values of the environment are passed by descriptors, because arguments and environments can be read in
+/proc.
 
-A tool host may start before the plan is known. Then the parts of the plan that it needs are promised. Its token comes
-on a pipe, which it reads to the end before anything else. The pipe ends when everything that was promised is there.
+A tool host may start before the plan is known. Then its parts of the plan are promised. Its token comes through a pipe,
+which it reads to the end before anything else. The pipe ends when all promised parts are there.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ TOOLHOST_NAME: Final = "1"
 
 
 class _Promise(NamedTuple):
-    """Our ends of what a tool host was promised."""
+    """Our ends of the descriptors that were promised to a tool host."""
 
     #: The number of its start.
     run: int
@@ -45,7 +46,7 @@ class _Promise(NamedTuple):
 
 
 class Launches:
-    """The launches of one kernel. `on_host_status` gets the reading end of what a tool host says about its jails."""
+    """The launches of one kernel. `on_host_status` gets the reading end of a tool host's news about its jails."""
 
     def __init__(
         self, options: Options, premises: Premises, secret: bytes, on_host_status: Callable[[int], None]
@@ -59,18 +60,18 @@ class Launches:
         self._promise: _Promise | None = None
 
     def know(self, plan: KernelPlan) -> None:
-        """What starts from now on is of this plan. A tool host that waits for one gets what it was promised."""
+        """Use this plan for all later starts. A tool host that waits for a plan gets the promised parts."""
         self._plan = plan
         self._keep_promise()
 
     def close(self) -> None:
-        """No plan comes any more."""
+        """Handle that no plan will come."""
         promise, self._promise = self._promise, None
         if promise is not None:
             promise.close()
 
     def prepare(self, role: str, run: int) -> Launch:
-        """How to start this service for the `run`-th time."""
+        """Prepare the `run`-th start of this service."""
         if role == "broker":
             return self._broker(run)
         if role == OAUTH:
@@ -78,16 +79,16 @@ class Launches:
         return self._toolhost(run) if role == "toolhost" else self._fork_server()
 
     def take_fork_channel(self) -> socket.socket | None:
-        """Our end of what the last fork server listens to; once."""
+        """Take our end of the channel of the last fork server. It is given once."""
         channel, self._fork_channel = self._fork_channel, None
         return channel
 
     def endpoint(self, cls: str) -> str:
-        """Where the broker listens for a class of peers."""
+        """The endpoint of the broker for a class of peers."""
         return f"ipc://{self._premises.run_dir}/{SOCKETS[cls]}"
 
     def token(self, claims: Claims) -> str:
-        """A token of this kernel, for the revision that runs."""
+        """A token of this kernel, for the running revision."""
         return mint(self._secret, msgspec.structs.replace(claims, revision=self._known.revision))
 
     def agent_token(self, principal: Principal, launch: int) -> str:
@@ -102,7 +103,7 @@ class Launches:
         arguments = ["--run-dir", self._premises.run_dir, "--plan-fd", str(plan_fd), "--secret-fd", str(secret_fd)]
         if run == 1:
             arguments.append("--new-kernel")
-            if self._options.accept_loss:  # what a later broker would lose, nobody has agreed to
+            if self._options.accept_loss:  # only for the first broker: nobody has agreed to a later loss
                 arguments.append("--accept-loss")
         env = environment(os.environ)
         return Launch(module="kernel.broker", arguments=arguments, env=env, pass_fds=[plan_fd, secret_fd])
@@ -114,7 +115,7 @@ class Launches:
         return self._plan
 
     def _toolhost(self, run: int) -> Launch:
-        self.close()  # what was promised to an earlier one
+        self.close()  # the promises to an earlier tool host
         token_fd, write_fd = os.pipe()
         values_fd = os.memfd_create("granted")
         self._promise = _Promise(run, write_fd, os.dup(values_fd))
@@ -128,14 +129,14 @@ class Launches:
         return Launch(module="toolhost", arguments=arguments, env=env, pass_fds=[token_fd, status_write, values_fd])
 
     def _keep_promise(self) -> None:
-        """Give a tool host its token, and first what tools were granted of our environment; once a plan is there."""
+        """When the plan is known, give a tool host the granted values of our environment, and then its token."""
         promise, plan = self._promise, self._plan
         if promise is None or plan is None:
             return
         granted = {name for tool in plan.toolhost.tools for name in tool.variables}
         values = {name: os.environ[name] for name in sorted(granted) if name in os.environ}
         fill(promise.values_fd, msgspec.msgpack.encode(values))
-        with suppress(BrokenPipeError):  # it is gone
+        with suppress(BrokenPipeError):  # the tool host is gone
             os.write(promise.token_fd, self.token(Claims("toolhost", TOOLHOST_NAME, launch=promise.run)).encode())
         self.close()
 

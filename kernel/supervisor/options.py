@@ -30,30 +30,30 @@ class Options(msgspec.Struct, kw_only=True):
     run_dir: str | None = None
     #: The descriptor on which it says that it is ready.
     ready_fd: int | None = None
-    #: The descriptor that ends when its starter is gone.
+    #: The descriptor that ends when the process that started it is gone.
     parent_fd: int | None = None
-    #: Other commands may use it.
+    #: Whether other commands may use the kernel.
     shared: bool = False
     #: Hosts that tools may reach in addition.
     allow_net: list[str] = []
     #: A file of grants.
     policy: str | None = None
-    #: The bundle is trusted for this time.
+    #: Whether the bundle is trusted for this run.
     trust: bool = False
     #: The descriptor with the powers that a person has just agreed to.
     agreed_fd: int | None = None
-    #: The umask of whoever started it. Its jails have the same.
+    #: The umask of the process that started it. Its jails have the same.
     umask: int = 0o022
-    #: A damaged journal is given up.
+    #: Whether a damaged journal is given up.
     accept_loss: bool = False
-    #: The descriptor with what the program before handed over, of a kernel that restarts in place.
+    #: Of a kernel that restarts in place: the descriptor with the handover of the program before.
     resume_fd: int | None = None
-    #: It follows changes of the bundle.
+    #: Whether it follows changes of the bundle.
     watch: bool = False
 
 
 def parse(arguments: list[str] | None) -> Options:
-    """The options of a command line; None: this process's. Bad usage ends the process. Raises GoondanError
+    """Read the options of a command line (None: that of this process). Bad usage ends the process. Raises GoondanError
     E_CONFIG_NOT_FOUND and E_STATE.
     """
     parser = argparse.ArgumentParser(prog="python -m kernel.supervisor", description="The Goondan supervisor.")
@@ -89,8 +89,8 @@ def parse(arguments: list[str] | None) -> Options:
 
 
 def resuming(options: Options) -> list[str]:
-    """The command line of the program that takes this one's place, but for `--resume-fd`. What was agreed to is in what
-    it is handed over.
+    """The command line of the program that takes the place of this one, without `--resume-fd`. The handover has the
+    powers that the user has agreed to.
     """
     given = ["--bundle", options.bundle]
     if options.run_dir is not None:
@@ -109,7 +109,7 @@ def resuming(options: Options) -> list[str]:
 
 
 def watched_besides(root: str, bundle: str, policy: str | None) -> list[str]:
-    """Files that count for a bundle besides its own: what was agreed to and what is granted. `root`: the state root."""
+    """The files that count for a bundle besides its own: agreements and grants. `root` is the state root."""
     from kernel.grants.policy_file import POLICY_FILE
     from kernel.trust.records import record_path
 
@@ -117,8 +117,8 @@ def watched_besides(root: str, bundle: str, policy: str | None) -> list[str]:
 
 
 def load_bundle(options: Options, running: Sequence[Power] | None = None) -> OpenedBundle:
-    """The bundle, with what the command line grants. `running` are the powers of the revision that runs: then only
-    those count as agreed to, and what was recorded. Raises BundleError, other GoondanErrors.
+    """Open the bundle, with the grants of the command line. `running` are the powers of the running revision: then only
+    those, and recorded agreements, count as agreed to. Raises BundleError, and other GoondanErrors.
     """
     from kernel.bundle.loader import open_bundle
     from kernel.trust.asking import Asking, read_agreed
@@ -133,7 +133,7 @@ def load_bundle(options: Options, running: Sequence[Power] | None = None) -> Ope
 
 
 def with_network(plan: KernelPlan, grants: list[str]) -> KernelPlan:
-    """The plan with `grants` (HOST:PORT, *.DOMAIN:PORT) added to what every tool may reach. Raises E_USAGE."""
+    """The plan with `grants` (HOST:PORT, *.DOMAIN:PORT) added to the network of every tool. Raises E_USAGE."""
     from schemas.hosts import BadHost, join, network, parse_rule, read_network, write_network
 
     try:

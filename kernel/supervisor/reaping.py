@@ -1,7 +1,7 @@
-"""Seeing processes get ready and end.
+"""Observes how processes get ready and end.
 
-`Reaper` is the only place that waits for processes: by pidfd for those we know, and by looking at our children for
-those we do not (orphans come to a subreaper). Unknown zombies are collected, unknown living ones are killed.
+Only `Reaper` waits for processes. It waits for known processes by their pidfds. It finds unknown ones among our
+children, because orphans come to a subreaper. Unknown zombies are collected, and unknown living children are killed.
 
 Source: docs/design/processes.md section 2.
 """
@@ -20,11 +20,11 @@ import msgspec
 from kernel.spawn import MAX_REPORT, parse_report
 from schemas.frames import ErrorPayload
 
-#: An unknown living child gets this long to turn out to be an agent whose pid has not been told yet (seconds).
+#: How long an unknown child may live (seconds). It may be an agent whose pid has not been reported yet.
 ORPHAN_GRACE_S: Final = 2.0
 #: How long an unknown zombie is kept for the same reason: a reaped pid may be given to another process (seconds).
 ZOMBIE_GRACE_S: Final = 1.0
-#: How soon after a death the children are looked at (seconds); several deaths share one look.
+#: How soon after a death the children are checked (seconds). Several deaths share one check.
 SWEEP_DELAY_S: Final = 0.05
 
 
@@ -66,7 +66,7 @@ class Readiness:
 
     @property
     def report(self) -> ErrorPayload | None:
-        """Why the program will never be ready, in its own words."""
+        """The reason of the program why it will never be ready."""
         while self.read_fd >= 0:
             self._read()
             if not self._data:
@@ -96,7 +96,7 @@ UNKNOWN_EXIT: Final = Exit("unknown exit", False)
 
 
 def describe_exit(result: os.waitid_result | None) -> Exit:
-    """What waitid saw."""
+    """The exit in the result of waitid."""
     if result is None:
         return UNKNOWN_EXIT
     if result.si_code == os.CLD_EXITED:
@@ -104,12 +104,12 @@ def describe_exit(result: os.waitid_result | None) -> Exit:
     try:
         name = signal.Signals(result.si_status).name
     except ValueError:
-        name = str(result.si_status)  # a real-time signal
+        name = str(result.si_status)  # a real-time signal has no name
     return Exit(f"signal {name}" + (" (core dumped)" if result.si_code == os.CLD_DUMPED else ""), False)
 
 
 class Child:
-    """A process that we know, held by its pidfd: signals never reach another process that got its pid later."""
+    """A known process, held by its pidfd. So signals never reach another process that got its pid later."""
 
     def __init__(self, pid: int, pidfd: int, *, leads_group: bool) -> None:
         self.pid = pid
@@ -128,7 +128,8 @@ class Child:
     def kill(self) -> None:
         """End it, with its whole process group if it leads one."""
         if self._pidfd >= 0 and self._leads_group:
-            # Not reaped yet (only the reaper does that, and it forgets the pidfd then), so the group's number is ours.
+            # The process is not reaped yet, because the reaper then forgets the pidfd. So the number of the group is
+            # its own.
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
         self._signal(signal.SIGKILL)
@@ -139,7 +140,7 @@ class Child:
                 signal.pidfd_send_signal(self._pidfd, number)
 
     def forget(self) -> int:
-        """Give the pidfd up: the process is gone, or left to others."""
+        """Close the pidfd: the process is gone, or others wait for it."""
         fd, self._pidfd = self._pidfd, -1
         return fd
 
@@ -147,8 +148,8 @@ class Child:
 class Reaper:
     """Waits for all children of this process, the ones that were started and the ones that were adopted.
 
-    `is_expected` says of an unknown living child whether it may live on: the fork server keeps an agent waiting that
-    nobody has asked for yet.
+    `is_expected` says whether an unknown living child may live on: the fork server keeps an agent ready that was not
+    requested yet.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, is_expected: Callable[[int], bool] = lambda pid: False) -> None:
@@ -159,7 +160,7 @@ class Reaper:
         self._sweeper: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Look at the children whenever one of them ends."""
+        """Check the children whenever one of them ends."""
         self._loop.add_signal_handler(signal.SIGCHLD, self.sweep_soon)
 
     def stop(self) -> None:
@@ -169,7 +170,7 @@ class Reaper:
             self._sweeper.cancel()
 
     def watch(self, pid: int, on_exit: Callable[[Exit], None], *, leads_group: bool) -> Child | None:
-        """Hold a child and report its end once; None when there is no such child (any more).
+        """Hold a child, and report its end once. None when there is no such child, or no longer.
 
         `leads_group` says that it leads a process group of its own, which dies with it.
         """
@@ -180,7 +181,7 @@ class Reaper:
         if pidfd < 0:
             return None
         try:
-            # Our child for sure? A number from outside may be old, and its process another one by now.
+            # Check that it is our child. A number from outside may be old, and may belong to another process now.
             os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
             os.close(pidfd)
@@ -217,9 +218,10 @@ class Reaper:
             self._sweeper = self._loop.call_later(ZOMBIE_GRACE_S, self._sweep_now)
 
     def sweep(self, now: float, *, patience: float = 1.0) -> int:
-        """Collect unknown zombies and kill unknown living children; how many are left that should not be.
+        """Collect unknown zombies, and kill unknown living children. Returns how many unknown children are left.
 
-        `patience` scales the time they get to turn out to be known; 0 at the very end, when nobody is expected.
+        `patience` scales the time in which a child may turn out to be known. It is 0 at the very end, when no child is
+        expected any more.
         """
         unknown = children_of_this_process() - self._known.keys()
         self._orphans = {
@@ -239,10 +241,10 @@ class Reaper:
 
 
 def children_of_this_process() -> set[int]:
-    """Living and dead children that have not been waited for.
+    """The living and dead children that nobody has waited for.
 
-    If the Linux kernel does not list them (CONFIG_PROC_CHILDREN), only one that has died: enough to collect them in
-    turn.
+    If the Linux kernel does not list them (CONFIG_PROC_CHILDREN), it is only one dead child. That is enough to collect
+    them one after the other.
     """
     found: set[int] = set()
     with suppress(ChildProcessError):

@@ -26,12 +26,12 @@ from schemas.control import Exited, Inventory, Principal, Ready, Running, SpawnF
 MAX_START_FAILURES: Final = 5
 #: Ends in a row, none of them ordered, after which a principal or a service is shown as being in a crash loop.
 LOOPS_AT: Final = 3
-#: Agents that may be between "asked for" and "ready" at once: more only slow each other down on few cores. The broker
-#: wants no more at a time; this is for what is to be started again, after a fork server or many agents were lost.
+#: The most agents that start at the same time. More would only slow each other down on few cores. The broker wants no
+#: more at a time. The limit is for restarts after a fork server or many agents were lost.
 MAX_STARTING: Final = 32
-#: A start that takes longer waits for something else than a processor, and keeps no other from starting (seconds).
+#: How long a start counts as one of those (seconds). A longer start waits for something else than a processor.
 STARTING_S: Final = 1.0
-#: An agent that may leave and does not is killed after this time (seconds).
+#: How long an agent that was asked to leave may take before it is killed (seconds).
 LEAVE_LIMIT_S: Final = 10.0
 
 AgentPhase = Literal["asked", "starting", "ready", "leaving", "dying"]
@@ -48,18 +48,18 @@ class Agent(Struct):
     since: float
     #: The phase.
     phase: AgentPhase = "asked"
-    #: Its pid is known.
+    #: Whether its pid is known.
     born: bool = False
-    #: Its end was asked for, so that it does not count as a failure.
+    #: Whether its end was ordered. Then it does not count as a failure.
     ordered: bool = False
-    #: It was ready once.
+    #: Whether it was ready once.
     was_ready: bool = False
-    #: Its start takes longer than STARTING_S.
+    #: Whether its start takes longer than STARTING_S.
     slow: bool = False
 
     @property
     def starting(self) -> bool:
-        """Whether it counts as one of those that are started now."""
+        """Whether it counts as one of the agents that start now."""
         return self.phase in ("asked", "starting") and not self.slow
 
 
@@ -134,7 +134,7 @@ class Roster:
         if full:
             for gone in self.wanted - chosen:
                 self._unwant(gone)
-        # In the broker's order, not the set's: first come, first started.
+        # In the order of the broker, and not of the set: the first one starts first.
         for principal in principals:
             if principal in chosen and principal not in self.wanted and not self._stopping:
                 self.wanted.add(principal)
@@ -157,7 +157,8 @@ class Roster:
         """The broker wants this launch to end. The principal stays wanted if it was wanted."""
         agent = self._by_launch.get(launch)
         if agent is None or agent.principal != principal:
-            # Gone already: the report crossed the order. Said again, because the broker is waiting for it.
+            # It is gone already: the report and the order have crossed. The broker waits for the report, so it is sent
+            # again.
             return [Tell(Exited(principal, launch, "was not running", True))]
         return [*self._condemn(agent, now), *self._fill(now)]
 
@@ -213,7 +214,7 @@ class Roster:
         return self._gone(agent, cause, now, clean=clean) if agent is not None else []
 
     def tick(self, now: float) -> list[AgentAction]:
-        """Time has passed: restarts that are due, starts and departures that take too long."""
+        """Time has passed. Handle due restarts, and starts and departures that take too long."""
         for principal in [p for p, due in self._delayed.items() if due <= now]:
             del self._delayed[principal]
             self._pending[principal] = None
@@ -256,7 +257,7 @@ class Roster:
         return actions
 
     def terminate_all(self) -> list[AgentAction]:
-        """Nobody tells them to leave any more: the broker is gone."""
+        """Send SIGTERM to all agents: the broker is gone and cannot ask them to leave."""
         return [TerminateAgent(agent.launch) for agent in self.live.values() if agent.born and agent.phase != "dying"]
 
     def kill_all(self, now: float) -> list[AgentAction]:
@@ -269,7 +270,7 @@ class Roster:
     # --- questions
 
     def inventory(self) -> Inventory:
-        """What runs, for a broker that has just started or come back."""
+        """The running agents, for a broker that has just started or come back."""
         return Inventory([Running(agent.principal, agent.launch, agent.was_ready) for agent in self.live.values()])
 
     def find(self, launch: int) -> Agent | None:
@@ -277,7 +278,7 @@ class Roster:
         return self._by_launch.get(launch)
 
     def waits(self, principal: Principal) -> bool:
-        """Whether it is wanted and has no process."""
+        """Whether the principal is wanted and has no process."""
         return principal in self._pending or principal in self._delayed
 
     def overdue(self, now: float) -> bool:
@@ -285,8 +286,8 @@ class Roster:
         return any(not agent.born and now - agent.since >= START_LIMIT_S for agent in self.live.values())
 
     def audit(self, now: float) -> tuple[list[Principal], list[AgentAction]]:
-        """The backstop: looks for principals that are wanted but neither run nor wait. If there is one, that is a bug,
-        and this repairs it.
+        """Look for principals that are wanted but neither run nor wait. Such a principal is a bug, and this repairs
+        it.
         """
         missed = [p for p in self.wanted if p not in self.live and p not in self._pending and p not in self._delayed]
         for principal in missed:
@@ -345,13 +346,13 @@ class Roster:
             pass
         elif agent.was_ready:
             history.crashes += 1
-            # A clean exit is a retirement whose order is still on its way: give it the time to arrive.
+            # A clean exit is a retirement whose order has not arrived yet. So wait for the order.
             wait = max(backoff(history.crashes), FIRST_BACKOFF_S if clean else 0.0)
         else:
             history.failures += 1
             wait = backoff(history.failures)
             if history.failures >= MAX_START_FAILURES:
-                # First: on the news of the exit alone the broker would want it again.
+                # This comes first: after the report of the exit alone the broker would want the agent again.
                 actions.insert(0, Tell(SpawnFailed(principal, history.failures, cause)))
                 self._unwant(principal)
                 return actions + self._fill(now)

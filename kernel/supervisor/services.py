@@ -54,10 +54,10 @@ class Launch(msgspec.Struct, kw_only=True):
 
 
 class Observer(Protocol):
-    """Who is told what the services do."""
+    """The object that the services report to."""
 
     def prepare(self, role: str, run: int) -> Launch:
-        """How to start this service now."""
+        """Prepare a start of this service."""
 
     def service_up(self, role: str) -> None:
         """It is ready."""
@@ -66,11 +66,13 @@ class Observer(Protocol):
         """Its process is gone. Another one may have been started already."""
 
     def service_failed(self, role: str, error: ErrorPayload) -> None:
-        """It cannot be started, and the kernel with it."""
+        """The service cannot be started, so the kernel cannot start either."""
 
 
 class Services:
-    """The processes that must always run, `roles`, and those that must once somebody wants them, `on_demand`."""
+    """The processes that must always run (`roles`), and those that run after the first request for them
+    (`on_demand`).
+    """
 
     def __init__(
         self,
@@ -103,7 +105,7 @@ class Services:
                 self._feed(role, Begin())
 
     def want(self, role: str) -> None:
-        """Start this one, if it does not run. One that could not be started is tried again."""
+        """Start this service, if it does not run. A service that could not be started is tried again."""
         if not self._ending:
             self._feed(role, Begin())
 
@@ -113,7 +115,7 @@ class Services:
         return all(service.proven for role, service in self.state.items() if role not in self._on_demand)
 
     def end_restarts(self) -> None:
-        """From now on nothing that ends is started again."""
+        """Start nothing again from now on."""
         self._ending = True
 
     def terminate(self, role: str) -> None:
@@ -121,7 +123,7 @@ class Services:
         self._feed(role, End())
 
     def kill(self, role: str) -> None:
-        """End a service; without `end_restarts` another one follows."""
+        """Kill a service. It is started again, unless `end_restarts` was called."""
         child = self._children.get(role)
         if child is not None:
             child.kill()
@@ -136,7 +138,7 @@ class Services:
         return child.pid if child is not None else None
 
     def processes(self, offset: float) -> list[ProcessInfo]:
-        """For `ps`; `offset` is what makes the loop's time a wall-clock time."""
+        """The services, for `ps`. `offset` added to the loop's time gives the wall-clock time."""
         return [
             ProcessInfo(
                 role=role,
@@ -200,7 +202,7 @@ class Services:
         except OSError as error:
             readiness.close()
             _log.error("%s could not be started: %s", role, error.strerror)
-            # Not from inside the step that asked for it.
+            # Not inside of the step that has asked for it.
             self._loop.call_soon(self._down, role, run, Down(run, f"could not be started: {error.strerror}"))
             return
         finally:

@@ -1,7 +1,7 @@
 """The tool host's news about its jailed workers, on its status descriptor: one JSON object a line.
 
 `{"op":"start","pid":…,"tool":…,"agent":…,"instanceKey":…,"since":…}` and `{"op":"exit","pid":…,"cause":…}`; `pid` is
-the host's number. Only `gdn ps` reads it, so what is wrong is skipped.
+the number on the host. Only `gdn ps` uses this news, so invalid lines are skipped.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import msgspec
 from kernel.supervisor_client import ProcessInfo
 from schemas.tool_host_reports import WorkerNews
 
-#: A line longer than this is none (bytes).
+#: The longest line (bytes). Longer ones are skipped.
 MAX_LINE: Final = 65536
-#: More workers than any tool host may have; beyond it news is dropped.
+#: The most workers that are kept: more than any tool host may have. News of others is dropped.
 MAX_WORKERS: Final = 65536
 
 
@@ -31,7 +31,9 @@ class Workers:
         self._running: dict[int, WorkerNews] = {}
 
     def listen(self, fd: int) -> None:
-        """A new tool host reports on `fd`, which is closed here at its end. Earlier workers are gone with theirs."""
+        """Read the news of a new tool host from `fd`. It is closed here at its end. The workers of the earlier tool
+        host are gone.
+        """
         self.close()
         self._fd = fd
         os.set_blocking(fd, False)
@@ -60,7 +62,7 @@ class Workers:
             self.hear(line)
 
     def hear(self, line: bytes) -> None:
-        """One line of news."""
+        """Handle one line of news."""
         try:
             news = msgspec.json.decode(line, type=WorkerNews)
         except msgspec.DecodeError:
@@ -71,7 +73,7 @@ class Workers:
             self._running[news.pid] = news
 
     def processes(self) -> list[ProcessInfo]:
-        """For `ps`."""
+        """The workers, for `ps`."""
         return [
             ProcessInfo(
                 role="worker",
