@@ -1,6 +1,6 @@
-"""Connectors and Connections: what is wrong with a document by itself. Pure.
+"""Connectors and Connections: the checks of one document by itself. Pure.
 
-Neither runs yet. A Connector is left out with a warning; a Connection is an error, since messages would not come.
+Neither runs yet. A Connector is left out with a warning. A Connection is an error, because no messages would come.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from schemas.resources import ConnectionBody, ConnectorBody
 
 
 def check_connector(document: Document, body: ConnectorBody, files: Files, report: Report) -> str | None:
-    """Report what is wrong with a Connector. Returns the file that its entry is; None without one."""
+    """Report the problems of a Connector. Returns the file of its entry. None when there is none."""
     path = _entry_of(document, body.entry, files, report)
     names = [event.name for event in body.events]
     for index, name in enumerate(names):
@@ -27,7 +27,7 @@ def check_connector(document: Document, body: ConnectorBody, files: Files, repor
 
 
 def check_connection(document: Document, body: ConnectionBody, report: Report) -> None:
-    """Report what is wrong with a Connection, its references apart."""
+    """Report the problems of a Connection, except those of its references."""
     for group in ("config", "secrets"):
         for key, value in getattr(body, group).items():
             check_value(document, value, ("spec", group, key), report)

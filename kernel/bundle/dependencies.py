@@ -1,6 +1,6 @@
-"""Which extensions wait for which: circles among them, and agents whose order does not fit. Pure.
+"""Dependencies of extensions: circles among them, and agents whose order does not fit. Pure.
 
-Extensions are loaded in the order of the agent, whatever they depend on: what is found here are warnings.
+Extensions are loaded in the order of the agent, whatever they depend on. So the problems found here are warnings.
 
 Source: requirement LOAD-06.
 """
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 
 def circles(dependencies: Mapping[str, Sequence[str]]) -> Iterator[list[str]]:
-    """Each circle once, as the names along it, from the one that comes first in `dependencies`."""
+    """Each circle once, as the names along it. It begins with the name that comes first in `dependencies`."""
     order = {name: place for place, name in enumerate(dependencies)}
     done: set[str] = set()
     for start in dependencies:
@@ -22,7 +22,7 @@ def circles(dependencies: Mapping[str, Sequence[str]]) -> Iterator[list[str]]:
 def _circles_from(
     start: str, dependencies: Mapping[str, Sequence[str]], order: Mapping[str, int], done: set[str]
 ) -> Iterator[list[str]]:
-    """What is found on the way down from `start`, without recursion; `done` are those that need no second look."""
+    """The circles below `start`, found without recursion. Extensions in `done` need no second visit."""
     path = [start]
     waiting = [iter(dependencies[start])]
     while waiting:
@@ -40,8 +40,8 @@ def _circles_from(
 
 
 def misplaced(loaded: Sequence[str], dependencies: Mapping[str, Sequence[str]]) -> Iterator[tuple[str, str, bool]]:
-    """For an agent that loads these extensions in this order: (extension, what it depends on, whether that is loaded at
-    all) for each dependency that is not there before it.
+    """The dependencies that are not loaded before their extension, for an agent with this order: (extension,
+    dependency, whether the dependency is loaded at all).
     """
     there: set[str] = set()
     for name in loaded:

@@ -1,7 +1,7 @@
-"""From a path to documents: which files belong to a bundle, and their YAML.
+"""From a path to documents: finds the files of a bundle, and reads their YAML.
 
-A file is a bundle by itself. A directory is every YAML file in it; a file there that is not named goondan.yaml and
-holds no document of ours (a compose file, a CI workflow) is skipped with a warning.
+One file can be a bundle. If the bundle is a directory, all YAML files in it belong to it. A file that is not named
+goondan.yaml and has no document of ours (a compose file, a CI workflow) is skipped with a warning.
 
 Source: docs/design/bundle.md section 1.
 """
@@ -21,12 +21,12 @@ from kernel.bundle.shape import Document
 from kernel.paths import BUNDLE_FILE
 from schemas.resources import API_V1, API_V1ALPHA1, KINDS
 
-#: What a document's apiVersion begins with if it is meant for us.
+#: The beginnings of the apiVersion of documents for us.
 _GROUPS: Final = (API_V1.partition("/")[0] + "/", API_V1ALPHA1.partition("/")[0] + "/")
 
 
 class Source(Struct, frozen=True):
-    """One file of a bundle, absolute path and content."""
+    """One file of a bundle: its absolute path and its content."""
 
     path: str
     data: bytes
@@ -41,13 +41,13 @@ class Loaded(Struct):
     sources: list[Source]
     #: Their documents.
     documents: list[Document]
-    #: False: a part could not be read, and anything may stand there.
+    #: False: a part could not be read, and may contain anything.
     complete: bool
 
 
 def load_documents(path: str, report: Report, instead: Overlay = NOTHING) -> Loaded:
-    """Read the bundle at `path` (absolute, links resolved). Everything that is wrong goes into `report`. `instead`:
-    what files are taken to hold.
+    """Read the bundle at `path` (absolute, links resolved). All problems go into `report`. `instead` has contents that
+    are used in place of those of files.
     """
     folder = os.path.isdir(path)
     loaded = Loaded(path if folder else os.path.dirname(path), [], [], True)
@@ -79,7 +79,7 @@ def _load_file(file: str, strict: bool, loaded: Loaded, budget: Budget, report: 
         return
     strict = strict or any(group.encode() in data for group in _GROUPS)
     text = decode(data)
-    # A foreign file may be of any size; what it holds does not count for the bundle.
+    # A foreign file may have any size, because its content does not count for the bundle.
     allowed = budget if strict else Budget()
     composed = Composed([], [text], complete=False) if isinstance(text, Fault) else compose(text, allowed)
     if not strict and (composed.faults or not any(_is_ours(node) for node in composed.documents)):

@@ -1,8 +1,7 @@
-"""The examples of a manifest: what each promises, and where an output differs from it. Pure.
+"""The examples of a manifest: compares outputs with the promised ones. Pure.
 
-An object in the example need not show every key: what it does not show is not compared, so that a duration or a path
-can be left out. Lists and everything else must be equal; a number is equal to the same number of another type, never
-to a boolean.
+An object of the example need not show every key. Other keys are not compared, so a duration or a path can be left out.
+Lists and all other values must be equal. A number is equal to the same number of another type, but never to a boolean.
 
 Source: docs/design/tools.md section 10; docs/decisions/026.
 """
@@ -18,14 +17,14 @@ from msgspec import Struct
 
 from kernel.bundle.problems import Path, spell
 
-#: Differences of one example that are worth reading.
+#: The most differences of one example that are shown.
 MAX_DIFFERENCES: Final = 5
-#: Characters of a value in a difference.
+#: The most of a value in a difference (characters).
 MAX_VALUE: Final = 200
 
 
 def differences(expected: Any, got: Any) -> list[str]:
-    """Where `got` is not what the example shows, at most MAX_DIFFERENCES lines; empty when it is."""
+    """The differences between `got` and the example, at most MAX_DIFFERENCES lines. Empty when there are none."""
     return list(islice(_differences(expected, got, ("output",)), MAX_DIFFERENCES))
 
 
@@ -79,7 +78,9 @@ class Outcome(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=T
 
 
 def judge(result: dict[str, Any], expected: Any, *, compares: bool) -> list[str]:
-    """Why a ToolResult is not what the example promises; empty when it is. `compares`: the example shows an output."""
+    """Why a ToolResult differs from the promise of the example. Empty when it does not. `compares`: the example shows
+    an output.
+    """
     if result["status"] == "error":
         error = result.get("error") or {}
         return [f"the call failed: {error.get('message', '')} [{error.get('code', 'E_TOOL')}]"]

@@ -1,7 +1,7 @@
-"""Which members of `api` an extension's source names that do not exist. Pure; nothing of the module is run.
+"""Finds members of `api` in an extension's source that do not exist. Pure: the module is not run.
 
-Only what can be told from the text is: attributes of the first parameter of `register`, in it and in the functions
-inside it, until the name means something else there.
+It finds only what the text shows: attributes of the first parameter of `register`, in this function and in the
+functions inside it, until the name gets another meaning.
 
 Source: docs/extensions.md; requirement EXT-09.
 """
@@ -31,7 +31,7 @@ class Unknown(Struct, frozen=True):
 
 
 def unknown_members(tree: ast.Module) -> list[Unknown]:
-    """In the order of the text, each name once."""
+    """The unknown members in the order of the text, each name once."""
     found: dict[str, Unknown] = {}
     for node in tree.body:
         if isinstance(node, _Function) and node.name == "register":
@@ -53,7 +53,7 @@ def _in_function(function: _Function, api: str) -> Iterator[Unknown]:
 
 
 def _walk(body: list[ast.stmt], api: str) -> Iterator[ast.AST]:
-    """Every node in which the name still means the parameter."""
+    """Every node where the name still means the parameter."""
     waiting: list[ast.AST] = list(body)
     while waiting:
         node = waiting.pop()

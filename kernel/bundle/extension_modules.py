@@ -1,7 +1,7 @@
-"""Which modules belong to an extension, with their digests: what an agent process may import from the bundle.
+"""The modules of an extension and their digests: an agent process may import only these from the bundle.
 
-A folder of its own belongs to the extension whole. An entry may lie in the bundle's root, which tools may write to.
-Then only those modules count that it imports by name, and those that these import in turn.
+When an extension has a folder of its own, the whole folder belongs to it. But its entry may lie in the bundle's root,
+which tools may write to. Then only the modules count that it imports by name, and those that these modules import.
 
 Source: docs/decisions/034.
 """
@@ -14,9 +14,9 @@ from typing import Final
 
 from kernel.bundle.lookup import Files, Unreadable
 
-#: Modules of one extension; a folder with more holds something else as well.
+#: The most modules of one extension. A folder with more contains other things as well.
 MAX_MODULES: Final = 2000
-#: What is a module: sources, and libraries of machine code.
+#: The suffixes of modules: sources, and libraries of machine code.
 _SUFFIXES: Final = (".py", ".so")
 
 
@@ -54,12 +54,12 @@ def _digests(folder: str, paths: list[str], files: Files) -> dict[str, str]:
         try:
             found[path] = files.digest(f"{folder}/{path}")
         except Unreadable:
-            continue  # so it cannot be imported, which is said when it is
+            continue  # it cannot be imported, and the import will report that
     return found
 
 
 def _imported(path: str, files: Files) -> set[str]:
-    """The top-level names that a module imports, wherever in it that is."""
+    """The top-level names that a module imports anywhere in it."""
     try:
         tree = ast.parse(files.read_text(path))
     except (Unreadable, SyntaxError, ValueError, RecursionError, MemoryError):

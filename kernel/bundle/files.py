@@ -14,15 +14,16 @@ from typing import Final
 from kernel.bundle.lookup import MAX_MODULE_BYTES, MAX_PROMPT_BYTES, Found, Unreadable
 from kernel.paths import BUNDLE_FILE, is_utf8
 
-#: YAML files in a bundle's directory. More is no bundle but a directory that was named by mistake.
+#: The most YAML files in a bundle's directory. A directory with more is no bundle, and was named by mistake.
 MAX_FILES: Final = 500
-#: Directory entries looked at while searching for them.
+#: The most directory entries that are read in the search for them.
 MAX_ENTRIES: Final = 20_000
-#: Files of a tool's folder whose content counts for its digest; beyond it the folder is not a tool's own.
+#: The most files of a tool's folder whose content counts for its digest. A larger folder is not a tool's own.
 MAX_TREE_FILES: Final = 5_000
-#: Larger files count by size and time only: reading data files at every start would cost more than it tells.
+#: The largest file whose content counts (bytes). Of larger ones only size and time count, because reading data files at
+#: every start is costly.
 MAX_DIGESTED_BYTES: Final = 1 << 20
-#: Folders that never hold documents or code of a tool.
+#: The names of folders that never have documents or code of a tool.
 SKIPPED_FOLDERS: Final = frozenset({"__pycache__", "node_modules"})
 
 
@@ -40,7 +41,7 @@ class BundleFiles:
         self._instead = instead
 
     def find(self, named: str) -> Found:
-        """A regular file of the bundle; links may not lead out of it. Never raises."""
+        """Find a regular file of the bundle. Links may not lead out of the bundle. Never raises."""
         if any(c < " " or c == "\x7f" for c in named):
             return Found("", "the path holds control characters")
         if os.path.isabs(named) or named.startswith("~"):
@@ -62,7 +63,7 @@ class BundleFiles:
         return Found(real, None if stat.S_ISREG(state.st_mode) else "it is not a regular file")
 
     def read_text(self, path: str) -> str:
-        """A text file of at most MAX_PROMPT_BYTES that was found before. Raises Unreadable."""
+        """Read a text file of at most MAX_PROMPT_BYTES that was found before. Raises Unreadable."""
         try:
             return read_instead(path, MAX_PROMPT_BYTES, self._instead).decode("utf-8")
         except UnicodeDecodeError:
@@ -97,7 +98,7 @@ class BundleFiles:
             try:
                 entries = sorted(os.scandir(here), key=lambda entry: entry.name)
             except OSError:
-                continue  # what cannot be read cannot be imported either
+                continue  # a folder that cannot be read cannot be imported from either
             seen += len(entries)
             for entry in entries:
                 if entry.name.startswith(".") or not is_utf8(entry.name):
@@ -147,7 +148,7 @@ def read_file(path: str, limit: int) -> bytes:
 
 
 def read_instead(path: str, limit: int, instead: Overlay) -> bytes:
-    """The content of a file, or what it is taken to hold. Raises Unreadable."""
+    """The content of a file, or the content that is used in its place. Raises Unreadable."""
     if path not in instead:
         return read_file(path, limit)
     data = instead[path]

@@ -1,6 +1,6 @@
-"""The check that every export has a handler: what is known about each module, and what it means for its document.
+"""Checks that every export has a handler: gets the report on each module, and judges the document by it.
 
-The result that a jail gave for the same files is kept in the workspace's state and used the next time.
+The report of a jail is kept in the workspace's state. The next check uses it if the files are the same.
 
 Source: docs/design/bundle.md section 5; requirements HANDLER-03, HANDLER-04, VALIDATE-02.
 """
@@ -31,11 +31,11 @@ from schemas.system.directories import DirectoryRefused, open_directory
 from schemas.system.private_files import replace_in
 from schemas.tool_host_reports import ModuleReport
 
-#: Part of every key: what an earlier version found out is asked again.
+#: A part of every key, so that reports of an earlier version are not used.
 FORMAT: Final = 1
-#: Names listed in a suggestion.
+#: The most names in a suggestion.
 _LISTED: Final = 8
-#: A module's own message is cut here (characters).
+#: The longest message of a module (characters).
 _MAX_MESSAGE: Final = 300
 
 
@@ -56,7 +56,7 @@ class Check(Struct, frozen=True):
 
 
 def check_handlers(tools: Iterable[CheckedTool], check: Check, report: Report) -> None:
-    """Report exports without a handler and modules that cannot be loaded. The bundled package is not looked at."""
+    """Report exports without a handler, and modules that cannot be loaded. The bundled package is not checked."""
     subjects = [tool for tool in tools if tool.runs and tool.root and not tool.bundled]
     if not subjects:
         return
@@ -75,7 +75,7 @@ _NO_ANSWER: Final = "See whether `python -m toolhost.inspection` starts on this 
 
 
 def judge(tool: CheckedTool, finding: ModuleReport, check: Check, report: Report) -> None:
-    """Report what a finding means for a Tool's document."""
+    """Report the problems of a Tool's document that follow from a finding."""
     entry_at: Path = ("spec", "entry")
     place, entry = tool.document.place(*entry_at), tool.document.text(*entry_at)
     if finding.error is not None:
@@ -111,7 +111,7 @@ def judge(tool: CheckedTool, finding: ModuleReport, check: Check, report: Report
 
 
 def spec_for(tool: CheckedTool, check: Check) -> ToolSpec:
-    """The tool as its module is looked at."""
+    """The tool with the grants for the inspection of its module."""
     spec = tool_spec(tool)
     if check.reviewed or tool.bundled or tool.package:
         return spec
@@ -135,7 +135,8 @@ def inspect(tools: Sequence[CheckedTool], check: Check) -> dict[str, ModuleRepor
         granted = {name: check.env[name] for spec in asked for name in spec.sandbox.env if name in check.env}
         for finding in inspector.ask(asked, check.documents, granted):
             findings[finding.name] = finding
-        # Timeouts and crashes may be the machine's mood; what the source says is asked again in case a jail appears.
+        # Timeouts and crashes may be chance, and after a reading of the source a jail may be possible later. So neither
+        # is kept.
         settled = {
             key: findings[name]
             for name, key in keys.items()
@@ -150,7 +151,7 @@ def _is_settled(finding: ModuleReport) -> bool:
 
 
 def _key(tool: CheckedTool) -> str | None:
-    """Names the content that a finding depends on; None when more than the tool's own files can decide it."""
+    """A digest of the content that a finding depends on. None when it depends on more than the tool's own files."""
     sandbox = tool.body.sandbox
     if sandbox.python.venv is not None or sandbox.env or sandbox.filesystem.read or sandbox.filesystem.write:
         return None
@@ -179,5 +180,5 @@ def _remember(path: str | None, settled: dict[str, ModuleReport]) -> None:
 
 
 def _one_line(text: str) -> str:
-    """A module's own message: it is not ours, so it gets no line breaks and no control characters."""
+    """A message of a module without line breaks and control characters, because its text is from outside."""
     return "".join(c if c.isprintable() else " " for c in text)[:_MAX_MESSAGE]

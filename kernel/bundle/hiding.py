@@ -1,9 +1,9 @@
-"""Values of the person's environment out of what is said about a bundle: problems, JSON documents, tables. Pure.
+"""Hides values of the person's environment in texts about a bundle: problems, JSON documents, tables. Pure.
 
-A bundle can put a value anywhere by `${NAME}`, and its modules can raise what they were given. What is printed lands in
-logs of a CI. So two kinds of values are hidden: those that look like a secret, by their variable's name or by their own
-form, and those of the variables that the bundle names. A value that the documents hold anyway, such as the name of an
-agent, is not a secret of the person and stays.
+A bundle can put a value anywhere with `${NAME}`, and its modules can raise errors with the values that they were given.
+Such texts end up in logs of a CI. So two kinds of values are hidden: values that look like a secret, by the name of
+their variable or by their form, and values of variables that the bundle names. A value that the documents contain
+anyway, such as the name of an agent, is no secret and stays.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from urllib.parse import unquote, urlsplit
 
 from schemas.redaction import Redactor
 
-#: Variables whose values are places and habits, not secrets; hiding `/root` would make every path unreadable.
+#: Variables whose values are places and settings, and not secrets. Hiding `/root` would make every path unreadable.
 _PUBLIC: Final = re.compile(
     r"(?:HOME|PATH|PWD|OLDPWD|USER|LOGNAME|SHELL|TERM|LANG|LANGUAGE|TZ|HOSTNAME|EDITOR|PAGER|TMPDIR|SSH_AUTH_SOCK"
     r"|DBUS_SESSION_BUS_ADDRESS|LC_.*|XDG_.*|GOONDAN_.*)\Z"
@@ -29,9 +29,10 @@ _SECRET_VALUE: Final = re.compile(
     r"(?:sk|pk|rk|hf|ghp|gho|ghu|ghs|ghr|github_pat|glpat|xox[abeoprs]|npm|pypi|dop_v1|SG|AKIA|ASIA|AIza|ya29|eyJ)"
     r"[-_.A-Za-z0-9]{12,}|-----BEGIN |[a-z]://[^/\s:@]*:[^/\s@]+@"
 )
-#: Words that are settings, whatever their variable is called.
+#: Values that are settings, whatever the name of their variable is.
 _SETTINGS: Final = frozenset(("true", "false", "none", "null", "auto", "default", "enabled", "disabled", "required"))
-#: A shorter value of a variable that only the bundle names is looked for nowhere: it would hit ordinary words.
+#: The shortest value that is hidden only because the bundle names its variable (characters). Shorter ones would match
+#: ordinary words.
 _SHORTEST_NAMED: Final = 8
 #: When a secret has several lines, as a private key has, each line of this length is hidden by itself.
 _SHORTEST_LINE: Final = 16

@@ -1,7 +1,7 @@
-"""The program that looks into tools' modules, as seen from the kernel.
+"""The kernel's side of the program that inspects the modules of tools.
 
-The kernel neither imports a tool's code nor the tool host: `toolhost.inspection` is started once for all tools and
-loads each module in a jail. What comes back is checked like anything from outside.
+The kernel imports neither a tool's code nor the tool host. It starts `toolhost.inspection` once for all tools, which
+loads each module in a jail. The answer is checked like all data from outside.
 
 Source: docs/design/bundle.md section 5; toolhost/inspection/ has the other half.
 """
@@ -20,11 +20,11 @@ from kernel.spawn import command, environment
 from schemas.launch import ToolSpec
 from schemas.tool_host_reports import InspectionAnswer, InspectionRequest, ModuleReport
 
-#: One module may take this long to load (seconds): the import of a large library from a cold disk.
+#: How long one module may take to load (seconds): the import of a large library from a cold disk.
 LOAD_TIMEOUT_S: Final = 5.0
-#: The whole inspection (seconds): modules are loaded side by side, and a machine may be busy.
+#: How long the whole inspection may take (seconds). Modules are loaded side by side, and a machine may be busy.
 INSPECTION_TIMEOUT_S: Final = 30.0
-#: What the program may answer (bytes); export names and short messages only.
+#: The longest answer of the program (bytes): it has only names of exports and short messages.
 MAX_ANSWER: Final = 4 << 20
 #: What is known about handlers, in the workspace's state.
 CACHE_FILE: Final = "cache/handlers.json"
@@ -50,7 +50,7 @@ class Inspector:
             self._process.communicate()
 
     def start_early(self) -> None:
-        """Start now, unless what will be asked is likely to be known already. Never raises."""
+        """Start now, unless the reports are probably known already. Never raises."""
         if self.cache is None or not os.path.exists(self.cache):
             try:
                 self._start()
@@ -58,11 +58,11 @@ class Inspector:
                 self._process = None  # ask() tries again, and the caller says when nothing was checked
 
     def ask(self, tools: Sequence[ToolSpec], documents: Sequence[str], values: Mapping[str, str]) -> list[ModuleReport]:
-        """Have the modules of `tools` looked at; `documents` are the bundle's files, which no module sees.
+        """Inspect the modules of `tools`. `documents` are the bundle's files, which no module sees.
 
-        `values` are variables of the environment that modules get as far as their sandbox.env names them.
+        `values` are variables of the environment. A module gets those that its sandbox.env names.
 
-        Can be asked once. Empty when there is no answer; never raises.
+        Call it once. The result is empty when there is no answer. Never raises.
         """
         request = InspectionRequest(
             tools=[*tools],
@@ -83,8 +83,8 @@ class Inspector:
         return []
 
     def _start(self) -> subprocess.Popen[bytes]:
-        # A session of its own: Ctrl-C is this process's business, and what it starts ends with it.
-        # It speaks with jails, so no value of the environment is in it that no module gets.
+        # A session of its own, so that Ctrl-C reaches only this process. Processes that it starts end with it.
+        # It talks to jails, so its environment has only values that a module gets.
         self._process = subprocess.Popen(
             command("toolhost.inspection", []),
             env=environment(os.environ),

@@ -6,16 +6,16 @@ from typing import Final, Protocol
 
 from msgspec import Struct
 
-#: One YAML file (bytes). A bundle is written by people; code and data belong into other files.
+#: The largest YAML file (bytes). People write bundles; code and data belong into other files.
 MAX_FILE_BYTES: Final = 1 << 20
-#: A system prompt in a file (bytes).
+#: The largest file with a system prompt (bytes).
 MAX_PROMPT_BYTES: Final = 256 << 10
-#: A module of an extension, libraries of machine code included (bytes).
+#: The largest module of an extension (bytes), libraries of machine code included.
 MAX_MODULE_BYTES: Final = 64 << 20
 
 
 class Unreadable(Exception):
-    """A file that cannot be used; the text says why."""
+    """A file cannot be used. The text says why."""
 
 
 class Found(Struct, frozen=True):

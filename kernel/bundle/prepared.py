@@ -1,8 +1,8 @@
-"""The nodes of the bundled tools' manifests, made beforehand: reading their YAML takes 15 ms, and every start waits.
+"""The nodes of the bundled tools' manifests, prepared before: reading their YAML would take 15 ms of every start.
 
-The manifests are what counts. The nodes of one are found by the digest of its bytes, so a manifest that has changed
-since is read as YAML, and nobody but the clock notices. `scripts/prepare_manifests.py` writes the file, and `make
-check` fails when it is out of date.
+The manifests are the source. The nodes of a manifest are found by the digest of its bytes. So a changed manifest is
+read as YAML, which only takes longer. `scripts/prepare_manifests.py` writes the file, and `make check` fails when it is
+out of date.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kernel.bundle.positions import Mapping
 
 #: The file, beside this module.
 FILE: Final = "prepared.json"
-#: It has some 100 KB; a larger file is not ours (bytes).
+#: The largest size of this file (bytes). It has some 100 KB; a larger file is not ours.
 MAX_PREPARED_BYTES: Final = 4 << 20
 
 
@@ -38,7 +38,7 @@ def manifest_digest(data: bytes) -> str:
 
 
 def prepared_nodes(data: bytes) -> Mapping | None:
-    """The only document of a manifest with these bytes; None when it is not known and has to be read."""
+    """The only document of a manifest with these bytes. None when it is not known and must be read."""
     found = _prepared().get(manifest_digest(data))
     return None if found is None else found.node
 

@@ -13,9 +13,10 @@ from msgspec.structs import replace
 
 from schemas.errors import CODES, GoondanError, error_payload, help_url
 
-#: Problems kept; the rest is a count. A file of rubbish would else be answered with a report larger than itself.
+#: The most problems that are kept. The others are only counted. Otherwise the report on a broken file could be larger
+#: than the file.
 MAX_PROBLEMS: Final = 200
-#: Longest piece of a user's text repeated in a message, in characters.
+#: The longest piece of a user's text in a message (characters).
 MAX_SHOWN: Final = 80
 
 #: warning code -> the suggestion shown when the place that raises it has no better one.
@@ -99,7 +100,7 @@ class Report:
             problems.sort(key=lambda p: (order.get(p.file, len(order)), p.file, p.line, p.column))
 
     def hide(self, redact: Callable[[str], str]) -> None:
-        """Pass everything that was written from a bundle's content through `redact`; places in files stay."""
+        """Pass all texts with content of the bundle through `redact`. Positions in files do not change."""
         for problems in (self.errors, self.warnings):
             problems[:] = [
                 replace(
@@ -138,7 +139,7 @@ class Report:
 
 
 class BundleError(GoondanError):
-    """The bundle cannot be run. `problems` are all errors; `info` is the first, with the number of the others."""
+    """The bundle cannot be run. `problems` are all errors. `info` is the first one, with the number of the others."""
 
     def __init__(self, problems: list[Problem], dropped: int = 0) -> None:
         first = problems[0]
@@ -153,7 +154,7 @@ class BundleError(GoondanError):
 
 
 def spell(path: Path) -> str:
-    """A path in a document as a person writes it: `spec.exports[0].name`; unusual keys in brackets and quotes."""
+    """A path in a document as a person writes it: `spec.exports[0].name`. Unusual keys are in brackets and quotes."""
     out: list[str] = []
     for step in path:
         if isinstance(step, int):
@@ -172,7 +173,7 @@ def shown(text: str) -> str:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str | None:
-    """A suggestion that names the closest of `known`; None when none is close."""
+    """A suggestion that names the closest of `known`. None when none is close."""
     if len(word) > MAX_SHOWN:
         return None
     import difflib
