@@ -1,6 +1,6 @@
 # Each target works as the only command on a fresh machine: .venv is made when it is missing or out of date.
 # PYTHON=/path/to/python3 chooses the interpreter, ARGS="…" is passed on to gdn run, pytest or the benchmarks.
-.PHONY: help setup run test test-matrix simulate chaos mutations mutants check format bench pins requirements clean
+.PHONY: help setup run test test-matrix mcp-servers simulate chaos mutations mutants check format bench pins requirements clean
 .DEFAULT_GOAL := help
 export PYTHON
 
@@ -8,6 +8,7 @@ help:
 	@echo "make run           start the swarm of ./goondan.yaml (or the quickstart) and talk to it"
 	@echo "make test          all tests                     ARGS=\"tests/unit -k codec\" for some"
 	@echo "make test-matrix   README and quickstart word by word, then tests, on clean setups (minutes; best as root)"
+	@echo "make mcp-servers   MCP servers of npm and PyPI in real jails; installs them first"
 	@echo "make simulate      10,000 seeded histories of a bus that breaks (minutes)   ARGS=\"--first 17 --histories 1\""
 	@echo "make chaos         200 kills of everything under load, power cuts at every call (minutes)"
 	@echo "make mutations     change lines that requirements need, and see their tests fail   ARGS=\"--all\" or ids"
@@ -33,6 +34,10 @@ test:
 test-matrix:
 	@scripts/setup dev
 	@exec .venv/bin/python -I -m scripts.test_matrix $(ARGS)
+
+mcp-servers:
+	@scripts/setup dev
+	@exec .venv/bin/python -I -m scripts.mcp_servers $(ARGS)
 
 simulate:
 	@scripts/setup dev

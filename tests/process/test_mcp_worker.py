@@ -411,6 +411,15 @@ async def test_a_server_that_cannot_be_spoken_with_is_no_server_and_says_why(ans
 # --- at a URL
 
 
+async def test_a_server_that_answers_the_first_question_with_any_error_is_greeted() -> None:
+    refusal = {"error": {"code": -32000, "message": "Bad Request: Server not initialized"}}
+    async with beside(Scripted(server_discover=refusal, tools_call=refusal)) as host:
+        listing = (await host.ready()).listing
+        assert listing is not None
+        assert listing.era == "handshake"
+        assert (await host.fails("echo")).code == "E_MCP_REFUSED"  # type: ignore[attr-defined] # it is not gone
+
+
 async def test_only_the_proxy_decides_where_a_worker_goes() -> None:
     async with tunnels(refuse=True) as (connector, asked):
         async with hosted(None, connector, endpoint="http://127.0.0.1:9/mcp") as host:

@@ -36,7 +36,7 @@ from schemas.errors import GoondanError
 from schemas.mcp import CONNECT_S, McpListing, McpPrompt, McpResource, McpServerInit, McpTool, NewsKind
 from toolhost.mcp_worker import bounds, listing, tasks
 from toolhost.mcp_worker.bounds import MAX_NAME
-from toolhost.mcp_worker.failures import Failure
+from toolhost.mcp_worker.failures import Failure, is_gone
 from toolhost.mcp_worker.tasks import Task
 
 #: Pages of one list. A server whose list has no end is cut off here.
@@ -221,7 +221,6 @@ class Client:
             raw = [tool async for page in self._pages(session.list_tools, "tools", ttls) for tool in page.tools]
             tools = listing.tools(map(_dumped, raw), init.longest_export, budget)
             self._of_tasks = {it.name for it in raw if it.execution and it.execution.task_support == "required"}
-        tools += listing.offered(tools, resources=has_resources, prompts=has_prompts)
         resources: list[McpResource] = []
         templates: list[McpResource] = []
         prompts: list[McpPrompt] = []
@@ -234,6 +233,8 @@ class Client:
         if has_prompts:
             pages = self._pages(session.list_prompts, "prompts", ttls)
             prompts = listing.prompts([_dumped(it) async for page in pages for it in page.prompts], budget)
+        # Servers say that they have resources and prompts when they only could: what is empty is not offered.
+        tools += listing.offered(tools, resources=bool(resources or templates), prompts=bool(prompts))
         for note in budget.told():
             self._events.log("warn", note)
         self.exports = {tool.export: tool for tool in tools}
@@ -323,7 +324,7 @@ class Client:
                         self._changed(event)
             except (MCPError, SubscriptionLost, TimeoutError) as error:
                 self._events.log("debug", f"the server does not tell about changes: {bounds.line(str(error), 300)}")
-                if isinstance(error, MCPError) and error.code in (types.METHOD_NOT_FOUND, types.CONNECTION_CLOSED):
+                if isinstance(error, MCPError) and (error.code == types.METHOD_NOT_FOUND or is_gone(error)):
                     return
             finally:
                 self._watched = set()
@@ -380,7 +381,7 @@ async def negotiate(session: ClientSession) -> None:
     except MCPError as error:
         if error.code == UNSUPPORTED_PROTOCOL_VERSION and not _speaks_handshake(error):
             raise
-        if error.code == types.CONNECTION_CLOSED:
+        if is_gone(error):
             raise
     except (RuntimeError, ValidationError):
         pass  # it names no version that we speak, or answers something else: no server of the new kind

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from schemas.worker_frames import WorkerError
 from toolhost.mcp_worker import bounds
-from toolhost.mcp_worker.lines import NOT_LET_THROUGH, NOT_REACHED
+from toolhost.mcp_worker.lines import GONE, NOT_LET_THROUGH, NOT_REACHED
 from toolhost.mcp_worker.shaping import TooLarge
 
 #: Characters of an error's message. The host cuts it to the tool's own limit.
@@ -39,6 +39,19 @@ def error_of(error: BaseException) -> WorkerError:
     )
 
 
+def is_gone(error: MCPError) -> bool:
+    """Whether an answer did not come because the connection has ended."""
+    return error.code == GONE or (error.code == CONNECTION_CLOSED and error.message in _CLOSED)
+
+
+#: What the SDK says of connections over HTTP that have ended.
+_CLOSED: Final = (
+    "Connection closed",
+    "SSE stream ended without a response",
+    "SSE stream ended and reconnection attempts were exhausted",
+)
+
+
 def _failure(error: BaseException) -> Failure:
     if isinstance(error, BaseExceptionGroup):
         return _failure(error.exceptions[0])
@@ -57,7 +70,7 @@ def _failure(error: BaseException) -> Failure:
 
 def _answered(error: MCPError) -> Failure:
     message = bounds.text(error.message, MAX_MESSAGE)
-    if error.code == CONNECTION_CLOSED:
+    if is_gone(error):
         return Failure("E_MCP_GONE", message)
     if error.code == REQUEST_TIMEOUT:
         return Failure("E_TOOL_TIMEOUT", message, name="TimeoutError")

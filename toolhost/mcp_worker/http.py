@@ -32,7 +32,7 @@ from mcp_types.version import LATEST_HANDSHAKE_VERSION
 from toolhost.mcp_worker import bounds
 from toolhost.mcp_worker.bounds import Excess
 from toolhost.mcp_worker.connections import MAX_BODY, Connector, Transport
-from toolhost.mcp_worker.failures import Failure
+from toolhost.mcp_worker.failures import Failure, error_of
 from toolhost.mcp_worker.lines import UNASKED_BURST, UNASKED_PER_S
 from toolhost.mcp_worker.login import Login
 
@@ -84,7 +84,8 @@ class Http:
             code = "E_SANDBOX_DENIED" if "E_SANDBOX_DENIED" in self._transport.unreached else "E_MCP_CONNECT"
             return Failure(code, self._transport.unreached)
         if self._transport.refused is not None:
-            return Failure("E_MCP_CONNECT", f"the server answered with HTTP status {self._transport.refused}")
+            said = error_of(error).message
+            return Failure("E_MCP_CONNECT", f"the server answered with HTTP status {self._transport.refused}: {said}")
         return error
 
     async def close(self) -> None:

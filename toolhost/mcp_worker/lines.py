@@ -182,6 +182,8 @@ def _refused(key: Id | None, reason: str) -> Answered:
 NOT_LET_THROUGH: Final = -33_001
 #: The same of an exchange with a server at an URL that has failed.
 NOT_REACHED: Final = -33_002
+#: The same of a connection that has ended. The SDK's code for that is one that servers use for anything.
+GONE: Final = -33_003
 #: How far from the start and the end of a broken line its id is looked for (bytes).
 _NEAR: Final = 256
 _ID: Final = re.compile(rb'"id"\s*:\s*(\d{1,15}|"[!#-\[\]-~]{1,64}")\s*[,}]')

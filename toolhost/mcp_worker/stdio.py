@@ -20,11 +20,11 @@ from mcp.shared.dispatcher import CallOptions, OnNotify, OnNotifyIntercept, OnRe
 from mcp.shared.exceptions import MCPError, NoBackChannelError
 from mcp.shared.message import MessageMetadata
 from mcp.shared.transport_context import TransportContext
-from mcp_types import CONNECTION_CLOSED, INTERNAL_ERROR, INVALID_PARAMS, REQUEST_TIMEOUT
+from mcp_types import INTERNAL_ERROR, INVALID_PARAMS, REQUEST_TIMEOUT
 from pydantic import ValidationError
 
 from toolhost.mcp_worker import bounds
-from toolhost.mcp_worker.lines import Answered, Asked, Flood, Id, Lines, Noise, Told, encode
+from toolhost.mcp_worker.lines import GONE, Answered, Asked, Flood, Id, Lines, Noise, Told, encode
 
 #: Bytes of one read.
 READ_BYTES: Final = 65536
@@ -140,7 +140,7 @@ class Stdio:
     async def send_raw_request(
         self, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None = None
     ) -> dict[str, Any]:
-        """Ask, and wait for the answer. Raises MCPError: the server's error, CONNECTION_CLOSED, REQUEST_TIMEOUT."""
+        """Ask, and wait for the answer. Raises MCPError: the server's error, GONE, REQUEST_TIMEOUT."""
         opts = opts or {}
         key, waiting = self._send(method, params, opts)
         timeout = opts.get("timeout")
@@ -168,7 +168,7 @@ class Stdio:
 
     def _send(self, method: str, params: Mapping[str, Any] | None, opts: CallOptions) -> tuple[Id, _Open]:
         if self._ended is not None:
-            raise MCPError(code=CONNECTION_CLOSED, message=self._ended)
+            raise MCPError(code=GONE, message=self._ended)
         key: Id | None = opts.get("request_id")
         if key is None:
             self._next_id += 1
@@ -269,7 +269,7 @@ class Stdio:
         self._unwritten.clear()
         for waiting in self._open.values():
             if not waiting.future.done():
-                waiting.future.set_exception(MCPError(code=CONNECTION_CLOSED, message=self._ended))
+                waiting.future.set_exception(MCPError(code=GONE, message=self._ended))
         self._over.set()
         self._on_end(reason)
 

@@ -1,4 +1,4 @@
-"""What the SDK template does once, so that its workers need not: two sessions, from the connection to the end.
+"""What the SDK template does once, so that its workers need not: sessions of each kind, from the connection to the end.
 
 The SDK, its types and the event loop make much of what they need when it is needed first: checkers of messages,
 modules, memory. A worker that finds it made begins some hundred milliseconds earlier, and shares it with the others.
@@ -11,11 +11,14 @@ Source: docs/decisions/092.
 
 from __future__ import annotations
 
+import encodings.idna  # noqa: F401 # names of servers are written in it
 import json
 import os
+import re
 import selectors
 import signal
 import socket
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
 
@@ -67,28 +70,31 @@ _CALLS: Final = (("warm", {"a": "x"}), ("read_resource", {"uri": "warm://1"}), (
 
 
 def warm_up() -> None:
-    """Be the worker of a server of each era. What fails here is not ours to tell: a worker meets it again."""
-    for modern in (False, True):
-        with suppress(Exception):
-            _session(modern=modern)
+    """Be the worker of a server of each era, on a descriptor and at an URL. What fails here is not ours to tell: a
+    worker meets it again.
+    """
+    for at_url in (False, True):
+        for modern in (False, True):
+            with suppress(Exception):
+                _session(modern=modern, at_url=at_url)
 
 
-def _session(*, modern: bool) -> None:
+def _session(*, modern: bool, at_url: bool) -> None:
     channel, host = socket.socketpair()
-    ours, server = socket.socketpair()
+    ours, server = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET if at_url else socket.SOCK_STREAM)
     pid = os.fork()
     if pid == 0:
         channel.close()
         ours.close()
         try:
             signal.alarm(LIMIT_S)
-            _Other(host, server, modern=modern).run()
+            (_AtUrl if at_url else _Other)(host, server, modern=modern).run()
         finally:
             os._exit(0)
     host.close()
     server.close()
     try:
-        serve(channel, ours, None)
+        serve(channel, *((None, ours) if at_url else (ours, None)))
     finally:
         channel.close()  # the other process ends when it finds both closed
         ours.close()
@@ -98,6 +104,8 @@ def _session(*, modern: bool) -> None:
 class _Other:
     """Host and server of one session, in turns of a loop."""
 
+    server_init = McpServerInit(transport="stdio", tools=True, resources=True, prompts=True)
+
     def __init__(self, host: socket.socket, server: socket.socket, *, modern: bool) -> None:
         self._host = host
         self._server = server
@@ -105,12 +113,12 @@ class _Other:
         self._frames = b""
         self._lines = b""
         self._left = list(_CALLS)
+        self._selector = selectors.DefaultSelector()
 
     def run(self) -> None:
         """Until the worker is gone."""
-        told = McpServerInit(transport="stdio", tools=True, resources=True, prompts=True)
-        self._send(Init(WORKER_PROTOCOL, "warm", "", {}, server=told))
-        with selectors.DefaultSelector() as selector:
+        self._send(Init(WORKER_PROTOCOL, "warm", "", {}, server=self.server_init))
+        with self._selector as selector:
             selector.register(self._host, selectors.EVENT_READ, self._heard)
             selector.register(self._server, selectors.EVENT_READ, self._asked)
             while selector.get_map():
@@ -168,3 +176,51 @@ class _Other:
         if method in _ANSWERS:
             return {"result": {**_OF_MODERN, **_ANSWERS[method]} if self._modern else _ANSWERS[method]}
         return {"error": {"code": -32601, "message": "no such method"}}
+
+
+class _AtUrl(_Other):
+    """The same with a server at an URL: the other side of the connector is the proxy and the server at once."""
+
+    server_init = McpServerInit(
+        transport="http", endpoint="http://warm.invalid/mcp", tools=True, resources=True, prompts=True
+    )
+
+    def _asked(self, data: bytes) -> None:
+        """The worker wants a connection."""
+        near, far = socket.socketpair()
+        socket.send_fds(self._server, [b"warm"], [far.fileno()])
+        far.close()
+        self._selector.register(near, selectors.EVENT_READ, _Connection(near, self._answer).heard)
+
+
+class _Connection:
+    """One connection: a tunnel, and requests in it."""
+
+    def __init__(self, near: socket.socket, answer: Callable[[str], dict[str, Any]]) -> None:
+        self._near = near
+        self._answer = answer
+        self._data = b""
+
+    def heard(self, data: bytes) -> None:
+        """Bytes of the worker."""
+        self._data += data
+        while (end := self._data.find(b"\r\n\r\n")) >= 0:
+            head = self._data[:end].lower()
+            found = re.search(rb"content-length: (\d+)", head)
+            size = end + 4 + (int(found[1]) if found else 0)
+            if len(self._data) < size:
+                return
+            body, self._data = self._data[end + 4 : size], self._data[size:]
+            self._near.sendall(self._reply(head, body))
+
+    def _reply(self, head: bytes, body: bytes) -> bytes:
+        if head.startswith(b"connect"):
+            return b"HTTP/1.1 200 Warm\r\n\r\n"
+        message = json.loads(body) if body else {}
+        if "id" not in message:
+            return b"HTTP/1.1 405 Warm\r\nContent-Length: 0\r\n\r\n"
+        answer = json.dumps({"jsonrpc": "2.0", "id": message["id"], **self._answer(message["method"])}).encode()
+        kind = b"application/json"
+        if message["method"] == "tools/call":
+            kind, answer = b"text/event-stream", b"event: message\ndata: " + answer + b"\n\n"
+        return b"HTTP/1.1 200 Warm\r\nContent-Type: %s\r\nContent-Length: %d\r\n\r\n" % (kind, len(answer)) + answer

@@ -7,7 +7,7 @@ launched, and its worker is told what to load.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Final
 
@@ -139,8 +139,7 @@ class JailStarter:
         finally:
             for named in begun:  # of tries that came to nothing
                 self.powers.offload.submit(partial(self._exposures.end, named))
-        # A shared jail is for everybody: it has no permissions, whatever was asked for.
-        session.permissions = () if tool.sandbox.isolation == "shared" else tool.sandbox.permissions
+        session.permissions = _permissions(tool)
         live = LiveSession(session, jail, tool, hiding, claim)
         folder = None if call.folder is None else call.folder.path
         live.load(self._environment, owner, self._loop, folder=folder)
@@ -179,7 +178,7 @@ class JailStarter:
             ends, ends.connector, plan, owner, self.powers, self._loop,
             output_limit=limit, name=tool.name, forked=forked,
         )  # fmt: skip
-        session.permissions = tool.sandbox.permissions
+        session.permissions = _permissions(tool)
         live = LiveSession(session, jail, tool, Hiding([]))
         live.network = JailNetwork(network, Layout((), "", {}, {}))
         live.load(self._environment, owner, self._loop)
@@ -227,3 +226,10 @@ def why_not(error: Exception) -> ErrorPayload:
     if isinstance(error, OSError):
         return error_payload("E_SANDBOX_UNAVAILABLE", str(error)[:MAX_REASON])
     return error_payload("E_INTERNAL", f"a jail could not be started: {type(error).__name__}")
+
+
+def _permissions(tool: ToolSpec) -> Sequence[str]:
+    """What the workers of a tool may ask. A shared jail is for everybody: it has none, whatever was asked for."""
+    if tool.server is not None:
+        return ("mcp",)  # its worker is ours, and asks in the name of the call that the server works on
+    return () if tool.sandbox.isolation == "shared" else tool.sandbox.permissions
