@@ -33,6 +33,7 @@ MODULES = (
     "walls",
     "agent",
     "turn",
+    "code_mode",
     "trace",
     "recovery",
     "history",

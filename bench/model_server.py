@@ -2,17 +2,21 @@
 
 It speaks Anthropic's Messages and OpenAI's chat completions, both streaming, chunked, one chunk an event. The last text
 of the user decides: `call NAME JSON` is one tool call and then a text, `callN K NAME JSON` are K calls in one answer,
-`steps K NAME JSON` is one call in each of K answers; anything else is repeated.
+`steps K NAME JSON` is one call in each of K answers, `each [[NAME, JSON], …]` one of these in each answer; anything
+else is repeated.
 
 A benchmark of turns must know this program's part of their time. So it adds up the time from a request's last byte to
-the answer's last write. `GET /stats` says {requests, seconds} since the last time it was asked. The first line on
-stdout is the base URL.
+the answer's last write. `GET /stats` says {requests, seconds, received} since the last time it was asked
+(`received`: bytes of the requests), and with the argument `--tokens` the tokens in them. The first line on stdout is
+the base URL.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import re
+import sys
 import time
 from typing import Any, Final, cast
 
@@ -24,6 +28,9 @@ _HEAD: Final = (
     b"transfer-encoding: chunked\r\n\r\n"
 )
 _END: Final = b"0\r\n\r\n"
+
+#: Words, numbers of three digits, and signs: near to what vendors count as tokens of such texts.
+_TOKEN: Final = re.compile(rb"[A-Za-z]+|[0-9]{1,3}|[^\sA-Za-z0-9]{1,2}")
 
 encode = msgspec.json.encode
 decode = msgspec.json.decode
@@ -51,6 +58,9 @@ def decide(messages: list[dict[str, Any]]) -> str | list[Asked]:
             if asked:
                 break
     word, _, rest = asked.partition(" ")
+    if word == "each":
+        each = decode(rest)
+        return [tuple(each[results])] if results < len(each) else f"done after {results} results"
     if word == "call":
         word, rest = "steps", f"1 {rest}"
     if word not in ("steps", "callN"):
@@ -131,6 +141,9 @@ class Server(asyncio.Protocol):
 
     requests = 0
     seconds = 0.0
+    received = 0
+    tokens = 0
+    counts_tokens = False
 
     def __init__(self) -> None:
         self._data = b""
@@ -149,8 +162,9 @@ class Server(asyncio.Protocol):
         self._data = b""
         before = time.perf_counter()
         if head.startswith(b"GET"):
-            said = encode({"requests": Server.requests, "seconds": Server.seconds})
-            Server.requests, Server.seconds = 0, 0.0
+            known = ("requests", "seconds", "received", "tokens")
+            said = encode({name: getattr(Server, name) for name in known})
+            Server.requests, Server.seconds, Server.received, Server.tokens = 0, 0.0, 0, 0
             self._transport.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(said), said))
             return
         request = decode(body)
@@ -159,6 +173,9 @@ class Server(asyncio.Protocol):
         chunks = [b"%x\r\n%s\r\n" % (len(event), event) for event in vendor(answer, request["model"])]
         self._transport.write(b"".join([_HEAD, *chunks, _END]))
         Server.requests += 1
+        Server.received += len(body)
+        if Server.counts_tokens:
+            Server.tokens += sum(1 for _ in _TOKEN.finditer(body))
         Server.seconds += time.perf_counter() - before
 
 
@@ -179,4 +196,5 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
+    Server.counts_tokens = "--tokens" in sys.argv
     uvloop.run(main())

@@ -74,10 +74,10 @@ CALL = f'echo__same {{"text": "{"x" * 100}"}}'
 
 
 @contextmanager
-def model_server() -> Iterator[str]:
+def model_server(*arguments: str) -> Iterator[str]:
     """`python -m bench.model_server` until the block ends; its base URL."""
     with subprocess.Popen(
-        [sys.executable, "-I", "-m", "bench.model_server"], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-I", "-m", "bench.model_server", *arguments], stdout=subprocess.PIPE, text=True
     ) as process:
         try:
             assert process.stdout is not None

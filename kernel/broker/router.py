@@ -150,7 +150,7 @@ class Router:
             configs.forget_instance(tombstone.agent, tombstone.key)
         every: dict[str, Handler] = {"ping": self._ping, "pong": self._ignore, "log": self._ignore}
         tools, take = self._tool_calls, self._intake.event
-        asks = ToolAsks(bus, approvals.clocks)
+        asks = self._asks = ToolAsks(bus, approvals.clocks)
         asking: dict[str, Handler] = {
             "event": take,
             "agents.spawn": directory.spawn,
@@ -411,6 +411,7 @@ class Router:
         self._prepare(plan)
         self._budgets.revise(plan)
         self._actors.revise(plan)
+        self._asks.revise(plan)
         changed = {name for name, spec in plan.agents.items() if not _is_same(before.agents.get(name), spec)}
         for connection in self._connections[AGENTS].values():
             agent, key = connection.claims.agent or "", connection.claims.instance_key or ""

@@ -1,8 +1,8 @@
 """What a running call asks of the agent that made it, and the agent's answer. Pure. This is a hot path.
 
 Rules.
-- A tool host asks in the name of a call that is open on its connection. The question goes to the process that holds the
-  call's event, and to nobody else.
+- A tool host asks in the name of a call that is open on its connection and whose tool may ask: an MCP server, or the
+  tool of code mode. The question goes to the process that holds the call's event, and to nobody else.
 - An agent answers for calls of the event that it holds. The answer goes to the tool host that has the call. Which
   question it answers is checked there.
 - Payloads are passed on unchanged.
@@ -19,9 +19,11 @@ from __future__ import annotations
 from kernel.broker.approvals.clocks import Clocks
 from kernel.broker.bus import RETRY_AFTER_MS, Bus
 from kernel.broker.entities import AGENTS, TOOLS, Connection
+from schemas.address import SEPARATOR
 from schemas.codec import encode_value
 from schemas.errors import GoondanError, error_payload
 from schemas.frames import Frame
+from schemas.launch import KernelPlan, ToolSpec
 
 
 class ToolAsks:
@@ -30,8 +32,14 @@ class ToolAsks:
     def __init__(self, bus: Bus, clocks: Clocks) -> None:
         self._bus = bus
         self._clocks = clocks
+        self._may: frozenset[str] = frozenset()
+        self.revise(bus.plan)
         self._get = bus.calls.get
         self._out = bus.out
+
+    def revise(self, plan: KernelPlan) -> None:
+        """The tools are those of `plan` from now on."""
+        self._may = frozenset(tool.name for tool in plan.toolhost.tools if _may_ask(tool))
 
     def ask(self, connection: Connection, frame: Frame, now: float) -> None:
         """`tool.ask` from a tool host."""
@@ -40,6 +48,9 @@ class ToolAsks:
             raise _later("no such call is open here")
         if call.host is not connection:
             raise GoondanError(error_payload("E_FORBIDDEN", "the call runs in another tool host"))
+        if (call.tool or "").partition(SEPARATOR)[0] not in self._may:
+            message = f"{str(call.tool)[:100]!r} may ask nothing of the agent that calls it"
+            raise GoondanError(error_payload("E_FORBIDDEN", message))
         event = call.event
         instance = event.instance
         if instance.leased is not event or instance.conn is None:
@@ -68,6 +79,11 @@ class ToolAsks:
         frame.event_id = frame.epoch = frame.tool = None
         _without_claims(frame)
         self._out.append((TOOLS, call.host.ident, encode_value(frame)))
+
+
+def _may_ask(tool: ToolSpec) -> bool:
+    """Whether calls of this tool may ask: code mode, and MCP servers."""
+    return tool.server is not None or bool(tool.servers) or "tools" in tool.sandbox.permissions
 
 
 def _without_claims(frame: Frame) -> None:

@@ -173,6 +173,15 @@ async def test_the_model_sees_one_tool_and_a_search_finds_the_others(make: Make)
         assert (len(answers[some].tools), answers[some].total) == (1, 2)
 
 
+async def test_two_hundred_tools_are_a_twentieth_of_what_their_schemas_cost(make: Make) -> None:
+    """The bench counts the tokens of a whole task on the requests that leave (bench/code_mode.py)."""
+    schema = {"type": "object", "properties": {name: {"type": "string", "description": "x" * 60} for name in "abcdef"}}
+    many = [CatalogItem(name=f"hub-{n // 10}__e{n}", description="y" * 150, parameters=schema) for n in range(200)]
+    async with Script(make, registry=[CODE, *many], catalog=[item.name for item in many]) as script:
+        shown = len(msgspec.json.encode(script.model.requests[0].tools))
+        assert shown < 0.05 * len(msgspec.json.encode(many))
+
+
 async def test_middleware_is_around_the_calls_of_scripts_too(make: Make) -> None:
     async with Script(make) as script:
         seen: list[tuple[str, Any]] = []

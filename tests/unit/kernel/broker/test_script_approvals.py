@@ -15,7 +15,7 @@ from kernel.cli.approval_text import item_lines
 from schemas.approvals import ApprovalAsk
 from schemas.codec import encode_value, from_raw, to_raw
 from schemas.frames import Frame, Lease, ToolCallPayload
-from schemas.launch import CatalogItem
+from schemas.launch import CatalogItem, SandboxSpec, ToolSpec
 from schemas.tool_asks import CODE_TOOL, ToolAsk
 from tests.unit.kernel.broker.approving import ASK, Bench, code_of
 from tests.unit.kernel.broker.test_approvals import decide, items, result
@@ -39,6 +39,8 @@ class Scripted:
         coder = bench.plan.agents["coder"]
         coder = structs.replace(coder, registry=[*coder.registry, CatalogItem(name=CODE_TOOL)], addable=[CODE_TOOL])
         bench.plan.agents["coder"] = coder
+        tool = ToolSpec(name="code", entry="/c", root="/c", exports=[], sandbox=SandboxSpec(permissions=["tools"]))
+        bench.plan.toolhost.tools.append(tool)
         bench.router = bench._router()
         self.client, self.host = bench.client(), bench.host()
         bench.ask(self.client)

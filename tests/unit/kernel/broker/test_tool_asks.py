@@ -6,13 +6,24 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from kernel.broker.entities import AGENTS, TOOLS
 from schemas.codec import decode, encode, from_raw, to_raw
 from schemas.frames import Frame, Source
 from schemas.tool_asks import ToolAnswer, ToolAsk
-from tests.unit.kernel.broker.test_acting import CALL, code, host, tell, working
+from tests.unit.kernel.broker.test_acting import CALL, code, host, tell
+from tests.unit.kernel.broker.test_acting import working as plain
 from tests.unit.kernel.broker.world import World
+
+
+def working() -> World:
+    """An agent in the middle of a call whose tool may ask."""
+    world = plain()
+    tools = world.router.bus.plan.toolhost.tools
+    tools[0] = structs.replace(tools[0], sandbox=structs.replace(tools[0].sandbox, permissions=["agents", "tools"]))
+    world.router._asks.revise(world.router.bus.plan)
+    return world
 
 
 def question(**more: Any) -> Frame:
@@ -99,6 +110,10 @@ def test_an_answer_goes_to_the_host_of_the_call_and_another_agents_goes_nowhere(
     world.router.bus.mailbox.instances["coder", "k"].leased = None
     assert sent(world, TOOLS, answer(), agent(world)) == [], "it does not hold the event any more"
     assert world.router.bus.counters["tool_answers_stray"] == stray + 3
+
+
+def test_a_tool_that_was_not_granted_it_asks_nothing() -> None:
+    assert code(tell(plain(), question())) == "E_FORBIDDEN"
 
 
 def test_only_tool_hosts_ask_and_only_agents_answer() -> None:
