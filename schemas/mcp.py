@@ -22,6 +22,9 @@ from schemas.address import MAX_TOOL_NAME, SEPARATOR
 READ_RESOURCE: Final = "read_resource"
 #: The export by which a model gets a prompt, when prompts are exposed.
 GET_PROMPT: Final = "get_prompt"
+#: The key of `api.instance.shared` under which other extensions find the resources that the model is told of: a list of
+#: McpResource by the server's prefix.
+SHARED_RESOURCES: Final = "mcp:resources"
 #: How long a server may take to start and to say what it offers (seconds). A server that a package runner has to
 #: prepare takes a few; nothing is installed at a start.
 CONNECT_S: Final = 30.0

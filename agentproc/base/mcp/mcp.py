@@ -23,7 +23,7 @@ from agentproc.extensions.served_tools import ServedTool
 from schemas.address import build_tool_name, is_shown_name
 from schemas.errors import GoondanError
 from schemas.launch import CatalogItem, McpSource, ToolSource
-from schemas.mcp import McpListing, McpNews, McpPrompt, McpResource, McpTool
+from schemas.mcp import SHARED_RESOURCES, McpListing, McpNews, McpPrompt, McpResource, McpTool
 
 #: How long a server has when the extension is registered (seconds): less than the extension has itself.
 REGISTER_S: Final = 25.0
@@ -127,6 +127,7 @@ class Server:
 
     async def clean_up(self, payload: Any) -> None:
         """The extension is unloaded: leave the server."""
+        self._api.instance.shared.get(SHARED_RESOURCES, {}).pop(self._api.mcp.name, None)
         if self._attached:
             self._attached = False
             await self._api.mcp.detach()
@@ -201,6 +202,8 @@ class Server:
             self._tools[name] = before
         self._api.mcp.offer([served for _, served in self._tools.values()])
         self._blocks = blocks_of(listing, self._settings, self._name)
+        if self._settings.resources:
+            self._api.instance.shared.setdefault(SHARED_RESOURCES, {})[self._api.mcp.name] = listing.resources
 
     def _is_wanted(self, tool: McpTool) -> bool:
         """Whether `expose` lets the tool through. Reading resources and getting prompts is offered with these."""

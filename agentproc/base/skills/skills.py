@@ -14,8 +14,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Final
 
-from agentproc.base.skills.finding import Skill, SkillPlace, find_skills, read_skill, repository_place
+from agentproc.base.skills.finding import MAX_SKILLS, Skill, SkillPlace, find_skills, read_skill, repository_place
+from agentproc.base.skills.served import ServedSkill, served_skills
 from schemas.errors import fail
+from schemas.mcp import SHARED_RESOURCES
 
 #: Where skills are looked for when the config does not say (SKILL-02).
 REPO_SKILL_DIRS: Final = (".claude/skills",)
@@ -125,9 +127,16 @@ class _Skills:
                 self._api.logger.warn(f"Skills Extension: {directory!r} is no absolute path")
         return places
 
-    def _find(self, name: str) -> Skill:
+    @property
+    def _all(self) -> dict[str, Skill | ServedSkill]:
+        """The skills on disk, then those of MCP servers. Of two with one name that on disk counts."""
+        resources = self._api.instance.shared.get(SHARED_RESOURCES)
+        served = served_skills(resources, MAX_SKILLS) if resources else {}
+        return {**self._catalog, **{name: skill for name, skill in served.items() if name not in self._catalog}}
+
+    def _find(self, name: str) -> Skill | ServedSkill:
         """Raises LookupError, as the model reads it (SKILL-11)."""
-        skill = self._catalog.get(name)
+        skill = self._all.get(name)
         if skill is None:
             raise LookupError(f"Skill not found: {name}")
         return skill
@@ -138,8 +147,8 @@ class _Skills:
         """Handle `step.blocks`: the catalog, and the text of each opened skill (SKILL-07, SKILL-08)."""
         await self._be_ready()
         blocks = [*ctx.blocks]
-        if self._catalog:
-            items = [{"name": skill.name, "description": skill.description} for skill in self._catalog.values()]
+        if skills := self._all:
+            items = [{"name": skill.name, "description": skill.description} for skill in skills.values()]
             blocks.append({"type": "skills.catalog", "items": items})
         for name, content in self._opened.items():
             blocks.append({"type": "skills.open", "name": name, "content": content})
@@ -154,8 +163,7 @@ class _Skills:
             async with self._scanning:
                 await self._scan(self._root)
         items = [
-            {"name": skill.name, "description": skill.description, "path": skill.path}
-            for skill in self._catalog.values()
+            {"name": skill.name, "description": skill.description, "path": skill.path} for skill in self._all.values()
         ]
         return {"items": items, "total": len(items)}
 
@@ -163,6 +171,8 @@ class _Skills:
         """Handle `skills.open`: from the next step on the model reads the skill's text (SKILL-10)."""
         await self._be_ready()
         skill = self._find(given["name"])
+        if isinstance(skill, ServedSkill):
+            return {"name": skill.name, "path": skill.path, "dir": skill.dir, "content": "", "hint": skill.hint}
         try:
             content = await asyncio.to_thread(read_skill, skill)
         except FileNotFoundError:
@@ -192,4 +202,8 @@ class _Skills:
         """The folder of a call of `skills.run`."""
         if self._is_due():  # a turn that another process began, and that goes on here with this call
             self._take(self._api.workdir, find_skills(self._places(self._api.workdir)))
-        return self._find(args["name"]).dir
+        skill = self._find(args["name"])
+        if isinstance(skill, ServedSkill):
+            message = f"Skill {skill.name} is an MCP server's: it has no directory here"
+            raise fail("E_TOOL", message, suggestion=skill.hint)
+        return skill.dir

@@ -11,11 +11,13 @@ import pytest
 
 from agentproc.base.skills import finding, skills
 from agentproc.base.skills.finding import SkillPlace, find_skills, repository_place
+from agentproc.base.skills.served import served_skills
 from agentproc.conversation import ToolData
 from agentproc.loop import TurnRunner
 from schemas.codec import from_raw
 from schemas.frames import ToolCallPayload, ToolResult
 from schemas.launch import CatalogItem, ToolSource
+from schemas.mcp import SHARED_RESOURCES, McpResource
 from tests.unit.agentproc.bundled import bundled
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, says, wants
 from tests.unit.agentproc.turns import Make, code_of
@@ -373,3 +375,54 @@ async def test_a_skill_that_went_or_was_exchanged_is_said(make: Make, workdir: P
 
 def test_the_defaults_are_those_of_the_specification() -> None:
     assert skills.REPO_SKILL_DIRS == (".claude/skills",)
+
+
+# --- skills of MCP servers --------------------------------------------------------------------------------------------
+
+
+def resource(uri: str, description: str | None = "Reads bills.", name: str = "bills") -> McpResource:
+    return McpResource(uri=uri, name=name, description=description)
+
+
+async def test_a_skill_of_a_server_is_listed_and_says_how_it_is_read(make: Make, workdir: Path) -> None:
+    calls = [
+        ("skills__list", {}), ("skills__open", {"name": "bills"}), ("skills__run", {"name": "bills", "command": "ls"}),
+    ]  # fmt: skip
+    steps = [wants((f"c{number}", name, args)) for number, (name, args) in enumerate(calls)]
+    link, model = FakeLink(), FakeModel(*steps, says("done"))
+    agent = {"registry": [RUN], "catalog": [], "addable": [RUN.name], "extensions": [bundled("skills", {})]}
+    runner = make(link, model, **agent)
+    await runner.load_extensions()
+    uri = "skill://office/bills/SKILL.md"
+    shared = {"office": [resource(uri), resource("skill://deploy/SKILL.md"), resource("file:///bills/SKILL.md")]}
+    runner.instance.extensions._shared[SHARED_RESOURCES] = shared
+    await runner.run(event_frame("e1", "go", workdir=str(workdir)))
+    listed, opened, refused = results(model)
+    assert listed["items"][-1] == {"name": "bills", "description": "Reads bills.", "path": uri}
+    assert [item["name"] for item in listed["items"]] == ["deploy", "pdf", "bills"]
+    assert listed["items"][0]["description"] == "Deploy to Production", "the one on disk counts"
+    assert model.requests[0].blocks[0]["items"][-1] == {"name": "bills", "description": "Reads bills."}
+    hint = f"Read it with office__read_resource, uri {uri}; its other files are resources below skill://office/bills/"
+    assert opened == {"name": "bills", "path": uri, "dir": "skill://office/bills", "content": "", "hint": hint}
+    assert "it has no directory here" in refused.message
+    assert link.calls == []
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "skill://SKILL.md", "skill://a/b", "skill://a/SKILL.md?x", "https://a/SKILL.md", "skill://a b/SKILL.md",
+        "skill://" + "a" * 65 + "/SKILL.md", "skill://" + "a/" * 1000 + "SKILL.md", "skill://\x1b[31m/SKILL.md",
+        "skill:///SKILL.md", "skill://a/SKILL.md/",
+    ],
+)  # fmt: skip
+def test_what_is_no_skill_of_a_server(uri: str) -> None:
+    assert served_skills({"s": [resource(uri)]}, 10) == {}
+
+
+def test_what_a_server_says_of_its_skills_is_bounded() -> None:
+    many = [resource(f"skill://s{number}/SKILL.md", "---\nname: x\n" + "\x1b" + "d" * 5000) for number in range(20)]
+    found = served_skills({"s": many, "t": many, "u": ["nonsense", None]}, 7)
+    assert list(found) == [f"s{number}" for number in range(7)]
+    assert all(len(skill.description) <= 1024 and "\x1b" not in skill.description for skill in found.values())
+    assert found["s0"].reader == "s__read_resource"

@@ -16,7 +16,7 @@ from schemas.codec import from_raw, to_raw
 from schemas.errors import GoondanError, error_payload
 from schemas.frames import Frame
 from schemas.launch import CatalogItem, ExtensionSpec, McpSource, ToolSource
-from schemas.mcp import McpAttach, McpListing, McpNews, McpPrompt, McpResource, McpTool
+from schemas.mcp import SHARED_RESOURCES, McpAttach, McpListing, McpNews, McpPrompt, McpResource, McpTool
 from tests.unit.agentproc.bundled import bundled
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, says, wants
 from tests.unit.agentproc.turns import Make, the_answer
@@ -226,6 +226,10 @@ async def test_resources_prompts_and_instructions_are_blocks_of_each_step(make: 
             "source": "mcp-github",
         }
         assert told["mcp.instructions"]["text"] == "Ask first."
+    shared = runner.instance.extensions._shared[SHARED_RESOURCES]
+    assert [resource.uri for resource in shared["github"]] == ["repo://readme", "repo://x"]
+    await runner.close()
+    assert shared == {}, "other extensions do not hear of what is gone"
     quiet = FakeModel(says("done"))
     without = {**config, "expose": {}, "instructions": False}
     runner = await begun(make, ServerLink(github=listing), quiet, server(without))
