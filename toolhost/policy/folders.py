@@ -13,7 +13,6 @@ Source: docs/design/sandbox.md section 1; docs/decisions/094; requirement SKILL-
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterable
 from typing import Final
 
@@ -49,7 +48,9 @@ class FolderCopies:
             return known
         if self._top is None:
             self._top = self._make_top()
-        place = tempfile.mkdtemp(dir=self._top)
+        from tempfile import mkdtemp  # few tools ask for a copy, and it takes 2 ms to import
+
+        place = mkdtemp(dir=self._top)
         os.chmod(place, _COPY_MODE)  # it is shown to the user of a jail
         try:
             found = folder_digest(folder, max_files=MAX_SKILL_FILES, max_bytes=MAX_SKILL_BYTES, copy_to=place)
@@ -65,7 +66,9 @@ class FolderCopies:
 
     def _make_top(self) -> str:
         if self._place is None:
-            return tempfile.mkdtemp(prefix="gdn-folders-")
+            from tempfile import mkdtemp
+
+            return mkdtemp(prefix="gdn-folders-")
         remove_tree(self._place)
         os.makedirs(self._place, 0o700, exist_ok=True)
         return self._place

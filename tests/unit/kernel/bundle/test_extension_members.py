@@ -39,7 +39,8 @@ def public(kind: type) -> set[str]:
 
 @pytest.mark.requirement("EXT-09")
 def test_the_list_is_what_the_agent_gives() -> None:
-    assert public(ExtensionApi) == set(API_MEMBERS)
+    # `api.mcp` is there for the bundled extension of this name alone.
+    assert public(ExtensionApi) - {"mcp"} == set(API_MEMBERS)
     documented = {"extension", "pipelines", "tools", "events", "swarm_bundle", "live_config", "oauth", "ext_state"}
     assert documented | {"instance", "logger"} <= set(API_MEMBERS)
     for member, kind in CLASSES.items():
