@@ -264,7 +264,7 @@ async def test_a_person_is_asked_for_the_only_agent_and_for_nobody_when_there_ar
     async def ask(message: dict[str, Any]) -> dict[str, Any]:
         key = f"q{len(asked)}"
         asked.append(key)
-        schema = {"type": "object", "properties": {"a": {"type": "string"}}}
+        schema = {"type": "object", "properties": {"a": {"type": "string"}, "b": {"type": "number", "default": 5}}}
         server.say({"jsonrpc": "2.0", "id": key, "method": "elicitation/create",
                     "params": {"message": "Who?", "requestedSchema": schema}})  # fmt: skip
         answer = await server.answer_to(key)
@@ -283,6 +283,11 @@ async def test_a_person_is_asked_for_the_only_agent_and_for_nobody_when_there_ar
         assert "several agents" in host.output(await host.result(two))
         host.answer(question, {"action": "decline"})
         assert host.output(await host.result(call)) == "?"
+        assert (await server.answer_to("q0"))["result"] == {"action": "decline"}
+        third = host.start("echo")
+        host.answer(await asyncio.wait_for(host.asks.get(), 20), {"action": "accept", "content": {"a": "x"}})
+        await host.result(third)  # what a person leaves out is what the form says
+        assert (await server.answer_to("q2"))["result"] == {"action": "accept", "content": {"a": "x", "b": 5}}
 
 
 async def test_sampling_and_roots_are_refused_unless_they_were_granted() -> None:

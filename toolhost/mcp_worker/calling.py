@@ -221,6 +221,7 @@ class Calls:
         """Ask until the answer is a result, with what the server wants to know in between."""
         more: Input = {}
         idle = 0
+        relisted = False
         for _ in range(MAX_ROUNDS):
             session = self._client.session
             try:
@@ -228,9 +229,13 @@ class Calls:
                     request(more), _MAP, progress_callback=lambda *news: self._progressed(running, *news)
                 )
             except MCPError as error:
-                if error.code != types.URL_ELICITATION_REQUIRED:
+                if error.code == types.HEADER_MISMATCH and self._client.modern and not relisted:
+                    relisted = True  # its schema has changed: some arguments are told in headers too
+                    await self._client.look()
+                elif error.code == types.URL_ELICITATION_REQUIRED:
+                    await self._open_urls(running, error)
+                else:
                     raise
-                await self._open_urls(running, error)
                 continue
             if raw.get("resultType") != "input_required":
                 return raw
@@ -281,7 +286,10 @@ class Calls:
         question = _question(params, again=again)
         answer = await self.ask(running, "elicit", encode_value(question))
         elicited = _elicited(answer)
-        return types.ElicitResult(action=elicited.action, content=elicited.content)
+        content = elicited.content
+        if elicited.action == "accept" and question.mode == "form":
+            content = {**_defaults(question.schema), **(content or {})}
+        return types.ElicitResult(action=elicited.action, content=content)
 
     async def sample(
         self, params: types.CreateMessageRequestParams, running: Running | None = None
@@ -370,6 +378,13 @@ def _question(params: types.ElicitRequestParams, *, again: bool) -> McpElicit:
     if len(encode_value(params.requested_schema)) > MAX_FORM_BYTES:
         raise Failure("E_MCP_PROTOCOL", f"the server asks with a form of more than {MAX_FORM_BYTES} bytes")
     return McpElicit(mode="form", message=message, schema=params.requested_schema, again=again)
+
+
+def _defaults(schema: dict[str, Any] | None) -> dict[str, Any]:
+    """What a form is filled in with where the person left it empty."""
+    properties = (schema or {}).get("properties")
+    fields = properties.items() if isinstance(properties, dict) else ()
+    return {name: field["default"] for name, field in fields if isinstance(field, dict) and "default" in field}
 
 
 def _call_request(name: str, arguments: dict[str, Any], more: Input) -> types.CallToolRequest:
