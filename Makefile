@@ -1,6 +1,6 @@
 # Each target works as the only command on a fresh machine: .venv is made when it is missing or out of date.
 # PYTHON=/path/to/python3 chooses the interpreter, ARGS="…" is passed on to gdn run, pytest or the benchmarks.
-.PHONY: help setup run test test-matrix mcp-servers simulate chaos mutations mutants check format bench pins requirements clean
+.PHONY: help setup run test test-matrix mcp-servers simulate chaos conformance mutations mutants check format bench pins requirements clean
 .DEFAULT_GOAL := help
 export PYTHON
 
@@ -11,6 +11,7 @@ help:
 	@echo "make mcp-servers   MCP servers of npm and PyPI in real jails; installs them first"
 	@echo "make simulate      10,000 seeded histories of a bus that breaks (minutes)   ARGS=\"--first 17 --histories 1\""
 	@echo "make chaos         200 kills of everything under load, power cuts at every call (minutes)"
+	@echo "make conformance   the MCP conformance package against what we have of MCP (minutes)   ARGS=\"server\" for one side"
 	@echo "make mutations     change lines that requirements need, and see their tests fail   ARGS=\"--all\" or ids"
 	@echo "make mutants       change pure modules line by line: how much do their tests notice? (half an hour)   ARGS=\"turn --show\""
 	@echo "make check         style, types, architecture, drift: what CI runs beside the tests"
@@ -68,6 +69,10 @@ format:
 bench:
 	@scripts/setup bench
 	@exec .venv/bin/python -I -m bench $(ARGS)
+
+conformance:
+	@scripts/setup dev
+	@exec .venv/bin/python -I -m scripts.conformance $(ARGS)
 
 pins:
 	@scripts/setup dev

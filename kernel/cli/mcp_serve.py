@@ -29,6 +29,7 @@ MAX_TOKEN: Final = 4096
 @click.command(epilog="Without --tools nothing is offered. Patterns match full names: --tools 'bash__*'.")
 @click.option("--agent", metavar="NAME", required=True, help="Its tools are offered, and its rules hold for each call.")
 @click.option("--tools", metavar="PATTERN", multiple=True, help="Offer the tools whose names fit. Repeatable.")
+@click.option("--short-names", is_flag=True, help="Offer bash__exec as exec, where nothing else is called so.")
 @click.option(
     "--http", "port", type=click.IntRange(0, 65535), metavar="PORT", help="Serve HTTP on loopback; 0: any port."
 )
@@ -53,6 +54,7 @@ MAX_TOKEN: Final = 4096
 def command(
     agent: str,
     tools: tuple[str, ...],
+    short_names: bool,
     port: int | None,
     token_file: str | None,
     bundle: str | None,
@@ -80,7 +82,7 @@ def command(
     if workdir is not None:
         workdir = absolute_workdir(workdir, place)
     kernel = attach_or_start(place, ())
-    serving = _Serving(kernel, agent, tools, instance, workdir, as_json)
+    serving = _Serving(kernel, agent, tools, instance, workdir, as_json, short_names)
     try:
         with_http = None if port is None else _Http(port, token_file)
         asyncio.run(serving.run(with_http))
@@ -108,7 +110,9 @@ class _Serving:
         instance: str,
         workdir: str | None,
         as_json: bool,
+        short: bool,
     ) -> None:
+        self._short = short
         self._kernel = kernel
         self._agent = agent
         self._patterns = patterns
@@ -128,7 +132,7 @@ class _Serving:
             from kernel.mcp_server.offer import Offer
             from kernel.mcp_server.service import make_server
 
-            offer = Offer(session, self._agent, self._instance, self._patterns, self._workdir)
+            offer = Offer(session, self._agent, self._instance, self._patterns, self._workdir, short=self._short)
             self._say(await offer.everything())
             server = make_server(offer, self._agent, _version())
             asked = Asked(session)

@@ -5,12 +5,14 @@ Source: docs/mcp.md, "Our tools for MCP clients".
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, Final
 
 import msgspec
 
+from schemas.address import SEPARATOR
 from schemas.frames import OperatorTool
 
 #: Keys of `_meta` in results, with the prefix that the protocol wants in names of others.
@@ -33,12 +35,30 @@ def offered(tools: Iterable[OperatorTool], patterns: Sequence[str]) -> list[Oper
     return [tool for tool in tools if any(fnmatchcase(tool.name, pattern) for pattern in patterns)]
 
 
-def tool_entry(tool: OperatorTool) -> dict[str, Any]:
-    """A tool in the answer to `tools/list`."""
+def named(tools: Iterable[OperatorTool], *, short: bool) -> dict[str, OperatorTool]:
+    """The tools by the names that clients get: the full ones, or, with `short`, what stands behind the first `__` where
+    no other tool is called so.
+    """
+    listed = list(tools)
+    if not short:
+        return {tool.name: tool for tool in listed}
+    counted = Counter(_short(tool.name) for tool in listed)
+    full = {tool.name for tool in listed}
+    return {
+        name if counted[name := _short(tool.name)] == 1 and name not in full else tool.name: tool for tool in listed
+    }
+
+
+def _short(name: str) -> str:
+    return name.partition(SEPARATOR)[2] or name
+
+
+def tool_entry(name: str, tool: OperatorTool) -> dict[str, Any]:
+    """A tool in the answer to `tools/list`, under the name that clients get."""
     schema = dict(tool.parameters or {})
     if schema.get("type") != "object":  # the protocol wants it said; arguments are always an object
         schema = {"type": "object"} if not schema else {"type": "object", "allOf": [schema]}
-    entry: dict[str, Any] = {"name": tool.name, "inputSchema": schema}
+    entry: dict[str, Any] = {"name": name, "inputSchema": schema}
     if tool.description:
         entry["description"] = tool.description
     if tool.idempotent:

@@ -19,7 +19,7 @@ from kernel.cli.batch import parse_arguments
 from kernel.cli.call import tool_result
 from kernel.cli.interrupts import CANCEL_S
 from kernel.cli.session import Session
-from kernel.mcp.offering import call_result, failure, offered
+from kernel.mcp.offering import call_result, failure, named, offered
 from schemas.errors import GoondanError, fail
 from schemas.frames import OPERATOR_CALL, OPERATOR_TOOLS, OperatorCall, OperatorTool, RuntimeEvent
 
@@ -30,32 +30,43 @@ LIST_PATIENCE_S: Final = 60.0
 #: Calls that wait or run at once. An instance does one after another; more would only wait longer.
 MAX_OPEN: Final = 64
 
+#: How long the client may take to read the progress that came just before the result (seconds).
+LAST_NEWS_S: Final = 1.0
+
 #: Told how far a call is: done, total, words.
 Progress = Callable[[float, float | None, str | None], Awaitable[None]]
 
 
 class Offer:
-    """The tools of `agent` that fit `patterns`, called in its instance `instance`."""
+    """The tools of `agent` that fit `patterns`, called in its instance `instance`. `short`: under short names."""
 
     def __init__(
-        self, session: Session, agent: str, instance: str, patterns: Sequence[str], workdir: str | None = None
+        self,
+        session: Session,
+        agent: str,
+        instance: str,
+        patterns: Sequence[str],
+        workdir: str | None = None,
+        *,
+        short: bool = False,
     ) -> None:
         self._session = session
         self._agent = agent
         self._instance = instance
         self._patterns = patterns
         self._workdir = workdir
+        self._short = short
         self._known: list[OperatorTool] = []
         self._until = 0.0
         self._looking: asyncio.Task[list[OperatorTool]] | None = None
         self._open = 0
         self._cancelling: set[asyncio.Task[None]] = set()
 
-    async def tools(self) -> list[OperatorTool]:
-        """What is offered now. Raises GoondanError when the agent cannot tell."""
+    async def tools(self) -> dict[str, OperatorTool]:
+        """What is offered now, by the names that clients get. Raises GoondanError when the agent cannot tell."""
         if not self._patterns:
-            return []
-        return offered(await self.everything(), self._patterns)
+            return {}
+        return self._named(await self.everything())
 
     async def everything(self) -> list[OperatorTool]:
         """All that the agent could call now. Those who ask at once get one answer. Raises GoondanError."""
@@ -65,16 +76,17 @@ class Offer:
             self._looking = asyncio.ensure_future(self._look())
         return await asyncio.shield(self._looking)
 
-    async def has(self, name: str) -> bool:
-        """Whether a tool is offered. One that was offered before needs no new look: the agent itself refuses a call of
-        what it no longer has. Raises GoondanError.
+    async def full_name(self, name: str) -> str | None:
+        """The full name of a tool that is offered under this name; None: there is none. One that was offered before
+        needs no new look: the agent itself refuses a call of what it no longer has. Raises GoondanError.
         """
-        known = offered(self._known, self._patterns)
-        return any(tool.name == name for tool in known) or any(tool.name == name for tool in await self.tools())
+        found = self._named(self._known).get(name) or (await self.tools()).get(name)
+        return None if found is None else found.name
 
     def schema_of(self, name: str) -> Mapping[str, Any] | None:
         """The schema of a tool that was listed last; None when nothing is known of it."""
-        return next((tool.parameters for tool in self._known if tool.name == name), None)
+        found = self._named(self._known).get(name)
+        return None if found is None else found.parameters
 
     async def call(self, name: str, arguments: Any, progress: Progress) -> dict[str, Any]:
         """Call one tool; the answer in the protocol's form. Everything that goes wrong is in the answer.
@@ -99,6 +111,9 @@ class Offer:
             await asyncio.wait(self._cancelling, timeout=CANCEL_S)
 
     # --- inside
+
+    def _named(self, tools: Sequence[OperatorTool]) -> dict[str, OperatorTool]:
+        return named(offered(tools, self._patterns), short=self._short)
 
     async def _look(self) -> list[OperatorTool]:
         answer = await self._session.ask(
@@ -130,6 +145,8 @@ class Offer:
                 workdir=self._workdir,
                 listener=news.put_nowait,
             )
+            news.put_nowait(None)
+            await asyncio.wait({telling}, timeout=LAST_NEWS_S)  # the protocol wants it before the answer
         except asyncio.CancelledError:
             task = asyncio.ensure_future(self._cancel(event_id))
             self._cancelling.add(task)

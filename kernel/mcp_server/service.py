@@ -35,12 +35,14 @@ def make_server(offer: Offer, agent: str, version: str) -> Server[Any]:
     async def list_tools(ctx: Any, params: PaginatedRequestParams | None) -> ListToolsResult:
         if params is not None and params.cursor is not None:
             raise MCPError(INVALID_PARAMS, "there is one page of tools, and no cursor leads to another")
-        return ListToolsResult.model_validate({"tools": [tool_entry(tool) for tool in await _told(offer.tools())]})
+        tools = await _told(offer.tools())
+        return ListToolsResult.model_validate({"tools": [tool_entry(name, tool) for name, tool in tools.items()]})
 
     async def call_tool(ctx: Any, params: CallToolRequestParams) -> CallToolResult:
-        if not await _told(offer.has(params.name)):
+        name = await _told(offer.full_name(params.name))
+        if name is None:
             raise MCPError(INVALID_PARAMS, f"no tool {params.name[:_SHOWN]!r} is offered")
-        answer = await offer.call(params.name, params.arguments, ctx.session.report_progress)
+        answer = await offer.call(name, params.arguments, ctx.session.report_progress)
         return CallToolResult.model_validate(answer)
 
     return Server(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from mcp_types import CallToolResult, Tool
 
 from kernel.mcp.http_gate import MAX_BODY, Gate
-from kernel.mcp.offering import ERROR, PENDING, RECEIPT, call_result, failure, offered, tool_entry
+from kernel.mcp.offering import ERROR, PENDING, RECEIPT, call_result, failure, named, offered, tool_entry
 from schemas.frames import OperatorTool
 
 TOOLS = [OperatorTool(name=name) for name in ("bash__exec", "bash__script", "wait__seconds")]
@@ -47,12 +47,20 @@ def test_only_what_a_pattern_names_is_offered(patterns: tuple[str, ...], names: 
     ],
 )
 def test_every_schema_is_one_of_an_object(parameters: dict[str, Any] | None) -> None:
-    entry = tool_entry(OperatorTool(name="a__b", description="what", parameters=parameters, idempotent=True))
+    entry = tool_entry("a__b", OperatorTool(name="a__b", description="what", parameters=parameters, idempotent=True))
     assert entry["inputSchema"]["type"] == "object"
     tool = Tool.model_validate(entry)
     assert (tool.name, tool.description) == ("a__b", "what")
     assert tool.annotations is not None
     assert tool.annotations.idempotent_hint
+
+
+def test_short_names_are_used_where_nothing_else_is_called_so() -> None:
+    tools = [OperatorTool(name=name) for name in ("a__exec", "b__exec", "c__run", "run", "d__go", "e__x__y")]
+    assert {name: tool.name for name, tool in named(tools, short=True).items()} == {
+        "a__exec": "a__exec", "b__exec": "b__exec", "c__run": "c__run", "run": "run", "go": "d__go", "x__y": "e__x__y"
+    }  # fmt: skip
+    assert list(named(tools, short=False)) == [tool.name for tool in tools]
 
 
 @given(_values)
