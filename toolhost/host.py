@@ -146,7 +146,7 @@ class Host:
             if timer is not None:
                 timer.cancel()
         await self.sessions.close()
-        await self._powers.offload.prepared(self._copies.close)
+        await self._powers.offload.looked_up(self._copies.close)
 
     @property
     def jail_count(self) -> int:
@@ -323,7 +323,7 @@ class Host:
     async def _place_in_folder(self, call: Call) -> None:
         """Run a call that names a folder, if its caller may name it."""
         try:
-            found = await self._powers.offload.prepared(lambda: self._folder_of(call))
+            found = await self._powers.offload.looked_up(lambda: self._folder_of(call))
         except (GoondanError, OSError) as error:
             if call.state != "done" and not self._closing:
                 self.answers.fail(call, refusal(why_not(error)))
