@@ -35,6 +35,7 @@ from kernel import lock, rundir
 from schemas.changesets import CommittedChangeset
 from schemas.errors import GoondanError, fail
 from schemas.frames import ErrorPayload
+from schemas.tool_host_reports import WorkerNews
 
 #: How long a supervisor may take to accept and answer `ps` before it counts as hung (seconds).
 ANSWER_S: Final = 5.0
@@ -96,6 +97,8 @@ class Reply(msgspec.Struct, rename="camel", omit_defaults=True, kw_only=True):
     error: ErrorPayload | None = None
     #: The processes.
     processes: list[ProcessInfo] | None = None
+    #: How each session of an MCP server is.
+    servers: list[WorkerNews] | None = None
     #: Name of the entry agent.
     entry_agent: str | None = None
     #: The entry agent's model in a few words.

@@ -22,6 +22,7 @@ from kernel import rundir
 from kernel.restarting.held import Waiting
 from kernel.supervisor_client import PEER, ProcessInfo, Reply, Request
 from schemas.errors import GoondanError, error_payload
+from schemas.tool_host_reports import WorkerNews
 
 if TYPE_CHECKING:
     from kernel.restarting.conductor import Conductor
@@ -51,6 +52,9 @@ class KernelCommands(Protocol):
 
     def processes(self) -> list[ProcessInfo]:
         """All processes, for `ps`."""
+
+    def servers(self) -> list[WorkerNews]:
+        """How each session of an MCP server is, for `ps`."""
 
     def stop(self, reason: str) -> None:
         """Begin the end."""
@@ -226,7 +230,9 @@ class SupervisorSocket:
             return Reply(error=error_payload("E_USAGE", f"not a request: {error}"))
         try:
             if request.op == "ps":
-                return Reply(ok=True, processes=kernel.processes(), private_copy=kernel.private_copy)
+                return Reply(
+                    ok=True, processes=kernel.processes(), servers=kernel.servers(), private_copy=kernel.private_copy
+                )
             if request.op == "stop":
                 kernel.stop("asked to")
                 return Reply(ok=True, stopping=True)

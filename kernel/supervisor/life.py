@@ -34,6 +34,7 @@ from schemas.launch import KernelPlan
 from schemas.system.startup import report_ready
 from schemas.times import rfc3339
 from schemas.tokens import SECRET_BYTES, Claims
+from schemas.tool_host_reports import WorkerNews
 from schemas.visible import visible_line
 
 if TYPE_CHECKING:
@@ -437,6 +438,10 @@ class Supervisor:
             self.released()
         else:
             self.stop("the process that started it is gone")
+
+    def servers(self) -> list[WorkerNews]:
+        """How each session of an MCP server is, for `ps`."""
+        return [] if self._processes is None else self._processes.servers()
 
     def processes(self) -> list[ProcessInfo]:
         """All processes, for `ps`."""

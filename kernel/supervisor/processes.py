@@ -40,6 +40,7 @@ from schemas.errors import GoondanError
 from schemas.frames import ErrorPayload
 from schemas.launch import KernelPlan
 from schemas.tokens import OAUTH, Claims
+from schemas.tool_host_reports import WorkerNews
 
 if TYPE_CHECKING:
     from kernel.supervisor.control_link import ControlLink
@@ -167,6 +168,10 @@ class Processes:
     def replace_broker(self) -> None:
         """End the broker. The next broker makes its sockets again, and the peers come back."""
         self._services.kill("broker")
+
+    def servers(self) -> list[WorkerNews]:
+        """How each session of an MCP server is."""
+        return self._workers.servers()
 
     def infos(self, offset: float) -> list[ProcessInfo]:
         """The processes, for `ps`. `offset` added to the loop's time gives the wall-clock time."""

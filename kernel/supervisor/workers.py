@@ -1,7 +1,8 @@
-"""The tool host's news about its jailed workers, on its status descriptor: one JSON object a line.
+"""The tool host's news about its jailed workers and MCP servers, on its status descriptor: one JSON object a line.
 
 `{"op":"start","pid":…,"tool":…,"agent":…,"instanceKey":…,"since":…}` and `{"op":"exit","pid":…,"cause":…}`; `pid` is
-the number on the host. Only `gdn ps` uses this news, so invalid lines are skipped.
+the number on the host. `{"op":"server",…}` says how a session of an MCP server is. The last of each is kept, also when it
+has ended. Only `gdn ps` and `gdn mcp list` use this news, so invalid lines are skipped.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from schemas.tool_host_reports import WorkerNews
 MAX_LINE: Final = 65536
 #: The most workers that are kept: more than any tool host may have. News of others is dropped.
 MAX_WORKERS: Final = 65536
+#: Sessions of MCP servers that are remembered; those that have ended longest ago go first.
+MAX_SERVERS: Final = 1024
 
 
 class Workers:
@@ -29,6 +32,7 @@ class Workers:
         self._fd = -1
         self._data = b""
         self._running: dict[int, WorkerNews] = {}
+        self._servers: dict[tuple[str, str | None, str | None], WorkerNews] = {}
 
     def listen(self, fd: int) -> None:
         """Read the news of a new tool host from `fd`. It is closed here at its end. The workers of the earlier tool
@@ -47,6 +51,7 @@ class Workers:
             self._fd = -1
         self._data = b""
         self._running.clear()
+        self._servers.clear()
 
     def _read(self) -> None:
         try:
@@ -67,10 +72,24 @@ class Workers:
             news = msgspec.json.decode(line, type=WorkerNews)
         except msgspec.DecodeError:
             return
-        if news.op == "exit":
+        if news.op == "server":
+            self._hear_server(news)
+        elif news.op == "exit":
             self._running.pop(news.pid, None)
         elif len(self._running) < MAX_WORKERS:
             self._running[news.pid] = news
+
+    def _hear_server(self, news: WorkerNews) -> None:
+        name = (news.tool, news.agent, news.instance_key)
+        self._servers.pop(name, None)  # it is the newest now
+        self._servers[name] = news
+        if len(self._servers) > MAX_SERVERS:
+            ended = (name for name, told in self._servers.items() if told.server and told.server.state == "ended")
+            del self._servers[next(ended, next(iter(self._servers)))]
+
+    def servers(self) -> list[WorkerNews]:
+        """How each session of an MCP server is, or was at its end; in the order of their names."""
+        return [self._servers[name] for name in sorted(self._servers, key=lambda name: [part or "" for part in name])]
 
     def processes(self) -> list[ProcessInfo]:
         """The workers, for `ps`."""
@@ -86,4 +105,17 @@ class Workers:
                 last_exit=None,
             )
             for news in self._running.values()
+        ] + [
+            ProcessInfo(
+                role="mcp",
+                name=news.tool,
+                instance_key=news.instance_key,
+                pid=news.pid or None,
+                status=news.server.state,
+                since=news.since,
+                restarts=0,
+                last_exit=None,
+            )
+            for news in self.servers()
+            if news.server is not None and news.server.state != "ended"
         ]

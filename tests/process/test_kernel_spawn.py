@@ -336,6 +336,18 @@ async def test_workers_that_the_tool_host_reports() -> None:
     for _ in range(100):
         await asyncio.sleep(0.001)
     assert [row.pid for row in workers.processes()] == [9]
+    # An MCP server says how it is, and is remembered when it has ended.
+    server = '{"server":"s","extension":"e","transport":"stdio","state":"STATE","calls":2}'
+    line = '{"op":"server","pid":5,"tool":"s","instanceKey":"k","server":' + server + "}\n"
+    os.write(write, line.replace("STATE", "connected").encode())
+    for _ in range(100):
+        await asyncio.sleep(0.001)
+    assert [(row.role, row.pid, row.status) for row in workers.processes()][1:] == [("mcp", 5, "connected")]
+    os.write(write, line.replace("STATE", "ended").encode())
+    for _ in range(100):
+        await asyncio.sleep(0.001)
+    assert [row.role for row in workers.processes()] == ["worker"]
+    assert [(news.tool, news.server and news.server.calls) for news in workers.servers()] == [("s", 2)]
     os.close(write)
     for _ in range(100):
         await asyncio.sleep(0.001)
