@@ -28,6 +28,7 @@ MODULES = (
     "arguments",
     "extensions",
     "mcp_sdk",
+    "mcp_jailed",
     "cold_jail",
     "forked_call",
     "walls",

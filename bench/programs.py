@@ -64,6 +64,7 @@ def plan_of(
         catalog=[item.name for item in items],
         state_dir=folder,
         revision="bench",
+        servers=[tool.name for tool in tools if tool.server is not None],
     )
     plan = KernelPlan(
         revision="bench",

@@ -21,6 +21,7 @@ from schemas.launch import Limits, SandboxSpec
 from tests.mcp_fixture import Asker, make_server, text
 from tests.toolhost_fixture import Bench, bench
 from toolhost.mcp.server_jail import ServerJail
+from toolhost.sessions import machine
 
 HOSTILE = r"""
 import errno, socket
@@ -58,7 +59,9 @@ def floods(args, ask):
 def endless(args, ask):
     for _ in range(100): os.write(1, b"y" * (1 << 20))
     return "never"
-def closes(args, ask): os.close(1); os.close(0); time.sleep(60)
+def closes(args, ask):
+    socket.socket(fileno=os.dup(1)).shutdown(socket.SHUT_RDWR)
+    while True: time.sleep(60)
 def dies(args, ask): os.write(2, b"last words\n"); os.kill(os.getpid(), 9)
 def eats(args, ask):
     kept = []
@@ -104,15 +107,17 @@ async def attack(folder: Path) -> dict[str, Any]:
     secret = folder / "secret"
     secret.write_text("secret")
     names = ("quiet", "spoofs", "floods", "endless", "closes", "dies", "eats", "daemon")
-    servers = [make_server(folder, HOSTILE, name=name) for name in names]
+    # One that has lost its input goes on all the same.
+    last = "serve()\nwhile True: time.sleep(60)"
+    servers = [make_server(folder, HOSTILE, name=name, last=last) for name in names]
     servers[6] = replace(servers[6], sandbox=SandboxSpec(limits=Limits(memory_mb=128)))
     listening = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)
     port = listening.sockets[0].getsockname()[1]
     found: dict[str, Any] = {}
+    machine.SERVER_EXIT_S = 0.3  # type: ignore[misc] # how long it is does not matter here
     async with bench(*servers) as made:
         asker = Asker(made)
-        for name in names:
-            await asker.ask(name)
+        await asyncio.gather(*(asker.ask(name) for name in names))
         # A bystander, whose server and call must not notice anything.
         bystander = jail(made, "quiet").processes()
 
@@ -151,8 +156,8 @@ async def attack(folder: Path) -> dict[str, Any]:
         ]
         logs = [line.message for line in made.logs if line.tool == "floods"]
         found["noise is logged"] = [bool(logs), len(logs) < 5000]
-        last = {news.server.server: news.server for news in made.workers if news.server is not None}
-        found["named"] = last["dies"].last_error
+        states = {news.server.server: news.server for news in made.workers if news.server is not None}
+        found["named"] = states["dies"].last_error
         everything = [jail(made, "quiet").process.pid, *bystander, made.host.sessions._starter.template.pid]
     found["all gone"] = await gone(everything)
     listening.close()
