@@ -7,21 +7,24 @@ server.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import tempfile
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
 from msgspec.structs import replace
 
-from schemas.launch import Filesystem, SandboxSpec, ToolSpec
+from schemas.launch import Filesystem, McpServerSpec, SandboxSpec, ToolSpec
 from tests.mcp_fixture import Asker, make_server, text
 from tests.toolhost_fixture import Bench, bench
 from toolhost.jails.processes import process_status
-from toolhost.mcp.server_jail import ServerJail
+from toolhost.mcp.server_jail import RemoteServer, ServerJail
 from toolhost.sessions import machine
 from toolhost.sessions.live import LiveSession
 
@@ -68,12 +71,72 @@ def servers(folder: Path) -> list[ToolSpec]:
     ]
 
 
+class HttpServer:
+    """A server of the handshake era at a URL, without a session: each request is answered by itself."""
+
+    def __init__(self) -> None:
+        self.port = 0
+        #: Requests so far, by path.
+        self.asked: list[tuple[str, str]] = []
+        self.secrets: set[str] = set()
+
+    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+                method, path, _ = head[0].split(" ")
+                headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:])}
+                body = await reader.readexactly(int(headers.get("content-length", 0)))
+                self.asked.append((method, path))
+                self.secrets.add(headers.get("x-key", ""))
+                writer.write(self.answer(method, path, body))
+                await writer.drain()
+        writer.close()
+
+    def answer(self, method: str, path: str, body: bytes) -> bytes:
+        message = json.loads(body) if body else {}
+        if path == "/away":
+            return b"HTTP/1.1 307 See\r\nlocation: http://localhost:1/other\r\ncontent-length: 0\r\n\r\n"
+        if method != "POST":
+            return b"HTTP/1.1 405 No\r\ncontent-length: 0\r\n\r\n"
+        if "id" not in message:
+            return b"HTTP/1.1 202 Ok\r\ncontent-length: 0\r\n\r\n"
+        who = {"name": "far", "version": "1"}
+        results: dict[str, Any] = {
+            "initialize": {"protocolVersion": "2025-11-25", "capabilities": {"tools": {}}, "serverInfo": who},
+            "tools/list": {"tools": [{"name": "echo", "inputSchema": {"type": "object"}}]},
+            "tools/call": {
+                "content": [{"type": "text", "text": json.dumps(message.get("params", {}).get("arguments"))}]
+            },
+        }
+        told: dict[str, Any] = {"jsonrpc": "2.0", "id": message["id"]}
+        if message["method"] in results:
+            told["result"] = results[message["method"]]
+        else:
+            told["error"] = {"code": -32601, "message": "no such method"}
+        data = json.dumps(told).encode()
+        return b"HTTP/1.1 200 Ok\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(data) + data
+
+
+def far(name: str, port: int, path: str) -> ToolSpec:
+    """The same at the tool host."""
+    spec = McpServerSpec(
+        extension=name,
+        transport="http",
+        endpoint=f"http://127.0.0.1:{port}{path}",
+        headers={"X-Key": "s3cret"},
+        tools=True,
+    )
+    return ToolSpec(name=name, entry="", root="", exports=[], server=spec)
+
+
 class Served:
     """A tool host and its servers."""
 
-    def __init__(self, made: Bench, folder: Path) -> None:
+    def __init__(self, made: Bench, folder: Path, http: HttpServer) -> None:
         self.made = made
         self.folder = folder
+        self.http = http
         self.asker = Asker(made)
 
     def lives(self, server: str) -> list[LiveSession]:
@@ -116,8 +179,12 @@ async def gone(*pids: int) -> None:
 async def served() -> AsyncIterator[Served]:
     with tempfile.TemporaryDirectory(prefix="gdn") as name:
         folder = Path(name)
-        async with bench(*servers(folder)) as made:
-            yield Served(made, folder)
+        http = HttpServer()
+        async with await asyncio.start_server(http, "127.0.0.1", 0) as listening:
+            http.port = listening.sockets[0].getsockname()[1]
+            remote = [far("far", http.port, "/mcp"), far("away", http.port, "/away")]
+            async with bench(*servers(folder), *remote) as made:
+                yield Served(made, folder, http)
 
 
 @pytest.fixture
@@ -325,6 +392,31 @@ async def test_the_supervisor_hears_how_a_server_is(served: Served) -> None:
     assert last is not None
     assert last.state == "ended"
     assert "the disk is full" in (last.last_error or "")
+
+
+@in_module
+async def test_a_server_at_a_url_is_reached_through_the_egress_proxy_only(served: Served) -> None:
+    listing = await served.asker.ask("far")
+    assert [tool["export"] for tool in listing["tools"]] == ["echo"]
+    call_id, waits = served.made.start("far__echo", {"a": 1})
+    assert text(await waits) == {"a": 1}
+    # Its endpoint is its grant, loopback too; the proxy has made the connection.
+    assert served.made.receipts[call_id]["jail"]["reached"] == [f"127.0.0.1:{served.http.port}"]
+    assert "s3cret" in served.http.secrets
+    assert "s3cret" not in str(served.made.logs)
+    (live,) = served.lives("far")
+    assert isinstance(live.jail, RemoteServer)
+    pid = live.jail.process.pid
+    os.kill(pid, signal.SIGKILL)
+    await gone(pid)
+    async with asyncio.timeout(5):
+        while not [news for news in served.asker.news() if news["server"] == "far"]:
+            await asyncio.sleep(0.01)
+    assert (await served.made.call("far__echo"))["error"]["code"] == "E_MCP_GONE"
+    assert (await served.asker.ask("far"))["tools"]
+    # A URL that the server names is no grant.
+    told = await served.asker.ask("away")
+    assert told["code"].startswith("E_")
 
 
 async def test_whichever_part_is_killed_all_of_it_ends_and_nothing_outlives_the_tool_host(short_tmp: Path) -> None:
