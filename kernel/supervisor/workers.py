@@ -1,8 +1,8 @@
 """The tool host's news about its jailed workers and MCP servers, on its status descriptor: one JSON object a line.
 
 `{"op":"start","pid":…,"tool":…,"agent":…,"instanceKey":…,"since":…}` and `{"op":"exit","pid":…,"cause":…}`; `pid` is
-the number on the host. `{"op":"server",…}` says how a session of an MCP server is. The last of each is kept, also when it
-has ended. Only `gdn ps` and `gdn mcp list` use this news, so invalid lines are skipped.
+the number on the host. `{"op":"server",…}` says how a session of an MCP server is. The last of each is kept, also when
+it has ended. Only `gdn ps` and `gdn mcp list` use this news, so invalid lines are skipped.
 """
 
 from __future__ import annotations
