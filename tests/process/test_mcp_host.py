@@ -10,6 +10,7 @@ import asyncio
 import json
 import os
 import signal
+import sys
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -438,4 +439,35 @@ async def test_whichever_part_is_killed_all_of_it_ends_and_nothing_outlives_the_
         assert text(await made.call("srv__count"))[0] == 1
         there = jail(made, "srv")
         pids = [there.process.pid, made.host.sessions._starter.template.pid, *there.processes()]
+    await gone(*pids)
+
+
+#: A tool host that has a server, says which processes there are, and then waits.
+HOST = """
+import asyncio, json, sys
+from pathlib import Path
+from tests.mcp_fixture import Asker, make_server
+from tests.process.test_mcp_host import jail
+from tests.toolhost_fixture import bench
+
+async def main():
+    async with bench(make_server(Path(sys.argv[1]))) as made:
+        await Asker(made).ask()
+        there = jail(made, "srv")
+        print(json.dumps([there.process.pid, made.host.sessions._starter.template.pid, *there.processes()]), flush=True)
+        await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+
+
+async def test_nothing_of_a_server_outlives_a_tool_host_that_is_killed(short_tmp: Path) -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", HOST, str(short_tmp), stdout=asyncio.subprocess.PIPE, cwd=Path(__file__).parents[2]
+    )
+    assert process.stdout is not None
+    pids = json.loads(await asyncio.wait_for(process.stdout.readline(), 30))
+    assert len(pids) >= 4
+    process.kill()
+    await process.wait()
     await gone(*pids)
