@@ -245,7 +245,7 @@ def look_up(
         root = os.path.dirname(root)  # where also is what the bundled tools share
     if (root, entry) != (tool.root, tool.entry):
         tool = msgspec.structs.replace(tool, root=root, entry=entry)
-    shared = sandbox.isolation == "shared"
+    shared = tool.server is None and sandbox.isolation == "shared"  # whose workdir a server sees, its scope says
     real = None if workdir is None or shared else _workdir(workdir, base, spec.state_dir, powers)
     workspace = None if real is None else workspace_of(real, os.path.realpath(spec.state_dir))
     read: list[HostPath] = []

@@ -96,7 +96,7 @@ def plan(request: Request, host: HostFacts) -> LaunchPlan:
         mechanisms=mechanisms(host.groups, sized=request.sized and not request.write),
         writable=writable,
         group=group_plan(host.groups, tool.sandbox.limits, trusted),
-        alone=tool.sandbox.isolation == "call" and not serves,
+        alone=tool.server is None and tool.sandbox.isolation == "call" and not serves,
         trusted=trusted,
         calls=nested.call_walls(
             {place: f"size={size},mode={mode}" for place, size, mode in _PRIVATE},
@@ -117,7 +117,9 @@ def start_of(bwrap: str, command: list[str]) -> list[str]:
 
 def forks(tool: ToolSpec, host: HostFacts) -> bool:
     """Whether the tool's calls are forked in a jail that they share, each behind walls of its own."""
-    return tool.sandbox.isolation == "call" and host.nests and host.tier == "full" and host.user_namespaces
+    if tool.server is not None or tool.sandbox.isolation != "call":
+        return False
+    return host.nests and host.tier == "full" and host.user_namespaces
 
 
 def walls(host: HostFacts) -> list[Wall]:

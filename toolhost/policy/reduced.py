@@ -75,7 +75,7 @@ def plan_reduced(request: Request, host: HostFacts) -> LaunchPlan:
         tier="reduced",
         walls=["seccomp", "landlock", "limits"],
         mechanisms=mechanisms(host.groups),
-        alone=tool.sandbox.isolation == "call",
+        alone=tool.server is None and tool.sandbox.isolation == "call",
         private=request.private,
         code=host.inside,
         environment=host.environment(home, temporary),

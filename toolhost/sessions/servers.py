@@ -35,6 +35,7 @@ from toolhost.calls.logins import Logins
 from toolhost.sessions.live import LiveSession
 from toolhost.sessions.machine import Action, Machine, Wait
 from toolhost.sessions.session import JailSession
+from toolhost.untrusted import check_json
 
 #: Seconds between two pieces of the same news: a model is asked some times a minute.
 NEWS_S: Final = 0.25
@@ -120,8 +121,9 @@ class Servers:
 
     def heard(self, session: JailSession, listing: McpListing) -> McpListing:
         """A server has said what it offers. Returns it with the session's number, by which agents tell sessions
-        apart.
+        apart. Raises Violation for what is not JSON: its schemas are somebody hostile's.
         """
+        check_json(bytes(to_raw(listing)))
         known = self._listings[session.number] = _of_session(listing, session.number)
         return known
 

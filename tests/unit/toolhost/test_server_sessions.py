@@ -10,13 +10,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from msgspec.structs import replace
 
-from schemas.launch import ExportSpec, McpServerSpec, SandboxSpec, ToolSpec
+from schemas.launch import ExportSpec, McpServerSpec, SandboxSpec, ToolHostSpec, ToolSpec
+from schemas.mcp import McpListing, McpTool
 from tests.unit.toolhost.test_calls import call
 from toolhost.calls.call_registry import Call, CallRegistry
+from toolhost.host import Host
+from toolhost.privileges.ordinary import Ordinary
 from toolhost.sessions import machine
 from toolhost.sessions.machine import SERVER_EXIT_S, SERVER_TERM_S, Machine
 from toolhost.sessions.pool import Assign, End, JailPool, Start
 from toolhost.sessions.session import JailSession, key_of
+from toolhost.untrusted import Violation
 
 
 def server(
@@ -256,3 +260,15 @@ def test_silence_and_the_whole_time_are_two_bounds() -> None:
     assert calls.next_deadline() == 55.0
     calls.news(wanted, 54.0)
     assert calls.due(55.0) == [wanted]
+
+
+@pytest.mark.parametrize("value", [b"bytes", float("nan"), {"deep": [[[[[[[[]]]]]]]]}])
+async def test_a_listing_whose_schemas_are_not_json_breaks_the_protocol(value: object) -> None:
+    host = Host(ToolHostSpec(tools=[], state_dir="/nonexistent", revision="1"), Ordinary(), send=lambda frame: True)
+    _, session, _ = serving(server())
+    listing = McpListing(tools=[McpTool(export="x", name="x", input_schema={"default": value})])
+    if isinstance(value, dict):
+        assert host.sessions.servers.heard(session, listing).session == session.number
+    else:
+        with pytest.raises(Violation):
+            host.sessions.servers.heard(session, listing)
