@@ -14,6 +14,8 @@ from kernel.cli.lazy import LazyGroup
 #: name -> one line of help; the module is `kernel.cli.mcp_<name>`.
 COMMANDS: Final[dict[str, str]] = {
     "add": "Install the package of an MCP server, and write its Extension.",
+    "inspect": "Start an MCP server in a jail; show what it offers and what it was refused.",
+    "list": "Show the MCP servers of a bundle: state, calls, memory, last error.",
     "import": "Convert the MCP servers of other programs into Extensions.",
     "serve": "Offer the tools of an agent to MCP clients.",
 }

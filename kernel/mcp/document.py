@@ -29,12 +29,15 @@ def extension_document(
     *,
     scope: str = "instance",
     sandbox: Mapping[str, Any] | None = None,
+    tools: bool | list[str] = True,
 ) -> dict[str, Any]:
-    """The document of a server that is kept, with everything that it offers exposed. `scope`: `instance`, `agent`."""
+    """The document of a server that is kept, with everything that it offers exposed, of its tools perhaps these only.
+    `scope`: `instance`, `agent`.
+    """
     config: dict[str, Any] = {
         "transport": dict(transport),
         "attach": {"mode": "stateful", "scope": scope},
-        "expose": {"tools": True, "resources": True, "prompts": True},
+        "expose": {"tools": tools, "resources": True, "prompts": True},
     }
     if sandbox:
         config["sandbox"] = dict(sandbox)

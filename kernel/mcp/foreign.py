@@ -28,6 +28,8 @@ _KNOWN: Final = frozenset(
         "cwd", "description", "name", "source",
     }
 )  # fmt: skip
+#: Lists of the only tools that are used.
+_ONLY: Final = ("includeTools", "enabledTools")
 _HTTP: Final = frozenset({"http", "https", "streamable-http", "streamable_http", "streamableHttp", "remote"})
 #: A string, a comment, or a comma that only a closing bracket follows.
 _JSONC: Final = re.compile(r'"(?:[^"\\]|\\.)*"|//[^\n]*|/\*.*?\*/|,(?=(?:\s|//[^\n]*|/\*.*?\*/)*[}\]])', re.DOTALL)
@@ -52,6 +54,8 @@ class ForeignServer(Struct, frozen=True, kw_only=True):
     disabled: bool = False
     #: The folder that the program is started in.
     cwd: str | None = None
+    #: The tools of it that are used there; empty: all.
+    only: list[str] = []
     #: Keys that say something else.
     others: list[str] = []
     #: What was not understood, in words.
@@ -128,9 +132,23 @@ def _server(name: str, given: dict[str, Any]) -> ForeignServer:
         sse=kind == "sse",
         disabled=given.get("disabled") is True or given.get("enabled") is False,
         cwd=given["cwd"] if isinstance(given.get("cwd"), str) else None,
-        others=[key for key in given if key not in _KNOWN][:MAX_PARTS],
+        only=_names(given),
+        others=[key for key in given if key not in _KNOWN and not (key in _ONLY and _names(given))][:MAX_PARTS],
         faults=faults,
     )
+
+
+def _names(given: dict[str, Any]) -> list[str]:
+    """The tools that are named as the only ones."""
+    for key in _ONLY:
+        names = given.get(key)
+        if (
+            isinstance(names, list)
+            and 0 < len(names) <= MAX_PARTS
+            and all(isinstance(name, str) and name for name in names)
+        ):
+            return list(names)
+    return []
 
 
 def _command(given: dict[str, Any], faults: list[str]) -> list[str]:

@@ -102,7 +102,7 @@ class _Conversion:
         document = None
         if transport is not None:
             scope = "agent" if self._in_workdir else "instance"
-            document = extension_document(self._name, transport, scope=scope)
+            document = extension_document(self._name, transport, scope=scope, tools=list(server.only) or True)
         return Imported(server.name, self._name, document, self._attention, list(self._variables))
 
     # --- the two transports

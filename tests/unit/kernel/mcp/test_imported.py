@@ -179,7 +179,7 @@ def test_comments_and_closing_commas_are_no_part_of_the_json() -> None:
 def test_what_needs_attention_is_said() -> None:
     found = one(
         command="npx", args=["-y", "@scope/pkg", "/srv/data", "${workspaceFolder}"], disabled=True, autoApprove=["a"],
-        timeout=3, includeTools=["b"], cwd="/", color="red",
+        timeout=3, excludeTools=["b"], cwd="/", color="red",
     )  # fmt: skip
     said = "\n".join(found.attention)
     for part in ("gdn mcp add x -- npx -y @scope/pkg", "sandbox.filesystem", "switched off", "autoApprove", "`timeout`",
@@ -188,6 +188,14 @@ def test_what_needs_attention_is_said() -> None:
     assert found.document is not None
     assert found.document["spec"]["config"]["attach"] == {"mode": "stateful", "scope": "agent"}
     assert transport(found)["command"][-1] == "${WORKDIR}"
+
+
+def test_the_only_tools_are_the_only_ones_here() -> None:
+    found = one(command="a", includeTools=["get_*", "add"])
+    assert found.document is not None
+    assert found.document["spec"]["config"]["expose"]["tools"] == ["get_*", "add"]
+    assert not any("includeTools" in text for text in found.attention)
+    assert any("excludeTools" in text for text in one(command="a", excludeTools=["x"], includeTools=[1]).attention)
 
 
 def test_the_older_transport_and_containers_are_said_to_be_impossible() -> None:
