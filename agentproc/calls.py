@@ -9,7 +9,7 @@ Source: docs/design/delivery.md section 6; requirements CALL-01 to CALL-07, ERRO
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -67,7 +67,7 @@ class CallContext(Struct, frozen=True):
 class OpenCall:
     """A call that was sent and has no result yet."""
 
-    __slots__ = ("context", "crashed", "done", "frame", "item", "repeats", "sent", "until", "waits")
+    __slots__ = ("context", "crashed", "done", "frame", "item", "prepare", "repeats", "sent", "until", "waits")
 
     def __init__(
         self,
@@ -91,6 +91,8 @@ class OpenCall:
         self.repeats = 0
         #: Its own process has ended once already.
         self.crashed = False
+        #: What to do before it is made again, when its MCP server was lost before the server had begun with it.
+        self.prepare: Callable[[], Awaitable[object]] | None = None
 
 
 class ToolCaller:
@@ -111,11 +113,25 @@ class ToolCaller:
         self._loop = loop
         self._open: dict[str, OpenCall] = {}
         self._unheard: list[Frame] = []  # cancelled while no broker was there
+        self._preparing: set[asyncio.Task[None]] = set()
 
     @property
     def open_call_ids(self) -> list[str]:
         """The callIds that wait for a result. `hello` reports them after a reconnect."""
         return list(self._open)
+
+    def may_repeat(self, call_id: str, prepare: Callable[[], Awaitable[object]]) -> None:
+        """The MCP server of this call has not begun with it. When the server is lost, the call is made again after
+        `prepare`, unless that raises GoondanError.
+        """
+        call = self._open.get(call_id)
+        if call is not None:
+            call.prepare = prepare
+
+    def tool_of(self, call_id: str) -> str | None:
+        """The full name of the tool of an open call; None when there is no such call."""
+        call = self._open.get(call_id)
+        return None if call is None else call.frame.tool
 
     def is_open(self, call_id: str) -> bool:
         """Whether the call of this callId waits for a result."""
@@ -262,11 +278,27 @@ class ToolCaller:
             return
         else:
             result = _refused(error, call.item)
+        if call.prepare is not None and self._loop.time() < call.until and _was_lost(result, call):
+            self._preparing.add(task := self._loop.create_task(self._prepare(call_id, call, result, answered_id)))
+            task.add_done_callback(self._preparing.discard)
+            return
         if call.item.idempotent and self._loop.time() < call.until and _may_help(result, call):
             call.crashed = call.crashed or _code(result) == "E_TOOL_CRASHED"
             self._repeat(call_id, call)
             return
         self._finish(call_id, call, result, answered_id)
+
+    async def _prepare(self, call_id: str, call: OpenCall, result: ToolResult, answered_id: str | None) -> None:
+        """Make a call again whose server had not begun with it. When that cannot be prepared, the result counts."""
+        prepare, call.prepare, call.sent = call.prepare, None, False
+        try:
+            if prepare is not None:
+                await prepare()
+        except GoondanError:
+            self._finish(call_id, call, result, answered_id)
+            return
+        if self._open.get(call_id) is call:
+            self._repeat(call_id, call)
 
     def _repeat(self, call_id: str, call: OpenCall) -> None:
         """Make the call again. Its process or tool host was lost, and the export says that the call may run twice."""
@@ -371,6 +403,11 @@ def _may_help(result: ToolResult, call: OpenCall) -> bool:
         return False
     code = _code(result)
     return code == "E_TOOL_OUTCOME_UNKNOWN" or (code == "E_TOOL_CRASHED" and not call.crashed)
+
+
+def _was_lost(result: ToolResult, call: OpenCall) -> bool:
+    """Whether a call has ended because its MCP server or its tool host was lost."""
+    return call.repeats < MAX_REPEATS and _code(result) in ("E_MCP_GONE", "E_TOOL_OUTCOME_UNKNOWN")
 
 
 def _code(result: ToolResult) -> str | None:

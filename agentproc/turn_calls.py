@@ -17,6 +17,7 @@ from agentproc.approvals import Approvals
 from agentproc.calls import CallContext
 from agentproc.catalog import StepCatalog
 from agentproc.conversation import Message, ToolCallPart, encode_message, error_result
+from agentproc.elicitations import Elicitations
 from agentproc.extensions.stages import Stages
 from agentproc.instance import Instance
 from agentproc.notes import TurnNotes, results_of
@@ -25,11 +26,14 @@ from agentproc.script_calls import ScriptCalls
 from agentproc.scripts import script_of
 from agentproc.tool_asks import ToolAsks
 from agentproc.turn import DropCalls, Input, RunTool, ToolFinished, Turn
+from schemas.address import SEPARATOR
 from schemas.arguments import invalid_arguments
 from schemas.errors import GoondanError
 from schemas.frames import ToolResult
 from schemas.launch import AgentSpec
+from schemas.mcp import CONNECT_S
 from schemas.spans import call_span, step_span
+from schemas.tool_asks import ELICIT
 
 log = logging.getLogger("agentproc")
 
@@ -71,6 +75,10 @@ class TurnCalls:
         #: What calls of this turn ask of it.
         self.asks = ToolAsks(instance.link, instance.caller.is_open)
         self._scripts = ScriptCalls(self, self.asks, instance.script_log)
+        caller = instance.caller
+        #: What MCP servers ask people within calls of this turn.
+        self.elicitations = Elicitations(instance.link, lambda: self.context, caller.tool_of, self._may_repeat)
+        self.asks.handle(ELICIT, self.elicitations.take)
         #: Tool call id -> callId under which the tool host gave the result.
         self._answered: dict[str, str] = {}
         self._shown_message = ""
@@ -137,6 +145,11 @@ class TurnCalls:
         error = None if action.again or name not in self.catalog else self._instance.tools.served.refusal(name)
         return None if error is None else error_result(error)
 
+    def _may_repeat(self, call_id: str) -> None:
+        """The server has not begun with this call: if it is lost, the agent attaches again and makes the call again."""
+        server = (self._instance.caller.tool_of(call_id) or "").partition(SEPARATOR)[0]
+        self._instance.caller.may_repeat(call_id, lambda: self._instance.servers.ask("mcp.attach", server, CONNECT_S))
+
     def _send(self, action: RunTool, args: Any, then: Callable[[ToolResult], None], within: str | None) -> None:
         """Make one call over the bus. `within` is the callId of the script that makes it."""
         part, message, instance = action.part, action.message, self._instance
@@ -197,6 +210,7 @@ class TurnCalls:
     def _over(self, tool_call_id: str, result: ToolResult | None) -> None:
         """A call has its result, or is given up: what it has asked is, too."""
         self.asks.drop(f"{self.turn_id}/{tool_call_id}")
+        self.elicitations.over(f"{self.turn_id}/{tool_call_id}")
         self._scripts.end(tool_call_id, result)
 
     def use(self, catalog: StepCatalog) -> None:
@@ -215,6 +229,7 @@ class TurnCalls:
         """Forget all calls: the turn is left."""
         self._own_calls.close()
         self.asks.close()
+        self.elicitations.close()
 
     # --- the calls of scripts
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -37,6 +37,7 @@ from agentproc.notes import TurnNotes, results_of
 from agentproc.operators_work import note_work
 from agentproc.own_calls import OwnCalls
 from agentproc.providers.base import ModelRequest
+from agentproc.sampling import Sampling
 from agentproc.step_config import TurnConfig
 from agentproc.store import TurnRow
 from agentproc.told_event import told_event
@@ -69,6 +70,7 @@ from schemas.codec import to_raw
 from schemas.errors import GoondanError, error_payload
 from schemas.frames import OPERATOR_AGENT, ErrorPayload, Frame, OperatorTool, ToolResult
 from schemas.spans import is_trace_id, trace_id_of
+from schemas.tool_asks import SAMPLE
 
 #: How often a running turn says that it still works (seconds). The broker gives up on a silent holder much later.
 RENEW_S: Final = 10.0
@@ -152,6 +154,7 @@ class TurnRun:
             time_left=self._time_left,
             lost=self.abandon,
         )
+        calls.asks.handle(SAMPLE, self._make_sampling().take)
         self._stages: Stages | None = None
         self._config = TurnConfig(instance.live_config, instance.catalog, instance.store, name)
         if self._wraps_steps or not instance.pipeline.empty:
@@ -193,6 +196,21 @@ class TurnRun:
         self._notes_timer: asyncio.TimerHandle | None = None
         self._timers: list[asyncio.TimerHandle] = [self._loop.call_later(RENEW_S, self._renew)]
         self._set_deadline(deadline)
+
+    def _make_sampling(self) -> Sampling:
+        """What answers MCP servers that ask the agent's model."""
+
+        def ask(text: str, system: str | None) -> Awaitable[str]:
+            step = max(1, self.turn.steps)
+            return self._models.aside.ask(self._instance.provider, self._config.in_force.model, text, system, step)
+
+        self._sampling = Sampling(
+            ask,
+            lambda: self._config.in_force.model.model,
+            lambda: self._instance.spec.extensions,
+            self._instance.caller.tool_of,
+        )
+        return self._sampling
 
     # --- life
 
@@ -239,6 +257,7 @@ class TurnRun:
     def decided(self, call_ids: list[str]) -> None:
         """A person has decided about these calls."""
         self._approvals.news(call_ids)
+        self.calls.elicitations.news(call_ids)
 
     def set_clock(self, frame: Frame) -> None:
         """Stop the turn's clock because a person is asked, or start it again with the time that the frame gives."""
@@ -265,6 +284,7 @@ class TurnRun:
             if timer is not None:
                 timer.cancel()
         self._models.close()
+        self._sampling.close()
         if self._renewing is not None:
             self._instance.link.forget(self._renewing.id)
         self._transcript.closed = True

@@ -41,6 +41,8 @@ class ApprovalAsk(Struct, frozen=True, rename="camel", omit_defaults=True, kw_on
     schema: OptionalRaw = None
     #: Of a question: how long it waits (seconds). None: as long as an approval waits.
     expires_s: float | None = None
+    #: Of a question: nobody wants the answer any more, and the item is withdrawn.
+    over: bool = False
 
 
 class ApprovalState(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
@@ -55,6 +57,8 @@ class ApprovalState(Struct, frozen=True, rename="camel", omit_defaults=True, kw_
     reason: str | None = None
     #: With `answered`: the answer.
     answer: OptionalRaw = None
+    #: With `denied`: no person has decided, because the time was over.
+    expired: bool = False
 
 
 class ApprovalItem(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):

@@ -16,6 +16,7 @@ from msgspec import Raw, Struct
 
 from agentproc.providers.base import ModelAnswer, ModelRequest, Usage, asked_call
 from agentproc.providers.history import EMPTY, HistoryEntry, Said, Written, blocks_text, kept_by
+from agentproc.providers.offered_tools import OfferedTools
 from agentproc.providers.sse import SseEvent
 from agentproc.providers.vendor import (
     MAX_CALLS,
@@ -99,6 +100,7 @@ class Anthropic:
 
     def __init__(self) -> None:
         self._written = Written(self.name, Turns)
+        self._tools = OfferedTools(offer)
 
     def request(self, request: ModelRequest) -> WireRequest:
         """POST /v1/messages. The model's params are sent unchanged; messages, tools and system come from us."""
@@ -115,7 +117,7 @@ class Anthropic:
         if system:
             body["system"] = system
         if request.tools:
-            body["tools"] = [offer(item) for item in request.tools]
+            body["tools"] = self._tools.of(request.tools)
         return WireRequest(f"{self._base(model)}/v1/messages", _headers(model), encode_json(body))
 
     def forget(self) -> None:

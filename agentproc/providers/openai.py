@@ -16,6 +16,7 @@ from msgspec import Raw, Struct
 
 from agentproc.providers.base import ModelAnswer, ModelRequest, Usage, asked_call
 from agentproc.providers.history import EMPTY, HistoryEntry, Said, Written, blocks_text, kept_by
+from agentproc.providers.offered_tools import OfferedTools
 from agentproc.providers.sse import SseEvent
 from agentproc.providers.vendor import (
     MAX_CALLS,
@@ -48,6 +49,7 @@ class OpenAI:
 
     def __init__(self) -> None:
         self._written = Written(self.name, Messages)
+        self._tools = OfferedTools(offer)
 
     def request(self, request: ModelRequest) -> WireRequest:
         """POST /chat/completions. The model's params are sent unchanged (null removes `stream_options`); messages and
@@ -64,7 +66,7 @@ class OpenAI:
         if body["stream_options"] is None:
             del body["stream_options"]
         if request.tools:
-            body["tools"] = [offer(item) for item in request.tools]
+            body["tools"] = self._tools.of(request.tools)
         return WireRequest(f"{self._base(model)}/chat/completions", _headers(model), encode_json(body))
 
     def forget(self) -> None:

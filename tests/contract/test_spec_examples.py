@@ -2,7 +2,7 @@
 
 The documents are the extension document of v0.9 and the tool document of v2. The tool document has two editions, with
 the same examples. The documents are not in this repository, so the list of sections is written by hand. Blocks that
-only declare types are no examples, and neither are placeholders. What is about MCP is not listed.
+only declare types are no examples, and neither are placeholders.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 EXAMPLES = "tests/unit/agentproc/extensions/test_documented_examples.py"
 DOCUMENTS = "tests/contract/test_spec_documents.py"
+MCP = "tests/unit/agentproc/extensions/test_documented_mcp.py"
 SKILLS = "tests/unit/agentproc/extensions/test_documented_skills.py"
 
 #: Section of the extension document of v0.9 -> the tests that run its example.
@@ -47,6 +48,11 @@ EXTENSIONS: dict[str, list[str]] = {
     ],
     "10.3 identity": ["tests/unit/agentproc/extensions/test_reconcile.py::test_another_order_recreates_nothing"],
     "10.4 cleanup": [f"{EXAMPLES}::test_the_connection_is_closed_at_the_end"],
+    "11.2 MCP servers": [f"{DOCUMENTS}::test_both_mcp_documents"],
+    "11.3 an MCP extension": [
+        f"{MCP}::test_the_example_of_the_specification",
+        f"{MCP}::test_the_example_without_a_command_or_a_config",
+    ],
     "2.5, 12.2 documents of skills": [f"{DOCUMENTS}::test_the_extensions"],
     "12.3 directories of skills": [f"{SKILLS}::test_the_skills_are_found_opened_and_closed"],
     "12.4 a SKILL.md": [f"{SKILLS}::test_the_skills_are_found_opened_and_closed"],

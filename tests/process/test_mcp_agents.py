@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.kernel_fixture import Sandbox, sandbox
+from tests.kernel_fixture import Sandbox, sandbox, wait_until
 from tests.mcp_fixture import SERVER
 from tests.process.scripted_model import ScriptedModel, scripted_model
 
@@ -34,6 +34,7 @@ spec:
       env: {X: "${SECRET_OF_SERVER}"}
     attach: {mode: MODE, scope: SCOPE}
     expose: {tools: true}
+    grants: [GRANTS]
 ---
 """
 AGENT = """\
@@ -72,7 +73,29 @@ def grow(args, ask):
     tools["grown"] = echo
     notify("notifications/tools/list_changed"); time.sleep(0.3)
     return "grown"
-tools.update(count=count, die=die, grow=grow)
+answers, told = {}, threading.Condition()
+def pizza(args, ask):
+    form = {"type": "object", "properties": {"size": {"type": "string", "enum": ["s", "l"]}}, "required": ["size"]}
+    say({"jsonrpc": "2.0", "id": "q", "method": "elicitation/create",
+         "params": {"message": "How large?", "requestedSchema": form}})
+    with told:
+        told.wait_for(lambda: "q" in answers)
+        return answers.pop("q")
+def think(args, ask):
+    text = {"type": "text", "text": args["text"]}
+    say({"jsonrpc": "2.0", "id": "s", "method": "sampling/createMessage",
+         "params": {"messages": [{"role": "user", "content": text}], "maxTokens": 9}})
+    with told:
+        told.wait_for(lambda: "s" in answers)
+        return answers.pop("s")
+def work_on(line):
+    message = json.loads(line)
+    if "method" in message and "id" in message:
+        threading.Thread(target=work, args=(message,), daemon=True).start()
+    elif "id" in message:
+        with told:
+            answers[message["id"]] = message.get("result") or message["error"]["message"]; told.notify_all()
+tools.update(count=count, die=die, grow=grow, pizza=pizza, think=think)
 """
 SECRET = "s3cret-of-the-server"
 
@@ -80,7 +103,8 @@ SECRET = "s3cret-of-the-server"
 def bundle(base: str) -> str:
     documents = [HEAD.replace("BASE", base)]
     for name, (mode, scope) in SERVERS.items():
-        text = EXTENSION.replace("NAME", name).replace("MODE", mode).replace("SCOPE", scope)
+        granted = "sampling" if name == "own" else ""
+        text = EXTENSION.replace("NAME", name).replace("GRANTS", granted).replace("MODE", mode).replace("SCOPE", scope)
         documents.append(text.replace("PYTHON", f"{sys.base_prefix}/bin/python3"))
     documents += [AGENT.replace("NAME", name).replace("EXTENSIONS", uses) for name, uses in AGENTS.items()]
     return "".join([*documents, SWARM])
@@ -97,7 +121,7 @@ def kernel(model: ScriptedModel) -> Iterator[Sandbox]:
     with sandbox(bundle(model.base), {"SECRET_OF_SERVER": SECRET}) as made:
         script = Path(made.bundle).parent / "servers/small/server.py"
         script.parent.mkdir(parents=True)
-        script.write_text(f"{SERVER}\n{MORE}\nserve()\n")
+        script.write_text(f"{SERVER}\n{MORE}\nfor line in sys.stdin: work_on(line)\n")
         made.detach()
         yield made
 
@@ -120,7 +144,7 @@ def turn(
 def value(result: Any) -> Any:
     """What a tool of the small server has returned."""
     told = json.loads(result) if isinstance(result, str) and result.startswith("{") else result
-    text = told["content"][0]["text"] if isinstance(told, dict) and "content" in told else told
+    text = told["content"][0]["text"] if isinstance(told, dict) and isinstance(told.get("content"), list) else told
     return json.loads(text) if isinstance(text, str) else text
 
 
@@ -167,3 +191,27 @@ def test_a_tool_that_a_server_gets_is_there_at_the_next_step(kernel: Sandbox, mo
     assert value(told["c1"]) == {"a": 1}
     assert "own__grown" not in model.offered(told["said"], 0)
     assert "own__grown" in model.offered(told["said"], 1)
+
+
+def test_a_person_answers_a_server_and_the_answer_has_to_fit(kernel: Sandbox, model: ScriptedModel) -> None:
+    model.scripts["eat"] = [[("p1", "own__pizza", {})], "done"]
+    sending = kernel.popen("send", "own", "eat", "--instance", "eating", "--json")
+    found = wait_until(lambda: kernel.gdn("approve", "list", "--json").json["items"])
+    (item,) = found
+    assert item["message"] == "The MCP server of own asks: How large?"
+    assert item["tool"] == "own__pizza"
+    wrong = kernel.gdn("approve", "answer", item["code"], '{"size": "xl"}')
+    assert (wrong.status, "the answer does not fit" in wrong.err) == (2, True), wrong.err
+    assert kernel.gdn("approve", "answer", item["code"], '{"size": "l"}').status == 0
+    sending.communicate(timeout=30)
+    assert value(model.results("eat")["p1"]) == {"action": "accept", "content": {"size": "l"}}
+
+
+def test_a_server_asks_the_agents_model_only_where_that_was_granted(kernel: Sandbox, model: ScriptedModel) -> None:
+    model.scripts["What is 2 + 2?"] = ["four"]
+    asked = {"text": "What is 2 + 2?"}
+    told = turn(kernel, model, "own", ("own__think", asked), ("shared__think", asked), key="thinking")
+    answer = value(told["c0"])
+    assert (answer["content"]["text"], answer["model"]) == ("four", "m")
+    assert len(model.requests["What is 2 + 2?"]) == 1
+    assert "four" not in str(told["c1"])

@@ -460,6 +460,7 @@ async def test_a_redirect_to_elsewhere_is_not_followed_and_headers_stay_home() -
         assert set(heard) == {("/mcp", "Bearer s3cret")}
 
 
+@pytest.mark.requirement("MCP-23")
 async def test_a_server_that_lists_to_a_plain_get_is_listed_and_called() -> None:
     seen: list[str] = []
 

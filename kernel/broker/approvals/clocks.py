@@ -13,7 +13,7 @@ from kernel.broker.bus import Bus
 from kernel.broker.calls import Call
 from kernel.broker.entities import Connection, Event, Staged
 from kernel.broker.standing import Standing
-from schemas.frames import Frame
+from schemas.frames import ClockStage, Frame
 
 
 def left_ms(event: Event, now: float) -> int | None:
@@ -94,6 +94,13 @@ class Clocks:
             contents.rests(event)
         if reply_to is not None and self._bus.presence.connections[asker.cls].get(asker.ident) is asker:
             self._send(asker, event, reply_to.correlation_id)
+
+    def tell_call(self, item: str, stage: ClockStage) -> None:
+        """Tell the tool host of the call that asks a person. Its questions are named after it: `<callId>?<number>`."""
+        call_id, mark, _ = item.rpartition("?")
+        call = self._bus.calls.get(call_id) if mark else None
+        if call is not None and call.host is not None:
+            self._bus.send(call.host, Frame("clock", call_id=call.id, stage=stage))
 
     def _send(self, connection: Connection, event: Event, correlation: str | None) -> None:
         frame = Frame("clock", event_id=event.id, in_reply_to=correlation, stage="held" if event.held else "runs")

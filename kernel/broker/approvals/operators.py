@@ -9,6 +9,7 @@ from typing import Any, Final, Literal
 
 from msgspec import Raw
 
+from kernel.broker.approvals.answers_fit import check_answer
 from kernel.broker.approvals.items import Decided, Item
 from kernel.broker.approvals.news import OperatorNews
 from kernel.broker.approvals.room import Approvals
@@ -105,6 +106,9 @@ class Operators:
             return Decided("approved", uid, self._room.wall_ms(), reason)
         if decision.answer is None or len(memoryview(decision.answer)) > MAX_ANSWER_BYTES:
             raise fail("E_USAGE", f"an answer is a JSON value of at most {MAX_ANSWER_BYTES} bytes")
+        record = self._room.record_of(item)
+        if record is not None and record.schema is not None:
+            check_answer(from_raw(record.schema, object), from_raw(decision.answer, object))
         return Decided("answered", uid, self._room.wall_ms(), reason, Raw(bytes(decision.answer)))
 
     def _find(self, name: Any) -> Item:

@@ -22,6 +22,7 @@ from typing import Any, Final, Literal
 
 from msgspec import Raw
 
+from kernel.broker.approvals.answers_fit import check_schema
 from kernel.broker.approvals.clocks import Clocks
 from kernel.broker.approvals.history import History
 from kernel.broker.approvals.items import CallContent, Decided, Group, Item, digest_of, read_args, read_call
@@ -58,6 +59,8 @@ MAX_ITEM_BYTES: Final = 64 << 20
 #: The same for one event, with its decided items: they stay in the journal until the event ends.
 MAX_OF_EVENT: Final = 1024
 MAX_BYTES_OF_EVENT: Final = 32 << 20
+#: Why a question that nobody waits for any more counts as denied.
+WITHDRAWN: Final = "the call that asked has ended"
 
 
 class Approvals:
@@ -169,17 +172,15 @@ class Approvals:
             raise fail("E_LEASE_LOST", "to ask a person needs the lease of an event")
         if not 0 < len(call_id) <= MAX_ID or not 0 < len(tool) <= MAX_ID:
             raise fail("E_FRAME_INVALID", f"callId and tool have 1 to {MAX_ID} characters")
-        asked = from_raw(frame.payload, ApprovalAsk)
-        args, data = read_args(asked.args, {})
-        schema = b"" if asked.schema is None else bytes(asked.schema)
-        if asked.expires_s is not None and not isfinite(asked.expires_s):
-            raise fail("E_FRAME_INVALID", "expiresS is a number of seconds")
-        if len(data) + len(schema) > MAX_ARGS_BYTES or len(asked.message or "") > MAX_MESSAGE:
-            raise fail("E_TOOL_LIMIT", f"a person is shown at most {MAX_ARGS_BYTES} bytes")
+        asked, args, data, schema = _read_ask(frame)
         place = instance.workdir.path
         digest = digest_of(tool, place, encode_value([asked.kind, asked.message, schema, data]))
         subject = approval_subject(instance.agent, instance.key, call_id)
         item = self._items.get(subject)
+        if asked.over:
+            self._question_over(item, event)
+            self._reply(connection, frame.id, ApprovalState(state="denied", reason=WITHDRAWN))
+            return
         if item is None:
             decision = Decision("ask") if asked.kind == "question" else decide(self._policies_of(instance), tool, args)
             if decision.action == "allow":
@@ -194,6 +195,7 @@ class Approvals:
             raise fail("E_APPROVAL_MISMATCH", f"the callId {call_id[:100]!r} was asked about with another content")
         if item.open or item.state == "starting":
             item.asker = connection, frame
+            self._clocks.tell_call(item.id, "held")
             if item.state in ("waits", "deciding"):
                 self._tell_waits(item)
         elif item.state == "approved":
@@ -266,6 +268,11 @@ class Approvals:
             self._withdraw(item, "the script that asked has ended")
         if gone:
             self._news.changed()
+
+    def _question_over(self, item: Item | None, event: Event) -> None:
+        """Nobody wants the answer to a question any more. One that is decided stays so."""
+        if item is not None and item.event is event and item.kind == "question" and item.state == "waits":
+            self.decide(item, Decided("denied", None, self.wall_ms(), WITHDRAWN))
 
     def _policies_of(self, instance: Instance) -> list[Policy]:
         return self.policies.get(instance.agent, [])
@@ -352,6 +359,7 @@ class Approvals:
         self._pool.take(event.session, event.root, 1)
         self._bytes.take(event.session, event.root, item.size)
         item.chain = self._clocks.hold(event, item.asked)
+        self._clocks.tell_call(item.id, "held")
         self._budgets.stand_still(event, item.asked)
         item.holds_budgets = True
         standing = event.standing = event.standing or Standing()
@@ -368,6 +376,7 @@ class Approvals:
             event.standing.of_scripts -= item.within is not None
         chain, item.chain = item.chain, []
         self._clocks.release(chain, now)
+        self._clocks.tell_call(item.id, "runs")
         self._release_budgets(item, now)
 
     def _release_budgets(self, item: Item, now: float) -> None:
@@ -590,6 +599,23 @@ class Approvals:
         return int((self._bus.booted_at + (self._bus.now if moment is None else moment)) * 1000)
 
 
+def _read_ask(frame: Frame) -> tuple[ApprovalAsk, Any, bytes, bytes]:
+    """What an `approval.ask` asks, its arguments as a value and as bytes, and the bytes of its schema.
+
+    Raises GoondanError E_FRAME_INVALID, E_TOOL_LIMIT, E_CONFIG_SCHEMA.
+    """
+    asked = from_raw(frame.payload, ApprovalAsk)
+    args, data = read_args(asked.args, {})
+    schema = b"" if asked.schema is None else bytes(asked.schema)
+    if asked.expires_s is not None and not isfinite(asked.expires_s):
+        raise fail("E_FRAME_INVALID", "expiresS is a number of seconds")
+    if len(data) + len(schema) > MAX_ARGS_BYTES or len(asked.message or "") > MAX_MESSAGE:
+        raise fail("E_TOOL_LIMIT", f"a person is shown at most {MAX_ARGS_BYTES} bytes")
+    if asked.schema is not None and not asked.over:
+        check_schema(from_raw(asked.schema, object))
+    return asked, args, data, schema
+
+
 def _read_as(frame: Frame, call: CallContent) -> None:
     """Let the tool host get exactly the bytes that were checked."""
     if call.payload is not None and call.args is not UNREADABLE:
@@ -628,7 +654,9 @@ def _denied(tool: str, reason: str | None) -> ErrorPayload:
 def _state_of(item: Item, *, again: bool) -> ApprovalState:
     decided = item.decided
     if item.state == "denied":
-        return ApprovalState(state="denied", reason=None if decided is None else decided.reason)
+        if decided is None:
+            return ApprovalState(state="denied")
+        return ApprovalState(state="denied", reason=decided.reason, expired=decided.uid is None)
     if item.state == "answered":
         return ApprovalState(state="answered", answer=None if decided is None else decided.answer)
     return ApprovalState(state="run", again=again)

@@ -6,7 +6,8 @@
 | `/tools`                      | tools that its agent may call, and its | every Tool that the |
 |                               | own dynamic ones; taking out any       | bundle has          |
 | `/extensions`: order          | yes                                    | yes                 |
-| `/extensions/N/config`        | yes, but of what guards                | yes                 |
+| `/extensions/N/config`        | yes, but of what guards, or is an MCP  | yes, but for what   |
+|                               | server                                 | it connects to      |
 | `/extensions`: out, in again  | no                                     | those of the agent  |
 | `/model/model`                | no                                     | of the same provider|
 | `/policy/maxStepsPerTurn`     | no                                     | yes                 |
@@ -17,6 +18,7 @@ A patch that the table refuses is E_CHANGESET_DENIED. An invalid configuration h
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -48,11 +50,15 @@ _OPERATORS: Final = ("model", "policy")
 #: Lists: an operation on a whole list touches every entry of it.
 _LISTS: Final = ("extensions", "tools")
 #: Bundled extensions that bound what an agent may do: their configuration is policy.
-_GUARDS: Final = frozenset(f"@goondan/base/{name}" for name in ("approval", "budget", "required-tools-guard"))
+_GUARDS: Final = frozenset(f"@goondan/base/{name}" for name in ("approval", "budget", "mcp", "required-tools-guard"))
 #: Config keys of bundled extensions: where they connect to, and what their servers may do. The bundle's own extensions
 #: may use these names freely.
 _TRANSPORTS: Final = ("transport", "sandbox")
 _BUNDLED: Final = "@goondan/base/"
+#: The extension with an MCP server, and the keys of its config that only say what of it is shown: all others are about
+#: the server itself, which was agreed to and is started with what the bundle says.
+_SERVERS: Final = "@goondan/base/mcp"
+_SHOWN_OF_SERVERS: Final = ("expose", "instructions")
 #: The fields that a reference to a tool or an extension may have (EXT-12).
 _REFERENCE: Final = frozenset(("apiVersion", "kind", "name", "ref"))
 #: The names under which an extension may register dynamic tools.
@@ -250,6 +256,8 @@ def _check_extensions(spec: AgentSpec, change: Change, proposer: Proposer) -> No
                 raise _secret(edit.extension)
         entry = _entry(specs.get(edit.extension))
         transport = entry.startswith(_BUNDLED) and (not edit.path or edit.path[0] in _TRANSPORTS)
+        if entry == _SERVERS:
+            transport = not edit.path or edit.path[0] not in _SHOWN_OF_SERVERS
         if not proposer.operator and (transport or entry in _GUARDS):
             raise _denied(f"the config of Extension/{edit.extension}", proposer)
         if transport:
@@ -292,8 +300,12 @@ def _denied(what: str, proposer: Proposer) -> GoondanError:
 
 
 def _entry(spec: ExtensionSpec | None) -> str:
-    """The entry as the bundle's document has it."""
-    return "" if spec is None else str((spec.resource.get("spec") or {}).get("entry", ""))
+    """The entry as a document of the bundle has it, or would have it: `@goondan/base/NAME` for a bundled extension."""
+    if spec is None:
+        return ""
+    if spec.bundled:
+        return _BUNDLED + posixpath.basename(posixpath.dirname(spec.entry)).replace("_", "-")
+    return str((spec.resource.get("spec") or {}).get("entry", ""))
 
 
 def _list(document: Mapping[str, Any], field: str) -> list[Any]:

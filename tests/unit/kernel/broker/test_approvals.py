@@ -527,6 +527,64 @@ def test_a_question_is_answered_with_a_value() -> None:
     assert local(agent, "question", **other)["code"] == "E_APPROVAL_MISMATCH"
 
 
+FORM: dict[str, Any] = {
+    "type": "object",
+    "properties": {"size": {"type": "string", "enum": ["s", "l"]}, "n": {"type": "integer"}},
+    "required": ["size"],
+}
+
+
+def test_an_answer_has_to_fit_the_schema_of_its_question() -> None:
+    bench, client, agent, _ = waiting()
+    assert local(agent, "question", message="How large?", schema=to_raw(FORM)) == {"state": "waits"}
+    code = next(one["code"] for one in items(client) if one["kind"] == "question")
+    for wrong, issue in (({"size": "xl"}, "answer.size"), ({}, "answer.size"), ({"size": "s", "n": "1"}, "answer.n")):
+        refused = decide(client, "answer", id=code, answer=wrong)
+        assert refused["code"] == "E_USAGE"
+        assert f"the answer does not fit the question: {issue}" in refused["message"]
+    assert decide(client, "answer", id=code, answer="s")["code"] == "E_USAGE"
+    assert decide(client, "answer", id=code, answer={"size": "s", "n": 1})["state"] == "answered"
+
+
+def test_the_schema_of_a_question_is_one_and_costs_little() -> None:
+    bench, client, agent, _ = waiting()
+    dear: dict[str, Any] = {"$ref": "#/$defs/a0", "$defs": {"a40": {"type": "string"}}}
+    for n in range(40):
+        dear["$defs"][f"a{n}"] = {"allOf": [{"$ref": f"#/$defs/a{n + 1}"}, {"$ref": f"#/$defs/a{n + 1}"}]}
+    for schema in ({"type": "strng"}, {"$ref": "http://example.org/x"}, dear, "none"):
+        assert local(agent, "question", message="?", schema=to_raw(schema))["code"] == "E_CONFIG_SCHEMA"
+    assert [one["kind"] for one in items(client)] == ["approval"]
+
+
+def test_a_question_that_nobody_waits_for_is_withdrawn() -> None:
+    bench, client, agent, _ = waiting()
+    question: dict[str, Any] = {"message": "How large?", "schema": to_raw(FORM)}
+    local(agent, "question", **question)
+    told = {"state": "denied", "reason": "the call that asked has ended"}
+    assert local(agent, "question", over=True) == told
+    assert [one["kind"] for one in items(client)] == ["approval"]
+    assert local(agent, "question", **question) == {**told, "expired": True}
+    assert local(agent, "question", call_id="t1/unknown", over=True) == told
+    assert local(agent, "approval", call_id="t1/c1", over=True) == told  # which is no question, and stays
+    assert [one["kind"] for one in items(client)] == ["approval"]
+
+
+def test_a_question_of_a_call_stops_the_clock_of_its_tool_host() -> None:
+    bench = Bench({"rules": [{"tools": ["file-system__*"], "action": "ask"}]})
+    client, host = bench.client(), bench.host()
+    bench.ask(client)
+    agent = bench.agent()
+    agent.call({})
+    (call,) = host.take("tool.call")
+    question: dict[str, Any] = {"message": "How large?", "schema": to_raw(FORM)}
+    local(agent, "question", call_id=f"{call.call_id}?1", **question)
+    assert [(one.call_id, one.stage) for one in host.take("clock")] == [(call.call_id, "held")]
+    local(agent, "question", call_id=f"{call.call_id}?1", **question)  # another process asks the same again
+    assert [one.stage for one in host.take("clock")] == ["held"]
+    decide(client, "answer", id=items(client)[0]["code"], answer={"size": "s"})
+    assert [(one.call_id, one.stage) for one in host.take("clock")] == [(call.call_id, "runs")]
+
+
 def test_an_agent_that_no_rule_concerns_is_not_looked_at() -> None:
     bench = Bench({"rules": [{"tools": ["file-system__*"], "action": "ask"}]})
     client, host = bench.client(), bench.host()
