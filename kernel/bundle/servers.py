@@ -244,7 +244,7 @@ def check_servers(
             continue
         elif use.config != known.use.config:
             own = _server(prefix, use, files, report)
-            known.of_agents[agent] = (own.spec, own.tool.sandbox)
+            known.of_agents[agent] = (own.spec, _with_folder(own.tool, known.tool))
             known.uses += own.uses
         known.agents.append(agent)
     return servers
@@ -307,6 +307,16 @@ def _server(prefix: str, use: ServerUse, files: Files, report: Report) -> Checke
     return CheckedServer(tool, use, spec, uses=[use])
 
 
+def _with_folder(own: CheckedTool, shared: CheckedTool) -> SandboxSpec:
+    """The sandbox of an agent's own config. The server's own folder is that of the first config, so the folder of
+    another program is shown like any other.
+    """
+    filesystem = own.sandbox.filesystem
+    if own.root in ("", shared.root) or any(within(own.root, one) for one in (*filesystem.read, *filesystem.write)):
+        return own.sandbox
+    return replace(own.sandbox, filesystem=replace(filesystem, read=[*filesystem.read, own.root]))
+
+
 def login_rules(config: Mapping[str, Any]) -> list[Rule]:
     """The hosts that a login to a server may reach besides the server's own."""
     return [parse_rule(text) for text in (config["transport"].get("oauth") or {}).get("hosts", ())]
@@ -344,7 +354,7 @@ def _resolve_command(command: list[str], tool: CheckedTool, use: ServerUse, file
             path = files.resolve(path)
         if path.startswith("/") and not path.startswith("//"):
             path = posixpath.normpath(path)
-            if within(path, files.root):
+            if _is_of_bundle(path, files):
                 shows.append(path)
             elif not _is_shown(path, tool.sandbox.filesystem):
                 message = f"the command names {use.document.text(*at, index)}, which the server's jail does not show"
@@ -353,6 +363,14 @@ def _resolve_command(command: list[str], tool: CheckedTool, use: ServerUse, file
         words.append(f"{option}{equals}{path}")
     _show(shows, tool, files)
     return words
+
+
+def _is_of_bundle(path: str, files: Files) -> bool:
+    """Whether a path leads to something of the bundle, or to nothing yet. A link in the bundle can lead anywhere."""
+    if not within(path, files.root):
+        return False
+    is_there = files.is_file(path) or files.is_folder(path)
+    return not is_there or bool(files.find(posixpath.relpath(path, files.root)).path)
 
 
 def _is_named(word: str) -> bool:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import stat
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -78,7 +79,9 @@ def with_private_copy(plan: KernelPlan, root: str) -> KernelPlan:
         return replace(spec, entry=moved(spec.entry), root=moved(spec.root), server=shared, servers=own)
 
     def server(spec: McpServerSpec, folder: str) -> McpServerSpec:
-        return replace(spec, command=[word.replace(folder, moved(folder)) for word in spec.command])
+        # A folder beside this one may have a name that begins with its name.
+        named = re.compile(re.escape(folder) + r"(?=/|\Z)")
+        return replace(spec, command=[named.sub(lambda _: moved(folder), word) for word in spec.command])
 
     return replace(
         plan,

@@ -336,6 +336,30 @@ def test_a_path_of_the_bundle_is_shown_with_its_folder_and_in_the_root_alone(tmp
     assert tool.sandbox.filesystem.read == [str(tmp_path / "servers/one")]
 
 
+@pytest.mark.parametrize("word", ["link/key", "link", "key", "--x=link/key"])
+def test_a_link_of_the_bundle_shows_a_server_nothing_from_elsewhere(tmp_path: Path, word: str) -> None:
+    bundled, elsewhere = tmp_path / "bundle", tmp_path / "elsewhere"
+    for folder in (bundled, elsewhere):
+        folder.mkdir()
+    (elsewhere / "key").write_text("secret")
+    (bundled / "link").symlink_to(elsewhere)
+    (bundled / "key").symlink_to(elsewhere / "key")
+    option, equals, path = word.rpartition("=")
+    command = f"[python3, '{option}{equals}{bundled}/{path}']"
+    tool, _ = server_of(plan_of(bundled, bundle(f"{{transport: {{type: stdio, command: {command}}}, {ALL}}}")))
+    assert (tool.root, tool.sandbox.filesystem.read) == ("", [])
+
+
+def test_an_agents_own_program_is_shown_to_it(tmp_path: Path) -> None:
+    (tmp_path / "servers/two").mkdir(parents=True)
+    (tmp_path / "servers/two/main.py").write_text("1")
+    config = "{transport: {type: stdio, command: [python3, ./servers/NAME/main.py]}, " + ALL + "}"
+    own = TWO.replace("CONFIG", config.replace("NAME", "two")).replace("CAP", "{}")
+    tool, _ = server_of(plan_of(tmp_path, bundle(config.replace("NAME", "one")) + own))
+    assert tool.root == str(tmp_path / "servers/one")
+    assert tool.narrowed["second"].filesystem.read == [str(tmp_path / "servers/two")]
+
+
 def test_what_its_folder_holds_makes_another_server(tmp_path: Path) -> None:
     text = bundle(f"{{transport: {{type: stdio, command: [python3, ./servers/one/main.py]}}, {ALL}}}")
     first = server_of(plan_of(tmp_path, text))[1].digest

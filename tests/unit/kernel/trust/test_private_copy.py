@@ -7,11 +7,12 @@ import os
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from kernel.trust import private_copy
 from kernel.trust.private_copy import sweep, with_private_copy
 from schemas.errors import GoondanError
-from schemas.launch import AgentSpec, ExtensionSpec, KernelPlan, ModelSpec, ToolHostSpec, ToolSpec
+from schemas.launch import AgentSpec, ExtensionSpec, KernelPlan, McpServerSpec, ModelSpec, ToolHostSpec, ToolSpec
 
 SOURCE = b"def register(api): pass\n"
 
@@ -129,3 +130,16 @@ def test_copies_of_earlier_kernels_go(root: Path) -> None:
     sweep(one.state_dir)
     assert os.listdir(f"{one.state_dir}/private") == []
     sweep("/nonexistent")
+
+
+def test_a_servers_command_moves_with_its_folder_and_not_with_one_whose_name_is_longer(root: Path) -> None:
+    here = str(root / "tools")
+    command = ["python3", f"{here}/t.py", f"--data={here}", f"{here}-more/t.py"]
+    server = McpServerSpec(extension="s", transport="stdio", command=command)
+    spec = ToolSpec(name="s", entry=f"{here}/t.py", root=here, exports=[], server=server)
+    given = plan(root)
+    made = with_private_copy(replace(given, toolhost=replace(given.toolhost, tools=[spec])), str(root))
+    (moved,) = made.toolhost.tools
+    copied = f"{made.private_copy}/tools"
+    assert moved.server is not None
+    assert moved.server.command == ["python3", f"{copied}/t.py", f"--data={copied}", f"{here}-more/t.py"]
