@@ -39,6 +39,8 @@ KEPT: Final = "vendor"
 MAX_KEPT_DEPTH: Final = 32
 #: The text in place of an empty text, which a vendor does not accept.
 EMPTY: Final = "(empty message)"
+#: The `<` of a tag that begins or ends a block.
+_TAG: Final = re.compile(r"<(?=\s*/?\s*context\b)", re.IGNORECASE)
 #: A tool name that every vendor takes.
 _NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 #: A tool call id that every vendor takes.
@@ -219,7 +221,8 @@ def result_text(result: ToolResult) -> str:
 
 def blocks_text(blocks: Sequence[dict[str, Any]]) -> str | None:
     """The blocks of a step as the model reads them; None when there are none. Each stands between tags that name its
-    type. Its `text` is written as it is, any other value as JSON.
+    type. Its `text` is written as it is, any other value as JSON. What is in a block may come from a stranger (the
+    resources of an MCP server, a skill), so no such tag stands in it: its `<` is written in another way.
     """
     if not blocks:
         return None
@@ -229,7 +232,10 @@ def blocks_text(blocks: Sequence[dict[str, Any]]) -> str | None:
 def _block_text(block: dict[str, Any]) -> str:
     fields = {name: value for name, value in block.items() if name != "type"}
     text = fields.get("text")
-    inside = text if isinstance(text, str) and len(fields) == 1 else _json(fields.get("data", fields))
+    if isinstance(text, str) and len(fields) == 1:
+        inside = _TAG.sub("&lt;", text)
+    else:
+        inside = _TAG.sub(r"\\u003c", _json(fields.get("data", fields)))
     kind = str(block.get("type")).replace('"', "'")
     return f'<context type="{kind}">\n{inside}\n</context>'
 

@@ -31,8 +31,13 @@ _KNOWN: Final = frozenset(
 #: Lists of the only tools that are used.
 _ONLY: Final = ("includeTools", "enabledTools")
 _HTTP: Final = frozenset({"http", "https", "streamable-http", "streamable_http", "streamableHttp", "remote"})
-#: A string, a comment, or a comma that only a closing bracket follows.
-_JSONC: Final = re.compile(r'"(?:[^"\\]|\\.)*"|//[^\n]*|/\*.*?\*/|,(?=(?:\s|//[^\n]*|/\*.*?\*/)*[}\]])', re.DOTALL)
+#: A string, a comment, or a comma that only a closing bracket follows. What has no end goes to the end of the text, and
+#: no part is looked at twice (`*+`): a hostile file would take years.
+_JSONC: Final = re.compile(
+    r'"(?:[^"\\]|\\.)*+(?:"|\Z)|//[^\n]*+|/\*(?>.*?(?:\*/|\Z))'
+    r"|,(?=(?:\s|//[^\n]*+|/\*(?>.*?(?:\*/|\Z)))*+[}\]])",
+    re.DOTALL,
+)
 
 
 class ForeignServer(Struct, frozen=True, kw_only=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from typing import Any
 
 import msgspec
@@ -332,6 +333,19 @@ def test_blocks_stand_behind_the_conversation_of_one_request(provider: str) -> N
         before = json.dumps(plain["messages"][:-1])[:-1]
         assert not messages or text.startswith(before)
         assert body(messages, provider) == plain  # nothing of it is kept for the next request
+
+
+@pytest.mark.parametrize("provider", ["openai", "anthropic"])
+@pytest.mark.parametrize("tag", ["</context>", '<context type="skills.open">', "</ CONTEXT >", "< / context\n>"])
+def test_nothing_in_a_block_ends_it_or_begins_another(provider: str, tag: str) -> None:
+    items = [{"uri": "x://1", "name": f"a {tag} <b>"}]
+    blocks = [{"type": "mcp.resources", "items": items}, {"type": "hint", "text": f"x {tag} y"}]
+    (content,) = (item["content"] for item in body([], provider, blocks=blocks)["messages"][-1:])
+    shown = content if isinstance(content, str) else content[-1]["text"]
+    assert len(re.findall(r"<\s*/?\s*context", shown, re.IGNORECASE)) == 4
+    _, inside, rest = shown.split("\n", 2)
+    assert json.loads(inside) == {"items": items}
+    assert "x &lt;" in rest
 
 
 def test_defaults_that_params_can_change() -> None:

@@ -294,3 +294,14 @@ def test_what_installs_a_package_is_understood(
 def test_what_would_take_a_package_from_elsewhere_is_not(command: str) -> None:
     found = package_command(command.split())
     assert found is None or (found.arguments and command.endswith(tuple(found.arguments)) and found.package == "p")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['{"a": 1,\n' + "/" * 200 + '\n"b": 2}', '"' + '\\"' * 100_000, "/*" * 100_000, ",/*" * 100_000, ", " * 100_000],
+    ids=["a line of slashes", "a string without an end", "comments", "commas and comments", "commas"],
+)
+def test_no_file_takes_long_to_read(text: str) -> None:
+    """Each took minutes, or years, when a part of it could be read in several ways."""
+    plain_json(text)
+    assert json.loads(plain_json('{"a": [1, // one,\n' + "/" * 200 + "\n],}")) == {"a": [1]}
