@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from schemas.launch import Filesystem, FolderGrants, SandboxSpec, ToolSpec
 from schemas.skills import MAX_SKILL_BYTES, MAX_SKILL_FILES
 from schemas.system.digests import folder_digest
 from tests.toolhost_fixture import bench
+from toolhost.policy.folders import FolderCopies, folder_of_call
 
 BASH = """\
 #!/bin/bash
@@ -220,3 +222,20 @@ async def test_a_pinned_skill_runs_with_its_grant_and_with_just_the_pinned_bytes
         assert await run("cat data.txt; echo token $TOKEN") == "stolen\ntoken"
         (skill / "data.txt").write_text("known\n")
         assert await run("cat data.txt; echo token $TOKEN") == "known\ntoken t"
+
+
+def test_a_granted_place_in_the_workdir_is_written_to_by_tools_whatever_it_is_called(workdir: Path) -> None:
+    place = workdir / "skills"
+    skill = make_skill(place / "deploy")
+    other = workdir.parent / "by-a-link"
+    other.symlink_to(workdir)
+    granted = SandboxSpec(filesystem=Filesystem(read=[str(place)]), env=["TOKEN"])
+    tool = skills_tool(granted=granted)
+
+    def env_of(named: Path) -> list[str]:
+        with closing(FolderCopies()) as copies:
+            return folder_of_call(str(skill), tool, "coder", str(named), None, [], copies).sandbox.env
+
+    assert env_of(workdir.parent / "elsewhere") == ["TOKEN"]
+    assert env_of(workdir) == []
+    assert env_of(other) == []

@@ -105,11 +105,13 @@ def folder_of_call(
         if digest in grants.pinned and (copy := copies.of(real, digest)) is not None:
             return CallFolder(folder, copy, digest, grants.pinned[digest])
         return CallFolder(folder, real, _identity(real), grants.workdir)
+    # A link can give the workdir another name than the one under which the place was granted.
+    own = [] if workdir is None else [workdir]
     for place in tool.sandbox.filesystem.read:
         top = os.path.normpath(os.path.expanduser(place))
         if is_path(top) and within(folder, top):
             real = folder_beneath(top, folder, what="folder")
-            if any(within(real, os.path.realpath(other)) for other in writable):
+            if any(within(real, os.path.realpath(other)) for other in (*writable, *own)):
                 readable = msgspec.structs.replace(grants.workdir, filesystem=Filesystem(read=[place]))
                 return CallFolder(folder, real, _identity(real), readable)
             return CallFolder(folder, real, _identity(real), tool.sandbox)
