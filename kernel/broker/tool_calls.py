@@ -147,8 +147,8 @@ class ToolCalls:
         if script is None:
             message = "the script of this call is not open here"
             raise GoondanError(error_payload("E_OVERLOADED", message, retry_after_ms=RETRY_AFTER_MS))
-        if script.event is not event:
-            raise GoondanError(error_payload("E_FORBIDDEN", "the script of this call belongs to another turn"))
+        if script.event is not event or script.tool != CODE_TOOL:
+            raise GoondanError(error_payload("E_FORBIDDEN", "`within` names no script of this turn"))
 
     def _may_forget(self, event: Event, call_id: str) -> bool:
         """Whether an ended call may be forgotten. A call that a person approved may not: it runs only once, whatever

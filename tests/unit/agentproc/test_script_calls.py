@@ -282,10 +282,10 @@ async def test_with_its_script_a_call_ends(make: Make, tmp_path: Path) -> None:
         script.link.handler = lambda tool, args: None
         question = script.call("notes__add", {"text": "x"})
         await settle()
-        script.end(ok({"printed": ""}))
-        await settle()
+        script.end(ok({"printed": ""}))  # at once, and not with the turn
         cancelled = [frame.call_id for frame in script.link.sent if frame.type == "tool.cancel"]
         assert cancelled == [f"{script.call_id}>1"]
+        await settle()
         assert question not in script.answers()
         after = script.call("notes__add", {"text": "y"})
         assert script.answers().get(after) in ("E_CALL_ENDED", None)

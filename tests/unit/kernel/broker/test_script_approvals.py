@@ -154,14 +154,16 @@ def test_a_yes_for_a_call_of_the_model_is_for_no_script_and_the_other_way_round(
 
 
 def test_only_an_open_script_of_the_same_turn_may_be_named() -> None:
-    script = Scripted()
+    script = Scripted(TWO)
     assert script.call(1, within="t1/other") == "E_OVERLOADED", "it may be on its way"
+    assert code_of(script.agent.call({"command": "ls"}, "t1/c7")) is None
+    assert script.call(2, "ls", within="t1/c7") == "E_FORBIDDEN", "a call that is no script"
     other = script.bench
     other.ask(script.client, "e9", "reviewer")
     reviewer = other.agent("reviewer")
     reviewer.take()
-    refused = reviewer.call({"command": "rm x"}, "t9/c", "e9", within=SCRIPT)
-    assert code_of(refused) == "E_FORBIDDEN"
+    for command in ("ls", "rm x"):
+        assert code_of(reviewer.call({"command": command}, "t9/c", "e9", within=SCRIPT)) == "E_FORBIDDEN"
 
 
 def test_with_the_script_what_it_has_asked_is_withdrawn_and_its_decisions_end() -> None:
