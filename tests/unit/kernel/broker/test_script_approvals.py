@@ -157,6 +157,7 @@ def test_only_an_open_script_of_the_same_turn_may_be_named() -> None:
     script = Scripted(TWO)
     assert script.call(1, within="t1/other") == "E_OVERLOADED", "it may be on its way"
     assert code_of(script.agent.call({"command": "ls"}, "t1/c7")) is None
+    script.host.take()
     assert script.call(2, "ls", within="t1/c7") == "E_FORBIDDEN", "a call that is no script"
     other = script.bench
     other.ask(script.client, "e9", "reviewer")
