@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 from typing import Any, Final
 
@@ -50,13 +51,31 @@ class Served:
     """The agent's tools, through `gdn mcp serve` on standard streams."""
 
     def __init__(self, folder: Path) -> None:
-        gdn = str(Path(sys.executable).parent / "gdn")
-        words = [gdn, "mcp", "serve", "--bundle", str(folder), "--agent", "caller", "--tools", "srv__*"]
-        environment = {**os.environ, "GOONDAN_STATE_ROOT": str(folder / "state"), "GOONDAN_TRUST": "1"}
+        self._folder = folder
+        self._environment = {**os.environ, "GOONDAN_STATE_ROOT": str(folder / "state"), "GOONDAN_TRUST": "1"}
+        words = ["mcp", "serve", "--agent", "caller", "--tools", "srv__*"]
         self._program = subprocess.Popen(
-            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=sys.stderr, env=environment, text=True
+            self._gdn(words), stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=self._environment, text=True
         )
         self._number = 0
+        self._over = threading.Event()
+        self._person = threading.Thread(target=self._answer_questions, daemon=True)
+
+    def _gdn(self, words: list[str]) -> list[str]:
+        return [str(Path(sys.executable).parent / "gdn"), *words, "--bundle", str(self._folder)]
+
+    def _answer_questions(self) -> None:
+        """Be the person that servers ask: accept, and leave what has a default as it is."""
+        while not self._over.wait(0.5):
+            words = self._gdn(["approve", "list", "--json"])
+            listed = subprocess.run(words, env=self._environment, capture_output=True, text=True, check=False)
+            for item in json.loads(listed.stdout or "{}").get("items", ()):
+                schema = item.get("schema") or {}
+                needed = {
+                    name: value for name, value in sample(schema, {}).items() if name in schema.get("required", ())
+                }
+                answer = self._gdn(["approve", "answer", item["id"], json.dumps(needed)])
+                subprocess.run(answer, env=self._environment, stdout=sys.stderr, check=False)
 
     def ask(self, method: str, **params: Any) -> Any:
         """The result of a request, or None."""
@@ -66,7 +85,6 @@ class Served:
         for line in self._program.stdout:
             message = json.loads(line)
             if message.get("id") == self._number:
-                print(method, params, str(message)[:600], file=sys.stderr)
                 return message.get("result")
         return None
 
@@ -74,9 +92,11 @@ class Served:
         """The handshake."""
         self.ask("initialize", protocolVersion="2025-11-25", capabilities={}, clientInfo={"name": "c", "version": "1"})
         self._say({"jsonrpc": "2.0", "method": "notifications/initialized"})
+        self._person.start()
 
     def close(self) -> None:
         """End the swarm."""
+        self._over.set()
         assert self._program.stdin is not None
         self._program.stdin.close()
         self._program.wait(30)
