@@ -122,15 +122,18 @@ def package(name: str, **more: Any) -> bytes:
 
 
 @contextmanager
-def registry(tarballs_at: str | None = None) -> Iterator[tuple[str, list[str]]]:
-    """A registry with the package @t/server, with its tarballs here or elsewhere; its URL and what was asked."""
+def registry(elsewhere: str | None = None) -> Iterator[tuple[str, list[str]]]:
+    """A registry with the package @t/server. If there is another host, the package would like to have @t/other, whose
+    tarball lies there. Its URL, and what was asked.
+    """
     asked: list[str] = []
     data = package("@t/server", scripts={"install": "touch /tmp/ran; touch $INIT_CWD/ran; touch ran"})
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             asked.append(self.path)
-            body = data if self.path.endswith(".tgz") else json.dumps(described).encode()
+            told = other if "other" in self.path else described
+            body = data if self.path.endswith(".tgz") else json.dumps(told).encode()
             self.send_response(200)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
@@ -142,12 +145,19 @@ def registry(tarballs_at: str | None = None) -> Iterator[tuple[str, list[str]]]:
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         url = f"http://127.0.0.1:{server.server_port}"
         digest = "sha512-" + base64.b64encode(hashlib.sha512(data).digest()).decode()
-        version = {
+        version: dict[str, Any] = {
             "name": "@t/server", "version": "2.0.1", "bin": {"server": "dist/index.js"}, "hasInstallScript": True,
-            "scripts": {"install": "touch ran"},
-            "dist": {"tarball": f"{tarballs_at or url}/server-2.0.1.tgz", "integrity": digest},
+            "scripts": {"install": "touch ran"}, "dist": {"tarball": f"{url}/server-2.0.1.tgz", "integrity": digest},
         }  # fmt: skip
+        if elsewhere is not None:
+            version["optionalDependencies"] = {"@t/other": "1.0.0"}
         described = {"name": "@t/server", "dist-tags": {"latest": "2.0.1"}, "versions": {"2.0.1": version}}
+        foreign = {
+            "name": "@t/other",
+            "version": "1.0.0",
+            "dist": {"tarball": f"{elsewhere}/x.tgz", "integrity": digest},
+        }
+        other = {"name": "@t/other", "dist-tags": {"latest": "1.0.0"}, "versions": {"1.0.0": foreign}}
         threading.Thread(target=server.serve_forever, daemon=True).start()
         try:
             yield url, asked
@@ -156,9 +166,9 @@ def registry(tarballs_at: str | None = None) -> Iterator[tuple[str, list[str]]]:
 
 
 @needs_npm
-def test_an_npm_package_is_pinned_and_its_scripts_are_not_run(place: Sandbox) -> None:
+def test_an_npm_package_is_pinned_runs_no_script_and_comes_from_its_registry_only(place: Sandbox) -> None:
     folder = place.bundle.parent
-    with registry() as (url, asked):
+    with registry() as (elsewhere, reached), registry(elsewhere) as (url, asked):
         done = add(place, "mine", "--json", "--", "npx", "-y", "@t/server", "--flag", npm_config_registry=url)
     assert done.returncode == 0, done.stdout + done.stderr
     told = json.loads(done.stdout)
@@ -169,17 +179,9 @@ def test_an_npm_package_is_pinned_and_its_scripts_are_not_run(place: Sandbox) ->
     assert (folder / "mcp/mine/node_modules/@t/server/dist/index.js").is_file()
     assert not list(folder.rglob("ran"))
     assert asked
+    assert reached == [], "the jail reaches no other host"
+    assert not (folder / "mcp/mine/node_modules/@t/other").exists()
     assert place.bundle.read_text() == BUNDLE, "nothing is written without --write"
-
-
-@needs_npm
-def test_the_jail_reaches_the_registry_and_nothing_else(place: Sandbox) -> None:
-    with registry() as (elsewhere, asked), registry(elsewhere) as (url, _):
-        done = add(place, "mine", "--", "npx", "-y", "@t/server", npm_config_registry=url)
-    assert done.returncode == 1
-    assert "E_MCP_INSTALL" in done.stderr
-    assert asked == [], "the other host was not reached"
-    assert not (place.bundle.parent / "mcp/mine").exists(), "nothing is left"
 
 
 def test_what_installs_nothing_is_refused_before_anything_starts(place: Sandbox) -> None:

@@ -232,13 +232,6 @@ async def test_the_end_of_a_client_ends_its_calls(kernel: Sandbox) -> None:
         stream.close()
 
 
-async def test_without_patterns_nothing_is_offered(kernel: Sandbox) -> None:
-    async with on_stdio(kernel) as client:
-        assert (await client.list_tools()).tools == []
-        with pytest.raises(MCPError):
-            await client.call_tool("bash__exec", {"command": "true"})
-
-
 async def test_the_agents_approvals_and_budget_hold(kernel: Sandbox) -> None:
     async with on_stdio(kernel, "--tools", "*", agent="careful") as client:
         denied = await client.call_tool("bash__script", {"path": "x"})
@@ -368,23 +361,31 @@ async def test_floods_of_sessions_connections_and_half_requests_leave_room_for_o
         process = told["process"]
         resident = int(Path(f"/proc/{process.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
         assert resident < 300 << 20
-
-
-def test_the_token_goes_with_the_server(kernel: Sandbox) -> None:
-    with over_http(kernel, *MINE, "--instance", "short") as told:
-        assert Path(told["tokenFile"]).exists()
-    assert not Path(told["tokenFile"]).exists()
+    assert not Path(told["tokenFile"]).exists(), "the token goes with the server"
     assert told["process"].returncode in (0, 143)
 
 
-def test_a_line_that_is_too_long_is_refused_and_the_next_is_answered(kernel: Sandbox) -> None:
+def test_without_patterns_nothing_is_offered_and_a_line_that_is_too_long_is_refused(kernel: Sandbox) -> None:
+    messages = [
+        INITIALIZE,
+        {"jsonrpc": "2.0", "method": "notifications/initialized"},
+        {"jsonrpc": "2.0", "id": 2, "method": "tools/list"},
+        {"jsonrpc": "2.0", "id": 3, "method": "tools/call", "params": {"name": "bash__exec", "arguments": {}}},
+    ]
+    lines = b"".join(json.dumps(message).encode() + b"\n" for message in messages)
     process = kernel.popen(*words("--instance", "long"), stdin=subprocess.PIPE)
     assert process.stdin is not None
     assert process.stdout is not None
-    out, err = process.communicate(
-        b"x" * (17 << 20) + b"\nnot json\n" + json.dumps(INITIALIZE).encode() + b"\n", timeout=30
-    )
-    answers = [json.loads(line) for line in out.splitlines()]
-    assert any(answer.get("error", {}).get("code") == -32600 for answer in answers)
-    assert any(answer.get("result", {}).get("serverInfo", {}).get("name") == "goondan" for answer in answers)
+    process.stdin.write(b"x" * (17 << 20) + b"\nnot json\n" + lines)
+    process.stdin.flush()
+    answers: dict[Any, Any] = {}
+    while not answers.keys() >= {None, 1, 2, 3}:
+        answer = json.loads(process.stdout.readline())
+        answers[answer.get("id")] = answer
+    _, err = process.communicate(timeout=30)
+    assert answers[None]["error"]["code"] in (-32600, -32700)
+    assert answers[1]["result"]["serverInfo"]["name"] == "goondan"
+    assert answers[2]["result"]["tools"] == []
+    assert answers[3]["error"]["code"] == -32602
+    assert b"nothing is offered" in err
     assert b"Traceback" not in err
