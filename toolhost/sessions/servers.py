@@ -23,7 +23,7 @@ import msgspec
 from schemas.codec import to_raw
 from schemas.errors import tool_error
 from schemas.frames import AttachedServer, Frame, ToolError
-from schemas.mcp import McpListing, McpNews, NewsKind
+from schemas.mcp import CONNECT_S, McpListing, McpNews, NewsKind
 from schemas.oauth import SERVER_APP
 from schemas.times import rfc3339
 from schemas.tool_host_reports import ServerPhase, ServerState, WorkerNews
@@ -144,10 +144,14 @@ class Servers:
         return self._logins.ask(session.number, tool.name, agent, ask)
 
     def heard_of_login(self, live: LiveSession, ask: LoginAsk, answer: LoginAnswer, now: float) -> list[Action]:
-        """A worker gets its answer. While a person has to log in, the session stays, and agents are told at once."""
+        """A worker gets its answer. While a person has to log in, the session stays, and agents are told at once. When
+        the person has come back, agents wait for the worker as for any other that connects.
+        """
         session = live.session
-        if ask.op == "wait" and live.jail.live:
+        if ask.op == "wait":
             self._pool.logged_in(session, now)
+            self.report(live)
+            return [] if live.jail.live else [Wait(session, CONNECT_S, "load")]
         if ask.op != "authorize" or answer.reply is None:
             return []
         session.login = answer.reply.message or ""

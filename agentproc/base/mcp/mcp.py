@@ -5,7 +5,7 @@
 - What the server says has changed is asked for anew when the next step begins, and so is what is older than the server
   says it is good for.
 - A server that has ended is attached to once more when the next step begins. After failures in a row it is left alone
-  for a while, which doubles each time.
+  for a while, which doubles each time. That a person has to log in first is no failure.
 
 Source: docs/mcp.md; requirements MCP-01, MCP-10 to MCP-22, MCP-24.
 """
@@ -183,7 +183,10 @@ class Server:
 
     def _failed(self, error: GoondanError) -> None:
         """Try again at the next step; after more than one failure not before some time has passed."""
-        self._failures += 1
+        # The tool host says so at once, and the person who has logged in wants the tools in the next step.
+        waits = error.info.code == "E_OAUTH_LOGIN"
+        self._failures = 0 if waits else self._failures + 1
+        self._not_before = 0.0
         if self._failures > 1:
             pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** (self._failures - 2))
             self._not_before = self._clock() + pause_s
