@@ -23,7 +23,7 @@ from schemas.errors import fail
 from schemas.mcp import McpOAuth
 from schemas.oauth import ServerOp, ServerReply
 from schemas.worker_frames import LoadFailed
-from tests.process.mcp_worker_host import hosted, tunnels
+from tests.process.mcp_worker_host import hosted, pass_time, tunnels
 from toolhost.mcp_worker.failures import Failure
 from toolhost.mcp_worker.login import Login
 
@@ -346,12 +346,13 @@ def test_a_worker_logs_in_while_it_connects_and_the_next_one_need_not(server: Se
 def test_connecting_waits_for_a_person_longer_than_for_a_server(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("toolhost.mcp_worker.client.CONNECT_S", 0.5)
+    monkeypatch.setattr("toolhost.mcp_worker.client.CONNECT_S", 8)
 
     class Slow(Keeper):
         async def ask(self, op: ServerOp, *, document: str | None = None, url: str | None = None) -> ServerReply:
             if op == "wait":
-                await asyncio.sleep(0.7)
+                pass_time(monkeypatch, 10)
+                await asyncio.sleep(0.01)  # what is due is done
             return await super().ask(op, document=document, url=url)
 
     assert "well" in str(asyncio.run(_over_the_worker(server, Slow())))

@@ -16,7 +16,17 @@ import pytest
 
 from schemas.worker_frames import LoadFailed
 from tests.process import mcp_sdk_server
-from tests.process.mcp_worker_host import Host, Scripted, as_json, beside, field, hosted, tunnels, web_server
+from tests.process.mcp_worker_host import (
+    Host,
+    Scripted,
+    as_json,
+    beside,
+    field,
+    hosted,
+    pass_time,
+    tunnels,
+    web_server,
+)
 from toolhost.mcp_worker import tasks
 
 WAYS = ["descriptor, modern", "descriptor, handshake", "url, modern", "url, handshake"]
@@ -243,22 +253,25 @@ async def test_a_call_without_an_answer_ends_at_its_deadline_and_the_server_is_t
         assert told["params"]["requestId"] == (await server.heard_of("tools/call", 2))["id"]
 
 
-async def test_a_server_that_says_how_far_it_is_may_take_its_time() -> None:
+async def test_a_server_that_says_how_far_it_is_may_take_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     async def slowly(message: dict[str, Any]) -> dict[str, Any]:
         token = message["params"]["_meta"]["progressToken"]
-        for done in range(5):
-            await asyncio.sleep(0.04)
+        for done in range(3):
+            pass_time(monkeypatch, 5)
             server.tell("notifications/progress", progressToken=token, progress=done, total="x", message=7)
+            await host.until(lambda done=done: len(host.progress) > done)
         return {"content": []}
 
     server = Scripted(tools_call=slowly)
-    async with beside(server, idle_ms=100) as host:
+    async with beside(server, idle_ms=8000) as host:
         await host.ready()
         assert await host.call("echo") == ""
-        assert [(news.done, news.total, news.message) for news in host.progress] == [(n, None, None) for n in range(5)]
+        assert [(news.done, news.total, news.message) for news in host.progress] == [(n, None, None) for n in range(3)]
 
 
-async def test_a_person_is_asked_for_the_only_agent_and_for_nobody_when_there_are_two() -> None:
+async def test_a_person_is_asked_for_the_only_agent_and_for_nobody_when_there_are_two(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     asked: list[Any] = []
 
     async def ask(message: dict[str, Any]) -> dict[str, Any]:
@@ -274,11 +287,11 @@ async def test_a_person_is_asked_for_the_only_agent_and_for_nobody_when_there_ar
     server = Scripted()
     server.concurrent = True
     server.answers["tools_call"] = ask
-    async with beside(server, idle_ms=200) as host:
+    async with beside(server, idle_ms=8000) as host:
         await host.ready()
-        call = host.start("echo", deadline_ms=300)
+        call = host.start("echo", deadline_ms=9000)
         question = await asyncio.wait_for(host.asks.get(), 20)
-        await asyncio.sleep(0.4)  # the clocks stand still while a person is asked
+        pass_time(monkeypatch, 10)  # the clocks stand still while a person is asked
         two = host.start("echo", agent="other")
         assert "several agents" in host.output(await host.result(two))
         host.answer(question, {"action": "decline"})
@@ -349,12 +362,18 @@ async def test_a_result_is_checked_against_what_its_tool_declares() -> None:
 async def test_a_tool_that_must_be_a_task_gives_a_pending_result_and_then_its_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(tasks, "QUICK_S", 0.15)
-    states = ["working"] * 3 + ["completed"]
+    def state(message: dict[str, Any]) -> dict[str, Any]:
+        if states[0] == "long":
+            states[0] = "working"
+            pass_time(monkeypatch, tasks.QUICK_S)
+        return {**task, "status": states.pop(0), "pollInterval": 1}
+
+    monkeypatch.setattr(tasks, "MIN_POLL_S", 0.01)
+    states = ["working", "long", "completed"]
     task = {"taskId": "T1", "createdAt": "2026-01-01T00:00:00Z", "lastUpdatedAt": "2026-01-01T00:00:00Z", "ttl": None}
     server = Scripted(
         tools_call=lambda message: {"task": {**task, "status": "working", "pollInterval": 1}},
-        tasks_get=lambda message: {**task, "status": states.pop(0), "pollInterval": 1},
+        tasks_get=state,
         tasks_result={"content": [{"type": "text", "text": "baked"}]},
         tasks_cancel={**task, "status": "cancelled"},
     )
@@ -370,7 +389,7 @@ async def test_a_tool_that_must_be_a_task_gives_a_pending_result_and_then_its_ow
         quick = host.start("bake")  # it is over already: no pending result
         states.append("completed")
         assert host.output(await host.result(quick)) == "baked"
-        states.extend(["working"] * 1000)
+        states.extend(["long", *["working"] * 1000])
         gone = host.start("bake")
         assert (await host.result(gone)).status == "pending"
         host.cancel(gone)

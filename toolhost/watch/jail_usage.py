@@ -222,7 +222,7 @@ class JailUsage:
     def refused(self) -> bool:
         """Whether it has, or had, as many processes and threads as its limit allows."""
         with suppress(OSError):
-            if self.closed:
+            if self.closed or self.met is not None:  # who is being ended has fewer of them at each look
                 return self.met == "processes"
             if self.keeper.counts_processes:
                 with self._lock:

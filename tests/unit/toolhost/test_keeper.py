@@ -42,6 +42,16 @@ def test_a_counter_says_the_processor_time_until_the_jail_is_gone(tmp_path: Path
         usage.cpu_s(())
 
 
+def test_a_jail_that_is_being_ended_has_met_the_limit_that_it_is_ended_for(tmp_path: Path) -> None:
+    """A handler's error can be read after the watch has begun to kill: fewer processes are there at each look."""
+    usage = JailUsage(Limits(), [str(tmp_path)], Keeper(POWERS), 0, POWERS)
+    assert not usage.refused()
+    usage.end("processes")
+    assert usage.refused()
+    usage.met = "memoryMb"
+    assert not usage.refused()
+
+
 def test_a_jail_yields_by_its_session(monkeypatch: pytest.MonkeyPatch) -> None:
     powers, said = Ordinary(), list[tuple[int, int]]()
     monkeypatch.setattr(powers, "set_niceness", lambda pid, niceness: said.append((pid, niceness)))
