@@ -227,19 +227,23 @@ print(tools.json_query__count(data="[1]")["count"])
 
 def test_what_a_script_leaves_running_asks_nothing_after_its_end(kernel: Sandbox) -> None:
     code = """
-import os, time
+import os, threading, time
+def ask():
+    while not os.path.exists("ended"):
+        time.sleep(0.01)
+    tools.bash__exec(command="touch pwned")
 if os.fork() == 0:
-    time.sleep(0.3)
     try:
-        tools.bash__exec(command="touch pwned")
+        ask()
     finally:
         os._exit(0)
-import threading
-threading.Thread(target=lambda: (time.sleep(0.3), tools.bash__exec(command="touch pwned")), daemon=True).start()
+threading.Thread(target=ask, daemon=True).start()
 print("left")
 """
     assert run(kernel, "after", code) == "left\n"
-    assert run(kernel, "after", "import time; time.sleep(0.6); print(tools.bash__exec(command='ls')['stdout'])") == "\n"
+    (workspace(kernel, "after") / "ended").touch()
+    code = "import time; time.sleep(0.3); print(tools.bash__exec(command='ls')['stdout'])"
+    assert run(kernel, "after", code) == "ended\n\n"
 
 
 # --- the end of a process in the middle
@@ -276,19 +280,22 @@ def test_a_script_that_lost_its_agent_or_host_is_unknown_and_its_calls_are_liste
 
 def test_a_new_broker_is_no_end_for_a_script(kernel: Sandbox) -> None:
     code = """
-import time
-end = time.monotonic() + 2
-n = 0
-while time.monotonic() < end:
+import os
+while not os.path.exists("enough"):
     assert tools.json_query__count(data="[1, 2]")["count"] == 2
-    if n == 0:
-        open("going", "w").close()
-    n += 1
+    open("going", "w").close()
+assert tools.json_query__count(data="[1, 2]")["count"] == 2
 print("counted")
 """
     process = begin(kernel, "broker", code)
-    wait_until((workspace(kernel, "broker") / "going").exists, what="the first call")
-    os.kill(kernel.pid("broker"), signal.SIGKILL)
+    folder = workspace(kernel, "broker")
+    wait_until((folder / "going").exists, what="the first call")
+    before = kernel.pid("broker")
+    os.kill(before, signal.SIGKILL)
+    wait_until(lambda: any(row["role"] == "broker" and row["pid"] not in (None, before) for row in kernel.ps()))
+    (folder / "going").unlink()
+    wait_until((folder / "going").exists, what="a call through the new broker")
+    (folder / "enough").touch()
     assert json.loads(said(process))["printed"] == "counted\n"
 
 

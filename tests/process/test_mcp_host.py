@@ -62,7 +62,7 @@ def servers(folder: Path) -> list[ToolSpec]:
         make_server(folder, name="own", scope="agent", arguments=["--root=${WORKDIR}"], env={"X": "${WORKDIR}/x"}),
         make_server(folder, name="less", mode="stateless"),
         *(make_server(folder, DIES, name=name) for name in ("dies", "news", "told")),
-        make_server(folder, DIES, name="silent", idle_s=0.6, total_s=20),
+        make_server(folder, DIES, name="silent", idle_s=1.0, total_s=20),
         *(make_server(folder, name=name) for name in ("shared", "held", "slow")),
         make_server(folder, name="writes", sandbox=writes, last=f"serve()\nopen({str(kept / 'input')!r}, 'w').close()"),
         make_server(folder, name="deaf", sandbox=writes, last=deaf.replace("HANDLER", "end")),
@@ -325,7 +325,7 @@ async def test_a_call_without_news_is_given_up_and_the_server_goes_on(served: Se
     await served.asker.ask("silent")
     pid = text(await made.call("silent__count"))[1]
     # News keeps it alive for longer than the bound.
-    assert text(await made.call("silent__steps", {"n": 4, "s": 0.3})) == "done"
+    assert text(await made.call("silent__steps", {"n": 6, "s": 0.2})) == "done"
     assert made.progress
     result = await made.call("silent__nap", {"s": 30})
     assert result["error"]["code"] == "E_TOOL_TIMEOUT"
