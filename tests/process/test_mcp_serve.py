@@ -184,10 +184,11 @@ async def test_a_client_of_either_era_on_standard_streams(kernel: Sandbox, mode:
         assert huge.content, "a number beyond 64 bits is a double, as everywhere"
 
 
-async def test_pending_work_is_a_handle(kernel: Sandbox) -> None:
-    async with on_stdio(
-        kernel, "--tools", "slow__later", "--tools", "tool-result__*", "--instance", "pending"
-    ) as client:
+async def test_pending_work_is_a_handle_and_a_cancelled_call_ends_in_its_jail(kernel: Sandbox) -> None:
+    def began() -> bool:
+        return bool(list(kernel.home.glob("state/workspaces/*/instances/main/cancel/workspace/began")))
+
+    async with on_stdio(kernel, *MINE, "--tools", "tool-result__*", "--instance", "cancel", mode="legacy") as client:
         begun = await client.call_tool("slow__later", {})
         handle = begun.structured_content["handle"]
         assert begun.meta is not None
@@ -195,12 +196,6 @@ async def test_pending_work_is_a_handle(kernel: Sandbox) -> None:
         got = await client.call_tool("tool-result__get", {"handle": handle, "waitMs": 5000})
         assert "done" in json.dumps(got.structured_content or got.content[0].text)  # type: ignore[union-attr]
 
-
-async def test_a_cancelled_call_ends_in_its_jail(kernel: Sandbox) -> None:
-    def began() -> bool:
-        return bool(list(kernel.home.glob("state/workspaces/*/instances/main/cancel/workspace/began")))
-
-    async with on_stdio(kernel, *MINE, "--instance", "cancel", mode="legacy") as client:
         task = asyncio.ensure_future(client.call_tool("slow__waits", {}))
         while not began():
             await asyncio.sleep(0.02)
