@@ -10,6 +10,7 @@ import base64
 import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -254,12 +255,15 @@ async def test_a_call_without_an_answer_ends_at_its_deadline_and_the_server_is_t
 
 
 async def test_a_server_that_says_how_far_it_is_may_take_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    def heard(count: int) -> bool:
+        return len(host.progress) == count
+
     async def slowly(message: dict[str, Any]) -> dict[str, Any]:
         token = message["params"]["_meta"]["progressToken"]
         for done in range(3):
             pass_time(monkeypatch, 5)
             server.tell("notifications/progress", progressToken=token, progress=done, total="x", message=7)
-            await host.until(lambda done=done: len(host.progress) > done)
+            await host.until(partial(heard, done + 1))
         return {"content": []}
 
     server = Scripted(tools_call=slowly)
