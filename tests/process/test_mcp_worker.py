@@ -28,7 +28,7 @@ from tests.process.mcp_worker_host import (
     tunnels,
     web_server,
 )
-from toolhost.mcp_worker import tasks
+from toolhost.mcp_worker import lines, tasks
 
 WAYS = ["descriptor, modern", "descriptor, handshake", "url, modern", "url, handshake"]
 
@@ -222,9 +222,12 @@ async def test_a_server_that_closes_in_the_middle_fails_its_calls_at_once() -> N
         assert any(line.level == "error" and "is gone" in line.message for line in host.logs)
 
 
-async def test_a_server_that_floods_is_ended() -> None:
+async def test_a_server_that_floods_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines, "UNASKED_BYTES_BURST", 1 << 20)
+    monkeypatch.setattr(lines, "UNASKED_BYTES_PER_S", 1)  # on no machine slow enough
+
     async def flood(message: dict[str, Any]) -> None:
-        notice = b'{"jsonrpc":"2.0","method":"notifications/message","params":{"data":"%s"}}\n' % (b"x" * (4 << 20))
+        notice = b'{"jsonrpc":"2.0","method":"notifications/message","params":{"data":"%s"}}\n' % (b"x" * (128 << 10))
         for _ in range(20):
             server.write(notice)
             assert server.writer is not None
