@@ -39,7 +39,9 @@ def steps(args, ask):
     for done in range(args["n"]):
         time.sleep(args["s"]); notify("notifications/progress", progressToken=token, progress=done + 1, total=args["n"])
     return "done"
-tools |= {"die": die, "tell": tell, "steps": steps}
+def half(args, ask):
+    say({"jsonrpc": "2.0", "id": ask["id"], "result": {"content": [{"type": "text", "text": "cut \\ud83d"}]}})
+tools |= {"die": die, "tell": tell, "steps": steps, "half": half}
 """
 #: A server that does not hear that its input is closed, and what it does with a signal.
 DEAF = """
@@ -348,6 +350,12 @@ async def test_a_call_is_cancelled_or_out_of_time_and_the_server_goes_on(
     assert late["error"]["code"] == "E_TOOL_TIMEOUT"
     await asyncio.sleep(machine.CANCEL_GRACE_S + 0.1)
     assert text(await made.call("slow__count")) == [2, pid]
+
+
+@in_module
+async def test_a_text_with_half_a_character_comes_through_all_walls(served: Served) -> None:
+    await served.asker.ask("told")
+    assert (await served.made.call("told__half"))["output"] == "cut \N{REPLACEMENT CHARACTER}"
 
 
 @in_module

@@ -30,6 +30,7 @@ _HIDDEN: Final = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff\U000e0000-\U000e007f]"
 )
 _NOT_IN_LINES: Final = re.compile("[\t\n]")
+_HALF: Final = re.compile("[\ud800-\udfff]")
 
 
 class Excess(Exception):
@@ -98,7 +99,7 @@ def number(value: object) -> float | None:
 def whole_characters(value: Any) -> Any:
     """The same JSON value with U+FFFD for each lone surrogate. Check its depth before."""
     if isinstance(value, str):
-        return value if value.isascii() else value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+        return value if value.isascii() else _HALF.sub("\ufffd", value)
     if isinstance(value, list):
         return [whole_characters(item) for item in value]
     if isinstance(value, dict):

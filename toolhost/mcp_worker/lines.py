@@ -155,7 +155,8 @@ def parse(line: bytes) -> Message:
 
 def _leniently(line: bytes) -> Any:
     """JSON with halves of characters in it, which programs write that cut their strings anywhere. Raises ValueError."""
-    value = json.loads(line, parse_constant=_no_number)
+    # As text: of bytes it would guess other encodings, which are not there behind the walls.
+    value = json.loads(line.decode(), parse_constant=_no_number)
     bounds.check(value)
     return bounds.whole_characters(value)
 

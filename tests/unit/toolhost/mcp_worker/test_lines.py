@@ -73,6 +73,8 @@ def test_messages_of_each_kind(line: bytes, message: lines.Message) -> None:
         b'{"jsonrpc":"2.0","method":5}',
         b'{"jsonrpc":"2.0","method":"x","params":[]}',
         b"\xff\xfe",
+        '{"jsonrpc":"2.0","method":"x"}'.encode("utf-16"),
+        '{"jsonrpc":"2.0","method":"x"}'.encode("utf-32-be"),
     ],
 )
 def test_lines_that_are_noise(line: bytes) -> None:
