@@ -43,6 +43,10 @@ def half(args, ask):
     say({"jsonrpc": "2.0", "id": ask["id"], "result": {"content": [{"type": "text", "text": "cut \\ud83d"}]}})
 tools |= {"die": die, "tell": tell, "steps": steps, "half": half}
 """
+#: A server that does not keep to the protocol when it is asked what it has.
+LIES = """
+def answer(ask, honest=answer): return {"tools": "no list"} if ask["method"] == "tools/list" else honest(ask)
+"""
 #: A server that does not hear that its input is closed, and what it does with a signal.
 DEAF = """
 def end(number, frame): open(KEPT + "/signal", "w").close(); os._exit(0)
@@ -70,6 +74,8 @@ def servers(folder: Path) -> list[ToolSpec]:
         make_server(folder, name="deaf", sandbox=writes, last=deaf.replace("HANDLER", "end")),
         make_server(folder, name="stubborn", sandbox=writes, last=deaf.replace("HANDLER", "signal.SIG_IGN")),
         make_server(folder, name="early", last="sys.exit('KEY is not set')"),
+        make_server(folder, LIES, name="lies"),
+        make_server(folder, LIES.replace('"no list"', "'x' * (17 << 20)"), name="shouts"),
         replace(missing, server=replace(missing.server, command=["no-such-program", "x"])),
     ]
 
@@ -354,8 +360,8 @@ async def test_a_call_is_cancelled_or_out_of_time_and_the_server_goes_on(
 
 @in_module
 async def test_a_text_with_half_a_character_comes_through_all_walls(served: Served) -> None:
-    await served.asker.ask("told")
-    assert (await served.made.call("told__half"))["output"] == "cut \N{REPLACEMENT CHARACTER}"
+    await served.asker.ask("news")
+    assert (await served.made.call("news__half"))["output"] == "cut \N{REPLACEMENT CHARACTER}"
 
 
 @in_module
@@ -378,6 +384,10 @@ async def test_what_cannot_be_run_is_said_in_its_own_words(served: Served) -> No
     told = await served.asker.ask("early")
     assert told["code"] == "E_MCP_CONNECT"
     assert "KEY is not set" in told["message"]
+    # These end as well, because nobody speaks with them any more. That is not why they are of no use.
+    told = await served.asker.ask("lies")
+    assert "the server's answer is not of the protocol: tools: Input should be a valid list" in told["message"]
+    assert "it wrote a line of more than 16777216 bytes" in (await served.asker.ask("shouts"))["message"]
     # A call before anybody attaches starts the server, and says the same.
     assert (await served.made.call("early__x"))["error"]["code"] == "E_MCP_CONNECT"
     attached = [one.server for one in served.made.host.sessions.servers.attached()]

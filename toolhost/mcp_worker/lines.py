@@ -185,6 +185,8 @@ NOT_LET_THROUGH: Final = -33_001
 NOT_REACHED: Final = -33_002
 #: The same of a connection that has ended. The SDK's code for that is one that servers use for anything.
 GONE: Final = -33_003
+#: What is said of a server that has gone by itself. How it ended, the host knows better.
+LEFT: Final = "it has ended, or closed its standard output"
 #: How far from the start and the end of a broken line its id is looked for (bytes).
 _NEAR: Final = 256
 _ID: Final = re.compile(rb'"id"\s*:\s*(\d{1,15}|"[!#-\[\]-~]{1,64}")\s*[,}]')

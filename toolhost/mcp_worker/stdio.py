@@ -24,7 +24,7 @@ from mcp_types import INTERNAL_ERROR, INVALID_PARAMS, REQUEST_TIMEOUT
 from pydantic import ValidationError
 
 from toolhost.mcp_worker import bounds
-from toolhost.mcp_worker.lines import GONE, Answered, Asked, Flood, Id, Lines, Noise, Told, encode
+from toolhost.mcp_worker.lines import GONE, LEFT, Answered, Asked, Flood, Id, Lines, Noise, Told, encode
 
 #: Bytes of one read.
 READ_BYTES: Final = 65536
@@ -237,7 +237,7 @@ class Stdio:
         except OSError:
             data = b""
         if not data:
-            self.close("it has ended, or closed its standard output")
+            self.close(LEFT)
             return
         try:
             for message in self._lines.feed(data, self._loop.time()):

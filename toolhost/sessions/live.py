@@ -34,6 +34,7 @@ from toolhost.jails.sized_workdirs import Claim
 from toolhost.jails.worker import CLOSED, Worker, WorkerOwner
 from toolhost.limits.decide import lacks_processes, limit_error, with_limit
 from toolhost.mcp.server_jail import RemoteServer, ServerJail
+from toolhost.mcp_worker.lines import LEFT
 from toolhost.policy.hiding import Hiding
 from toolhost.sessions.machine import AskToStop, EndCall, JailAction, Kill, Leave, LeaveCall, Terminate
 from toolhost.sessions.receipts import JailReceipts
@@ -281,7 +282,7 @@ class LiveSession:
         said = f"; it said last: {words}" if words else ""
         if worker.live:
             return tool_error("E_MCP_GONE", f"the MCP server {self.tool.name} {cause}{said}", name="McpError")
-        if self.unloaded is not None and cause == CLOSED:
+        if self.unloaded is not None and (cause == CLOSED or LEFT not in self.unloaded):
             message = f"the MCP server {self.tool.name}: {self.unloaded}{said}"
         else:
             message = f"the MCP server {self.tool.name} {cause} before it had said what it offers{said}"
