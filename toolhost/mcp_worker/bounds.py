@@ -9,6 +9,8 @@ import math
 import re
 from typing import Any, Final
 
+from schemas.visible import UNSEEN
+
 #: Levels of maps and arrays in one value. The host lets 60 through; the maps around a value need the rest.
 MAX_DEPTH: Final = 56
 #: Values, keys included, in one message. The host lets 200,000 of an output through.
@@ -24,10 +26,13 @@ MAX_LINE: Final = 4096
 #: Ends a text that was cut.
 CUT: Final = "… (cut)"
 
-# Control characters but tab and end of line; what turns the direction of text; the invisible letters of plane 14, in
-# which text for models can be hidden from people; lone surrogates.
+# Control characters but tab and end of line; what turns the direction of text; what is there and not seen, in which
+# text for models can be hidden from people (schemas/visible.py); plane 14, with its variants of emoji; lone
+# surrogates.
 _HIDDEN: Final = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff\U000e0000-\U000e007f]"
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff\U000e0000-\U000e0fff"
+    + "".join(chr(code) for code in UNSEEN if code < 0xE0000)
+    + "]"
 )
 _NOT_IN_LINES: Final = re.compile("[\t\n]")
 _HALF: Final = re.compile("[\ud800-\udfff]")

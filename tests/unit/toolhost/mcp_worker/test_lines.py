@@ -157,6 +157,13 @@ def test_a_text_for_people_has_no_hidden_letters_and_its_size(given: str) -> Non
     shown.encode()
 
 
+@pytest.mark.parametrize("letter", ["\u200b", "\u2063", "\xad", "\u3164", "\U000e0041", "\U000e0101", "\ufff9"])
+def test_letters_that_nobody_sees_reach_no_model(letter: str) -> None:
+    assert bounds.text(f"add{letter}s", 50) == "adds"
+    assert not bounds.is_name(f"add{letter}")
+    assert bounds.text("👩\u200d🔬 ❤\ufe0f", 50) == "👩\u200d🔬 ❤\ufe0f"
+
+
 @given(json_values, st.integers(0, 6), st.integers(0, 20))
 def test_a_value_passes_exactly_when_it_has_the_levels_and_values(value: Any, depth: int, values: int) -> None:
     def levels(item: Any) -> int:
