@@ -225,7 +225,7 @@ class _Conversion:
             scheme, rest = without_scheme(header.group(2))
             return self._in_shell(f"{header.group(1)}: {scheme}", rest, header.group(1))
         if pair is not None and (is_secret_name(pair.group(1)) or looks_secret(pair.group(2))):
-            if is_harmless("", pair.group(2)) or package_like(pair.group(2)):
+            if is_harmless("", pair.group(2)):
                 return None
             return self._in_shell(f"{pair.group(1)}=", pair.group(2), pair.group(1))
         if REFERENCE.search(word.replace("${WORKDIR}", "")):
@@ -297,8 +297,3 @@ class _Conversion:
     def _say(self, text: str) -> None:
         if text not in self._attention:
             self._attention.append(text)
-
-
-def package_like(text: str) -> bool:
-    """Whether a text is the name of a package and nothing more."""
-    return re.fullmatch(r"(@[a-z0-9-]+/)?[a-z0-9._-]+(@[\w.^~-]+)?", text) is not None and not looks_secret(text)

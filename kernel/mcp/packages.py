@@ -48,7 +48,7 @@ def package_command(words: Sequence[str]) -> PackageCommand | None:
     program = words[0].rsplit("/", 1)[-1].removesuffix(".cmd").removesuffix(".exe")
     rest = list(words[1:])
     if program == "cmd" and rest[:1] in (["/c"], ["/C"]):
-        return package_command(rest[1:])
+        return package_command(rest[1:]) if rest[1:2] != ["cmd"] else None
     if program == "npx":
         return _npm(rest)
     if program in ("npm", "pnpm", "bun", "yarn") and rest[:1] and rest[0] in ("exec", "x", "dlx"):

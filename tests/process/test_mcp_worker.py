@@ -510,6 +510,25 @@ async def test_a_server_that_lists_to_a_plain_get_is_listed_and_called() -> None
     assert seen[-1] == "POST /mcp k"
 
 
+async def test_events_that_nobody_asked_for_are_no_way_around_the_largest_answer() -> None:
+    async def answer(head: str, body: bytes) -> bytes:
+        if head.startswith("GET /mcp/tools/list"):
+            return as_json({"tools": [{"name": "ping"}]})
+        if b'"tools/call"' in body:
+            events = b": more\n\n" * (3 << 20)
+            return (
+                b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: %d\r\n\r\n" % len(events)
+                + events
+            )
+        return b"HTTP/1.1 405 Method Not Allowed\r\nContent-Length: 0\r\n\r\n"
+
+    async with web_server(answer) as port, tunnels() as (connector, _):
+        async with hosted(None, connector, endpoint=f"http://127.0.0.1:{port}/mcp") as host:
+            await host.ready()
+            error: Any = await host.fails("ping", deadline_ms=5000)
+            assert "502" in error.message  # and not that it is no JSON, which is known when all of it was read
+
+
 async def test_an_answer_of_a_web_server_that_has_no_end_is_cut_off() -> None:
     async def answer(head: str, body: bytes) -> bytes:
         if b'"tools/call"' in body:

@@ -266,15 +266,16 @@ class Transport(httpx2.AsyncBaseTransport):
             self.refused = answer.status
             if answer.status == httpx2.codes.NOT_FOUND and SESSION in request.headers:
                 self._on_lost()
-        return await self._response(answer)
+        return await self._response(answer, streams="text/event-stream" in request.headers.get("accept", ""))
 
-    async def _response(self, answer: httpcore2.Response) -> httpx2.Response:
+    async def _response(self, answer: httpcore2.Response, *, streams: bool) -> httpx2.Response:
+        """`streams`: who asked takes events one by one. Anybody else reads the answer whole, so that it is bounded."""
         headers = httpx2.Headers(answer.headers)
         if headers.get("content-encoding", "identity").strip().lower() != "identity":
             await answer.aclose()
             return _failed("the server packed its answer, although that was not asked for")
         body: Any = answer.stream
-        if headers.get("content-type", "").lower().startswith("text/event-stream"):
+        if streams and headers.get("content-type", "").lower().startswith("text/event-stream"):
             stream: httpx2.AsyncByteStream = _Events(body, self)
             return httpx2.Response(answer.status, headers=headers, stream=stream, extensions=answer.extensions)
         parts: list[bytes] = []

@@ -305,3 +305,10 @@ def test_no_file_takes_long_to_read(text: str) -> None:
     """Each took minutes, or years, when a part of it could be read in several ways."""
     plain_json(text)
     assert json.loads(plain_json('{"a": [1, // one,\n' + "/" * 200 + "\n],}")) == {"a": [1]}
+
+
+def test_a_secret_that_is_one_plain_word_is_not_copied() -> None:
+    server = {"command": "node", "args": ["--token=hunter2secret", "--api-key", "hunter2secret", "--level=debug"]}
+    (made,) = import_servers(servers_of({"mcpServers": {"s": server}}), set())
+    assert "hunter2secret" not in json.dumps(made.document)
+    assert "--level=debug" in json.dumps(made.document)
