@@ -62,8 +62,9 @@ def command(
             "E_USAGE", f"{words[0]} would install a package, and nothing is installed at a start", suggestion=hint
         )
     shown = [_whole(word) for word in words]
-    sandbox = _sandbox(shown, [_whole(path) for path in reads], [_whole(path) for path in writes], network)
-    told = _inspected(shown, sandbox, variables)
+    own = _own_folders(shown)
+    sandbox = _sandbox(own, [_whole(path) for path in reads], [_whole(path) for path in writes], network)
+    told = _inspected(shown, own, sandbox, variables)
     _report(told, as_json)
     return 0 if told["server"] is not None else 1
 
@@ -75,17 +76,25 @@ def _whole(word: str) -> str:
     return word
 
 
-def _sandbox(words: list[str], reads: list[str], writes: list[str], network: tuple[str, ...]) -> dict[str, Any]:
-    """What was granted, and the folders of the program itself: without them nothing could be started."""
-    own = [os.path.dirname(word) for word in words if word.startswith("/") and os.path.isfile(word)]
-    own = [folder for folder in own if not folder.startswith(("/usr/", "/bin", "/lib")) and folder != "/"]
+def _own_folders(words: list[str]) -> list[str]:
+    """The folders of the program itself: without them nothing could be started."""
+    from kernel.mcp.inspecting import program_folder
+
+    own = [program_folder(word) for word in words if word.startswith("/") and os.path.isfile(word)]
+    return [folder for folder in dict.fromkeys(own) if folder and not folder.startswith(("/usr/", "/bin", "/lib"))]
+
+
+def _sandbox(own: list[str], reads: list[str], writes: list[str], network: tuple[str, ...]) -> dict[str, Any]:
+    """What was granted, and the folders of the program itself."""
     sandbox: dict[str, Any] = {"filesystem": {"read": list(dict.fromkeys([*reads, *own])), "write": writes}}
     # With no network at all a program cannot make a socket, and nobody hears whom it wanted to reach.
     sandbox["network"] = {"allow": [*network, NOBODY]}
     return sandbox
 
 
-def _inspected(words: list[str], sandbox: dict[str, Any], variables: tuple[str, ...]) -> dict[str, Any]:
+def _inspected(
+    words: list[str], own_folders: list[str], sandbox: dict[str, Any], variables: tuple[str, ...]
+) -> dict[str, Any]:
     """What the server offers, and what it was refused, in a kernel of its own."""
     import asyncio
 
@@ -129,7 +138,7 @@ def _inspected(words: list[str], sandbox: dict[str, Any], variables: tuple[str, 
                 offers["error"] = offers["error"] or news.server.last_error
         said = [text for text in lines if text]
         tried = refusals([*said, offers["error"] or ""])
-        return {**offers, "refused": tried, "grants": grants(tried), "said": said[-_WORDS:]}
+        return {**offers, "refused": tried, "grants": grants(tried, own_folders), "said": said[-_WORDS:]}
 
 
 async def _asked(session: Session) -> dict[str, Any]:

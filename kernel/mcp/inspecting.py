@@ -94,10 +94,21 @@ def refusals(logs: Iterable[str]) -> dict[str, list[str]]:
     return {kind: list(values) for kind, values in found.items()}
 
 
-def grants(tried: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """The sandbox that would open what was refused; {} when nothing was."""
+def program_folder(path: str) -> str:
+    """The folder that a program needs which a command names by this file. A program of npm needs its whole
+    `node_modules`: the packages that it uses lie beside its own.
+    """
+    before, modules, _ = path.partition("/node_modules/")
+    return f"{before}/node_modules" if modules else path.rpartition("/")[0]
+
+
+def grants(tried: Mapping[str, Sequence[str]], own: Sequence[str] = ()) -> dict[str, Any]:
+    """The sandbox that the server needs: folders of its program (`own`), and what would open what was refused. {} when
+    there is neither.
+    """
     sandbox: dict[str, Any] = {}
-    filesystem = {kind: list(tried[kind]) for kind in ("read", "write") if tried.get(kind)}
+    wanted = {"read": [*own, *tried.get("read", ())], "write": list(tried.get("write", ()))}
+    filesystem = {kind: list(dict.fromkeys(paths)) for kind, paths in wanted.items() if paths}
     if filesystem:
         sandbox["filesystem"] = filesystem
     if tried.get("hosts"):

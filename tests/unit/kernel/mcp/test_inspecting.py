@@ -6,7 +6,7 @@ import pytest
 
 from kernel.bundle.positions import Budget, compose, plain
 from kernel.cli.mcp_list import idle_row, render
-from kernel.mcp.inspecting import bundle_text, grants, refusals
+from kernel.mcp.inspecting import bundle_text, grants, program_folder, refusals
 
 
 @pytest.mark.parametrize(
@@ -34,6 +34,23 @@ def test_grants_open_what_was_refused() -> None:
     tried = {"hosts": ["a.example:443"], "read": ["/srv/a"], "write": [], "env": ["X"]}
     assert grants(tried) == {"filesystem": {"read": ["/srv/a"]}, "network": {"allow": ["a.example:443"]}}
     assert grants({"hosts": [], "read": [], "write": [], "env": ["X"]}) == {}
+
+
+def test_grants_have_the_folders_of_the_program() -> None:
+    assert grants({"read": ["/srv/a"]}, ["/opt/server"]) == {"filesystem": {"read": ["/opt/server", "/srv/a"]}}
+
+
+@pytest.mark.parametrize(
+    ("path", "folder"),
+    [
+        ("/opt/server/main.py", "/opt/server"),
+        ("/a/node_modules/@scope/server/dist/index.js", "/a/node_modules"),
+        ("/a/node_modules/x/node_modules/y/z.js", "/a/node_modules"),
+        ("/a/node_modules.js", "/a"),
+    ],
+)
+def test_the_folder_that_a_program_needs(path: str, folder: str) -> None:
+    assert program_folder(path) == folder
 
 
 def test_the_bundle_has_the_command_as_it_is() -> None:
