@@ -3,7 +3,7 @@
 A rule is `host:port` (exact) or `*.domain:port` (every name below the domain, not the domain itself). A network is a
 set of rules, or every public address (`public`), or both. A rule is confined when it leads to public addresses only:
 patterns always are, and so is an exact rule that was cut out of `public`. Only a rule that is not confined reaches
-private addresses.
+private addresses. `localhost:*` is every port of a loopback host: logins to MCP servers may have it, and no jail.
 
 Rules of merging. `meet` gives what both networks allow, `join` what either allows. Both are commutative, associative
 and idempotent, and nothing that `meet` gives is refused by one of the two (tests/unit/schemas/test_hosts.py).
@@ -22,6 +22,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 MAX_PORT: Final = 65535
+#: The port of a rule that is about every port of its host.
+ANY_PORT: Final = 0
 #: RFC 1035: characters of a name, and of one label.
 MAX_NAME: Final = 253
 MAX_LABEL: Final = 63
@@ -41,7 +43,7 @@ class Rule(NamedTuple):
 
     #: The host. Of a pattern: the domain behind `*.`.
     host: str
-    #: The port.
+    #: The port, or ANY_PORT.
     port: int
     #: Every name below the domain matches, and not the domain itself.
     pattern: bool = False
@@ -50,13 +52,13 @@ class Rule(NamedTuple):
 
     def matches(self, host: str, port: int) -> bool:
         """Whether it is about this host (normalised) and port."""
-        if port != self.port:
+        if self.port not in (ANY_PORT, port):
             return False
         return host.endswith("." + self.host) and not is_address(host) if self.pattern else host == self.host
 
     def covers(self, other: Rule) -> bool:
         """Whether it is about every host and port that `other` is about."""
-        if self.port != other.port:
+        if self.port not in (ANY_PORT, other.port):
             return False
         if self.pattern and other.pattern:
             return other.host == self.host or other.host.endswith("." + self.host)
@@ -64,7 +66,7 @@ class Rule(NamedTuple):
 
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{'*.' if self.pattern else ''}{host}:{self.port}"
+        return f"{'*.' if self.pattern else ''}{host}:{'*' if self.port == ANY_PORT else self.port}"
 
 
 class Network(NamedTuple):
@@ -163,6 +165,26 @@ def parse_rule(text: str) -> Rule:
     return Rule(host, port, pattern, confined=pattern)
 
 
+def parse_login_rule(text: str) -> Rule:
+    """A rule, or `host:*` for every port of a loopback host. Raises BadHost.
+
+    A login on this machine may lead to a server whose port nobody knows before it has started.
+    """
+    if not text.endswith(":*"):
+        return parse_rule(text)
+    host, _ = parse_host_port(f"{text[:-2]}:1")
+    if not _is_loopback(host):
+        raise BadHost("every port, :*, is for loopback hosts only, such as localhost or 127.0.0.1")
+    return Rule(host, ANY_PORT)
+
+
+def _is_loopback(host: str) -> bool:
+    """Whether a host (normalised) is this machine by its form, whoever resolves it."""
+    if is_address(host):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost" or host.endswith(".localhost")
+
+
 # --- networks -------------------------------------------------------------------------------------------------------
 
 
@@ -189,8 +211,8 @@ def read_network(value: Any) -> Network:
         return Network(public=True)
     if not isinstance(value, Mapping):
         raise BadHost("a network is none, public or {allow: [host:port]}")
-    rules = [parse_rule(str(text)) for text in value.get("allow", ())]
-    rules += [parse_rule(str(text))._replace(confined=True) for text in value.get("confined", ())]
+    rules = [parse_login_rule(str(text)) for text in value.get("allow", ())]
+    rules += [parse_login_rule(str(text))._replace(confined=True) for text in value.get("confined", ())]
     return network(rules, public=bool(value.get("public")))
 
 

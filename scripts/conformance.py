@@ -146,8 +146,7 @@ def serving() -> Iterator[str]:
 
 def client(tool: list[str], update: bool) -> int:
     """A swarm that has the package's servers, against the scenarios of a client, one after another: each has a kernel.
-
-    Those of a login are not among them: an agent's login needs a person and a browser.
+    Extensions of the protocol are not among them.
     """
     expected = ROOT / "tests" / "conformance" / "client.yaml"
     known: dict[str, dict[str, str]] = yaml.safe_load(expected.read_text())
@@ -174,10 +173,10 @@ def client(tool: list[str], update: bool) -> int:
 
 
 def of_clients(tool: list[str], revision: str) -> list[str]:
-    """The scenarios of a client in a revision that need no login."""
+    """The scenarios of a client in a revision."""
     listed = subprocess.run([*tool, "list", "--client"], check=True, capture_output=True, text=True).stdout
     found = re.findall(r"^ *- (\S+) \[([^\]]*)\]", listed, re.MULTILINE)
-    return [name for name, revisions in found if revision in revisions.split(",") and not name.startswith("auth/")]
+    return [name for name, revisions in found if revision in revisions.split(",")]
 
 
 # --- both

@@ -34,7 +34,7 @@ from kernel.bundle.variables import VARIABLE_NAME
 from schemas import launch, resources
 from schemas.address import is_resource_name
 from schemas.grantable import SYSTEM, within
-from schemas.hosts import BadHost, Rule, parse_rule, write_network
+from schemas.hosts import BadHost, Rule, parse_login_rule, parse_rule, write_network
 from schemas.hosts import network as make_network
 from schemas.launch import McpServerSpec, SandboxSpec
 from schemas.mcp import McpOAuth
@@ -166,7 +166,7 @@ def _oauth_faults(oauth: Mapping[str, Any], headers: Mapping[str, str]) -> Itera
         yield "config.transport.oauth: the header Authorization is sent as it is, so nobody logs in"
     for text in oauth.get("hosts", ()):
         try:
-            parse_rule(text)
+            parse_login_rule(text)
         except BadHost as fault:
             yield f"config.transport.oauth.hosts: {shown(text)}: {fault}"
     if "clientSecret" in oauth and "clientId" not in oauth:
@@ -319,7 +319,7 @@ def _with_folder(own: CheckedTool, shared: CheckedTool) -> SandboxSpec:
 
 def login_rules(config: Mapping[str, Any]) -> list[Rule]:
     """The hosts that a login to a server may reach besides the server's own."""
-    return [parse_rule(text) for text in (config["transport"].get("oauth") or {}).get("hosts", ())]
+    return [parse_login_rule(text) for text in (config["transport"].get("oauth") or {}).get("hosts", ())]
 
 
 def _oauth(written: Any) -> McpOAuth | None:

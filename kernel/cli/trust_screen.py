@@ -162,6 +162,8 @@ _USES: Final = {"key": "the key of a model", "client": "the id or secret of an O
 
 def _reach(power: Reach) -> str:
     where = "every public address" if power.rule == "public" else power.rule
+    if where.endswith(":*"):
+        where = f"every port of {where[:-2]}, on this machine"
     return _with(where, f" (Tool/{power.tool})")
 
 

@@ -156,15 +156,20 @@ class Keeper:
         self.document: str | None = None
         self.ops: list[str] = []
         self.brought: dict[str, str] = {}
+        #: Whether the address of the browser is open: it is closed when a redirect has come.
+        self.listens = False
 
     async def ask(self, op: ServerOp, *, document: str | None = None, url: str | None = None) -> ServerReply:
         self.ops.append(op)
         if op == "save":
             self.document = document
         elif op == "redirect":
+            self.listens = True
             return ServerReply(redirect_uri=url or BROWSER)
         elif op == "authorize":
             assert url is not None
+            assert self.listens
+            self.listens = False
             self.brought = await asyncio.to_thread(_browse, url)
             return ServerReply(message=f"open {url}", expires_at="2026-01-01T00:00:00Z")
         elif op == "wait":
@@ -262,6 +267,22 @@ def test_a_refresh_token_that_is_not_taken_leads_to_a_person(server: Server) -> 
     server.refreshes.clear()
     assert call(server, keeper) == [200]
     assert server.grants() == ["authorization_code", "refresh_token", "authorization_code"]
+
+
+def test_a_worker_logs_in_for_a_second_time(server: Server) -> None:
+    keeper = Keeper()
+
+    async def twice() -> list[int]:
+        login = Login(f"{server.url}/mcp", McpOAuth(), keeper, Clock())
+        async with httpx2.AsyncClient(auth=login, trust_env=False) as client:
+            first = await client.post(f"{server.url}/mcp", json={})
+            server.good.clear()
+            server.refreshes.clear()
+            return [first.status_code, (await client.post(f"{server.url}/mcp", json={})).status_code]
+
+    assert asyncio.run(twice()) == [200, 200]
+    assert keeper.ops.count("authorize") == 2
+    assert len(server.clients) == 1, "at the same address"
 
 
 def test_a_client_that_was_registered_before(server: Server) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Final, Literal, NamedTuple
 
-from schemas.hosts import Network, Rule, is_address
+from schemas.hosts import ANY_PORT, Network, Rule, is_address
 from toolhost.egress.addresses import reach_of, refusal
 
 #: Where the jail finds its resolver and its HTTP proxy.
@@ -65,7 +65,7 @@ def lay_out(network: Network) -> Layout:
     if through_proxy:
         listen("proxy", PROXY_ADDRESS, PROXY_PORT)
     for rule in network.rules:
-        if rule.confined:
+        if rule.confined or rule.port == ANY_PORT:  # nothing listens on every port
             continue
         if is_address(rule.host):
             listen("direct", rule.host, rule.port, rule.host)

@@ -129,6 +129,8 @@ class Login(httpx2.Auth):
         #: Why the last login came to nothing.
         self.failure: Failure | None = None
         self._provider: OAuthClientProvider | None = None
+        #: The address that a browser comes back to.
+        self._address = ""
 
     async def async_auth_flow(self, request: httpx2.Request) -> AsyncGenerator[httpx2.Request, httpx2.Response]:
         """Send a request; log in when it is refused. Raises Failure, which `failure` is then."""
@@ -166,7 +168,7 @@ class Login(httpx2.Auth):
         if config.flow == "clientCredentials":
             return self._with_credentials(kept)
         address = config.redirect_uri or _redirect_of(kept)
-        redirect_uri = (await self._keeper.ask("redirect", url=address)).redirect_uri or ""
+        redirect_uri = self._address = (await self._keeper.ask("redirect", url=address)).redirect_uri or ""
         if config.client_id is None and _redirect_of(kept) not in (None, redirect_uri):
             kept.client = None  # it was registered with an address whose port is somebody else's by now
         client = None
@@ -210,6 +212,11 @@ class Login(httpx2.Auth):
 
     async def _send_person(self, url: str) -> None:
         self._clock.hold()
+        # This address was opened when the worker began, and is closed when a redirect has come: a second login of the
+        # same worker, for more scopes or for tokens that nobody replaces, needs it again.
+        if (await self._keeper.ask("redirect", url=self._address)).redirect_uri != self._address:
+            message = f"{self._address} is taken by now; the next connection has another address"
+            raise Failure("E_OAUTH_UNAVAILABLE", message)
         await self._keeper.ask("authorize", url=url)
 
     async def _wait_for_person(self) -> AuthorizationCodeResult:

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.hosts import (
+    ANY_PORT,
     NO_NETWORK,
     BadHost,
     Network,
@@ -21,6 +22,7 @@ from schemas.hosts import (
     network,
     parse_host,
     parse_host_port,
+    parse_login_rule,
     parse_rule,
     read_network,
     write_network,
@@ -33,6 +35,7 @@ _PORTS = [80, 443]
 _rules = st.one_of(
     st.builds(Rule, st.sampled_from(_HOSTS), st.sampled_from(_PORTS), st.just(False), st.booleans()),
     st.builds(Rule, st.sampled_from(_DOMAINS), st.sampled_from(_PORTS), st.just(True), st.just(True)),
+    st.builds(Rule, st.sampled_from(["::1", "localhost"]), st.just(ANY_PORT), st.just(False), st.booleans()),
 )
 _networks = st.builds(lambda rules, public: network(rules, public=public), st.lists(_rules, max_size=6), st.booleans())
 _targets = st.tuples(st.sampled_from([*_HOSTS, "c.other.test"]), st.sampled_from([*_PORTS, 22]))
@@ -153,6 +156,27 @@ def test_a_pattern_is_about_names_below_its_domain() -> None:
     assert not rule.matches("example.org", 443)
     assert not rule.matches("badexample.org", 443)
     assert not rule.matches("a.example.org", 80)
+
+
+@pytest.mark.parametrize("host", ["localhost", "as.localhost", "127.0.0.1", "127.8.8.8", "[::1]"])
+def test_a_login_may_have_every_port_of_a_loopback_host_and_no_other_rule_may(host: str) -> None:
+    rule = parse_login_rule(f"{host}:*")
+    assert str(rule) == f"{host}:*"
+    assert rule.matches(host.strip("[]"), 1)
+    assert rule.matches(host.strip("[]"), 65535)
+    assert not rule.matches("example.org", 1)
+    with pytest.raises(BadHost):
+        parse_rule(f"{host}:*")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["example.org:*", "*.localhost:*", "10.0.0.1:*", "[::]:*", "0.0.0.0:*", "*:*", ":*", "localhost.org:*",
+     "[::ffff:10.0.0.1]:*", "notlocalhost:*", "localhost:**", "127.1:*"],
+)  # fmt: skip
+def test_every_port_of_another_host_is_no_rule(text: str) -> None:
+    with pytest.raises(BadHost):
+        parse_login_rule(text)
 
 
 @pytest.mark.parametrize("value", ["all", 3, ["a:1"], {"allow": ["a"]}, {"allow": ["2130706433:80"]}])

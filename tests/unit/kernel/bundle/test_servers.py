@@ -470,6 +470,7 @@ def test_a_login_can_be_turned_off(tmp_path: Path) -> None:
     ("oauth", "fault"),
     [
         ("{hosts: [login.example]}", "expected host:port"),
+        ("{hosts: ['login.example:*']}", "for loopback hosts only"),
         ("{clientSecret: x}", "it belongs to a clientId"),
         ("{flow: clientCredentials, clientId: x, clientSecret: y}", "needs clientId, clientSecret and issuer"),
         ("{issuer: 'login.example'}", "it is no http or https URL"),
@@ -494,8 +495,9 @@ def test_a_header_with_a_token_needs_no_login(tmp_path: Path) -> None:
 
 
 def test_hosts_of_a_login_are_powers(look: Look) -> None:
-    seen = look(bundle(OAUTH.replace("OAUTH", "{hosts: ['login.example:443']}")))
+    seen = look(bundle(OAUTH.replace("OAUTH", "{hosts: ['login.example:443', 'localhost:*']}")))
     assert powers(seen) == [
         ServerEndpoint("github", "https://tracker.example:443"),
         Reach("github", "login.example:443"),
+        Reach("github", "localhost:*"),
     ]
