@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from schemas.visible import UNSEEN
 
@@ -66,6 +67,19 @@ def is_name(value: object, limit: int = MAX_NAME) -> bool:
         and _HIDDEN.search(value) is None
         and _NOT_IN_LINES.search(value) is None
     )
+
+
+def is_page(url: str) -> bool:
+    """Whether a person may be asked to open a URL. Its host is where it seems to be: no user stands before it
+    (`https://bank.example@evil.example`), and no letter of it looks like another one.
+    """
+    if not is_name(url, MAX_URI) or not url.isascii() or "\\" in url:
+        return False
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("https", "http") and bool(parts.hostname) and "@" not in parts.netloc
+    except ValueError:
+        return False
 
 
 def check(value: Any, *, depth: int = MAX_DEPTH, values: int = MAX_VALUES) -> None:

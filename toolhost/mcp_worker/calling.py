@@ -27,7 +27,7 @@ from schemas.codec import encode_value
 from schemas.mcp import GET_PROMPT, McpElicit, McpElicited, McpTool
 from schemas.worker_frames import Answer, Ask, Call, Progress, Result, WorkerError, WorkerFrame
 from toolhost.mcp_worker import bounds, shaping, tasks
-from toolhost.mcp_worker.bounds import MAX_DESCRIPTION, MAX_URI, Allowance
+from toolhost.mcp_worker.bounds import MAX_DESCRIPTION, Allowance
 from toolhost.mcp_worker.client import Client
 from toolhost.mcp_worker.failures import Failure, error_of
 from toolhost.mcp_worker.tasks import Task
@@ -372,8 +372,8 @@ def _question(params: types.ElicitRequestParams, *, again: bool) -> McpElicit:
     """A question as an agent is told it. Raises Failure for one that cannot be shown."""
     message = bounds.text(params.message, MAX_DESCRIPTION)
     if isinstance(params, types.ElicitRequestURLParams):
-        if not bounds.is_name(params.url, MAX_URI) or not params.url.startswith(("https://", "http://")):
-            raise Failure("E_MCP_PROTOCOL", "the server wants an address to be opened that is no http address")
+        if not bounds.is_page(params.url):
+            raise Failure("E_MCP_PROTOCOL", "the server wants an address to be opened that is no plain http address")
         return McpElicit(mode="url", message=message, url=params.url, again=again)
     if len(encode_value(params.requested_schema)) > MAX_FORM_BYTES:
         raise Failure("E_MCP_PROTOCOL", f"the server asks with a form of more than {MAX_FORM_BYTES} bytes")

@@ -164,6 +164,25 @@ def test_letters_that_nobody_sees_reach_no_model(letter: str) -> None:
     assert bounds.text("👩\u200d🔬 ❤\ufe0f", 50) == "👩\u200d🔬 ❤\ufe0f"
 
 
+@pytest.mark.parametrize(
+    ("url", "may"),
+    [
+        ("https://login.example/x?state=1", True),
+        ("http://localhost:8080/", True),
+        ("https://bank.example@evil.example/", False),
+        ("https://b\u0430nk.example/", False),
+        ("https://bank.example\\@evil.example/", False),
+        ("https://x.example/\u200b", False),
+        ("https:///x", False),
+        ("http://[::1", False),
+        ("javascript:alert(1)", False),
+        ("file:///etc/passwd", False),
+    ],
+)
+def test_pages_that_a_person_may_be_asked_to_open(url: str, may: bool) -> None:
+    assert bounds.is_page(url) is may
+
+
 @given(json_values, st.integers(0, 6), st.integers(0, 20))
 def test_a_value_passes_exactly_when_it_has_the_levels_and_values(value: Any, depth: int, values: int) -> None:
     def levels(item: Any) -> int:
