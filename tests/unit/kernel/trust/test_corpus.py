@@ -199,6 +199,14 @@ HIDDEN: dict[str, tuple[str, str]] = {
         f"{AGENT}  policy: {{toolCalls: {{allowRegistry: ['http-fetch__*']}}}}\n",
         "every public address (Tool/http-fetch)",
     ),
+    "every port of this machine for a login": (
+        WITH_EXTENSION.replace(
+            "{entry: ./ext/e.py}",
+            "{entry: '@goondan/base/mcp', config: {expose: {tools: true}, transport: {type: http,"
+            " endpoint: 'https://t.example/mcp', oauth: {hosts: ['localhost:*']}}}}",
+        ),
+        "every port of localhost, on this machine (Tool/e)",
+    ),
     "an agent's disk": (f"{AGENT}  policy: {{conversationMb: 1000000}}\n", "Agent/a: policy.conversationMb is 1000000"),
     **{
         f"a swarm's {name}": (
