@@ -208,19 +208,25 @@ class SizedWorkdirs:
 
 
 async def _read(fd: int) -> bytes:
-    """Read until the other end is closed; b"" when that takes too long or brings too much."""
-    reader = asyncio.StreamReader()
-    pipe = open(fd, "rb", 0, closefd=False)  # noqa: SIM115 # the transport closes it
-    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-        lambda: asyncio.StreamReaderProtocol(reader), pipe
-    )
+    """Read until the other end is closed; b"" when that takes too long or brings too much.
+
+    No transport: uvloop's closes the descriptor later, on its own, when its number may be another one's already.
+    """
+    loop, readable, data = asyncio.get_running_loop(), asyncio.Event(), b""
+    os.set_blocking(fd, False)
+    loop.add_reader(fd, readable.set)
     try:
         async with asyncio.timeout(PATIENCE_S + _LONGER_S):
-            await reader.readexactly(_MAX_ANSWER + 1)
-    except asyncio.IncompleteReadError as end:
-        return end.partial
+            while len(data) <= _MAX_ANSWER:
+                await readable.wait()
+                readable.clear()
+                with suppress(BlockingIOError):
+                    piece = os.read(fd, _MAX_ANSWER + 1)
+                    if not piece:
+                        return data
+                    data += piece
     except TimeoutError:
         pass
     finally:
-        transport.close()
+        loop.remove_reader(fd)
     return b""
