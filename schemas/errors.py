@@ -76,7 +76,7 @@ CODES: Final[dict[str, str]] = {
     # access tokens
     "E_OAUTH_APP": "Correct the OAuthApp document; docs/oauth.md has an example for each flow.",
     "E_OAUTH_KEY": "Put the right key back, or correct the owner and mode of the file and its folder.",
-    "E_OAUTH_LOGIN": "Open the page that the message names and log in; the next step of the agent connects.",
+    "E_OAUTH_LOGIN": "Run `gdn auth login mcp:PREFIX` and log in; the next step of the agent connects.",
     "E_OAUTH_REFUSED": "Run `gdn auth login` again; if it stays so, compare the OAuthApp with the server's settings.",
     "E_OAUTH_SCOPE": "Ask for scopes that the OAuthApp names, or add the missing ones to its `scopes`.",
     "E_OAUTH_SERVER": "Try again later; if it stays so, check the URLs of the OAuthApp and the network.",

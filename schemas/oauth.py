@@ -264,7 +264,7 @@ class ServerReply(Struct, frozen=True, rename="camel", omit_defaults=True, kw_on
     document: str | None = None
     #: Of `redirect`: the address.
     redirect_uri: str | None = None
-    #: Of `authorize`: what a person is told.
+    #: Of `authorize`: what agents and operators are told, without the page.
     message: str | None = None
     #: Of `authorize`: until when the person can agree: RFC 3339 in UTC.
     expires_at: str | None = None

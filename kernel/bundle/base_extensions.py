@@ -74,6 +74,12 @@ class BaseExtensions:
         return self._known[name]
 
     @staticmethod
+    def tool_names() -> frozenset[str]:
+        """The names of all Tools that they bring, used or not. The folder of `code-run` is `code_run`."""
+        folders = [folder for folder in tool_folders(IN_JAILS) if os.path.isfile(f"{folder}/{BROUGHT_MANIFEST}")]
+        return frozenset(os.path.basename(folder).replace("_", "-") for folder in folders)
+
+    @staticmethod
     def _folder(name: str) -> str | None:
         if not is_resource_name(name) or "_" in name:
             return None

@@ -97,7 +97,7 @@ class Checker:
         entry, policy, members = self._swarm(agents)
         used = {**self._base, **tools, **self._packaged, **self._brought}
         uses = [(agent.name, use) for agent in agents.values() if agent.name in members for use in agent.servers]
-        servers = check_servers(uses, used, self._files, self._report)
+        servers = check_servers(uses, used, self._base_extensions.tool_names(), self._files, self._report)
         check_budgets([agent for agent in agents.values() if agent.name in members], self._report)
         runnable = {name: tool for name, tool in tools.items() if tool.runs}
         return Checked(

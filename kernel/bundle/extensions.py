@@ -102,6 +102,9 @@ class Bundled(Protocol):
     def find(self, name: str) -> CheckedExtension | None:
         """The one of this name."""
 
+    def tool_names(self) -> frozenset[str]:
+        """The names of all Tools that they bring."""
+
 
 class NoBundled:
     """There are none."""
@@ -113,6 +116,10 @@ class NoBundled:
     def find(self, name: str) -> CheckedExtension | None:
         """None."""
         return None
+
+    def tool_names(self) -> frozenset[str]:
+        """None."""
+        return frozenset()
 
 
 def check_extension(extension: CheckedExtension, files: Files, report: Report, bundled: Bundled) -> None:

@@ -219,9 +219,14 @@ def _sandbox_faults(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def check_servers(
-    uses: Iterable[tuple[str, ServerUse]], taken: Mapping[str, CheckedTool], files: Files, report: Report
+    uses: Iterable[tuple[str, ServerUse]],
+    taken: Mapping[str, CheckedTool],
+    reserved: frozenset[str],
+    files: Files,
+    report: Report,
 ) -> dict[str, CheckedServer]:
-    """The servers of a bundle by their prefixes. `uses` are agents with the configs that they use. What is wrong with a
+    """The servers of a bundle by their prefixes. `uses` are agents with the configs that they use. `reserved` are names
+    of bundled Tools that a bundle has only with their extensions. What is wrong with a
     config by itself was reported before, and such a config makes no server.
     """
     servers: dict[str, CheckedServer] = {}
@@ -237,7 +242,7 @@ def check_servers(
         known = servers.get(prefix)
         if known is None:
             known = servers[prefix] = _server(prefix, use, files, report)
-            _check_name(prefix, use, taken, report)
+            _check_name(prefix, use, taken, reserved, report)
         elif known.spec.extension != use.extension:
             message = f"Extension/{use.extension} and Extension/{known.spec.extension} both have the prefix {prefix!r}"
             report.error("E_TOOL_NAME_CONFLICT", message, use.document.place(*use.at), _OTHER_PREFIX)
@@ -264,9 +269,11 @@ def _is_sound(use: ServerUse) -> bool:
 _OTHER_PREFIX: Final = "Give one of the two another namePrefix."
 
 
-def _check_name(prefix: str, use: ServerUse, taken: Mapping[str, CheckedTool], report: Report) -> None:
-    if prefix in taken:
-        whose = "the bundled Tool" if taken[prefix].bundled else "the Tool"
+def _check_name(
+    prefix: str, use: ServerUse, taken: Mapping[str, CheckedTool], reserved: frozenset[str], report: Report
+) -> None:
+    if prefix in taken or prefix in reserved:
+        whose = "the Tool" if prefix in taken and not taken[prefix].bundled else "the bundled Tool"
         message = f"Extension/{use.extension} has the prefix {prefix!r}, which is the name of {whose}"
         hint = f"Give it another namePrefix, such as {prefix}-mcp."
         report.error("E_TOOL_NAME_CONFLICT", message, use.document.place(*use.at), hint)

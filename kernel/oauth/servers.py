@@ -184,9 +184,10 @@ class Servers:
         asked = self._asked[key] = _Asked(key, url, state, self._clock() + LIFETIME_S)
         late = fail("E_OAUTH_REFUSED", f"nobody has agreed to {SERVER_APP}{key[0]} in time")
         asked.timer = asyncio.get_running_loop().call_later(LIFETIME_S, self._end, asked, late)
-        page = origin_of(url)
+        # Without the page: what is said here goes to an agent and its log, and the page has the state in it.
         message = (
-            f"the MCP server {key[0]} ({key[1]}) wants you to log in at {page}: open {url} in a browser on this machine"
+            f"the MCP server {key[0]} ({key[1]}) wants you to log in at {origin_of(url)}: "
+            f"`gdn auth login {SERVER_APP}{key[0]}` shows the page"
         )
         return ServerReply(message=message, expires_at=rfc3339_seconds(asked.expires_at))
 

@@ -111,7 +111,8 @@ def test_a_login_from_the_first_refusal_to_the_next_life_of_the_kernel(
     assert "E_OAUTH_LOGIN" in kernel.log("agent")
     first = page_of(kernel)
     assert first.startswith(f"{server.url}/authorize?")
-    assert first in kernel.log("agent")
+    assert first not in kernel.log("agent"), "the page has the state in it"
+    assert "gdn auth login" in kernel.log("agent")
 
     # Who holds tokens dies while the person is asked: the next step asks anew, and the client is not registered twice.
     os.kill(kernel.pid("oauth"), signal.SIGKILL)

@@ -132,8 +132,8 @@ def test_what_was_saved_for_one_endpoint_is_not_given_for_another(host: Host) ->
 
 def test_a_person_logs_in_and_the_worker_gets_what_the_browser_brought(host: Host) -> None:
     address, told = host.asks_a_person()
-    assert page(address) in told
-    assert "https://login.example" in told
+    assert "log in at https://login.example:443: `gdn auth login mcp:tracker` shows" in told
+    assert STATE not in told, "it goes to an agent and its log"
     client = host.world.client
     client.send(Frame("admin", id="who", payload=to_raw({"op": "auth.list"})))
     (waiting,) = host.world.answer(client, "who")["waiting"]

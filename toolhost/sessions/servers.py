@@ -164,7 +164,7 @@ class Servers:
 
     def has_to_log_in(self, live: LiveSession, call: Listing, now: float) -> list[Action]:
         """Answer a listing: nothing can be said before somebody has logged in."""
-        suggestion = f"Log in, or see `gdn auth login {SERVER_APP}{live.tool.name}`. The next step tries again."
+        suggestion = f"Run `gdn auth login {SERVER_APP}{live.tool.name}`. The next step tries again."
         message = live.session.login or ""
         self._answers.fail(call, tool_error("E_OAUTH_LOGIN", message, name="OAuthError", suggestion=suggestion))
         return self._machine.listed(live.session, call, now)
