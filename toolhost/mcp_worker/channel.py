@@ -13,6 +13,7 @@ from typing import Final
 import msgspec
 
 from schemas.worker_frames import MAX_WORKER_FRAME, HostFrame, WorkerFrame
+from toolhost.mcp_worker.outlet import Outlet
 
 #: Bytes of one read.
 READ_BYTES: Final = 65536
@@ -40,16 +41,15 @@ class Channel:
         self._on_frame = on_frame
         self._on_end = on_end
         self._have = bytearray()
-        self._unwritten: list[bytes | memoryview] = []
+        self._outlet = Outlet(channel, loop, on_broken=self._close)
         self._scheduled = False
-        self._writing = False
         loop.add_reader(self._fd, self._readable)
 
     def send(self, frame: WorkerFrame) -> None:
         """Queue a frame. Frames of one turn of the loop are written together."""
         body = _encode(frame)
-        self._unwritten.append(len(body).to_bytes(4, "little") + body)
-        if not self._scheduled and not self._writing:
+        self._outlet.put(len(body).to_bytes(4, "little") + body)
+        if not self._scheduled and not self._outlet.is_blocked:
             self._scheduled = True
             self._loop.call_soon(self._flush)
 
@@ -57,28 +57,12 @@ class Channel:
         """Wait until everything is written, but no longer than this."""
         end = self._loop.time() + seconds
         self._flush()
-        while self._unwritten and self._fd >= 0 and self._loop.time() < end:
+        while self._outlet.unwritten and self._loop.time() < end:
             await asyncio.sleep(0.005)
 
     def _flush(self) -> None:
         self._scheduled = False
-        if self._fd < 0 or not self._unwritten:
-            return
-        data = self._unwritten[0] if len(self._unwritten) == 1 else b"".join(self._unwritten)
-        try:
-            sent = self._socket.send(data)
-        except (BlockingIOError, InterruptedError):
-            sent = 0
-        except OSError:
-            self._close()
-            return
-        self._unwritten = [memoryview(data)[sent:]] if sent < len(data) else []
-        if bool(self._unwritten) != self._writing:
-            self._writing = not self._writing
-            if self._writing:
-                self._loop.add_writer(self._fd, self._flush)
-            else:
-                self._loop.remove_writer(self._fd)
+        self._outlet.flush()
 
     def _readable(self) -> None:
         try:
@@ -109,9 +93,7 @@ class Channel:
     def _close(self) -> None:
         if self._fd >= 0:
             self._loop.remove_reader(self._fd)
-            if self._writing:
-                self._loop.remove_writer(self._fd)
+            self._outlet.close()
             self._fd = -1
             self._socket.close()
-            self._unwritten.clear()
             self._on_end()

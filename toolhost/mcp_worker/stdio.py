@@ -25,6 +25,7 @@ from pydantic import ValidationError
 
 from toolhost.mcp_worker import bounds
 from toolhost.mcp_worker.lines import GONE, LEFT, Answered, Asked, Flood, Id, Lines, Noise, Told, encode
+from toolhost.mcp_worker.outlet import Outlet
 
 #: Bytes of one read.
 READ_BYTES: Final = 65536
@@ -107,9 +108,8 @@ class Stdio:
         self._open: dict[Id, _Open] = {}
         self._asked: dict[Id, tuple[asyncio.Task[None], _Incoming]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._unwritten: list[bytes | memoryview] = []
-        self._unread = 0
-        self._writing = False
+        self._outlet = Outlet(server, loop, on_broken=self._deaf)
+        self._is_deaf = False
         self._ended: str | None = None
         self._over = asyncio.Event()
         self._on_request: OnRequest | None = None
@@ -199,35 +199,17 @@ class Stdio:
     # --- the descriptor
 
     def _write(self, data: bytes) -> None:
-        if self._ended is not None or self._fd < 0:
+        if self._ended is not None or self._is_deaf:
             return
-        self._unwritten.append(data)
-        self._unread += len(data)
-        if self._unread > MAX_UNREAD:
+        self._outlet.put(data)
+        if self._outlet.unwritten > MAX_UNREAD:
             self.close(f"it left {MAX_UNREAD >> 20} MiB unread")
-        elif not self._writing:
-            self._flush()
+        elif not self._outlet.is_blocked:
+            self._outlet.flush()
 
-    def _flush(self) -> None:
-        if self._fd < 0:
-            return
-        data = self._unwritten[0] if len(self._unwritten) == 1 else b"".join(self._unwritten)
-        try:
-            sent = self._socket.send(data)
-        except (BlockingIOError, InterruptedError):
-            sent = 0
-        except OSError:
-            self._unwritten.clear()  # it does not read any more; what it wrote before is still read
-            self._unread = 0
-            sent = len(data)
-        self._unwritten = [memoryview(data)[sent:]] if sent < len(data) else []
-        self._unread = sum(map(len, self._unwritten))
-        if bool(self._unwritten) != self._writing:
-            self._writing = not self._writing
-            if self._writing:
-                self._loop.add_writer(self._fd, self._flush)
-            else:
-                self._loop.remove_writer(self._fd)
+    def _deaf(self) -> None:
+        """The server reads no more. What it wrote before is still read."""
+        self._is_deaf = True
 
     def _readable(self) -> None:
         try:
@@ -262,11 +244,9 @@ class Stdio:
             return
         self._ended = f"the server is gone: {reason}"
         self._loop.remove_reader(self._fd)
-        if self._writing:
-            self._loop.remove_writer(self._fd)
+        self._outlet.close()
         self._fd = -1
         self._socket.close()
-        self._unwritten.clear()
         for waiting in self._open.values():
             if not waiting.future.done():
                 waiting.future.set_exception(MCPError(code=GONE, message=self._ended))
