@@ -35,7 +35,7 @@ class Aside:
         self._turn_of = asyncio.Lock()
         self._asking: asyncio.Task[ModelAnswer] | None = None
 
-    async def ask(self, provider: Provider, model: ModelSpec, text: str, system: str | None, step: int) -> str:
+    async def ask(self, provider: Provider, model: ModelSpec, text: str, system: str | None, step: int) -> ModelAnswer:
         """The model's answer to `text` in this step (from 1). Raises GoondanError."""
         async with self._turn_of:
             request = ModelRequest(
@@ -54,7 +54,7 @@ class Aside:
                 asking.cancel()  # nothing, once it has ended
             if asking.cancelled():
                 raise fail("E_MODEL_FAILED", "the model was asked by an extension, and said nothing for too long")
-            return asking.result().text
+            return asking.result()
 
     def stop(self) -> None:
         """Give up the question that is open."""

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
+from agentproc.providers.base import ModelAnswer
 from agentproc.tool_asks import Asked
 from schemas.address import SEPARATOR
 from schemas.errors import GoondanError, error_payload, fail
@@ -30,7 +31,7 @@ _SPEAKERS: Final = {"user": "User", "assistant": "Assistant"}
 log = logging.getLogger("agentproc")
 
 #: Asks the model: a text and a system prompt. Raises GoondanError.
-AskModel = Callable[[str, str | None], Awaitable[str]]
+AskModel = Callable[[str, str | None], Awaitable[ModelAnswer]]
 
 
 class SamplingRequest(Struct, rename="camel"):
@@ -85,9 +86,13 @@ class Sampling:
             log.exception("a request of the call %s to the model", asked.call_id)
             asked.refuse(error_payload("E_INTERNAL", f"the model was not asked: {type(error).__name__}"))
         else:
-            content = {"type": "text", "text": said}
             asked.answer(
-                {"role": "assistant", "content": content, "model": self._model_name(), "stopReason": "endTurn"}
+                {
+                    "role": "assistant",
+                    "content": {"type": "text", "text": said.text},
+                    "model": said.model or self._model_name(),
+                    "stopReason": "maxTokens" if said.cut_off else "endTurn",
+                }
             )
 
 

@@ -36,7 +36,7 @@ from agentproc.model_calls import ModelCalls
 from agentproc.notes import TurnNotes, results_of
 from agentproc.operators_work import note_work
 from agentproc.own_calls import OwnCalls
-from agentproc.providers.base import ModelRequest
+from agentproc.providers.base import ModelAnswer, ModelRequest
 from agentproc.sampling import Sampling
 from agentproc.step_config import TurnConfig
 from agentproc.store import TurnRow
@@ -144,7 +144,7 @@ class TurnRun:
             lost=self.abandon,
             noted=self._noted,
         )
-        models = self._models = ModelCalls(
+        self._models = ModelCalls(
             instance,
             self._event_id,
             self._notes,
@@ -170,7 +170,7 @@ class TurnRun:
                 push=self.push,
                 use=calls.use,
                 lost=self.abandon,
-                ask_aside=lambda *question: models.aside.ask(instance.provider, self._config.in_force.model, *question),
+                ask_aside=self._text_aside,
             )
         calls.stages = self._stages
         #: The function that performs each action, after the messages of the actions were stored.
@@ -200,17 +200,19 @@ class TurnRun:
     def _make_sampling(self) -> Sampling:
         """What answers MCP servers that ask the agent's model."""
 
-        def ask(text: str, system: str | None) -> Awaitable[str]:
-            step = max(1, self.turn.steps)
-            return self._models.aside.ask(self._instance.provider, self._config.in_force.model, text, system, step)
-
         self._sampling = Sampling(
-            ask,
+            lambda text, system: self._ask_aside(text, system, max(1, self.turn.steps)),
             lambda: self._config.in_force.model.model,
             lambda: self._instance.spec.extensions,
             self._instance.caller.tool_of,
         )
         return self._sampling
+
+    def _ask_aside(self, text: str, system: str | None, step: int) -> Awaitable[ModelAnswer]:
+        return self._models.aside.ask(self._instance.provider, self._config.in_force.model, text, system, step)
+
+    async def _text_aside(self, text: str, system: str | None, step: int) -> str:
+        return (await self._ask_aside(text, system, step)).text
 
     # --- life
 

@@ -23,11 +23,12 @@ from agentproc.providers.vendor import (
     AnswerSize,
     Fault,
     WireRequest,
-    cut_off,
     decode_json,
     empty,
     encode_json,
     error_words,
+    model_name,
+    written_calls,
 )
 from agentproc.turn import AskedCall
 from schemas.launch import CatalogItem, ModelSpec
@@ -208,6 +209,11 @@ def offer(item: CatalogItem) -> Tool:
 # --- the answer -------------------------------------------------------------------------------------------------------
 
 
+class _OutputDetails(Struct, frozen=True):
+    #: How many are thinking.
+    thinking_tokens: int | None = None
+
+
 class _Usage(Struct, frozen=True):
     #: Tokens of the request that were not in a cache.
     input_tokens: int | None = None
@@ -217,6 +223,8 @@ class _Usage(Struct, frozen=True):
     cache_creation_input_tokens: int | None = None
     #: Tokens of the request that were read from the cache.
     cache_read_input_tokens: int | None = None
+    #: What the tokens of the answer were.
+    output_tokens_details: _OutputDetails | None = None
 
 
 class _Message(Struct, frozen=True):
@@ -230,6 +238,8 @@ class _Message(Struct, frozen=True):
     usage: _Usage | None = None
     #: The error of a failed request.
     error: Any = None
+    #: The name of the model that answers.
+    model: Any = None
 
 
 class _Delta(Struct, frozen=True):
@@ -297,6 +307,8 @@ class Reader:
         self._stop: str | None = None
         self._usage: _Usage | None = None
         self._output_tokens = 0
+        self._thinking_tokens = 0
+        self._answered: str | None = None
 
     @property
     def content(self) -> int:
@@ -310,6 +322,7 @@ class Reader:
         said = decode_json(_decode_event, event.data)
         match said.type or event.name:
             case "message_start" if said.message is not None:
+                self._answered = model_name(said.message.model)
                 self._count(said.message.usage)
             case "content_block_start" if said.content_block is not None:
                 self._size.count(max(0, len(event.data) - _EMPTY_BLOCK))  # thoughts come whole, and are kept
@@ -332,7 +345,7 @@ class Reader:
         if message.error is not None:
             raise _stream_error(message.error)
         self._count(message.usage)
-        self._stop, self.done = message.stop_reason, True
+        self._stop, self.done, self._answered = message.stop_reason, True, model_name(message.model)
         return "".join([self._begin(index, block) for index, block in enumerate(message.content)])
 
     def answer(self) -> ModelAnswer:
@@ -343,16 +356,20 @@ class Reader:
         text = "".join([piece for block in blocks if block.kind == "text" for piece in block.pieces])
         calls = [_call(block) for block in blocks if block.kind == "tool_use"]
         if self._stop in _CUT:
-            calls = cut_off(calls, [not "".join(block.pieces) for block in blocks if block.kind == "tool_use"])
+            calls = written_calls(calls, [not "".join(block.pieces) for block in blocks if block.kind == "tool_use"])
         if not calls and not text.strip():
             raise empty(self._stop, ("end_turn", "stop_sequence", "tool_use"))
+        thoughts = [thought for block in blocks if block.kind == "thinking" and (thought := _thinking(block))]
         usage = self._usage
         return ModelAnswer(
             text=text,
             calls=calls,
             finish_reason=self._stop,
-            usage=None if usage is None else _counted(usage, self._output_tokens),
+            usage=None if usage is None else _counted(usage, self._output_tokens, self._thinking_tokens),
             metadata=self._keep(blocks),
+            reasoning="\n\n".join(thoughts),
+            cut_off=self._stop in _CUT,
+            model=self._answered,
         )
 
     # --- inside
@@ -397,12 +414,14 @@ class Reader:
         if self._usage is None or usage.input_tokens:
             self._usage = usage
         self._output_tokens = usage.output_tokens or self._output_tokens
+        if usage.output_tokens_details is not None:
+            self._thinking_tokens = usage.output_tokens_details.thinking_tokens or self._thinking_tokens
 
 
-def _counted(usage: _Usage, output_tokens: int) -> Usage:
+def _counted(usage: _Usage, output_tokens: int, thinking_tokens: int) -> Usage:
     """The usage with every input token counted, also those that went into the vendor's cache or came from it."""
     cached, written = usage.cache_read_input_tokens or 0, usage.cache_creation_input_tokens or 0
-    return Usage((usage.input_tokens or 0) + cached + written, output_tokens, cached, written)
+    return Usage((usage.input_tokens or 0) + cached + written, output_tokens, cached, written, thinking_tokens)
 
 
 def _call(block: _Open) -> AskedCall:
@@ -416,9 +435,13 @@ def _thought(block: _Open) -> dict[str, Any]:
     """A block of thinking in the form that the vendor wants back: whole, with its signature."""
     if block.kind == "redacted_thinking":
         return block.block
-    thought = "".join(block.pieces) or _text(block.block.get("thinking"))
+    thought = _thinking(block)
     signature = "".join(block.signature) or _text(block.block.get("signature"))
     return {**block.block, "thinking": thought, "signature": signature}
+
+
+def _thinking(block: _Open) -> str:
+    return "".join(block.pieces) or _text(block.block.get("thinking"))
 
 
 def _text(value: Any) -> str:

@@ -55,6 +55,8 @@ class Usage(Struct, frozen=True):
     cached_tokens: int = 0
     #: The part of `input_tokens` that was put into the vendor's cache.
     cache_write_tokens: int = 0
+    #: The part of `output_tokens` that the model wrote as reasoning.
+    reasoning_tokens: int = 0
 
 
 class ModelAnswer(Struct, frozen=True, kw_only=True):
@@ -70,6 +72,12 @@ class ModelAnswer(Struct, frozen=True, kw_only=True):
     usage: Usage | None = None
     #: Data that the vendor wants to get back (history.py, `kept_by`). It goes into the metadata of the stored message.
     metadata: dict[str, Any] | None = None
+    #: The reasoning as text, as far as the vendor shows it. It is no part of the answer.
+    reasoning: str = ""
+    #: Whether the answer ends where the model reached its limit of tokens.
+    cut_off: bool = False
+    #: The name that the server gives to the model that answered; None when it gives none.
+    model: str | None = None
 
 
 class TextDelta(Struct, frozen=True):

@@ -23,11 +23,12 @@ from agentproc.providers.vendor import (
     AnswerSize,
     Fault,
     WireRequest,
-    cut_off,
     decode_json,
     empty,
     encode_json,
     error_words,
+    model_name,
+    written_calls,
 )
 from agentproc.turn import AskedCall
 from schemas.launch import CatalogItem, ModelSpec
@@ -153,7 +154,15 @@ def offer(item: CatalogItem) -> dict[str, Any]:
 
 
 class _PromptDetails(Struct, frozen=True):
+    #: How many came from a cache.
     cached_tokens: int | None = None
+    #: How many were put into a cache.
+    cache_write_tokens: int | None = None
+
+
+class _CompletionDetails(Struct, frozen=True):
+    #: How many are reasoning.
+    reasoning_tokens: int | None = None
 
 
 class _Usage(Struct, frozen=True):
@@ -161,8 +170,10 @@ class _Usage(Struct, frozen=True):
     prompt_tokens: int | None = None
     #: Tokens of the answer.
     completion_tokens: int | None = None
-    #: How many of them came from a cache.
+    #: What the tokens of the request were.
     prompt_tokens_details: _PromptDetails | None = None
+    #: What the tokens of the answer were.
+    completion_tokens_details: _CompletionDetails | None = None
 
 
 class _Delta(Struct, frozen=True):
@@ -202,6 +213,8 @@ class _Chunk(Struct, frozen=True):
     message: Any = None
     #: The code of such an error.
     code: Any = None
+    #: The name of the model that answers.
+    model: Any = None
 
 
 _decode_chunk: Final = msgspec.json.Decoder(_Chunk)
@@ -234,14 +247,15 @@ class Reader:
         self._text: list[str] = []
         self._calls: list[_Call] = []
         self._size = AnswerSize()
-        self._reasoning = 0  # characters; they are not kept
+        self._reasoning: list[str] = []
+        self._answered: str | None = None
         self._stop: str | None = None
         self._usage: Usage | None = None
 
     @property
     def content(self) -> int:
         """How much the model has said so far (characters), with the reasoning that many servers stream."""
-        return self._size.chars + self._reasoning
+        return self._size.chars
 
     def read(self, event: SseEvent) -> str:
         """Take the next event. Returns the text that it adds."""
@@ -264,7 +278,7 @@ class Reader:
         text = "".join(self._text)
         calls = [call.asked() for call in self._calls]
         if self._stop == "length":
-            calls = cut_off(calls, [call.whole is None and not "".join(call.pieces) for call in self._calls])
+            calls = written_calls(calls, [call.whole is None and not "".join(call.pieces) for call in self._calls])
         if not calls and not text.strip():
             raise empty(self._stop, ("stop", "tool_calls", "function_call"))
         extras = [call.extra for call in self._calls]
@@ -274,6 +288,9 @@ class Reader:
             finish_reason=self._stop,
             usage=self._usage,
             metadata=kept_by("openai", self._model, calls=extras) if any(extras) else None,
+            reasoning="".join(self._reasoning),
+            cut_off=self._stop == "length",
+            model=self._answered,
         )
 
     # --- inside
@@ -282,9 +299,9 @@ class Reader:
         if chunk.error is not None or chunk.object == "error":
             raise _stream_error(chunk)
         if chunk.usage is not None:
-            details = chunk.usage.prompt_tokens_details
-            cached = 0 if details is None else details.cached_tokens or 0
-            self._usage = Usage(chunk.usage.prompt_tokens or 0, chunk.usage.completion_tokens or 0, cached)
+            self._usage = _counted(chunk.usage)
+        if self._answered is None:
+            self._answered = model_name(chunk.model)
         text = ""
         for choice in chunk.choices or []:
             if choice.index:
@@ -292,7 +309,9 @@ class Reader:
             said = choice.delta or choice.message
             if said is not None:
                 piece = self._size.add(_content(said.content) + (said.refusal or ""))
-                self._reasoning += len(_text(said.reasoning_content)) + len(_text(said.reasoning))
+                thought = _text(said.reasoning_content) or _text(said.reasoning)  # some servers send both
+                if thought:
+                    self._reasoning.append(self._size.add(thought))
                 if piece:
                     self._text.append(piece)
                     text += piece
@@ -333,6 +352,17 @@ class Reader:
             raise Fault("final", f"an answer of more than {MAX_CALLS} tool calls")
         self._calls.append(_Call(index))
         return self._calls[-1]
+
+
+def _counted(usage: _Usage) -> Usage:
+    read, wrote = usage.prompt_tokens_details or _PromptDetails(), usage.completion_tokens_details
+    return Usage(
+        usage.prompt_tokens or 0,
+        usage.completion_tokens or 0,
+        read.cached_tokens or 0,
+        read.cache_write_tokens or 0,
+        0 if wrote is None else wrote.reasoning_tokens or 0,
+    )
 
 
 def _content(content: Any) -> str:

@@ -25,6 +25,8 @@ from schemas.codec import describe_decode_error, replace_surrogates
 MAX_ANSWER_CHARS: Final = 1 << 20
 #: The most tool calls of one answer. Each becomes a process's work and a message of the conversation.
 MAX_CALLS: Final = 1024
+#: The longest name of a model that is kept (characters).
+MAX_MODEL_NAME: Final = 200
 #: How much of a vendor's own text is shown (characters).
 MAX_WORDS: Final = 500
 
@@ -169,7 +171,7 @@ class AnswerSize:
             raise Fault("final", f"an answer of more than {MAX_ANSWER_CHARS} characters")
 
 
-def cut_off(calls: list[AskedCall], unwritten: list[bool]) -> list[AskedCall]:
+def written_calls(calls: list[AskedCall], unwritten: list[bool]) -> list[AskedCall]:
     """The calls of an answer that reached its token limit. A last call that was not written to its end is dropped."""
     if calls and (calls[-1].broken is not None or unwritten[-1]):
         last = calls[-1]
@@ -186,6 +188,11 @@ def empty(stop: str | None, usual: tuple[str, ...]) -> Fault:
 
 
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\s]+")
+
+
+def model_name(value: Any) -> str | None:
+    """The name of the model that answered, from a field of the answer. None when it is no name."""
+    return plain(value)[:MAX_MODEL_NAME] or None if isinstance(value, str) else None
 
 
 def plain(text: str) -> str:

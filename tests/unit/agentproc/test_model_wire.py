@@ -421,7 +421,10 @@ def tool(
 
 def test_an_answer_of_anthropic() -> None:
     answer = read_anthropic(
-        {"type": "message_start", "message": {"usage": {"input_tokens": 5, "cache_read_input_tokens": 2}, "new": 1}},
+        {
+            "type": "message_start",
+            "message": {"usage": {"input_tokens": 5, "cache_read_input_tokens": 2}, "new": 1, "model": "m-2026"},
+        },
         {"type": "ping"},
         {"type": "some_new_event", "index": 0, "delta": {"type": "x"}},
         begin(0, type="text", text="", citations=None),
@@ -445,6 +448,7 @@ def test_an_answer_of_anthropic() -> None:
         ("t2", "c__d", {"whole": True}, None),
     ]
     assert (answer.finish_reason, answer.usage, answer.metadata) == ("tool_use", Usage(7, 4, 2), None)
+    assert (answer.reasoning, answer.cut_off, answer.model) == ("", False, "m-2026")
 
 
 def test_thinking_goes_back_as_it_came_and_where_it_was() -> None:
@@ -456,8 +460,14 @@ def test_thinking_goes_back_as_it_came_and_where_it_was() -> None:
         begin(2, type="tool_use", id="t1", name="a__b", input={}),
         begin(3, type="redacted_thinking", data="xyz"),
         begin(4, type="tool_use", id="t2", name="a__b", input={}),
-        stop("tool_use"),
+        begin(5, type="thinking", thinking="aha", signature="s2"),
+        {
+            "type": "message_delta",
+            "delta": {"stop_reason": "tool_use"},
+            "usage": {"output_tokens": 9, "output_tokens_details": {"thinking_tokens": 6}},
+        },
     )
+    assert (answer.reasoning, answer.usage) == ("hm\n\naha", Usage(0, 9, reasoning_tokens=6))
     said = AssistantData([TextPart(answer.text), *(ToolCallPart(c.id, c.name, c.args) for c in answer.calls)])
     messages = [message(0, UserData("go")), message(1, said, **(answer.metadata or {}))]
     expected: list[dict[str, Any]] = [
@@ -466,6 +476,7 @@ def test_thinking_goes_back_as_it_came_and_where_it_was() -> None:
         {"type": "tool_use", "id": "t1", "name": "a__b", "input": {}},
         {"type": "redacted_thinking", "data": "xyz"},
         {"type": "tool_use", "id": "t2", "name": "a__b", "input": {}},
+        {"type": "thinking", "thinking": "aha", "signature": "s2"},
     ]
     assert body(messages)["messages"][1]["content"] == expected
     plain = [part for part in expected if "thinking" not in part["type"]]
@@ -495,11 +506,39 @@ def test_an_answer_of_openai() -> None:
         chunk(tool_calls=[tool(0, None, None, '{"x":')]),
         chunk(tool_calls=[tool(1, "c2", "c__d", "{}"), tool(0, None, "a__b", " 1}")]),
         chunk("tool_calls"),
-        {"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": 4}},
+        {
+            "choices": [],
+            "model": "m\n2026",
+            "usage": {
+                "prompt_tokens": 5,
+                "completion_tokens": 4,
+                "prompt_tokens_details": {"cached_tokens": 3, "cache_write_tokens": 1},
+                "completion_tokens_details": {"reasoning_tokens": 2},
+            },
+        },
     )
     assert answer.text == "안녕"
     assert [(c.id, c.name, c.args) for c in answer.calls] == [("c1", "a__b", {"x": 1}), ("c2", "c__d", {})]
-    assert (answer.finish_reason, answer.usage, answer.metadata) == ("tool_calls", Usage(5, 4), None)
+    assert (answer.finish_reason, answer.usage, answer.metadata) == ("tool_calls", Usage(5, 4, 3, 1, 2), None)
+    assert (answer.reasoning, answer.cut_off, answer.model) == ("hm", False, "m 2026")
+
+
+@pytest.mark.parametrize(
+    ("deltas", "reasoning"),
+    [
+        ([{"reasoning_content": "a"}, {"reasoning_content": "b", "reasoning": "b"}, {"content": "x"}], "ab"),
+        ([{"reasoning": "a"}, {"reasoning": {"not": "text"}}, {"reasoning": "b", "content": "x"}], "ab"),
+    ],
+)
+def test_reasoning_is_kept_under_either_name_and_is_no_text(deltas: list[dict[str, Any]], reasoning: str) -> None:
+    answer = read_openai(*(chunk(**fields) for fields in deltas), chunk("length"))
+    assert (answer.text, answer.reasoning, answer.cut_off) == ("x", reasoning, True)
+
+
+@pytest.mark.parametrize("reason", ["max_tokens", "model_context_window_exceeded"])
+def test_an_answer_of_anthropic_that_was_cut_off_says_so(reason: str) -> None:
+    assert read_anthropic(begin(0, type="text", text="half"), stop(reason)).cut_off
+    assert not read_anthropic(begin(0, type="text", text="whole"), stop("end_turn")).cut_off
 
 
 @pytest.mark.parametrize(

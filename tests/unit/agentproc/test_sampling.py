@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from msgspec import Raw, structs
 
+from agentproc.providers.base import ModelAnswer
 from agentproc.sampling import MAX_TEXT, Sampling, SamplingRequest, is_granted, text_of
 from agentproc.tool_asks import ToolAsks
 from schemas.codec import from_raw, to_raw
@@ -26,6 +27,7 @@ class Turn:
         self.sent: list[Frame] = []
         self.asked: list[tuple[str, str | None]] = []
         self.error: Exception | None = None
+        self.answer = ModelAnswer(text="four")
         self.sampling = Sampling(self.ask, lambda: "m-1", lambda: [GRANTED, NOT], lambda call_id: tool)
         self.asks = ToolAsks(self, {"t1/c1"}.__contains__)
         self.asks.handle("sample", self.sampling.take)
@@ -34,11 +36,11 @@ class Turn:
         self.sent.append(frame)
         return True
 
-    async def ask(self, text: str, system: str | None) -> str:
+    async def ask(self, text: str, system: str | None) -> ModelAnswer:
         self.asked.append((text, system))
         if self.error is not None:
             raise self.error
-        return "four"
+        return self.answer
 
     async def take(self, **request: Any) -> Any:
         payload = to_raw(ToolAsk(1, "sample", to_raw(request)))
@@ -60,6 +62,13 @@ async def test_a_granted_server_is_answered_by_the_agents_model() -> None:
         "stopReason": "endTurn",
     }
     assert turn.asked == [("What is 2 + 2?", "Be brief.")]
+
+
+async def test_the_answer_says_which_model_gave_it_and_that_it_was_cut_off() -> None:
+    turn = Turn()
+    turn.answer = ModelAnswer(text="fo", reasoning="2 + 2", cut_off=True, model="m-1-2026")
+    answer = await turn.take(messages=[{"role": "user", "content": TEXT}])
+    assert (answer["content"]["text"], answer["model"], answer["stopReason"]) == ("fo", "m-1-2026", "maxTokens")
 
 
 @pytest.mark.parametrize("tool", ["b__think", "c__think", "a2__think", ""])
