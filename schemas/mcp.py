@@ -202,6 +202,8 @@ class McpServerInit(Struct, frozen=True, rename="camel", omit_defaults=True, kw_
     idle_ms: int | None = None
     #: Of `http`: how it is logged in to.
     oauth: McpOAuth | None = None
+    #: The handshake is tried first: this server has ended when it was asked for a version without one.
+    handshake: bool = False
 
     def __repr__(self) -> str:
         """As in a log or a traceback: without headers."""

@@ -47,6 +47,10 @@ tools |= {"die": die, "tell": tell, "steps": steps, "half": half}
 LIES = """
 def answer(ask, honest=answer): return {"tools": "no list"} if ask["method"] == "tools/list" else honest(ask)
 """
+#: A server of old that ends when it is asked what it does not know.
+STRICT = """
+def answer(ask, honest=answer): return os._exit(1) if ask["method"] == "server/discover" else honest(ask)
+"""
 #: A server that does not hear that its input is closed, and what it does with a signal.
 DEAF = """
 def end(number, frame): open(KEPT + "/signal", "w").close(); os._exit(0)
@@ -75,6 +79,7 @@ def servers(folder: Path) -> list[ToolSpec]:
         make_server(folder, name="stubborn", sandbox=writes, last=deaf.replace("HANDLER", "signal.SIG_IGN")),
         make_server(folder, name="early", last="sys.exit('KEY is not set')"),
         make_server(folder, LIES, name="lies"),
+        make_server(folder, STRICT, name="strict"),
         make_server(folder, LIES.replace('"no list"', "'x' * (17 << 20)"), name="shouts"),
         replace(missing, server=replace(missing.server, command=["no-such-program", "x"])),
     ]
@@ -286,6 +291,14 @@ async def test_a_dead_server_fails_its_calls_at_once_with_its_last_words(served:
     assert after["session"] != before["session"]
     assert text(await made.call("dies__echo", {"a": 1})) == {"a": 1}
     assert (await made.call("dies__echo", agent="other"))["error"]["code"] == "E_MCP_GONE"
+
+
+@in_module
+async def test_a_server_that_ends_at_the_newer_question_is_asked_the_older_one_next(served: Served) -> None:
+    assert (await served.asker.ask("strict"))["code"] == "E_MCP_CONNECT"
+    again = await served.asker.ask("strict")
+    assert again.get("protocolVersion") == "2025-11-25", again
+    assert text(await served.made.call("strict__echo", {"a": 1})) == {"a": 1}
 
 
 @in_module

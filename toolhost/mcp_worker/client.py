@@ -158,7 +158,7 @@ class Client:
             async with asyncio.timeout(CONNECT_S) as self._connecting:
                 dispatcher = self._dispatcher = await stack.enter_async_context(way())
                 session = await stack.enter_async_context(self._opened(dispatcher))
-                await negotiate(session)
+                await negotiate(session, handshake=self._init.handshake)
                 self._session = session
                 watcher = await self._watch()
                 found = await self.look()
@@ -374,8 +374,13 @@ class Client:
         return self.roots()
 
 
-async def negotiate(session: ClientSession) -> None:
-    """Find the newest version that both sides speak: without a handshake, else with one. Raises MCPError, Failure."""
+async def negotiate(session: ClientSession, *, handshake: bool = False) -> None:
+    """Find the newest version that both sides speak: without a handshake, else with one. `handshake`: the other way
+    round. Raises MCPError, Failure.
+    """
+    if handshake:
+        await _negotiate_old_first(session)
+        return
     try:
         await session.discover()
     except MCPError as error:
@@ -396,6 +401,19 @@ async def negotiate(session: ClientSession) -> None:
         await session.discover()
     except RuntimeError as error:
         raise Failure("E_MCP_CONNECT", bounds.line(str(error), 300)) from None
+
+
+async def _negotiate_old_first(session: ClientSession) -> None:
+    try:
+        await session.initialize()
+    except MCPError as error:
+        if is_gone(error):
+            raise
+    except (RuntimeError, ValidationError):
+        pass  # it speaks no version of that kind
+    else:
+        return
+    await session.discover()
 
 
 def _agreed(honored: types.SubscriptionFilter) -> set[NewsKind]:

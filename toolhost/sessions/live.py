@@ -102,13 +102,15 @@ class LiveSession:
         loop: asyncio.AbstractEventLoop,
         *,
         folder: str | None = None,
+        handshake: bool = False,
     ) -> None:
         """Tell the worker what to load, with the granted part of `environment`. It waits for its network, if any.
 
         A shared jail is for everybody, so it gets nothing of the environment. `folder` is the one that its calls name.
+        `handshake`: the server is asked by the handshake first.
         """
         if self.tool.server is not None:
-            self._connect(self.tool.server)
+            self._connect(self.tool.server, handshake=handshake)
             return
         tool, jail = self.tool, self.jail
         assert isinstance(jail, Jail)
@@ -141,7 +143,7 @@ class LiveSession:
         if self.network is not None:
             (self.sandboxes or jail).hold()  # until its sockets are there
 
-    def _connect(self, server: McpServerSpec) -> None:
+    def _connect(self, server: McpServerSpec, *, handshake: bool) -> None:
         """Tell an MCP worker which server it speaks with. The server waits for its network, if it has one."""
         tool, plan = self.tool, self.jail.plan
         if self.network is None and plan.layout is not None:
@@ -158,6 +160,7 @@ class LiveSession:
             longest_export=longest_export(tool.name),
             idle_ms=int(server.idle_s * 1000),
             oauth=server.oauth,
+            handshake=handshake,
         )
         init = Init(
             protocol=WORKER_PROTOCOL,

@@ -23,6 +23,7 @@ from toolhost.jails.launch import launch
 from toolhost.jails.network import JailNetwork
 from toolhost.jails.sized_workdirs import SizedWorkdirs
 from toolhost.jails.write_exposures import WriteExposures
+from toolhost.mcp.eras import Eras
 from toolhost.mcp.server_jail import (
     Ends,
     RemoteServer,
@@ -73,6 +74,8 @@ class JailStarter:
         self._sized = SizedWorkdirs(powers) if sized is None else sized
         #: Forks the workers of MCP servers.
         self.template = TemplateLink(loop, powers)
+        #: How servers are asked first.
+        self._eras = Eras()
 
     def configure(self, spec: ToolHostSpec) -> None:
         """Start jails by `spec` from now on."""
@@ -142,7 +145,8 @@ class JailStarter:
         session.permissions = _permissions(tool)
         live = LiveSession(session, jail, tool, hiding, claim)
         folder = None if call.folder is None else call.folder.path
-        live.load(self._environment, owner, self._loop, folder=folder)
+        handshake = self._eras.handshake_first(tool)
+        live.load(self._environment, owner, self._loop, folder=folder, handshake=handshake)
         return live
 
     def _with_granted_variables(self, tool: ToolSpec) -> ToolSpec:
@@ -190,6 +194,8 @@ class JailStarter:
 
     def ended(self, live: LiveSession) -> None:
         """The last process of this jail is gone."""
+        if isinstance(live.jail, ServerJail) and not live.jail.live:
+            self._eras.ended_early(live.tool)
         self._sized.release(live.claim)
         self.powers.offload.submit(partial(self._exposures.end, live.named))
 
