@@ -52,6 +52,8 @@ class ModelSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only
     key_origin: str | None = None
     #: What it costs; None: nothing.
     pricing: Pricing | None = None
+    #: How many tokens its context holds, as the bundle says; None: it does not say.
+    context_tokens: int | None = None
 
     def __repr__(self) -> str:
         """The text for logs and tracebacks: without the key."""

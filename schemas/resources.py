@@ -27,6 +27,7 @@ from schemas.launch import (
     PythonSpec,
 )
 from schemas.model_providers import NamedProvider
+from schemas.model_windows import LEAST_WINDOW, MOST_WINDOW
 
 API_V1: Final = "goondan.ai/v1"
 #: The older spelling, of v0.9 (COMPAT-01).
@@ -221,6 +222,13 @@ class ModelBody(_Strict, frozen=True):
     )
     params: Annotated[dict[str, Any], Meta(description="Parameters of every request, for example temperature.")] = {}
     pricing: Annotated[Pricing | None, Meta(description="What it costs; [budgets](budgets.md) count with it.")] = None
+    context_tokens: Annotated[
+        Annotated[int, Meta(ge=LEAST_WINDOW, lt=MOST_WINDOW)] | None,
+        Meta(
+            description="How many tokens its context holds. Without it: what the server says, or what is known of a "
+            "vendor's model, or what a refused request tells."
+        ),
+    ] = None
 
 
 class ModelConfig(_Strict, frozen=True):

@@ -28,6 +28,7 @@ from agentproc.providers.vendor import (
     encode_json,
     error_words,
     model_name,
+    stream_fault,
     written_calls,
 )
 from agentproc.turn import AskedCall
@@ -450,7 +451,7 @@ def _text(value: Any) -> str:
 
 def _stream_error(error: Any) -> Fault:
     kind = _text(error.get("type")) if isinstance(error, dict) else ""
-    return Fault("busy" if kind in _PASSING else "final", f"an error: {error_words(error) or kind[:80] or 'no reason'}")
+    return stream_fault(error, kind in _PASSING, error_words(error) or kind[:80] or "no reason")
 
 
 #: The part that each provider's module has (agentproc/providers/choose.py). The streams are as the vendor writes them.

@@ -15,9 +15,10 @@ from urllib.parse import unquote, urlsplit
 from msgspec import Struct
 
 from agentproc.conversation import Message
+from agentproc.providers.overflow import Overflow
 from agentproc.turn import AskedCall
 from schemas.codec import replace_surrogates
-from schemas.errors import GoondanError, fail
+from schemas.errors import GoondanError, error_payload, fail
 from schemas.launch import CatalogItem, ModelSpec
 from schemas.redaction import Redactor
 
@@ -112,8 +113,8 @@ class Provider(Protocol):
         """Ask the model. `on_delta` gets pieces of text early, from providers that stream. `on_news` gets the
         provider's news; a provider without news counts as asking.
 
-        Raises GoondanError E_MODEL_FAILED when there is no answer after the provider's own retries. Cancelling the task
-        ends the request.
+        Raises GoondanError E_MODEL_FAILED when there is no answer after the provider's own retries,
+        ContextOverflow when the request is longer than the model's context. Cancelling the task ends the request.
         """
 
     async def close(self) -> None:
@@ -127,6 +128,16 @@ def redactor_of(model: ModelSpec) -> Redactor:
     except ValueError:
         password = None
     return Redactor(model.api_key, password, unquote(password) if password else None)
+
+
+class ContextOverflow(GoondanError):
+    """E_CONTEXT_OVERFLOW: a server has refused a request because it is longer than the model's context. `overflow` has
+    the numbers that it gave.
+    """
+
+    def __init__(self, message: str, overflow: Overflow) -> None:
+        super().__init__(error_payload("E_CONTEXT_OVERFLOW", message))
+        self.overflow = overflow
 
 
 def model_failed(message: str, *, suggestion: str | None = None) -> GoondanError:

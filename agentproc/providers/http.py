@@ -25,8 +25,17 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec.structs import replace
 
-from agentproc.providers.base import ModelAnswer, ModelNews, ModelRequest, TextDelta, model_failed, redactor_of
+from agentproc.providers.base import (
+    ContextOverflow,
+    ModelAnswer,
+    ModelNews,
+    ModelRequest,
+    TextDelta,
+    model_failed,
+    redactor_of,
+)
 from agentproc.providers.connection import Client, Patience, Response
+from agentproc.providers.overflow import overflow_of
 from agentproc.providers.retry import MAX_RETRY_AFTER_S, retry_after, status_kind, wait_before_retry
 from agentproc.providers.sse import EventTooLarge, SseDecoder
 from agentproc.providers.vendor import (
@@ -95,7 +104,9 @@ class HttpProvider:
         on_delta: Callable[[TextDelta], None] | None = None,
         on_news: Callable[[ModelNews], None] | None = None,
     ) -> ModelAnswer:
-        """Ask the model. Raises GoondanError E_MODEL_FAILED, with the vendor's words, when the retries are used up."""
+        """Ask the model. Raises GoondanError E_MODEL_FAILED, with the vendor's words, when the retries are used up, and
+        ContextOverflow for a request that is longer than the model's context.
+        """
         goes_on = False
         try:
             answer = await self._complete(request, on_delta, on_news or _nobody)
@@ -231,11 +242,13 @@ class HttpProvider:
         if 300 <= status < 400:
             words = f"it redirects to {plain(redact(response.headers.get('location', 'nowhere')))[:MAX_WORDS]}"
         reason = words or plain(redact(response.reason))[:MAX_WORDS] or _phrase(status)
+        overflow = overflow_of(status, body.decode("utf-8", "replace"))
         return Fault(
-            status_kind(status, response.headers),
+            status_kind(status, response.headers) if overflow is None else "final",
             f"{status} {reason}",
             retry_after_s=retry_after(response.headers, self._now()),
             status=status,
+            overflow=overflow,
         )
 
     # --- around it
@@ -247,6 +260,8 @@ class HttpProvider:
             times += f" (it asks to wait {asked:.0f} s)"
         redact = redactor_of(request.model)
         message = f"model server {shown_server(wire.url)}: {redact(fault.message)}{times}"
+        if fault.overflow is not None:
+            return ContextOverflow(redact(message), fault.overflow)
         return model_failed(redact(message), suggestion=_SUGGESTIONS.get(fault.status or 0))
 
 

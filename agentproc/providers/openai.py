@@ -28,6 +28,7 @@ from agentproc.providers.vendor import (
     encode_json,
     error_words,
     model_name,
+    stream_fault,
     written_calls,
 )
 from agentproc.turn import AskedCall
@@ -381,7 +382,7 @@ def _stream_error(chunk: _Chunk) -> Fault:
     error = chunk.error if chunk.error is not None else {"message": chunk.message, "code": chunk.code}
     names = [error.get("type"), error.get("code")] if isinstance(error, dict) else []
     passing = any(name in _PASSING if isinstance(name, str) else _busy_status(name) for name in names)
-    return Fault("busy" if passing else "final", f"an error: {error_words(error) or 'no reason'}")
+    return stream_fault(error, passing, error_words(error) or "no reason")
 
 
 def _busy_status(code: Any) -> bool:

@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from agentproc.providers.base import ModelAnswer, ModelRequest
+from agentproc.providers.overflow import Overflow, overflow_of
 from agentproc.providers.sse import SseEvent
 from agentproc.turn import AskedCall
 from schemas.codec import describe_decode_error, replace_surrogates
@@ -39,17 +40,24 @@ T = TypeVar("T")
 
 class Fault(Exception):
     """Why one try has no answer. `retry_after_s` is the wait that the vendor asks for. `status` is the HTTP status of a
-    refusal.
+    refusal. `overflow` is set when the request is longer than the model's context.
     """
 
     def __init__(
-        self, kind: FaultKind, message: str, *, retry_after_s: float | None = None, status: int | None = None
+        self,
+        kind: FaultKind,
+        message: str,
+        *,
+        retry_after_s: float | None = None,
+        status: int | None = None,
+        overflow: Overflow | None = None,
     ) -> None:
         super().__init__(message)
         self.kind = kind
         self.message = message
         self.retry_after_s = retry_after_s
         self.status = status
+        self.overflow = overflow
 
 
 class WireRequest(Struct, frozen=True):
@@ -178,6 +186,13 @@ def written_calls(calls: list[AskedCall], unwritten: list[bool]) -> list[AskedCa
         reason = "they were cut off, because the answer reached its token limit"
         return [*calls[:-1], AskedCall(last.id, last.name, {}, reason)]
     return calls
+
+
+def stream_fault(error: Any, passing: bool, words: str) -> Fault:
+    """The fault of an error inside a stream, `error` as its document has it. `passing`: asking again may help."""
+    overflow = overflow_of(None, encode_json(error).decode("utf-8", "replace"))
+    kind: FaultKind = "busy" if passing and overflow is None else "final"
+    return Fault(kind, f"an error: {words}", overflow=overflow)
 
 
 def empty(stop: str | None, usual: tuple[str, ...]) -> Fault:

@@ -53,7 +53,9 @@ class ModelFault(Struct, frozen=True):
 def resolve_model(body: ModelBody, params: Mapping[str, Any], env: Mapping[str, str]) -> ModelSpec | ModelFault:
     """The model of one agent. `params` are the agent's own: they win. An empty variable counts as unset."""
     model = _resolve(body, params, env)
-    return model if isinstance(model, ModelFault) or body.pricing is None else replace(model, pricing=body.pricing)
+    if isinstance(model, ModelFault) or (body.pricing is None and body.context_tokens is None):
+        return model
+    return replace(model, pricing=body.pricing, context_tokens=body.context_tokens)
 
 
 def _resolve(body: ModelBody, params: Mapping[str, Any], env: Mapping[str, str]) -> ModelSpec | ModelFault:
