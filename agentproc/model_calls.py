@@ -65,6 +65,7 @@ class ModelCalls:
         self.aside = Aside(instance.spec, self.ask_once, time_left, instance.clock)
         self._call: asyncio.Task[None] | None = None
         self._attempts = ModelAttempts()
+        self._asked: ModelRequest | None = None  # the request that is out
         self._stall = StallClock(instance.spec.stall_timeout_s)
         self._stall_timer: asyncio.TimerHandle | None = None
 
@@ -77,6 +78,15 @@ class ModelCalls:
         if self._call is not None:
             self._call.cancel()
         self._stop_watching()
+
+    def give_up(self, code: str) -> None:
+        """The turn ends with this error while its model is asked: note the end of the call, so that the trace has its
+        name and its time.
+        """
+        request, self._asked = self._asked, None
+        if request is not None:
+            self._notes.model_ended(request, self._attempts, code=code)
+        self.stop()
 
     def close(self) -> None:
         """Give up all calls: the turn is left."""
@@ -142,6 +152,7 @@ class ModelCalls:
 
         self._stall.begin(self._loop.time())
         self._watch(request)
+        self._asked = request
         try:
             shown = on_delta if anew else show
             if self._budget is None:
@@ -160,6 +171,8 @@ class ModelCalls:
             self._notes.model_ended(request, attempts, code=info.code)
             raise GoondanError(self._without_secrets(info)) from None
         finally:
+            if self._asked is request:
+                self._asked = None
             self._stall.end()  # what extensions do behind it is not the model's time
         self._notes.model_ended(request, attempts, finish_reason=answer.finish_reason, usage=answer.usage)
         return answer
@@ -185,11 +198,10 @@ class ModelCalls:
         if since is None:
             self._watch(request)
             return
-        self.stop()
         self.aside.stop()
         model = f"{request.model.provider}/{request.model.model}".rstrip("/")
         info = stalled(model, request.step, now - since, self._stall.limit_s, self._instance.clock())
-        self._notes.model_ended(request, self._attempts, code=info.code)
+        self.give_up(info.code)
         self._push(ModelFailed(info))
 
     def _stop_watching(self) -> None:

@@ -241,6 +241,9 @@ class TurnRun:
             inputs, self._inputs = self._inputs, []
             at = self._instance.clock()
             self.turn.max_steps = self._instance.live_config.current.max_steps
+            for event in inputs:
+                if isinstance(event, Cancel):
+                    self._models.give_up(event.error.code)
             actions = [action for event in inputs for action in self.turn.handle(event, at)]
 
     def push(self, event: Input) -> None:

@@ -94,6 +94,7 @@ CODES: Final[dict[str, str]] = {
     "E_KERNEL_RUNNING": "Another kernel already runs this bundle; stop it with `gdn stop`.",
     "E_KERNEL_SLOW": "The machine may be too busy: start it again. If it stays so, its logs say what it waits for.",
     "E_KERNEL_LOST": "The kernel ended unexpectedly; its logs say why. Start it again, nothing accepted is lost.",
+    "E_KERNEL_STOPPED": "Send it again when the kernel runs; what it had accepted goes on at its next start.",
     "E_RESTART_REFUSED": "Wait until the kernel is ready (`gdn ps`), then ask again.",
     "E_RESTART_FAILED": "The kernel goes on as it was; `gdn logs` says more.",
     "E_DISK_FULL": "Free space on the disk of the state directory.",

@@ -360,7 +360,7 @@ def by_hand(place: BundleTarget) -> ByHand | None:
 
 def attach(place: BundleTarget) -> Kernel:
     """Hold the running kernel of a bundle. Raises GoondanError E_KERNEL_NOT_RUNNING, E_RUN_DIR, E_STATE."""
-    kernel = _hold(place, None)
+    kernel = hold(place)
     if kernel is None:
         raise fail("E_KERNEL_NOT_RUNNING", f"no kernel runs {place.bundle}")
     preload()
@@ -374,7 +374,7 @@ def attach_or_start(place: BundleTarget, allow_net: Sequence[str]) -> Kernel:
     """
     until = time.monotonic() + PATIENCE_S
     while True:
-        kernel = _hold(place, None)
+        kernel = hold(place)
         if kernel is not None:
             if allow_net or place.policy is not None:
                 kernel.finish()
@@ -389,7 +389,7 @@ def attach_or_start(place: BundleTarget, allow_net: Sequence[str]) -> Kernel:
                 raise
             time.sleep(PATIENCE_POLL_S)  # somebody else starts one, or one is just ending
             continue
-        kernel = _hold(place, started)
+        kernel = hold(place, started)
         if kernel is None:
             started.wait_end()
             raise fail("E_KERNEL_LOST", f"the kernel ended as soon as it was ready; see {place.state_dir}/logs")
@@ -422,7 +422,7 @@ def _start(place: BundleTarget, agreed: Sequence[Power]) -> Kernel:
     try:
         preload()
         started.wait_ready()
-        kernel = _hold(place, started)
+        kernel = hold(place, started)
     except GoondanError:
         started.wait_end()
         raise
@@ -435,8 +435,12 @@ def _start(place: BundleTarget, agreed: Sequence[Power]) -> Kernel:
     return kernel
 
 
-def _hold(place: BundleTarget, started: Started | None) -> Kernel | None:
-    """Hold the kernel that runs. None when none runs. Waits while one is starting or stopping."""
+def hold(place: BundleTarget, started: Started | None = None) -> Kernel | None:
+    """Hold the kernel that runs; `started` if this command has started it. None when none runs. Waits while one is
+    starting or stopping.
+
+    Raises GoondanError E_RUN_DIR, E_STATE, E_KERNEL_LOST.
+    """
     until = time.monotonic() + PATIENCE_S
     while True:
         client = SupervisorClient.connect(place.state_dir)

@@ -298,6 +298,7 @@ class _Batch:
     async def _line(self, session: Session, line: Line) -> None:
         from kernel.cli.batch import BadLine, parse_line
         from kernel.cli.output import write_json
+        from kernel.cli.session import GONE
         from schemas.errors import GoondanError, fail
 
         known: Any = None
@@ -318,7 +319,7 @@ class _Batch:
             write_json({"id": bad.id, "line": line.number, "result": error_result(bad.error)})
             return
         except GoondanError as error:
-            if error.info.code == "E_KERNEL_LOST":
+            if error.info.code in GONE:
                 self.lost = error
             result = error_result(error)
         write_json({"id": known, "result": result})

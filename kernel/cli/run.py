@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import asyncio
 
     from kernel.cli.asked import Asked
-    from kernel.cli.attach import Kernel
+    from kernel.cli.attach import BundleTarget, Kernel
     from kernel.cli.interrupts import Interrupts
     from kernel.cli.lines import Line, LineReader
     from kernel.cli.prompt import Prompt
@@ -68,7 +68,7 @@ def command(
     return _detach(place, as_json) if detach else _talk(start(place), as_json, workdir)
 
 
-def _detach(place: Any, as_json: bool) -> int:
+def _detach(place: BundleTarget, as_json: bool) -> int:
     from kernel import lock
     from kernel.cli.attach import Started
     from kernel.cli.consent import started_when_trusted
@@ -85,13 +85,34 @@ def _detach(place: Any, as_json: bool) -> int:
 
     started = started_when_trusted(place, begin)
     started.let_go()
+    model = _model_of(place)
     if as_json:
         record = lock.read_record(place.state_dir)
         run_dir = record.run_dir if record is not None else None
-        write_json({"pid": started.pid, "bundle": place.bundle, "runDir": run_dir, "stateDir": place.state_dir})
+        document = {"pid": started.pid, "bundle": place.bundle, "runDir": run_dir, "stateDir": place.state_dir}
+        write_json({**document, "model": model})
     else:
         write(f"ready, pid {started.pid}; logs in {place.state_dir}/logs")
+        if model is not None:
+            write(f"it talks to {model}")
     return 0
+
+
+def _model_of(place: BundleTarget) -> str | None:
+    """The entry agent's model, as the kernel that has just started says."""
+    from kernel.cli.attach import hold
+    from schemas.errors import GoondanError
+
+    try:
+        kernel = hold(place)
+    except GoondanError:
+        return None  # it was stopped at once
+    if kernel is None:
+        return None
+    try:
+        return kernel.model
+    finally:
+        kernel.finish()
 
 
 # --- talking
@@ -134,7 +155,9 @@ class _Talk:
         self.documents: list[dict[str, Any]] = []
 
     async def run(self) -> None:
-        """Talk until the end of the input. Raises GoondanError E_KERNEL_LOST at the end of the kernel."""
+        """Talk until the end of the input. Raises GoondanError E_KERNEL_LOST, E_KERNEL_STOPPED at the end of the
+        kernel.
+        """
         import asyncio
 
         from kernel.cli.asked import Asked
@@ -286,10 +309,10 @@ class _Talk:
     async def _ask(
         self, session: Session, line: Line, event_id: str | None = None, listener: Listener | None = None
     ) -> _Told:
-        """Send one line, and wait for its answer. Raises only E_KERNEL_LOST."""
+        """Send one line, and wait for its answer. Raises only E_KERNEL_LOST, E_KERNEL_STOPPED."""
         from kernel.cli.lines import MAX_LINE_BYTES
         from kernel.cli.options import DEFAULT_INSTANCE
-        from kernel.cli.session import USER_MESSAGE
+        from kernel.cli.session import GONE, USER_MESSAGE
         from schemas.errors import GoondanError, fail
 
         event_id = event_id or session.new_id()
@@ -313,7 +336,7 @@ class _Talk:
             )
             return event_id, answer, None
         except GoondanError as error:
-            if error.info.code == "E_KERNEL_LOST":
+            if error.info.code in GONE:
                 raise
             return event_id, None, error
 

@@ -11,7 +11,7 @@ from kernel.cli import options
 if TYPE_CHECKING:
     from kernel.cli.attach import Kernel
     from kernel.cli.session import Listener, Session
-    from schemas.frames import Answer
+    from schemas.frames import Answer, ErrorPayload
 
 #: How long `send` waits by default (seconds): longer than most turns take, and short enough for a forgotten terminal.
 DEFAULT_TIMEOUT_S: Final = 600.0
@@ -66,7 +66,7 @@ def command(
     from kernel.cli.batch import check_instance
     from kernel.cli.interrupts import was_cancelled
     from kernel.cli.lines import MAX_LINE_BYTES
-    from kernel.cli.output import error_lines, write, write_json
+    from kernel.cli.output import write, write_json
     from kernel.cli.standard_input import FROM_STDIN, read_all
     from kernel.cli.workdir import absolute_workdir
     from schemas.codec import replace_surrogates
@@ -101,18 +101,28 @@ def command(
         document = {"eventId": known_id, "status": "accepted"} | ({} if answer is None else {"traceId": answer})
         write_json(document) if as_json else write(known_id)
         return 0
-    cancelled = interrupted and was_cancelled(answer.error)
+    cancelled = bool(interrupted) and was_cancelled(answer.error)
     if as_json:
         write_json(answer_document(known_id, answer))
     elif answer.status == "completed":
         pass  # the text is on stdout already
     elif answer.error is not None:
-        import sys
-
-        write(*(["cancelled"] if cancelled else error_lines(answer.error)), stream=sys.stderr)
+        _tell_failure(answer.error, known_id, cancelled=cancelled)
     if cancelled:
         return interrupted
     return 0 if answer.status == "completed" else 1
+
+
+def _tell_failure(error: ErrorPayload, event_id: str, *, cancelled: bool) -> None:
+    """Say on stderr why there is no answer, and after a timeout under which id it can be asked for."""
+    import sys
+
+    from kernel.cli.output import error_lines, write
+    from kernel.cli.terminal import printable
+
+    write(*(["cancelled"] if cancelled else error_lines(error)), stream=sys.stderr)
+    if error.code == "E_AGENT_TIMEOUT":
+        write(f"  the message was {printable(event_id)} (--event-id)", stream=sys.stderr)
 
 
 def answer_document(event_id: str, answer: Answer) -> dict[str, Any]:

@@ -27,6 +27,10 @@ from schemas.tokens import SOCKETS
 USER_MESSAGE: Final = "user.message"
 #: How long a client waits for the broker's welcome (seconds). The supervisor kills a broker that hangs before that.
 WELCOME_S: Final = 30.0
+#: The codes of the errors of a kernel that is gone.
+GONE: Final = ("E_KERNEL_LOST", "E_KERNEL_STOPPED")
+#: At most so many ids of messages are named in an error.
+MAX_NAMED: Final = 3
 #: How long the acknowledgement of a large answer may take to leave (seconds). It takes well under a millisecond.
 LINGER_S: Final = 0.2
 
@@ -51,6 +55,8 @@ class Session:
         self._stopping = False
         #: The frames that were accepted, but not answered, when the kernel ended.
         self._kept: frozenset[str] = frozenset()
+        #: The frames that wait for an answer: their ids, and those of their events.
+        self._asked: dict[str, str] = {}
         #: Set when the list of items that wait for a person may have changed, also by a new connection.
         self.news = asyncio.Event()
         #: Event id -> the listener of its live events.
@@ -143,7 +149,8 @@ class Session:
         """Send an event and wait for its answer. `listener` gets the live events of the turn; it must not raise.
         `trace_id` None: a new trace.
 
-        Raises GoondanError: the broker's refusal, E_AGENT_TIMEOUT after `timeout_s` seconds, E_KERNEL_LOST.
+        Raises GoondanError: the broker's refusal, E_AGENT_TIMEOUT after `timeout_s` seconds, E_KERNEL_STOPPED,
+        E_KERNEL_LOST.
         """
         frame = self._frame(agent, instance, kind, input, event_id, workdir, timeout_s)
         frame.trace_id = trace_id
@@ -151,10 +158,14 @@ class Session:
         if listener is not None:
             frame.live = True
             self._listeners[event_id] = listener
+        waiting = self._open.ask(frame)
+        self._asked[frame.id] = event_id
         try:
-            answered = await self._wait(self._open.ask(frame), frame, timeout_s)
+            answered = await self._wait(waiting, frame, timeout_s)
         finally:
             self._listeners.pop(event_id, None)
+            if not self.lost.done():  # what a lost kernel had accepted is told at the end
+                self._asked.pop(frame.id, None)
         if len(memoryview(answered.payload)) > INLINE_FRAME_BYTES // 2:
             self._linger_s = LINGER_S
         answer = from_raw(answered.payload, AgentEvent).answer
@@ -206,7 +217,7 @@ class Session:
                 return await waiter
         except TimeoutError:
             self._open.forget(frame.id)
-            raise fail("E_AGENT_TIMEOUT", f"no answer within {timeout_s:g} s") from None
+            raise self._late(frame, timeout_s or 0.0) from None
         except asyncio.CancelledError:
             if self._link is not None:
                 self._link.forget(frame.id)
@@ -215,6 +226,17 @@ class Session:
             if self.lost.done() or error.info.code == "E_TOKEN_INVALID":
                 raise self._lost_with(frame) from None
             raise
+
+    def _late(self, frame: Frame, timeout_s: float) -> GoondanError:
+        """The error for a frame that has no answer after this time."""
+        if frame.type != "event":
+            return fail("E_AGENT_TIMEOUT", f"no answer within {timeout_s:g} s")
+        message = f"no answer to the message {frame.event_id} within {timeout_s:g} s"
+        suggestion = (
+            f"Give it more time (--timeout). The same command with `--event-id {frame.event_id}` asks for what became "
+            "of it: a turn that has ended is not repeated."
+        )
+        return fail("E_AGENT_TIMEOUT", message, suggestion=suggestion)
 
     def _frame(
         self,
@@ -239,19 +261,36 @@ class Session:
 
     def _lost_with(self, frame: Frame) -> GoondanError:
         """The error for one frame that was sent."""
-        if frame.type != "event" or not self._stopping:
+        if frame.type != "event" or not self._was_stopped:
             return self.lost_error()
-        if frame.id not in self._kept:
-            message = f"the kernel was stopped before it had accepted the message {frame.event_id}"
-            return fail("E_KERNEL_LOST", message, suggestion="Send it again when the kernel runs.")
-        message = (
-            f"the kernel was stopped; the message {frame.event_id} is kept, and its turn goes on at the next start"
-        )
-        suggestion = f"Then the same command with `--event-id {frame.event_id}` waits for the answer."
-        return fail("E_KERNEL_LOST", message, suggestion=suggestion)
+        if frame.id in self._kept:
+            return _stopped([frame.event_id or ""])
+        message = f"the kernel was stopped before it had accepted the message {frame.event_id}"
+        return fail("E_KERNEL_STOPPED", message, suggestion="Send it again when the kernel runs.")
 
     def lost_error(self) -> GoondanError:
         """The error for everything that a lost kernel left without an answer."""
-        if self._stopping:
-            return fail("E_KERNEL_LOST", "the kernel was stopped", suggestion="What it had accepted is kept.")
+        if self._was_stopped:
+            return _stopped([event_id for frame_id, event_id in self._asked.items() if frame_id in self._kept])
         return fail("E_KERNEL_LOST", f"the kernel ended unexpectedly; see {self._kernel.place.state_dir}/logs")
+
+    @property
+    def _was_stopped(self) -> bool:
+        """Whether the kernel ended in order. It says so; and a kernel that ends in order leaves no record."""
+        if not self._stopping and self.lost.done():
+            with suppress(GoondanError):
+                self._stopping = lock.read_record(self._kernel.place.state_dir) is None
+        return self._stopping
+
+
+def _stopped(kept: list[str]) -> GoondanError:
+    """The error of a command whose kernel was stopped. `kept` are the ids of its messages that the kernel keeps."""
+    if not kept:
+        return fail("E_KERNEL_STOPPED", "the kernel was stopped")
+    named = ", ".join(kept[:MAX_NAMED]) + (f" and {len(kept) - MAX_NAMED} more" if len(kept) > MAX_NAMED else "")
+    if len(kept) == 1:
+        message = f"the kernel was stopped; the message {named} is kept, and its turn goes on at the next start"
+    else:
+        message = f"the kernel was stopped; the messages {named} are kept, and their turns go on at the next start"
+    suggestion = f"Then `gdn send` with the same words and `--event-id {kept[0]}` waits for the answer."
+    return fail("E_KERNEL_STOPPED", message, suggestion=suggestion)

@@ -129,7 +129,8 @@ def _turn(trace: Trace, start: str, style: Style) -> Iterator[Line]:
     for at in trace.resumed_at:
         yield None, f"  taken up again at {printable(at)}"
     if trace.status == "interrupted":
-        yield None, f"  {style.warning('its kernel has ended; it goes on when the kernel starts again')}"
+        words = f"interrupted since {printable(trace.last_at or trace.started_at)}: its kernel has ended"
+        yield None, f"  {style.warning(f'{words}; it goes on when the kernel starts again')}"
     for step in trace.steps:
         yield from _step(step, start, style)
     if trace.turns:

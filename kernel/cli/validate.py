@@ -1,4 +1,4 @@
-"""`gdn validate [P] [--json]`: reports everything that is wrong with a bundle. Nothing is started.
+"""`gdn validate [P] [--bundle P] [--json]`: reports everything that is wrong with a bundle. Nothing is started.
 
 Exit status 0 for a bundle that can run, 2 for one that cannot. With --json, one document on stdout:
 {valid, errors, warnings, dropped?, bundle?, entryAgent?, agents, tools}.
@@ -26,27 +26,33 @@ INVALID: Final = 2
 
 
 @click.command(name="validate")
-@click.argument("bundle", required=False, metavar="[BUNDLE]", shell_complete=options.completed_path("file"))
+@click.argument("path", required=False, metavar="[BUNDLE]", shell_complete=options.completed_path("file"))
+@options.bundle
 @options.policy
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def command(bundle: str | None, policy: str | None, as_json: bool) -> int:
+def command(path: str | None, bundle: str | None, policy: str | None, as_json: bool) -> int:
     """Check a bundle: a goondan.yaml or a directory (default: ./goondan.yaml, else the quickstart).
 
-    Every error is reported with its file, line, column and a suggestion; nothing is started.
+    --bundle names it as in other commands. Every error is reported with its file, line, column and a suggestion;
+    nothing is started.
     """
     from kernel.bundle.loader import inspect_bundle
     from kernel.bundle.problems import BundleError
     from kernel.cli.output import write, write_json
     from kernel.cli.state import state_of
     from kernel.paths import find_bundle
+    from schemas.errors import fail
 
+    if path is not None and bundle is not None:
+        raise fail("E_USAGE", "give BUNDLE or --bundle, not both")
+    named = bundle if path is None else path
     try:
-        path = find_bundle(bundle)
-        inspected = inspect_bundle(path, state_dir=state_of(path), policy=policy)
+        found = find_bundle(named)
+        inspected = inspect_bundle(found, state_dir=state_of(found), policy=policy)
     except BundleError as error:
         report, lines = _refused(error.problems)
     except GoondanError as error:
-        report, lines = _refused([_problem(error, bundle or "")])
+        report, lines = _refused([_problem(error, named or "")])
     else:
         report, lines = describe(inspected), human(inspected, _cwd())
     if as_json:

@@ -100,6 +100,25 @@ def test_run_shows_steps_tools_and_text_as_they_come(stopped: Sandbox, model: Mo
     stopped.assert_clean()
 
 
+def test_a_model_call_that_a_stop_interrupts_goes_on_at_the_next_start(stopped: Sandbox, model: Model) -> None:
+    stopped.detach()
+    message = ("send", "one |wait|two", "--event-id", "kept")
+    waiting = stopped.popen(*message)
+    wait_until(lambda: model.waits() == 1)
+    late = stopped.gdn("send", "later", "--event-id", "late", "--timeout", "0.2")
+    assert "the message late" in late.err and "--event-id late" in late.err
+    assert stopped.gdn("stop").status == 0
+    _, err = waiting.communicate(timeout=20)
+    assert b"the message kept is kept, and its turn goes on" in err and b"[E_KERNEL_STOPPED]" in err
+    left = stopped.gdn("trace", "kept")
+    assert "interrupted since 2" in left.out and "running" not in left.out
+    assert "it talks to openai, m at" in stopped.gdn("run", "--detach").out
+    wait_until(lambda: model.waits() == 2, what="nobody asks, and the model is asked again")
+    model.go()
+    model.go()
+    assert stopped.gdn(*message).out == "one two\n"
+
+
 SLOW = """\
 ---
 apiVersion: goondan.ai/v1

@@ -159,7 +159,7 @@ def test_a_waiting_send_is_told_that_its_message_is_kept_and_the_next_start_fini
         out, _ = waiting.communicate(timeout=20)
         assert waiting.returncode == 1
         error = json.loads(out)["error"]
-        assert error["code"] == "E_KERNEL_LOST"
+        assert error["code"] == "E_KERNEL_STOPPED"
         assert "the message kept-1 is kept, and its turn goes on at the next start" in error["message"]
         assert "--event-id kept-1" in error["suggestion"]
         assert behind.wait(20) == 1

@@ -74,6 +74,8 @@ def test_the_quickstart_is_valid_from_anywhere(tmp_path: Path) -> None:
     assert (named.returncode, named.stderr) == (0, "")
     assert "valid" in named.stdout
     assert "assistant (entry)" in named.stdout
+    option = gdn("--bundle", ROOT / "examples" / "quickstart", state=tmp_path / "s", cwd=tmp_path)
+    assert (option.returncode, option.stdout) == (0, named.stdout)
     default = gdn("--json", state=tmp_path / "s", cwd=tmp_path)
     report = json.loads(default.stdout)
     assert (default.returncode, report["valid"], report["errors"]) == (0, True, [])

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import sqlite3
+from contextlib import closing
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -47,7 +51,9 @@ async def test_a_cancelled_turn_ends_its_open_calls_and_the_next_one_finds_a_val
     assert told == ["go", CANCELLED.told, "something else"]
 
 
-async def test_a_cancelled_turn_closes_its_model_call(make: Make) -> None:
+async def test_a_cancelled_turn_closes_its_model_call_and_its_trace_keeps_the_models_name(
+    make: Make, tmp_path: Path
+) -> None:
     closed: list[str] = []
 
     class Slow(FakeModel):
@@ -71,6 +77,9 @@ async def test_a_cancelled_turn_closes_its_model_call(make: Make) -> None:
     assert closed == ["closed"]
     await runner.run(event_frame("e2", "again"))
     assert [code_of(answer) for answer in link.answers()] == ["E_CANCELLED", None]
+    with closing(sqlite3.connect(next(tmp_path.rglob("conversation.db")))) as db:
+        notes = db.execute("SELECT detail FROM runtime_events WHERE type = 'model.failed'").fetchall()
+    assert [json.loads(note) for (note,) in notes] == [{"step": 1, "model": "embedded", "code": "E_CANCELLED"}]
 
 
 @pytest.mark.parametrize("operator", [False, True])
