@@ -16,7 +16,7 @@ from msgspec import Meta, Struct, field, structs
 from schemas.approval_rules import Policy
 from schemas.budgets import BudgetLimits, Pricing
 from schemas.mcp import McpOAuth
-from schemas.model_providers import ServingProvider
+from schemas.model_providers import KeyHeader, ServingProvider
 from schemas.oauth import OAuthAppSpec
 
 #: ERROR-04
@@ -54,13 +54,20 @@ class ModelSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only
     pricing: Pricing | None = None
     #: How many tokens its context holds, as the bundle says; None: it does not say.
     context_tokens: int | None = None
+    #: Headers of each request, besides the vendor's own; the names are in lower case. The values are secrets, and go
+    #: where the key goes.
+    headers: dict[str, str] = {}
+    #: How the key is sent; None: in the vendor's own way.
+    auth: KeyHeader | None = None
+    #: The version of the wire that requests name; None: the one that this code speaks.
+    api_version: str | None = None
 
     def __repr__(self) -> str:
-        """The text for logs and tracebacks: without the key."""
+        """The text for logs and tracebacks: without the key and the values of headers."""
         key = None if self.api_key is None else "***"
         return (
             f"ModelSpec(provider={self.provider!r}, model={self.model!r}, endpoint={self.endpoint!r}, "
-            f"api_key={key!r}, params={self.params!r})"
+            f"api_key={key!r}, params={self.params!r}, headers={sorted(self.headers)!r})"
         )
 
 

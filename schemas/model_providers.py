@@ -33,6 +33,10 @@ class ModelProvider(Struct, frozen=True, kw_only=True):
     auto_by_url: bool = False
     #: The parameter with which a request to its own server limits the tokens of an answer.
     limit_param: str = "max_tokens"
+    #: Ends that the path of an endpoint never has, because each request adds them.
+    added: tuple[str, ...] = ()
+    #: The header of a request that has the version of the wire; None: there is none.
+    version_header: str | None = None
 
 
 #: In the order in which `auto` looks for their keys.
@@ -43,6 +47,8 @@ PROVIDERS: Final[tuple[ModelProvider, ...]] = (
         key_variable="ANTHROPIC_API_KEY",
         url_variable="ANTHROPIC_BASE_URL",
         auto_model="claude-sonnet-5-5",
+        added=("/v1", "/v1/messages"),
+        version_header="anthropic-version",
     ),
     ModelProvider(
         name="openai",
@@ -52,9 +58,13 @@ PROVIDERS: Final[tuple[ModelProvider, ...]] = (
         auto_model="gpt-5.5",
         auto_by_url=True,
         limit_param="max_completion_tokens",
+        added=("/chat/completions",),
     ),
 )
 BY_NAME: Final[Mapping[str, ModelProvider]] = {provider.name: provider for provider in PROVIDERS}
+
+#: How a key is sent: as `authorization: Bearer KEY`, or as `x-api-key: KEY`.
+KeyHeader = Literal["bearer", "x-api-key"]
 
 if TYPE_CHECKING:  # a Literal can be made of a table, but not for mypy
     ServingProvider = str

@@ -26,7 +26,7 @@ from schemas.launch import (
     Limits,
     PythonSpec,
 )
-from schemas.model_providers import NamedProvider
+from schemas.model_providers import KeyHeader, NamedProvider
 from schemas.model_windows import LEAST_WINDOW, MOST_WINDOW
 
 API_V1: Final = "goondan.ai/v1"
@@ -228,6 +228,21 @@ class ModelBody(_Strict, frozen=True):
             description="How many tokens its context holds. Without it: what the server says, or what is known of a "
             "vendor's model, or what a refused request tells."
         ),
+    ] = None
+    headers: Annotated[
+        dict[str, ValueLike],
+        Meta(
+            description="Headers of every request, for example of a gateway. Their values are secrets, like the key. "
+            "Those that requests have anyway cannot be set."
+        ),
+    ] = {}
+    auth: Annotated[
+        KeyHeader | None,
+        Meta(description="How the key is sent: `authorization: Bearer …` (unless set), or `x-api-key: …`."),
+    ] = None
+    api_version: Annotated[
+        str | None,
+        Meta(description="The header `anthropic-version`, for a server that knows another version. No other provider."),
     ] = None
 
 

@@ -27,6 +27,7 @@ from agentproc.providers.vendor import (
     empty,
     encode_json,
     error_words,
+    headers_of,
     model_name,
     stream_fault,
     written_calls,
@@ -139,8 +140,7 @@ class Anthropic:
 
 
 def _headers(model: ModelSpec) -> dict[str, str]:
-    key = {"authorization": f"Bearer {model.api_key}"} if model.api_key else {}
-    return {"anthropic-version": VERSION, **key}
+    return headers_of(model, {"anthropic-version": model.api_version or VERSION})
 
 
 class Turns:

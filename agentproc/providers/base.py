@@ -22,6 +22,10 @@ from schemas.errors import GoondanError, error_payload, fail
 from schemas.launch import CatalogItem, ModelSpec
 from schemas.redaction import Redactor
 
+#: The shortest value of a header that is taken for a secret (characters). Shorter ones, such as `true`, are words of
+#: any text.
+SHORTEST_HEADER: Final = 8
+
 
 class ModelRequest(Struct, frozen=True, kw_only=True):
     """One model call."""
@@ -122,12 +126,13 @@ class Provider(Protocol):
 
 
 def redactor_of(model: ModelSpec) -> Redactor:
-    """Removes a model's secrets from texts: its key, and the password of its endpoint."""
+    """Removes a model's secrets from texts: its key, its headers, and the password of its endpoint."""
     try:
         password = urlsplit(model.endpoint or "").password
     except ValueError:
         password = None
-    return Redactor(model.api_key, password, unquote(password) if password else None)
+    headers = (value for value in model.headers.values() if len(value) >= SHORTEST_HEADER)
+    return Redactor(model.api_key, password, unquote(password) if password else None, *headers)
 
 
 class ContextOverflow(GoondanError):

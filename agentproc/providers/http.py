@@ -46,6 +46,7 @@ from agentproc.providers.vendor import (
     WireRequest,
     error_words,
     first_model,
+    page_title,
     plain,
 )
 from schemas.errors import GoondanError
@@ -60,12 +61,18 @@ MAX_BODY_BYTES: Final = 8 << 20
 #: How much of a refusal is read (bytes).
 MAX_ERROR_BYTES: Final = 65_536
 
+#: How much of a body that is no stream is looked at for what it says (bytes).
+_START_BYTES: Final = 2000
+
 _SUGGESTIONS: Final[dict[int, str]] = {
     401: "Check the Model's apiKey, or the environment variable that it comes from.",
     403: "Check that the key may use this model, and that the endpoint is the vendor's.",
     404: "Check the Model's model and endpoint.",
     429: "Wait, or raise the limits of your account.",
 }
+
+#: For a server that does not say which models it has.
+_NO_LIST: Final = "Check the base URL; or set GOONDAN_MODEL to the name of a model, so that no list is asked for."
 
 log = logging.getLogger("agentproc.model")
 
@@ -138,7 +145,8 @@ class HttpProvider:
             on_news("asking")
             try:
                 if not request.model.model:
-                    request = await self._name_model(request)
+                    wire = self._vendor.listing(request)
+                    request = await self._name_model(request, wire)
                     wire = self._vendor.request(request)
                 return await self._try(request, wire, heard)
             except Fault as fault:
@@ -173,18 +181,18 @@ class HttpProvider:
             response.close()
 
     def _check_key(self, request: ModelRequest, wire: WireRequest) -> None:
-        """Raises Fault when the key belongs to another server than the one in the request."""
+        """Raises Fault when the key and the Model's headers belong to another server than the one in the request."""
         model = request.model
-        if model.api_key and origin_of(wire.url) and not key_may_go(wire.url, model.key_origin, self._vendor.server):
+        secret = model.api_key or model.headers
+        if secret and origin_of(wire.url) and not key_may_go(wire.url, model.key_origin, self._vendor.server):
             meant = model.key_origin or origin_of(self._vendor.server)
             raise Fault("final", f"the key was not sent: it is meant for {meant}")
 
-    async def _name_model(self, request: ModelRequest) -> ModelRequest:
-        """The request with a model. When the Model names none, it is the first one of the server's list.
-        Raises Fault.
+    async def _name_model(self, request: ModelRequest, wire: WireRequest) -> ModelRequest:
+        """The request with a model. When the Model names none, it is the first one of the server's list, which `wire`
+        asks for. Raises Fault.
         """
         if not self._listed:
-            wire = self._vendor.listing(request)
             self._check_key(request, wire)
             response = await self._client.ask("GET", wire.url, _checked(wire.headers), b"", self._patience)
             try:
@@ -202,7 +210,7 @@ class HttpProvider:
         size, events, start = 0, 0, b""
         try:
             while chunk := await response.read():
-                start, size = start or chunk[:200], size + len(chunk)
+                start, size = start or chunk[:_START_BYTES], size + len(chunk)
                 if size > MAX_STREAM_BYTES:
                     raise Fault("final", f"a stream of more than {MAX_STREAM_BYTES} bytes")
                 for event in decoder.feed(chunk):
@@ -218,7 +226,8 @@ class HttpProvider:
             raise Fault("final", str(error)) from None
         if events == 0:
             kind = plain(response.headers.get("content-type", "no content-type"))[:80]
-            words = plain(start.decode("utf-8", "replace"))
+            text = start.decode("utf-8", "replace")
+            words = page_title(text) or plain(text)[:200]
             raise Fault("broken", f"no event stream but {kind}: {words}" if words else "an empty answer")
 
     async def _read_rest(self, response: Response) -> None:
@@ -259,10 +268,15 @@ class HttpProvider:
         if asked is not None and asked > MAX_RETRY_AFTER_S:
             times += f" (it asks to wait {asked:.0f} s)"
         redact = redactor_of(request.model)
-        message = f"model server {shown_server(wire.url)}: {redact(fault.message)}{times}"
+        listing = not request.model.model
+        which = f"GET {shown_server(wire.url)}" if listing else shown_server(wire.url)
+        message = f"model server {which}: {redact(fault.message)}{times}"
         if fault.overflow is not None:
             return ContextOverflow(redact(message), fault.overflow)
-        return model_failed(redact(message), suggestion=_SUGGESTIONS.get(fault.status or 0))
+        suggestion = _SUGGESTIONS.get(fault.status or 0)
+        if listing and (fault.status is None or fault.status not in (401, 403, 429)):
+            suggestion = _NO_LIST
+        return model_failed(redact(message), suggestion=suggestion)
 
 
 def _nobody(news: ModelNews) -> None:
@@ -314,7 +328,7 @@ def _words(body: str) -> str:
     try:
         return error_words(msgspec.json.decode(body))
     except (msgspec.DecodeError, UnicodeError, RecursionError):
-        return plain(body[: MAX_WORDS * 4])[:MAX_WORDS]
+        return page_title(body) or plain(body[: MAX_WORDS * 4])[:MAX_WORDS]
 
 
 def _checked(headers: dict[str, str]) -> dict[str, str]:
@@ -323,7 +337,7 @@ def _checked(headers: dict[str, str]) -> dict[str, str]:
     """
     cleaned = {name: value.strip() for name, value in headers.items()}
     if not all(value.isascii() and value.isprintable() for value in cleaned.values()):
-        raise Fault("final", "the apiKey holds characters that a key cannot have; it was not sent")
+        raise Fault("final", "the apiKey or a header holds characters that cannot be sent; nothing was sent")
     return cleaned
 
 

@@ -27,6 +27,7 @@ from agentproc.providers.vendor import (
     empty,
     encode_json,
     error_words,
+    headers_of,
     model_name,
     stream_fault,
     written_calls,
@@ -69,7 +70,7 @@ class OpenAI:
             del body["stream_options"]
         if request.tools:
             body["tools"] = self._tools.of(request.tools)
-        return WireRequest(f"{self._base(model)}/chat/completions", _headers(model), encode_json(body))
+        return WireRequest(f"{self._base(model)}/chat/completions", headers_of(model), encode_json(body))
 
     def forget(self) -> None:
         """Drop the conversation."""
@@ -81,14 +82,10 @@ class OpenAI:
 
     def listing(self, request: ModelRequest) -> WireRequest:
         """GET /models."""
-        return WireRequest(f"{self._base(request.model)}/models", _headers(request.model), b"")
+        return WireRequest(f"{self._base(request.model)}/models", headers_of(request.model), b"")
 
     def _base(self, model: ModelSpec) -> str:
         return (model.endpoint or self.server).rstrip("/")
-
-
-def _headers(model: ModelSpec) -> dict[str, str]:
-    return {"authorization": f"Bearer {model.api_key}"} if model.api_key else {}
 
 
 # --- the request ------------------------------------------------------------------------------------------------------

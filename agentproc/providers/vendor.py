@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from typing import Any, Final, Literal, Protocol, TypeVar
 
 import msgspec
@@ -20,6 +21,7 @@ from agentproc.providers.overflow import Overflow, overflow_of
 from agentproc.providers.sse import SseEvent
 from agentproc.turn import AskedCall
 from schemas.codec import describe_decode_error, replace_surrogates
+from schemas.launch import ModelSpec
 
 #: The most characters of text, arguments and thinking of one answer together. The longest answers that models can give
 #: (128 000 tokens) are half of it, and more would not fit into a frame.
@@ -34,6 +36,8 @@ MAX_WORDS: Final = 500
 #: `busy`: the server may answer later. `broken`: an answer began and was not valid. `silent`: nothing came for too
 #: long. `final`: asking again would end the same way.
 FaultKind = Literal["busy", "broken", "silent", "final"]
+
+_NO_HEADERS: Final[Mapping[str, str]] = {}
 
 T = TypeVar("T")
 
@@ -113,6 +117,16 @@ class Vendor(Protocol):
 
     def listing(self, request: ModelRequest) -> WireRequest:
         """The GET request for the names of the server's models; `first_model` reads the answer."""
+
+
+def headers_of(model: ModelSpec, vendors: Mapping[str, str] = _NO_HEADERS) -> dict[str, str]:
+    """The headers of a request: those that the Model adds, the vendor's own, and the key as the Model sends it."""
+    headers = {**model.headers, **vendors}
+    if model.api_key and model.auth == "x-api-key":
+        headers["x-api-key"] = model.api_key
+    elif model.api_key:
+        headers["authorization"] = f"Bearer {model.api_key}"
+    return headers
 
 
 encode_json = msgspec.json.Encoder(enc_hook=str).encode
@@ -202,6 +216,10 @@ def empty(stop: str | None, usual: tuple[str, ...]) -> Fault:
     return Fault("final", f"an empty answer; it stopped because of {stop[:80]}")
 
 
+#: How much of a page's title is shown (characters).
+MAX_TITLE: Final = 120
+_PAGE: Final = re.compile(r"\s*(?:<!--.{0,500}?-->\s*)?<(?:!doctype\s+html|html)\b", re.IGNORECASE | re.DOTALL)
+_TITLE: Final = re.compile(r"<title[^<>]{0,200}>([^<]{0,1000})", re.IGNORECASE)
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\s]+")
 
 
@@ -213,6 +231,21 @@ def model_name(value: Any) -> str | None:
 def plain(text: str) -> str:
     """Text from outside as one line without control characters."""
     return _CONTROL.sub(" ", text).strip()
+
+
+def page_title(text: str) -> str:
+    """The title of an HTML page in quotes, as one line; "" when the text is no page. A page without a title is `a
+    page`.
+
+    A page comes from what stands before a server, or from a server that is no model's: its text says nothing more.
+    """
+    if not _PAGE.match(text):
+        return ""
+    from html import unescape  # its tables are worth a megabyte, and few agents ever see a page
+
+    found = _TITLE.search(text)
+    title = plain(unescape(found[1]))[:MAX_TITLE] if found is not None else ""
+    return f"an HTML page, “{title}”" if title else "an HTML page"
 
 
 def error_words(body: Any) -> str:

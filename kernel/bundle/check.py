@@ -21,6 +21,7 @@ from kernel.bundle.extension_config import check_given, check_used
 from kernel.bundle.extensions import Bundled, CheckedExtension, NoBundled, check_extension
 from kernel.bundle.installed_packages import NoPackages, Packages
 from kernel.bundle.lookup import Files, Unreadable
+from kernel.bundle.model_fields import check_model
 from kernel.bundle.models import ModelFault, is_http_url, resolve_model, sends_open_key
 from kernel.bundle.oauth_apps import check_client_values, check_oauth_app, resolve_oauth_app
 from kernel.bundle.positions import Mapping as MappingNode
@@ -234,6 +235,7 @@ class Checker:
                 message = "the endpoint is no http or https URL"
                 hint = "Write for example http://127.0.0.1:11434/v1."
                 self._report.error("E_CONFIG_INVALID_VALUE", message, document.place("spec", "endpoint"), hint)
+            check_model(document, body, self._report)
 
     def _connectors(self) -> None:
         for document, _, built in self._of("Connector"):
@@ -378,7 +380,8 @@ class Checker:
         else:
             agent.model = model
             if sends_open_key(model):
-                message = f"the key is sent to {model.key_origin} over plain http: everybody on the way can read it"
+                what = "the key is" if model.api_key is not None else "the headers of the Model are"
+                message = f"{what} sent to {model.key_origin} over plain http: everybody on the way can read it"
                 self._report.warn("W_CONFIG_OPEN_KEY", message, document.place("spec", "provider"))
 
     def _agent_prompt(self, agent: CheckedAgent) -> None:

@@ -5,8 +5,10 @@ OPENAI_BASE_URL, else `embedded`. GOONDAN_PROVIDER settles the provider, GOONDAN
 quickstart and `gdn init` use `auto`. A bundle that names a vendor without its key is E_CONFIG_MISSING_ENV, never
 embedded.
 
-A key belongs to one origin: the vendor's, or that of the endpoint. When the bundle names the endpoint, the user has to
-agree to it (kernel/trust). Before that the model is held without its key.
+A server that is not the vendor's has models of its own: without a name, `auto` takes the first that it lists.
+
+A key belongs to one origin: the vendor's, or that of the endpoint; so do a Model's headers. When the bundle names the
+endpoint, the user has to agree to it (kernel/trust). Before that the model is held without its key and headers.
 
 Source: docs/design/bundle.md section 6; docs/decisions/019 and 046.
 """
@@ -20,6 +22,7 @@ from urllib.parse import urlsplit
 from msgspec import Struct
 from msgspec.structs import replace
 
+from kernel.bundle.model_headers import header_values
 from kernel.bundle.problems import Path
 from schemas.launch import ModelSpec
 from schemas.model_providers import BY_NAME, PROVIDERS, ModelProvider
@@ -74,29 +77,47 @@ def _resolve(body: ModelBody, params: Mapping[str, Any], env: Mapping[str, str])
     key = key or env.get(provider.key_variable) or None
     if key is None and body.endpoint is None:
         return _no_key(provider, "give apiKey, or give endpoint if it is a server of your own that needs none")
+    headers = header_values(body.headers, env)
+    if isinstance(headers, tuple):
+        return ModelFault(*headers)
     return ModelSpec(
         provider=provider.name,
         model=body.model,
         endpoint=body.endpoint,
         api_key=key,
         params=merged,
-        key_origin=_key_origin(key, body.endpoint),
+        key_origin=_key_origin(key is not None or bool(headers), body.endpoint),
+        headers=headers,
+        auth=body.auth,
+        api_version=body.api_version,
     )
 
 
 def without_key(model: ModelSpec) -> ModelSpec:
-    """The model as it may be held before anybody has agreed to where its key goes."""
-    return replace(model, api_key=None, key_origin=None)
+    """The model as it may be held before anybody has agreed to where its key and its headers go."""
+    return replace(model, api_key=None, key_origin=None, headers={})
 
 
 def sends_open_key(model: ModelSpec) -> bool:
-    """Whether its key is sent over http to another machine."""
-    return model.api_key is not None and model.key_origin is not None and is_open(model.key_origin)
+    """Whether its key or its headers are sent over http to another machine."""
+    return model.key_origin is not None and is_open(model.key_origin)
 
 
-def _key_origin(key: str | None, endpoint: str | None) -> str | None:
-    """Where a key goes: None for the vendor's own server."""
-    return origin_of(endpoint) if key is not None and endpoint is not None else None
+def _key_origin(secret: bool, endpoint: str | None) -> str | None:
+    """Where a key goes: None for the vendor's own server. `secret`: there is a key, or there are headers."""
+    return origin_of(endpoint) if secret and endpoint is not None else None
+
+
+def doubled_end(provider: ModelProvider, endpoint: str) -> str | None:
+    """The end of an endpoint that each request adds once more; None when there is none."""
+    path = urlsplit(endpoint).path.rstrip("/")
+    return max((end for end in provider.added if path.endswith(end)), key=len, default=None)
+
+
+def doubled_hint(endpoint: str, end: str) -> str:
+    """What to do about an endpoint with such an end."""
+    path = urlsplit(endpoint).path.rstrip("/")
+    return f"Leave {end} out: each request adds it to {path.removesuffix(end) or '/'}."
 
 
 def model_text(model: ModelSpec) -> str:
@@ -122,9 +143,10 @@ def is_http_url(text: str) -> bool:
 
 
 def _auto(body: ModelBody, params: dict[str, Any], env: Mapping[str, str]) -> ModelSpec | ModelFault:
-    for field, given in (("endpoint", body.endpoint), ("apiKey", body.api_key)):
+    own = (("endpoint", body.endpoint), ("apiKey", body.api_key), ("headers", body.headers or None))
+    for field, given in (*own, ("auth", body.auth), ("apiVersion", body.api_version)):
         if given is not None:
-            message = f"provider auto takes its {field} from the environment"
+            message = f"provider auto takes its server from the environment, and has no {field} of its own"
             hint = f"Name the provider that it belongs to: {_NAMES}."
             return ModelFault("E_CONFIG_INVALID_VALUE", message, ("spec", field), hint)
     found = _choose(env)
@@ -141,8 +163,11 @@ def _auto(body: ModelBody, params: dict[str, Any], env: Mapping[str, str]) -> Mo
         message = f"the environment variable {provider.url_variable} holds no http or https URL"
         hint = "Write for example http://127.0.0.1:11434/v1."
         return ModelFault("E_CONFIG_INVALID_VALUE", message, ("spec", "provider"), hint)
-    # A server of one's own has models of its own: without a name the agent takes the first that the server lists.
-    name = model or (provider.auto_model if key is not None else "")
+    if endpoint is not None and (end := doubled_end(provider, endpoint)) is not None:
+        message = f"the environment variable {provider.url_variable} ends in {end}, which each request adds"
+        return ModelFault("E_CONFIG_INVALID_VALUE", message, ("spec", "provider"), doubled_hint(endpoint, end))
+    # A vendor's usual model is on the vendor's server. Any other server is asked which models it has.
+    name = model or (provider.auto_model if is_vendors(provider, endpoint) else "")
     return ModelSpec(
         provider=provider.name,
         model=name,
@@ -150,8 +175,13 @@ def _auto(body: ModelBody, params: dict[str, Any], env: Mapping[str, str]) -> Mo
         api_key=key,
         params=params,
         chosen_by=chosen_by,
-        key_origin=_key_origin(key, endpoint),
+        key_origin=_key_origin(key is not None, endpoint),
     )
+
+
+def is_vendors(provider: ModelProvider, endpoint: str | None) -> bool:
+    """Whether an endpoint is the vendor's own server; None is."""
+    return endpoint is None or origin_of(endpoint) == origin_of(provider.server)
 
 
 def _choose(env: Mapping[str, str]) -> tuple[ModelProvider | None, str] | ModelFault:

@@ -33,15 +33,15 @@ def wanted_variables(documents: Iterable[Document]) -> dict[str, str]:
 
 def variables_of(node: Node, kind: str, resource: str) -> Iterator[tuple[str, str]]:
     """Every variable that a document of `kind` names, and the use of its value: `tool NAME` for a Tool's sandbox.env,
-    GRANTED for what an MCP server is granted, `key` for the key of a model, `client` for the clientId and the
-    clientSecret of an OAuthApp, else the kind of the document whose text it goes into.
+    GRANTED for what an MCP server is granted, `key` for the key and the headers of a model, `client` for the clientId
+    and the clientSecret of an OAuthApp, else the kind of the document whose text it goes into.
     """
     for name, path in _names(node, ()):
         if not VARIABLE_NAME.match(name):
             continue
         if kind == "Tool" and path[:3] == ("spec", "sandbox", "env"):
             yield name, f"tool {resource.partition('/')[2]}"
-        elif kind == "Model" and path[:2] == ("spec", "apiKey"):
+        elif kind == "Model" and path[:2] in (("spec", "apiKey"), ("spec", "headers")):
             yield name, "key"
         elif kind == "OAuthApp" and path[:2] in (("spec", "clientSecret"), ("spec", "clientId")):
             yield name, "client"

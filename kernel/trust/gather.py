@@ -90,8 +90,9 @@ def _variables(documents: Iterable[Document], agents: Iterable[CheckedAgent]) ->
                 yield Variable(name, use)
     for agent in agents:
         body = agent.model_body
-        if body is not None and isinstance(body.api_key, ValueSource) and body.api_key.value_from is not None:
-            yield Variable(body.api_key.value_from.env, "key")
+        for value in () if body is None else (body.api_key, *body.headers.values()):
+            if isinstance(value, ValueSource) and value.value_from is not None:
+                yield Variable(value.value_from.env, "key")
 
 
 def _policy(agent: CheckedAgent, checked: Checked) -> Iterable[Power]:
@@ -239,7 +240,7 @@ def _model(agent: CheckedAgent, env: Mapping[str, str]) -> Iterable[Power]:
     if reached is not None and is_open(reached):
         for key in keys:
             yield OpenKey(origin, key)
-        if not keys and body.api_key is not None:
+        if not keys and (body.api_key is not None or body.headers):
             yield OpenKey(origin, "")
 
 
@@ -264,13 +265,17 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _keys(document: Document, body: ModelBody, env: Mapping[str, str]) -> list[str]:
-    """The user's variables that make the key; empty when the bundle itself holds it, or there is none."""
-    if body.api_key is None:
-        name = BY_NAME[body.provider].key_variable
-        return [name] if env.get(name) else []
-    if isinstance(body.api_key, ValueSource) and body.api_key.value_from is not None:
-        return [body.api_key.value_from.env]
-    return sorted({name for name, use in variables_of(document.node, "Model", "") if use == "key"})
+    """The user's variables that make the key and the headers; empty when the bundle itself holds them, or there are
+    none.
+    """
+    named = {name for name, use in variables_of(document.node, "Model", "") if use == "key"}
+    for value in (body.api_key, *body.headers.values()):
+        if isinstance(value, ValueSource) and value.value_from is not None:
+            named.add(value.value_from.env)
+    custom = BY_NAME[body.provider].key_variable
+    if body.api_key is None and env.get(custom):
+        named.add(custom)
+    return sorted(named)
 
 
 def _origin(document: Document, body: ModelBody, env: Mapping[str, str]) -> str:

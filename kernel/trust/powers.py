@@ -34,8 +34,8 @@ class Module(Struct, frozen=True, rename="camel", tag="module"):
 class Variable(Struct, frozen=True, rename="camel", tag="variable"):
     """A variable of the user's environment that the bundle reads.
 
-    `use` says where its value goes: `tool NAME` (sandbox.env), `key` (the key of a model), `client` (of an OAuthApp),
-    or the kind of the document whose text has it as `${NAME}`.
+    `use` says where its value goes: `tool NAME` (sandbox.env), `key` (the key or a header of a model), `client` (of an
+    OAuthApp), or the kind of the document whose text has it as `${NAME}`.
     """
 
     name: str

@@ -26,7 +26,7 @@ from agentproc.providers.history import EMPTY, Said, entries, tool_name
 from agentproc.providers.openai import OpenAI
 from agentproc.providers.retry import MAX_RETRY_AFTER_S, RETRIES, retry_after, status_kind, wait_before_retry
 from agentproc.providers.sse import EventTooLarge, SseDecoder, SseEvent
-from agentproc.providers.vendor import Fault, FaultKind
+from agentproc.providers.vendor import Fault, FaultKind, page_title
 from schemas.frames import ToolResult
 from schemas.launch import CatalogItem, ModelSpec
 from tests.unit.agentproc.fakes import BASH, NOTE
@@ -331,6 +331,26 @@ def test_where_requests_go_and_who_says_so() -> None:
     assert wire("openai", endpoint="http://h/v1", api_key="k") == (
         "http://h/v1/chat/completions", {"authorization": "Bearer k"}
     )  # fmt: skip
+    for provider in ("anthropic", "openai"):
+        _, sent = wire(provider, endpoint="http://h", api_key="k", auth="x-api-key", headers={"x-team": "core"})
+        assert (sent["x-api-key"], sent["x-team"], "authorization" in sent) == ("k", "core", False)
+    _, sent = wire("anthropic", api_version="2023-06-01", headers={"anthropic-version": "1", "authorization": "x"})
+    assert sent["anthropic-version"] == "2023-06-01"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("<!DOCTYPE html>\n<html><head><title>\n Sign in &amp;\n go </title>", "an HTML page, “Sign in & go”"),
+        (" <HTML><title lang='en'>404 Not Found</title>", "an HTML page, “404 Not Found”"),
+        ("<!-- proxy --><html><body>no title", "an HTML page"),
+        ("<html><title>a" + "b" * 5000, "an HTML page, “a" + "b" * 119 + "”"),
+        ("not <html>", ""),
+        ("<htmlx>", ""),
+    ],
+)
+def test_a_page_in_place_of_an_answer_is_one_line(text: str, words: str) -> None:
+    assert page_title(text) == words
 
 
 def test_tools_without_schema_and_description() -> None:

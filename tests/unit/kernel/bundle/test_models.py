@@ -32,8 +32,13 @@ INVALID = "E_CONFIG_INVALID_VALUE"
         ({"ANTHROPIC_API_KEY": "a", "OPENAI_API_KEY": "o"}, ANTHROPIC, "(chosen by ANTHROPIC_API_KEY)"),
         (
             {"ANTHROPIC_API_KEY": "a", "ANTHROPIC_BASE_URL": "http://h"},
-            {**ANTHROPIC, "endpoint": "http://h", "key_origin": "http://h:80"},
-            "anthropic, claude-sonnet-5-5 at http://h (chosen by ANTHROPIC_API_KEY)",
+            {**ANTHROPIC, "model": "", "endpoint": "http://h", "key_origin": "http://h:80"},
+            "anthropic, the first model that is listed at http://h (chosen by ANTHROPIC_API_KEY)",
+        ),
+        (
+            {"OPENAI_API_KEY": "o", "OPENAI_BASE_URL": "https://API.openai.com/v1/"},
+            {**OPENAI, "endpoint": "https://API.openai.com/v1/", "key_origin": "https://api.openai.com:443"},
+            f"openai, {OPENAI['model']} at https://API.openai.com/v1/ (",
         ),
         ({"ANTHROPIC_BASE_URL": "http://h"}, {"provider": "embedded"}, "console"),
         (
@@ -53,8 +58,8 @@ INVALID = "E_CONFIG_INVALID_VALUE"
         ),
         (
             {"OPENAI_BASE_URL": LOCAL, "OPENAI_API_KEY": "o"},
-            {**OPENAI, "endpoint": LOCAL, "key_origin": LOCAL_ORIGIN},
-            "by OPENAI_API_KEY",
+            {**OPENAI, "model": "", "endpoint": LOCAL, "key_origin": LOCAL_ORIGIN},
+            f"openai, the first model that is listed at {LOCAL} (chosen by OPENAI_API_KEY)",
         ),
         ({"ANTHROPIC_API_KEY": "a", "GOONDAN_PROVIDER": "embedded"}, {"provider": "embedded"}, "by GOONDAN_PROVIDER"),
         (
@@ -88,6 +93,16 @@ def test_auto_follows_the_environment(env: dict[str, str], expected: dict[str, s
         (ModelBody("auto"), {"OPENAI_BASE_URL": "127.0.0.1:11434"}, INVALID, "provider", "OPENAI_BASE_URL"),
         (ModelBody("auto", endpoint="http://h"), {}, INVALID, "endpoint", "from the environment"),
         (ModelBody("auto", api_key="k"), {}, INVALID, "apiKey", "from the environment"),
+        (ModelBody("auto", headers={"x-a": "b"}), {}, INVALID, "headers", "from the environment"),
+        (ModelBody("auto", auth="x-api-key"), {}, INVALID, "auth", "from the environment"),
+        (ModelBody("auto", api_version="1"), {}, INVALID, "apiVersion", "from the environment"),
+        (
+            ModelBody("auto"),
+            {"ANTHROPIC_API_KEY": "a", "ANTHROPIC_BASE_URL": "http://h/v1/"},
+            INVALID,
+            "provider",
+            "ANTHROPIC_BASE_URL ends in /v1",
+        ),
     ],
 )
 def test_auto_never_guesses(body: ModelBody, env: dict[str, str], code: str, path: str, words: str) -> None:
@@ -122,7 +137,7 @@ def test_whatever_the_environment_says_a_key_goes_to_its_own_vendor_only(env: di
     own = model.provider[0]
     assert model.api_key in (None, f"key-{own}")
     assert model.endpoint in (None, f"http://{own}")
-    assert model.api_key or (model.endpoint and model.model == env.get("GOONDAN_MODEL", ""))
+    assert model.model == (env.get("GOONDAN_MODEL") or ("" if model.endpoint else BY_NAME[model.provider].auto_model))
     assert model.key_origin == (f"http://{own}:80" if model.api_key and model.endpoint else None)
 
 
@@ -176,6 +191,99 @@ def test_a_key_belongs_to_one_origin(endpoint: str | None, origin: str | None, o
     assert (model.api_key, model.key_origin, sends_open_key(model)) == ("k", origin, opened)
     held = without_key(model)
     assert (held.api_key, held.key_origin, held.endpoint, sends_open_key(held)) == (None, None, endpoint, False)
+
+
+def with_model(*lines: str) -> str:
+    return GOOD.replace("  provider: embedded", "\n".join(f"  {line}" for line in lines))
+
+
+@pytest.mark.parametrize(
+    ("provider", "path", "hint"),
+    [
+        ("anthropic", "/v1", "Leave /v1 out: each request adds it to /."),
+        ("anthropic", "/x/v1/", "Leave /v1 out: each request adds it to /x."),
+        ("anthropic", "/v1/messages", "Leave /v1/messages out: each request adds it to /."),
+        ("openai", "/v1/chat/completions", "Leave /chat/completions out: each request adds it to /v1."),
+        ("anthropic", "", None),
+        ("anthropic", "/api/v10", None),
+        ("openai", "", None),  # a server may have its models anywhere
+        ("openai", "/v1", None),
+    ],
+)
+def test_an_endpoint_does_not_end_in_what_each_request_adds(
+    look: Look, provider: str, path: str, hint: str | None
+) -> None:
+    found = look(with_model(f"provider: {provider}", "model: m", f"endpoint: http://127.0.0.1:1{path}"))
+    assert [(p.path, p.suggestion) for p in found.errors] == ([] if hint is None else [("spec.endpoint", hint)])
+
+
+HEADED = ModelBody(
+    "openai", "m", "http://h/v1", headers={"X-Team": " core ", "x-org": ValueSource(value_from=ValueFrom("ORG"))}
+)
+
+
+def test_headers_are_secrets_that_go_where_the_key_goes() -> None:
+    model = resolve_model(HEADED, {}, {"ORG": "acme-inc"})
+    assert isinstance(model, ModelSpec)
+    assert (model.api_key, model.headers, model.key_origin) == (
+        None, {"x-team": "core", "x-org": "acme-inc"}, "http://h:80"
+    )  # fmt: skip
+    assert sends_open_key(model)
+    assert "acme" not in repr(model)
+    held = without_key(model)
+    assert (held.headers, held.key_origin) == ({}, None)
+    fault = resolve_model(HEADED, {}, {"ORG": " "})
+    assert isinstance(fault, ModelFault)
+    assert (fault.code, fault.path) == ("E_CONFIG_MISSING_ENV", ("spec", "headers", "x-org", "valueFrom", "env"))
+    for value in ("a\r\nhost: evil", "가", "x" * 4097):
+        fault = resolve_model(HEADED, {}, {"ORG": value})
+        assert isinstance(fault, ModelFault)
+        assert (fault.code, fault.path) == (INVALID, ("spec", "headers", "x-org"))
+        assert value not in fault.message
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("Host", "belongs to the connection"),
+        ("content-length", "belongs to the connection"),
+        ("Transfer-Encoding", "belongs to the connection"),
+        ("connection", "belongs to the connection"),
+        ("Authorization", "is not set here"),
+        ("X-API-Key", "is not set here"),
+        ("anthropic-version", "is not set here"),
+        ("'a b'", "no name of a header"),
+        ("'x-a:'", "no name of a header"),
+        ('"x\\r\\nhost"', "no name of a header"),
+        ('""', "no name of a header"),
+        ("x" * 65, "no name of a header"),
+    ],
+)
+def test_headers_that_nobody_may_set(look: Look, name: str, words: str) -> None:
+    found = look(
+        with_model("provider: openai", "model: m", "endpoint: http://127.0.0.1:1/v1", f"headers: {{{name}: b}}")
+    )
+    (problem,) = found.errors
+    assert (problem.code, words in problem.message) == (INVALID, True)
+
+
+def test_headers_are_counted_and_stand_once(look: Look) -> None:
+    start = ("provider: openai", "model: m", "endpoint: http://127.0.0.1:1/v1")
+    twice = look(with_model(*start, "headers: {X-A: b, x-a: c}"))
+    assert ["stands twice" in problem.message for problem in twice.errors] == [True]
+    many = ", ".join(f"x-{number}: b" for number in range(33))
+    assert "33 headers" in look(with_model(*start, f"headers: {{{many}}}")).errors[0].message
+
+
+def test_a_version_belongs_to_a_wire_that_has_one(look: Look) -> None:
+    start = ("model: m", "endpoint: http://127.0.0.1:1")
+    found = look(with_model("provider: anthropic", *start, "apiVersion: 2023-06-01", "auth: x-api-key"))
+    model = found.checked.agents["helper"].model
+    assert model is not None
+    assert (found.errors, model.api_version, model.auth) == ([], "2023-06-01", "x-api-key")
+    for provider, version, words in (("openai", "2023-06-01", "has no apiVersion"), ("anthropic", "가", "no version")):
+        (problem,) = look(with_model(f"provider: {provider}", *start, f"apiVersion: '{version}'")).errors
+        assert words in problem.message
 
 
 STRANGERS = GOOD.replace(

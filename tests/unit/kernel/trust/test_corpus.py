@@ -336,7 +336,8 @@ FIELDS: dict[str, str] = {
     "ExtensionUse: ref kind name package": "Module", "ExtensionUse: config": TEXT,
     "AgentUse: ref kind name package": TEXT, "ValueFrom: env": "Variable", "ValueSource: value valueFrom": "Variable",
     "ModelBody: provider": "OwnModel", "ModelBody: endpoint": "Endpoint, OpenKey", "ModelBody: apiKey": "Variable",
-    "ModelBody: pricing": "what is in it",
+    "ModelBody: pricing": "what is in it", "ModelBody: headers": "Variable, Endpoint, OpenKey",
+    "ModelBody: auth apiVersion contextTokens": NONE,
     "Pricing: inputPerMillion outputPerMillion cachedInputPerMillion cacheWritePerMillion currency": NONE,
     "ModelBody: model": TEXT, "ModelBody: params": "Endpoint", "ModelConfig: modelRef": TEXT,
     "ModelConfig: params": "Endpoint", "Prompt: system systemRef": TEXT,
@@ -364,7 +365,7 @@ FIELDS: dict[str, str] = {
 
 
 def test_every_field_of_a_bundle_has_been_thought_about() -> None:
-    kinds = {name for name, kind in vars(resources).items() if isinstance(kind, type) and hasattr(kind, "api_version")}
+    kinds = {kind.__name__ for kind in resources.DOCUMENTS.values()}
     structs = [*vars(resources).values(), launch.Filesystem, launch.Limits, launch.PythonSpec]
     there = {
         (kind.__name__, field)

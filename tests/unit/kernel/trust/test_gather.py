@@ -84,6 +84,22 @@ def test_jails_are_no_power(folder: Path) -> None:
             [OpenKey("http://evil.example:80", ""), Endpoint("http://evil.example:80", "")],
         ),
         (
+            f"{VENDOR}, endpoint: 'https://h', headers: {{x-a: {{valueFrom: {{env: AWS}}}}, x-b: 'v${{B}}'}}",
+            {"AWS": "k", "B": "k", "OPENAI_API_KEY": "k"},
+            [
+                Variable("AWS", "key"),
+                Variable("B", "key"),
+                Endpoint("https://h:443", "AWS"),
+                Endpoint("https://h:443", "B"),
+                Endpoint("https://h:443", "OPENAI_API_KEY"),
+            ],
+        ),
+        (
+            f"{VENDOR}, endpoint: 'http://evil.example', headers: {{x-a: b}}",
+            {},
+            [OpenKey("http://evil.example:80", ""), Endpoint("http://evil.example:80", "")],
+        ),
+        (
             f"{VENDOR}, endpoint: 'https://h', apiKey: {{valueFrom: {{env: AWS}}}}",
             {},
             [Variable("AWS", "key"), Endpoint("https://h:443", "AWS")],
