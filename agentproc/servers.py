@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final, Literal, Protocol
 
 from schemas.codec import from_raw, to_raw
@@ -36,9 +36,34 @@ class Servers:
     def __init__(self, link: PostingLink) -> None:
         self._link = link
         self._listeners: dict[str, Callable[[McpNews], None]] = {}
+        #: Attachments that were begun before their extensions are registered.
+        self._begun: dict[str, asyncio.Task[McpListing]] = {}
+
+    def begin(self, servers: Iterable[str], timeout_s: float) -> None:
+        """Attach to servers at the same time. Extensions are registered one after another, and each would wait for its
+        own server to start. The next `ask` for such a server gets what comes of this.
+        """
+        for server in servers:
+            if server not in self._begun:
+                self._begun[server] = asyncio.ensure_future(self._ask("mcp.attach", server, timeout_s))
+
+    async def leave_begun(self) -> None:
+        """Leave the servers that were attached to early, and that nobody has asked for since."""
+        left, self._begun = self._begun, {}
+        for task in left.values():
+            task.cancel()
+        if left:
+            await asyncio.wait(left.values())
+        await asyncio.gather(
+            *(self.detach(server) for server, task in left.items() if task.cancelled() or task.exception() is None)
+        )
 
     async def ask(self, kind: Literal["mcp.attach", "mcp.list"], server: str, timeout_s: float) -> McpListing:
         """Attach to a server, or ask what it offers now. Raises GoondanError."""
+        begun = self._begun.pop(server, None) if kind == "mcp.attach" else None
+        return await (self._ask(kind, server, timeout_s) if begun is None else begun)
+
+    async def _ask(self, kind: Literal["mcp.attach", "mcp.list"], server: str, timeout_s: float) -> McpListing:
         frame = Frame(kind, payload=to_raw(McpAttach(server)), deadline_ms=int(timeout_s * 1000))
         reply = await self._post(frame, timeout_s + MARGIN_S)
         return from_raw(reply.payload, McpListing)
@@ -57,6 +82,9 @@ class Servers:
     def news(self, frame: Frame) -> None:
         """Handle `mcp.news`. Raises GoondanError E_FRAME_INVALID."""
         news = from_raw(frame.payload, McpNews)
+        begun = self._begun.pop(news.server, None) if news.kind == "gone" else None
+        if begun is not None:  # it ended before its extension was registered, which attaches anew
+            begun.cancel()
         listener = self._listeners.get(news.server)
         if listener is not None:
             listener(news)

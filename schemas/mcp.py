@@ -11,7 +11,7 @@ Source: docs/design/tools.md section 11; requirements MCP-13 to MCP-18, NAME-08,
 
 import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, Literal
 
 from msgspec import Struct
@@ -208,6 +208,13 @@ class McpServerInit(Struct, frozen=True, rename="camel", omit_defaults=True, kw_
     def __repr__(self) -> str:
         """As in a log or a traceback: without headers."""
         return f"McpServerInit(transport={self.transport!r}, endpoint={self.endpoint!r})"
+
+
+def holds_server(config: Mapping[str, Any]) -> bool:
+    """Whether an extension `mcp` with this config keeps one session with its server (MCP-08). False for a config that
+    names no server.
+    """
+    return "transport" in config and config.get("attach", {}).get("mode", "stateful") == "stateful"
 
 
 def longest_export(prefix: str) -> int:

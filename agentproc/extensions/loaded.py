@@ -42,6 +42,7 @@ from schemas.address import path_segment
 from schemas.errors import GoondanError, fail
 from schemas.extension_config import check_config, with_defaults
 from schemas.launch import ExtensionSpec
+from schemas.mcp import holds_server
 
 #: How long `register` may take (seconds).
 REGISTER_S: Final = 30.0
@@ -142,6 +143,14 @@ class Extensions:
     # --- inside
 
     async def _fit(self, wanted: Sequence[ExtensionSpec]) -> None:
+        self._begin_servers([spec for spec in wanted if spec.name not in self._loaded])
+        try:
+            await self._fit_in_order(wanted)
+        finally:
+            if self._servers is not None:
+                await self._servers.leave_begun()
+
+    async def _fit_in_order(self, wanted: Sequence[ExtensionSpec]) -> None:
         self._fitted = ()
         give_state([spec for spec in wanted if spec.name not in self._loaded], self._place.state_dir)
         names = {spec.name for spec in wanted}
@@ -155,6 +164,12 @@ class Extensions:
                 await self._let_go(spec.name)
                 await self._load(spec, known.state, known.module)
         self._fitted = wanted
+
+    def _begin_servers(self, new: Sequence[ExtensionSpec]) -> None:
+        """Several new extensions hold servers: the servers start beside each other, not one after another."""
+        held = [spec.server for spec in new if spec.server and holds_server(spec.config)]
+        if self._servers is not None and len(held) > 1:
+            self._servers.begin(held, REGISTER_S)
 
     async def _let_go(self, name: str) -> None:
         await self._events.clean_up(name)

@@ -23,7 +23,7 @@ from agentproc.extensions.served_tools import ServedTool
 from schemas.address import build_tool_name, is_shown_name
 from schemas.errors import GoondanError
 from schemas.launch import CatalogItem, McpSource, ToolSource
-from schemas.mcp import SHARED_RESOURCES, McpListing, McpNews, McpPrompt, McpResource, McpTool
+from schemas.mcp import SHARED_RESOURCES, McpListing, McpNews, McpPrompt, McpResource, McpTool, holds_server
 
 #: How long a server has when the extension is registered (seconds): less than the extension has itself.
 REGISTER_S: Final = 25.0
@@ -82,7 +82,7 @@ def read_settings(config: Mapping[str, Any]) -> Settings:
     """The settings of a config that fits its schema."""
     exposed = config.get("expose", {})
     return Settings(
-        stateful=config.get("attach", {}).get("mode", "stateful") == "stateful",
+        stateful=holds_server(config),
         tools=exposed.get("tools", False),
         resources=exposed.get("resources", False),
         prompts=exposed.get("prompts", False),

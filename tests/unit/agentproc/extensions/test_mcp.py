@@ -121,6 +121,62 @@ async def test_a_stateful_server_is_attached_when_it_is_registered_and_its_tools
     assert code(model, "a") is None
 
 
+class SlowLink(ServerLink):
+    """Servers that answer when the test says so."""
+
+    def __init__(self, **offers: McpListing | str) -> None:
+        super().__init__(**offers)
+        self.may_answer = asyncio.Event()
+
+    def post(self, frame: Frame) -> asyncio.Future[Frame]:
+        async def later(answer: asyncio.Future[Frame]) -> Frame:
+            await self.may_answer.wait()
+            return await answer
+
+        return asyncio.ensure_future(later(super().post(frame)))
+
+
+async def test_the_servers_of_several_extensions_start_at_the_same_time(make: Make) -> None:
+    link = SlowLink(github=LISTING, gitlab=LISTING, other=LISTING)
+    specs = [
+        server(STATEFUL),
+        server(STATEFUL, "mcp-gitlab", "gitlab"),
+        server(STATELESS, "mcp-other", "other"),
+    ]
+    model = FakeModel(says("done"))
+    loading = asyncio.ensure_future(begun(make, link, model, *specs))
+    while len(link.asked_of) < 2:
+        await asyncio.sleep(0)
+    assert link.asked_of == [("mcp.attach", "github"), ("mcp.attach", "gitlab")]  # neither has answered
+    assert not loading.done()
+    link.may_answer.set()
+    runner = await loading
+    assert len(link.asked_of) == 2  # each was asked once
+    await runner.run(event_frame("e1", "go"))
+    assert shown(model, prefix="gitlab") == ["gitlab__create_issue", "gitlab__list_issues"]
+
+
+async def test_a_server_that_ended_before_its_extension_was_registered_is_attached_to_anew(make: Make) -> None:
+    link = SlowLink(github=LISTING, gitlab=LISTING)
+    runner = make(link, FakeModel(says("done")), extensions=[server(STATEFUL), server(STATEFUL, "mcp-lab", "gitlab")])
+    link.news = runner.takes["mcp.news"]
+    loading = asyncio.ensure_future(runner.load_extensions())
+    while len(link.asked_of) < 2:
+        await asyncio.sleep(0)
+    link.tell("gitlab", "gone", message="it fell over")
+    link.may_answer.set()
+    await loading
+    assert link.asked_of == [("mcp.attach", "github"), ("mcp.attach", "gitlab"), ("mcp.attach", "gitlab")]
+
+
+async def test_servers_of_extensions_that_are_not_reached_are_left(make: Make) -> None:
+    link = ServerLink(github=LISTING, other=LISTING, gitlab=LISTING)
+    broken = structs.replace(server(STATEFUL, "mcp-other", "other"), entry="/no/such/entry.py")
+    await begun(make, link, FakeModel(), server(STATEFUL), broken, server(STATEFUL, "mcp-lab", "gitlab"))
+    assert [kind for kind, _ in link.asked_of] == ["mcp.attach"] * 3 + ["mcp.detach"] * 2
+    assert {name for kind, name in link.asked_of if kind == "mcp.detach"} == {"other", "gitlab"}
+
+
 async def test_arguments_are_checked_by_the_servers_schema(make: Make) -> None:
     link = ServerLink(github=LISTING)
     model = FakeModel(wants(("a", "github__create_issue", {"titel": "t"})), says("done"))
