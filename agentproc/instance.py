@@ -34,7 +34,7 @@ from agentproc.servers import Servers
 from agentproc.store import ConversationStore
 from agentproc.swarm import DELEGATION_RESULT, AskingLink
 from schemas.address import instance_dir
-from schemas.launch import AgentSpec
+from schemas.launch import AgentSpec, ModelSpec
 from schemas.redaction import Redactor
 from schemas.times import rfc3339
 from schemas.trace_index import IndexLine, add
@@ -109,6 +109,7 @@ class Instance:
         #: What the calls of a running script have come to.
         self.script_log = ScriptLog(files)
         self._provider = provider
+        self._others: dict[str, Provider] = {}  # of the models in `fallback`, by their documents
         self._redactor: Redactor | None = None
 
     @property
@@ -125,7 +126,7 @@ class Instance:
     def redact(self, text: str) -> str:
         """A text without the secrets of the agent's model, and without the tokens of its extensions."""
         if self._redactor is None:
-            self._redactor = redactor_of(self.spec.model)
+            self._redactor = redactor_of(*self.spec.models)
         return self.secrets.redact(self._redactor(text))
 
     def index_turn(self, at: str, trace_id: str, turn_id: str, event_id: str) -> None:
@@ -142,6 +143,13 @@ class Instance:
             self._provider = make_provider(self.spec.model)
         return self._provider
 
+    def provider_in_place(self, model: ModelSpec) -> Provider:
+        """The provider of a model that is asked in place of the agent's own, made when it is first needed."""
+        found = self._others.get(model.document)
+        if found is None:
+            found = self._others[model.document] = make_provider(model)
+        return found
+
     def notice(self, ended: Ended) -> None:
         """Tell extensions about the answer to a question that was asked without waiting (EVENTS-11)."""
         if ended.answer is not None:
@@ -156,5 +164,6 @@ class Instance:
         self.caller.abandon()
         self.store.close()
         self.script_log.close()
-        if self._provider is not None:
-            await self._provider.close()
+        for provider in (self._provider, *self._others.values()):
+            if provider is not None:
+                await provider.close()

@@ -32,6 +32,9 @@ from schemas.results import cut_message
 #: The longest error message of a model (characters).
 MODEL_ERROR_CHARS: Final = 1000
 
+#: The errors of a model after which others are asked in its place.
+_WITHOUT_ANSWER: Final = frozenset(("E_MODEL_FAILED", "E_MODEL_QUOTA"))
+
 log = logging.getLogger("agentproc")
 
 
@@ -125,9 +128,30 @@ class ModelCalls:
     async def ask_once(
         self, provider: Provider, request: ModelRequest, *, anew: bool = False, hidden: bool = False
     ) -> ModelAnswer:
-        """Make one request to the model. `anew`: news of an earlier request is void. `hidden`: no news of this request
-        is sent. Raises GoondanError in a form that may be stored and shown.
+        """Ask the model once, and when it gives no answer, those that the bundle names in its place, in their order.
+        `anew`: news of an earlier request is void. `hidden`: no news of this request is sent. Raises GoondanError in a
+        form that may be stored and shown.
         """
+        try:
+            return await self._request(provider, request, anew=anew, hidden=hidden)
+        except GoondanError as error:
+            failed = error.info
+            if failed.code not in _WITHOUT_ANSWER:
+                raise
+        for model in self._instance.spec.fallback:
+            log.warning("event %s: no answer (%s); Model/%s is asked instead", self._event_id, failed, model.document)
+            other = msgspec.structs.replace(request, model=model, timeout_s=self._time_left())
+            try:
+                return await self._request(self._instance.provider_in_place(model), other, anew=True, hidden=hidden)
+            except GoondanError as error:
+                if error.info.code not in _WITHOUT_ANSWER:
+                    raise
+                message = f"{failed.message}; in its place Model/{model.document}: {error.info.message}"
+                failed = msgspec.structs.replace(failed, message=cut_message(message, MODEL_ERROR_CHARS))
+        raise GoondanError(failed)
+
+    async def _request(self, provider: Provider, request: ModelRequest, *, anew: bool, hidden: bool) -> ModelAnswer:
+        """Make one request to one model. The arguments and errors are those of `ask_once`."""
         attempts = self._attempts = ModelAttempts()
 
         def on_news(news: ModelNews) -> None:
@@ -136,9 +160,9 @@ class ModelCalls:
                 self._stall.content(now)
                 return
             attempts.hear(news, now)
-            if news == "waiting":
+            if news in ("waiting", "queued"):
                 self._stall.waiting(now)
-            else:
+            elif news == "asking":
                 self._stall.asking(now)
                 self._watch(request)
 

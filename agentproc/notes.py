@@ -20,7 +20,7 @@ from msgspec import Raw, Struct
 
 from agentproc.catalog import StepCatalog
 from agentproc.conversation import Message, ToolCallPart, ToolData
-from agentproc.providers.base import ModelNews, ModelRequest, Usage
+from agentproc.providers.base import FailedTry, ModelNews, ModelRequest, Usage
 from agentproc.scripts import script_of
 from agentproc.store import ConversationStore
 from agentproc.turn import Action, AskModel, End, EnterStep, LeaveStep, LeaveTurn, RunTool, Yield
@@ -32,11 +32,13 @@ from schemas.results import cut_message
 from schemas.spans import call_span, model_span, step_span, turn_span
 from schemas.traces import (
     MAX_NOTED_MESSAGE,
+    MAX_TRIES,
     CallDetail,
     FailureDetail,
     ModelDetail,
     NoteKind,
     ResultDetail,
+    TryDetail,
     TurnDetail,
     encode_detail,
     encode_receipt,
@@ -61,22 +63,36 @@ class Ending(Struct, frozen=True):
 
 
 class ModelAttempts:
-    """How often a model was asked for one answer, and how long no request ran in between (seconds)."""
+    """How often a model was asked for one answer, how long no request ran in between, and how long it waited for others
+    (seconds).
+    """
 
-    __slots__ = ("_since", "count", "paused_s")
+    __slots__ = ("_news", "_since", "count", "paused_s", "tries", "waited_s")
 
     def __init__(self) -> None:
         self.count = 0
         self.paused_s = 0.0
+        self.waited_s = 0.0
+        #: The tries that failed and were followed by another one, the first MAX_TRIES of them.
+        self.tries: list[TryDetail] = []
+        self._news: ModelNews = "asking"
         self._since: float | None = None
 
     def hear(self, news: ModelNews, now: float) -> None:
         """Count the provider's news at `now` (seconds)."""
+        if isinstance(news, FailedTry):
+            if len(self.tries) < MAX_TRIES:
+                self.tries.append(TryDetail(cut_message(news.error, MAX_NOTED_MESSAGE), round(news.wait_s * 1000)))
+            return
+        if self._since is not None:
+            if self._news == "queued":
+                self.waited_s += now - self._since
+            else:
+                self.paused_s += now - self._since
         if news == "asking":
             self.count += 1
-            if self._since is not None:
-                self.paused_s += now - self._since
-        self._since = now if news == "waiting" else None
+        self._since = None if news == "asking" else now
+        self._news = news
 
 
 class TurnNotes:
@@ -206,6 +222,8 @@ class TurnNotes:
             code=code,
             attempts=max(1, attempts.count),
             paused_ms=round(attempts.paused_s * 1000),
+            waited_ms=round(attempts.waited_s * 1000),
+            tries=attempts.tries,
         )
         self._model_ends.append(ended)
 

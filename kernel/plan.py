@@ -172,6 +172,7 @@ def _agent(
     return AgentSpec(
         name=agent.name,
         model=agent.model,
+        fallback=[fallback.model for fallback in agent.fallback],
         registry=[*registry, *brought] if brought else registry,
         catalog=[name for tool in agent.tools for name in by_tool[tool]],
         state_dir=state_dir,

@@ -20,7 +20,16 @@ from msgspec import Struct
 from schemas.frames import ErrorPayload
 from schemas.receipts import Receipt
 from schemas.spans import call_span, turn_span
-from schemas.traces import CallDetail, FailureDetail, ModelDetail, ResultDetail, TurnDetail, read_receipt
+from schemas.traces import (
+    MAX_TRIES,
+    CallDetail,
+    FailureDetail,
+    ModelDetail,
+    ResultDetail,
+    TryDetail,
+    TurnDetail,
+    read_receipt,
+)
 
 _T = TypeVar("_T")
 
@@ -109,6 +118,10 @@ class ModelCall(Struct, rename="camel", omit_defaults=True, kw_only=True):
     attempts: int = 1
     #: How long nothing was asked between the attempts (milliseconds).
     paused_ms: int = 0
+    #: How long it waited for the requests of others (milliseconds).
+    waited_ms: int = 0
+    #: The attempts that failed and were followed by another one, the first of them.
+    tries: list[TryDetail] = []
 
 
 class ToolCall(Struct, rename="camel", omit_defaults=True, kw_only=True):
@@ -331,13 +344,17 @@ def _model_ended(trace: Trace, calls: dict[str, ToolCall], note: Note) -> None:
     call = step.model
     if detail is None or call is None:
         return
-    asked_before = call.duration_ms is not None  # by an extension, in the same step
+    asked_before = call.duration_ms is not None  # by an extension or another model, in the same step
+    if call.status == "failed":
+        call.tries.append(TryDetail(f"{call.model or 'model'}: {call.code or 'failed'}"))
     call.status = "failed" if note.kind == "model.failed" else "answered"
     call.duration_ms = between_ms(call.started_at, note.at)
     call.model = detail.model or None
     call.finish_reason, call.code = detail.finish_reason, detail.code
     call.attempts = detail.attempts + (call.attempts if asked_before else 0)
     call.paused_ms += detail.paused_ms
+    call.waited_ms += detail.waited_ms
+    call.tries = [*call.tries, *detail.tries][:MAX_TRIES]
     call.input_tokens = _sum(call.input_tokens, detail.input_tokens)
     call.output_tokens = _sum(call.output_tokens, detail.output_tokens)
     trace.input_tokens = _sum(trace.input_tokens, detail.input_tokens)

@@ -16,6 +16,7 @@ from msgspec import Meta, Struct, field, structs
 from schemas.approval_rules import Policy
 from schemas.budgets import BudgetLimits, Pricing
 from schemas.mcp import McpOAuth
+from schemas.model_limits import ModelRetry
 from schemas.model_providers import KeyHeader, ServingProvider
 from schemas.oauth import OAuthAppSpec
 
@@ -61,6 +62,10 @@ class ModelSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only
     auth: KeyHeader | None = None
     #: The version of the wire that requests name; None: the one that this code speaks.
     api_version: str | None = None
+    #: How long it is asked again when it does not answer.
+    retry: ModelRetry = ModelRetry()
+    #: Name of its Model document.
+    document: str = ""
 
     def __repr__(self) -> str:
         """The text for logs and tracebacks: without the key and the values of headers."""
@@ -199,6 +204,13 @@ class AgentSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only
     approvals: list[Policy] = []
     #: The prefixes of the MCP servers that it may attach to. It may call all of their tools.
     servers: list[str] = []
+    #: The models that are asked, in this order, when `model` gives no answer.
+    fallback: list[ModelSpec] = []
+
+    @property
+    def models(self) -> list[ModelSpec]:
+        """All models that it may ask, its own first."""
+        return [self.model, *self.fallback]
 
 
 class Limits(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True, forbid_unknown_fields=True):

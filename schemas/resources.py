@@ -26,6 +26,7 @@ from schemas.launch import (
     Limits,
     PythonSpec,
 )
+from schemas.model_limits import MAX_FALLBACKS, ModelRetry
 from schemas.model_providers import KeyHeader, NamedProvider
 from schemas.model_windows import LEAST_WINDOW, MOST_WINDOW
 
@@ -244,6 +245,15 @@ class ModelBody(_Strict, frozen=True):
         str | None,
         Meta(description="The header `anthropic-version`, for a server that knows another version. No other provider."),
     ] = None
+    retry: Annotated[ModelRetry, Meta(description="How long it is asked again when it does not answer.")] = ModelRetry()
+    fallback: Annotated[
+        list[RefLike],
+        Meta(
+            max_length=MAX_FALLBACKS,
+            description="Models that are asked, in this order, when this one gives no answer. Their own `fallback` "
+            "and the agent's `params` do not count then.",
+        ),
+    ] = []
 
 
 class ModelConfig(_Strict, frozen=True):

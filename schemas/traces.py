@@ -61,6 +61,8 @@ TRACE_COLUMNS: Final = (
 )
 #: An error's message in a note (characters); the whole is in the answer, or in the call's result.
 MAX_NOTED_MESSAGE: Final = 500
+#: Attempts of one model call that a note tells of.
+MAX_TRIES: Final = 20
 
 TurnStatus = Literal["running", "completed", "failed", "abandoned"]
 NoteKind = Literal[
@@ -100,6 +102,15 @@ class FailureDetail(Struct, frozen=True, rename="camel", omit_defaults=True):
     step: int | None = None
 
 
+class TryDetail(Struct, frozen=True, rename="camel", omit_defaults=True):
+    """An attempt to ask a model that failed and was followed by another one."""
+
+    #: Why, in the server's words.
+    error: str
+    #: How long the server asked to wait, or the agent chose to (milliseconds).
+    waited_ms: int = 0
+
+
 class ModelDetail(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
     """The end of a model call."""
 
@@ -119,6 +130,10 @@ class ModelDetail(Struct, frozen=True, rename="camel", omit_defaults=True, kw_on
     attempts: int = 1
     #: How long nothing was asked between the attempts (milliseconds).
     paused_ms: int = 0
+    #: How long it waited for the requests of others (milliseconds).
+    waited_ms: int = 0
+    #: The attempts that failed and were followed by another one: the first MAX_TRIES of them.
+    tries: list[TryDetail] = []
 
 
 class CallDetail(Struct, frozen=True, rename="camel", omit_defaults=True):

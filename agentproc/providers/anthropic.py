@@ -17,6 +17,7 @@ from msgspec import Raw, Struct
 from agentproc.providers.base import ModelAnswer, ModelRequest, Usage, asked_call
 from agentproc.providers.history import EMPTY, HistoryEntry, Said, Written, blocks_text, kept_by
 from agentproc.providers.offered_tools import OfferedTools
+from agentproc.providers.refusals import stream_fault
 from agentproc.providers.sse import SseEvent
 from agentproc.providers.vendor import (
     MAX_CALLS,
@@ -29,7 +30,6 @@ from agentproc.providers.vendor import (
     error_words,
     headers_of,
     model_name,
-    stream_fault,
     written_calls,
 )
 from agentproc.turn import AskedCall
@@ -42,8 +42,6 @@ from schemas.model_providers import BY_NAME
 VERSION: Final = "2026-10-21"
 #: `max_tokens`, which the vendor requires, when the params do not give it. Every model since 2024 allows this value.
 DEFAULT_MAX_TOKENS: Final = 8192
-#: Errors inside a stream after which the same request may succeed.
-_PASSING: Final = frozenset(("overloaded_error", "api_error", "rate_limit_error", "timeout_error"))
 #: Stop reasons of an answer that was cut off.
 _CUT: Final = frozenset(("max_tokens", "model_context_window_exceeded"))
 _THINKING: Final = frozenset(("thinking", "redacted_thinking"))
@@ -450,8 +448,8 @@ def _text(value: Any) -> str:
 
 
 def _stream_error(error: Any) -> Fault:
-    kind = _text(error.get("type")) if isinstance(error, dict) else ""
-    return stream_fault(error, kind in _PASSING, error_words(error) or kind[:80] or "no reason")
+    name = _text(error.get("type")) if isinstance(error, dict) else ""
+    return stream_fault(error, [name], error_words(error) or name[:80] or "no reason")
 
 
 #: The part that each provider's module has (agentproc/providers/choose.py). The streams are as the vendor writes them.

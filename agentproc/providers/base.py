@@ -94,10 +94,20 @@ class TextDelta(Struct, frozen=True):
     again: bool = False
 
 
+class FailedTry(Struct, frozen=True):
+    """A try that failed, and is followed by another one."""
+
+    #: Why, in the server's words, without secrets.
+    error: str
+    #: How long the server asks to wait, or we chose to (seconds).
+    wait_s: float
+
+
 #: A provider's news while a request runs. `asking`: a try goes out. `content`: the model has sent more text, arguments
 #: or thinking; data that only keeps a connection alive does not count. `waiting`: no try is out until the next one is
-#: due.
-ModelNews = Literal["asking", "content", "waiting"]
+#: due. `queued`: the request waits until others let it out. FailedTry: the last try failed; `waiting` or `queued`
+#: follows.
+ModelNews = Literal["asking", "content", "waiting", "queued"] | FailedTry
 
 
 class Provider(Protocol):
@@ -117,22 +127,26 @@ class Provider(Protocol):
         """Ask the model. `on_delta` gets pieces of text early, from providers that stream. `on_news` gets the
         provider's news; a provider without news counts as asking.
 
-        Raises GoondanError E_MODEL_FAILED when there is no answer after the provider's own retries,
-        ContextOverflow when the request is longer than the model's context. Cancelling the task ends the request.
+        Raises GoondanError when there is no answer after the provider's own retries: E_MODEL_QUOTA when the account may
+        use no more, ContextOverflow when the request is longer than the model's context, otherwise E_MODEL_FAILED.
+        Cancelling the task ends the request.
         """
 
     async def close(self) -> None:
         """Close connections."""
 
 
-def redactor_of(model: ModelSpec) -> Redactor:
-    """Removes a model's secrets from texts: its key, its headers, and the password of its endpoint."""
-    try:
-        password = urlsplit(model.endpoint or "").password
-    except ValueError:
-        password = None
-    headers = (value for value in model.headers.values() if len(value) >= SHORTEST_HEADER)
-    return Redactor(model.api_key, password, unquote(password) if password else None, *headers)
+def redactor_of(*models: ModelSpec) -> Redactor:
+    """Removes the secrets of models from texts: their keys, their headers, and the passwords of their endpoints."""
+    secrets: list[str | None] = []
+    for model in models:
+        try:
+            password = urlsplit(model.endpoint or "").password
+        except ValueError:
+            password = None
+        secrets += [model.api_key, password, unquote(password) if password else None]
+        secrets += [value for value in model.headers.values() if len(value) >= SHORTEST_HEADER]
+    return Redactor(*secrets)
 
 
 class ContextOverflow(GoondanError):
@@ -145,9 +159,9 @@ class ContextOverflow(GoondanError):
         self.overflow = overflow
 
 
-def model_failed(message: str, *, suggestion: str | None = None) -> GoondanError:
-    """The error of a model call that has no answer."""
-    return fail("E_MODEL_FAILED", message, suggestion=suggestion)
+def model_failed(message: str, *, suggestion: str | None = None, quota: bool = False) -> GoondanError:
+    """The error of a model call that has no answer. `quota`: the account may use no more."""
+    return fail("E_MODEL_QUOTA" if quota else "E_MODEL_FAILED", message, suggestion=suggestion)
 
 
 def asked_call(call_id: str, name: str, arguments: str | dict[str, Any]) -> AskedCall:

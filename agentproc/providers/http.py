@@ -27,6 +27,7 @@ from msgspec.structs import replace
 
 from agentproc.providers.base import (
     ContextOverflow,
+    FailedTry,
     ModelAnswer,
     ModelNews,
     ModelRequest,
@@ -36,7 +37,8 @@ from agentproc.providers.base import (
 )
 from agentproc.providers.connection import Client, Patience, Response
 from agentproc.providers.overflow import overflow_of
-from agentproc.providers.retry import MAX_RETRY_AFTER_S, retry_after, status_kind, wait_before_retry
+from agentproc.providers.refusals import error_names, refusal_kind
+from agentproc.providers.retry import Retries, retry_after
 from agentproc.providers.sse import EventTooLarge, SseDecoder
 from agentproc.providers.vendor import (
     MAX_WORDS,
@@ -111,8 +113,9 @@ class HttpProvider:
         on_delta: Callable[[TextDelta], None] | None = None,
         on_news: Callable[[ModelNews], None] | None = None,
     ) -> ModelAnswer:
-        """Ask the model. Raises GoondanError E_MODEL_FAILED, with the vendor's words, when the retries are used up, and
-        ContextOverflow for a request that is longer than the model's context.
+        """Ask the model. Raises GoondanError with the vendor's words when the retries are used up: E_MODEL_QUOTA for an
+        account that may use no more, ContextOverflow for a request that is longer than the model's context, otherwise
+        E_MODEL_FAILED.
         """
         goes_on = False
         try:
@@ -138,10 +141,10 @@ class HttpProvider:
         clock = asyncio.get_running_loop().time
         until = None if request.timeout_s is None else clock() + request.timeout_s
         wire = self._vendor.request(request)
-        tries = 0
+        retries = Retries(request.model.retry)
+        faulty_since: float | None = None
         while True:
-            tries += 1
-            heard = Listener(on_delta, on_news, tries > 1)
+            heard = Listener(on_delta, on_news, retries.count > 0)
             on_news("asking")
             try:
                 if not request.model.model:
@@ -150,17 +153,16 @@ class HttpProvider:
                     wire = self._vendor.request(request)
                 return await self._try(request, wire, heard)
             except Fault as fault:
-                left = None if until is None else until - clock()
-                wait = wait_before_retry(fault, tries, self._chance(), left)
+                now = clock()
+                faulty_since = faulty_since or now
+                left = None if until is None else until - now
+                wait = retries.next_wait(fault, self._chance(), now - faulty_since, left)
                 if wait is None:
-                    raise self._failed(request, wire, fault, tries) from None
-                log.warning(
-                    "model %s, try %d: %s; the next in %.1f s",
-                    request.model.model,
-                    tries,
-                    redactor_of(request.model)(fault.message),
-                    wait,
-                )
+                    raise self._failed(request, wire, fault, retries) from None
+                words = redactor_of(request.model)(fault.message)
+                model = request.model.model
+                log.warning("model %s, try %d: %s; the next in %.1f s", model, retries.count, words, wait)
+                on_news(FailedTry(words, wait))
             on_news("waiting")
             await self._sleep(wait)
 
@@ -247,32 +249,30 @@ class HttpProvider:
         with suppress(Fault, TimeoutError):
             async with asyncio.timeout(self._patience.refusal_s):
                 body = await _read(response, MAX_ERROR_BYTES, cut=True)
-        words = _words(redact(body.decode("utf-8", "replace")))
+        words, names = _refused(redact(body.decode("utf-8", "replace")))
         if 300 <= status < 400:
             words = f"it redirects to {plain(redact(response.headers.get('location', 'nowhere')))[:MAX_WORDS]}"
         reason = words or plain(redact(response.reason))[:MAX_WORDS] or _phrase(status)
         overflow = overflow_of(status, body.decode("utf-8", "replace"))
-        return Fault(
-            status_kind(status, response.headers) if overflow is None else "final",
-            f"{status} {reason}",
-            retry_after_s=retry_after(response.headers, self._now()),
-            status=status,
-            overflow=overflow,
-        )
+        asked = retry_after(response.headers, self._now())
+        kind = "final" if overflow is not None else refusal_kind(status, response.headers, names, words, asked)
+        return Fault(kind, f"{status} {reason}", retry_after_s=asked, status=status, overflow=overflow)
 
     # --- around it
 
-    def _failed(self, request: ModelRequest, wire: WireRequest, fault: Fault, tries: int) -> GoondanError:
-        times = f" (tried {tries} times)" if tries > 1 else ""
-        asked = fault.retry_after_s
-        if asked is not None and asked > MAX_RETRY_AFTER_S:
-            times += f" (it asks to wait {asked:.0f} s)"
+    def _failed(self, request: ModelRequest, wire: WireRequest, fault: Fault, retries: Retries) -> GoondanError:
+        times = f" (tried {retries.count} times)" if retries.count > 1 else ""
+        asks_too_long = retries.asks_too_long(fault)
+        if asks_too_long:
+            times += f" (it asks to wait {fault.retry_after_s:.0f} s)"
         redact = redactor_of(request.model)
         listing = not request.model.model
         which = f"GET {shown_server(wire.url)}" if listing else shown_server(wire.url)
         message = f"model server {which}: {redact(fault.message)}{times}"
         if fault.overflow is not None:
             return ContextOverflow(redact(message), fault.overflow)
+        if fault.kind == "quota" or (fault.kind == "limited" and asks_too_long):
+            return model_failed(redact(message), quota=True)
         suggestion = _SUGGESTIONS.get(fault.status or 0)
         if listing and (fault.status is None or fault.status not in (401, 403, 429)):
             suggestion = _NO_LIST
@@ -323,12 +323,13 @@ async def _read(response: Response, limit: int, *, cut: bool = False) -> bytes:
     return b"".join(parts)[:limit]
 
 
-def _words(body: str) -> str:
-    """The text of a refusal: the message of an error document, otherwise its whole text."""
+def _refused(body: str) -> tuple[str, list[str]]:
+    """The text of a refusal, and the names of its errors: those of an error document, otherwise its whole text."""
     try:
-        return error_words(msgspec.json.decode(body))
+        document = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeError, RecursionError):
-        return page_title(body) or plain(body[: MAX_WORDS * 4])[:MAX_WORDS]
+        return page_title(body) or plain(body[: MAX_WORDS * 4])[:MAX_WORDS], []
+    return error_words(document), error_names(document)
 
 
 def _checked(headers: dict[str, str]) -> dict[str, str]:

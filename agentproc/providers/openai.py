@@ -17,6 +17,7 @@ from msgspec import Raw, Struct
 from agentproc.providers.base import ModelAnswer, ModelRequest, Usage, asked_call
 from agentproc.providers.history import EMPTY, HistoryEntry, Said, Written, blocks_text, kept_by
 from agentproc.providers.offered_tools import OfferedTools
+from agentproc.providers.refusals import stream_fault
 from agentproc.providers.sse import SseEvent
 from agentproc.providers.vendor import (
     MAX_CALLS,
@@ -29,15 +30,12 @@ from agentproc.providers.vendor import (
     error_words,
     headers_of,
     model_name,
-    stream_fault,
     written_calls,
 )
 from agentproc.turn import AskedCall
 from schemas.launch import CatalogItem, ModelSpec
 from schemas.model_providers import BY_NAME
 
-#: Errors inside a stream after which the same request may succeed.
-_PASSING: Final = frozenset(("server_error", "rate_limit_exceeded", "overloaded_error", "internal_server_error"))
 #: The longest name of a tool. Vendors accept 64 characters. The name arrives in pieces, so its length is limited here.
 MAX_NAME_CHARS: Final = 1024
 #: The known fields of a tool call. All other fields are sent back as they came.
@@ -378,12 +376,7 @@ def _text(value: Any) -> str:
 def _stream_error(chunk: _Chunk) -> Fault:
     error = chunk.error if chunk.error is not None else {"message": chunk.message, "code": chunk.code}
     names = [error.get("type"), error.get("code")] if isinstance(error, dict) else []
-    passing = any(name in _PASSING if isinstance(name, str) else _busy_status(name) for name in names)
-    return stream_fault(error, passing, error_words(error) or "no reason")
-
-
-def _busy_status(code: Any) -> bool:
-    return isinstance(code, int) and (code == 429 or 500 <= code < 600)
+    return stream_fault(error, names, error_words(error) or "no reason")
 
 
 #: The part that each provider's module has (agentproc/providers/choose.py). The streams are as the vendor writes them.

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Struct
 
 from agentproc.providers.base import ModelAnswer, ModelRequest
-from agentproc.providers.overflow import Overflow, overflow_of
+from agentproc.providers.overflow import Overflow
 from agentproc.providers.sse import SseEvent
 from agentproc.turn import AskedCall
 from schemas.codec import describe_decode_error, replace_surrogates
@@ -33,9 +33,10 @@ MAX_MODEL_NAME: Final = 200
 #: How much of a vendor's own text is shown (characters).
 MAX_WORDS: Final = 500
 
-#: `busy`: the server may answer later. `broken`: an answer began and was not valid. `silent`: nothing came for too
-#: long. `final`: asking again would end the same way.
-FaultKind = Literal["busy", "broken", "silent", "final"]
+#: `busy`: the server may answer later. `limited`: it refuses because too much is asked of it, by us or by all.
+#: `loading`: it loads the model. `broken`: an answer began and was not valid. `silent`: nothing came for too long.
+#: `quota`: what the account may use is used up. `final`: asking again would end the same way.
+FaultKind = Literal["busy", "limited", "loading", "broken", "silent", "quota", "final"]
 
 _NO_HEADERS: Final[Mapping[str, str]] = {}
 
@@ -200,13 +201,6 @@ def written_calls(calls: list[AskedCall], unwritten: list[bool]) -> list[AskedCa
         reason = "they were cut off, because the answer reached its token limit"
         return [*calls[:-1], AskedCall(last.id, last.name, {}, reason)]
     return calls
-
-
-def stream_fault(error: Any, passing: bool, words: str) -> Fault:
-    """The fault of an error inside a stream, `error` as its document has it. `passing`: asking again may help."""
-    overflow = overflow_of(None, encode_json(error).decode("utf-8", "replace"))
-    kind: FaultKind = "busy" if passing and overflow is None else "final"
-    return Fault(kind, f"an error: {words}", overflow=overflow)
 
 
 def empty(stop: str | None, usual: tuple[str, ...]) -> Fault:

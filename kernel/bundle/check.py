@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from kernel.bundle.budgets import check_budgets
-from kernel.bundle.checked import Checked, CheckedAgent
+from kernel.bundle.checked import Checked, CheckedAgent, CheckedFallback
 from kernel.bundle.connectors import check_connection, check_connector
 from kernel.bundle.dependencies import circles, misplaced
 from kernel.bundle.extension_config import check_given, check_used
@@ -38,7 +38,7 @@ from kernel.grants.merge import join_paths
 from schemas import resources
 from schemas.address import SEPARATOR, is_resource_name, is_shown_name, parse_tool_name, shown_tool_name
 from schemas.frames import ORCHESTRATOR
-from schemas.launch import Filesystem
+from schemas.launch import Filesystem, ModelSpec
 from schemas.resources import API_V1, API_V1ALPHA1, BASE_PACKAGE, DOCUMENTS, KINDS
 
 
@@ -372,17 +372,48 @@ class Checker:
             return
         document, built = found
         agent.model_document, agent.model_body = document, built.spec
-        model = resolve_model(built.spec, agent.body.model_config.params, self._env)
+        agent.model = self._model(document, built.spec, agent, agent.body.model_config.params)
+        agent.fallback = list(self._fallback(document, built.spec, agent))
+
+    def _fallback(
+        self, document: Document, body: resources.ModelBody, agent: CheckedAgent
+    ) -> Iterable[CheckedFallback]:
+        """The models that are asked when the agent's own gives no answer. What they name in their turn does not count,
+        so no circle can be written but the shortest.
+        """
+        for index, written in enumerate(body.fallback):
+            at: Path = ("spec", "fallback", index)
+            name = self._refer(document, read_ref(written, "Model"), at)
+            found = self._found.get(("Model", name)) if name is not None else None
+            if found is None or found[0].resource in self._broken:
+                continue
+            other, built = found
+            if other is document:
+                message = "a model is asked in place of itself"
+                hint = "Name another Model; `retry` says how long this one is asked again."
+                self._report.error("E_CONFIG_INVALID_VALUE", message, document.place(*at), hint)
+            elif built.spec.provider in ("embedded", "auto"):
+                message = f"{other.resource} names no model that could be asked in place of another"
+                hint = "Name a Model whose provider is a server's."
+                self._report.error("E_CONFIG_INVALID_VALUE", message, document.place(*at), hint)
+            elif (model := self._model(other, built.spec, agent, {})) is not None:
+                yield CheckedFallback(other, built.spec, model)
+
+    def _model(
+        self, document: Document, body: resources.ModelBody, agent: CheckedAgent, params: Mapping[str, Any]
+    ) -> ModelSpec | None:
+        """A Model with everything that a request needs. When that is not there, it is reported, and None returned."""
+        model = resolve_model(body, params, self._env, document.resource.partition("/")[2])
         if isinstance(model, ModelFault):
             message = model.message.format(document.text(*model.path)) if "{}" in model.message else model.message
             message += f" ({agent.document.resource} uses it)"
             self._report.error(model.code, message, document.place(*model.path), model.suggestion)
-        else:
-            agent.model = model
-            if sends_open_key(model):
-                what = "the key is" if model.api_key is not None else "the headers of the Model are"
-                message = f"{what} sent to {model.key_origin} over plain http: everybody on the way can read it"
-                self._report.warn("W_CONFIG_OPEN_KEY", message, document.place("spec", "provider"))
+            return None
+        if sends_open_key(model):
+            what = "the key is" if model.api_key is not None else "the headers of the Model are"
+            message = f"{what} sent to {model.key_origin} over plain http: everybody on the way can read it"
+            self._report.warn("W_CONFIG_OPEN_KEY", message, document.place("spec", "provider"))
+        return model
 
     def _agent_prompt(self, agent: CheckedAgent) -> None:
         prompt, document = agent.body.prompt, agent.document

@@ -15,6 +15,17 @@ from schemas.launch import ExtensionSpec, ModelSpec
 from schemas.oauth import OAuthAppSpec
 
 
+class CheckedFallback(Struct):
+    """A Model that is asked in place of an agent's own."""
+
+    #: Its document.
+    document: Document
+    #: Its document as a struct.
+    body: resources.ModelBody
+    #: The model.
+    model: ModelSpec
+
+
 class CheckedAgent(Struct):
     """An Agent with what its references lead to."""
 
@@ -36,6 +47,8 @@ class CheckedAgent(Struct):
     model_document: Document | None = None
     #: That document as a struct.
     model_body: resources.ModelBody | None = None
+    #: The models that are asked in place of it.
+    fallback: list[CheckedFallback] = []
     #: The system prompt.
     system: str | None = None
     #: The whole document as plain values.

@@ -139,6 +139,8 @@ def inspect_bundle(
         if not judgement.trusted:
             for agent in checked.agents.values():
                 agent.model = None if agent.model is None else without_key(agent.model)
+                for fallback in agent.fallback:
+                    fallback.model = without_key(fallback.model)
             checked.oauth_apps = {}
         redact = EnvironmentRedactor(
             variables, wanted_variables(loaded.documents), [source.data for source in loaded.sources]

@@ -53,12 +53,16 @@ class ModelFault(Struct, frozen=True):
     suggestion: str
 
 
-def resolve_model(body: ModelBody, params: Mapping[str, Any], env: Mapping[str, str]) -> ModelSpec | ModelFault:
-    """The model of one agent. `params` are the agent's own: they win. An empty variable counts as unset."""
+def resolve_model(
+    body: ModelBody, params: Mapping[str, Any], env: Mapping[str, str], document: str = ""
+) -> ModelSpec | ModelFault:
+    """The model of one agent. `params` are the agent's own: they win. An empty variable counts as unset. `document` is
+    the name of the Model document.
+    """
     model = _resolve(body, params, env)
-    if isinstance(model, ModelFault) or (body.pricing is None and body.context_tokens is None):
+    if isinstance(model, ModelFault):
         return model
-    return replace(model, pricing=body.pricing, context_tokens=body.context_tokens)
+    return replace(model, pricing=body.pricing, context_tokens=body.context_tokens, retry=body.retry, document=document)
 
 
 def _resolve(body: ModelBody, params: Mapping[str, Any], env: Mapping[str, str]) -> ModelSpec | ModelFault:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from kernel.trace import ModelCall, Step, ToolCall, Trace
     from kernel.trace_tree import TraceTree
     from schemas.receipts import JailReceipt
+    from schemas.traces import TryDetail
 
 #: A line: the time since the beginning (None: the line shows no time), and the text.
 Line = tuple[str | None, str]
@@ -168,6 +169,9 @@ def _step(step: Step, start: str, style: Style) -> Iterator[Line]:
     if step.model is not None:
         branch = "├─" if step.tools else "└─"
         yield _offset(start, step.model.started_at), f"{style.dim(branch)} {_model(step.model, style)}"
+        stem = "│ " if step.tools else "  "
+        for failed in step.model.tries:
+            yield "", style.dim(f"{stem}   {_try(failed)}")
     for call in step.tools:
         branch, stem = ("└─", "  ") if call is step.tools[-1] else ("├─", "│ ")
         yield _offset(start, call.started_at), f"{style.dim(branch)} {_tool(call, style)}"
@@ -207,8 +211,17 @@ def _model(call: ModelCall, style: Style) -> str:
     what.append(duration(call.duration_ms) if call.duration_ms is not None else "")
     what.append(_tokens(call.input_tokens, call.output_tokens))
     what.append(f"{call.attempts} tries, {duration(call.paused_ms)} between them" if call.attempts > 1 else "")
+    what.append(f"waited {duration(call.waited_ms)} for others" if call.waited_ms else "")
     what.append(style.dim(printable(call.finish_reason)) if call.finish_reason else "")
     return "  ".join(part for part in what if part)
+
+
+def _try(failed: TryDetail) -> str:
+    """An attempt that failed and was followed by another one."""
+    from kernel.cli.terminal import printable
+
+    after = f"; the next {duration(failed.waited_ms)} later" if failed.waited_ms else ""
+    return f"tried: {printable(failed.error)}{after}"
 
 
 def _tool(call: ToolCall, style: Style) -> str:

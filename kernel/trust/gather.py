@@ -40,7 +40,7 @@ from kernel.trust.powers import (
 from schemas import hosts
 from schemas.address import build_tool_name
 from schemas.grantable import within
-from schemas.launch import ExtensionSpec, Limits, SandboxSpec
+from schemas.launch import ExtensionSpec, Limits, ModelSpec, SandboxSpec
 from schemas.model_providers import BY_NAME
 from schemas.origins import is_open, origin_of
 from schemas.resources import AgentPolicy, ModelBody, OAuthAppBody, SwarmPolicy, ValueSource
@@ -222,15 +222,26 @@ def _settings(tool: CheckedTool, sandbox: SandboxSpec) -> Iterable[Power]:
 
 
 def _model(agent: CheckedAgent, env: Mapping[str, str]) -> Iterable[Power]:
-    document, body = agent.model_document, agent.model_body
-    if document is None or body is None or body.provider == "embedded":
+    document, body, params = agent.model_document, agent.model_body, agent.body.model_config.params
+    if document is None or body is None:
+        return
+    yield from _reached(document, body, params, agent.model, env)
+    for other in agent.fallback:
+        yield from _reached(other.document, other.body, {}, other.model, env)
+
+
+def _reached(
+    document: Document, body: ModelBody, params: Mapping[str, Any], model: ModelSpec | None, env: Mapping[str, str]
+) -> Iterable[Power]:
+    """What a Model reaches, with which key. `params` are those of the agent that uses it."""
+    if body.provider == "embedded":
         return
     # Vendors take addresses of further servers in a request, which they then send parts of the conversation to.
-    for named in _texts([body.params, agent.body.model_config.params]):
+    for named in _texts([body.params, params]):
         if (other := origin_of(named)) is not None:
             yield Endpoint(other, "")
     if body.provider == "auto":
-        yield OwnModel(asleep=agent.model is not None and agent.model.provider == "embedded")
+        yield OwnModel(asleep=model is not None and model.provider == "embedded")
         return
     keys = _keys(document, body, env)
     origin = _origin(document, body, env)

@@ -17,12 +17,14 @@ from agentproc.providers.base import ModelAnswer, TextDelta
 from agentproc.providers.connection import Patience
 from agentproc.providers.http import HttpProvider
 from agentproc.providers.openai import OpenAI
-from agentproc.providers.retry import RETRIES
+from agentproc.providers.retry import REPEATS
 from agentproc.providers.vendor import MAX_ANSWER_CHARS
 from schemas.errors import GoondanError
 from tests.kernel_fixture import ROOT
 from tests.process.model_servers import KEY, question, seen, server
 
+#: How often a server is asked again that is always busy, with the usual patience and without luck.
+BUSY = 10
 BOTH = pytest.mark.parametrize("provider", ["anthropic", "openai"])
 
 
@@ -51,12 +53,12 @@ class Asker:
         if self._lenient:
             self.model._patience = Patience()
 
-    async def fails(self, base: str, model: str) -> str:
+    async def fails(self, base: str, model: str, code: str = "E_MODEL_FAILED") -> str:
         """The message of a call that must fail."""
         with pytest.raises(GoondanError) as caught:
             await self.model.complete(question(self.provider, base, model))
         info = caught.value.info
-        assert info.code == "E_MODEL_FAILED"
+        assert info.code == code
         assert KEY not in str(info)
         assert len(info.message) < 1000
         assert "***" in info.message or "that is a 401" not in info.message  # a port may hold 401, too
@@ -105,19 +107,19 @@ async def test_what_passes_is_asked_again(ask: Ask, base: str, provider: str, ho
         ("403", "403 that is a 403", 1),
         ("404", "404 that is a 404", 1),
         ("400", "400 that is a 400", 1),
-        ("429", "429 that is a 429", 1 + RETRIES["busy"]),
-        ("529", "529 that is a 529", 1 + RETRIES["busy"]),
+        ("429", "429 that is a 429", 1 + BUSY),
+        ("529", "529 that is a 529", 1 + BUSY),
         ("429 wait=61", "asks to wait 61 s", 1),
         ("moved", "redirects to https://elsewhere.example/v1", 1),
-        ("garbage", "no event stream but text/event-stream", 1 + RETRIES["broken"]),
-        ("html", "no event stream but text/html: an HTML page, “Sign in”", 1 + RETRIES["broken"]),
-        ("bad-event", "no JSON", 1 + RETRIES["broken"]),
-        ("half", "half an answer", 1 + RETRIES["broken"]),
-        ("empty", "an empty answer", 1 + RETRIES["broken"]),
-        ("nothing", "an empty answer", 1 + RETRIES["broken"]),
-        ("silent", "nothing for 0.15 s", 1 + RETRIES["silent"]),
-        ("drop", "the connection was lost before an answer", 1 + RETRIES["busy"]),
-        ("stream-error", "come back later", 1 + RETRIES["busy"]),
+        ("garbage", "no event stream but text/event-stream", 1 + REPEATS["broken"]),
+        ("html", "no event stream but text/html: an HTML page, “Sign in”", 1 + REPEATS["broken"]),
+        ("bad-event", "no JSON", 1 + REPEATS["broken"]),
+        ("half", "half an answer", 1 + REPEATS["broken"]),
+        ("empty", "an empty answer", 1 + REPEATS["broken"]),
+        ("nothing", "an empty answer", 1 + REPEATS["broken"]),
+        ("silent", "nothing for 0.15 s", 1 + REPEATS["silent"]),
+        ("drop", "the connection was lost before an answer", 1 + BUSY),
+        ("stream-error", "come back later", 1 + BUSY),
         ("huge", f"more than {MAX_ANSWER_CHARS} characters", 1),
         ("endless-event", "an event of more than", 1),
     ],
@@ -126,19 +128,19 @@ async def test_what_does_not_pass_fails_with_the_servers_words(
     ask: Ask, base: str, provider: str, how: str, words: str, tries: int
 ) -> None:
     asker = ask(provider, silent=how == "silent")
-    message = await asker.fails(base, how)
+    message = await asker.fails(base, how, "E_MODEL_QUOTA" if "wait" in how else "E_MODEL_FAILED")
     assert words in message
     assert len(asker.waits) == tries - 1
     assert f"(tried {tries} times)" in message or tries == 1
     if "wait" not in how:
-        assert asker.waits == [0.5, 1.0, 2.0, 4.0][: tries - 1]
+        assert asker.waits == [0.5, 1.0, 2.0, 4.0, *[8.0] * 6][: tries - 1]
 
 
 @BOTH
 async def test_the_wait_that_a_server_asks_for_is_kept(ask: Ask, base: str, provider: str) -> None:
     asker = ask(provider)
     await asker.fails(base, "503 wait=7.5")
-    assert asker.waits == [7.5] * RETRIES["busy"]
+    assert asker.waits == [7.5] * 8
 
 
 async def test_a_turn_without_time_is_not_kept_waiting(ask: Ask, base: str) -> None:
@@ -153,7 +155,7 @@ async def test_nobody_listens_there(ask: Ask) -> None:
     message = await asker.fails("http://user:hidden@127.0.0.1:1", "m")
     assert "no connection: Connection refused" in message
     assert "hidden" not in message
-    assert len(asker.waits) == RETRIES["busy"]
+    assert len(asker.waits) == BUSY
 
 
 @pytest.mark.parametrize("address", ["nonsense", "ftp://127.0.0.1", "http://[bad", "http://" + "a" * 300 + ".test"])

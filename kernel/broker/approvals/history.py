@@ -47,7 +47,7 @@ class History:
 
     def add(self, item: Item, decided: Decided, asked: ApprovalAsked | None, asked_ms: int) -> None:
         """Write a decision down. `asked` is the journal's record of the item."""
-        redact = Redactor(*(spec.model.api_key for spec in self._bus.plan.agents.values()))
+        redact = Redactor(*(model.api_key for spec in self._bus.plan.agents.values() for model in spec.models))
         instance = item.event.instance
         entry = ApprovalDecided(
             code=item.code,

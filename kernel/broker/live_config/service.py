@@ -446,7 +446,7 @@ class LiveConfigs:
                     self._bus.notices.append(f"patch {patch.id} of {patch.agent} is without effect: {'; '.join(idle)}")
 
     def _redactor(self) -> Redactor:
-        return Redactor(*(spec.model.api_key for spec in self._bus.plan.agents.values()))
+        return Redactor(*(model.api_key for spec in self._bus.plan.agents.values() for model in spec.models))
 
     # --- operators
 

@@ -218,7 +218,7 @@ def test_a_call_at_the_token_limit_is_made_only_when_it_is_whole(written: str, w
         ([begin(0, type="text", text=" \n"), stop("end_turn")], "broken", "an empty answer"),
         ([stop("refusal")], "final", "refusal"),
         ([stop("max_tokens")], "final", "max_tokens"),
-        ([{"type": "error", "error": {"type": "overloaded_error", "message": "Over"}}], "busy", "Over"),
+        ([{"type": "error", "error": {"type": "overloaded_error", "message": "Over"}}], "limited", "Over"),
         ([{"type": "error", "error": {"type": ["odd"], "message": "Bad"}}], "final", "Bad"),
         ([{"type": "error"}], "final", "no reason"),
         ([begin(0, type="text", text="x" * (MAX_ANSWER_CHARS + 1))], "final", "more than"),

@@ -24,11 +24,12 @@ from agentproc.providers import history
 from agentproc.providers.anthropic import Anthropic
 from agentproc.providers.history import EMPTY, Said, entries, tool_name
 from agentproc.providers.openai import OpenAI
-from agentproc.providers.retry import MAX_RETRY_AFTER_S, RETRIES, retry_after, status_kind, wait_before_retry
+from agentproc.providers.retry import Retries, retry_after
 from agentproc.providers.sse import EventTooLarge, SseDecoder, SseEvent
 from agentproc.providers.vendor import Fault, FaultKind, page_title
 from schemas.frames import ToolResult
 from schemas.launch import CatalogItem, ModelSpec
+from schemas.model_limits import ModelRetry
 from tests.unit.agentproc.fakes import BASH, NOTE
 from tests.unit.agentproc.vendor_formats import asked, body, calls, conversation, message, result
 
@@ -84,36 +85,62 @@ def test_nothing_is_held_back_without_bound() -> None:
 # --- retries ---------------------------------------------------------------------------------------------------------
 
 
-def schedule(kind: FaultKind, chance: float, after: float | None = None) -> list[float]:
+def schedule(kind: FaultKind, chance: float, after: float | None = None, **patience: float) -> list[float]:
     waits: list[float] = []
-    fault = Fault(kind, "", retry_after_s=after)
-    while (wait := wait_before_retry(fault, len(waits) + 1, chance)) is not None:
+    retries = Retries(ModelRetry(**patience))
+    while (wait := retries.next_wait(Fault(kind, "", retry_after_s=after), chance, 0.0)) is not None:
         waits.append(wait)
     return waits
 
 
 def test_the_retry_schedule() -> None:
-    assert schedule("busy", 0.0) == [0.5, 1.0, 2.0, 4.0]
-    assert schedule("busy", 0.5) == [0.375, 0.75, 1.5, 3.0]
+    assert schedule("busy", 0.0) == [0.5, 1.0, 2.0, 4.0, *[8.0] * 6]
+    assert schedule("limited", 0.5)[:4] == [0.375, 0.75, 1.5, 3.0]
     assert schedule("broken", 0.0) == [0.5, 1.0]
     assert schedule("silent", 0.0) == [0.5]
-    assert schedule("final", 0.0) == []
-    assert schedule("busy", 0.0, 7.0) == [7.0] * 4
-    assert schedule("busy", 0.0, MAX_RETRY_AFTER_S + 1) == []
+    assert schedule("final", 0.0) == schedule("quota", 0.0) == []
+    assert schedule("busy", 0.0, 7.0) == [7.0] * 8
+    assert schedule("busy", 0.0, 60.0) == [60.0]
+    assert schedule("busy", 0.0, 61.0) == []
+    assert schedule("loading", 0.0, 61.0) == [61.0] * 4
+    assert schedule("busy", 0.0, busy_s=0.4) == schedule("busy", 0.0, busy_s=0) == []
+
+
+def test_a_call_with_faults_of_several_kinds_counts_each_kind_for_itself() -> None:
+    retries = Retries(ModelRetry())
+    faults: list[FaultKind] = ["busy", "busy", "broken", "silent", "broken"]
+    assert all(retries.next_wait(Fault(kind, ""), 0.0, 0.0) is not None for kind in faults)
+    assert retries.next_wait(Fault("silent", ""), 0.0, 0.0) is None
+    assert retries.count == 6
+
+
+def test_the_time_of_slow_tries_counts() -> None:
+    retries = Retries(ModelRetry())
+    assert retries.next_wait(Fault("busy", ""), 0.0, 59.5) == 0.5
+    assert retries.next_wait(Fault("busy", ""), 0.0, 59.5) is None
 
 
 @given(
-    st.sampled_from(list(RETRIES)), st.floats(0, 1, exclude_max=True), st.none() | st.floats(0, 1e4), st.integers(1, 9)
+    st.sampled_from(["busy", "limited", "loading", "broken", "silent", "quota", "final"]),
+    st.floats(0, 1, exclude_max=True),
+    st.none() | st.floats(0, 1e4),
+    st.floats(0, 400),
+    st.floats(0, 100),
 )
 def test_a_wait_is_bounded_and_never_shorter_than_asked(
-    kind: FaultKind, chance: float, after: float | None, tries: int
+    kind: FaultKind, chance: float, after: float | None, patience_s: float, left_s: float
 ) -> None:
-    wait = wait_before_retry(Fault(kind, "", retry_after_s=after), tries, chance)
-    assert (wait is None) == (tries > RETRIES[kind] or (after or 0) > MAX_RETRY_AFTER_S)
-    if wait is not None:
-        assert (after or 0) <= wait <= MAX_RETRY_AFTER_S + 8
-        assert wait_before_retry(Fault(kind, "", retry_after_s=after), tries, chance, wait) is None
-        assert wait_before_retry(Fault(kind, "", retry_after_s=after), tries, chance, wait + 1) == wait
+    retry = ModelRetry(busy_s=patience_s, loading_s=patience_s)
+    fault = Fault(kind, "", retry_after_s=after)
+    waits: list[float] = []
+    retries = Retries(retry)
+    while len(waits) < 100 and (wait := retries.next_wait(fault, chance, 0.0)) is not None:
+        waits.append(wait)
+    assert all((after or 0) <= wait <= (after or 0) + 8 for wait in waits)
+    assert sum(waits) <= patience_s + 8 * len(waits) * (after is not None)
+    if waits:
+        bounded = Retries(retry).next_wait(fault, chance, 0.0, left_s)
+        assert bounded == (waits[0] if waits[0] < left_s else None)
 
 
 @pytest.mark.parametrize(
@@ -134,12 +161,6 @@ def test_a_wait_is_bounded_and_never_shorter_than_asked(
 )
 def test_the_wait_that_a_header_asks_for(headers: dict[str, str], expected: float | None) -> None:
     assert retry_after(headers, now=1000.0) == expected
-
-
-def test_which_statuses_may_pass() -> None:
-    assert {s for s in range(300, 600) if status_kind(s, {}) == "busy"} == {408, 409, 425, 429, *range(500, 600)}
-    assert status_kind(429, {"x-should-retry": "false"}) == "final"
-    assert status_kind(400, {"x-should-retry": "true"}) == "busy"
 
 
 # --- histories -------------------------------------------------------------------------------------------------------

@@ -345,3 +345,59 @@ def test_a_model_in_use_with_its_key(look: Look) -> None:
     model = inspected.checked.agents["helper"].model
     assert model is not None
     assert (model.provider, model.model, model.api_key) == ("anthropic", "claude", "k3y")
+
+
+# --- models in place of others ----------------------------------------------------------------------------------------
+
+OTHER_MODEL = "\n---\napiVersion: goondan.ai/v1\nkind: Model\nmetadata: {name: other}\nspec: "
+
+
+def with_fallback(
+    refs: str, other: str = "{provider: openai, model: o, params: {a: 1}, fallback: [Model/main]}"
+) -> str:
+    """A bundle whose model is asked in place of others."""
+    return (
+        GOOD.replace("  provider: embedded", f"  provider: openai\n  model: m\n  fallback: [{refs}]", 1)
+        + OTHER_MODEL
+        + other
+    )
+
+
+def test_a_model_in_place_of_another_is_resolved_as_any_other(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GOONDAN_TRUST", "1")
+    text = with_fallback("Model/other").replace("modelRef: Model/main", "modelRef: Model/main\n    params: {b: 2}")
+    found = look(text, env={"OPENAI_API_KEY": "o" * 20})
+    assert found.errors == []
+    agent = found.checked.agents["helper"]
+    assert agent.model is not None
+    assert (agent.model.document, agent.model.params) == ("main", {"b": 2})
+    (fallback,) = agent.fallback
+    assert (fallback.model.document, fallback.model.params) == ("other", {"a": 1})
+    assert fallback.model.api_key == "o" * 20
+
+
+def test_before_trust_no_model_in_place_of_another_has_its_key(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GOONDAN_TRUST", "")
+    other = "{provider: openai, model: o, endpoint: 'https://evil.test', apiKey: {valueFrom: {env: OTHER}}}"
+    found = look(with_fallback("Model/other", other), env={"OPENAI_API_KEY": "o" * 20, "OTHER": "x" * 20})
+    (fallback,) = found.checked.agents["helper"].fallback
+    assert fallback.model.api_key is None
+
+
+@pytest.mark.parametrize(
+    ("refs", "other", "code", "words"),
+    [
+        ("Model/main", "{provider: openai, model: o}", INVALID, "in place of itself"),
+        ("Model/absent", "{provider: openai, model: o}", "E_CONFIG_MISSING_REF", "absent"),
+        ("Tool/words", "{provider: openai, model: o}", INVALID, "a Model is wanted here"),
+        ("Model/other", "{provider: embedded}", INVALID, "no model that could be asked"),
+        ("Model/other", "{provider: auto}", INVALID, "no model that could be asked"),
+        ("Model/other", "{provider: anthropic, model: o}", "E_CONFIG_MISSING_ENV", "ANTHROPIC_API_KEY"),
+    ],
+)
+def test_a_model_that_cannot_be_asked_in_place_of_another(
+    look: Look, refs: str, other: str, code: str, words: str
+) -> None:
+    found = look(with_fallback(refs, other), env={"OPENAI_API_KEY": "o" * 20})
+    assert [problem.code for problem in found.errors] == [code]
+    assert words in found.errors[0].message

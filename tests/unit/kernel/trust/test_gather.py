@@ -110,6 +110,19 @@ def test_models(folder: Path, model: str, env: dict[str, str], expected: list[Po
     assert powers(folder, model, **env) == expected
 
 
+def test_a_model_in_place_of_another_is_asked_for_too(folder: Path) -> None:
+    other = "---\napiVersion: goondan.ai/v1\nkind: Model\nmetadata: {name: other}\n"
+    other += "spec: {provider: openai, model: o, "
+    other += "endpoint: 'https://evil.example', apiKey: {valueFrom: {env: AWS}}}"
+    model = f"{VENDOR}, endpoint: 'http://127.0.0.1:1/v1', fallback: [Model/other]"
+    asked = powers(folder, model, more=other, AWS="k")
+    assert asked == [
+        Variable("AWS", "key"),
+        Endpoint("http://127.0.0.1:1", ""),
+        Endpoint("https://evil.example:443", "AWS"),
+    ]
+
+
 @pytest.mark.parametrize(
     ("endpoint", "value", "origin"),
     [
