@@ -27,7 +27,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from agentproc.conversation_format import create_file, prepare
+from agentproc.conversation_format import EARLIER_FILE, create_file, prepare
 from schemas.errors import GoondanError, fail
 from schemas.traces import CONVERSATION_FILE
 
@@ -135,6 +135,13 @@ class ConversationFile:
         if db is not None:
             with suppress(sqlite3.Error):
                 db.close()
+
+    def forget_earlier(self) -> None:
+        """Remove the file of messages that were put aside. Nobody has it open: it is written in one go."""
+        with self.errors():
+            self._open()  # which may be what puts them aside
+            for left in ("", "-journal", "-wal", "-shm"):
+                (self.path.parent / f"{EARLIER_FILE}{left}").unlink(missing_ok=True)
 
     def rows(self, statement: str, values: Sequence[object] = ()) -> list[Any]:
         """The rows that a statement finds."""

@@ -20,6 +20,7 @@ from msgspec import structs
 from agentproc.answers import answer_payload, done_frame, failed, input_text, internal_error, turn_id
 from agentproc.blocked_loop import blocked_error
 from agentproc.completions import read_answer, read_completion
+from agentproc.conversation import Edit
 from agentproc.instance import Instance
 from agentproc.operators_work import operators_work
 from agentproc.store import TurnRow
@@ -33,7 +34,10 @@ from schemas.frames import (
     OPERATOR,
     OPERATOR_AGENT,
     OPERATOR_CALL,
+    OPERATOR_RESET,
     OPERATOR_TOOLS,
+    OPERATOR_TYPES,
+    OPERATOR_UNDO,
     TOOL_COMPLETED,
     AgentEvent,
     ErrorPayload,
@@ -195,6 +199,12 @@ class TurnRunner:
         if row is not None and row.answer is not None:  # its payload may be gone: nobody needs it any more
             return done_frame(event_id, epoch, row.status, row.answer)
         first = self._first_input(frame)
+        if isinstance(first, Edit):
+            if self._pausing:
+                return Frame("ack", stage="release", event_id=event_id, epoch=epoch)
+            from agentproc.conversation_edits import perform
+
+            return perform(self.instance, frame, first)
         if isinstance(first, Begin) and first.source.type == "tool" and self._needs_no_model(first, event_id):
             told = End(status="completed", steps=0, response="", finish_reason="stop")
             turn = turn_id(self.instance.spec.name, self.instance.instance_key, event_id)
@@ -249,9 +259,10 @@ class TurnRunner:
         payload = answer_payload(failed(info), name, event_id, self.instance.clock(), frame.trace_id)
         return done_frame(event_id, frame.epoch or 0, "failed", payload)
 
-    def _first_input(self, frame: Frame) -> First:
-        """The first input for the turn machine. Raises GoondanError E_FRAME_INVALID, E_FORBIDDEN, E_USAGE, or the
-        reason why its large payload is not available.
+    def _first_input(self, frame: Frame) -> First | Edit:
+        """The first input for the turn machine, or the change of the conversation that is asked for.
+
+        Raises GoondanError E_FRAME_INVALID, E_FORBIDDEN, E_USAGE, or the reason why its large payload is not available.
         """
         if frame.blob is not None:
             raise GoondanError(from_raw(frame.payload, ErrorPayload))
@@ -266,12 +277,16 @@ class TurnRunner:
         if event.type == TOOL_COMPLETED:
             ended = read_completion(frame, event)
             return Begin(ended.text, ended.source, work_of=ended.turn_id)
-        if event.type not in (OPERATOR_CALL, OPERATOR_TOOLS):
+        if event.type not in OPERATOR_TYPES:
             if is_operator:
                 raise fail("E_USAGE", f"the operator agent takes {OPERATOR_CALL} events, not {event.type}")
             return Begin(input_text(event.input))
         if frame.source != OPERATOR:
             raise fail("E_FORBIDDEN", f"only an operator sends {event.type} events")
+        if event.type in (OPERATOR_UNDO, OPERATOR_RESET):
+            from agentproc.conversation_edits import read_edit
+
+            return read_edit(event.type, event.input)
         if event.type == OPERATOR_TOOLS:
             return BeginList()
         asked = event.input

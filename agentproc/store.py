@@ -246,6 +246,10 @@ class ConversationStore:
         """Whether a message with this id is in the conversation that finished turns left."""
         return bool(self._file.rows("SELECT 1 FROM base WHERE id = ?", (message_id,)))
 
+    def forget_earlier(self) -> None:
+        """Remove the messages that were put aside when the conversation began again for a later generation."""
+        self._file.forget_earlier()
+
     def note(
         self,
         turn_id: str,

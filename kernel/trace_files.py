@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -25,6 +25,8 @@ from schemas.codec import DECODE_ERRORS
 from schemas.errors import fail
 from schemas.frames import AgentEvent, Answer
 from schemas.traces import CONVERSATION_FILE, CONVERSATION_FORMAT, TRACED_FORMAT
+
+_T = TypeVar("_T")
 
 #: How long a read waits for a file that is being recovered or replaced (seconds).
 BUSY_S: Final = 2.0
@@ -97,23 +99,30 @@ def read_turns(place: ConversationFile, which: Which, since: str | None) -> list
     """Turns of one file. `since` is when the kernel that runs was started, None when none runs: a turn of which nothing
     was heard since then has ended with an earlier one. Raises GoondanError E_STATE.
     """
+    return read_file(place, lambda db: _turns(db, place, which, since)) or []
+
+
+def read_file(place: ConversationFile, read: Callable[[sqlite3.Connection], _T]) -> _T | None:
+    """What `read` finds in the file, in one short read transaction. None when there is no file, or it is being made.
+    Raises GoondanError E_STATE.
+    """
     before = _untouched(place.path)
     try:
         if before is None:
-            return _query(place, which, since, "mode=ro")
+            return _query(place, read, "mode=ro")
         # Nobody has it open. Opened in the usual way it would get a log and an index, which a reader cannot remove.
         try:
-            found = _query(place, which, since, "mode=ro&immutable=1")
+            found = _query(place, read, "mode=ro&immutable=1")
         except sqlite3.Error:
             if _untouched(place.path) == before:
                 raise
         else:
             if _untouched(place.path) == before:
                 return found
-        return _query(place, which, since, "mode=ro")  # an agent opened it meanwhile
+        return _query(place, read, "mode=ro")  # an agent opened it meanwhile
     except sqlite3.Error as error:
         if not os.path.exists(place.path):
-            return []  # the instance was deleted, or in this moment
+            return None  # the instance was deleted, or in this moment
         raise fail("E_STATE", f"{place.path}: {error}") from None
 
 
@@ -126,18 +135,22 @@ def _untouched(path: str) -> tuple[int, int] | None:
         return None
 
 
-def _query(place: ConversationFile, which: Which, since: str | None, options: str) -> list[Trace]:
+def _query(place: ConversationFile, read: Callable[[sqlite3.Connection], _T], options: str) -> _T | None:
     uri = f"{Path(place.path).as_uri()}?{options}"
     with closing(sqlite3.connect(uri, uri=True, timeout=BUSY_S, isolation_level=None)) as db:
         version = db.execute("PRAGMA user_version").fetchone()[0]
         if version == 0:
-            return []  # it is being made
+            return None  # it is being made
         if version > CONVERSATION_FORMAT:
             message = f"{place.path} has format {version}, this version reads up to {CONVERSATION_FORMAT}"
             raise fail("E_STATE", message)
         db.execute("BEGIN")  # one moment for all reads
-        traced = version >= TRACED_FORMAT
-        return [_turn(db, place, seq, since, traced=traced) for seq in _chosen(db, which, traced=traced)]
+        return read(db)
+
+
+def _turns(db: sqlite3.Connection, place: ConversationFile, which: Which, since: str | None) -> list[Trace]:
+    traced = db.execute("PRAGMA user_version").fetchone()[0] >= TRACED_FORMAT
+    return [_turn(db, place, seq, since, traced=traced) for seq in _chosen(db, which, traced=traced)]
 
 
 def _chosen(db: sqlite3.Connection, which: Which, *, traced: bool) -> list[int]:

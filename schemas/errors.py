@@ -102,6 +102,7 @@ CODES: Final[dict[str, str]] = {
     "E_SCRIPT_FAILED": "Mend the script; mind what it has done.",
     "E_SCRIPT_LANGUAGE": "Write the script in Python.",
     "E_STORE_FULL": "Raise the Agent's policy.conversationMb, or go on in a new instance (`--instance`).",
+    "E_UNDO_REFUSED": "`gdn instance show` says what there is; ask again if its last turn is the one you mean.",
     "E_JOURNAL_CORRUPT": "Restore the journal, or start with --accept-loss.",
     "E_BROKER_UNTRUSTED": "See whose the socket and the directories above it are; --broker-uid names another user.",
     "E_RUN_DIR": "Use a shorter path, owned by you and closed to others, for the runtime directory.",

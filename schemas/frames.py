@@ -34,6 +34,12 @@ OPERATOR_AGENT: Final = "_operator"
 OPERATOR_CALL: Final = "operator.call"
 #: The event type by which an operator asks an agent which tools a step of it could call now.
 OPERATOR_TOOLS: Final = "operator.tools"
+#: The event type by which an operator takes the last turn of a conversation back (input: {turnId}, or nothing).
+OPERATOR_UNDO: Final = "operator.undo"
+#: The event type by which an operator removes every message of a conversation.
+OPERATOR_RESET: Final = "operator.reset"
+#: The types of events that only an operator may send.
+OPERATOR_TYPES: Final = frozenset({OPERATOR_CALL, OPERATOR_TOOLS, OPERATOR_UNDO, OPERATOR_RESET})
 
 #: The event type by which a tool host tells an agent instance what pending work came to (input: Completion).
 TOOL_COMPLETED: Final = "tool.completed"
@@ -327,7 +333,7 @@ class Answer(Struct, rename="camel", omit_defaults=True, kw_only=True):
     finish_reason: str | None = None
     #: Why the turn failed.
     error: ErrorPayload | None = None
-    #: Of `operator.call` and `operator.tools`: the ToolResult, as the agent encoded it.
+    #: Of the operator's events (`operator.call` and its like): the ToolResult, as the agent encoded it.
     output: OptionalRaw = None
     #: How many steps the turn took.
     steps: int = 0
@@ -380,6 +386,19 @@ class OperatorTool(Struct, frozen=True, rename="camel", omit_defaults=True, kw_o
     idempotent: bool = False
     #: The model is not shown it.
     deferred: bool = False
+
+
+class ConversationEdited(Struct, frozen=True, rename="camel", omit_defaults=True):
+    """The output of the result of an `operator.undo` or `operator.reset` event."""
+
+    #: How many messages were removed.
+    removed: int
+    #: How many are left.
+    left: int
+    #: Of `operator.undo`: the turn that was taken back.
+    turn_id: str | None = None
+    #: Of `operator.undo`: how the turn's first message began.
+    said: str | None = None
 
 
 class RestartRequest(Struct, frozen=True):

@@ -11,7 +11,7 @@ import re
 from typing import Any, Final
 
 from schemas.errors import error_payload
-from schemas.frames import OPERATOR_CALL, OPERATOR_TOOLS, TOOL_COMPLETED, Answer, ErrorPayload
+from schemas.frames import OPERATOR_TYPES, TOOL_COMPLETED, Answer, ErrorPayload
 
 #: How long an answer may take when the asker does not say (milliseconds; AGENTS-12).
 TIMEOUT_MS: Final = 60_000
@@ -24,7 +24,7 @@ ANSWER_SUFFIX: Final = ":answer"
 #: Of `request`, `send` (AGENTS-12, AGENTS-19) and `handoff`.
 EVENT_TYPES: Final = {"request": "agent.request", "send": "agent.send", "handoff": "agent.handoff"}
 #: Events of these types come from elsewhere, and mean something to the agent.
-RESERVED_TYPES: Final = frozenset({OPERATOR_CALL, OPERATOR_TOOLS, TOOL_COMPLETED, "agent.response"})
+RESERVED_TYPES: Final = OPERATOR_TYPES | {TOOL_COMPLETED, "agent.response"}
 _EVENT_TYPE: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}\Z")
 
 

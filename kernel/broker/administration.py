@@ -17,6 +17,7 @@ from kernel.broker.cancels import Cancels
 from kernel.broker.dead_letters import DeadLetters
 from kernel.broker.deletions import Deletions
 from kernel.broker.entities import AGENTS, CLASSES, TOOLS, Connection
+from kernel.broker.fresh import FreshStarts
 from kernel.broker.live_config.service import LiveConfigs
 from kernel.broker.oauth import OPS, TokenOrders
 from kernel.broker.waits import Waits
@@ -46,6 +47,7 @@ class Administration:
         configs: LiveConfigs,
         dead: DeadLetters,
         deletions: Deletions,
+        fresh: FreshStarts,
         tokens: TokenOrders,
     ) -> None:
         self._bus = bus
@@ -71,6 +73,7 @@ class Administration:
             "approve.watch": approvals.watch,
             "approve.answer": approvals.answer,
             "instance.delete": deletions.ask,
+            "generation": fresh.tell,
             _CONFIG: configs.ask,
             **dict.fromkeys(OPS, tokens.administer),
         }
@@ -86,7 +89,7 @@ class Administration:
         if answer is None:
             message = (
                 "admin knows the ops `stats` and `cancel` and, for operators, `peers`, `events`, `why`, `budget`, "
-                "`dead.*`, `auth.*`, `approve.*`, `config.*` and `instance.delete`"
+                "`dead.*`, `auth.*`, `approve.*`, `config.*`, `generation` and `instance.delete`"
             )
             raise GoondanError(error_payload("E_FRAME_INVALID", message))
         answer(connection, frame, asked, now)

@@ -10,11 +10,14 @@ The number is the wall clock's milliseconds, or one more than the last. So it gr
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from kernel.broker.bus import Bus
-from kernel.broker.entities import Staged
+from kernel.broker.entities import Connection, Staged
+from schemas.codec import to_raw
 from schemas.control import BeginAnew, BegunAnew
+from schemas.errors import fail
+from schemas.frames import Frame
 
 #: Stands for all agents.
 EVERY: Final = ""
@@ -32,6 +35,14 @@ class FreshStarts:
         number = max(int((bus.booted_at + now) * 1000), self.of(message.agent) + 1)
         bus.generations[message.agent] = number
         bus.staged.append(Staged("fresh", bus.ledger.fresh(message.agent, number), wish=message.agent))
+
+    def tell(self, connection: Connection, frame: Frame, asked: dict[str, Any], now: float) -> None:
+        """`{op: "generation", agent}`: the generation of the agent's conversations, 0 before the first fresh start."""
+        agent = asked.get("agent")
+        if not isinstance(agent, str):
+            raise fail("E_FRAME_INVALID", "admin generation needs an agent")
+        body = {"generation": self.of(agent)}
+        self._bus.send(connection, Frame("reply", in_reply_to=frame.id, payload=to_raw(body)))
 
     def settled(self, agent: str) -> None:
         """The journal has the new generation."""

@@ -140,6 +140,7 @@ class Router:
             configs=configs,
             dead=dead,
             deletions=self._deletions,
+            fresh=self._fresh,
             tokens=tokens,
         )
         self._connections = bus.presence.connections

@@ -1,12 +1,12 @@
-"""`gdn instance list|show|delete`: the instances of a workspace, also those without a process.
+"""`gdn instance list|show|export|undo|reset|delete`: the instances of a workspace, also those without a process.
 
 Files on disk are read as `gdn trace` reads them. If a kernel runs, it is asked for the rest. Only the kernel deletes,
-because only the kernel knows which work an instance still has.
+because only the kernel knows which work an instance still has; and only the agent changes its conversation.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import click
 
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kernel.cli.attach import BundleTarget
+    from kernel.conversations import Overview
+    from schemas.frames import ConversationEdited
 
 #: How long a deletion may take (seconds). The turn, the process and the jails have 5 to 15 s each, and a broker that
 #: ends in between is back after a few seconds.
@@ -24,7 +26,7 @@ _DELETE_S: Final = 60.0
 
 @click.group()
 def command() -> None:
-    """List, show and delete instances of agents."""
+    """List and show instances of agents, and what they have said; take it back, or delete them."""
 
 
 @command.command(name="list")
@@ -56,8 +58,8 @@ def list_(bundle: str | None, agent: str | None, as_json: bool) -> int:
 @options.bundle
 @options.as_json
 def show(agent: str, key: str, bundle: str | None, as_json: bool) -> int:
-    """Show one: its files, its process, its last turn, and the messages that wait for it. KEY is `default` if left
-    out.
+    """Show one: its conversation in numbers, its files, its process, its last turn, and the messages that wait for it.
+    KEY is `default` if left out.
     """
     import time
 
@@ -65,6 +67,7 @@ def show(agent: str, key: str, bundle: str | None, as_json: bool) -> int:
     from kernel.cli.batch import check_instance
     from kernel.cli.output import write, write_json
     from kernel.cli.plain import one_line
+    from kernel.conversations import overview
     from kernel.instances import instances
     from kernel.trace_search import Search
     from schemas.address import instance_workdir
@@ -80,6 +83,7 @@ def show(agent: str, key: str, bundle: str | None, as_json: bool) -> int:
     document: dict[str, Any] = {**found.document(), "status": "dormant", "pid": None, "restarts": 0, "lastExit": None}
     document |= process or {}
     document["workdir"] = instance_workdir(place.state_dir, agent, key)
+    document["conversation"] = numbers = overview(place.state_dir, agent, key, _generation(place, agent))
     document["events"], document["more"] = _events(place, agent, key)
     document["lastTurn"] = None
     try:
@@ -91,14 +95,88 @@ def show(agent: str, key: str, bundle: str | None, as_json: bool) -> int:
     if as_json:
         write_json(document)
         return 0
-    lines = [
-        f"{name:<16} {one_line(str(document[name]), 200)}" for name in document if name not in ("events", "lastTurn")
-    ]
+    parts = ("events", "lastTurn", "conversation")
+    lines = [f"{name:<16} {one_line(str(document[name]), 200)}" for name in document if name not in parts]
+    lines += [f"{'messages':<16} {numbers.messages}{span_text(numbers)}", f"{'tokens':<16} {token_text(numbers)}"]
     last_turn = document["lastTurn"]
     if last_turn is not None:
         lines.append(f"{'lastTurn':<16} {last_turn['turnId']} {last_turn['status']} {last_turn['startedAt']}")
     lines += [f"{event['state']:<16} {one_line(event['eventId'], 200)}" for event in document["events"]]
     write(*lines)
+    return 0
+
+
+@command.command()
+@click.argument("agent", shell_complete=options.completed("agents"))
+@click.argument("key", default=options.DEFAULT_INSTANCE, shell_complete=options.completed("instances"))
+@options.bundle
+def export(agent: str, key: str, bundle: str | None) -> int:
+    """Print a conversation as one JSON document, with all its messages: {agent, instanceKey, messages}. KEY is
+    `default` if left out.
+    """
+    from kernel.cli.attach import locate
+    from kernel.cli.batch import check_instance
+    from kernel.cli.output import write_json
+    from kernel.conversations import messages
+    from kernel.instances import instances
+    from schemas.errors import fail
+
+    check_instance(key)
+    place = locate(bundle)
+    if next(iter(instances(place.state_dir, agent, key)), None) is None:
+        raise fail("E_INSTANCE_NOT_FOUND", f"there is no instance {agent[:100]}/{key[:100]}")
+    found = messages(place.state_dir, agent, key, _generation(place, agent))
+    write_json({"agent": agent, "instanceKey": key, "messages": found})
+    return 0
+
+
+@command.command()
+@click.argument("agent", shell_complete=options.completed("agents"))
+@click.argument("key", default=options.DEFAULT_INSTANCE, shell_complete=options.completed("instances"))
+@options.bundle
+@options.as_json
+def undo(agent: str, key: str, bundle: str | None, as_json: bool) -> int:
+    """Take the last turn of a conversation back: its messages go, and the model never sees them again.
+
+    What its tools have done stays done, and its trace stays. An instance that has work is refused. KEY is `default` if
+    left out. Without a kernel one is started for it.
+    """
+    from kernel.cli.output import write, write_json
+    from kernel.cli.plain import one_line
+
+    done = _edit(agent, key, bundle, "undo")
+    if as_json:
+        write_json(done)
+    else:
+        write(f"took back {one_line(done.said or '', 60)!r}: {done.removed} messages, {done.left} are left")
+    return 0
+
+
+@command.command()
+@click.argument("agent", shell_complete=options.completed("agents"))
+@click.argument("key", default=options.DEFAULT_INSTANCE, shell_complete=options.completed("instances"))
+@options.bundle
+@click.option("--files", is_flag=True, help="Remove traces and the files of its workdir, too; as `delete` does.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@options.as_json
+def reset(agent: str, key: str, bundle: str | None, files: bool, yes: bool, as_json: bool) -> int:
+    """Remove every message of a conversation. Its traces and its workdir stay, unless --files is given.
+
+    An instance that has work is refused. KEY is `default` if left out. Without a kernel one is started for it.
+    """
+    from kernel.cli.consent import can_ask, confirmed
+    from kernel.cli.output import write, write_json
+    from kernel.cli.plain import one_line
+    from schemas.errors import fail
+
+    if files:
+        return _delete(agent, key, bundle, force=False, yes=yes, as_json=as_json)
+    name = one_line(f"{agent}/{key}", 400)
+    question = f"Remove the conversation of {name}? It cannot be brought back. [y/N] "
+    if not yes and can_ask() and not confirmed(question):
+        raise fail("E_CANCELLED", f"{name} was not reset", suggestion="Answer y, or give --yes.")
+    done = _edit(agent, key, bundle, "reset")
+    write_json(done) if as_json else write(f"{name} begins again; {done.removed} messages were removed")
     return 0
 
 
@@ -115,6 +193,10 @@ def delete(agent: str, key: str, bundle: str | None, force: bool, yes: bool, as_
     One that has work is refused, unless --force is given. A workdir that others work in stays, and so does a folder of
     your own. What is sent to it later begins a new one. A kernel must run.
     """
+    return _delete(agent, key, bundle, force=force, yes=yes, as_json=as_json)
+
+
+def _delete(agent: str, key: str, bundle: str | None, *, force: bool, yes: bool, as_json: bool) -> int:
     from kernel.cli.attach import attach, locate
     from kernel.cli.batch import check_instance
     from kernel.cli.consent import can_ask, confirmed
@@ -136,6 +218,60 @@ def delete(agent: str, key: str, bundle: str | None, force: bool, yes: bool, as_
         kernel.finish()
     write_json(answer) if as_json else write(f"deleted {name}")
     return 0
+
+
+def _edit(agent: str, key: str, bundle: str | None, kind: Literal["undo", "reset"]) -> ConversationEdited:
+    """Have the agent change its conversation. Raises GoondanError E_INSTANCE_NOT_FOUND for one that nobody began."""
+    import asyncio
+
+    from kernel.cli.attach import attach_or_start, locate
+    from kernel.cli.batch import check_instance
+    from kernel.cli.conversation import Conversation
+    from kernel.cli.session import Session
+    from kernel.instances import instances
+    from schemas.errors import fail
+
+    check_instance(key)
+    place = locate(bundle)
+    if next(iter(instances(place.state_dir, agent, key)), None) is None:
+        raise fail("E_INSTANCE_NOT_FOUND", f"there is no instance {agent[:100]}/{key[:100]}")
+    kernel = attach_or_start(place, ())
+
+    async def change() -> ConversationEdited:
+        async with Session(kernel) as session:
+            conversation = Conversation(session, place.state_dir, agent, key)
+            return await (conversation.undo() if kind == "undo" else conversation.reset())
+
+    try:
+        return asyncio.run(change())
+    finally:
+        kernel.finish()
+
+
+def span_text(numbers: Overview) -> str:
+    """From when to when the messages are, for a person."""
+    return "" if numbers.since is None else f", from {numbers.since} to {numbers.last}"
+
+
+def token_text(numbers: Overview) -> str:
+    """The tokens that a conversation has taken, for a person."""
+    if not numbers.model_calls:
+        return "none"
+    calls = "1 model call" if numbers.model_calls == 1 else f"{numbers.model_calls} model calls"
+    return f"{numbers.input_tokens} in, {numbers.output_tokens} out, in {calls}"
+
+
+def _generation(place: BundleTarget, agent: str) -> int:
+    """From when on a conversation counts, as the kernel that runs says. 0 when none runs, or it has no such agent."""
+    from kernel.cli.operator_question import ask_broker
+    from schemas.errors import GoondanError
+
+    try:
+        return int(ask_broker(place.bundle, {"op": "generation", "agent": agent})["generation"])
+    except GoondanError as error:
+        if error.info.code == "E_KERNEL_NOT_RUNNING":
+            return 0
+        raise
 
 
 def _question(place: BundleTarget, agent: str, key: str, name: str) -> str:

@@ -68,6 +68,7 @@ ASKED_BY_OPERATORS: Final[tuple[dict[str, Any], ...]] = (
     {"op": "events", "agent": "coder", "instanceKey": "k"},
     {"op": "cancel", "eventId": "nothing"},
     {"op": "instance.delete", "agent": "nobody", "instanceKey": "k", "force": False},
+    {"op": "generation", "agent": "coder"},
     {"op": "why"},
     {"op": "peers"},
     {"op": "stats"},

@@ -40,7 +40,13 @@ def test_instances_are_listed_and_shown_with_and_without_a_kernel() -> None:
         assert shown["lastTurn"]["status"] == "running"
         assert "works" in kernel.gdn("instance", "show", "main", "one").out
 
+        busy = kernel.gdn("instance", "reset", "main", "one", "--yes", "--json")
+        assert (busy.status, busy.json["error"]["code"]) == (1, "E_INSTANCE_BUSY")
+        check_conversation(kernel)
         check_deletion(kernel, asker)
+        assert kernel.gdn("restart", "--fresh").status == 0
+        fresh = kernel.gdn("instance", "show", "main", "zwei/\u00fc", "--json").json
+        assert fresh["conversation"].get("messages", 0) == 0, "right at once, though nobody has opened the file"
         assert kernel.gdn("stop").status == 0
         listed = kernel.gdn("instance", "list", "--json").json
         assert {(row["instanceKey"], row["status"]) for row in listed} == {
@@ -56,6 +62,29 @@ def test_instances_are_listed_and_shown_with_and_without_a_kernel() -> None:
         assert (missing.status, missing.json["error"]["code"]) == (1, "E_INSTANCE_NOT_FOUND")
         unheard = kernel.gdn("instance", "delete", "main", "one", "--json")
         assert (unheard.status, unheard.json["error"]["code"]) == (1, "E_KERNEL_NOT_RUNNING")
+
+
+def check_conversation(kernel: Sandbox) -> None:
+    """What one instance has said is shown, exported, taken back and removed."""
+    whose = ("main", "zwei/\u00fc")
+    assert kernel.gdn("send", "/bash__exec command='echo x > kept'", "--instance", whose[1]).status == 0
+    exported = kernel.gdn("instance", "export", *whose).json
+    assert [message["data"]["role"] for message in exported["messages"]] == [
+        *("user", "assistant", "user", "assistant", "tool", "assistant")
+    ]
+    numbers = kernel.gdn("instance", "show", *whose, "--json").json["conversation"]
+    first, last = exported["messages"][0]["createdAt"], exported["messages"][-1]["createdAt"]
+    assert (numbers["messages"], numbers["since"], numbers["last"]) == (6, first, last)
+    assert f"6, from {first} to {last}" in kernel.gdn("instance", "show", *whose).out
+
+    undone = kernel.gdn("instance", "undo", *whose, "--json").json
+    assert (undone["removed"], undone["left"], undone["turnId"]) == (4, 2, numbers["lastTurnId"])
+    assert kernel.gdn("instance", "export", *whose).json["messages"] == exported["messages"][:2]
+    reset = kernel.gdn("instance", "reset", *whose, "--yes")
+    assert (reset.status, reset.out) == (0, "main/zwei/\u00fc begins again; 2 messages were removed\n")
+    nothing = kernel.gdn("instance", "undo", *whose, "--json")
+    assert (nothing.status, nothing.json["error"]["code"]) == (1, "E_UNDO_REFUSED")
+    assert "kept" in kernel.gdn("send", "/bash__exec command=ls", "--instance", whose[1]).out
 
 
 def check_deletion(kernel: Sandbox, asker: subprocess.Popen[bytes]) -> None:

@@ -1,0 +1,129 @@
+"""What commands and the console of `gdn run` ask about one conversation, over an open session.
+
+Messages are read from the instance's file. What changes the conversation goes to the agent as an operator's event. So
+it waits for the turns before it, and is stored by the agent itself (agentproc/conversation_edits.py).
+
+Source: docs/design/turns.md section 10; docs/design/commands.md section 9.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any, Final
+
+import msgspec
+
+from kernel.cli.session import Session
+from kernel.conversations import Overview, messages, overview
+from schemas.codec import from_raw
+from schemas.errors import GoondanError, fail
+from schemas.frames import (
+    OPERATOR_RESET,
+    OPERATOR_TOOLS,
+    OPERATOR_UNDO,
+    Answer,
+    ConversationEdited,
+    OperatorTool,
+    ToolResult,
+)
+
+#: How long the agent may take to change its conversation or to list its tools (seconds): its process may have to start.
+ANSWER_S: Final = 60.0
+#: How long the broker may take to say which work the instance has (seconds). A broker that has just started does not
+#: know yet; then the event waits for that work in any case.
+WORK_S: Final = 1.0
+#: How long the broker may take to say from when on a conversation counts (seconds).
+GENERATION_S: Final = 5.0
+#: The longest description of one tool in the list (characters).
+MAX_DESCRIPTION: Final = 100
+
+
+class Conversation:
+    """One instance of an agent, as the session's kernel has it. `workdir`: where its tools work, None for its own."""
+
+    def __init__(self, session: Session, state_dir: str, agent: str, instance: str, workdir: str | None = None) -> None:
+        self._session = session
+        self._state_dir = state_dir
+        self._workdir = workdir
+        #: The agent.
+        self.agent = agent
+        #: The key of the instance.
+        self.instance = instance
+
+    async def overview(self) -> Overview:
+        """The conversation in numbers. Raises GoondanError."""
+        return overview(self._state_dir, self.agent, self.instance, await self._generation())
+
+    async def messages(self, last: int | None = None) -> list[Any]:
+        """Its messages as they are stored, only the `last` ones if that is given. Raises GoondanError."""
+        return messages(self._state_dir, self.agent, self.instance, await self._generation(), last)
+
+    async def undo(self) -> ConversationEdited:
+        """Take the last turn back. Raises GoondanError E_INSTANCE_BUSY, E_UNDO_REFUSED, those of the session."""
+        await self._check_idle()
+        last = (await self.overview()).last_turn_id
+        return _edited(await self._ask(OPERATOR_UNDO, None if last is None else {"turnId": last}))
+
+    async def reset(self) -> ConversationEdited:
+        """Remove every message. Raises GoondanError E_INSTANCE_BUSY, those of the session."""
+        await self._check_idle()
+        return _edited(await self._ask(OPERATOR_RESET, None))
+
+    async def tools(self) -> list[OperatorTool]:
+        """The tools that the agent could call now. Raises GoondanError."""
+        return msgspec.convert(_output(await self._ask(OPERATOR_TOOLS, None)) or [], list[OperatorTool])
+
+    # --- inside
+
+    async def _ask(self, kind: str, asked: Any) -> Answer:
+        answer = await self._session.ask(
+            self.agent,
+            self.instance,
+            kind,
+            asked,
+            event_id=self._session.new_id(),
+            workdir=self._workdir,
+            timeout_s=ANSWER_S,
+        )
+        if answer.error is not None:
+            raise GoondanError(answer.error)
+        return answer
+
+    async def _check_idle(self) -> None:
+        question = {"op": "events", "agent": self.agent, "instanceKey": self.instance}
+        listed: list[dict[str, Any]] = []
+        with suppress(GoondanError):  # it is not known; the event waits for the work before it
+            listed = (await self._session.admin(question, WORK_S))["events"]
+        if listed:
+            message = f"{self.agent}/{self.instance[:100]} has work: the message {str(listed[0]['eventId'])[:100]}"
+            suggestion = f"Wait for its end, or cancel it: gdn cancel {str(listed[0]['eventId'])[:100]}"
+            raise fail("E_INSTANCE_BUSY", message, suggestion=suggestion)
+
+    async def _generation(self) -> int:
+        answered = await self._session.admin({"op": "generation", "agent": self.agent}, GENERATION_S)
+        return int(answered["generation"])
+
+
+def tool_lines(tools: list[OperatorTool]) -> list[str]:
+    """The tools for a person, one line each."""
+    from kernel.cli.plain import one_line
+
+    if not tools:
+        return ["This agent has no tools. Add some to its spec.tools."]
+    width = max(len(tool.name) for tool in tools)
+    return [
+        "1 tool:" if len(tools) == 1 else f"{len(tools)} tools:",
+        *(f"  /{tool.name:<{width}}  {one_line(tool.description or '', MAX_DESCRIPTION)}".rstrip() for tool in tools),
+    ]
+
+
+def _output(answer: Answer) -> Any:
+    """The output of the operator's event. Raises GoondanError when the answer has none."""
+    result = from_raw(answer.output, ToolResult) if answer.output is not None else None
+    if result is None or result.output is None:
+        raise fail("E_AGENT_FAILED", "the agent's answer has no result")
+    return from_raw(result.output, object)
+
+
+def _edited(answer: Answer) -> ConversationEdited:
+    return msgspec.convert(_output(answer), ConversationEdited)
