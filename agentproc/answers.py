@@ -12,6 +12,7 @@ from typing import Any, Final
 from msgspec import Raw
 
 from agentproc.turn import End
+from agentproc.usage import TurnUsage
 from schemas.blobs import MAX_BLOB_BYTES
 from schemas.codec import encode_value
 from schemas.errors import error_payload, tool_error
@@ -40,7 +41,9 @@ def input_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
-def answer_payload(end: End, turn: str, event_id: str, at: str, trace_id: str | None = None) -> bytes:
+def answer_payload(
+    end: End, turn: str, event_id: str, at: str, trace_id: str | None = None, used: TurnUsage | None = None
+) -> bytes:
     """The payload of the `done` or `failed` frame: an AgentEvent with the Answer, within the limit of a payload."""
     output = None if end.output is None else encode_value(end.output)
     if output is not None and len(output) > MAX_ANSWER_BYTES:
@@ -54,6 +57,8 @@ def answer_payload(end: End, turn: str, event_id: str, at: str, trace_id: str | 
         output=None if output is None else Raw(output),
         steps=end.steps,
         trace_id=trace_id,
+        model=None if used is None else used.model,
+        usage=None if used is None else used.total,
     )
     return encode_value(
         AgentEvent(

@@ -198,7 +198,7 @@ class ModelCalls:
             if self._asked is request:
                 self._asked = None
             self._stall.end()  # what extensions do behind it is not the model's time
-        self._notes.model_ended(request, attempts, finish_reason=answer.finish_reason, usage=answer.usage)
+        self._notes.model_ended(request, attempts, answer=answer)
         return answer
 
     def _without_secrets(self, info: ErrorPayload) -> ErrorPayload:

@@ -20,10 +20,11 @@ from msgspec import Raw, Struct
 
 from agentproc.catalog import StepCatalog
 from agentproc.conversation import Message, ToolCallPart, ToolData
-from agentproc.providers.base import FailedTry, ModelNews, ModelRequest, Usage
+from agentproc.providers.base import FailedTry, ModelAnswer, ModelNews, ModelRequest
 from agentproc.scripts import script_of
 from agentproc.store import ConversationStore
 from agentproc.turn import Action, AskModel, End, EnterStep, LeaveStep, LeaveTurn, RunTool, Yield
+from agentproc.usage import TurnUsage, money_of, used_by
 from schemas.codec import from_raw
 from schemas.errors import GoondanError
 from schemas.frames import ErrorPayload, ToolResult
@@ -43,6 +44,7 @@ from schemas.traces import (
     encode_detail,
     encode_receipt,
 )
+from schemas.usage import Used
 
 log = logging.getLogger("agentproc")
 
@@ -120,6 +122,8 @@ class TurnNotes:
         self._model_ends: list[ModelDetail] = []  # not stored yet; extensions may ask the model several times in a step
         self._receipts: dict[str, Raw] = {}  # of calls whose results are not stored yet
         self._endings: list[Ending] = []
+        #: What the turn's model calls have used.
+        self.usage = TurnUsage()
 
     # --- the turn
 
@@ -128,7 +132,8 @@ class TurnNotes:
         self._note("turn.started", at, encode_detail(TurnDetail(self._trace_id, waited_ms, awaited, place_ms)))
 
     def resumed(self, at: str) -> None:
-        """Note that another process goes on with the turn."""
+        """Note that another process goes on with the turn. What it has used before counts, too."""
+        self.usage.count_notes(self._store.model_notes(self._turn_id))
         last = self._store.last_step_note(self._turn_id)
         if last is not None and last[0] == "step.started" and (last[1] or "").isdecimal():
             self._step = int(last[1] or "0")
@@ -209,21 +214,32 @@ class TurnNotes:
         attempts: ModelAttempts,
         *,
         code: str | None = None,
-        finish_reason: str | None = None,
-        usage: Usage | None = None,
+        answer: ModelAnswer | None = None,
     ) -> None:
-        """Remember that a model call has ended. It is noted with the next transaction."""
+        """Remember that a model call has ended, with this answer or with the error of this code. It is noted with the
+        next transaction.
+        """
+        answer = answer or ModelAnswer()
+        model, usage = request.model, answer.usage
+        answered = answer.model or model.model
+        used = Used() if usage is None else used_by(usage)
         ended = ModelDetail(
             step=request.step,
-            model=f"{request.model.provider}/{request.model.model}".rstrip("/"),
-            finish_reason=finish_reason,
-            input_tokens=None if usage is None else usage.input_tokens,
-            output_tokens=None if usage is None else usage.output_tokens,
+            model=f"{model.provider}/{answered}".rstrip("/"),
+            finish_reason=answer.finish_reason,
+            input_tokens=None if usage is None else used.input_tokens,
+            output_tokens=None if usage is None else used.output_tokens,
             code=code,
             attempts=max(1, attempts.count),
             paused_ms=round(attempts.paused_s * 1000),
             waited_ms=round(attempts.waited_s * 1000),
             tries=attempts.tries,
+            cached_tokens=used.cached_tokens,
+            cache_write_tokens=used.cache_write_tokens,
+            reasoning_tokens=used.reasoning_tokens,
+            asked=model.model if model.model and model.model != answered else None,
+            money=None if usage is None else money_of(model, used),
+            currency=None if model.pricing is None else model.pricing.currency,
         )
         self._model_ends.append(ended)
 
@@ -231,6 +247,7 @@ class TurnNotes:
         """Note the remembered ends of model calls."""
         ends, self._model_ends = self._model_ends, []
         for ended in ends:
+            self.usage.count(ended, at)
             kind: NoteKind = "model.failed" if ended.code is not None else "model.answered"
             span = model_span(self._turn_id, ended.step)
             self._store.note(self._turn_id, kind, at, encode_detail(ended), span, self._step_span)

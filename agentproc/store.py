@@ -13,6 +13,7 @@ Source: docs/design/turns.md section 4; docs/design/delivery.md sections 2 and 6
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Final
@@ -32,6 +33,7 @@ from agentproc.conversation import (
 from agentproc.conversation_file import ConversationFile, Durability
 from schemas.link import boottime_ms
 from schemas.traces import NoteKind, TurnStatus
+from schemas.usage import Part, Used, encode_used, read_used
 
 #: How many answers are kept for events that may be delivered again. The broker forgets an event long before so many
 #: others.
@@ -164,10 +166,22 @@ class ConversationStore:
         )
 
     def finish_turn(
-        self, event_key: str, turn_id: str, status: TurnStatus, at: str, *, steps: int, answer: bytes | None
+        self,
+        event_key: str,
+        turn_id: str,
+        status: TurnStatus,
+        at: str,
+        *,
+        steps: int,
+        answer: bytes | None,
+        used: Mapping[Part, Used] | None = None,
     ) -> None:
-        """Fold the turn's events into the base and store its end and its answer (inside `write(final=True)`)."""
+        """Fold the turn's events into the base and store its end and its answer (inside `write(final=True)`). What its
+        model calls have `used` is added to the instance's sums.
+        """
         self._fold(turn_id)
+        for part, more in (used or {}).items():
+            self._add_used(part, more)
         started = _started(turn_id)
         self._file.execute(
             "DELETE FROM meta WHERE name > ? AND name < ?", (started, started[:-1] + chr(ord(started[-1]) + 1))
@@ -264,6 +278,15 @@ class ConversationStore:
         """
         self._file.notes.append((turn_id, kind, at, detail, span_id, parent_span_id))
 
+    def model_notes(self, turn_id: str) -> list[tuple[str, str | None]]:
+        """Time and detail of the stored notes about ends of a turn's model calls, in their order."""
+        found: list[tuple[str, str | None]] = self._file.rows(
+            "SELECT at, detail FROM runtime_events WHERE turn_id = ?1 AND type LIKE 'model.%' "
+            "AND seq >= coalesce((SELECT first_note FROM turns WHERE turn_id = ?1), 0) ORDER BY seq",
+            (turn_id,),
+        )
+        return found
+
     @property
     def has_notes(self) -> bool:
         """Whether runtime events wait for the next `write`."""
@@ -279,6 +302,13 @@ class ConversationStore:
         return rows[0] if rows else None
 
     # --- inside
+
+    def _add_used(self, part: Part, more: Used) -> None:
+        """Add to what this instance's model calls have used in all."""
+        stored = self.remembered(part.row)
+        whole = (None if stored is None else read_used(stored)) or Used()
+        whole.add(more)
+        self.remember(part.row, encode_used(whole))
 
     def _fold(self, turn_id: str) -> None:
         kinds = self._file.rows("SELECT DISTINCT type FROM events WHERE turn_id = ?", (turn_id,))

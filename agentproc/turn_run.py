@@ -65,6 +65,7 @@ from agentproc.turn import (
     Yield,
 )
 from agentproc.turn_calls import TurnCalls
+from agentproc.usage import TurnUsage
 from schemas.address import instance_workdir
 from schemas.codec import to_raw
 from schemas.errors import GoondanError, error_payload
@@ -354,7 +355,9 @@ class TurnRun:
     def _close_leftover(self, row: TurnRow, at: str) -> None:
         """An unfinished turn whose event was taken from this instance for good: its history is made valid and kept."""
         steps = self._give_up(row.turn_id, _LEFT, at)
-        self._instance.store.finish_turn(row.event_key, row.turn_id, "abandoned", at, steps=steps, answer=None)
+        used, store = TurnUsage(), self._instance.store
+        used.count_notes(store.model_notes(row.turn_id))
+        store.finish_turn(row.event_key, row.turn_id, "abandoned", at, steps=steps, answer=None, used=used.parts)
         log.warning("event %s: its unfinished turn %s was closed", row.event_key, row.turn_id)
 
     def _give_up(self, turn_id: str, cancel: Cancel, at: str) -> int:
@@ -382,9 +385,13 @@ class TurnRun:
         instance, name, at = self._instance, self.turn.turn_id, self._instance.clock()
         with instance.store.write(final=True, reserve=True):
             end = failed(info, self._give_up(name, Cancel(info, reason), at))
-            payload = answer_payload(end, name, self._event_id, at, self._trace_id)
+            self._notes.model(at)
+            used = self._notes.usage
+            payload = answer_payload(end, name, self._event_id, at, self._trace_id, used)
             self._notes.ended(end, at)
-            instance.store.finish_turn(self._event_id, name, "failed", at, steps=end.steps, answer=payload)
+            instance.store.finish_turn(
+                self._event_id, name, "failed", at, steps=end.steps, answer=payload, used=used.parts
+            )
         return done_frame(self._event_id, self._epoch, "failed", payload)
 
     def _perform(self, actions: Sequence[Action]) -> Frame | None:
@@ -426,11 +433,14 @@ class TurnRun:
                 self._notes.results(store.message, at)
             if end is not None:
                 name = self.turn.turn_id
-                payload = answer_payload(end, name, self._event_id, at, self._trace_id)
+                used = self._notes.usage
+                payload = answer_payload(end, name, self._event_id, at, self._trace_id, used)
                 self._notes.ended(end, at)
                 if self._by_operator and end.output is not None and end.output.status == "pending":
                     note_work(instance.store, name)
-                instance.store.finish_turn(self._event_id, name, end.status, at, steps=end.steps, answer=payload)
+                instance.store.finish_turn(
+                    self._event_id, name, end.status, at, steps=end.steps, answer=payload, used=used.parts
+                )
             self._notes.actions(actions, at, self.calls.catalog)
         instance.acks.add([call_id for store in stores for call_id in self.calls.stored(store.message)])
         if stores and end is None:

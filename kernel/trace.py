@@ -18,6 +18,7 @@ import msgspec
 from msgspec import Struct
 
 from schemas.frames import ErrorPayload
+from schemas.prices import NANO
 from schemas.receipts import Receipt
 from schemas.spans import call_span, turn_span
 from schemas.traces import (
@@ -122,6 +123,16 @@ class ModelCall(Struct, rename="camel", omit_defaults=True, kw_only=True):
     waited_ms: int = 0
     #: The attempts that failed and were followed by another one, the first of them.
     tries: list[TryDetail] = []
+    #: The part of `input_tokens` that came from the vendor's cache.
+    cached_tokens: int = 0
+    #: The part of `input_tokens` that was put into the vendor's cache.
+    cache_write_tokens: int = 0
+    #: The part of `output_tokens` that was reasoning.
+    reasoning_tokens: int = 0
+    #: The name that was asked for, where the server says that another one has answered.
+    asked: str | None = None
+    #: What it cost, in units of the currency of the model's price. None: nobody knows.
+    cost: float | None = None
 
 
 class ToolCall(Struct, rename="camel", omit_defaults=True, kw_only=True):
@@ -204,6 +215,8 @@ class Trace(Struct, rename="camel", omit_defaults=True, kw_only=True):
     input_tokens: int | None = None
     #: The sum over its model calls that said a number.
     output_tokens: int | None = None
+    #: The part of `input_tokens` that came from caches of vendors.
+    cached_tokens: int = 0
     #: When another process went on with it.
     resumed_at: list[str] = []
     #: Its steps.
@@ -357,6 +370,13 @@ def _model_ended(trace: Trace, calls: dict[str, ToolCall], note: Note) -> None:
     call.tries = [*call.tries, *detail.tries][:MAX_TRIES]
     call.input_tokens = _sum(call.input_tokens, detail.input_tokens)
     call.output_tokens = _sum(call.output_tokens, detail.output_tokens)
+    call.cached_tokens += detail.cached_tokens
+    call.cache_write_tokens += detail.cache_write_tokens
+    call.reasoning_tokens += detail.reasoning_tokens
+    call.asked = detail.asked
+    if detail.money is not None:
+        call.cost = (call.cost or 0) + detail.money / NANO
+    trace.cached_tokens += detail.cached_tokens
     trace.input_tokens = _sum(trace.input_tokens, detail.input_tokens)
     trace.output_tokens = _sum(trace.output_tokens, detail.output_tokens)
 

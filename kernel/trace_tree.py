@@ -47,6 +47,8 @@ class TraceTree(Struct, rename="camel", omit_defaults=True, kw_only=True):
     input_tokens: int | None = None
     #: The sum over all turns.
     output_tokens: int | None = None
+    #: The part of `input_tokens` that came from caches of vendors.
+    cached_tokens: int = 0
     #: The agents that took part.
     agents: list[str] = []
     #: How many turns there are.
@@ -108,6 +110,7 @@ def tree_of(trace_id: str, roots: list[Trace], left_out: int, now: str) -> Trace
         tree.work_ms += turn.work_ms or 0
         tree.input_tokens = _sum(tree.input_tokens, turn.input_tokens)
         tree.output_tokens = _sum(tree.output_tokens, turn.output_tokens)
+        tree.cached_tokens += turn.cached_tokens
     return tree
 
 

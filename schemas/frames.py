@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from msgspec import Raw, Struct, field
 
+from schemas.usage import Usage
+
 if TYPE_CHECKING:
     OptionalRaw = Raw | None
 else:
@@ -339,6 +341,10 @@ class Answer(Struct, rename="camel", omit_defaults=True, kw_only=True):
     steps: int = 0
     #: The trace of the turn.
     trace_id: str | None = None
+    #: The model that answered last, as `provider/name`; None: no model was asked.
+    model: str | None = None
+    #: What the model calls of the turn have used; None: no model was asked, or only the console.
+    usage: Usage | None = None
 
 
 class AgentEvent(Struct, rename="camel", omit_defaults=True, kw_only=True):

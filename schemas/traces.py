@@ -116,7 +116,7 @@ class ModelDetail(Struct, frozen=True, rename="camel", omit_defaults=True, kw_on
 
     #: The number of the step.
     step: int
-    #: The model, as `provider/name`.
+    #: The model that answered, as `provider/name`; of a failure the one that was asked.
     model: str = ""
     #: Why the model ended its message.
     finish_reason: str | None = None
@@ -134,6 +134,18 @@ class ModelDetail(Struct, frozen=True, rename="camel", omit_defaults=True, kw_on
     waited_ms: int = 0
     #: The attempts that failed and were followed by another one: the first MAX_TRIES of them.
     tries: list[TryDetail] = []
+    #: The part of `input_tokens` that came from the vendor's cache.
+    cached_tokens: int = 0
+    #: The part of `input_tokens` that was put into the vendor's cache.
+    cache_write_tokens: int = 0
+    #: The part of `output_tokens` that was reasoning.
+    reasoning_tokens: int = 0
+    #: The name that was asked for, where the server says that another one has answered.
+    asked: str | None = None
+    #: What it cost: billionths of `currency`. None: the model has no price, or nobody knows the tokens.
+    money: int | None = None
+    #: The currency of the model's price; None: it has none.
+    currency: str | None = None
 
 
 class CallDetail(Struct, frozen=True, rename="camel", omit_defaults=True):

@@ -41,6 +41,7 @@ from agentproc.providers.refusals import error_names, refusal_kind
 from agentproc.providers.retry import Retries, retry_after
 from agentproc.providers.sse import EventTooLarge, SseDecoder
 from agentproc.providers.vendor import (
+    MAX_MODEL_NAME,
     MAX_WORDS,
     AnswerReader,
     Fault,
@@ -151,7 +152,7 @@ class HttpProvider:
                     wire = self._vendor.listing(request)
                     request = await self._name_model(request, wire)
                     wire = self._vendor.request(request)
-                return await self._try(request, wire, heard)
+                return _named(await self._try(request, wire, heard), request)
             except Fault as fault:
                 now = clock()
                 faulty_since = faulty_since or now
@@ -277,6 +278,12 @@ class HttpProvider:
         if listing and (fault.status is None or fault.status not in (401, 403, 429)):
             suggestion = _NO_LIST
         return model_failed(redact(message), suggestion=suggestion)
+
+
+def _named(answer: ModelAnswer, request: ModelRequest) -> ModelAnswer:
+    """The answer with the name of its model: the server's word for it, else what was asked for."""
+    name = redactor_of(request.model)(answer.model or request.model.model)
+    return answer if name == answer.model else replace(answer, model=plain(name)[:MAX_MODEL_NAME] or None)
 
 
 def _nobody(news: ModelNews) -> None:

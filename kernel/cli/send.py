@@ -135,6 +135,10 @@ def answer_document(event_id: str, answer: Answer) -> dict[str, Any]:
         "response": answer.response,
         "finishReason": answer.finish_reason,
     }
+    if answer.model is not None:
+        document["model"] = answer.model
+    if answer.usage is not None:
+        document["usage"] = answer.usage
     if answer.error is not None:
         document["error"] = answer.error
     return document

@@ -111,7 +111,7 @@ def render(found: Trace | TraceTree, style: Style) -> list[str]:
             lines += _turn(turn, found.started_at, style)
         if found.left_out:
             lines.append((None, f"  {style.warning(f'{found.left_out} more turns are not shown')}"))
-    if tokens := _tokens(found.input_tokens, found.output_tokens):
+    if tokens := _tokens(found.input_tokens, found.output_tokens, found.cached_tokens):
         lines.append((None, f"  in all: {tokens}"))
     return [text if offset is None else f"{offset:>10}  {text}" for offset, text in lines]
 
@@ -209,7 +209,8 @@ def _model(call: ModelCall, style: Style) -> str:
 
     what = [f"model {printable(call.model)}" if call.model else "model", _status(call.status, style, call.code)]
     what.append(duration(call.duration_ms) if call.duration_ms is not None else "")
-    what.append(_tokens(call.input_tokens, call.output_tokens))
+    what.append(_tokens(call.input_tokens, call.output_tokens, call.cached_tokens, call.reasoning_tokens))
+    what.append(f"asked for {printable(call.asked)}" if call.asked else "")
     what.append(f"{call.attempts} tries, {duration(call.paused_ms)} between them" if call.attempts > 1 else "")
     what.append(f"waited {duration(call.waited_ms)} for others" if call.waited_ms else "")
     what.append(style.dim(printable(call.finish_reason)) if call.finish_reason else "")
@@ -257,8 +258,12 @@ def _status(status: str, style: Style, code: str | None = None) -> str:
     return style.warning(text) if status in _OPEN else style.bad(text)
 
 
-def _tokens(read: int | None, written: int | None) -> str:
-    return "" if read is None and written is None else f"{read or 0} tokens in, {written or 0} out"
+def _tokens(read: int | None, written: int | None, cached: int = 0, reasoning: int = 0) -> str:
+    if read is None and written is None:
+        return ""
+    cache = f" ({cached} cached)" if cached else ""
+    thought = f" ({reasoning} reasoning)" if reasoning else ""
+    return f"{read or 0} tokens in{cache}, {written or 0} out{thought}"
 
 
 def _offset(start: str, at: str) -> str:

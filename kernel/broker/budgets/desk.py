@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from kernel.broker.budgets.amounts import FREE, Spend, limits_of, prices_of
+from kernel.broker.budgets.amounts import Spend, limits_of
 from kernel.broker.budgets.book import MAX_CHARGED, MAX_HOLDS, BudgetLine, Hold, Shortage, Tree
 from kernel.broker.budgets.messages import budget_spent, left_of, report
 from kernel.broker.bus import MAX_ID, RETRY_AFTER_MS, Bus
@@ -28,6 +28,7 @@ from schemas.codec import from_raw, to_raw
 from schemas.errors import GoondanError, error_payload, fail
 from schemas.frames import Frame
 from schemas.launch import KernelPlan
+from schemas.prices import FREE, prices_of
 
 #: How long ended trees are kept (milliseconds), and how many at most: for `gdn budget`, and for pending work that ends
 #: later.

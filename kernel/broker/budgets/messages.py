@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from kernel.broker.budgets.amounts import NANO, Dimension, Spend
+from kernel.broker.budgets.amounts import Dimension, Spend
 from kernel.broker.budgets.book import UNKNOWN, Account, BudgetLine, Shortage, Tree
 from schemas.budgets import BudgetLeft
 from schemas.errors import GoondanError, error_payload
+from schemas.prices import NANO
 
 #: An error names so many of the agents that have spent a budget, the largest part first.
 MAX_SPENDERS: Final = 5

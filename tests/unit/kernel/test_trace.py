@@ -275,3 +275,25 @@ def test_no_note_makes_a_call_its_own_script_or_a_deep_one() -> None:
     told = tell(turn(), [called("a", "a"), called("a", "a"), called("b", "a"), called("c", "b"), called("d", "nobody")])
     assert [call.tool_call_id for call in told.steps[0].tools] == ["a", "a", "c", "d"]
     msgspec.json.encode(told)
+
+
+def test_a_model_call_has_the_name_that_answered_and_the_parts_of_its_tokens() -> None:
+    detail = ModelDetail(
+        step=1,
+        model="openai/m-2026",
+        asked="m",
+        input_tokens=1200,
+        output_tokens=40,
+        cached_tokens=1000,
+        reasoning_tokens=30,
+        money=2_500_000,
+        currency="USD",
+    )
+    notes = [Note("step.started", at(0), "1"), Note("model.answered", at(9), encode_detail(detail))]
+    told = tell(turn(), [*notes, notes[1]])  # an extension asked twice
+    call = told.steps[0].model
+    assert call is not None
+    assert (call.cached_tokens, call.reasoning_tokens, call.cost, told.cached_tokens) == (2000, 60, 0.005, 2000)
+    line = next(line for line in render(told, Style()) if "m-2026" in line)
+    assert "2400 tokens in (2000 cached), 80 out (60 reasoning)  asked for m" in line
+    assert "in all: 2400 tokens in (2000 cached), 80 out" in "\n".join(render(told, Style()))
