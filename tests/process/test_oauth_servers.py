@@ -141,6 +141,8 @@ def test_a_person_logs_in_and_the_worker_gets_what_the_browser_brought(host: Hos
     client.send(Frame("admin", id="in", payload=to_raw({"op": "auth.login", "app": "mcp:tracker"})))
     assert host.world.answer(client, "in")["authorizationUrl"] == page(address)
     client.send(Frame("admin", id="until", payload=to_raw({"op": "auth.wait", "app": "mcp:tracker"})))
+    client.send(Frame("admin", id="then", payload=to_raw({"op": "auth.list"})))
+    host.world.answer(client, "then")  # by now that question is known: the browser cannot come before it
     waits = host.send("wait")
 
     assert browse(f"{address}?code=c-1&state=another-state-than-the-one")[0] == 400
