@@ -48,10 +48,12 @@ def answer_payload(
     output = None if end.output is None else encode_value(end.output)
     if output is not None and len(output) > MAX_ANSWER_BYTES:
         output = encode_value(_too_large(len(output)))
+    reasoning = end.reasoning or None
+    room = MAX_ANSWER_BYTES - (0 if reasoning is None else len(reasoning.encode("utf-8", "replace")))
     answer = Answer(
         turn_id=turn,
         status=end.status,
-        response=None if end.response is None else _fitting(end.response),
+        response=None if end.response is None else _fitting(end.response, room),
         finish_reason=end.finish_reason,
         error=end.error,
         output=None if output is None else Raw(output),
@@ -59,6 +61,8 @@ def answer_payload(
         trace_id=trace_id,
         model=None if used is None else used.model,
         usage=None if used is None else used.total,
+        cut_off=end.cut_off,
+        reasoning=reasoning,
     )
     return encode_value(
         AgentEvent(
@@ -87,11 +91,11 @@ def done_frame(event_id: str, epoch: int | None, status: str, payload: bytes) ->
     return Frame("ack", stage=stage, event_id=event_id, epoch=epoch, payload=Raw(payload))
 
 
-def _fitting(text: str) -> str:
+def _fitting(text: str, limit: int) -> str:
     data = text.encode("utf-8", "replace")
-    if len(data) <= MAX_ANSWER_BYTES:
+    if len(data) <= limit:
         return data.decode()
-    return data[: MAX_ANSWER_BYTES - len(CUT_MARK)].decode("utf-8", "ignore") + CUT_MARK
+    return data[: limit - len(CUT_MARK)].decode("utf-8", "ignore") + CUT_MARK
 
 
 def _too_large(size: int) -> ToolResult:

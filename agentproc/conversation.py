@@ -14,7 +14,7 @@ Source: docs/design/turns.md section 3; requirements CONTEXT-10, CALL-15.
 
 from collections.abc import Iterable, Sequence
 from operator import is_
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from msgspec import Struct, msgpack
 
@@ -22,6 +22,13 @@ from schemas.errors import tool_error
 from schemas.frames import ToolError, ToolResult
 
 # --- messages -------------------------------------------------------------------------------------------------------
+
+#: The key in an assistant message's metadata for the model's reasoning, a text.
+REASONING: Final = "reasoning"
+#: The key for whether the message ends where the model reached its limit of tokens: true, or missing.
+CUT_OFF: Final = "cutOff"
+#: The most of a model's reasoning that is kept with a message (characters). It goes into the answer of the turn, too.
+MAX_REASONING: Final = 1 << 16
 
 
 class TextPart(Struct, frozen=True, tag_field="type", tag="text"):

@@ -4,7 +4,8 @@ Rules.
 - Best effort. A frame that the link does not take is lost. This module never waits, keeps no copy, and fails no turn.
 - Text goes out at once when none was sent just before, otherwise in batches: a model's 50,000 tokens are some hundred
   frames.
-- Every piece gives its position in the text of its step, so that a reader notices a loss.
+- Every piece gives its position in the text of its step, so that a reader notices a loss. The model's reasoning goes
+  the same way, as news of another kind with positions of its own.
 - Names, ids and codes only. Arguments and results may hold secrets, and stay in the conversation.
 - Nothing is sent for an event whose asker did not wish it.
 
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final, Literal, Protocol
 
 from agentproc.conversation import ToolData
 from agentproc.notes import Ending
@@ -34,10 +35,26 @@ MAX_PIECE: Final = 3000
 MAX_BATCH: Final = 8
 #: How many characters may wait to be sent. When a step makes more in too short a time, its further text is not sent.
 MAX_WAITING: Final = 1 << 18
+#: How often text and reasoning may take turns in what waits. No model that people use comes near, and each turn is a
+#: frame.
+MAX_RUNS: Final = 64
 #: The longest name or id of a tool in a frame (characters).
 MAX_NAME: Final = 200
 #: The longest progress message of a handler (characters).
 MAX_MESSAGE: Final = 1000
+
+
+_Kind = Literal["text", "reasoning"]
+
+
+class _Run:
+    """Pieces of one kind that wait to be sent."""
+
+    __slots__ = ("kind", "pieces")
+
+    def __init__(self, kind: _Kind, pieces: list[str] | None = None) -> None:
+        self.kind = kind
+        self.pieces = pieces or []
 
 
 class LiveLink(Protocol):
@@ -62,9 +79,9 @@ class LiveFeed:
         self._resumed = again
         self._begun = False
         self._step = 0
-        self._at = 0
+        self._at: dict[_Kind, int] = {}
         self._again = False
-        self._waiting: list[str] = []
+        self._waiting: list[_Run] = []
         self._size = 0
         self._muted = False
         self._sent_at = loop.time() - BATCH_S
@@ -139,9 +156,12 @@ class LiveFeed:
             self._restart(again=True)
         if not self._wanted or self._muted:
             return
-        self._waiting.append(delta.text)
+        kind: _Kind = "reasoning" if delta.reasoning else "text"
+        if not self._waiting or self._waiting[-1].kind != kind:
+            self._waiting.append(_Run(kind))
+        self._waiting[-1].pieces.append(delta.text)
         self._size += len(delta.text)
-        if self._size > MAX_WAITING:
+        if self._size > MAX_WAITING or len(self._waiting) > MAX_RUNS:
             self._muted = True
             self._waiting.clear()
             self._size = 0
@@ -159,7 +179,8 @@ class LiveFeed:
     def _restart(self, *, again: bool) -> None:
         """The step's text begins, or begins again."""
         self._waiting.clear()
-        self._size = self._at = 0
+        self._at.clear()
+        self._size = 0
         self._muted = False
         self._again = again
 
@@ -167,18 +188,26 @@ class LiveFeed:
         """Send a batch of the waiting text; the rest follows later."""
         if not self._waiting:
             return
-        text = replace_surrogates("".join(self._waiting))
-        end = len(text) if everything else MAX_PIECE * MAX_BATCH
-        for start in range(0, min(end, len(text)), MAX_PIECE):
-            piece = text[start : start + MAX_PIECE]
-            self._send(RuntimeEvent(kind="text", step=self._step, text=piece, at=self._at, again=self._again))
-            self._at += len(piece)
-            self._again = False
-        self._waiting = [text[end:]] if end < len(text) else []
-        self._size = max(0, len(text) - end)
+        room = MAX_WAITING if everything else MAX_BATCH
+        while self._waiting and room > 0:
+            run = self._waiting.pop(0)
+            text = replace_surrogates("".join(run.pieces))
+            end = MAX_PIECE * room
+            for start in range(0, min(end, len(text)), MAX_PIECE):
+                self._send_piece(run.kind, text[start : start + MAX_PIECE])
+                room -= 1
+            if end < len(text):
+                self._waiting.insert(0, _Run(run.kind, [text[end:]]))
+        self._size = sum(len(piece) for run in self._waiting for piece in run.pieces)
         self._sent_at = self._loop.time()
         if self._waiting and self._timer is None:
             self._timer = self._loop.call_later(BATCH_S, self._on_timer)
+
+    def _send_piece(self, kind: _Kind, piece: str) -> None:
+        at = self._at.get(kind, 0)
+        self._send(RuntimeEvent(kind=kind, step=self._step, text=piece, at=at, again=self._again))
+        self._at[kind] = at + len(piece)
+        self._again = False
 
     def _tell_tool(self, kind: Any, part: Any, code: str | None = None) -> None:
         name, call = _short(part.tool_name, MAX_NAME), _short(part.tool_call_id, MAX_NAME)

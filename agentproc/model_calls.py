@@ -18,11 +18,12 @@ import msgspec
 from agentproc.aside import Aside
 from agentproc.budget import TurnBudget
 from agentproc.catalog import StepCatalog
+from agentproc.conversation import CUT_OFF, MAX_REASONING, REASONING
 from agentproc.extensions.stages import Stages
 from agentproc.instance import Instance
 from agentproc.live import LiveFeed
 from agentproc.notes import ModelAttempts, TurnNotes
-from agentproc.providers.base import ModelAnswer, ModelNews, ModelRequest, Provider, TextDelta
+from agentproc.providers.base import ModelAnswer, ModelFailure, ModelNews, ModelRequest, Provider, TextDelta
 from agentproc.stall import StallClock, stalled
 from agentproc.turn import Input, ModelAnswered, ModelFailed
 from schemas.errors import GoondanError, error_payload
@@ -36,6 +37,16 @@ MODEL_ERROR_CHARS: Final = 1000
 _WITHOUT_ANSWER: Final = frozenset(("E_MODEL_FAILED", "E_MODEL_QUOTA"))
 
 log = logging.getLogger("agentproc")
+
+
+def stored_metadata(answer: ModelAnswer) -> dict[str, Any] | None:
+    """The metadata of the message that an answer becomes."""
+    metadata = dict(answer.metadata or {})
+    if answer.reasoning:
+        metadata[REASONING] = cut_message(answer.reasoning, MAX_REASONING)
+    if answer.cut_off:
+        metadata[CUT_OFF] = True
+    return metadata or None
 
 
 class ModelCalls:
@@ -122,7 +133,7 @@ class ModelCalls:
             self._push(ModelFailed(self._without_secrets(error_payload("E_INTERNAL", str(error)))))
         else:
             calls = [self._instance.tools.spelt(call) for call in answer.calls]
-            self._push(ModelAnswered(answer.text, calls, answer.finish_reason, answer.metadata))
+            self._push(ModelAnswered(answer.text, calls, answer.finish_reason, stored_metadata(answer)))
         self._stop_watching()
 
     async def ask_once(
@@ -171,7 +182,7 @@ class ModelCalls:
         def on_delta(delta: TextDelta) -> None:
             nonlocal void
             if show is not None:
-                show(TextDelta(delta.text, again=True) if void else delta)
+                show(msgspec.structs.replace(delta, again=True) if void else delta)
             void = False
 
         self._stall.begin(self._loop.time())
@@ -186,7 +197,8 @@ class ModelCalls:
                     request, lambda given, news: provider.complete(given, shown, news), on_news
                 )
         except GoondanError as error:
-            self._notes.model_ended(request, attempts, code=error.info.code)
+            spent = ModelAnswer(usage=error.usage) if isinstance(error, ModelFailure) else None
+            self._notes.model_ended(request, attempts, code=error.info.code, answer=spent)
             raise GoondanError(self._without_secrets(error.info)) from None
         except Exception as error:
             trace = self._instance.redact(traceback.format_exc())

@@ -217,7 +217,7 @@ class TurnNotes:
         answer: ModelAnswer | None = None,
     ) -> None:
         """Remember that a model call has ended, with this answer or with the error of this code. It is noted with the
-        next transaction.
+        next transaction. Of a failed call, `answer` has what was used.
         """
         answer = answer or ModelAnswer()
         model, usage = request.model, answer.usage
@@ -240,6 +240,7 @@ class TurnNotes:
             asked=model.model if model.model and model.model != answered else None,
             money=None if usage is None else money_of(model, used),
             currency=None if model.pricing is None else model.pricing.currency,
+            cut_off=answer.cut_off,
         )
         self._model_ends.append(ended)
 

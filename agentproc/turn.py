@@ -31,6 +31,8 @@ import msgspec
 from msgspec import Struct
 
 from agentproc.conversation import (
+    CUT_OFF,
+    REASONING,
     AssistantData,
     Message,
     MessageSource,
@@ -294,6 +296,10 @@ class End(Struct, frozen=True, kw_only=True):
     error: ErrorPayload | None = None
     #: The result of an operator call, or the list of tools that an operator asked for.
     output: ToolResult | None = None
+    #: Whether the response ends where the model reached its limit of tokens.
+    cut_off: bool = False
+    #: The reasoning of the model's last message.
+    reasoning: str | None = None
 
 
 class Yield(Struct, frozen=True):
@@ -467,14 +473,23 @@ class Turn:
         }
         metadata = dict(answer.metadata or {}) | ({UNREADABLE: broken} if broken else {})
         stored = self._store(AssistantData([*content, *parts]), MessageSource("assistant"), at, metadata)
-        self._end_as_is = self._completion(answer.text, answer.finish_reason)
+        self._end_as_is = self._completion(answer.text, answer.finish_reason, metadata)
         if not parts:
             return [stored, *self._step_done(False, self._end_as_is)]
         self._open(stored.position, parts)
         return [stored, *(RunTool(part, stored.message, broken.get(part.tool_call_id)) for part in parts)]
 
-    def _completion(self, text: str, finish_reason: str | None) -> End:
-        return End(status="completed", steps=self.steps, response=text, finish_reason=finish_reason or "stop")
+    def _completion(self, text: str, finish_reason: str | None, metadata: Mapping[str, Any]) -> End:
+        """The end with this last message. What its metadata says of it is there after a restart, too."""
+        reasoning = metadata.get(REASONING)
+        return End(
+            status="completed",
+            steps=self.steps,
+            response=text,
+            finish_reason=finish_reason or "stop",
+            cut_off=metadata.get(CUT_OFF) is True,
+            reasoning=reasoning if isinstance(reasoning, str) else None,
+        )
 
     def _on_result(self, finished: ToolFinished, at: str) -> list[Action]:
         tool_call_id, result = finished.tool_call_id, finished.result
@@ -508,7 +523,7 @@ class Turn:
             return self._end(self._failure(left.error))
         if left.should_continue or self._operator:
             return self._boundary()
-        return self._end(self._end_as_is or self._completion("", None))
+        return self._end(self._end_as_is or self._completion("", None, {}))
 
     def _break_off(self, end: End, reason: str, at: str, told: str | None = None) -> list[Action]:
         """Give up everything that is open. Every call gets a result, and the model gets the text `told` if there is
@@ -545,7 +560,7 @@ class Turn:
             return self._boundary()
         position, message, data = last
         calls = data.calls
-        self._end_as_is = self._completion(data.text, None)
+        self._end_as_is = self._completion(data.text, None, message.metadata)
         if not calls:
             return self._boundary() if resume.told else self._end(self._end_as_is)
         self._open(position, calls)

@@ -133,6 +133,8 @@ class ModelCall(Struct, rename="camel", omit_defaults=True, kw_only=True):
     asked: str | None = None
     #: What it cost, in units of the currency of the model's price. None: nobody knows.
     cost: float | None = None
+    #: Whether the message ends where the model reached its limit of tokens.
+    cut_off: bool = False
 
 
 class ToolCall(Struct, rename="camel", omit_defaults=True, kw_only=True):
@@ -239,6 +241,10 @@ class Trace(Struct, rename="camel", omit_defaults=True, kw_only=True):
     last_at: str | None = None
     #: The turns that its middleware asked for, and those of which nobody knows which call asked for them.
     turns: list[Trace] = []
+    #: The part of `input_tokens` that was put into a vendor's cache.
+    cache_write_tokens: int = 0
+    #: The part of `output_tokens` that is reasoning.
+    reasoning_tokens: int = 0
     #: The asker of this turn waited for it.
     awaited: bool = False
 
@@ -370,15 +376,16 @@ def _model_ended(trace: Trace, calls: dict[str, ToolCall], note: Note) -> None:
     call.tries = [*call.tries, *detail.tries][:MAX_TRIES]
     call.input_tokens = _sum(call.input_tokens, detail.input_tokens)
     call.output_tokens = _sum(call.output_tokens, detail.output_tokens)
-    call.cached_tokens += detail.cached_tokens
-    call.cache_write_tokens += detail.cache_write_tokens
-    call.reasoning_tokens += detail.reasoning_tokens
     call.asked = detail.asked
     if detail.money is not None:
         call.cost = (call.cost or 0) + detail.money / NANO
-    trace.cached_tokens += detail.cached_tokens
     trace.input_tokens = _sum(trace.input_tokens, detail.input_tokens)
     trace.output_tokens = _sum(trace.output_tokens, detail.output_tokens)
+    call.cut_off = detail.cut_off
+    for counts in (call, trace):
+        counts.cached_tokens += detail.cached_tokens
+        counts.cache_write_tokens += detail.cache_write_tokens
+        counts.reasoning_tokens += detail.reasoning_tokens
 
 
 #: What each kind of note adds; another version may write others.

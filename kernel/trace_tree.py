@@ -57,6 +57,10 @@ class TraceTree(Struct, rename="camel", omit_defaults=True, kw_only=True):
     left_out: int = 0
     #: The turns that are not part of another one.
     turns: list[Trace] = []
+    #: The sum over all turns: the part of `input_tokens` that was put into a vendor's cache.
+    cache_write_tokens: int = 0
+    #: The sum over all turns: the part of `output_tokens` that is reasoning.
+    reasoning_tokens: int = 0
 
 
 def grow(turns: Sequence[Trace], now: str) -> list[Trace]:
@@ -111,6 +115,8 @@ def tree_of(trace_id: str, roots: list[Trace], left_out: int, now: str) -> Trace
         tree.input_tokens = _sum(tree.input_tokens, turn.input_tokens)
         tree.output_tokens = _sum(tree.output_tokens, turn.output_tokens)
         tree.cached_tokens += turn.cached_tokens
+        tree.cache_write_tokens += turn.cache_write_tokens
+        tree.reasoning_tokens += turn.reasoning_tokens
     return tree
 
 

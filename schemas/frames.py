@@ -345,6 +345,10 @@ class Answer(Struct, rename="camel", omit_defaults=True, kw_only=True):
     model: str | None = None
     #: What the model calls of the turn have used; None: no model was asked, or only the console.
     usage: Usage | None = None
+    #: Whether the response ends where the model reached its limit of tokens.
+    cut_off: bool = False
+    #: The reasoning of the model's last message. It is no part of the response.
+    reasoning: str | None = None
 
 
 class AgentEvent(Struct, rename="camel", omit_defaults=True, kw_only=True):
@@ -582,6 +586,7 @@ class Shutdown(Struct, frozen=True, rename="camel"):
 
 
 #: What a running turn tells its asker. `text`: a piece of the answer, or of what is said before a tool call.
+#: `reasoning`: a piece of the model's reasoning.
 RuntimeEventKind = Literal[
     "turn.started",
     "turn.completed",
@@ -595,6 +600,7 @@ RuntimeEventKind = Literal[
     "tool.failed",
     "tool.progress",
     "tool.waits",
+    "reasoning",
 ]
 
 
@@ -605,13 +611,13 @@ class RuntimeEvent(Struct, frozen=True, rename="camel", omit_defaults=True, kw_o
     kind: RuntimeEventKind
     #: The number of the step, from 1.
     step: int = 0
-    #: A piece of the model's text.
+    #: A piece of the model's text, or of its reasoning.
     text: str | None = None
-    #: Where the piece stands in its step's text, in characters (code points). When this is not the length of the text
-    #: that was heard so far, something was lost.
+    #: Where the piece stands in its step's text, or in its step's reasoning, in characters (code points). When this is
+    #: not the length of what was heard of it so far, something was lost.
     at: int = 0
-    #: Of a step: the text of it that was heard before is void. Of `turn.started`: the turn was begun before, by an
-    #: incarnation that is gone.
+    #: Of a step: the text and the reasoning of it that were heard before are void. Of `turn.started`: the turn was
+    #: begun before, by an incarnation that is gone.
     again: bool = False
     #: The model's id of the call.
     tool_call_id: str | None = None

@@ -13,6 +13,11 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from msgspec import Struct
 
+from schemas.origins import origin_of
+
+#: The most tokens of an answer where nobody says how many. Every model since 2024 allows this value.
+DEFAULT_MAX_TOKENS: Final = 8192
+
 
 class ModelProvider(Struct, frozen=True, kw_only=True):
     """One provider, whose models are asked over HTTP."""
@@ -33,6 +38,10 @@ class ModelProvider(Struct, frozen=True, kw_only=True):
     auto_by_url: bool = False
     #: The parameter with which a request to its own server limits the tokens of an answer.
     limit_param: str = "max_tokens"
+    #: The same for other servers that speak its wire.
+    limit_elsewhere: str = "max_tokens"
+    #: The limit of `auto` for its own server. A model that reasons needs more, because reasoning counts.
+    auto_tokens: int = DEFAULT_MAX_TOKENS
     #: Ends that the path of an endpoint never has, because each request adds them.
     added: tuple[str, ...] = ()
     #: The header of a request that has the version of the wire; None: there is none.
@@ -58,10 +67,23 @@ PROVIDERS: Final[tuple[ModelProvider, ...]] = (
         auto_model="gpt-5.5",
         auto_by_url=True,
         limit_param="max_completion_tokens",
+        auto_tokens=32_768,
         added=("/chat/completions",),
     ),
 )
 BY_NAME: Final[Mapping[str, ModelProvider]] = {provider.name: provider for provider in PROVIDERS}
+#: The params by which any of them limits an answer.
+LIMIT_PARAMS: Final = tuple(
+    dict.fromkeys(name for provider in PROVIDERS for name in (provider.limit_elsewhere, provider.limit_param))
+)
+
+
+def limit_param(provider: str, endpoint: str | None) -> str:
+    """The param that limits an answer of this provider's server, or of the one at `endpoint`."""
+    row = BY_NAME[provider]
+    own = endpoint is None or origin_of(endpoint) == origin_of(row.server)
+    return row.limit_param if own else row.limit_elsewhere
+
 
 #: How a key is sent: as `authorization: Bearer KEY`, or as `x-api-key: KEY`.
 KeyHeader = Literal["bearer", "x-api-key"]

@@ -146,6 +146,8 @@ class ModelDetail(Struct, frozen=True, rename="camel", omit_defaults=True, kw_on
     money: int | None = None
     #: The currency of the model's price; None: it has none.
     currency: str | None = None
+    #: Whether the message ends where the model reached its limit of tokens.
+    cut_off: bool = False
 
 
 class CallDetail(Struct, frozen=True, rename="camel", omit_defaults=True):

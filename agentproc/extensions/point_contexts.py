@@ -19,7 +19,7 @@ from operator import attrgetter, is_
 from typing import Any, ClassVar, Final, Generic, Self, TypeVar
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from agentproc.conversation import Message
 from agentproc.extensions.contexts import (
@@ -377,7 +377,9 @@ def answer_of(result: LlmResult, known: ModelAnswer | None) -> ModelAnswer:
         calls = [_asked(call, known) for call in result.tool_calls]
     except (msgspec.ValidationError, TypeError, AttributeError) as error:
         raise MiddlewareError(f"llm_result is no answer: {error}") from None
-    return ModelAnswer(text=text, calls=calls, finish_reason=reason, usage=result.usage)
+    changed = ModelAnswer(text=text, calls=calls, finish_reason=reason, usage=result.usage)
+    # Not the reasoning: it may have what a handler takes out of the text.
+    return changed if known is None else structs.replace(changed, cut_off=known.cut_off, model=known.model)
 
 
 def _asked(call: ToolCall, known: ModelAnswer | None) -> AskedCall:

@@ -16,6 +16,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
+from msgspec import structs
+
 from agentproc.catalog import Catalog, StepCatalog
 from agentproc.conversation import AssistantData, Message, ToolCallPart, error_result
 from agentproc.extensions.asking import Asking
@@ -445,9 +447,12 @@ def _changed_end(result: TurnResult, core: End | None) -> End | None:
     if error is not None:
         return End(status="failed", steps=steps, finish_reason=result.finish_reason or "error", error=error)
     response = None if result.response is None else str(result.response)
-    output = None if core is None else core.output
-    reason = result.finish_reason or "stop"
-    return End(status="completed", steps=steps, response=response, finish_reason=reason, output=output)
+    end = End(status="completed", steps=steps, response=response, finish_reason=result.finish_reason or "stop")
+    if core is None:
+        return end
+    # A layer that changes the response may hide a part of it. The reasoning may have that part, too.
+    reasoning = core.reasoning if response == core.response else None
+    return structs.replace(end, output=core.output, cut_off=core.cut_off, reasoning=reasoning)
 
 
 def _step_result(leave: LeaveStep) -> StepResult:

@@ -23,6 +23,7 @@ from agentproc.providers.vendor import (
     MAX_CALLS,
     AnswerSize,
     Fault,
+    Thoughts,
     WireRequest,
     decode_json,
     empty,
@@ -30,18 +31,17 @@ from agentproc.providers.vendor import (
     error_words,
     headers_of,
     model_name,
+    tokens,
     written_calls,
 )
 from agentproc.turn import AskedCall
 from schemas.launch import CatalogItem, ModelSpec
-from schemas.model_providers import BY_NAME
+from schemas.model_providers import BY_NAME, DEFAULT_MAX_TOKENS
 
 #: The version of the interface. It is the version of the vendor's own package at the time when its requests were
 #: recorded (tests/contract/model_requests/), and there, too, the key is a bearer token. This version refuses
 #: `temperature`, `top_p` and `top_k`.
 VERSION: Final = "2026-10-21"
-#: `max_tokens`, which the vendor requires, when the params do not give it. Every model since 2024 allows this value.
-DEFAULT_MAX_TOKENS: Final = 8192
 #: Stop reasons of an answer that was cut off.
 _CUT: Final = frozenset(("max_tokens", "model_context_window_exceeded"))
 _THINKING: Final = frozenset(("thinking", "redacted_thinking"))
@@ -302,6 +302,7 @@ class Reader:
         self.done = False
         self._model = model
         self._blocks: dict[int, _Open] = {}
+        self._thoughts = Thoughts()
         self._size = AnswerSize()
         self._stop: str | None = None
         self._usage: _Usage | None = None
@@ -347,6 +348,10 @@ class Reader:
         self._stop, self.done, self._answered = message.stop_reason, True, model_name(message.model)
         return "".join([self._begin(index, block) for index, block in enumerate(message.content)])
 
+    def take_reasoning(self) -> str:
+        """The reasoning that was read since the last call."""
+        return self._thoughts.take()
+
     def answer(self) -> ModelAnswer:
         """The answer. To be called after everything was read."""
         if not self.done and self._stop is None:
@@ -356,17 +361,19 @@ class Reader:
         calls = [_call(block) for block in blocks if block.kind == "tool_use"]
         if self._stop in _CUT:
             calls = written_calls(calls, [not "".join(block.pieces) for block in blocks if block.kind == "tool_use"])
+        counted = self._usage
+        usage = None if counted is None else _counted(counted, self._output_tokens, self._thinking_tokens)
         if not calls and not text.strip():
-            raise empty(self._stop, ("end_turn", "stop_sequence", "tool_use"))
-        thoughts = [thought for block in blocks if block.kind == "thinking" and (thought := _thinking(block))]
-        usage = self._usage
+            usual = ("end_turn", "stop_sequence", "tool_use")
+            reasoned = any(block.kind in _THINKING for block in blocks)
+            raise empty(self._stop, usual, cut=self._stop in _CUT, reasoned=reasoned, usage=usage)
         return ModelAnswer(
             text=text,
             calls=calls,
             finish_reason=self._stop,
-            usage=None if usage is None else _counted(usage, self._output_tokens, self._thinking_tokens),
+            usage=usage,
             metadata=self._keep(blocks),
-            reasoning="\n\n".join(thoughts),
+            reasoning=self._thoughts.text,
             cut_off=self._stop in _CUT,
             model=self._answered,
         )
@@ -377,6 +384,9 @@ class Reader:
         if index not in self._blocks and len(self._blocks) >= MAX_CALLS:
             raise Fault("final", f"an answer of more than {MAX_CALLS} parts")
         opened = self._blocks[index] = _Open(block)
+        if opened.kind == "thinking":
+            self._thoughts.begin_part()
+            self._thoughts.add(_text(block.get("thinking")))
         text = block.get("text")
         if opened.kind != "text" or not isinstance(text, str) or not text:
             return ""
@@ -389,6 +399,8 @@ class Reader:
         piece = self._size.add(delta.text or delta.partial_json or delta.thinking or "")
         if piece:
             block.pieces.append(piece)
+        if block.kind == "thinking":
+            self._thoughts.add(piece)
         return piece if block.kind == "text" else ""
 
     def _keep(self, blocks: list[_Open]) -> dict[str, Any] | None:
@@ -419,8 +431,9 @@ class Reader:
 
 def _counted(usage: _Usage, output_tokens: int, thinking_tokens: int) -> Usage:
     """The usage with every input token counted, also those that went into the vendor's cache or came from it."""
-    cached, written = usage.cache_read_input_tokens or 0, usage.cache_creation_input_tokens or 0
-    return Usage((usage.input_tokens or 0) + cached + written, output_tokens, cached, written, thinking_tokens)
+    cached, written = tokens(usage.cache_read_input_tokens), tokens(usage.cache_creation_input_tokens)
+    read = tokens(tokens(usage.input_tokens) + cached + written)
+    return Usage(read, tokens(output_tokens), cached, written, tokens(thinking_tokens))
 
 
 def _call(block: _Open) -> AskedCall:
@@ -434,13 +447,9 @@ def _thought(block: _Open) -> dict[str, Any]:
     """A block of thinking in the form that the vendor wants back: whole, with its signature."""
     if block.kind == "redacted_thinking":
         return block.block
-    thought = _thinking(block)
+    thought = "".join(block.pieces) or _text(block.block.get("thinking"))
     signature = "".join(block.signature) or _text(block.block.get("signature"))
     return {**block.block, "thinking": thought, "signature": signature}
-
-
-def _thinking(block: _Open) -> str:
-    return "".join(block.pieces) or _text(block.block.get("thinking"))
 
 
 def _text(value: Any) -> str:

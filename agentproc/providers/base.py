@@ -18,7 +18,7 @@ from agentproc.conversation import Message
 from agentproc.providers.overflow import Overflow
 from agentproc.turn import AskedCall
 from schemas.codec import replace_surrogates
-from schemas.errors import GoondanError, error_payload, fail
+from schemas.errors import GoondanError, error_payload
 from schemas.launch import CatalogItem, ModelSpec
 from schemas.redaction import Redactor
 
@@ -86,12 +86,14 @@ class ModelAnswer(Struct, frozen=True, kw_only=True):
 
 
 class TextDelta(Struct, frozen=True):
-    """A piece of text of an answer that is not complete yet. `again`: the earlier pieces are void, and the text begins
-    again.
-    """
+    """A piece of an answer that is not complete yet."""
 
+    #: The piece.
     text: str
+    #: All earlier pieces are void, and the answer begins again.
     again: bool = False
+    #: It is a piece of the reasoning, not of the text.
+    reasoning: bool = False
 
 
 class FailedTry(Struct, frozen=True):
@@ -159,9 +161,14 @@ class ContextOverflow(GoondanError):
         self.overflow = overflow
 
 
-def model_failed(message: str, *, suggestion: str | None = None, quota: bool = False) -> GoondanError:
-    """The error of a model call that has no answer. `quota`: the account may use no more."""
-    return fail("E_MODEL_QUOTA" if quota else "E_MODEL_FAILED", message, suggestion=suggestion)
+class ModelFailure(GoondanError):
+    """E_MODEL_FAILED: a model call has no answer. `usage` are the tokens of what came in its place, if a server said
+    them.
+    """
+
+    def __init__(self, message: str, *, suggestion: str | None = None, usage: Usage | None = None) -> None:
+        super().__init__(error_payload("E_MODEL_FAILED", message, suggestion=suggestion))
+        self.usage = usage
 
 
 def asked_call(call_id: str, name: str, arguments: str | dict[str, Any]) -> AskedCall:

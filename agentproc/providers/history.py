@@ -19,6 +19,7 @@ import msgspec
 from msgspec import Struct
 
 from agentproc.conversation import (
+    REASONING,
     AssistantData,
     Message,
     SystemData,
@@ -71,6 +72,8 @@ class Said(Struct, frozen=True):
     calls: list[AnsweredCall]
     #: The data that `kept_by` stored.
     kept: dict[str, Any]
+    #: The reasoning before it, if the model that is asked wrote it.
+    reasoning: str = ""
 
 
 class Told(Struct, frozen=True):
@@ -130,7 +133,9 @@ class Entries:
                 parts, text = data.calls, data.text
                 calls = [self._call(part, result.result) for part, result in zip(parts, rest, strict=False)]
                 if calls or text.strip():
-                    found.append(Said(text, calls, _kept(message, self._provider, self._model)))
+                    kept = _kept(message, self._provider, self._model)
+                    reasoning = message.metadata.get(REASONING) if kept else None
+                    found.append(Said(text, calls, kept, reasoning if isinstance(reasoning, str) else ""))
         return found
 
     def _call(self, part: ToolCallPart, result: ToolResult) -> AnsweredCall:

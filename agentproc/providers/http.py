@@ -29,10 +29,10 @@ from agentproc.providers.base import (
     ContextOverflow,
     FailedTry,
     ModelAnswer,
+    ModelFailure,
     ModelNews,
     ModelRequest,
     TextDelta,
-    model_failed,
     redactor_of,
 )
 from agentproc.providers.connection import Client, Patience, Response
@@ -52,7 +52,7 @@ from agentproc.providers.vendor import (
     page_title,
     plain,
 )
-from schemas.errors import GoondanError
+from schemas.errors import GoondanError, fail
 from schemas.origins import key_may_go, origin_of
 from schemas.redaction import Redactor
 
@@ -176,7 +176,7 @@ class HttpProvider:
                 raise await self._refusal(response, redactor_of(request.model))
             reader = self._vendor.reader(request)
             if response.headers.get("content-type", "").partition(";")[0].strip() == "application/json":
-                heard.text(reader.read_whole(await _read(response, MAX_BODY_BYTES)), reader.content)
+                heard.piece(reader, reader.read_whole(await _read(response, MAX_BODY_BYTES)))
             else:
                 await self._read_stream(response, reader, heard)
             return reader.answer()
@@ -218,13 +218,13 @@ class HttpProvider:
                     raise Fault("final", f"a stream of more than {MAX_STREAM_BYTES} bytes")
                 for event in decoder.feed(chunk):
                     events += 1
-                    heard.text(reader.read(event), reader.content)
+                    heard.piece(reader, reader.read(event))
                 if reader.done:
                     await self._read_rest(response)
                     return
             for event in decoder.end():
                 events += 1
-                heard.text(reader.read(event), reader.content)
+                heard.piece(reader, reader.read(event))
         except EventTooLarge as error:
             raise Fault("final", str(error)) from None
         if events == 0:
@@ -273,11 +273,11 @@ class HttpProvider:
         if fault.overflow is not None:
             return ContextOverflow(redact(message), fault.overflow)
         if fault.kind == "quota" or (fault.kind == "limited" and asks_too_long):
-            return model_failed(redact(message), quota=True)
-        suggestion = _SUGGESTIONS.get(fault.status or 0)
+            return fail("E_MODEL_QUOTA", redact(message))
+        suggestion = fault.suggestion or _SUGGESTIONS.get(fault.status or 0)
         if listing and (fault.status is None or fault.status not in (401, 403, 429)):
             suggestion = _NO_LIST
-        return model_failed(redact(message), suggestion=suggestion)
+        return ModelFailure(redact(message), suggestion=suggestion, usage=fault.usage)
 
 
 def _named(answer: ModelAnswer, request: ModelRequest) -> ModelAnswer:
@@ -301,15 +301,20 @@ class Listener:
         self._again = again
         self._content = 0
 
-    def text(self, piece: str, content: int) -> None:
-        """Pass on the next piece. The first piece of a repeated try makes the earlier ones void. `content` is the
-        reader's.
+    def piece(self, reader: AnswerReader, text: str) -> None:
+        """Pass on the text that `reader` has read, and the reasoning. The first piece of a repeated try makes the
+        earlier ones void.
         """
-        if content != self._content:
-            self._content = content
+        if reader.content != self._content:
+            self._content = reader.content
             self._on_news("content")
-        if piece and self._on_delta is not None:
-            self._on_delta(TextDelta(piece, self._again))
+        if self._on_delta is not None:
+            self._tell(reader.take_reasoning(), reasoning=True)
+            self._tell(text)
+
+    def _tell(self, text: str, *, reasoning: bool = False) -> None:
+        if text and self._on_delta is not None:
+            self._on_delta(TextDelta(text, self._again, reasoning))
             self._again = False
 
 

@@ -3,6 +3,8 @@ the sending.
 
 Servers leave out different parts, so little is required: indexes, ids, a `[DONE]` and usage may all be missing. Unknown
 fields are skipped. Unknown fields inside a tool call are sent back with it, because some vendors sign their calls.
+Reasoning is sent back with the answers of a turn that calls tools, in the field that it came in: some vendors refuse a
+conversation without it. With other answers they would ignore it.
 
 Source: docs/design/turns.md section 6; OpenAI's API reference, "Chat completions" and "Streaming".
 """
@@ -23,6 +25,7 @@ from agentproc.providers.vendor import (
     MAX_CALLS,
     AnswerSize,
     Fault,
+    Thoughts,
     WireRequest,
     decode_json,
     empty,
@@ -30,6 +33,7 @@ from agentproc.providers.vendor import (
     error_words,
     headers_of,
     model_name,
+    tokens,
     written_calls,
 )
 from agentproc.turn import AskedCall
@@ -38,6 +42,8 @@ from schemas.model_providers import BY_NAME
 
 #: The longest name of a tool. Vendors accept 64 characters. The name arrives in pieces, so its length is limited here.
 MAX_NAME_CHARS: Final = 1024
+#: The names that servers give to reasoning. Some send both; the first one counts.
+_REASONING: Final = ("reasoning_content", "reasoning")
 #: The known fields of a tool call. All other fields are sent back as they came.
 _KNOWN: Final = frozenset(("index", "id", "type", "function"))
 
@@ -95,10 +101,13 @@ class Messages:
     def __init__(self) -> None:
         self._messages: list[bytes] = []
         self._only_rules = True
+        self._acting = False  # the turn that is written has called tools
+        self._reasoning = ""  # the name that the server gives to reasoning, once an answer had some
 
     def add(self, entry: HistoryEntry) -> None:
         """Add the next entry."""
         if not isinstance(entry, Said):
+            self._acting = self._acting and entry.system
             self._add({"role": "system" if entry.system else "user", "content": entry.text})
             return
         message: dict[str, Any] = {"role": "assistant", "content": entry.text or None}
@@ -113,6 +122,10 @@ class Messages:
                 }
                 for index, call in enumerate(entry.calls)
             ]
+        self._acting = self._acting or bool(entry.calls)
+        self._reasoning = next((name for name in _REASONING if name == entry.kept.get("reasoning")), self._reasoning)
+        if self._acting and self._reasoning:
+            message[self._reasoning] = entry.reasoning
         self._add(message)
         for call in entry.calls:
             self._add({"role": "tool", "tool_call_id": call.id, "content": call.result})
@@ -243,7 +256,8 @@ class Reader:
         self._text: list[str] = []
         self._calls: list[_Call] = []
         self._size = AnswerSize()
-        self._reasoning: list[str] = []
+        self._thoughts = Thoughts()
+        self._reasoning = ""  # the name that the server gives to reasoning
         self._answered: str | None = None
         self._stop: str | None = None
         self._usage: Usage | None = None
@@ -267,6 +281,10 @@ class Reader:
         self.done = True
         return text
 
+    def take_reasoning(self) -> str:
+        """The reasoning that was read since the last call."""
+        return self._thoughts.take()
+
     def answer(self) -> ModelAnswer:
         """The answer. To be called after everything was read."""
         if not self.done and self._stop is None:
@@ -276,15 +294,16 @@ class Reader:
         if self._stop == "length":
             calls = written_calls(calls, [call.whole is None and not "".join(call.pieces) for call in self._calls])
         if not calls and not text.strip():
-            raise empty(self._stop, ("stop", "tool_calls", "function_call"))
-        extras = [call.extra for call in self._calls]
+            usual = ("stop", "tool_calls", "function_call")
+            cut, reasoned = self._stop == "length", bool(self._thoughts.text)
+            raise empty(self._stop, usual, cut=cut, reasoned=reasoned, usage=self._usage)
         return ModelAnswer(
             text=text,
             calls=calls,
             finish_reason=self._stop,
             usage=self._usage,
-            metadata=kept_by("openai", self._model, calls=extras) if any(extras) else None,
-            reasoning="".join(self._reasoning),
+            metadata=self._keep([call.extra for call in self._calls]),
+            reasoning=self._thoughts.text,
             cut_off=self._stop == "length",
             model=self._answered,
         )
@@ -305,9 +324,7 @@ class Reader:
             said = choice.delta or choice.message
             if said is not None:
                 piece = self._size.add(_content(said.content) + (said.refusal or ""))
-                thought = _text(said.reasoning_content) or _text(said.reasoning)  # some servers send both
-                if thought:
-                    self._reasoning.append(self._size.add(thought))
+                self._think(said)
                 if piece:
                     self._text.append(piece)
                     text += piece
@@ -315,6 +332,19 @@ class Reader:
                     self._add_call(call)
             self._stop = choice.finish_reason or self._stop
         return text
+
+    def _think(self, said: _Delta) -> None:
+        for name in _REASONING:
+            if thought := _text(getattr(said, name)):
+                self._reasoning = name
+                self._thoughts.add(self._size.add(thought))
+                return
+
+    def _keep(self, extras: list[dict[str, Any]]) -> dict[str, Any] | None:
+        """What is sent back: the vendor's own fields of the calls, and the name of the reasoning."""
+        kept = {"calls": extras} if any(extras) else {}
+        named = {"reasoning": self._reasoning} if self._reasoning else {}
+        return kept_by("openai", self._model, **kept, **named) if kept or named else None
 
     def _add_call(self, delta: dict[str, Any]) -> None:
         function = delta.get("function")
@@ -351,13 +381,14 @@ class Reader:
 
 
 def _counted(usage: _Usage) -> Usage:
-    read, wrote = usage.prompt_tokens_details or _PromptDetails(), usage.completion_tokens_details
+    read = usage.prompt_tokens_details or _PromptDetails()
+    wrote = usage.completion_tokens_details or _CompletionDetails()
     return Usage(
-        usage.prompt_tokens or 0,
-        usage.completion_tokens or 0,
-        read.cached_tokens or 0,
-        read.cache_write_tokens or 0,
-        0 if wrote is None else wrote.reasoning_tokens or 0,
+        tokens(usage.prompt_tokens),
+        tokens(usage.completion_tokens),
+        tokens(read.cached_tokens),
+        tokens(read.cache_write_tokens),
+        tokens(wrote.reasoning_tokens),
     )
 
 

@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 import msgspec
 
-from agentproc.providers.anthropic import DEFAULT_MAX_TOKENS
 from schemas.launch import ModelSpec
-from schemas.model_providers import BY_NAME, PROVIDERS
-
-#: The name of the limit for most servers, also for those that speak as another vendor does.
-_USUAL: Final = "max_tokens"
-#: The params by which vendors limit an answer.
-_PARAMS: Final = tuple(dict.fromkeys((_USUAL, *(provider.limit_param for provider in PROVIDERS))))
+from schemas.model_providers import DEFAULT_MAX_TOKENS, LIMIT_PARAMS, limit_param
 
 
 def output_limit(model: ModelSpec) -> int:
@@ -22,14 +14,12 @@ def output_limit(model: ModelSpec) -> int:
     """
     if model.provider == "embedded":
         return 0
-    return next((value for name in _PARAMS if (value := _number(model, name)) is not None), DEFAULT_MAX_TOKENS)
+    return next((value for name in LIMIT_PARAMS if (value := _number(model, name)) is not None), DEFAULT_MAX_TOKENS)
 
 
 def limited_output(model: ModelSpec, tokens: int) -> ModelSpec:
     """The model with answers of at most so many tokens."""
-    name = next((name for name in _PARAMS if name in model.params), None)
-    if name is None:
-        name = BY_NAME[model.provider].limit_param if model.endpoint is None else _USUAL
+    name = next((name for name in LIMIT_PARAMS if name in model.params), limit_param(model.provider, model.endpoint))
     return msgspec.structs.replace(model, params={**model.params, name: tokens})
 
 

@@ -16,7 +16,7 @@ from typing import Any, Final, Literal, Protocol, TypeVar
 import msgspec
 from msgspec import Struct
 
-from agentproc.providers.base import ModelAnswer, ModelRequest
+from agentproc.providers.base import ModelAnswer, ModelRequest, Usage
 from agentproc.providers.overflow import Overflow
 from agentproc.providers.sse import SseEvent
 from agentproc.turn import AskedCall
@@ -28,6 +28,8 @@ from schemas.launch import ModelSpec
 MAX_ANSWER_CHARS: Final = 1 << 20
 #: The most tool calls of one answer. Each becomes a process's work and a message of the conversation.
 MAX_CALLS: Final = 1024
+#: The most tokens that a server can be believed to have counted. JSON readers everywhere can hold it.
+MAX_TOKENS: Final = (1 << 53) - 1
 #: The longest name of a model that is kept (characters).
 MAX_MODEL_NAME: Final = 200
 #: How much of a vendor's own text is shown (characters).
@@ -45,7 +47,8 @@ T = TypeVar("T")
 
 class Fault(Exception):
     """Why one try has no answer. `retry_after_s` is the wait that the vendor asks for. `status` is the HTTP status of a
-    refusal. `overflow` is set when the request is longer than the model's context.
+    refusal. `overflow` is set when the request is longer than the model's context. `usage` are the tokens of an answer
+    that is none. `suggestion` is what a person can do, where it is more than what the status says.
     """
 
     def __init__(
@@ -56,6 +59,8 @@ class Fault(Exception):
         retry_after_s: float | None = None,
         status: int | None = None,
         overflow: Overflow | None = None,
+        usage: Usage | None = None,
+        suggestion: str | None = None,
     ) -> None:
         super().__init__(message)
         self.kind = kind
@@ -63,6 +68,8 @@ class Fault(Exception):
         self.retry_after_s = retry_after_s
         self.status = status
         self.overflow = overflow
+        self.usage = usage
+        self.suggestion = suggestion
 
 
 class WireRequest(Struct, frozen=True):
@@ -95,6 +102,9 @@ class AnswerReader(Protocol):
 
     def read_whole(self, body: bytes) -> str:
         """Take the whole answer of a server that does not stream. Returns its text."""
+
+    def take_reasoning(self) -> str:
+        """The reasoning that was read since the last call."""
 
     def answer(self) -> ModelAnswer:
         """The answer. To be called after everything was read."""
@@ -194,6 +204,42 @@ class AnswerSize:
             raise Fault("final", f"an answer of more than {MAX_ANSWER_CHARS} characters")
 
 
+class Thoughts:
+    """The reasoning of an answer while it is read. Its size is counted by the reader."""
+
+    __slots__ = ("_apart", "_new", "_read")
+
+    def __init__(self) -> None:
+        self._read: list[str] = []
+        self._new = 0
+        self._apart = False
+
+    def add(self, text: str) -> None:
+        """Add a piece."""
+        if text:
+            self._read.append(f"\n\n{text}" if self._apart else text)
+            self._apart = False
+
+    def begin_part(self) -> None:
+        """The next piece begins another part. An empty line stands between two parts."""
+        self._apart = bool(self._read)
+
+    def take(self) -> str:
+        """What was added since the last call."""
+        new, self._new = self._read[self._new :], len(self._read)
+        return "".join(new)
+
+    @property
+    def text(self) -> str:
+        """All of it."""
+        return "".join(self._read)
+
+
+def tokens(count: int | None) -> int:
+    """A number of tokens that a server reports, as a number that can be stored."""
+    return max(0, min(count or 0, MAX_TOKENS))
+
+
 def written_calls(calls: list[AskedCall], unwritten: list[bool]) -> list[AskedCall]:
     """The calls of an answer that reached its token limit. A last call that was not written to its end is dropped."""
     if calls and (calls[-1].broken is not None or unwritten[-1]):
@@ -203,11 +249,29 @@ def written_calls(calls: list[AskedCall], unwritten: list[bool]) -> list[AskedCa
     return calls
 
 
-def empty(stop: str | None, usual: tuple[str, ...]) -> Fault:
-    """The fault of an answer without text and calls. Another try is worth it when the model ended as `usual`."""
-    if stop is None or stop in usual:
-        return Fault("broken", "an empty answer")
-    return Fault("final", f"an empty answer; it stopped because of {stop[:80]}")
+def empty(stop: str | None, usual: tuple[str, ...], *, cut: bool, reasoned: bool, usage: Usage | None) -> Fault:
+    """The fault of an answer without text and calls. `stop` is why the model stopped, and another try is worth it when
+    that is one of `usual`. `cut`: it has reached its limit of tokens. `reasoned`: the answer has reasoning.
+    """
+    kind: FaultKind = "broken" if stop is None or stop in usual else "final"
+    what, suggestion = "an empty answer", None
+    if reasoned or (usage is not None and usage.reasoning_tokens):
+        spent = f" ({usage.output_tokens} tokens)" if usage is not None and usage.output_tokens else ""
+        what, suggestion = f"an answer of reasoning only{spent}", _LESS_REASONING
+    if cut:
+        return Fault(
+            "final",
+            f"{what}; it was cut off at its limit of tokens ({plain(stop or '')[:80]})",
+            usage=usage,
+            suggestion=_MORE_TOKENS,
+        )
+    reason = "" if kind == "broken" else f"; it stopped because of {plain(stop or '')[:80]}"
+    return Fault(kind, f"{what}{reason}", usage=usage, suggestion=suggestion)
+
+
+#: What a person can do about an answer that has no text.
+_MORE_TOKENS: Final = "Raise the limit in the Model's params (max_tokens), or ask for less reasoning there."
+_LESS_REASONING: Final = "Send it again; if it stays so, ask for less reasoning in the Model's params."
 
 
 #: How much of a page's title is shown (characters).

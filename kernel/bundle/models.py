@@ -25,7 +25,14 @@ from msgspec.structs import replace
 from kernel.bundle.model_headers import header_values
 from kernel.bundle.problems import Path
 from schemas.launch import ModelSpec
-from schemas.model_providers import BY_NAME, PROVIDERS, ModelProvider
+from schemas.model_providers import (
+    BY_NAME,
+    DEFAULT_MAX_TOKENS,
+    LIMIT_PARAMS,
+    PROVIDERS,
+    ModelProvider,
+    limit_param,
+)
 from schemas.origins import is_open, origin_of
 from schemas.resources import ModelBody, ValueSource
 
@@ -177,10 +184,18 @@ def _auto(body: ModelBody, params: dict[str, Any], env: Mapping[str, str]) -> Mo
         model=name,
         endpoint=endpoint,
         api_key=key,
-        params=params,
+        params=_limited(provider, endpoint, params),
         chosen_by=chosen_by,
         key_origin=_key_origin(key is not None, endpoint),
     )
+
+
+def _limited(provider: ModelProvider, endpoint: str | None, params: dict[str, Any]) -> dict[str, Any]:
+    """The params with a limit for an answer. A base model that has none talks until somebody stops it."""
+    if any(name in params for name in LIMIT_PARAMS):
+        return params
+    tokens = provider.auto_tokens if is_vendors(provider, endpoint) else DEFAULT_MAX_TOKENS
+    return {**params, limit_param(provider.name, endpoint): tokens}
 
 
 def is_vendors(provider: ModelProvider, endpoint: str | None) -> bool:

@@ -72,6 +72,11 @@ policy: Final[Decorator] = click.option(
 trust: Final[Decorator] = click.option(
     "--trust", is_flag=True, help="Trust the bundle for this time, whatever it asks for; see gdn trust."
 )
+reasoning: Final[Decorator] = click.option(
+    "--reasoning",
+    is_flag=True,
+    help="Show the model's reasoning where it is not a terminal, too: on stderr, or with --json in the document.",
+)
 as_json: Final[Decorator] = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 workdir: Final[Decorator] = click.option(
     "--workdir",

@@ -28,11 +28,12 @@ def write(*lines: str, stream: TextIO | None = None) -> None:
     _put("\n".join(map(shown_line, lines)) + "\n", stream or sys.stdout)
 
 
-def write_text(text: str) -> None:
-    """Print a text of a model on stdout, exactly as it is but for control characters."""
+def write_text(text: str, *, stream: TextIO | None = None) -> None:
+    """Print a text of a model, on stdout by default, exactly as it is but for control characters."""
     from kernel.cli.plain import flowing
 
-    _put((flowing(text) if is_terminal(sys.stdout) else text) + "\n", sys.stdout)
+    out = stream or sys.stdout
+    _put((flowing(text) if is_terminal(out) else text) + "\n", out)
 
 
 def _put(text: str, out: TextIO) -> None:

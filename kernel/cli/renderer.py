@@ -3,6 +3,7 @@
 Rules.
 - Text is shown as it comes, as long as no piece of the step is known to be missing. The answer adds the rest. So at the
   end the text of the last step on the screen is exactly the answer.
+- Reasoning is shown between remarks, by the same rule, and is no part of the answer.
 - Text that turns out void stays on the screen, because nobody knows how many lines of the terminal it took. A remark
   after it says that it is void.
 - The line of status says what runs now: the step, the tools and their progress. It is made again whenever it is asked
@@ -34,6 +35,12 @@ class Say(Struct, frozen=True):
     text: str
 
 
+class Think(Struct, frozen=True):
+    """More of the reasoning, which is no part of the text."""
+
+    text: str
+
+
 class Break(Struct, frozen=True):
     """The text so far ends here. Something else follows."""
 
@@ -44,7 +51,9 @@ class Remark(Struct, frozen=True):
     text: str
 
 
-Shown = Say | Break | Remark
+Shown = Say | Think | Break | Remark
+#: The remark before reasoning. On a terminal without colours nothing else tells it from the answer.
+REASONING: Final = "(reasoning)"
 
 
 class TurnRenderer:
@@ -55,6 +64,9 @@ class TurnRenderer:
         self._said: list[str] = []
         self._length = 0
         self._whole = True
+        self._thought = 0  # characters of reasoning that were heard of the step
+        self._thought_whole = True
+        self._thinking = False  # what was shown last is reasoning
         self._tools: dict[str, str] = {}
         self._progress = ""
 
@@ -63,6 +75,8 @@ class TurnRenderer:
         shown: list[Shown] = []
         if event.kind == "text":
             return self._hear_text(event)
+        if event.kind == "reasoning":
+            return self._hear_reasoning(event)
         if event.kind == "turn.started":
             if event.again:
                 shown = self._void()
@@ -88,7 +102,7 @@ class TurnRenderer:
         """The things to show for the answer: the part of it that was not shown yet."""
         if response.startswith("".join(self._said)):
             rest = response[self._length :]
-            return [Say(rest), Break()] if rest else [Break()]
+            return [*self._answer(), Say(rest), Break()] if rest else [Break()]
         return [*self._void(), Say(response), Break()]
 
     def status(self, seconds: float) -> str:
@@ -106,13 +120,28 @@ class TurnRenderer:
 
     # --- inside
 
-    def _hear_text(self, event: RuntimeEvent) -> list[Shown]:
+    def _hear(self, event: RuntimeEvent) -> list[Shown]:
+        """What a piece of a step shows before the piece itself."""
         shown: list[Shown] = []
         if event.step != self._step:  # the news of its beginning were lost
             shown = self._break()
             self._begin(event.step)
-        if event.again:
-            shown += self._void()
+        return shown + self._void() if event.again else shown
+
+    def _hear_reasoning(self, event: RuntimeEvent) -> list[Shown]:
+        shown = self._hear(event)
+        piece = event.text or ""
+        if not piece or not self._thought_whole or event.at != self._thought:
+            self._thought_whole = self._thought_whole and not piece
+            return shown
+        self._thought += len(piece)
+        if not self._thinking:
+            shown += [Break(), Remark(REASONING)]
+            self._thinking = True
+        return [*shown, Think(piece)]
+
+    def _hear_text(self, event: RuntimeEvent) -> list[Shown]:
+        shown = self._hear(event)
         piece = event.text or ""
         if not piece:
             return shown
@@ -121,10 +150,15 @@ class TurnRenderer:
             return shown
         self._said.append(piece)
         self._length += len(piece)
-        return [*shown, Say(piece)]
+        return [*shown, *self._answer(), Say(piece)]
+
+    def _answer(self) -> list[Shown]:
+        """What stands between reasoning and the text behind it."""
+        thinking, self._thinking = self._thinking, False
+        return [Break(), Remark("")] if thinking else []
 
     def _break(self) -> list[Shown]:
-        return [Break()] if self._said else []
+        return [Break()] if self._said or self._thinking else []
 
     def _begin(self, step: int) -> None:
         self._step = step
@@ -133,12 +167,13 @@ class TurnRenderer:
 
     def _forget(self) -> None:
         self._said.clear()
-        self._length = 0
-        self._whole = True
+        self._length = self._thought = 0
+        self._whole = self._thought_whole = True
+        self._thinking = False
 
     def _void(self) -> list[Shown]:
         """The text that was shown of this step is void."""
-        had = bool(self._said)
+        had = bool(self._said or self._thought)
         self._forget()
         return [Break(), Remark("(the answer begins anew)")] if had else []
 

@@ -44,6 +44,7 @@ MAX_IN_FLIGHT: Final = 64
     "--accept-loss", is_flag=True, help="Go on with what is whole of a damaged journal; see E_JOURNAL_CORRUPT."
 )
 @options.workdir
+@options.reasoning
 @options.as_json
 def command(
     bundle: str | None,
@@ -53,6 +54,7 @@ def command(
     watch: bool,
     accept_loss: bool,
     workdir: str | None,
+    reasoning: bool,
     as_json: bool,
 ) -> int:
     """Start a swarm and talk to its entry agent."""
@@ -65,7 +67,7 @@ def command(
         if detach:
             raise fail("E_USAGE", "--workdir belongs to messages", suggestion="Give it to gdn send.")
         workdir = absolute_workdir(workdir, place)
-    return _detach(place, as_json) if detach else _talk(start(place), as_json, workdir)
+    return _detach(place, as_json) if detach else _talk(start(place), as_json, workdir, reasoning)
 
 
 def _detach(place: BundleTarget, as_json: bool) -> int:
@@ -118,7 +120,7 @@ def _model_of(place: BundleTarget) -> str | None:
 # --- talking
 
 
-def _talk(kernel: Kernel, as_json: bool, workdir: str | None) -> int:
+def _talk(kernel: Kernel, as_json: bool, workdir: str | None, reasoning: bool) -> int:
     import asyncio
 
     from kernel.cli.output import write_json
@@ -127,7 +129,7 @@ def _talk(kernel: Kernel, as_json: bool, workdir: str | None) -> int:
         from kernel.cli.watching import tell_news
 
         tell_news(kernel.place.state_dir)
-    talk = _Talk(kernel, as_json, workdir)
+    talk = _Talk(kernel, as_json, workdir, reasoning)
     try:
         asyncio.run(talk.run())
     finally:
@@ -142,10 +144,11 @@ class _Talk:
 
     _asked: Asked
 
-    def __init__(self, kernel: Kernel, as_json: bool, workdir: str | None) -> None:
+    def __init__(self, kernel: Kernel, as_json: bool, workdir: str | None, reasoning: bool) -> None:
         self._kernel = kernel
         self._workdir = workdir
         self._as_json = as_json
+        self._reasoning = reasoning
         #: The input has ended, and the first line without an answer waits for a person.
         self._stuck = False
         self.failed = False
@@ -341,6 +344,7 @@ class _Talk:
             return event_id, None, error
 
     def _show(self, told: _Told, screen: Screen | None = None) -> None:
+        from kernel.cli.answered import tell_cut_off, tell_reasoning
         from kernel.cli.output import error_lines, write, write_text
 
         _, answer, error = told
@@ -353,9 +357,12 @@ class _Talk:
             screen.close()
         if self._as_json:
             self._keep(told)
-        elif not failed:
-            response = (answer.response if answer is not None else None) or ""
+        elif answer is not None and not failed:
+            if self._reasoning:
+                tell_reasoning(answer)
+            response = answer.response or ""
             write_text(response) if screen is None else screen.end(response)
+            tell_cut_off(answer)
         elif info is not None:
             write(*error_lines(info), stream=sys.stderr)
 
@@ -365,7 +372,8 @@ class _Talk:
 
         event_id, answer, error = told
         failure = {"eventId": event_id, "status": "failed", "error": None if error is None else error.info}
-        self.documents.append(answer_document(event_id, answer) if answer is not None else failure)
+        known = None if answer is None else answer_document(event_id, answer, reasoning=self._reasoning)
+        self.documents.append(known or failure)
 
 
 def _error_of(told: _Told) -> ErrorPayload | None:

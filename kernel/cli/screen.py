@@ -15,9 +15,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Final, TextIO
 
+from kernel.cli.answered import tell_reasoning
 from kernel.cli.output import is_terminal, write_text
 from kernel.cli.plain import fit, flowing
-from kernel.cli.renderer import Break, Remark, Say, Shown, TurnRenderer
+from kernel.cli.renderer import Break, Remark, Say, Shown, Think, TurnRenderer
 from kernel.cli.session import Listener
 from kernel.cli.terminal import shown_line, style_of
 from schemas.frames import Answer, RuntimeEvent
@@ -30,19 +31,25 @@ TICK_S: Final = 0.2
 _ERASE: Final = "\r\x1b[K"
 
 
-async def shown(ask: Callable[[Listener | None], Awaitable[Answer]]) -> Answer:
-    """Ask, show live events on terminals meanwhile, and print the text of a completed answer.
+async def shown(ask: Callable[[Listener | None], Awaitable[Answer]], *, reasoning: bool = False) -> Answer:
+    """Ask, show live events on terminals meanwhile, and print the text of a completed answer. `reasoning`: print the
+    reasoning, too, if no terminal has shown it.
 
     Raises what `ask` raises. An answer that failed is not printed.
     """
     if not wants_live():
         answer = await ask(None)
+        if reasoning:
+            tell_reasoning(answer)
         if answer.status == "completed":
             write_text(answer.response or "")
         return answer
     screen = Screen()
     try:
         answer = await ask(screen.handle)
+        if reasoning and answer.reasoning:
+            screen.pause()
+            tell_reasoning(answer)
         if answer.status == "completed":
             screen.end(answer.response or "")
         return answer
@@ -131,8 +138,9 @@ class Screen:
             return
         for item in shown:
             self._erase_status()
-            if isinstance(item, Say):
-                _put(sys.stdout, flowing(item.text))
+            if isinstance(item, Say | Think):
+                text = flowing(item.text)
+                _put(sys.stdout, style_of(sys.stdout).dim(text) if isinstance(item, Think) else text)
                 self._line_open = not item.text.endswith("\n")
             elif self._line_open:
                 _put(sys.stdout, "\n")

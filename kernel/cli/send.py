@@ -43,6 +43,7 @@ MAX_EVENT_ID: Final = 256
     help="Give up waiting after this time.",
 )
 @options.workdir
+@options.reasoning
 @options.as_json
 def command(
     words: tuple[str, ...],
@@ -53,9 +54,10 @@ def command(
     no_wait: bool,
     timeout: float,
     workdir: str | None,
+    reasoning: bool,
     as_json: bool,
 ) -> int:
-    """Send one message to a running swarm and print the answer.
+    """Send one message to a running swarm and print the answer. The exit status is 3 when the answer was cut off.
 
     Ctrl-C cancels the turn; a second one does not wait for its end. When the time of --timeout is over, the turn ends,
     too. Any other end of this command leaves the message to the agent; --event-id asks for the answer later.
@@ -64,7 +66,6 @@ def command(
 
     from kernel.cli.attach import attach, locate
     from kernel.cli.batch import check_instance
-    from kernel.cli.interrupts import was_cancelled
     from kernel.cli.lines import MAX_LINE_BYTES
     from kernel.cli.output import write, write_json
     from kernel.cli.standard_input import FROM_STDIN, read_all
@@ -93,7 +94,7 @@ def command(
             raise fail("E_USAGE", "the bundle has no entry agent; name the agent")
         key = check_instance(instance)
         told = _Message(agent, key, text, event_id, trace_id, workdir)
-        sent = asyncio.run(_send(kernel, told, not no_wait, timeout, as_json))
+        sent = asyncio.run(_send(kernel, told, not no_wait, timeout, as_json, reasoning))
     finally:
         kernel.finish()
     known_id, answer, interrupted = sent
@@ -101,16 +102,27 @@ def command(
         document = {"eventId": known_id, "status": "accepted"} | ({} if answer is None else {"traceId": answer})
         write_json(document) if as_json else write(known_id)
         return 0
+    return _tell(known_id, answer, interrupted, as_json, reasoning)
+
+
+def _tell(event_id: str, answer: Answer, interrupted: int, as_json: bool, reasoning: bool) -> int:
+    """Print what is not on stdout yet, and return the exit status. `interrupted`: that of SIGINT if it came, else 0."""
+    from kernel.cli.answered import CUT_OFF_STATUS, tell_cut_off
+    from kernel.cli.interrupts import was_cancelled
+    from kernel.cli.output import write_json
+
     cancelled = bool(interrupted) and was_cancelled(answer.error)
     if as_json:
-        write_json(answer_document(known_id, answer))
+        write_json(answer_document(event_id, answer, reasoning=reasoning))
     elif answer.status == "completed":
-        pass  # the text is on stdout already
+        tell_cut_off(answer)  # the text is on stdout already
     elif answer.error is not None:
-        _tell_failure(answer.error, known_id, cancelled=cancelled)
+        _tell_failure(answer.error, event_id, cancelled=cancelled)
     if cancelled:
         return interrupted
-    return 0 if answer.status == "completed" else 1
+    if answer.status != "completed":
+        return 1
+    return CUT_OFF_STATUS if answer.cut_off else 0
 
 
 def _tell_failure(error: ErrorPayload, event_id: str, *, cancelled: bool) -> None:
@@ -125,8 +137,8 @@ def _tell_failure(error: ErrorPayload, event_id: str, *, cancelled: bool) -> Non
         write(f"  the message was {printable(event_id)} (--event-id)", stream=sys.stderr)
 
 
-def answer_document(event_id: str, answer: Answer) -> dict[str, Any]:
-    """An answer as the JSON document of `send` and `run`."""
+def answer_document(event_id: str, answer: Answer, *, reasoning: bool = False) -> dict[str, Any]:
+    """An answer as the JSON document of `send` and `run`. `reasoning`: with the model's reasoning, if there is any."""
     document: dict[str, Any] = {
         "eventId": event_id,
         "turnId": answer.turn_id,
@@ -139,6 +151,10 @@ def answer_document(event_id: str, answer: Answer) -> dict[str, Any]:
         document["model"] = answer.model
     if answer.usage is not None:
         document["usage"] = answer.usage
+    if answer.cut_off:
+        document["cutOff"] = True
+    if reasoning and answer.reasoning:
+        document["reasoning"] = answer.reasoning
     if answer.error is not None:
         document["error"] = answer.error
     return document
@@ -162,11 +178,11 @@ class _Message(NamedTuple):
 
 
 async def _send(
-    kernel: Kernel, told: _Message, wait: bool, timeout_s: float, as_json: bool
+    kernel: Kernel, told: _Message, wait: bool, timeout_s: float, as_json: bool, reasoning: bool
 ) -> tuple[str, Answer | str | None, int]:
     """Send the message. Returns the event id, the answer, and the exit status: that of SIGINT if it came, otherwise 0.
-    The text of the answer is printed unless `as_json`. Without `wait`, the trace is returned in place of the answer,
-    None where it is not known.
+    The text of the answer is printed unless `as_json`, and with `reasoning` its reasoning. Without `wait`, the trace is
+    returned in place of the answer, None where it is not known.
     """
     import asyncio
 
@@ -205,7 +221,7 @@ async def _send(
 
         cancelling = Cancelling(session, lambda: [known_id])
         with Interrupts(cancelling.came) as interrupts:
-            asking = ask(None) if as_json else shown(ask)
+            asking = ask(None) if as_json else shown(ask, reasoning=reasoning)
             telling = None if as_json else asyncio.ensure_future(_tell_turn(session, agent, instance, known_id))
             try:
                 answer = await cancelling.wait(asyncio.ensure_future(asking))

@@ -111,7 +111,7 @@ def render(found: Trace | TraceTree, style: Style) -> list[str]:
             lines += _turn(turn, found.started_at, style)
         if found.left_out:
             lines.append((None, f"  {style.warning(f'{found.left_out} more turns are not shown')}"))
-    if tokens := _tokens(found.input_tokens, found.output_tokens, found.cached_tokens):
+    if tokens := _tokens(found):
         lines.append((None, f"  in all: {tokens}"))
     return [text if offset is None else f"{offset:>10}  {text}" for offset, text in lines]
 
@@ -209,11 +209,12 @@ def _model(call: ModelCall, style: Style) -> str:
 
     what = [f"model {printable(call.model)}" if call.model else "model", _status(call.status, style, call.code)]
     what.append(duration(call.duration_ms) if call.duration_ms is not None else "")
-    what.append(_tokens(call.input_tokens, call.output_tokens, call.cached_tokens, call.reasoning_tokens))
+    what.append(_tokens(call))
     what.append(f"asked for {printable(call.asked)}" if call.asked else "")
     what.append(f"{call.attempts} tries, {duration(call.paused_ms)} between them" if call.attempts > 1 else "")
     what.append(f"waited {duration(call.waited_ms)} for others" if call.waited_ms else "")
     what.append(style.dim(printable(call.finish_reason)) if call.finish_reason else "")
+    what.append(style.warning("cut off") if call.cut_off else "")
     return "  ".join(part for part in what if part)
 
 
@@ -258,12 +259,15 @@ def _status(status: str, style: Style, code: str | None = None) -> str:
     return style.warning(text) if status in _OPEN else style.bad(text)
 
 
-def _tokens(read: int | None, written: int | None, cached: int = 0, reasoning: int = 0) -> str:
-    if read is None and written is None:
+def _tokens(counts: ModelCall | Trace | TraceTree) -> str:
+    """`900 tokens in (800 cached, 50 into the cache), 70 out (60 reasoning)`; "" when nobody has counted."""
+    if counts.input_tokens is None and counts.output_tokens is None:
         return ""
-    cache = f" ({cached} cached)" if cached else ""
-    thought = f" ({reasoning} reasoning)" if reasoning else ""
-    return f"{read or 0} tokens in{cache}, {written or 0} out{thought}"
+    cached = [(counts.cached_tokens, "cached"), (counts.cache_write_tokens, "into the cache")]
+    read = ", ".join(f"{count} {what}" for count, what in cached if count)
+    reasoned = f" ({counts.reasoning_tokens} reasoning)" if counts.reasoning_tokens else ""
+    read = f" ({read})" if read else ""
+    return f"{counts.input_tokens or 0} tokens in{read}, {counts.output_tokens or 0} out{reasoned}"
 
 
 def _offset(start: str, at: str) -> str:

@@ -120,6 +120,7 @@ def good_frames() -> list[tuple[str, Frame, str | None]]:
     )
     done = AgentEvent(id="t1/c1~completed", type=TOOL_COMPLETED, created_at="2026-01-01T00:00:00.000Z", input=told)
     piece = RuntimeEvent(kind="text", step=1, text="글 one", at=12, again=True)
+    thought = RuntimeEvent(kind="reasoning", step=1, text="Which file?")
     failed_call = RuntimeEvent(
         kind="tool.failed", step=1, tool_call_id="c1", tool_name="bash__exec", code="E_TOOL_TIMEOUT"
     )
@@ -452,6 +453,11 @@ def good_frames() -> list[tuple[str, Frame, str | None]]:
                 in_reply_to="q-1",
                 payload=to_raw(piece),
             ),
+            "RuntimeEvent",
+        ),
+        (
+            "a piece of reasoning",
+            Frame("runtime.event", id="x.30", **lease, payload=to_raw(thought)),
             "RuntimeEvent",
         ),
         (

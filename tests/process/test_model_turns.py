@@ -87,6 +87,16 @@ def test_a_model_calls_a_tool_in_its_jail_and_the_text_comes_back(fake: str, pro
         sent = kernel.gdn("send", lines[0], "--json")
         assert sent.json["status"] == "completed"
         assert output(sent.json["response"]).splitlines() == [uid, *folders]
+        cut = kernel.gdn("send", "cut think hello")
+        assert (cut.status, cut.out) == (3, "echo: hello | thoughts: 0\n")
+        assert "the answer was cut off at the model's limit of tokens" in cut.err
+        assert "They say" not in cut.err
+        shown = kernel.gdn("send", "cut think hello", "--reasoning", "--json")
+        assert (shown.status, shown.json["status"], shown.json["cutOff"]) == (3, "completed", True)
+        assert shown.json["reasoning"] == "They say: hello"
+        told = kernel.gdn("send", 'think call bash__exec {"command":"echo 1"}', "--reasoning")
+        assert (told.status, told.out.partition("|")[2]) == (0, " thoughts: 1\n")
+        assert told.err == 'They say: call bash__exec {"command":"echo 1"}\n'
         assert kernel.gdn("stop").status == 0
         assert_nothing_holds_the_key(kernel)
         if provider == "anthropic":

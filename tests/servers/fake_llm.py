@@ -2,7 +2,8 @@
 
 Behaviour: the last user text decides. "call NAME JSON" -> one tool call, then after its result the text "done: <result text>";
 "callN K NAME JSON" -> K parallel calls of NAME; "steps K NAME JSON" -> K tool steps in a row; "script JSON" -> the steps of a list of lists of [NAME, args], one after
-the other, then "done: <results of the last step>"; anything else -> "echo: <text>".
+the other, then "done: <results of the last step>"; anything else -> "echo: <text>". "cut TEXT" is any of these, cut off at the limit of tokens;
+"think TEXT" is any of these with reasoning before it, and says at the end in how many of the turn's answers its reasoning came back.
 Streaming (stream: true) is answered as server-sent events. Prints its base URL first.
 """
 
@@ -61,9 +62,33 @@ def script(messages, steps):
     return "text", "done: " + " | ".join(results)
 
 
-def decide(messages):
-    """-> ("text", str) or ("tools", [(name, args)])"""
+def thoughts_since_user(messages):
+    """How many of the turn's answers came back with their reasoning."""
+    found = 0
+    for m in reversed(messages):
+        c = m["content"]
+        if m["role"] == "user" and not (isinstance(c, list) and any(b.get("type") == "tool_result" for b in c)):
+            break
+        signed = isinstance(c, list) and any(b.get("type") == "thinking" and b.get("signature") == "signed" for b in c)
+        found += bool(m.get("reasoning_content") or signed)
+    return found
+
+
+def answer(messages):
+    """-> (kind and what, see decide; the reasoning; whether it is cut off)"""
     text = last_user_text(messages).strip()
+    cut = text.startswith("cut ")
+    text = text.removeprefix("cut ")
+    thinks = text.startswith("think ")
+    text = text.removeprefix("think ")
+    kind, what = decide(messages, text)
+    if thinks and kind == "text":
+        what += f" | thoughts: {thoughts_since_user(messages)}"
+    return kind, what, f"They say: {text}" if thinks else "", cut
+
+
+def decide(messages, text):
+    """-> ("text", str) or ("tools", [(name, args)])"""
     word, _, rest = text.partition(" ")
     if word == "script":
         return script(messages, json.loads(rest))
@@ -83,13 +108,16 @@ def decide(messages):
 
 
 def anthropic(body):
-    kind, what = decide(body["messages"])
+    kind, what, reasoning, cut = answer(body["messages"])
     if kind == "text":
         content = [{"type": "text", "text": what}]
         stop = "end_turn"
     else:
         content = [{"type": "tool_use", "id": f"toolu_{next(ids)}", "name": n, "input": a} for n, a in what]
         stop = "tool_use"
+    if reasoning:
+        content.insert(0, {"type": "thinking", "thinking": reasoning, "signature": "signed"})
+    stop = "max_tokens" if cut else stop
     msg = {
         "id": f"msg_{next(ids)}",
         "type": "message",
@@ -113,6 +141,10 @@ def anthropic(body):
             e("content_block_start", index=i, content_block={"type": "text", "text": ""})
             for j in range(0, len(b["text"]), 8):
                 e("content_block_delta", index=i, delta={"type": "text_delta", "text": b["text"][j : j + 8]})
+        elif b["type"] == "thinking":
+            e("content_block_start", index=i, content_block={"type": "thinking", "thinking": "", "signature": ""})
+            e("content_block_delta", index=i, delta={"type": "thinking_delta", "thinking": b["thinking"]})
+            e("content_block_delta", index=i, delta={"type": "signature_delta", "signature": b["signature"]})
         else:
             e("content_block_start", index=i, content_block={**b, "input": {}})
             e(
@@ -127,14 +159,16 @@ def anthropic(body):
 
 
 def openai(body):
-    kind, what = decide(body["messages"])
+    kind, what, reasoning, cut = answer(body["messages"])
     m = {"role": "assistant", "content": what if kind == "text" else None}
     if kind == "tools":
         m["tool_calls"] = [
             {"id": f"call_{next(ids)}", "type": "function", "function": {"name": n, "arguments": json.dumps(a)}}
             for n, a in what
         ]
-    fin = "stop" if kind == "text" else "tool_calls"
+    fin = "length" if cut else "stop" if kind == "text" else "tool_calls"
+    if reasoning:
+        m["reasoning_content"] = reasoning
     base = {"id": f"chatcmpl-{next(ids)}", "created": 1, "model": body.get("model", "m")}
     usage = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
     if not body.get("stream"):
@@ -162,6 +196,8 @@ def openai(body):
         )
 
     c({"role": "assistant", "content": ""})
+    for j in range(0, len(reasoning), 8):
+        c({"reasoning_content": reasoning[j : j + 8]})
     if kind == "text":
         for j in range(0, len(what), 8):
             c({"content": what[j : j + 8]})

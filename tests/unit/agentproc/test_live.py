@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from agentproc import live as live_module
 from agentproc.instance import Instance
-from agentproc.live import BATCH_S, MAX_BATCH, MAX_PIECE, MAX_WAITING, LiveFeed
+from agentproc.live import BATCH_S, MAX_BATCH, MAX_PIECE, MAX_RUNS, MAX_WAITING, LiveFeed
 from agentproc.loop import TurnRunner
 from agentproc.providers.base import ModelAnswer, TextDelta
 from agentproc.store import ConversationStore
@@ -90,13 +90,13 @@ def started(again: bool = False) -> tuple[LiveFeed, Heard, Clock, Any]:
     return made, heard, clock, made.on_delta
 
 
-def read(events: list[RuntimeEvent]) -> str | None:
+def read(events: list[RuntimeEvent], kind: str = "text") -> str | None:
     """What a careful listener has of the last step; None when something is missing."""
     text: str | None = ""
     for event in events:
         if event.kind == "step.started" or event.again:
             text = ""
-        if event.kind == "text":
+        if event.kind == kind:
             text = text + (event.text or "") if text is not None and event.at == len(text) else None
     return text
 
@@ -195,18 +195,31 @@ def test_halves_of_surrogates_and_a_link_that_is_down_do_no_harm() -> None:
     assert read(heard.events[:-1]) is None, "a loss is noticed"
 
 
-@given(st.lists(st.tuples(st.text(max_size=20), st.booleans(), st.floats(0, 0.1)), max_size=40))
-def test_who_hears_everything_has_the_whole_text(pieces: list[tuple[str, bool, float]]) -> None:
+def test_who_takes_turns_without_end_is_not_told_any_further() -> None:
     made, heard, clock, delta = started()
-    whole = ""
-    for text, again, pause in pieces:
+    for number in range(10_000):
+        delta(TextDelta("x", reasoning=number % 2 == 0))
+    clock.advance(1)
+    made.tell([AskModel(2)])
+    assert len(heard.frames) < MAX_RUNS + 10
+    delta(TextDelta("fine"))
+    assert read(heard.events) == "fine"
+
+
+@given(st.lists(st.tuples(st.text(max_size=20), st.booleans(), st.booleans(), st.floats(0, 0.1)), max_size=40))
+def test_who_hears_everything_has_the_whole_text(pieces: list[tuple[str, bool, bool, float]]) -> None:
+    made, heard, clock, delta = started()
+    whole = {"text": "", "reasoning": ""}
+    for text, again, reasoning, pause in pieces:
         if not text:
             continue
-        whole = text if again else whole + text
-        delta(TextDelta(text, again))
+        if again:
+            whole = {"text": "", "reasoning": ""}
+        whole["reasoning" if reasoning else "text"] += text
+        delta(TextDelta(text, again, reasoning))
         clock.advance(pause)
     made.tell([End(status="completed", steps=1)])
-    assert read(heard.events) == whole
+    assert {kind: read(heard.events, kind) for kind in whole} == whole
     assert not [timer for timer in clock.timers if not timer.cancelled]
 
 

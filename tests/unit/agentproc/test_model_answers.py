@@ -30,6 +30,7 @@ from tests.unit.agentproc.vendor_formats import (
     message,
     read_anthropic,
     read_openai,
+    result,
     stop,
     tool,
 )
@@ -135,7 +136,8 @@ def test_an_answer_of_openai() -> None:
     )
     assert answer.text == "안녕"
     assert [(c.id, c.name, c.args) for c in answer.calls] == [("c1", "a__b", {"x": 1}), ("c2", "c__d", {})]
-    assert (answer.finish_reason, answer.usage, answer.metadata) == ("tool_calls", Usage(5, 4, 3, 1, 2), None)
+    assert (answer.finish_reason, answer.usage) == ("tool_calls", Usage(5, 4, 3, 1, 2))
+    assert answer.metadata == kept_by("openai", "m", reasoning="reasoning_content")
     assert (answer.reasoning, answer.cut_off, answer.model) == ("hm", False, "m 2026")
 
 
@@ -149,6 +151,29 @@ def test_an_answer_of_openai() -> None:
 def test_reasoning_is_kept_under_either_name_and_is_no_text(deltas: list[dict[str, Any]], reasoning: str) -> None:
     answer = read_openai(*(chunk(**fields) for fields in deltas), chunk("length"))
     assert (answer.text, answer.reasoning, answer.cut_off) == ("x", reasoning, True)
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
+def test_reasoning_goes_back_in_a_turn_that_calls_tools_under_the_name_that_it_came_with(name: str) -> None:
+    kept = kept_by("openai", "m", reasoning=name) or {}
+    said = AssistantData([TextPart("So.")])
+    messages = [
+        message(0, UserData("hi")),
+        message(1, said, reasoning="of no use", **kept),
+        message(2, UserData("go")),
+        message(3, calls(("c1", "x")), reasoning="hm", **kept),
+        message(4, result("c1")),
+        message(5, calls(("c2", "x"))),
+        message(6, result("c2")),
+        message(7, said, reasoning="aha", **kept),
+        message(8, UserData("on")),
+        message(9, said, reasoning="of no use", **kept),
+    ]
+    sent = body(messages, "openai")["messages"]
+    thoughts = [(number, part[name]) for number, part in enumerate(sent) if name in part]
+    assert thoughts == [(3, "hm"), (5, ""), (7, "aha")], "the answer without reasoning says so"
+    bare = [message(number, part.data) for number, part in enumerate(messages)]
+    assert not any(name in part for part in body(bare, "openai")["messages"])
 
 
 @pytest.mark.parametrize("reason", ["max_tokens", "model_context_window_exceeded"])
@@ -256,6 +281,40 @@ def test_answers_of_openai_that_are_none(events: list[dict[str, Any]], kind: str
         read_openai(*events)
     assert caught.value.kind == kind
     assert words in caught.value.message
+
+
+def thinking(reason: str) -> list[dict[str, Any]]:
+    counts = {"output_tokens": 900, "output_tokens_details": {"thinking_tokens": 890}}
+    end = {"type": "message_delta", "delta": {"stop_reason": reason}, "usage": counts}
+    return [begin(0, type="thinking", thinking="hm", signature="s"), end]
+
+
+def reasoning(reason: str, **fields: Any) -> list[dict[str, Any]]:
+    counts = {"completion_tokens": 900, "completion_tokens_details": {"reasoning_tokens": 890}}
+    return [chunk(reason, **fields), {"choices": [], "usage": {"prompt_tokens": 5, **counts}}]
+
+
+@pytest.mark.parametrize(
+    ("read", "events", "kind", "words", "advice"),
+    [
+        (read_anthropic, thinking("end_turn"), "broken", "reasoning only (900 tokens)", "ask for less reasoning"),
+        (read_anthropic, thinking("max_tokens"), "final", "only (900 tokens); it was cut off", "max_tokens"),
+        (read_openai, reasoning("stop", reasoning="hm"), "broken", "only (900 tokens)", "ask for less reasoning"),
+        (read_openai, reasoning("length", reasoning_content="hm"), "final", "it was cut off", "max_tokens"),
+        (read_openai, reasoning("length"), "final", "reasoning only (900 tokens); it was cut", "max_tokens"),
+    ],
+)
+def test_an_answer_of_reasoning_only_says_so_with_its_tokens(
+    read: Any, events: list[dict[str, Any]], kind: str, words: str, advice: str
+) -> None:
+    with pytest.raises(Fault) as caught:
+        read(*events)
+    fault = caught.value
+    assert fault.kind == kind
+    assert words in fault.message
+    assert advice in (fault.suggestion or "")
+    assert fault.usage is not None
+    assert (fault.usage.output_tokens, fault.usage.reasoning_tokens) == (900, 890)
 
 
 @pytest.mark.parametrize("reader", [AnthropicReader("m"), OpenAIReader("m")])

@@ -201,6 +201,10 @@ def test_documents() -> None:
         "response": "hi",
         "finishReason": "stop",
     }
+    cut = Answer(turn_id="t1", status="completed", response="h", finish_reason="length", cut_off=True, reasoning="hm")
+    assert answer_document("e1", cut)["cutOff"] is True
+    assert "reasoning" not in answer_document("e1", cut)
+    assert answer_document("e1", cut, reasoning=True)["reasoning"] == "hm"
     error = error_payload("E_MAX_STEPS", "too many")
     assert answer_document("e1", Answer(turn_id="t", status="failed", error=error))["error"] is error
     assert error_result(fail("E_USAGE", "x"))["status"] == "error"

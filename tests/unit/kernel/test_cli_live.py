@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from kernel.cli import history
 from kernel.cli.plain import fit, flowing, one_line
 from kernel.cli.prompt import continues
-from kernel.cli.renderer import Break, Remark, Say, Shown, TurnRenderer
+from kernel.cli.renderer import Break, Remark, Say, Shown, Think, TurnRenderer
 from kernel.cli.screen import has_cursor
 from schemas.frames import RuntimeEvent
 
@@ -27,8 +27,8 @@ def on_screen(shown: list[Shown]) -> str:
     """What a terminal would show."""
     screen = ""
     for item in shown:
-        if isinstance(item, Say):
-            screen += item.text
+        if isinstance(item, Say | Think):
+            screen += item.text if isinstance(item, Say) else f"~{item.text}~"
         elif screen and not screen.endswith("\n"):
             screen += "\n"
         if isinstance(item, Remark):
@@ -57,6 +57,29 @@ def test_steps_stand_apart_and_only_the_last_is_the_answer() -> None:
         text(2, 0, "found"),
     ]
     assert narrate(*events, response="found it") == "let me see\nfound it\n"
+
+
+def thought(step: int, at: int, piece: str, *, again: bool = False) -> RuntimeEvent:
+    return RuntimeEvent(kind="reasoning", step=step, at=at, text=piece, again=again)
+
+
+def test_reasoning_stands_apart_and_is_no_answer() -> None:
+    begun = RuntimeEvent(kind="step.started", step=1)
+    heard = [begun, thought(1, 0, "hm"), thought(1, 2, " so"), text(1, 0, "The "), text(1, 4, "answer")]
+    assert narrate(*heard, response="The answer") == "(reasoning)\n~hm~~ so~\n\nThe answer\n"
+    assert narrate(*heard[:3], response="The answer") == "(reasoning)\n~hm~~ so~\n\nThe answer\n", "the text was lost"
+    behind = [*heard, thought(1, 5, " was it?")]
+    assert narrate(*behind, response="The answer").endswith("The answer\n(reasoning)\n~ was it?~\n")
+
+
+def test_reasoning_that_begins_anew_or_has_a_gap() -> None:
+    begun = RuntimeEvent(kind="step.started", step=1)
+    anew = [begun, thought(1, 0, "hm"), text(1, 0, "x", again=True)]
+    assert narrate(*anew, response="x") == "(reasoning)\n~hm~\n(the answer begins anew)\nx\n"
+    gap = [begun, thought(1, 0, "hm"), thought(1, 5, "lost"), thought(1, 2, "late"), text(1, 0, "x")]
+    assert narrate(*gap, response="x") == "(reasoning)\n~hm~\n\nx\n"
+    steps = [begun, thought(1, 0, "hm"), RuntimeEvent(kind="step.started", step=2), thought(2, 0, "ah")]
+    assert narrate(*steps, response="x") == "(reasoning)\n~hm~\n(reasoning)\n~ah~\n\nx\n"
 
 
 def test_nothing_was_heard() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from kernel.bundle.models import ModelFault, model_text, resolve_model, sends_open_key, without_key
 from schemas.launch import ModelSpec
@@ -74,7 +75,7 @@ def test_auto_follows_the_environment(env: dict[str, str], expected: dict[str, s
     assert isinstance(model, ModelSpec)
     variables = ("GOONDAN_PROVIDER", "ANTHROPIC_API_KEY", "OPENAI_API_KEY", "OPENAI_BASE_URL")
     by = "" if model.provider == "embedded" and not env.get(variables[0]) else next(n for n in variables if env.get(n))
-    assert model == ModelSpec(**{"chosen_by": by, **expected})  # type: ignore[arg-type]
+    assert replace(model, params={}) == ModelSpec(**{"chosen_by": by, **expected})  # type: ignore[arg-type]
     assert said in model_text(model)
     assert "u:p" not in model_text(model)
 
@@ -139,6 +140,26 @@ def test_whatever_the_environment_says_a_key_goes_to_its_own_vendor_only(env: di
     assert model.endpoint in (None, f"http://{own}")
     assert model.model == (env.get("GOONDAN_MODEL") or ("" if model.endpoint else BY_NAME[model.provider].auto_model))
     assert model.key_origin == (f"http://{own}:80" if model.api_key and model.endpoint else None)
+
+
+@pytest.mark.parametrize(
+    ("env", "limit"),
+    [
+        ({"ANTHROPIC_API_KEY": "a"}, {"max_tokens": 8192}),
+        ({"OPENAI_API_KEY": "o"}, {"max_completion_tokens": 32_768}),
+        ({"OPENAI_API_KEY": "o", "OPENAI_BASE_URL": "https://api.openai.com/v1"}, {"max_completion_tokens": 32_768}),
+        ({"OPENAI_BASE_URL": LOCAL}, {"max_tokens": 8192}),
+        ({}, {}),
+    ],
+)
+def test_auto_sends_a_limit_of_tokens(env: dict[str, str], limit: dict[str, int]) -> None:
+    model = resolve_model(ModelBody("auto"), {}, env)
+    assert isinstance(model, ModelSpec)
+    assert model.params == limit
+    for own in ({"max_tokens": 5}, {"max_completion_tokens": None}):
+        model = resolve_model(ModelBody("auto", params=own), {"top_p": 1}, env)
+        assert isinstance(model, ModelSpec)
+        assert model.params == {**own, "top_p": 1}
 
 
 def test_a_model_that_the_bundle_names_was_chosen_by_nobody() -> None:
