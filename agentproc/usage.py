@@ -15,11 +15,9 @@ import msgspec
 
 from agentproc.providers.base import Usage as CallUsage
 from schemas.launch import ModelSpec
-from schemas.traces import ModelDetail
+from schemas.traces import ModelDetail, used_by_call
 from schemas.usage import Part, Usage, Used, total_of
 
-#: The name of the console's provider. It has no tokens, and nobody counts its calls.
-_CONSOLE: Final = "embedded"
 #: The most tokens of one call that are believed: more than any model reads or writes at once, by far.
 _MOST: Final = 1_000_000_000
 
@@ -38,18 +36,10 @@ class TurnUsage:
         """Count a model call whose end was noted at this time (RFC 3339 in UTC)."""
         if ended.code is None:
             self.model = ended.model or self.model
-        if ended.model.partition("/")[0] == _CONSOLE:
-            return
-        used = Used(
-            1,
-            ended.input_tokens or 0,
-            ended.output_tokens or 0,
-            ended.cached_tokens,
-            ended.cache_write_tokens,
-            ended.reasoning_tokens,
-            ended.money or 0,
-        )
-        self.parts.setdefault(Part(at[:10], ended.model, ended.currency), Used()).add(used)
+        counted = used_by_call(at, ended)
+        if counted is not None:
+            part, used = counted
+            self.parts.setdefault(part, Used()).add(used)
 
     def count_notes(self, notes: Iterable[tuple[str, str | None]]) -> None:
         """Count what the notes of an earlier incarnation say: time and detail of each end of a model call."""

@@ -30,6 +30,7 @@ from msgspec import DecodeError, Raw, Struct, json
 
 from schemas.frames import ErrorPayload, OptionalRaw
 from schemas.receipts import Receipt
+from schemas.usage import Part, Used
 
 #: The file of an instance, in schemas.address.instance_dir; `PRAGMA user_version` is its format. An agent that
 #: opens the file of an earlier format brings it up to this one.
@@ -63,6 +64,9 @@ TRACE_COLUMNS: Final = (
 MAX_NOTED_MESSAGE: Final = 500
 #: Attempts of one model call that a note tells of.
 MAX_TRIES: Final = 20
+
+#: The name of the console's provider. It has no tokens, and nobody counts its calls.
+_CONSOLE: Final = "embedded"
 
 TurnStatus = Literal["running", "completed", "failed", "abandoned"]
 NoteKind = Literal[
@@ -177,6 +181,33 @@ class ResultDetail(Struct, frozen=True, rename="camel", omit_defaults=True):
     receipt: OptionalRaw = None
     #: Of an error: its message.
     message: str | None = None
+
+
+def used_by_note(at: str, detail: str | None) -> tuple[Part, Used] | None:
+    """What the end of a model call counts, by its note: the time (RFC 3339 in UTC) and the detail. None: nothing, as
+    for the console, or it is of another version.
+    """
+    try:
+        ended = json.decode(detail or "", type=ModelDetail)
+    except (DecodeError, UnicodeError):
+        return None
+    return used_by_call(at, ended)
+
+
+def used_by_call(at: str, ended: ModelDetail) -> tuple[Part, Used] | None:
+    """The same of a detail that was read."""
+    if ended.model.partition("/")[0] == _CONSOLE:
+        return None
+    used = Used(
+        1,
+        ended.input_tokens or 0,
+        ended.output_tokens or 0,
+        ended.cached_tokens,
+        ended.cache_write_tokens,
+        ended.reasoning_tokens,
+        ended.money or 0,
+    )
+    return Part(at[:10], ended.model, ended.currency), used
 
 
 def encode_receipt(receipt: Receipt) -> Raw:

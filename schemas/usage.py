@@ -113,6 +113,22 @@ def read_used(value: object) -> Used | None:
         return None
 
 
+def used_of(usage: Usage) -> tuple[str | None, Used]:
+    """The amount of an answer's usage, and its currency."""
+    money = 0 if usage.cost is None else round(usage.cost * NANO)
+    currency = None if usage.cost is None else usage.currency or "USD"
+    used = Used(
+        usage.model_calls,
+        usage.input_tokens,
+        usage.output_tokens,
+        usage.cached_tokens,
+        usage.cache_write_tokens,
+        usage.reasoning_tokens,
+        money,
+    )
+    return currency, used
+
+
 def total_of(parts: Iterable[tuple[Part, Used]]) -> Usage:
     """The sum of some parts."""
     whole, currencies = Used(), set[str]()

@@ -38,6 +38,7 @@ COMMANDS: Final[dict[str, str]] = {
     "trace": "Show what a turn did and how long it took.",
     "config": "Show, propose and revert patches of agents that run.",
     "budget": "Show what messages have used of their budgets.",
+    "usage": "Show the tokens that models have used, and what they cost.",
     "changeset": "List what agents have changed in the bundle; show it, or take it back.",
     "restart": "Restart a running swarm in place; its conversations and messages stay.",
     "stop": "Stop a running swarm.",

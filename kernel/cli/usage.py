@@ -1,0 +1,100 @@
+"""`gdn usage`: the tokens that models have used, and what they cost. No running kernel is needed.
+
+Source: docs/usage.md; docs/design/traces.md section 4.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import click
+
+from kernel.cli import options
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from kernel.usage import By
+
+#: Rows that a person is shown. --json has all.
+MAX_ROWS: Final = 50
+#: The most of a name that is shown (characters). It is text from outside.
+_MAX_NAME: Final = 60
+_HEAD: Final = ("calls", "in", "cached", "out", "reasoning", "cost")
+
+
+@click.command()
+@click.option(
+    "--by",
+    type=click.Choice(["day", "model", "agent", "tree"]),
+    default="day",
+    show_default=True,
+    help="What a row is of; a tree is everything that one message set going.",
+)
+@click.option("--since", metavar="DAY", help="Only what was used on this day (UTC) and later: 2026-11-23, 7d, today.")
+@options.bundle
+@options.as_json
+def command(by: str, since: str | None, bundle: str | None, as_json: bool) -> int:
+    """Show how many tokens models have read and written, and what they cost where the Model has prices."""
+    import datetime
+
+    from kernel.cli.output import write, write_json
+    from kernel.cli.state import state_of
+    from kernel.paths import find_bundle
+    from kernel.usage import day_of, report
+    from kernel.usage_files import look
+
+    day = None if since is None else day_of(since, datetime.datetime.now(datetime.UTC).date())
+    found = look(state_of(find_bundle(bundle)), turns=by == "tree")
+    document = report(found, cast("By", by), day)
+    write_json(document) if as_json else write(*render(document))
+    return 0
+
+
+def render(document: Mapping[str, Any]) -> list[str]:
+    """The table for a person, with the total below it."""
+    from kernel.cli.plain import one_line
+
+    rows, by = document["rows"], document["by"]
+    unread = [f"not read: {one_line(text, 200)}" for text in document.get("unread", ())]
+    if not rows:
+        return ["no model was asked" + (f" since {document['since']}" if "since" in document else ""), *unread]
+    lines: list[tuple[str, ...]] = [(by, *_HEAD)]
+    lines += [(one_line(_name(row, by), _MAX_NAME), *_cells(row)) for row in rows[:MAX_ROWS]]
+    if len(rows) > 1:
+        lines.append(("total", *_cells(document["total"])))
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    more = [f"and {len(rows) - MAX_ROWS} more; --json has them"] if len(rows) > MAX_ROWS else []
+    table = [
+        "  ".join([line[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(line[1:], widths[1:], strict=True))])
+        for line in lines
+    ]
+    return [*table, *more, *unread]
+
+
+def _name(row: Mapping[str, Any], by: str) -> str:
+    return f"{row['traceId']} {row['startedAt'][:16]} {row['eventId']}" if by == "tree" else str(row[by])
+
+
+def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
+    counts = (row[name] for name in ("modelCalls", "inputTokens"))
+    return (
+        *(f"{count:,}" for count in counts),
+        f"{row.get('cachedTokens', 0):,}",
+        f"{row['outputTokens']:,}",
+        f"{row.get('reasoningTokens', 0):,}",
+        _cost(row),
+    )
+
+
+def _cost(row: Mapping[str, Any]) -> str:
+    if "costs" in row:
+        return " + ".join(money(cost, currency) for currency, cost in row["costs"].items())
+    return money(row["cost"], row.get("currency")) if "cost" in row else "-"
+
+
+def money(cost: float, currency: str | None) -> str:
+    """An amount of money: dollars with their sign, at least two digits behind the point and at most six."""
+    whole = f"{cost:,.6f}".rstrip("0")
+    digits = whole + "0" * max(0, 2 - len(whole.partition(".")[2]))
+    return f"${digits}" if currency in (None, "USD") else f"{digits} {currency}"
