@@ -10,6 +10,7 @@ import sys
 from kernel.cli.output import is_terminal, write, write_text
 from kernel.cli.terminal import printable, style_of
 from schemas.frames import Answer
+from schemas.usage import Usage
 
 #: The exit status of `gdn send` for an answer that was cut off.
 CUT_OFF_STATUS = 3
@@ -30,3 +31,26 @@ def tell_cut_off(answer: Answer) -> None:
         f"gdn: the answer was cut off at the model's limit of tokens{reason}; max_tokens in the Model's params sets it"
     )
     write(style_of(sys.stderr).warning(told), stream=sys.stderr)
+
+
+def tell_usage(answer: Answer) -> None:
+    """Say on a terminal what the turn has used, in one dim line."""
+    if answer.usage is not None and is_terminal(sys.stderr):
+        write(style_of(sys.stderr).dim(usage_line(answer.usage, answer.model)), stream=sys.stderr)
+
+
+def usage_line(usage: Usage, model: str | None) -> str:
+    """What was used, in one line: `1,204 tokens in (980 cached), 40 out, $0.012300, openai/gpt-5.5`."""
+    cached = f" ({usage.cached_tokens:,} cached)" if usage.cached_tokens else ""
+    thought = f" ({usage.reasoning_tokens:,} reasoning)" if usage.reasoning_tokens else ""
+    parts = [f"{usage.input_tokens:,} tokens in{cached}", f"{usage.output_tokens:,} out{thought}"]
+    if usage.cost is not None:
+        parts.append(money(usage.cost, usage.currency))
+    return ", ".join([*parts, *([] if model is None else [printable(model)])])
+
+
+def money(cost: float, currency: str | None) -> str:
+    """An amount of money: dollars with their sign, at least two digits behind the point and at most six."""
+    whole = f"{cost:,.6f}".rstrip("0")
+    digits = whole + "0" * max(0, 2 - len(whole.partition(".")[2]))
+    return f"${digits}" if currency in (None, "USD") else f"{digits} {currency}"

@@ -344,7 +344,7 @@ class _Talk:
             return event_id, None, error
 
     def _show(self, told: _Told, screen: Screen | None = None) -> None:
-        from kernel.cli.answered import tell_cut_off, tell_reasoning
+        from kernel.cli.answered import tell_cut_off, tell_reasoning, tell_usage
         from kernel.cli.output import error_lines, write, write_text
 
         _, answer, error = told
@@ -363,6 +363,8 @@ class _Talk:
             response = answer.response or ""
             write_text(response) if screen is None else screen.end(response)
             tell_cut_off(answer)
+            if screen is not None:
+                tell_usage(answer)
         elif info is not None:
             write(*error_lines(info), stream=sys.stderr)
 

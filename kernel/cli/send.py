@@ -107,7 +107,7 @@ def command(
 
 def _tell(event_id: str, answer: Answer, interrupted: int, as_json: bool, reasoning: bool) -> int:
     """Print what is not on stdout yet, and return the exit status. `interrupted`: that of SIGINT if it came, else 0."""
-    from kernel.cli.answered import CUT_OFF_STATUS, tell_cut_off
+    from kernel.cli.answered import CUT_OFF_STATUS, tell_cut_off, tell_usage
     from kernel.cli.interrupts import was_cancelled
     from kernel.cli.output import write_json
 
@@ -116,6 +116,7 @@ def _tell(event_id: str, answer: Answer, interrupted: int, as_json: bool, reason
         write_json(answer_document(event_id, answer, reasoning=reasoning))
     elif answer.status == "completed":
         tell_cut_off(answer)  # the text is on stdout already
+        tell_usage(answer)
     elif answer.error is not None:
         _tell_failure(answer.error, event_id, cancelled=cancelled)
     if cancelled:

@@ -88,13 +88,8 @@ def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _cost(row: Mapping[str, Any]) -> str:
+    from kernel.cli.answered import money
+
     if "costs" in row:
         return " + ".join(money(cost, currency) for currency, cost in row["costs"].items())
     return money(row["cost"], row.get("currency")) if "cost" in row else "-"
-
-
-def money(cost: float, currency: str | None) -> str:
-    """An amount of money: dollars with their sign, at least two digits behind the point and at most six."""
-    whole = f"{cost:,.6f}".rstrip("0")
-    digits = whole + "0" * max(0, 2 - len(whole.partition(".")[2]))
-    return f"${digits}" if currency in (None, "USD") else f"{digits} {currency}"

@@ -13,13 +13,14 @@ from agentproc.answers import answer_payload
 from agentproc.store import ConversationStore
 from agentproc.turn import End
 from agentproc.usage import TurnUsage
-from kernel.cli.usage import money, render
+from kernel.cli.answered import money, usage_line
+from kernel.cli.usage import render
 from kernel.usage import Found, Sum, day_of, report
 from kernel.usage_files import look
 from schemas.address import instance_dir
 from schemas.errors import GoondanError
 from schemas.traces import ModelDetail, encode_detail
-from schemas.usage import Part, Used
+from schemas.usage import Part, Usage, Used
 
 DAY = "2026-11-23"
 
@@ -109,6 +110,12 @@ def test_what_a_person_sees() -> None:
     ]
     assert render(report(Found(), "day", DAY)) == [f"no model was asked since {DAY}"]
     assert [money(cost, None) for cost in (0, 2.5, 1234, 0.0000004)] == ["$0.00", "$2.50", "$1,234.00", "$0.00"]
+
+
+def test_the_line_behind_an_answer() -> None:
+    usage = Usage(input_tokens=1204, output_tokens=40, cached_tokens=980, reasoning_tokens=12, model_calls=1, cost=0.5)
+    assert usage_line(usage, "openai/m") == "1,204 tokens in (980 cached), 40 out (12 reasoning), $0.50, openai/m"
+    assert usage_line(Usage(input_tokens=0, output_tokens=4, model_calls=1), "x\x1b") == "0 tokens in, 4 out, x\\x1b"
 
 
 @pytest.mark.parametrize(
