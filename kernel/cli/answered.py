@@ -34,9 +34,10 @@ def tell_cut_off(answer: Answer) -> None:
 
 
 def tell_usage(answer: Answer) -> None:
-    """Say on a terminal what the turn has used, in one dim line."""
-    if answer.usage is not None and is_terminal(sys.stderr):
-        write(style_of(sys.stderr).dim(usage_line(answer.usage, answer.model)), stream=sys.stderr)
+    """Say on a terminal what the turn has used, in one dim line; nothing where the server has counted nothing."""
+    usage = answer.usage
+    if usage is not None and (usage.input_tokens or usage.output_tokens) and is_terminal(sys.stderr):
+        write(style_of(sys.stderr).dim(usage_line(usage, answer.model)), stream=sys.stderr)
 
 
 def usage_line(usage: Usage, model: str | None) -> str:
