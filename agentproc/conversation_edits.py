@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from agentproc.answers import answer_payload, done_frame, failed, turn_id
 from agentproc.conversation import Edit, Message, MessageEvent, Remove, Truncate, UserData
 from agentproc.turn import End
+from agentproc.usage import TurnUsage
 from schemas.codec import to_raw
 from schemas.errors import GoondanError, fail
 from schemas.frames import OPERATOR_RESET, ConversationEdited, Frame, ToolResult
@@ -49,7 +50,9 @@ def perform(instance: Instance, frame: Frame, edit: Edit) -> Frame:
     with store.write(final=True, reserve=True):
         leftover = store.running_turns()
         for row in leftover:  # its event was taken from this instance for good
-            store.finish_turn(row.event_key, row.turn_id, "abandoned", at, steps=0, answer=None)
+            used = TurnUsage()
+            used.count_notes(store.model_notes(row.turn_id))
+            store.finish_turn(row.event_key, row.turn_id, "abandoned", at, steps=0, answer=None, used=used.parts)
         store.begin_turn(event_id, name, 1, at, trace_id=frame.trace_id, parent_span_id=frame.parent_span_id)
         store.note(name, "turn.started", at)
         try:

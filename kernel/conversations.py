@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 from msgspec import Struct, structs
@@ -17,10 +17,7 @@ from msgspec import Struct, structs
 from kernel.trace_files import place_of, read_file
 from schemas.codec import DECODE_ERRORS
 from schemas.errors import fail
-from schemas.traces import ModelDetail
-
-#: The kinds of notes that have numbers of tokens.
-_MODEL_ENDS: Final = "SELECT detail FROM runtime_events WHERE type IN ('model.answered', 'model.failed')"
+from schemas.usage import ROWS, Usage, part_of, read_used, total_of
 
 
 class Overview(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
@@ -34,12 +31,8 @@ class Overview(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=
     last: str | None = None
     #: The turn that `undo` would take back. None: there is none.
     last_turn_id: str | None = None
-    #: Model calls of the instance that said how many tokens they took, as far as their notes are kept.
-    model_calls: int = 0
-    #: Tokens that those calls read.
-    input_tokens: int = 0
-    #: Tokens that those calls wrote.
-    output_tokens: int = 0
+    #: What the model calls of the instance have used in all, what was taken back included. None: nothing.
+    usage: Usage | None = None
 
 
 def overview(state_dir: str, agent: str, key: str, generation: int = 0) -> Overview:
@@ -73,7 +66,7 @@ def _rows(db: sqlite3.Connection, generation: int, last: int | None) -> Iterator
 
 
 def _overview(db: sqlite3.Connection, generation: int) -> Overview:
-    used = _tokens(db)
+    used = Overview(usage=_used(db))
     ((count, first, last),) = db.execute("SELECT count(*), min(seq), max(seq) FROM base")
     if not count or _is_earlier(db, generation):
         return used
@@ -110,15 +103,9 @@ class _Made(Struct, rename="camel"):
     created_at: str
 
 
-def _tokens(db: sqlite3.Connection) -> Overview:
-    """The tokens of all model calls whose notes are kept."""
-    calls = read = written = 0
-    for (detail,) in db.execute(_MODEL_ENDS):
-        try:
-            ended = msgspec.json.decode(detail or "", type=ModelDetail)
-        except DECODE_ERRORS:
-            continue  # another version has written it
-        if ended.input_tokens is None and ended.output_tokens is None:
-            continue
-        calls, read, written = calls + 1, read + (ended.input_tokens or 0), written + (ended.output_tokens or 0)
-    return Overview(model_calls=calls, input_tokens=read, output_tokens=written)
+def _used(db: sqlite3.Connection) -> Usage | None:
+    """What all model calls of ended turns have used."""
+    # A range, and not LIKE: the names of rows are told apart by letter case.
+    rows = db.execute("SELECT name, value FROM meta WHERE name >= ? AND name < ?", (ROWS, ROWS[:-1] + "0"))
+    parts = [(part, used) for name, value in rows if (part := part_of(name)) and (used := read_used(value))]
+    return total_of(parts) if parts else None

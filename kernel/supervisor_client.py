@@ -4,8 +4,8 @@ supervisor/command_socket.py.
 One JSON object a line in, one a line out, any number on a connection. Operations:
 - `{"op":"ps"}` -> `{"ok":true,"processes":[…],"privateCopy":…}`.
 - `{"op":"stop"}` -> `{"ok":true}` at once; the stop is over when the process that listens here is gone.
-- `{"op":"hold"}` -> when the kernel is ready `{"ok":true,"entryAgent":…,"model":…,"shared":…}`, or `{"error":…}` when
-  it will not be. A kernel that `gdn call` started for itself (`shared`) lives until nobody holds it.
+- `{"op":"hold"}` -> when the kernel is ready `{"ok":true,"entryAgent":…,"model":…,"shared":…,"detached":…}`, or
+  `{"error":…}` when it will not be. A kernel that `gdn call` started for itself (`shared`) lives until nobody holds it.
 - `{"op":"release"}` -> `{"ok":true,"stopping":…}`. Closing the connection releases, too.
 - `{"op":"abandon"}`: the same. If this ends the kernel, the kernel does not wait for running work.
 - `{"op":"restart"}` -> as `hold`, when the kernel has restarted in place and is ready; or `{"error":…}`. First the
@@ -105,6 +105,8 @@ class Reply(msgspec.Struct, rename="camel", omit_defaults=True, kw_only=True):
     model: str | None = None
     #: Other commands may use the kernel.
     shared: bool = False
+    #: It runs without the command that started it.
+    detached: bool = False
     #: The kernel is about to end.
     stopping: bool = False
     #: How many processes of an agent were restarted.

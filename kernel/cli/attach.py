@@ -280,6 +280,16 @@ class Supervised(Kernel):
         self._started = started
 
     @property
+    def joinable(self) -> bool:
+        """Whether it lives on without the command that started it."""
+        return self._reply.detached or self._reply.shared
+
+    @property
+    def pid(self) -> int:
+        """The supervisor."""
+        return self._client.pid
+
+    @property
     def entry_agent(self) -> str | None:
         """As the supervisor says."""
         return self._reply.entry_agent
@@ -407,6 +417,43 @@ def _ready_for_calls(place: BundleTarget, allow_net: Sequence[str], agreed: Sequ
         started.kill()
         raise
     return started
+
+
+def join_or_start(place: BundleTarget) -> tuple[Kernel, bool]:
+    """The kernel for `gdn run`: the one that runs detached or for calls, or a new one that ends with this command.
+    Returns it, and whether it ran before.
+
+    Raises GoondanError E_KERNEL_RUNNING for a kernel that belongs to another command, E_USAGE when options are given
+    that only a new kernel can have, and the errors of `start`.
+    """
+    until = time.monotonic() + PATIENCE_S
+    while True:
+        kernel = hold(place)
+        if isinstance(kernel, Supervised):
+            try:
+                _check_joinable(place, kernel)
+            except BaseException:
+                kernel.finish()
+                raise
+            preload()
+            return kernel, True
+        try:
+            return start(place), False
+        except GoondanError as error:
+            if error.info.code != "E_KERNEL_RUNNING" or kernel is not None or time.monotonic() >= until:
+                raise
+            time.sleep(PATIENCE_POLL_S)  # somebody else starts one, or one is just ending
+
+
+def _check_joinable(place: BundleTarget, kernel: Supervised) -> None:
+    """Whether `gdn run` may join this kernel. Raises GoondanError E_KERNEL_RUNNING, E_USAGE."""
+    if not kernel.joinable:
+        message = f"another command runs {place.bundle}, and its kernel ends with it"
+        suggestion = "Send messages with `gdn send`, or start the swarm with `gdn run --detach` and join it."
+        raise fail("E_KERNEL_RUNNING", message, suggestion=suggestion)
+    given = {"--policy": place.policy is not None, "--watch": place.watch, "--accept-loss": place.accept_loss}
+    for option in (name for name, is_given in given.items() if is_given):
+        raise fail("E_USAGE", f"{option} applies only to a kernel that this command starts; one is running")
 
 
 def start(place: BundleTarget) -> Kernel:

@@ -104,8 +104,8 @@ class Conversation:
         return int(answered["generation"])
 
 
-def tool_lines(tools: list[OperatorTool]) -> list[str]:
-    """The tools for a person, one line each."""
+def tool_lines(tools: list[OperatorTool], *, typed: bool) -> list[str]:
+    """The tools for a person, one line each. `typed`: a person calls them by `/TOOL`, as in the embedded console."""
     from kernel.cli.plain import one_line
 
     if not tools:
@@ -113,7 +113,10 @@ def tool_lines(tools: list[OperatorTool]) -> list[str]:
     width = max(len(tool.name) for tool in tools)
     return [
         "1 tool:" if len(tools) == 1 else f"{len(tools)} tools:",
-        *(f"  /{tool.name:<{width}}  {one_line(tool.description or '', MAX_DESCRIPTION)}".rstrip() for tool in tools),
+        *(
+            f"  {'/' * typed}{tool.name:<{width}}  {one_line(tool.description or '', MAX_DESCRIPTION)}".rstrip()
+            for tool in tools
+        ),
     ]
 
 

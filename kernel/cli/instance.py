@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from kernel.cli.attach import BundleTarget
     from kernel.conversations import Overview
     from schemas.frames import ConversationEdited
+    from schemas.usage import Usage
 
 #: How long a deletion may take (seconds). The turn, the process and the jails have 5 to 15 s each, and a broker that
 #: ends in between is back after a few seconds.
@@ -97,7 +98,7 @@ def show(agent: str, key: str, bundle: str | None, as_json: bool) -> int:
         return 0
     parts = ("events", "lastTurn", "conversation")
     lines = [f"{name:<16} {one_line(str(document[name]), 200)}" for name in document if name not in parts]
-    lines += [f"{'messages':<16} {numbers.messages}{span_text(numbers)}", f"{'tokens':<16} {token_text(numbers)}"]
+    lines += [f"{'messages':<16} {numbers.messages}{span_text(numbers)}", f"{'tokens':<16} {token_text(numbers.usage)}"]
     last_turn = document["lastTurn"]
     if last_turn is not None:
         lines.append(f"{'lastTurn':<16} {last_turn['turnId']} {last_turn['status']} {last_turn['startedAt']}")
@@ -253,12 +254,13 @@ def span_text(numbers: Overview) -> str:
     return "" if numbers.since is None else f", from {numbers.since} to {numbers.last}"
 
 
-def token_text(numbers: Overview) -> str:
-    """The tokens that a conversation has taken, for a person."""
-    if not numbers.model_calls:
+def token_text(used: Usage | None) -> str:
+    """What model calls have used, for a person."""
+    if used is None:
         return "none"
-    calls = "1 model call" if numbers.model_calls == 1 else f"{numbers.model_calls} model calls"
-    return f"{numbers.input_tokens} in, {numbers.output_tokens} out, in {calls}"
+    calls = "1 model call" if used.model_calls == 1 else f"{used.model_calls} model calls"
+    cached = f" ({used.cached_tokens} of them cached)" if used.cached_tokens else ""
+    return f"{used.input_tokens} in{cached}, {used.output_tokens} out, in {calls}"
 
 
 def _generation(place: BundleTarget, agent: str) -> int:

@@ -2,13 +2,14 @@
 
 The kernel is a child process, and this process is a client like any other. Lines of stdin become events, and answers
 are printed in the order of the lines. At the end of input the command waits for the answers, and then stops the kernel.
-On a terminal a person types message after message, and sees each answer while it is made.
+On a terminal a person types message after message, and sees each answer while it is made. A swarm that runs detached is
+joined, and goes on when this command ends.
 """
 
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
@@ -16,9 +17,11 @@ from kernel.cli import options
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Sequence
 
     from kernel.cli.asked import Asked
     from kernel.cli.attach import BundleTarget, Kernel
+    from kernel.cli.console_commands import Command, Commands
     from kernel.cli.interrupts import Interrupts
     from kernel.cli.lines import Line, LineReader
     from kernel.cli.prompt import Prompt
@@ -27,11 +30,38 @@ if TYPE_CHECKING:
     from schemas.errors import GoondanError
     from schemas.frames import Answer, ErrorPayload, RuntimeEvent
 
-    #: The event id of a line, and its answer or its error. An empty line has neither.
-    _Told = tuple[str, Answer | None, GoondanError | None]
-
 #: The most lines without an answer. No more lines are read before one is answered.
 MAX_IN_FLIGHT: Final = 64
+
+
+class _Told(NamedTuple):
+    """What became of a line. An empty line has no answer, no error and no lines."""
+
+    #: The id of its event.
+    event_id: str
+    #: The answer.
+    answer: Answer | None = None
+    #: The error.
+    error: GoondanError | None = None
+    #: The command that it was; None for a message.
+    command: str | None = None
+    #: Of a command: its result.
+    lines: Sequence[str] = ()
+
+
+class _Wishes(NamedTuple):
+    """The options of a conversation."""
+
+    #: Print one JSON document at the end.
+    as_json: bool
+    #: Where tools work. None: in the instance's own directory.
+    workdir: str | None
+    #: The instance that is talked to.
+    instance: str
+    #: The instance is new, and has a name of ours.
+    is_new: bool
+    #: Print the reasoning where no terminal has shown it.
+    reasoning: bool
 
 
 @click.command()
@@ -43,6 +73,13 @@ MAX_IN_FLIGHT: Final = 64
 @click.option(
     "--accept-loss", is_flag=True, help="Go on with what is whole of a damaged journal; see E_JOURNAL_CORRUPT."
 )
+@click.option(
+    "--instance",
+    metavar="KEY",
+    shell_complete=options.completed("instances"),
+    help=f"Talk to this instance of the entry agent.  [default: {options.DEFAULT_INSTANCE}]",
+)
+@click.option("--new", "is_new", is_flag=True, help="Begin a new conversation, in an instance of its own.")
 @options.workdir
 @options.reasoning
 @options.as_json
@@ -53,21 +90,37 @@ def command(
     detach: bool,
     watch: bool,
     accept_loss: bool,
+    instance: str | None,
+    is_new: bool,
     workdir: str | None,
     reasoning: bool,
     as_json: bool,
 ) -> int:
-    """Start a swarm and talk to its entry agent."""
-    from kernel.cli.attach import locate, start
+    """Start a swarm and talk to its entry agent, or talk to one that runs detached.
+
+    The conversation of the instance goes on where it was; --new begins another one. A swarm that ran before goes on
+    when this command ends.
+    """
+    from kernel.cli.attach import locate
+    from kernel.cli.batch import check_instance
     from kernel.cli.workdir import absolute_workdir
     from schemas.errors import fail
 
     place = locate(bundle, policy, trust=trust, accept_loss=accept_loss, watch=watch)
-    if workdir is not None:
-        if detach:
-            raise fail("E_USAGE", "--workdir belongs to messages", suggestion="Give it to gdn send.")
-        workdir = absolute_workdir(workdir, place)
-    return _detach(place, as_json) if detach else _talk(start(place), as_json, workdir, reasoning)
+    of_messages = {"--workdir": workdir is not None, "--instance": instance is not None, "--new": is_new}
+    if detach:
+        for option in (name for name, is_given in of_messages.items() if is_given):
+            raise fail("E_USAGE", f"{option} belongs to messages", suggestion="Give it to gdn send.")
+        return _detach(place, as_json)
+    if is_new and instance is not None:
+        raise fail("E_USAGE", "give --new or --instance, not both")
+    key = check_instance(options.DEFAULT_INSTANCE if instance is None else instance)
+    if is_new:
+        from kernel.cli.console_commands import new_instance
+
+        key = new_instance()
+    where = None if workdir is None else absolute_workdir(workdir, place)
+    return _talk(place, _Wishes(as_json, where, key, is_new, reasoning))
 
 
 def _detach(place: BundleTarget, as_json: bool) -> int:
@@ -120,21 +173,25 @@ def _model_of(place: BundleTarget) -> str | None:
 # --- talking
 
 
-def _talk(kernel: Kernel, as_json: bool, workdir: str | None, reasoning: bool) -> int:
+def _talk(place: BundleTarget, wishes: _Wishes) -> int:
     import asyncio
 
-    from kernel.cli.output import write_json
+    from kernel.cli.attach import join_or_start
+    from kernel.cli.output import write, write_json
 
+    kernel, joined = join_or_start(place)
     if kernel.place.watch:
         from kernel.cli.watching import tell_news
 
         tell_news(kernel.place.state_dir)
-    talk = _Talk(kernel, as_json, workdir, reasoning)
+    if joined and not wishes.as_json:
+        write("joined the swarm that runs already; it goes on when you leave", stream=sys.stderr)
+    talk = _Talk(kernel, wishes)
     try:
         asyncio.run(talk.run())
     finally:
         kernel.finish()
-    if as_json:
+    if wishes.as_json:
         write_json({"answers": talk.documents})
     return talk.status or (1 if talk.failed else 0)
 
@@ -143,12 +200,12 @@ class _Talk:
     """The conversation of one `gdn run`."""
 
     _asked: Asked
+    _commands: Commands
 
-    def __init__(self, kernel: Kernel, as_json: bool, workdir: str | None, reasoning: bool) -> None:
+    def __init__(self, kernel: Kernel, wishes: _Wishes) -> None:
         self._kernel = kernel
-        self._workdir = workdir
-        self._as_json = as_json
-        self._reasoning = reasoning
+        self._wishes = wishes
+        self._as_json = wishes.as_json
         #: The input has ended, and the first line without an answer waits for a person.
         self._stuck = False
         self.failed = False
@@ -164,12 +221,14 @@ class _Talk:
         import asyncio
 
         from kernel.cli.asked import Asked
+        from kernel.cli.console_commands import Commands
         from kernel.cli.lines import MAX_LINE_BYTES, LineReader
         from kernel.cli.output import is_terminal
         from kernel.cli.session import Session
 
         async with Session(self._kernel) as session:
             self._asked = Asked(session)
+            self._commands = Commands(session, self._kernel, self._wishes.instance, self._wishes.workdir)
             watching = asyncio.ensure_future(self._asked.watch())
             terminal = is_terminal(sys.stdin) and is_terminal(sys.stderr)
             talking = self._interactive(session) if terminal else self._piped(session, LineReader(0, MAX_LINE_BYTES))
@@ -190,13 +249,23 @@ class _Talk:
 
         waiting: asyncio.Queue[tuple[int, str, asyncio.Future[_Told]] | None] = asyncio.Queue()
         room = Room(MAX_IN_FLIGHT)
+        await self._tell_instance()
         announcing = asyncio.ensure_future(self._asked.announce())
+        open_lines: set[asyncio.Future[_Told]] = set()
 
         async def read() -> None:
             async for line in lines:
                 taken = await room.take(line)
                 event_id = session.new_id()
-                waiting.put_nowait((taken, event_id, asyncio.ensure_future(self._ask(session, line, event_id))))
+                is_command = _command_of(line) is not None
+                if is_command and open_lines:  # it is about what the lines before it have come to
+                    await asyncio.wait(open_lines)
+                asked = asyncio.ensure_future(self._ask(session, line, event_id))
+                open_lines.add(asked)
+                asked.add_done_callback(open_lines.discard)
+                waiting.put_nowait((taken, event_id, asked))
+                if is_command:
+                    await asyncio.wait({asked})
             if lines.error is not None:
                 raise lines.error
 
@@ -234,7 +303,7 @@ class _Talk:
             if self._stuck:
                 asked.cancel()
                 message = f"the message {event_id} waits for a person; it is kept, and goes on at the next start"
-                return event_id, None, fail("E_APPROVAL_WAITS", message)
+                return _Told(event_id, error=fail("E_APPROVAL_WAITS", message))
             changed = asyncio.ensure_future(self._asked.next_change())
             parts: set[asyncio.Future[Any]] = {asked, changed, *([] if reading.done() else [reading])}
             await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
@@ -255,10 +324,25 @@ class _Talk:
         write(f"{self._kernel.entry_agent or 'the swarm'} is ready; {prompt.hint}", stream=sys.stderr)
         if self._kernel.model is not None:
             write(f"it talks to {self._kernel.model}", stream=sys.stderr)
+        await self._tell_instance()
         with Interrupts(prompt.interrupted) as interrupts:
             while not self.status and (line := await self._read(prompt)) is not None:
-                await self._turn(session, line, interrupts, prompt)
+                work = self._turn if _command_of(line) is None else self._carry_out
+                await work(session, line, interrupts, prompt)
                 interrupts.target = prompt.interrupted
+
+    async def _tell_instance(self) -> None:
+        """Say which conversation goes on, and under which name a new one is found again."""
+        from kernel.cli.output import write
+
+        if self._as_json:
+            return
+        told = await self._commands.goes_on()
+        key = self._commands.instance
+        if told is not None:
+            write(f"{told} (--new, or /new, begins another conversation)", stream=sys.stderr)
+        elif self._wishes.is_new:
+            write(f"a new conversation; gdn run --instance {key} comes back to it", stream=sys.stderr)
 
     async def _read(self, prompt: Prompt) -> Line | None:
         """The next message. Before it, the person is asked about items that wait. An item that comes while the person
@@ -272,6 +356,23 @@ class _Talk:
             return await prompt.read()
         finally:
             telling.cancel()
+
+    async def _carry_out(self, session: Session, line: Line, interrupts: Interrupts, prompt: Prompt) -> None:
+        """Carry a command out. Ctrl-C ends the waiting for it."""
+        import asyncio
+
+        from kernel.cli.output import write
+
+        asking = asyncio.ensure_future(self._ask(session, line))
+        interrupts.target = asking.cancel
+        try:
+            await asyncio.wait({asking})
+            if asking.cancelled():
+                write("", "no longer waited for", stream=sys.stderr)
+            else:
+                self._show(asking.result())
+        finally:
+            asking.cancel()
 
     async def _turn(self, session: Session, line: Line, interrupts: Interrupts, prompt: Prompt) -> None:
         import asyncio
@@ -312,42 +413,49 @@ class _Talk:
     async def _ask(
         self, session: Session, line: Line, event_id: str | None = None, listener: Listener | None = None
     ) -> _Told:
-        """Send one line, and wait for its answer. Raises only E_KERNEL_LOST, E_KERNEL_STOPPED."""
+        """Send one line, and wait for its answer; or carry out the command that it is. Raises only E_KERNEL_LOST,
+        E_KERNEL_STOPPED.
+        """
         from kernel.cli.lines import MAX_LINE_BYTES
-        from kernel.cli.options import DEFAULT_INSTANCE
         from kernel.cli.session import GONE, USER_MESSAGE
         from schemas.errors import GoondanError, fail
 
         event_id = event_id or session.new_id()
+        command = _command_of(line)
         try:
+            if command is not None:
+                return _Told(event_id, command=command.name, lines=await self._commands.perform(command))
             if line.data is None:
                 raise fail("E_FRAME_TOO_LARGE", f"line {line.number} has {line.size} bytes, limit {MAX_LINE_BYTES}")
             text = line.data.decode("utf-8", "replace")
             if not text.strip():
-                return event_id, None, None
+                return _Told(event_id)
             agent = self._kernel.entry_agent
             if not agent:
                 raise fail("E_AGENT_NOT_FOUND", "the bundle has no entry agent to talk to")
             answer = await session.ask(
                 agent,
-                DEFAULT_INSTANCE,
+                self._commands.instance,
                 USER_MESSAGE,
                 text,
                 event_id=event_id,
-                workdir=self._workdir,
+                workdir=self._wishes.workdir,
                 listener=listener,
             )
-            return event_id, answer, None
+            return _Told(event_id, answer)
         except GoondanError as error:
             if error.info.code in GONE:
                 raise
-            return event_id, None, error
+            return _Told(event_id, error=error, command=None if command is None else command.name)
 
     def _show(self, told: _Told, screen: Screen | None = None) -> None:
         from kernel.cli.answered import tell_cut_off, tell_reasoning, tell_usage
         from kernel.cli.output import error_lines, write, write_text
 
-        _, answer, error = told
+        answer, error = told.answer, told.error
+        if told.command is not None and error is None:
+            self._keep(told) if self._as_json else write(*told.lines)
+            return
         if answer is None and error is None:
             return
         info = _error_of(told)
@@ -358,7 +466,7 @@ class _Talk:
         if self._as_json:
             self._keep(told)
         elif answer is not None and not failed:
-            if self._reasoning:
+            if self._wishes.reasoning:
                 tell_reasoning(answer)
             response = answer.response or ""
             write_text(response) if screen is None else screen.end(response)
@@ -372,12 +480,27 @@ class _Talk:
         """Add the answer to the document that is printed at the end (--json)."""
         from kernel.cli.send import answer_document
 
-        event_id, answer, error = told
-        failure = {"eventId": event_id, "status": "failed", "error": None if error is None else error.info}
-        known = None if answer is None else answer_document(event_id, answer, reasoning=self._reasoning)
-        self.documents.append(known or failure)
+        event_id, answer, error = told.event_id, told.answer, told.error
+        document: dict[str, Any] = {"eventId": event_id}
+        if answer is not None:
+            document = answer_document(event_id, answer, reasoning=self._wishes.reasoning)
+        elif error is not None:
+            document |= {"status": "failed", "error": error.info}
+        else:
+            document |= {"status": "completed", "response": "\n".join(told.lines)}
+        self.documents.append(document if told.command is None else {**document, "command": f"/{told.command}"})
 
 
 def _error_of(told: _Told) -> ErrorPayload | None:
-    _, answer, error = told
-    return error.info if error is not None else answer.error if answer is not None else None
+    if told.error is not None:
+        return told.error.info
+    return told.answer.error if told.answer is not None else None
+
+
+def _command_of(line: Line) -> Command | None:
+    """The console's command that a line is; None for a message."""
+    from kernel.cli.console_commands import read_command
+
+    if line.data is None or not line.data.startswith(b"/"):
+        return None
+    return read_command(line.data.decode("utf-8", "replace"))

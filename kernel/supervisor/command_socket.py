@@ -41,6 +41,7 @@ class KernelCommands(Protocol):
     """What commands can ask and tell the kernel over the socket (life.Supervisor)."""
 
     shared: bool
+    detached: bool
     entry_agent: str | None
     private_copy: str | None
     model: str | None
@@ -266,4 +267,10 @@ class SupervisorSocket:
             await kernel.when_ready()
         except GoondanError as error:
             return Reply(error=error.info, stopping=True)
-        return Reply(ok=True, entry_agent=kernel.entry_agent, model=kernel.model, shared=kernel.shared)
+        return Reply(
+            ok=True,
+            entry_agent=kernel.entry_agent,
+            model=kernel.model,
+            shared=kernel.shared,
+            detached=kernel.detached,
+        )

@@ -75,6 +75,8 @@ class Supervisor:
         self.handover: Handover | None = None
         self._loop = asyncio.get_running_loop()
         self.shared = options.shared
+        #: It does not end with the command that started it.
+        self.detached = options.parent_fd is None
         self.entry_agent: str | None = None
         self.model: str | None = None
         self.private_copy: str | None = None

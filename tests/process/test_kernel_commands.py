@@ -179,10 +179,11 @@ def test_ps_shows_every_process_also_while_the_broker_is_down(running: Sandbox) 
     assert "SIGKILL" in running.gdn("ps").out
 
 
-def test_run_refuses_a_second_kernel(running: Sandbox) -> None:
-    for options in ([], ["--detach"]):
-        result = running.gdn("run", "--json", *options, input="")
-        assert (result.status, result.json["error"]["code"]) == (1, "E_KERNEL_RUNNING")
+def test_run_starts_no_second_kernel(running: Sandbox) -> None:
+    result = running.gdn("run", "--json", "--detach", input="")
+    assert (result.status, result.json["error"]["code"]) == (1, "E_KERNEL_RUNNING")
+    joined = running.gdn("run", "--json", input="")
+    assert (joined.status, joined.json) == (0, {"answers": []})
     assert running.call("echo still here")["output"]["stdout"] == "still here\n"
 
 
