@@ -112,7 +112,7 @@ def test_send_prints_only_the_answer(running: Sandbox) -> None:
     plain = running.gdn("send", "main", "/bash__exec command='echo $((6*7))'")
     assert (plain.status, plain.out, plain.err) == (0, "42\n", "")
     document = running.gdn("send", "hello", "--json").json
-    assert document.keys() == {"eventId", "traceId", "turnId", "status", "response", "finishReason"}
+    assert document.keys() == {"eventId", "traceId", "turnId", "status", "response", "finishReason", "model"}
     unknown = running.gdn("send", "nobody", "hello", "--json")
     assert (unknown.status, unknown.json["error"]["code"]) == (1, "E_AGENT_NOT_FOUND")
 
