@@ -62,6 +62,8 @@ class ModelSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only
     auth: KeyHeader | None = None
     #: The version of the wire that requests name; None: the one that this code speaks.
     api_version: str | None = None
+    #: Whether requests say what of them the vendor is to remember, where its wire has a way to.
+    caching: bool = True
     #: How long it is asked again when it does not answer.
     retry: ModelRetry = ModelRetry()
     #: Name of its Model document.

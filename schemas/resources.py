@@ -246,6 +246,13 @@ class ModelBody(_Strict, frozen=True):
         Meta(description="The header `anthropic-version`, for a server that knows another version. No other provider."),
     ] = None
     retry: Annotated[ModelRetry, Meta(description="How long it is asked again when it does not answer.")] = ModelRetry()
+    caching: Annotated[
+        bool,
+        Meta(
+            description="Whether requests to `anthropic` mark what is to be kept in its cache (`cache_control`). "
+            "Another server that refuses the marks is sent none from then on."
+        ),
+    ] = True
     fallback: Annotated[
         list[RefLike],
         Meta(

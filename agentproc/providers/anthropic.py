@@ -1,7 +1,11 @@
 """The Messages API of Anthropic, and of servers that speak it. Pure; http.py does the sending.
 
-Request: roles alternate. The results of all calls of an answer are in one user message directly behind it. No text is
-blank. Answer: content blocks; each is begun, filled by deltas and ended. Unknown events and blocks are skipped.
+Request: what changes stands behind what does not, and marks (`cache_control`) say up to where the vendor is to remember
+it: behind the tools, behind the system prompt, and behind the last two messages of the user. The first mark that a
+request has in common with an earlier one is where that one's cache is read from. Roles alternate. The results of all
+calls of an answer are in one user message directly behind it. No text is blank.
+
+Answer: content blocks; each is begun, filled by deltas and ended. Unknown events and blocks are skipped.
 
 Source: docs/design/turns.md section 6; Anthropic's API reference, "Messages" and "Streaming".
 """
@@ -31,6 +35,7 @@ from agentproc.providers.vendor import (
     error_words,
     headers_of,
     model_name,
+    put_last,
     tokens,
     written_calls,
 )
@@ -102,23 +107,22 @@ class Anthropic:
     def __init__(self) -> None:
         self._written = Written(self.name, Turns)
         self._tools = OfferedTools(offer)
+        self._marks = True  # whether the server takes them
 
     def request(self, request: ModelRequest) -> WireRequest:
         """POST /v1/messages. The model's params are sent unchanged; messages, tools and system come from us."""
         model = request.model
         turns = self._written.of(request)
         system = "\n\n".join(text for text in (request.system, *turns.rules) if text and text.strip())
-        body = {
-            "max_tokens": DEFAULT_MAX_TOKENS,
-            **model.params,
-            "model": model.model,
-            "messages": turns.json(blocks_text(request.blocks)),
-            "stream": True,
-        }
-        if system:
-            body["system"] = system
+        marks = self._marks and model.caching and _has_future(request)
+        body = {"max_tokens": DEFAULT_MAX_TOKENS, **model.params, "model": model.model, "stream": True}
         if request.tools:
-            body["tools"] = self._tools.of(request.tools)
+            tools = self._tools.of(request.tools)
+            put_last(body, "tools", Raw(b"%s]" % marked(bytes(tools)[:-1])) if marks else tools)
+        if system:
+            block = encode_json(TextBlock(system))
+            put_last(body, "system", Raw(b"[%s]" % marked(block)) if marks else system)
+        put_last(body, "messages", turns.json(blocks_text(request.blocks), marks=marks))
         return WireRequest(f"{self._base(model)}/v1/messages", _headers(model), encode_json(body))
 
     def forget(self) -> None:
@@ -128,6 +132,12 @@ class Anthropic:
     def reader(self, request: ModelRequest) -> Reader:
         """The reader for one answer."""
         return Reader(request.model.model)
+
+    def gives_up(self, request: ModelRequest, words: str) -> bool:
+        """Leave the marks out, when a server that is not the vendor's refuses them."""
+        refused = self._marks and request.model.endpoint is not None and "cache_control" in words
+        self._marks = self._marks and not refused
+        return refused
 
     def listing(self, request: ModelRequest) -> WireRequest:
         """GET /v1/models."""
@@ -141,6 +151,20 @@ def _headers(model: ModelSpec) -> dict[str, str]:
     return headers_of(model, {"anthropic-version": model.api_version or VERSION})
 
 
+def _has_future(request: ModelRequest) -> bool:
+    """Whether another request may begin with this one. What goes into the cache costs more than what does not."""
+    return bool(request.tools) or len(request.messages) > 1
+
+
+#: The end of a block with a mark.
+_MARK: Final = b',"cache_control":{"type":"ephemeral"}}'
+
+
+def marked(block: bytes) -> bytes:
+    """A JSON object, or a list of objects without its end, whose last object has a mark."""
+    return block[:-1] + _MARK
+
+
 class Turns:
     """The conversation as alternating messages; the first is the user's. `rules` are its system messages."""
 
@@ -149,6 +173,8 @@ class Turns:
         self._turns: list[bytes] = []  # all but the last one
         self._role: Literal["user", "assistant"] = "user"
         self._blocks: list[bytes] = []  # the blocks of the last one
+        self._users = -1  # the place of the last message of the user among `_turns`
+        self._marked = b""  # that message with a mark
 
     def add(self, entry: HistoryEntry) -> None:
         """Add the next entry."""
@@ -163,21 +189,32 @@ class Turns:
         self._add("assistant", blocks_of(entry))
         self._add("user", [ToolResultBlock(call.id, call.result, call.is_error) for call in entry.calls])
 
-    def json(self, beside: str | None = None) -> Raw:
-        """All messages as a JSON array. `beside` is a text of the user at the end of this request only."""
+    def json(self, beside: str | None = None, *, marks: bool = False) -> Raw:
+        """All messages as a JSON array. `beside` is a text of the user at the end of this request only; no mark is
+        behind it.
+        """
+        turns = list(self._turns)
+        if marks and self._users >= 0:
+            turns[self._users] = self._marked
         told = [encode_json(TextBlock(beside))] if beside else []
         if told and self._role == "assistant":
-            return Raw(b"[%s]" % b",".join([*self._turns, _turn(self._role, self._blocks), _turn("user", told)]))
-        last = [*self._blocks, *told] or [encode_json(TextBlock(EMPTY))]
-        return Raw(b"[%s]" % b",".join([*self._turns, _turn(self._role, last)]))
+            return Raw(b"[%s]" % b",".join([*turns, _turn(self._role, self._blocks), _turn("user", told)]))
+        own = _with_mark(self._blocks) if marks and self._role == "user" else self._blocks
+        return Raw(b"[%s]" % b",".join([*turns, _turn(self._role, [*own, *told] or [encode_json(TextBlock(EMPTY))])]))
 
     def _add(self, role: Literal["user", "assistant"], blocks: Sequence[Block]) -> None:
         if not blocks:
             return
         if role != self._role:
+            if self._role == "user":
+                self._users, self._marked = len(self._turns), _turn("user", _with_mark(self._blocks))
             self._turns.append(_turn(self._role, self._blocks))
             self._role, self._blocks = role, []
         self._blocks += [encode_json(block) for block in blocks]
+
+
+def _with_mark(blocks: list[bytes]) -> list[bytes]:
+    return [*blocks[:-1], marked(blocks[-1])] if blocks else blocks
 
 
 def _turn(role: str, blocks: list[bytes]) -> bytes:

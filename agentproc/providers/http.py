@@ -74,6 +74,8 @@ _SUGGESTIONS: Final[dict[int, str]] = {
     429: "Wait, or raise the limits of your account.",
 }
 
+#: Statuses of a request that a server does not understand.
+_UNREAD: Final = frozenset((400, 422))
 #: For a server that does not say which models it has.
 _NO_LIST: Final = "Check the base URL; or set GOONDAN_MODEL to the name of a model, so that no list is asked for."
 
@@ -154,6 +156,10 @@ class HttpProvider:
                     wire = self._vendor.request(request)
                 return _named(await self._try(request, wire, heard), request)
             except Fault as fault:
+                if fault.status in _UNREAD and self._vendor.gives_up(request, fault.message):
+                    log.warning("model %s: sent again without what it refused", request.model.model)
+                    wire = self._vendor.request(request)
+                    continue
                 now = clock()
                 faulty_since = faulty_since or now
                 left = None if until is None else until - now

@@ -11,6 +11,7 @@ Source: docs/design/turns.md section 6; OpenAI's API reference, "Chat completion
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final
 
 import msgspec
@@ -33,6 +34,7 @@ from agentproc.providers.vendor import (
     error_words,
     headers_of,
     model_name,
+    put_last,
     tokens,
     written_calls,
 )
@@ -44,6 +46,8 @@ from schemas.model_providers import BY_NAME
 MAX_NAME_CHARS: Final = 1024
 #: The names that servers give to reasoning. Some send both; the first one counts.
 _REASONING: Final = ("reasoning_content", "reasoning")
+#: A refusal that speaks of them, and not of `reasoning_effort`.
+_NAMES_REASONING: Final = re.compile(r"\breasoning(?:_content)?\b")
 #: The known fields of a tool call. All other fields are sent back as they came.
 _KNOWN: Final = frozenset(("index", "id", "type", "function"))
 
@@ -55,7 +59,8 @@ class OpenAI:
     server = BY_NAME["openai"].server
 
     def __init__(self) -> None:
-        self._written = Written(self.name, Messages)
+        self._reasons = True  # whether the server takes reasoning back
+        self._written = Written(self.name, lambda: Messages(reasons=self._reasons))
         self._tools = OfferedTools(offer)
 
     def request(self, request: ModelRequest) -> WireRequest:
@@ -63,17 +68,12 @@ class OpenAI:
         tools come from us.
         """
         model = request.model
-        body = {
-            "stream_options": {"include_usage": True},
-            **model.params,
-            "model": model.model,
-            "messages": self._written.of(request).json(request.system, blocks_text(request.blocks)),
-            "stream": True,
-        }
+        body = {"stream_options": {"include_usage": True}, **model.params, "model": model.model, "stream": True}
         if body["stream_options"] is None:
             del body["stream_options"]
         if request.tools:
-            body["tools"] = self._tools.of(request.tools)
+            put_last(body, "tools", self._tools.of(request.tools))
+        put_last(body, "messages", self._written.of(request).json(request.system, blocks_text(request.blocks)))
         return WireRequest(f"{self._base(model)}/chat/completions", headers_of(model), encode_json(body))
 
     def forget(self) -> None:
@@ -83,6 +83,15 @@ class OpenAI:
     def reader(self, request: ModelRequest) -> Reader:
         """The reader for one answer."""
         return Reader(request.model.model)
+
+    def gives_up(self, request: ModelRequest, words: str) -> bool:
+        """Keep reasoning back, when the server refuses it."""
+        refused = self._reasons and self._written.of(request).gives_reasoning and _NAMES_REASONING.search(words)
+        if not refused:
+            return False
+        self._reasons = False
+        self._written.forget()
+        return True
 
     def listing(self, request: ModelRequest) -> WireRequest:
         """GET /models."""
@@ -98,7 +107,10 @@ class OpenAI:
 class Messages:
     """The conversation. Every result is a message of its own directly behind its answer."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, reasons: bool = True) -> None:
+        self._reasons = reasons
+        #: Whether the conversation has reasoning in it.
+        self.gives_reasoning = False
         self._messages: list[bytes] = []
         self._only_rules = True
         self._acting = False  # the turn that is written has called tools
@@ -124,8 +136,9 @@ class Messages:
             ]
         self._acting = self._acting or bool(entry.calls)
         self._reasoning = next((name for name in _REASONING if name == entry.kept.get("reasoning")), self._reasoning)
-        if self._acting and self._reasoning:
+        if self._acting and self._reasoning and self._reasons:
             message[self._reasoning] = entry.reasoning
+            self.gives_reasoning = True
         self._add(message)
         for call in entry.calls:
             self._add({"role": "tool", "tool_call_id": call.id, "content": call.result})

@@ -126,6 +126,11 @@ class Vendor(Protocol):
     def reader(self, request: ModelRequest) -> AnswerReader:
         """A reader for one answer to the request."""
 
+    def gives_up(self, request: ModelRequest, words: str) -> bool:
+        """The server has refused the request with these words. Whether requests are without what they name from now on,
+        so that this one may be sent again.
+        """
+
     def listing(self, request: ModelRequest) -> WireRequest:
         """The GET request for the names of the server's models; `first_model` reads the answer."""
 
@@ -138,6 +143,14 @@ def headers_of(model: ModelSpec, vendors: Mapping[str, str] = _NO_HEADERS) -> di
     elif model.api_key:
         headers["authorization"] = f"Bearer {model.api_key}"
     return headers
+
+
+def put_last(body: dict[str, Any], name: str, value: Any) -> None:
+    """Make a field the last one of a request's body. A server's cache knows how a request begins, so what changes from
+    request to request stands last.
+    """
+    body.pop(name, None)
+    body[name] = value
 
 
 encode_json = msgspec.json.Encoder(enc_hook=str).encode

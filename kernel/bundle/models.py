@@ -69,7 +69,14 @@ def resolve_model(
     model = _resolve(body, params, env)
     if isinstance(model, ModelFault):
         return model
-    return replace(model, pricing=body.pricing, context_tokens=body.context_tokens, retry=body.retry, document=document)
+    return replace(
+        model,
+        pricing=body.pricing,
+        context_tokens=body.context_tokens,
+        caching=body.caching,
+        retry=body.retry,
+        document=document,
+    )
 
 
 def _resolve(body: ModelBody, params: Mapping[str, Any], env: Mapping[str, str]) -> ModelSpec | ModelFault:

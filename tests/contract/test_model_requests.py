@@ -78,6 +78,7 @@ async def test_we_send_what_the_vendors_package_sends(provider: str) -> None:
             endpoint=endpoint(provider, base),
             api_key="sk-recorded",
             params=PARAMS[provider],
+            caching=False,
         )
         request = ModelRequest(
             agent="a",

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 import msgspec
 import pytest
 
+from agentproc.conversation import AssistantData, Message, MessageSource, ToolCallPart, ToolResultPart, result_message
 from agentproc.providers.anthropic import Anthropic
 from agentproc.providers.base import ModelAnswer, TextDelta
 from agentproc.providers.connection import Patience
@@ -20,8 +21,9 @@ from agentproc.providers.openai import OpenAI
 from agentproc.providers.retry import REPEATS
 from agentproc.providers.vendor import MAX_ANSWER_CHARS
 from schemas.errors import GoondanError
+from schemas.frames import ToolResult
 from tests.kernel_fixture import ROOT
-from tests.process.model_servers import KEY, question, seen, server
+from tests.process.model_servers import AT, KEY, question, seen, server
 
 #: How often a server is asked again that is always busy, with the usual patience and without luck.
 BUSY = 10
@@ -226,6 +228,22 @@ async def test_text_arrives_in_pieces_and_whole(ask: Ask, base: str, provider: s
 async def test_a_server_that_does_not_stream(ask: Ask, base: str, provider: str) -> None:
     answer = await ask(provider).model.complete(question(provider, base, "whole"))
     assert answer.text == "fine"
+
+
+@BOTH
+async def test_a_server_that_refuses_what_it_does_not_know_is_sent_it_once(ask: Ask, base: str, provider: str) -> None:
+    asker = ask(provider)
+    request = question(provider, base, "strict")
+    call = Message("t.1", AssistantData([ToolCallPart("c", "bash__exec", {})]), AT, MessageSource("assistant"))
+    call.metadata.update(
+        reasoning="hm", vendor={"provider": "openai", "model": "strict", "reasoning": "reasoning_content"}
+    )
+    result = result_message("t.2", ToolResultPart("c", "bash__exec", ToolResult(status="ok")), AT)
+    request = msgspec.structs.replace(request, messages=[*request.messages, call, result])
+    before = len(seen(base)["requests"])
+    for _ in range(2):
+        assert (await asker.model.complete(request)).text.startswith("told:")
+    assert (len(seen(base)["requests"]) - before, asker.waits) == (3, [])
 
 
 @BOTH

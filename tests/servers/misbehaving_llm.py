@@ -225,6 +225,18 @@ async def whole(answer, body):
     await answer.raw(text)
 
 
+async def strict(answer, body):
+    """A server that refuses what only its wire's own vendor knows."""
+    said = json.dumps(body)
+    named = next((name for name in ("cache_control", "reasoning_content") if f'"{name}"' in said), None)
+    if named is None:
+        return await well(answer, body)
+    error = {"type": "invalid_request_error", "message": f"messages.0.{named}: Extra inputs are not permitted"}
+    data = json.dumps({"type": "error", "error": error}).encode()
+    await answer.head(400, kind="application/json", length=len(data))
+    await answer.raw(data)
+
+
 async def moved(answer, body):
     await answer.head(302, length=0, extra=("location: https://elsewhere.example/v1",))
 
@@ -247,6 +259,7 @@ BEHAVIOURS = {
     "stream-error": stream_error,
     "whole": whole,
     "moved": moved,
+    "strict": strict,
     "broken-args": lambda a, b: wants(a, b, ("c1", "bash__exec", '{"command": ')),
     "list-args": lambda a, b: wants(a, b, ("c1", "bash__exec", '["id"]')),
     "unknown-tool": lambda a, b: wants(a, b, ("c1", "no.such", "{}")),

@@ -2,6 +2,8 @@
 others.
 
 A deferred tool can still be called. Tools that a search has found are shown from the next step on, in this instance.
+They stand behind all others, in the order in which they were found, and keep their places: so what earlier requests
+began with, later ones begin with, too, and a vendor's cache knows it.
 """
 
 from __future__ import annotations
@@ -60,20 +62,19 @@ class _Search:
         self._tools = [item for item in items if item.name != FIND]
         if len(self._tools) <= self._config["from"]:
             return ctx.replace(tool_catalog=self._tools)
-        return ctx.replace(tool_catalog=[self._placed(item) for item in items])
+        found = {name: item for item in items if (name := _shown(item)) in self._found and not self._kept(name)}
+        others = [item if self._kept(_shown(item)) else _deferred(item) for item in items if _shown(item) not in found]
+        return ctx.replace(tool_catalog=[*others, *(found[name] for name in self._found if name in found)])
 
-    def _placed(self, item: CatalogItem) -> CatalogItem:
-        name = item.name.replace(".", "__", 1)
-        keep = name == _SHOWN_FIND or name in self._found
-        if keep or any(fnmatchcase(name, pattern) for pattern in self._config["keep"]):
-            return item
-        return item if item.deferred else msgspec.structs.replace(item, deferred=True)
+    def _kept(self, name: str) -> bool:
+        """Whether a tool is always shown."""
+        return name == _SHOWN_FIND or any(fnmatchcase(name, pattern) for pattern in self._config["keep"])
 
     def find(self, ctx: Any, given: dict[str, Any]) -> dict[str, Any]:
         """Handle one call of the search."""
         found = best(self._tools, given["query"], self._config["maxResults"])
-        names = [item.name.replace(".", "__", 1) for item in found]
-        kept = [*(name for name in self._found if name not in names), *reversed(names)][-self._config["maxShown"] :]
+        names = [_shown(item) for item in found]
+        kept = self._with(names)
         if kept != self._found:
             self._found = kept
             self._api.state.set({"found": kept})
@@ -82,3 +83,21 @@ class _Search:
             for name, item in zip(names, found, strict=True)
         ]
         return {"tools": told, "searched": len(self._tools)}
+
+    def _with(self, names: list[str]) -> list[str]:
+        """The tools that were found, in their order, with these as well. Those that were found first go first, but none
+        of these unless they are too many by themselves.
+        """
+        limit = self._config["maxShown"]
+        names = names[:limit]
+        kept = [*self._found, *(name for name in names if name not in self._found)]
+        spare = [name for name in kept if name not in names][: max(0, len(kept) - limit)]
+        return [name for name in kept if name not in spare]
+
+
+def _shown(item: CatalogItem) -> str:
+    return item.name.replace(".", "__", 1)
+
+
+def _deferred(item: CatalogItem) -> CatalogItem:
+    return item if item.deferred else msgspec.structs.replace(item, deferred=True)

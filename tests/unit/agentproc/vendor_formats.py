@@ -45,7 +45,8 @@ def calls(*names: tuple[str, str]) -> AssistantData:
 
 
 def asked(messages: list[Message], provider: str = "anthropic", **changes: Any) -> ModelRequest:
-    model = ModelSpec(provider=provider, model="m", **changes.pop("model", {}))
+    """A request. Unless `model` says something else, it has no marks for a cache (test_caching.py is about those)."""
+    model = ModelSpec(**{"provider": provider, "model": "m", "caching": False, **changes.pop("model", {})})
     return ModelRequest(
         agent="a", model=model, messages=messages, tools=changes.pop("tools", [BASH]), step=1, **changes
     )

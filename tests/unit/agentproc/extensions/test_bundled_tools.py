@@ -42,7 +42,7 @@ async def test_the_model_sees_few_tools_finds_others_and_can_call_all(make: Make
     await runner.load_extensions()
     await runner.run(event_frame("e1", "go"))
     always = ["bash__exec", FIND]
-    assert shown(model) == [always, ["files__write", *always], ["weather__get", *always]]
+    assert shown(model) == [always, [*always, "files__write"], [*always, "weather__get"]]
     assert [str(frame.tool) for frame in link.calls] == ["mail__send", "files__write"], "deferred tools can be called"
     data = model.requests[1].messages[2].data
     assert isinstance(data, ToolData)
@@ -55,7 +55,26 @@ async def test_the_model_sees_few_tools_finds_others_and_can_call_all(make: Make
     other = make(FakeLink(), again, **agent)
     await other.load_extensions()
     await other.run(event_frame("e2", "go"))
-    assert shown(again) == [["weather__get", "bash__exec", FIND]], "another process shows what was found"
+    assert shown(again) == [["bash__exec", FIND, "weather__get"]], "another process shows what was found"
+
+
+async def test_found_tools_keep_their_places_behind_the_others(make: Make) -> None:
+    asks = [
+        wants((name, FIND, {"query": query}))
+        for name, query in zip("abc", ("weather", "files", "weather"), strict=True)
+    ]
+    model = FakeModel(*asks, wants(("d", FIND, {"query": "message somebody"})), says("done"))
+    config = {"keep": ["bash__*"], "from": 3, "maxResults": 2, "maxShown": 3}
+    agent = {"registry": REGISTRY, "catalog": list(TEXTS), "extensions": [bundled("tool-search", config)]}
+    runner = make(FakeLink(), model, **agent)
+    await runner.load_extensions()
+    await runner.run(event_frame("e1", "go"))
+    always = ["bash__exec", FIND]
+    files = ["files__read", "files__write"]
+    assert shown(model)[:2] == [always, [*always, "weather__get"]]
+    assert [sorted(names[3:]) for names in shown(model)[2:4]] == [files, files]
+    assert shown(model)[2] == shown(model)[3], "what is found again keeps its place"
+    assert shown(model)[4][2:] == [*shown(model)[3][3:], "mail__send"], "the one that was found first has gone"
 
 
 async def test_few_tools_are_all_shown_without_a_search(make: Make) -> None:
