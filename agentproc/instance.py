@@ -16,6 +16,7 @@ from agentproc.blocked_loop import LoopWatch
 from agentproc.calls import CallLink, ToolCaller
 from agentproc.catalog import Catalog
 from agentproc.completions import Ended
+from agentproc.context_memory import ContextMemory
 from agentproc.extensions.bundle_changes import BundleChanges
 from agentproc.extensions.dynamic_tools import DynamicTools
 from agentproc.extensions.events import EventBus
@@ -104,6 +105,8 @@ class Instance:
             workdir=lambda: self.workspaces.workdir,
             servers=self.servers,
         )
+        #: What is known of the model's context, and what is left out of the conversation.
+        self.context = ContextMemory(store)
         self.caller = ToolCaller(link, loop, self.tools.folder_of)
         self.acks = ResultAcks(link, loop)
         #: What the calls of a running script have come to.

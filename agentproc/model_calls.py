@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import count
 from typing import Any, Final
 
 import msgspec
@@ -18,14 +19,24 @@ import msgspec
 from agentproc.aside import Aside
 from agentproc.budget import TurnBudget
 from agentproc.catalog import StepCatalog
+from agentproc.context.wishes import NO_WISHES
 from agentproc.conversation import CUT_OFF, MAX_REASONING, REASONING
 from agentproc.extensions.stages import Stages
 from agentproc.instance import Instance
 from agentproc.live import LiveFeed
 from agentproc.notes import ModelAttempts, TurnNotes
-from agentproc.providers.base import ModelAnswer, ModelFailure, ModelNews, ModelRequest, Provider, TextDelta
+from agentproc.providers.base import (
+    ContextOverflow,
+    ModelAnswer,
+    ModelFailure,
+    ModelNews,
+    ModelRequest,
+    Provider,
+    TextDelta,
+)
 from agentproc.stall import StallClock, stalled
 from agentproc.turn import Input, ModelAnswered, ModelFailed
+from agentproc.turn_context import TurnContext
 from schemas.errors import GoondanError, error_payload
 from schemas.frames import ErrorPayload
 from schemas.results import cut_message
@@ -61,6 +72,7 @@ class ModelCalls:
         notes: TurnNotes,
         live: LiveFeed,
         budget: TurnBudget | None,
+        context: TurnContext,
         *,
         push: Callable[[Input], None],
         time_left: Callable[[], float | None],
@@ -72,6 +84,7 @@ class ModelCalls:
         self._notes = notes
         self._live = live
         self._budget = budget
+        self._context = context
         self._push = push
         self._time_left = time_left
         self._lost = lost
@@ -111,19 +124,17 @@ class ModelCalls:
 
     async def _complete(self, provider: Provider, request: ModelRequest, stages: Stages | None) -> None:
         """Make the model call inside the wraps of extensions."""
-        tries = 0
+        tries = count(1)
 
         async def again(blocks: list[dict[str, Any]], catalog: StepCatalog) -> ModelAnswer:
-            nonlocal tries
-            tries += 1
-            changed = msgspec.structs.replace(request, blocks=blocks, tools=catalog.shown, timeout_s=self._time_left())
-            return await self.ask_once(provider, changed, anew=tries > 1)
+            changed = msgspec.structs.replace(request, blocks=blocks, tools=catalog.shown)
+            return await self._ask(provider, changed, stages, tries)
 
         try:
             if stages is not None and stages.wraps_model:
                 answer = await stages.ask_model(again)
             else:
-                answer = await self.ask_once(provider, request)
+                answer = await self._ask(provider, request, stages, tries)
         except GoondanError as error:
             if error.info.code == "E_LEASE_LOST":  # the broker's word about a budget
                 self._lost()
@@ -135,6 +146,21 @@ class ModelCalls:
             calls = [self._instance.tools.spelt(call) for call in answer.calls]
             self._push(ModelAnswered(answer.text, calls, answer.finish_reason, stored_metadata(answer)))
         self._stop_watching()
+
+    async def _ask(
+        self, provider: Provider, request: ModelRequest, stages: Stages | None, tries: Iterator[int]
+    ) -> ModelAnswer:
+        """Ask the model with what fits into its context. News of an earlier one of the `tries` is void."""
+
+        async def once(fitted: ModelRequest) -> ModelAnswer:
+            fitted = msgspec.structs.replace(fitted, timeout_s=self._time_left())
+            return await self.ask_once(provider, fitted, anew=next(tries) > 1)
+
+        async def aside(text: str, system: str | None) -> str:
+            return (await self.aside.ask(provider, request.model, text, system, request.step)).text
+
+        wishes = NO_WISHES if stages is None else stages.wishes
+        return await self._context.ask(provider, request, once, aside, wishes)
 
     async def ask_once(
         self, provider: Provider, request: ModelRequest, *, anew: bool = False, hidden: bool = False
@@ -199,6 +225,8 @@ class ModelCalls:
         except GoondanError as error:
             spent = ModelAnswer(usage=error.usage) if isinstance(error, ModelFailure) else None
             self._notes.model_ended(request, attempts, code=error.info.code, answer=spent)
+            if isinstance(error, ContextOverflow):
+                raise ContextOverflow(self._without_secrets(error.info).message, error.overflow) from None
             raise GoondanError(self._without_secrets(error.info)) from None
         except Exception as error:
             trace = self._instance.redact(traceback.format_exc())

@@ -241,6 +241,8 @@ class TurnNotes:
             money=None if usage is None else money_of(model, used),
             currency=None if model.pricing is None else model.pricing.currency,
             cut_off=answer.cut_off,
+            left_out=request.left_out,
+            shortened=request.shortened,
         )
         self._model_ends.append(ended)
 

@@ -104,6 +104,9 @@ class Script:
             return ModelAnswer(calls=[AskedCall("trial", TRIAL.name, {})], finish_reason="tool-calls")
         return ModelAnswer(text=ANSWER, finish_reason="stop")
 
+    async def window(self, request: ModelRequest) -> None:
+        """It has no context."""
+
     async def close(self) -> None:
         """Nothing is open."""
 

@@ -16,6 +16,7 @@ from typing import Any
 from agentproc.approvals import Approvals
 from agentproc.calls import CallContext
 from agentproc.catalog import StepCatalog
+from agentproc.context import reading
 from agentproc.conversation import Message, ToolCallPart, encode_message, error_result
 from agentproc.elicitations import Elicitations
 from agentproc.extensions.stages import Stages
@@ -26,6 +27,7 @@ from agentproc.script_calls import ScriptCalls
 from agentproc.scripts import script_of
 from agentproc.tool_asks import ToolAsks
 from agentproc.turn import DropCalls, Input, RunTool, ToolFinished, Turn
+from agentproc.turn_context import TurnContext
 from schemas.address import SEPARATOR
 from schemas.arguments import invalid_arguments
 from schemas.errors import GoondanError
@@ -40,7 +42,7 @@ log = logging.getLogger("agentproc")
 
 class TurnCalls:
     """The calls of the turn `machine`. `push` gives it an input. `lost` is called when the lease is gone. `noted` is
-    called when notes wait to be stored.
+    called when notes wait to be stored. `shown` has what the model is shown of the conversation.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class TurnCalls:
         approvals: Approvals,
         notes: TurnNotes,
         own_calls: OwnCalls,
+        shown: TurnContext,
         *,
         push: Callable[[Input], None],
         lost: Callable[[], None],
@@ -61,6 +64,7 @@ class TurnCalls:
         self._approvals = approvals
         self._notes = notes
         self._own_calls = own_calls
+        self._shown = shown
         self._push = push
         self._lost = lost
         self._noted = noted
@@ -130,7 +134,9 @@ class TurnCalls:
             return
         script = script_of(part.tool_call_id)
         within = None if script is None else f"{self.turn_id}/{script}"
-        if self._own_calls.runs(part.tool_name):
+        if part.tool_name == reading.NAME and part.tool_name not in self.catalog:
+            then(self._shown.read(args))
+        elif self._own_calls.runs(part.tool_name):
             self._own_calls.start(action, args, self.catalog, self.context, then, within)
         elif (gone := self._of_lost_server(action)) is not None:
             then(gone)

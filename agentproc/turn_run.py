@@ -65,6 +65,7 @@ from agentproc.turn import (
     Yield,
 )
 from agentproc.turn_calls import TurnCalls
+from agentproc.turn_context import TurnContext
 from agentproc.usage import TurnUsage
 from schemas.address import instance_workdir
 from schemas.codec import to_raw
@@ -132,6 +133,7 @@ class TurnRun:
         before = self._approvals, self._budget
         own = OwnCalls(instance, name, workdir, deadline, *before, stepped=self._stepped, lost=self.abandon)
         self._own_calls = own
+        self._context = shown = TurnContext(instance.context, self._transcript)
         context = CallContext(name, self._event_id, frame.epoch, deadline)
         #: The calls of the turn.
         self.calls = calls = TurnCalls(
@@ -141,6 +143,7 @@ class TurnRun:
             self._approvals,
             self._notes,
             own,
+            shown,
             push=self.push,
             lost=self.abandon,
             noted=self._noted,
@@ -151,6 +154,7 @@ class TurnRun:
             self._notes,
             live,
             self._budget,
+            shown,
             push=self.push,
             time_left=self._time_left,
             lost=self.abandon,
@@ -438,6 +442,7 @@ class TurnRun:
                 self._notes.ended(end, at)
                 if self._by_operator and end.output is not None and end.output.status == "pending":
                     note_work(instance.store, name)
+                self._context.keep()
                 instance.store.finish_turn(
                     self._event_id, name, end.status, at, steps=end.steps, answer=payload, used=used.parts
                 )

@@ -54,6 +54,9 @@ class Script:
         calls = [AskedCall(f"c{request.step}.{number}", "tool__0", {"number": number}) for number in range(self.calls)]
         return ModelAnswer(calls=calls, finish_reason="tool-calls")
 
+    async def window(self, request: ModelRequest) -> None:
+        """It has no context."""
+
     async def close(self) -> None:
         """Nothing is open."""
 

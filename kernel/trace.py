@@ -135,6 +135,10 @@ class ModelCall(Struct, rename="camel", omit_defaults=True, kw_only=True):
     cost: float | None = None
     #: Whether the message ends where the model reached its limit of tokens.
     cut_off: bool = False
+    #: How many messages of the conversation it was not shown, because they did not fit.
+    left_out: int = 0
+    #: How many messages with results it was shown shortened.
+    shortened: int = 0
 
 
 class ToolCall(Struct, rename="camel", omit_defaults=True, kw_only=True):
@@ -377,6 +381,7 @@ def _model_ended(trace: Trace, calls: dict[str, ToolCall], note: Note) -> None:
     call.input_tokens = _sum(call.input_tokens, detail.input_tokens)
     call.output_tokens = _sum(call.output_tokens, detail.output_tokens)
     call.asked = detail.asked
+    call.left_out, call.shortened = detail.left_out, detail.shortened
     if detail.money is not None:
         call.cost = (call.cost or 0) + detail.money / NANO
     trace.input_tokens = _sum(trace.input_tokens, detail.input_tokens)

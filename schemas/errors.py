@@ -71,7 +71,7 @@ CODES: Final[dict[str, str]] = {
     "E_EXTENSION_FAILED": "Correct the extension, then restart the agent; its traceback is in the agent's log.",
     "E_MIDDLEWARE": "Correct the extension that the message names; its traceback is in the agent's log.",
     "E_MODEL_FAILED": "Check the model's endpoint, key and name.",
-    "E_CONTEXT_OVERFLOW": "Send less at a time, or use a model with a larger context.",
+    "E_CONTEXT_OVERFLOW": "Send less at a time, or use a model with a larger context; docs/context.md says more.",
     "E_MODEL_QUOTA": "Raise the limit of the account or pay for more, or name another Model in `fallback`.",
     "E_TURN_STALLED": "Send it again. For a model that is silent for longer, raise the Agent's policy.stallTimeoutS.",
     "E_MAX_STEPS": "Raise policy.maxStepsPerTurn, or make the task smaller.",

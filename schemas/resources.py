@@ -227,7 +227,7 @@ class ModelBody(_Strict, frozen=True):
         Annotated[int, Meta(ge=LEAST_WINDOW, lt=MOST_WINDOW)] | None,
         Meta(
             description="How many tokens its context holds. Without it: what the server says, or what is known of a "
-            "vendor's model, or what a refused request tells."
+            "vendor's model, or what a refused request tells ([context](context.md))."
         ),
     ] = None
     headers: Annotated[

@@ -152,6 +152,10 @@ class ModelDetail(Struct, frozen=True, rename="camel", omit_defaults=True, kw_on
     currency: str | None = None
     #: Whether the message ends where the model reached its limit of tokens.
     cut_off: bool = False
+    #: How many messages of the conversation it was not shown, because they did not fit.
+    left_out: int = 0
+    #: How many messages with results it was shown shortened.
+    shortened: int = 0
 
 
 class CallDetail(Struct, frozen=True, rename="camel", omit_defaults=True):

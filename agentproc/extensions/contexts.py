@@ -19,6 +19,8 @@ from typing import Any, Final, Literal, Protocol
 from msgspec import Struct
 
 from agentproc.catalog import Catalog, StepCatalog
+from agentproc.context.estimate import RESULT
+from agentproc.context.wishes import NO_WISHES, Summarise, Wishes
 from agentproc.conversation import Message, MessageEvent
 from agentproc.extensions.items import read_items
 from agentproc.extensions.pipeline import Layer, Next
@@ -285,6 +287,7 @@ class StepScope:
         "tool_catalog",
         "turn",
         "views",
+        "wishes",
     )
 
     def __init__(self, turn: TurnScope, index: int, bound: Catalog, effective_config: dict[str, Any]) -> None:
@@ -298,6 +301,7 @@ class StepScope:
         self.system: str | Unchanged | None = UNCHANGED
         self.metadata: dict[str, Any] = {}
         self.views: list[View] = []
+        self.wishes: Wishes = NO_WISHES
 
     def settle_catalog(self) -> StepCatalog:
         """The catalog as the layers so far have made it. Raises MiddlewareError when the last of them has added an
@@ -460,6 +464,40 @@ class StepContext(_Messages):
         if not callable(change):
             raise fail("E_USAGE", f"extension {self._extension}: view_messages takes a function")
         self._step.views.append(View(self._extension, change))
+
+    def limit_context(
+        self,
+        *,
+        max_messages: int | None = None,
+        max_tokens: int | None = None,
+        keep_tokens: int | None = None,
+        result_share: float = RESULT,
+        summarise: Summarise | None = None,
+    ) -> None:
+        """In this step, show the model less of the conversation than fits. What is left out is left out in jumps, and
+        stays left out in later steps and turns. Nothing of the stored conversation changes.
+
+        - `max_messages`: a conversation of more messages is cut, to two thirds of them.
+        - `max_tokens`: a longer conversation is cut, to `keep_tokens` (two thirds unless given).
+        - `result_share`: the part of the model's context that one tool's result may have (default 0.25).
+        - `summarise`: an async function (ask, summary so far, messages, most). It returns a summary of the messages
+          that
+          are to be left out now. `await ask(text, system)` asks the agent's model; both texts may have `most` bytes
+          together. It is also called when the context itself is too small.
+
+        Where several extensions limit the same, the smallest number counts. Raises GoondanError E_USAGE for other
+        values.
+        """
+        wishes = Wishes(
+            max_messages=max_messages,
+            max_tokens=max_tokens,
+            keep_tokens=keep_tokens,
+            result_share=result_share,
+            summarise=summarise,
+        )
+        if (fault := wishes.fault) is not None:
+            raise fail("E_USAGE", f"extension {self._extension}: limit_context: {fault}")
+        self._step.wishes = self._step.wishes.both(wishes)
 
     async def ask_model(self, text: str, *, system: str | None = None) -> str:
         """Ask the agent's own model a question outside of the conversation, and return the answer.

@@ -19,6 +19,7 @@ from typing import Any, Final
 from msgspec import structs
 
 from agentproc.catalog import Catalog, StepCatalog
+from agentproc.context.wishes import NO_WISHES, Wishes
 from agentproc.conversation import AssistantData, Message, ToolCallPart, error_result
 from agentproc.extensions.asking import Asking
 from agentproc.extensions.contexts import (
@@ -223,6 +224,11 @@ class Stages:
     def blocks(self) -> list[dict[str, Any]]:
         """The blocks that the model sees besides the conversation in this step."""
         return [] if self._step is None else self._step.blocks
+
+    @property
+    def wishes(self) -> Wishes:
+        """What extensions wish of the context in this step."""
+        return NO_WISHES if self._step is None else self._step.wishes
 
     def messages(self, own: list[Message]) -> list[Message]:
         """The messages of the conversation that the model sees in this step. Raises GoondanError."""

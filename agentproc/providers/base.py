@@ -47,6 +47,12 @@ class ModelRequest(Struct, frozen=True, kw_only=True):
     #: Blocks that extensions add to this request only (EXT-13). They stand behind the conversation, so the part before
     #: them is the same in every request.
     blocks: list[dict[str, Any]] = []
+    #: The most tokens of the answer, because no more fit beside the request; None: as many as the model's params say.
+    max_tokens: int | None = None
+    #: How many messages of the conversation are left out of `messages`, for traces.
+    left_out: int = 0
+    #: How many messages with results are shown shortened, for traces.
+    shortened: int = 0
 
 
 class Usage(Struct, frozen=True):
@@ -133,6 +139,9 @@ class Provider(Protocol):
         use no more, ContextOverflow when the request is longer than the model's context, otherwise E_MODEL_FAILED.
         Cancelling the task ends the request.
         """
+
+    async def window(self, request: ModelRequest) -> int | None:
+        """How many tokens the model's context holds, as its server says; None when it does not say. Raises nothing."""
 
     async def close(self) -> None:
         """Close connections."""

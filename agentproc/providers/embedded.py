@@ -64,6 +64,9 @@ class EmbeddedProvider:
         """Turn the commands of the last user message into tool calls, or the results behind it into text."""
         return answer(request.messages, request.tools)
 
+    async def window(self, request: ModelRequest) -> None:
+        """A console has no context."""
+
     async def close(self) -> None:
         """Nothing to close."""
 

@@ -36,6 +36,7 @@ from agentproc.providers.base import (
     redactor_of,
 )
 from agentproc.providers.connection import Client, Patience, Response
+from agentproc.providers.output_limit import limited_output, output_limit
 from agentproc.providers.overflow import overflow_of
 from agentproc.providers.refusals import error_names, refusal_kind
 from agentproc.providers.retry import Retries, retry_after
@@ -53,6 +54,7 @@ from agentproc.providers.vendor import (
     plain,
 )
 from schemas.errors import GoondanError, fail
+from schemas.model_windows import in_answer, in_listing, server_root
 from schemas.origins import key_may_go, origin_of
 from schemas.redaction import Redactor
 
@@ -61,6 +63,8 @@ from schemas.redaction import Redactor
 MAX_STREAM_BYTES: Final = 128 << 20
 #: The largest answer that does not stream (bytes).
 MAX_BODY_BYTES: Final = 8 << 20
+#: How long a server may take to say how long its model's context is (seconds). Without it a refusal tells.
+WINDOW_S: Final = 5.0
 #: How much of a refusal is read (bytes).
 MAX_ERROR_BYTES: Final = 65_536
 
@@ -121,6 +125,8 @@ class HttpProvider:
         E_MODEL_FAILED.
         """
         goes_on = False
+        if request.max_tokens is not None and request.max_tokens < output_limit(request.model):
+            request = replace(request, model=limited_output(request.model, request.max_tokens))
         try:
             answer = await self._complete(request, on_delta, on_news or _nobody)
             goes_on = bool(answer.calls)
@@ -128,6 +134,22 @@ class HttpProvider:
         finally:
             if not goes_on:  # the turn is over, and an idle agent holds nothing of it
                 self._vendor.forget()
+
+    async def window(self, request: ModelRequest) -> int | None:
+        """The model's context as its server says (tokens). Of the vendor's own server the table knows the models."""
+        if request.model.endpoint is None:
+            return None
+        wire = self._vendor.listing(request)
+        model, found = request.model.model or self._listed, None
+        with suppress(Fault, TimeoutError):
+            async with asyncio.timeout(WINDOW_S):
+                listed = in_listing(await self._get(request, wire), model)
+                found = listed.window
+                if listed.ask is not None:
+                    url = server_root(wire.url.removesuffix("/models")) + listed.ask
+                    asked = await self._get(request, msgspec.structs.replace(wire, url=url))
+                    found = in_answer(listed.ask, asked, model) or found
+        return found
 
     async def close(self) -> None:
         """Close the connection."""
@@ -202,17 +224,21 @@ class HttpProvider:
         asks for. Raises Fault.
         """
         if not self._listed:
-            self._check_key(request, wire)
-            response = await self._client.ask("GET", wire.url, _checked(wire.headers), b"", self._patience)
-            try:
-                if not 200 <= response.status < 300:
-                    raise await self._refusal(response, redactor_of(request.model))
-                self._listed = first_model(await _read(response, MAX_BODY_BYTES))
-            finally:
-                response.close()
+            self._listed = first_model(await self._get(request, wire))
             named = redactor_of(request.model)(plain(self._listed))
             log.info("model: %s, the first that %s lists", named[:MAX_WORDS], shown_server(wire.url))
         return replace(request, model=replace(request.model, model=self._listed))
+
+    async def _get(self, request: ModelRequest, wire: WireRequest) -> bytes:
+        """What the server says at the URL of `wire`. Raises Fault."""
+        self._check_key(request, wire)
+        response = await self._client.ask("GET", wire.url, _checked(wire.headers), b"", self._patience)
+        try:
+            if not 200 <= response.status < 300:
+                raise await self._refusal(response, redactor_of(request.model))
+            return await _read(response, MAX_BODY_BYTES)
+        finally:
+            response.close()
 
     async def _read_stream(self, response: Response, reader: AnswerReader, heard: Listener) -> None:
         decoder = SseDecoder()

@@ -1,19 +1,17 @@
 """The bundled extension `message-compaction`: the model sees a summary of a long conversation and its last messages.
 
-The agent's own model writes the summary. It adds to the summary each time the conversation grows beyond the budget
-again. The stored conversation does not change: only the messages that the model sees become fewer. A cut never lies
-between a call and its result. The message that began the turn is always shown word by word.
-
-The state of the extension in this instance holds the summary and the id of the last message in it.
+The agent's own model writes the summary. It adds to the summary each time more of the conversation is left out. The
+stored conversation does not change: only the messages that the model sees become fewer. What is left out, and when, is
+decided by the agent itself (docs/context.md), which also keeps the summary.
 """
 
 from __future__ import annotations
 
 from typing import Any, Final
 
-from agentproc.base.message_compaction.rendering import pieces, tokens_of
-from agentproc.conversation import Message, ToolData, UserData
-from schemas.errors import GoondanError, fail
+from agentproc.base.message_compaction.rendering import pieces, within
+from agentproc.conversation import Message
+from schemas.errors import fail
 
 INSTRUCTIONS: Final = (
     "You summarise a conversation between a user and an assistant that uses tools, so that the assistant can go on "
@@ -22,83 +20,33 @@ INSTRUCTIONS: Final = (
     "Leave out greetings and what has been replaced by something later. Write plain text, in the language of the "
     "conversation."
 )
-#: The line before the summary, in the message that the model sees.
-TITLE: Final = "Summary of the conversation so far, which is no longer shown word by word:\n\n"
-#: The longest summary that is kept (characters): the extension's state has 1 MiB.
-MAX_SUMMARY_CHARS: Final = 100_000
+#: The longest summary that is kept (bytes), in any context.
+MAX_SUMMARY_BYTES: Final = 100_000
+#: The parts of a question: the summary so far and the piece of the conversation. The rest is for the instructions.
+SUMMARY_PART: Final = 1 / 5
+PIECE_PART: Final = 3 / 5
 
 
 def register(api: Any, config: dict[str, Any]) -> None:
-    """Compact in front of each step that needs it. Raises GoondanError E_USAGE."""
+    """Compact when a step needs it. Raises GoondanError E_USAGE."""
     if config["keepTokens"] >= config["maxTokens"]:
         raise fail("E_USAGE", "message-compaction: keepTokens is not less than maxTokens")
-    compaction = _Compaction(api, config)
-    api.pipeline.register("step", compaction.step)
+    instructions: str = config.get("instructions") or INSTRUCTIONS
 
-
-class _Compaction:
-    """The summary of one instance."""
-
-    def __init__(self, api: Any, config: dict[str, Any]) -> None:
-        self._api = api
-        self._budget: int = config["maxTokens"]
-        self._kept: int = config["keepTokens"]
-        self._instructions: str = config.get("instructions") or INSTRUCTIONS
-
-    async def step(self, ctx: Any) -> Any:
-        messages = ctx.conversation_state.next_messages
-        state = self._api.state.get()
-        summary, through = state.get("summary", ""), state.get("through", "")
-        begin = next((index + 1 for index, message in enumerate(messages) if message.id == through), 0)
-        if begin == 0:
-            summary = ""  # none was made, or what it was made of is gone
-        if tokens_of(summary) + sum(map(tokens_of, messages[begin:])) > self._budget:
-            cut = find_cut(messages, begin, self._kept)
-            if cut > begin:
-                try:
-                    summary = await self._summarise(ctx, summary, messages[begin:cut])
-                except GoondanError as error:
-                    self._api.logger.warning("the conversation could not be summarised:", error.info.message)
-                else:
-                    begin, through = cut, messages[cut - 1].id
-                    self._api.state.set({"summary": summary, "through": through})
-                    self._api.logger.info(cut, "messages are shown as a summary of", len(summary), "characters")
-        if begin:
-            ctx.view_messages(lambda now: shown(now, summary, through))
-        return await ctx.next()
-
-    async def _summarise(self, ctx: Any, summary: str, messages: list[Message]) -> str:
-        """Ask for a summary of `summary` and of `messages`, in pieces that fit into the budget."""
-        for piece in pieces(messages, self._budget):
+    async def summarise(ask: Any, summary: str, messages: list[Message], most: int) -> str:
+        """Ask for a summary of `summary` and of `messages`, in pieces that fit into `most` bytes."""
+        size = len(messages)
+        for piece in pieces(messages, int(most * PIECE_PART)):
             before = f"The summary so far:\n{summary}\n\nWhat came then:\n" if summary else ""
             text = f"{before}{piece}\n\nWrite the summary of all of it."
-            summary = (await ctx.ask_model(text, system=self._instructions)).strip()[:MAX_SUMMARY_CHARS]
+            summary = within((await ask(text, instructions)).strip(), min(MAX_SUMMARY_BYTES, int(most * SUMMARY_PART)))
             if not summary:
                 raise fail("E_MODEL_FAILED", "the model's summary is empty")
+        api.logger.info(size, "messages are shown as a summary of", len(summary), "characters")
         return summary
 
+    async def step(ctx: Any) -> Any:
+        ctx.limit_context(max_tokens=config["maxTokens"], keep_tokens=config["keepTokens"], summarise=summarise)
+        return await ctx.next()
 
-def find_cut(messages: list[Message], begin: int, keep: int) -> int:
-    """The index of the first message that stays as it is. At most `keep` tokens stay, but always the last message, and
-    no result stays without its call. Returns `begin` when nothing can be cut off.
-    """
-    cut, size = len(messages) - 1, tokens_of(messages[-1]) if messages else 0
-    while cut > begin and size + tokens_of(messages[cut - 1]) <= keep:
-        cut -= 1
-        size += tokens_of(messages[cut])
-    while cut > begin and isinstance(messages[cut].data, ToolData):
-        cut -= 1  # with its call, even if that is more than should stay
-    return max(cut, begin)
-
-
-def shown(messages: list[Message], summary: str, through: str) -> list[Any]:
-    """The messages that the model sees: the summary, the user's last message if the summary covers it, and all later
-    ones.
-    """
-    begin = next((index + 1 for index, message in enumerate(messages) if message.id == through), 0)
-    if begin == 0:
-        return messages
-    told = {"id": "summary", "data": {"role": "user", "content": TITLE + summary}}
-    last = next((m for m in reversed(messages) if isinstance(m.data, UserData)), None)
-    said = [last] if last is not None and last in messages[:begin] else []
-    return [told, *said, *messages[begin:]]
+    api.pipeline.register("step", step)

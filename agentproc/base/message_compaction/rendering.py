@@ -6,34 +6,31 @@ import json
 from collections.abc import Iterator
 from typing import Final
 
-from agentproc.conversation import AssistantData, Message, ToolData, encode_message
+from agentproc.conversation import AssistantData, Message, ToolData
 from schemas.codec import from_raw
 
-#: Bytes for one token. Vendors' rules of thumb say four characters of English; other languages need more tokens.
-BYTES_PER_TOKEN: Final = 3
 #: How much of one tool's result, or of one call's arguments, goes into the text to summarise (characters). Longer ones
 #: are files and listings, and their content can be read again.
 MAX_VALUE_CHARS: Final = 4000
 
 
-def tokens_of(item: Message | str) -> int:
-    """The approximate number of tokens of a message or a text. The guess is rather too high."""
-    size = len(item.encode("utf-8", "replace")) if isinstance(item, str) else len(encode_message(item))
-    return -(-size // BYTES_PER_TOKEN)
-
-
-def pieces(messages: list[Message], budget: int) -> Iterator[str]:
-    """The conversation as texts of at most `budget` tokens each. A message that is longer than that is cut."""
-    limit = budget * BYTES_PER_TOKEN
-    piece = ""
+def pieces(messages: list[Message], most: int) -> Iterator[str]:
+    """The conversation as texts of at most `most` bytes each. A message that is longer than that is cut."""
+    piece, size = "", 0
     for message in messages:
-        text = _cut(render(message), limit)
-        if piece and len(piece) + len(text) > limit:
+        text = within(render(message), most)
+        length = len(text.encode("utf-8", "replace")) + 1
+        if piece and size + length > most:
             yield piece
-            piece = ""
-        piece = f"{piece}\n{text}" if piece else text
+            piece, size = "", 0
+        piece, size = f"{piece}\n{text}" if piece else text, size + length
     if piece:
         yield piece
+
+
+def within(text: str, most: int) -> str:
+    """The beginning of a text, in at most `most` bytes."""
+    return text.encode("utf-8", "replace")[:most].decode("utf-8", "ignore")
 
 
 def render(message: Message) -> str:

@@ -6,6 +6,9 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+from msgspec import structs
+
+from agentproc.context import reading
 from agentproc.providers.base import ModelAnswer, ModelNews, ModelRequest, TextDelta
 from agentproc.turn import AskedCall
 from schemas.codec import from_raw, to_raw
@@ -115,13 +118,17 @@ class FakeLink:
 
 
 class FakeModel:
-    """A model that says what it is told: one entry a call, in order; an exception is raised."""
+    """A model that says what it is told: one entry a call, in order; an exception is raised. `requests` is without the
+    tool that reads shortened results, which every request with tools has; `whole` has it.
+    """
 
     needs_history = True
 
     def __init__(self, *script: ModelAnswer | Exception) -> None:
         self.script = list(script)
         self.requests: list[ModelRequest] = []
+        self.whole: list[ModelRequest] = []
+        self.listed: int | None = None
 
     async def complete(
         self,
@@ -129,12 +136,16 @@ class FakeModel:
         on_delta: Callable[[TextDelta], None] | None = None,
         on_news: Callable[[ModelNews], None] | None = None,
     ) -> ModelAnswer:
-        self.requests.append(request)
+        self.whole.append(request)
+        self.requests.append(structs.replace(request, tools=[i for i in request.tools if i.name != reading.NAME]))
         await asyncio.sleep(0)
         answer = self.script.pop(0)
         if isinstance(answer, Exception):
             raise answer
         return answer
+
+    async def window(self, request: ModelRequest) -> int | None:
+        return self.listed
 
     async def close(self) -> None:
         self.script.clear()

@@ -1,0 +1,216 @@
+"""Which messages of a conversation are shown, and which results are shown shortened. Pure.
+
+A shape is stored. It changes in jumps only, so what is shown begins with what was shown before, for every vendor's
+cache. No cut lies between a call and its result. The message of the user that began the turn is always shown.
+
+Source: docs/design/turns.md section 10.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from msgspec import Struct, structs
+
+from agentproc.context.sizes import AROUND, text_size
+from agentproc.conversation import Message, MessageSource, ToolData, ToolResultPart, UserData
+from agentproc.providers.history import result_text
+from schemas.codec import to_raw
+
+#: A result is never shown with less (bytes): its beginning, its end and how the rest is read.
+LEAST_RESULT: Final = 240
+#: How much of a shortened result is its beginning; the rest is its end.
+HEAD: Final = 2 / 3
+#: The room for the mark in a shortened result (bytes).
+MARK: Final = 160
+#: The line before a summary, and in the place of messages that were left out without one.
+SUMMARY: Final = "Summary of the conversation so far, which is no longer shown word by word:\n\n"
+LEFT_OUT: Final = (
+    "(The {} messages before this are left out here, because the conversation is longer than the context.)"
+)
+
+
+class Shape(Struct, frozen=True, omit_defaults=True):
+    """What is left out of a conversation."""
+
+    #: The id of the last message that is left out; "": none is.
+    through: str = ""
+    #: How many messages are left out.
+    left_out: int = 0
+    #: What stands in their place; "": only that they are left out.
+    summary: str = ""
+    #: The ids of messages with results that are shown shortened -> the bytes of each result.
+    shortened: dict[str, int] = {}
+
+
+def begin_of(messages: Sequence[Message], shape: Shape) -> int:
+    """The index of the first message that is shown. 0 when what was left out is not in the conversation any more."""
+    return index_of(messages, shape.through) + 1
+
+
+def index_of(messages: Sequence[Message], message_id: str | None) -> int:
+    """The index of a message, sought from the end, where it mostly is. -1: it is not there, or there is no id."""
+    if message_id:
+        for index in range(len(messages) - 1, -1, -1):
+            if messages[index].id == message_id:
+                return index
+    return -1
+
+
+def shown_sizes(messages: Sequence[Message], sizes: Sequence[int], shape: Shape) -> list[int]:
+    """The bytes of each message as it is shown."""
+    if not shape.shortened:
+        return list(sizes)
+    most = shape.shortened
+    return [
+        min(size, (most[message.id] + AROUND) * _results(message)) if message.id in most else size
+        for message, size in zip(messages, sizes, strict=True)
+    ]
+
+
+def long_results(messages: Sequence[Message], sizes: Sequence[int], shape: Shape, most: int) -> dict[str, int]:
+    """The messages that are shown with a result of more than `most` bytes and were not shortened before -> `most`."""
+    begin, known = begin_of(messages, shape), shape.shortened
+    return {
+        messages[index].id: most
+        for index in range(begin, len(messages))
+        if sizes[index] > most + AROUND and messages[index].id not in known and _results(messages[index])
+    }
+
+
+def find_cut(messages: Sequence[Message], sizes: Sequence[int], begin: int, room: int, most: int | None = None) -> int:
+    """The index of the first message that stays, so that at most `room` bytes and `most` messages stay. The last call
+    stays with its results, and else the last message, whatever their size.
+
+    A message of the user is a better beginning than one within a turn, if at least half as much stays with it.
+    """
+    cut = _last_group(messages)
+    size, better, better_size = sum(sizes[cut:]), None, 0
+    index = cut
+    while index > begin:
+        index -= 1
+        size += sizes[index]
+        if size > room or (most is not None and len(messages) - index > most):
+            break
+        if not isinstance(messages[index].data, ToolData):
+            cut = index
+            if isinstance(messages[index].data, UserData):
+                better, better_size = index, size
+    if better is not None and better_size * 2 >= sum(sizes[cut:]):
+        cut = better
+    return max(cut, begin)
+
+
+def _last_group(messages: Sequence[Message]) -> int:
+    index = len(messages) - 1
+    while index > 0 and isinstance(messages[index].data, ToolData):
+        index -= 1
+    return max(index, 0)
+
+
+def squeezed(messages: Sequence[Message], sizes: Sequence[int], over: int) -> dict[str, int]:
+    """The bytes of results with which the messages are `over` bytes shorter, the longest ones first. When that is not
+    possible, each result is as short as it may be. `sizes` are as shown now.
+    """
+    results = {m.id: size // _results(m) for m, size in zip(messages, sizes, strict=True) if _results(m)}
+    room = max(0, sum(results.values()) - over)
+    ascending = sorted(results.values())
+    cap = 0
+    for index, size in enumerate(ascending):
+        cap = room // (len(ascending) - index)
+        if size > cap:
+            break
+        room -= size
+    cap = max(cap - AROUND, LEAST_RESULT)
+    return {name: cap for name, size in results.items() if size > cap + AROUND}
+
+
+def _results(message: Message) -> int:
+    return len(message.data.content) if isinstance(message.data, ToolData) else 0
+
+
+class View:
+    """The messages that are shown. A message that is shown in another form is the same object in each request, as long
+    as its form stays.
+    """
+
+    __slots__ = ("_noted", "_shortened")
+
+    def __init__(self) -> None:
+        self._shortened: dict[str, tuple[Message, int, Message]] = {}
+        self._noted: tuple[Message, str, list[Message]] | None = None
+
+    def of(self, messages: list[Message], shape: Shape, opening: str | None) -> list[Message]:
+        """What is shown of a conversation. `opening` is the id of the message that began the turn."""
+        begin = begin_of(messages, shape)
+        shown = messages[begin:] if begin else messages
+        if shape.shortened:
+            most = shape.shortened
+            shown = [self._short(message, most[message.id]) if message.id in most else message for message in shown]
+        if begin == 0:
+            return list(shown)
+        began = index_of(messages, opening)
+        if 0 <= began < begin:
+            shown = [messages[began], *shown]
+        return [*self._with_note(shown[0], note_of(shape)), *shown[1:]]
+
+    def _with_note(self, first: Message, note: str) -> list[Message]:
+        """The first message with a note before it. It is one message where the first is the user's: some models take no
+        two of them in a row.
+        """
+        known = self._noted
+        if known is None or known[0] is not first or known[1] != note:
+            told = Message("left-out", UserData(note), first.created_at, MessageSource("system"))
+            made = [told, first]
+            if isinstance(first.data, UserData):
+                made = [
+                    structs.replace(first, data=structs.replace(first.data, content=f"{note}\n\n{first.data.content}"))
+                ]
+            known = self._noted = (first, note, made)
+        return known[2]
+
+    def _short(self, message: Message, most: int) -> Message:
+        known = self._shortened.get(message.id)
+        if known is None or known[0] is not message or known[1] != most:
+            known = self._shortened[message.id] = (message, most, shortened(message, most))
+        return known[2]
+
+
+def note_of(shape: Shape) -> str:
+    """What stands in the place of the messages that are left out."""
+    return SUMMARY + shape.summary if shape.summary else LEFT_OUT.format(shape.left_out)
+
+
+def shortened(message: Message, most: int) -> Message:
+    """The message with results of at most `most` bytes each. A longer one is shown with its beginning, its end and how
+    the rest is read (reading.py).
+    """
+    if not isinstance(message.data, ToolData):
+        return message
+    parts = [_shortened_part(message.id, part, most) for part in message.data.content]
+    return structs.replace(message, data=ToolData(parts))
+
+
+def _shortened_part(message_id: str, part: ToolResultPart, most: int) -> ToolResultPart:
+    text = result_text(part.result)
+    if part.result.status != "ok" or text_size(text) <= most:
+        return part
+    room = max(most - MARK, 0)
+    head = within(text, int(room * HEAD))
+    tail = within(text, room - int(room * HEAD), from_end=True)
+    left = len(text) - len(head) - len(tail)
+    mark = (
+        f"\n[… {left} of {len(text)} characters are left out here. "
+        f'tool-result__read {{"id": "{message_id}", "from": {len(head)}}} reads them. …]\n'
+    )
+    return structs.replace(part, result=structs.replace(part.result, output=to_raw(head + mark + tail)))
+
+
+def within(text: str, size: int, *, from_end: bool = False) -> str:
+    """The beginning of a text, or its end, in at most `size` bytes."""
+    if size <= 0:
+        return ""
+    if from_end:
+        return text[-size:].encode("utf-8", "replace")[-size:].decode("utf-8", "ignore")
+    return text[:size].encode("utf-8", "replace")[:size].decode("utf-8", "ignore")

@@ -1,0 +1,104 @@
+"""How long the parts of a request are (bytes of what the model reads). Pure.
+
+A token is never counted here: each vendor counts in its own way. The bytes are those of the texts, without what JSON
+and the form of a vendor add. estimate.py turns them into tokens.
+
+Source: docs/design/turns.md section 10.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import is_
+from typing import Any, Final
+
+import msgspec
+
+from agentproc.conversation import AssistantData, Message, TextPart, ToolData
+from agentproc.providers.history import KEPT
+from schemas.codec import encode_value
+from schemas.frames import ToolResult
+from schemas.launch import CatalogItem
+
+#: What stands around each message and each call in a vendor's form (bytes): the names of roles and the marks between
+#: them.
+AROUND: Final = 16
+
+
+def text_size(text: str | None) -> int:
+    """The bytes of a text."""
+    if not text:
+        return 0
+    return len(text) if text.isascii() else len(text.encode("utf-8", "replace"))
+
+
+def message_size(message: Message) -> int:
+    """The bytes of a message, with what its vendor gets back."""
+    data = message.data
+    if isinstance(data, ToolData):
+        return sum([AROUND + result_size(part.result) for part in data.content])
+    if not isinstance(data, AssistantData):
+        return AROUND + text_size(data.content)
+    size = AROUND
+    for part in data.content:
+        if isinstance(part, TextPart):
+            size += text_size(part.text)
+        else:
+            size += AROUND + len(part.tool_name) + len(encode_value(part.args))
+    kept = message.metadata.get(KEPT)
+    return size if kept is None else size + len(encode_value(kept))
+
+
+def result_size(result: ToolResult) -> int:
+    """The bytes of a result."""
+    if result.status == "ok":
+        return 0 if result.output is None else len(memoryview(result.output))
+    return len(encode_value([result.handle, result.error]))
+
+
+def blocks_size(blocks: Sequence[dict[str, Any]]) -> int:
+    """The bytes of the blocks of a step."""
+    return sum([AROUND + len(msgspec.json.encode(block, enc_hook=str)) for block in blocks])
+
+
+class ToolSizes:
+    """The bytes of the tools' definitions. They are counted again only when the tools have changed."""
+
+    __slots__ = ("_items", "_size")
+
+    def __init__(self) -> None:
+        self._items: Sequence[CatalogItem] = []
+        self._size = 0
+
+    def of(self, items: Sequence[CatalogItem]) -> int:
+        """The bytes of these. The list must not be changed afterwards."""
+        known = self._items
+        if len(items) != len(known) or not all(map(is_, items, known)):
+            self._items = items
+            self._size = sum(map(_item_size, items))
+        return self._size
+
+
+def _item_size(item: CatalogItem) -> int:
+    parameters = 0 if item.parameters is None else len(msgspec.json.encode(item.parameters, enc_hook=str))
+    return AROUND + len(item.name) + text_size(item.description) + parameters
+
+
+class MessageSizes:
+    """The bytes of a conversation's messages. Those that were counted before are not counted again."""
+
+    __slots__ = ("_known", "_sizes")
+
+    def __init__(self) -> None:
+        self._known: list[Message] = []
+        self._sizes: list[int] = []
+
+    def of(self, messages: list[Message]) -> list[int]:
+        """The bytes of each. Neither list may be changed afterwards."""
+        same = 0
+        if len(messages) >= len(self._known) and all(map(is_, self._known, messages)):
+            same = len(self._known)
+        sizes = self._sizes[:same]
+        sizes += map(message_size, messages[same:] if same else messages)
+        self._known, self._sizes = messages, sizes
+        return sizes
