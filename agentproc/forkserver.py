@@ -1,7 +1,7 @@
 """`python -m agentproc.forkserver`: the warm parent of agent processes.
 
 It imports once what every agent needs, and forks. So an agent shares the pages of its code with all others. The fork
-server must stay fork-safe: no thread, no event loop, no ZeroMQ context, no bundle code.
+server must stay fork-safe: no thread, no event loop, no bundle code.
 
 It is ready after the first step of the warm-up (warmup.py). The other steps follow when the whole kernel is ready, and
 each waits until the machine has time to spare (spare_time.py): the first turns need the processors. Requests that come
@@ -370,7 +370,7 @@ def main(argv: list[str] | None = None) -> int:
     forbid_core_dumps()  # and no more: the supervisor knows a waiting agent by its descriptors
     options = parser.parse_args(argv)
     close_to_others()
-    keep_memory_steady()  # an agent's two ZeroMQ threads would have a heap of their own each
+    keep_memory_steady()  # an agent's threads for files would have a heap of their own each
     die_with_parent(options.parent_pid)
     set_process_name("gdn-forksrv")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the supervisor's business

@@ -1,20 +1,17 @@
 """The asyncio shell around peer.py: the one Python client of the bus, for agents, tool hosts, the CLI and programs.
 
-Waiting. The descriptor of libzmq is edge-triggered, and every send or receive may swallow its edge. So a turn of the
-link first writes the queue. Then it asks whether there is something to read, and reads until there is nothing left.
-When its share of time is used up, it schedules another turn. When it has written after it asked, it schedules one more
-turn. This reached twice the rate of tool calls of `zmq.asyncio` (docs/decisions/006).
+The connection. The link speaks ZMTP itself (system/dealer.py), without libzmq and its thread (docs/decisions/098). What
+one turn of the loop wants to send leaves together; what was read together is handled together.
 
 Large payloads. They go through files (blobs.py), which threads write and read. An entry waits in the peer until its
 file is written. While a file is being read, nothing more is received. So frames keep their order, and only one payload
 at a time is in memory.
 
 A new broker. The socket probes on every connection (an empty message), the broker answers E_HELLO_REQUIRED, and the
-peer says hello. While there is no broker, nothing is sent (IMMEDIATE).
+peer says hello. While there is no broker, nothing is sent.
 
-The identity of the broker. Before each hello the link checks the place of the socket. Until the welcome every frame
-must come from a process of the broker's user (broker_identity.py). Later frames are not checked, because the check of a
-sender is costly, and only the broker can listen in that place.
+The identity of the broker. On each new connection the link checks the place of the socket and the user of the process
+that listens there (broker_identity.py), before it sends a byte.
 """
 
 from __future__ import annotations
@@ -27,8 +24,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final
 
-import zmq
-import zmq.backend
 from msgspec import Raw
 
 from schemas.blobs import INLINE_FRAME_BYTES, REFERENCES, check_reference, is_reference
@@ -51,28 +46,19 @@ from schemas.peer import (
 )
 from schemas.system.blob_work import BlobWork
 from schemas.system.broker_identity import BrokerIdentity
+from schemas.system.dealer import Dealer
 
-#: How long libzmq waits before it tries a lost path again (milliseconds).
-RECONNECT_MS: Final = 20
-#: The most messages that libzmq queues towards the broker. Credit keeps us far below it.
-SEND_HWM: Final = 4096
-#: The most messages that libzmq queues for us. The broker keeps those that do not fit.
-RECEIVE_HWM: Final = 4096
+#: The most messages that wait for a broker that does not read. Credit keeps us far below it.
+MAX_UNSENT: Final = 4096
 #: The most frames of one wake-up, so that timers and other descriptors get their turn.
 FRAMES_PER_WAKEUP: Final = 128
-#: The most frames that are handed to libzmq together.
+#: So many frames leave before the turn of the loop ends: their receivers need not wait for the end of a long turn.
 BURST: Final = 8
 #: How often deadlines and unanswered hellos are checked (seconds).
 TICK_S: Final = 0.2
 #: The same for a link that has waited for nothing for some time (seconds). A thousand idle agents that checked every
 #: 0.2 s took half of a processor.
 REST_TICK_S: Final = 5.0
-# Plain integers, because pyzmq's enums cost a look-up on every call.
-_NOBLOCK: Final = int(zmq.NOBLOCK)
-_EVENTS: Final = int(zmq.EVENTS)
-_POLLIN: Final = int(zmq.POLLIN)
-#: How soon a send that libzmq refused is tried again (seconds).
-RETRY_SEND_S: Final = 0.02
 
 
 def boottime_ms() -> int:
@@ -118,7 +104,6 @@ class Link:
     ) -> None:
         self.endpoint = endpoint
         self._broker = BrokerIdentity(endpoint, broker_uid)
-        self._proven = False  # the broker has welcomed us, and has not asked for hello again
         self._on_frame = on_frame
         self._leases = leases
         self._calls = calls
@@ -137,15 +122,18 @@ class Link:
         self._renew_token = renew_token
         self._blobs = BlobWork()
         self._paused = False
-        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
-        self._socket: zmq.Socket[bytes] | None = None
-        self._send_part: Callable[[bytes, int], object] = _no_socket
-        self._option: Callable[[int], int] = _no_option
+        self._dealer = Dealer(
+            endpoint,
+            MAX_RELAYED_BYTES,
+            admits=self._admits,
+            on_messages=self._turn,
+            on_writable=self._write,
+            on_lost=self._lost,
+        )
+        self._open = False
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._fd = -1
         self._scheduled = False
         self._outgoing: deque[bytes] = deque()
-        self._retry: asyncio.TimerHandle | None = None
         self._ticker: asyncio.TimerHandle | None = None
         self._tick_s = TICK_S
         self._welcomed: asyncio.Future[Welcome] | None = None
@@ -165,28 +153,9 @@ class Link:
         loop = self._loop = asyncio.get_running_loop()
         self.closed = loop.create_future()
         self._welcomed = loop.create_future()
-        context = self._context = zmq.Context(io_threads=1)
-        socket = self._socket = context.socket(zmq.DEALER)
-        # Random, so that nobody can guess it. Not with a leading zero, which libzmq keeps for itself.
-        socket.setsockopt(zmq.ROUTING_ID, b"g" + os.urandom(15))
-        for option, value in (
-            (zmq.LINGER, 0),
-            (zmq.IMMEDIATE, 1),
-            (zmq.PROBE_ROUTER, 1),
-            (zmq.RECONNECT_IVL, RECONNECT_MS),
-            (zmq.SNDHWM, SEND_HWM),
-            (zmq.RCVHWM, RECEIVE_HWM),
-            (zmq.MAXMSGSIZE, MAX_RELAYED_BYTES),
-        ):
-            socket.setsockopt(option, value)
-        socket.connect(self.endpoint)
-        # The class of pyzmq below its Python layer. The layer adds options that we do not use, at a third of the cost.
-        self._send_part = zmq.backend.Socket.send.__get__(socket)
-        self._option = zmq.backend.Socket.get.__get__(socket)
-        self._fd = int(socket.getsockopt(zmq.FD))
-        loop.add_reader(self._fd, self._turn)
+        self._open = True
+        self._dealer.open(loop)
         self._ticker = loop.call_later(TICK_S, self._tick)
-        self._schedule()
         try:
             # Not wait_for: in Python 3.11 it forgets to be cancelled when the welcome comes that very moment.
             async with asyncio.timeout(timeout_s):
@@ -200,25 +169,18 @@ class Link:
 
     async def close(self, linger_s: float = 1.0) -> None:
         """End the link. Queued bytes get `linger_s` seconds to leave. Unanswered frames raise E_LINK_CLOSED."""
-        socket, context, loop = self._socket, self._context, self._loop
-        if socket is None or context is None or loop is None:
+        if not self._open:
             return
-        if linger_s > 0:
-            self._write()
-        self._socket = None
-        self._paused = True
+        self._open = False
         self._blobs.close()
-        loop.remove_reader(self._fd)
-        for timer in (self._ticker, self._retry):
-            if timer is not None:
-                timer.cancel()
+        if self._ticker is not None:
+            self._ticker.cancel()
         self._fail_all(self._peer.close())
-        socket.close(linger=int(linger_s * 1000))
-        # `term` waits in libzmq for the linger, and the loop must not wait.
         if linger_s > 0:
-            await loop.run_in_executor(None, context.term)
-        else:
-            context.term()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(linger_s):
+                    await self._dealer.drain(self._outgoing)
+        self._dealer.close()
         if not self.closed.done():
             self.closed.set_result(None)
         if self._welcomed is not None and not self._welcomed.done():
@@ -252,7 +214,7 @@ class Link:
 
         Raises FrameError E_FRAME_TOO_LARGE.
         """
-        if self._peer.phase != "ready" or len(self._outgoing) >= SEND_HWM:
+        if self._peer.phase != "ready" or len(self._outgoing) >= MAX_UNSENT:
             return False
         if not frame.id:
             frame.id = self._peer.next_id()
@@ -370,12 +332,14 @@ class Link:
                 self._blobs.remove(self._peer.blobs, blob)
             return False
         self._paused = True
+        self._dealer.pause()
 
         def done(payload: bytes | None, error: GoondanError | None) -> None:
             loop = self._loop
-            if self._socket is None or loop is None:
+            if not self._open or loop is None:
                 return
             self._paused = False
+            self._dealer.resume()
             if payload is not None:
                 frame.payload, frame.blob = Raw(payload), None
                 outcome = self._peer.receive(frame, loop.time())
@@ -396,13 +360,11 @@ class Link:
         return True
 
     def _queue(self, data: bytes) -> None:
-        """Send in this turn of the loop, in bursts with the other frames of the turn.
-
-        Frames that are handed over one by one wake libzmq's thread each time. That costs a fifth of the calls per
-        second (docs/decisions/016).
+        """Send in this turn of the loop, in bursts with the other frames of the turn. Frames that leave one by one wake
+        the broker each time (docs/decisions/016).
         """
         self._outgoing.append(data)
-        if len(self._outgoing) >= BURST and self._retry is None:
+        if len(self._outgoing) >= BURST:
             self._write()
         self._schedule()
 
@@ -418,19 +380,9 @@ class Link:
             self._queue(entry.data)
 
     def _write(self) -> None:
-        """Hand the queue to libzmq. Frames that it does not take now are tried again soon."""
-        outgoing, send = self._outgoing, self._send_part
-        try:
-            while outgoing:
-                send(outgoing[0], _NOBLOCK)
-                outgoing.popleft()
-        except zmq.Again:
-            if self._retry is None and self._loop is not None:
-                self._retry = self._loop.call_later(RETRY_SEND_S, self._retry_now)
-
-    def _retry_now(self) -> None:
-        self._retry = None
-        self._turn()
+        """Send the queue, as far as the broker takes it now. The rest goes out when it takes more."""
+        if self._outgoing:
+            self._dealer.send(self._outgoing)
 
     # --- receiving
 
@@ -440,57 +392,51 @@ class Link:
             self._loop.call_soon(self._turn)
 
     def _turn(self) -> None:
-        """Write the queue, read all frames that are there, and write the frames that they caused."""
+        """Write the queue, handle the frames that were read, and write the frames that they caused."""
         self._scheduled = False
-        if self._outgoing:
-            self._write()
-        # An empty receive costs twice as much as this question, and most turns follow a send and find nothing.
-        socket, paused = self._socket, self._paused
-        if socket is None or paused or not self._option(_EVENTS) & _POLLIN:
+        self._write()
+        if self._stopped():
             return
-        receive, handle = socket.recv, self._handle
-        try:
-            for count in range(FRAMES_PER_WAKEUP):
-                if count == 1 and not self._option(_EVENTS) & _POLLIN:
-                    break
-                if self._proven:
-                    handle(receive(_NOBLOCK))
-                else:
-                    self._receive_unproven(socket)
-                if self._paused:  # the frame has closed the link, or a payload is being read
-                    break
-            else:
-                self._schedule()
-        except zmq.Again:
-            pass
-        if self._socket is None:
-            return
+        take, handle = self._dealer.take, self._handle
+        for _ in range(FRAMES_PER_WAKEUP):
+            data = take()
+            if data is None:
+                break
+            handle(data)
+            if self._stopped():
+                break
+        else:
+            self._schedule()
         if self._peer.has_waiting and self._peer.phase == "ready":
             self._queue_waiting()
-        if self._outgoing:
-            self._write()
-            self._schedule()  # the write may have swallowed the edge of the descriptor
+        self._write()
 
-    def _receive_unproven(self, socket: zmq.Socket[bytes]) -> None:
-        """Handle a frame of a sender that has not welcomed us yet."""
-        part = socket.recv(_NOBLOCK, copy=False)
+    def _stopped(self) -> bool:
+        """Whether no frame may be handled now: a payload is being read, or the link is closed."""
+        return self._paused or not self._open
+
+    def _admits(self, fd: int) -> bool:
+        """Whether the broker is at the other end of a new connection. When somebody else is, the link is over."""
         try:
-            if self._broker.speaks(int(part.get(zmq.SRCFD))):
-                self._handle(part.bytes)
+            return self._broker.is_there() and self._broker.speaks(fd)
         except GoondanError as error:
             self._refuse(LinkRefused(error.info))
+            return False
+
+    def _lost(self) -> None:
+        """The connection is over. What must arrive is sent again after the next welcome."""
+        self._outgoing.clear()
+        self._peer.lost()
 
     def _greet(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Say hello, if only the broker can have put the socket in its place."""
+        """Say hello to the broker at the other end of this connection."""
         if self._tick_s != TICK_S:
             self._stir(loop)
-        self._proven = False
-        self._outgoing.clear()  # it was for a broker that is gone; frames that must arrive are in the outbox
+        self._outgoing.clear()  # frames that must arrive are in the outbox
         try:
-            if self._broker.is_there():
-                if self._renew_token is not None and self._peer.welcome is not None:
-                    self._peer.token = self._renew_token()
-                self._queue(self._peer.hello(self._leases(), self._calls(), loop.time(), self._attached()))
+            if self._renew_token is not None and self._peer.welcome is not None:
+                self._peer.token = self._renew_token()
+            self._queue(self._peer.hello(self._leases(), self._calls(), loop.time(), self._attached()))
         except GoondanError as error:
             self._refuse(LinkRefused(error.info))
 
@@ -524,7 +470,6 @@ class Link:
         elif isinstance(outcome, Greet):
             self._greet(loop)
         elif isinstance(outcome, Welcomed):
-            self._proven = True
             self._welcome(outcome.welcome)
         elif isinstance(outcome, LinkRefused):
             self._refuse(outcome)
@@ -556,6 +501,7 @@ class Link:
 
     def _refuse(self, refused: LinkRefused) -> None:
         error = GoondanError(refused.error)
+        self._dealer.close()
         self._fail_all(self._peer.close())
         if self._welcomed is not None and not self._welcomed.done():
             self._welcomed.set_exception(error)
@@ -565,7 +511,7 @@ class Link:
 
     def _tick(self) -> None:
         loop = self._loop
-        if loop is None or self._socket is None:
+        if loop is None or not self._open:
             return
         # At rest, each check makes the pause before the next one longer. So news after a short rest is found soon.
         self._tick_s = min(2 * self._tick_s, REST_TICK_S) if self._peer.rests else TICK_S
@@ -595,11 +541,3 @@ class Link:
                 waiter.set_exception(error)
                 with suppress(BaseException):
                     waiter.exception()  # marks it as seen: when nobody waits any more, the loop must not log it
-
-
-def _no_socket(data: bytes, flags: int) -> object:
-    raise zmq.Again
-
-
-def _no_option(option: int) -> int:
-    return 0

@@ -53,9 +53,9 @@ NOT_IMPORTED = {
         "kernel.trust.powers",
         "ipaddress",
     },
-    "kernel.broker.__main__": {"secrets", "shlex", "shutil", "pathlib", "traceback", "asyncio", "jsonschema_rs"},
-    "agentproc.forkserver": {"secrets", "shlex"},
-    "toolhost.app": {"secrets", "shlex", "shutil", "argparse", "jsonschema_rs", "email.utils"},
+    "kernel.broker.__main__": {"secrets", "shlex", "shutil", "pathlib", "traceback", "asyncio", "zmq", "jsonschema_rs"},
+    "agentproc.forkserver": {"secrets", "shlex", "zmq"},
+    "toolhost.app": {"secrets", "shlex", "shutil", "zmq", "argparse", "jsonschema_rs", "email.utils"},
 }
 
 

@@ -1,0 +1,240 @@
+"""ZMTP, the bytes of a ZeroMQ connection, without a socket: greeting, READY, frames, PING.
+
+It is version 3.1 with the mechanism NULL, as far as a DEALER and a ROUTER need it. The other side may be libzmq or any
+other implementation of version 3. Whatever it sends is bounded:
+
+- `Handshake` reads the greeting and READY: 64 bytes and a command of at most MAX_READY bytes.
+- `Messages` reads what follows. A message has one part. A message of several parts is dropped and counted. A part over
+  the limit ends the connection before its body is read. PING is answered, other commands are skipped.
+
+Source: docs/design/wire.md section 10; ZMTP 3.1 (rfc.zeromq.org/spec/37).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Final
+
+#: The longest READY (bytes). libzmq's own has about 50; a peer may add properties of its own.
+MAX_READY: Final = 4096
+#: The longest command after READY (bytes). A PING has at most 23.
+MAX_COMMAND: Final = 512
+#: The most commands, and parts of longer messages, in the bytes that were read together.
+MAX_ASIDE: Final = 256
+#: The longest routing id (bytes).
+MAX_IDENTITY: Final = 255
+
+_GREETING_BYTES: Final = 64
+_MAJOR_AT, _MECHANISM_AT, _MECHANISM_END = 10, 12, 32
+_MECHANISM: Final = b"NULL".ljust(_MECHANISM_END - _MECHANISM_AT, b"\0")
+#: The first ten bytes: libzmq puts the length of a routing id of version 1 into the padding, and nobody reads it.
+_SIGNATURE: Final = b"\xff\0\0\0\0\0\0\0\1\x7f"
+#: Version 3.1, NULL, no server in the sense of other mechanisms.
+GREETING: Final = (_SIGNATURE + b"\3\1" + _MECHANISM).ljust(_GREETING_BYTES, b"\0")
+
+# The flags of a frame. Every other bit is zero.
+_MORE, _LONG, _COMMAND = 1, 2, 4
+_FLAGS: Final = frozenset({0, _MORE, _LONG, _MORE | _LONG, _COMMAND, _COMMAND | _LONG})
+_SHORT_HEAD, _LONG_HEAD = 2, 9
+_SHORT_MOST: Final = 255
+_PING: Final = b"\4PING"
+_PONG: Final = b"\4PONG"
+_READY: Final = b"\5READY"
+_ERROR: Final = b"\5ERROR"
+#: A PING has a time to live of two bytes after its name, and a context of at most sixteen, which its PONG repeats.
+_CONTEXT_AT, _CONTEXT_MOST = len(_PING) + 2, 16
+
+
+class ZmtpError(Exception):
+    """The bytes are no ZMTP that we speak. The connection ends; nothing is answered."""
+
+
+def head(size: int) -> bytes:
+    """What stands before a message of `size` bytes."""
+    return bytes((0, size)) if size <= _SHORT_MOST else b"\2" + size.to_bytes(8, "big")
+
+
+def ready(socket_type: bytes, identity: bytes | None = None) -> bytes:
+    """The command READY of a socket. `identity` is its routing id, if it gives one."""
+    body = _READY + _property(b"Socket-Type", socket_type)
+    return _command(body if identity is None else body + _property(b"Identity", identity))
+
+
+def _property(name: bytes, value: bytes) -> bytes:
+    return bytes((len(name),)) + name + len(value).to_bytes(4, "big") + value
+
+
+def _command(body: bytes) -> bytes:
+    if len(body) <= _SHORT_MOST:
+        return bytes((_COMMAND, len(body))) + body
+    return bytes((_COMMAND | _LONG,)) + len(body).to_bytes(8, "big") + body
+
+
+class Handshake:
+    """The other side's greeting and READY. After `done` the rest of the bytes is for `Messages`."""
+
+    def __init__(self, types: Collection[bytes]) -> None:
+        """`types` are the socket types of the other side that we talk to."""
+        self._types = types
+        self._data = bytearray()
+        self.done = False
+        #: The routing id that the other side gives itself; empty without one.
+        self.identity = b""
+        #: What came after READY.
+        self.rest = b""
+
+    def feed(self, data: bytes) -> bool:
+        """Take bytes. True when the handshake is over. Raises ZmtpError."""
+        known = self._data
+        known += data
+        _check_greeting(known)
+        if len(known) < _GREETING_BYTES + _SHORT_HEAD:
+            return False
+        flags = known[_GREETING_BYTES]
+        if flags == _COMMAND:
+            start, size = _GREETING_BYTES + _SHORT_HEAD, known[_GREETING_BYTES + 1]
+        elif flags == _COMMAND | _LONG:
+            start = _GREETING_BYTES + _LONG_HEAD
+            if len(known) < start:
+                return False
+            size = int.from_bytes(known[_GREETING_BYTES + 1 : start], "big")
+        else:
+            raise ZmtpError("the greeting is followed by something else than a command")
+        if size > MAX_READY:
+            raise ZmtpError(f"a READY of {size} bytes, limit {MAX_READY}")
+        if len(known) < start + size:
+            return False
+        self._check_ready(bytes(known[start : start + size]))
+        self.rest = bytes(known[start + size :])
+        self._data = bytearray()
+        self.done = True
+        return True
+
+    def _check_ready(self, body: bytes) -> None:
+        if body.startswith(_ERROR):
+            raise ZmtpError("the other side refuses the connection")
+        if not body.startswith(_READY):
+            raise ZmtpError("the first command is no READY")
+        found = _properties(body, len(_READY))
+        if found.get(b"socket-type") not in self._types:
+            raise ZmtpError("a socket of a type that does not fit")
+        self.identity = found.get(b"identity", b"")
+        if len(self.identity) > MAX_IDENTITY:
+            raise ZmtpError(f"a routing id of {len(self.identity)} bytes, limit {MAX_IDENTITY}")
+
+
+def _check_greeting(known: bytearray) -> None:
+    """Raise ZmtpError as soon as the first bytes cannot become a greeting that we speak."""
+    if not known:
+        return
+    if not known.startswith(b"\xff") or known[9:10] not in (bytearray(), bytearray(b"\x7f")):
+        raise ZmtpError("no greeting")
+    if len(known) > _MAJOR_AT and known[_MAJOR_AT] < 3:
+        raise ZmtpError(f"version {known[_MAJOR_AT]} is older than 3")
+    if len(known) >= _MECHANISM_END and known[_MECHANISM_AT:_MECHANISM_END] != _MECHANISM:
+        raise ZmtpError("another mechanism than NULL")
+
+
+def _properties(body: bytes, at: int) -> dict[bytes, bytes]:
+    """The properties of READY from `at` on, by name in small letters. Of two equal names the last one counts."""
+    found = {}
+    while at < len(body):
+        value_at = at + 1 + body[at] + 4
+        size = int.from_bytes(body[value_at - 4 : value_at], "big")
+        if body[at] == 0 or value_at + size > len(body):
+            raise ZmtpError("a READY with a broken property")
+        found[body[at + 1 : value_at - 4].lower()] = body[value_at : value_at + size]
+        at = value_at + size
+    return found
+
+
+class Messages:
+    """The bytes after READY as messages.
+
+    `feed` what was read, then `take` until it gives None, or until enough is taken; as long as there is `more`, take on
+    before you feed again.
+    """
+
+    __slots__ = ("_aside", "_at", "_data", "_max", "_needed", "_partial", "_several", "answers", "multipart")
+
+    def __init__(self, max_bytes: int) -> None:
+        """`max_bytes`: the largest message."""
+        self._max = max_bytes
+        self._data = b""
+        self._at = 0
+        #: The beginning of a frame, and how many bytes must be there before it is looked at again.
+        self._partial = bytearray()
+        self._needed = 0
+        self._several = False
+        self._aside = 0
+        #: What must be sent back, in order. The shell sends it and empties the list.
+        self.answers: list[bytes] = []
+        #: Messages of several parts that were dropped.
+        self.multipart = 0
+
+    @property
+    def more(self) -> bool:
+        """Whether there are bytes that `take` has not looked at."""
+        return bool(self._data)
+
+    def feed(self, data: bytes) -> None:
+        """Take bytes."""
+        self._aside = 0
+        if self._partial:
+            self._partial += data
+            if len(self._partial) < self._needed:
+                return
+            data = bytes(self._partial)
+            self._partial = bytearray()
+        self._data = self._data[self._at :] + data if self._data else data
+        self._at = 0
+
+    def take(self) -> bytes | None:
+        """The next message; it may be empty. None: the rest is not there yet. Raises ZmtpError."""
+        while data := self._data:
+            at = self._at
+            start = at + _SHORT_HEAD
+            if len(data) < start:
+                self._keep(_SHORT_HEAD)
+                return None
+            flags, size = data[at], data[at + 1]
+            if flags:
+                if flags not in _FLAGS:
+                    raise ZmtpError(f"a frame with the flags {flags}")
+                if flags & _LONG:
+                    start = at + _LONG_HEAD
+                    if len(data) < start:
+                        self._keep(_LONG_HEAD)
+                        return None
+                    size = int.from_bytes(data[at + 1 : start], "big")
+                most = MAX_COMMAND if flags & _COMMAND else self._max
+                if size > most:
+                    raise ZmtpError(f"a frame of {size} bytes, limit {most}")
+            stop = start + size
+            if stop > len(data):
+                self._keep(stop - at)
+                return None
+            if stop == len(data):
+                self._data = b""
+            self._at = stop
+            if flags & ~_LONG or self._several:
+                self._put_aside(flags, data[start:stop])
+            else:
+                return data[start:stop]
+        return None
+
+    def _keep(self, needed: int) -> None:
+        self._partial = bytearray(self._data[self._at :])
+        self._needed = needed
+        self._data = b""
+
+    def _put_aside(self, flags: int, body: bytes) -> None:
+        """Handle a frame that is no message: a command, or a part of a message of several."""
+        self._aside += 1
+        if self._aside > MAX_ASIDE:
+            raise ZmtpError(f"more than {MAX_ASIDE} commands or parts at once")
+        if not flags & _COMMAND:
+            self.multipart += not flags & _MORE
+            self._several = bool(flags & _MORE)
+        elif body.startswith(_PING):
+            self.answers.append(_command(_PONG + body[_CONTEXT_AT : _CONTEXT_AT + _CONTEXT_MOST]))

@@ -1,0 +1,338 @@
+"""The broker's sockets against peers that come in crowds, do not greet, do not read, or send what nobody should."""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import socket
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kernel.broker import peer_sockets
+from kernel.broker.bus import Lossy
+from kernel.broker.peer_sockets import (
+    GREETING_S,
+    MAX_GREETING,
+    MAX_WAITING_NEWS,
+    MAX_WAITING_PEER,
+    PeerSocket,
+    PeerSockets,
+)
+from schemas.codec import MAX_FRAME_BYTES
+from schemas.zmtp import GREETING, Handshake, Messages, head, ready
+
+CLS = 0
+OURS = frozenset({os.geteuid()})
+
+
+class Broker:
+    """One class of peers, and what they said."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.counters: Counter[str] = Counter()
+        self.epoll = select.epoll()
+        self.sockets = PeerSockets(self.epoll, self.counters)
+        self.sockets.listen(path, OURS)
+        self.got: list[tuple[bytes, bytes]] = []
+        self.clients: list[socket.socket] = []
+        self.now = 100.0
+
+    def turn(self, most: int = 64) -> None:
+        """One round: everything that is there now, `most` messages of each peer."""
+        self.sockets.wait(0, self.now)
+        served: list[PeerSocket] = []
+        while (peer := self.sockets.next_due(CLS)) is not None:
+            served.append(peer)
+        for peer in served:
+            if self.sockets.read(peer):
+                for _ in range(most):
+                    if (data := self.sockets.take(peer)) is None:
+                        break
+                    self.got.append((peer.ident, data))
+                self.sockets.served(peer)
+        self.sockets.write()
+
+    def connect(self, said: bytes = b"") -> socket.socket:
+        client = socket.socket(socket.AF_UNIX)
+        client.settimeout(10)
+        client.connect(self.path)
+        self.clients.append(client)
+        client.sendall(said)
+        self.turn()
+        return client
+
+    def peer(self, ident: bytes = b"p" * 16) -> socket.socket:
+        """A greeted client that has read our greeting."""
+        client = self.connect(GREETING + ready(b"DEALER", ident))
+        self.turn()
+        said = Handshake({b"ROUTER"})
+        while not said.feed(client.recv(1)):
+            pass
+        return client
+
+    def close(self) -> None:
+        self.sockets.close(0)
+        for client in self.clients:
+            client.close()
+        self.epoll.close()
+
+
+@pytest.fixture
+def broker(short_tmp: Path) -> Iterator[Broker]:
+    made = Broker(str(short_tmp / "b.sock"))
+    yield made
+    made.close()
+
+
+def is_closed(client: socket.socket) -> bool:
+    """The other side has ended the connection: after what it has said comes an end, and no time-out."""
+    client.settimeout(0)
+    try:
+        while client.recv(1 << 16):
+            pass
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def test_frames_come_and_go_under_the_routing_id_of_the_peer(broker: Broker) -> None:
+    client = broker.peer(b"i" * 16)
+    client.sendall(head(3) + b"one" + head(0) + head(300) + bytes(300))
+    broker.turn()
+    assert broker.got == [(b"i" * 16, b"one"), (b"i" * 16, b""), (b"i" * 16, bytes(300))]
+    assert broker.sockets.put(CLS, b"i" * 16, b"two") and broker.sockets.put(CLS, b"i" * 16, b"x" * 256)
+    assert broker.sockets.write() == []
+    assert client.recv(1000) == head(3) + b"two" + head(256) + b"x" * 256
+
+
+def test_who_is_gone_is_told_of_at_the_next_frame_and_its_last_words_are_heard(broker: Broker) -> None:
+    client = broker.peer()
+    client.sendall(head(3) + b"bye")
+    client.close()
+    broker.sockets.put(CLS, b"p" * 16, b"too late")  # fails, and takes nothing of what was said
+    broker.sockets.write()
+    broker.turn()
+    broker.turn()
+    assert broker.got == [(b"p" * 16, b"bye")]
+    assert not broker.sockets.put(CLS, b"p" * 16, b"too late")
+
+
+def test_a_peer_without_a_routing_id_gets_one_that_nobody_can_choose(broker: Broker) -> None:
+    client = broker.connect(GREETING + ready(b"DEALER", b"") + head(1) + b"a")
+    broker.turn()
+    ((ident, _),) = broker.got
+    assert ident.startswith(b"\0")
+    thief = broker.connect(GREETING + ready(b"DEALER", ident))
+    broker.turn()
+    assert is_closed(thief)
+    assert not is_closed(client)
+
+
+def test_a_routing_id_cannot_be_taken_from_who_has_it_and_is_free_afterwards(broker: Broker) -> None:
+    first = broker.peer(b"i" * 16)
+    second = broker.connect(GREETING + ready(b"DEALER", b"i" * 16) + head(1) + b"x")
+    broker.turn()
+    assert is_closed(second) and broker.got == []
+    first.sendall(head(1) + b"a")
+    broker.turn()
+    first.close()
+    broker.turn()
+    broker.peer(b"i" * 16).sendall(head(1) + b"b")
+    broker.turn()
+    assert [data for _, data in broker.got] == [b"a", b"b"]
+
+
+def test_processes_of_other_users_get_no_byte(broker: Broker) -> None:
+    ((fd, (cls, listener, _)),) = broker.sockets._listeners.items()
+    broker.sockets._listeners[fd] = (cls, listener, frozenset({4242}))
+    client = broker.connect(GREETING + ready(b"DEALER", b"i"))
+    broker.turn()
+    with pytest.raises(ConnectionResetError):  # it had something to say, which nobody has read
+        client.recv(1)
+    assert broker.counters["connections_refused"] == 1
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        GREETING + ready(b"PUB"),
+        GREETING + ready(b"DEALER", b"\0abc"),
+        GREETING + ready(b"DEALER", b"i") + b"\2" + (MAX_FRAME_BYTES + 1).to_bytes(8, "big"),
+        GREETING + ready(b"DEALER", b"i") + b"\xff\xff",
+    ],
+)
+def test_who_speaks_otherwise_is_cut_off_and_nobody_else(broker: Broker, said: bytes) -> None:
+    good = broker.peer()
+    bad = broker.connect(said)
+    broker.turn()
+    assert is_closed(bad) and broker.counters["connections_faulty"] == 1
+    good.sendall(head(1) + b"a")
+    broker.turn()
+    assert broker.got == [(b"p" * 16, b"a")]
+
+
+def test_a_greeting_byte_by_byte_has_its_time_and_no_more(broker: Broker) -> None:
+    slow, good = broker.connect(), broker.peer()
+    for byte in GREETING[:40]:
+        slow.sendall(bytes((byte,)))
+        broker.turn()
+    broker.sockets.tick(broker.now + GREETING_S - 0.1)
+    assert not is_closed(slow)
+    broker.sockets.tick(broker.now + GREETING_S)
+    assert is_closed(slow) and not is_closed(good)
+
+
+def test_a_crowd_that_does_not_greet_displaces_its_own_oldest(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert MAX_GREETING >= 1000, "all agents of a kernel may come at once"
+    monkeypatch.setattr(peer_sockets, "MAX_GREETING", 3)
+    good = broker.peer()
+    crowd = [broker.connect() for _ in range(5)]
+    assert [is_closed(one) for one in crowd] == [True, True, False, False, False]
+    assert not is_closed(good)
+
+
+def test_without_descriptors_the_listener_rests_until_the_next_tick(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ((fd, (cls, listener, users)),) = broker.sockets._listeners.items()
+
+    class Full:
+        def accept(self) -> None:
+            raise OSError(errno.EMFILE, "too many open files")
+
+        def close(self) -> None:
+            listener.close()
+
+    broker.sockets._listeners[fd] = (cls, Full(), users)  # type: ignore[assignment]
+    client = broker.connect(GREETING + ready(b"DEALER", b"i") + head(1) + b"a")
+    assert not broker.sockets.wait(0, broker.now), "it would turn in circles"
+    broker.sockets._listeners[fd] = (cls, listener, users)
+    broker.sockets.tick(broker.now)
+    for _ in range(3):
+        broker.turn()
+    assert [data for _, data in broker.got] == [b"a"] and not is_closed(client)
+
+
+def test_more_connections_than_descriptors_are_closed_at_once(broker: Broker) -> None:
+    broker.sockets._most = 1
+    good = broker.peer()
+    assert is_closed(broker.connect()) and not is_closed(good)
+
+
+def test_who_says_much_is_served_in_turns_with_the_others(broker: Broker) -> None:
+    loud, quiet = broker.peer(b"l" * 16), broker.peer(b"q" * 16)
+    loud.sendall((head(1) + b"x") * 300)
+    quiet.sendall(head(1) + b"y")
+    broker.turn(64)
+    assert Counter(broker.got) == {(b"l" * 16, b"x"): 64, (b"q" * 16, b"y"): 1}
+    assert broker.sockets.is_due
+    for _ in range(5):
+        broker.turn(64)
+    assert len(broker.got) == 301 and not broker.sockets.is_due
+
+
+def test_what_a_peer_does_not_read_waits_in_order_and_leaves_when_it_reads(broker: Broker) -> None:
+    client = broker.peer()
+    sent = [bytes((number,)) * 50_000 for number in range(30)]
+    for data in sent:
+        assert broker.sockets.put(CLS, b"p" * 16, data)
+        assert broker.sockets.write() == []
+    messages = Messages(MAX_FRAME_BYTES)
+    got: list[bytes] = []
+    while len(got) < len(sent):
+        messages.feed(client.recv(1 << 16))
+        while (message := messages.take()) is not None:
+            got.append(message)
+        broker.turn()
+    assert got == sent and broker.sockets._waiting == 0
+    assert not broker.sockets.wait(0, broker.now), "nothing waits, so it need not wake up to write"
+
+
+def test_news_are_dropped_for_who_does_not_read_and_nothing_else(broker: Broker) -> None:
+    client = broker.peer()
+    while broker.sockets._waiting <= MAX_WAITING_NEWS:
+        broker.sockets.put(CLS, b"p" * 16, bytes(10_000))
+        broker.sockets.write()
+    broker.sockets.put(CLS, b"p" * 16, Lossy(b"news"))
+    broker.sockets.put(CLS, b"p" * 16, b"kept")
+    broker.sockets.write()
+    assert broker.counters["live_dropped"] == 1
+    data = b""
+    while not data.endswith(b"kept"):
+        data += client.recv(1 << 16)
+        broker.turn()
+    assert b"news" not in data
+
+
+@pytest.mark.parametrize("limit", ["MAX_WAITING_PEER", "MAX_WAITING_ALL"])
+def test_who_reads_nothing_is_dropped_over_its_limit(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    monkeypatch.setattr(peer_sockets, limit, 1 << 20)
+    client, dropped = broker.peer(), []
+    for _ in range(40):
+        broker.sockets.put(CLS, b"p" * 16, bytes(100_000))
+        dropped += broker.sockets.write()
+        if dropped:
+            break
+    assert [peer.ident for peer in dropped] == [b"p" * 16] and broker.counters["peers_dropped_full"] == 1
+    assert not broker.sockets.put(CLS, b"p" * 16, b"more") and broker.sockets._waiting == 0
+    assert is_closed(client) and MAX_WAITING_PEER == 32 << 20
+
+
+def test_pings_are_answered_and_their_answers_are_bounded_too(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_sockets, "MAX_WAITING_PEER", 1 << 16)
+    client = broker.peer()
+    client.sendall(b"\4\x0a\4PING\0\0abc")
+    broker.turn()
+    assert client.recv(100) == b"\4\x08\4PONGabc"
+    client.settimeout(0)
+    try:
+        for _ in range(100_000):
+            client.send((b"\4\x17\4PING\0\0" + bytes(16)) * 200)
+            broker.turn()
+    except OSError:
+        pass
+    broker.turn()
+    assert not broker.sockets.put(CLS, b"p" * 16, b"more"), "who pings and reads nothing is closed"
+
+
+def test_messages_of_several_parts_are_counted_and_the_connection_stays(broker: Broker) -> None:
+    client = broker.peer()
+    client.sendall(b"\1\1a\0\1b" + head(1) + b"c")
+    broker.turn()
+    assert broker.got == [(b"p" * 16, b"c")] and broker.counters["frames_multipart"] == 1
+
+
+def test_at_the_end_what_waits_may_leave(broker: Broker) -> None:
+    client = broker.peer()
+    broker.sockets.put(CLS, b"p" * 16, bytes(200_000) + b"end")
+    broker.sockets.write()
+    got: list[bytes] = []
+
+    def reading() -> None:
+        while data := client.recv(1 << 16):
+            got.append(data)
+
+    thread = threading.Thread(target=reading)
+    thread.start()
+    broker.sockets.close(10)
+    thread.join(10)
+    assert b"".join(got).endswith(b"end")
+
+
+def test_a_stale_socket_in_the_way_is_replaced(short_tmp: Path) -> None:
+    path = str(short_tmp / "b.sock")
+    for _ in range(2):
+        broker = Broker(path)
+        assert os.stat(path).st_mode & 0o777 == 0o600
+        broker.close()
