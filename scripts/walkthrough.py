@@ -2,7 +2,8 @@
 
 What is in a fenced block decides what it is:
 - `console` with lines that begin with `$ `: commands, each with the output shown under it. A `#` behind two blanks
-  begins a remark. Lines that begin with `> ` are typed into the command. `cd` and `export` hold for what follows.
+  begins a remark. Lines that begin with `> ` are typed into the command. `cd`, `export` and `unset` hold for what
+  follows.
 - `console` without such lines: what is typed into the command before it, which then is run with it.
 - `sh`: only shown, for commands that need what not everybody has.
 - any other block right behind a line that ends with "`PATH`:": a file with that content.
@@ -86,7 +87,7 @@ class Walker:
                 self.write(step)
                 continue
             self.outcomes.append(self.run(step))
-            if re.match(r"(cd|export) ", step.line) and self.outcomes[-1].status == 0:
+            if re.match(r"(cd|export|unset) ", step.line) and self.outcomes[-1].status == 0:
                 self._before.append(step.line)
         return self.outcomes[before:]
 

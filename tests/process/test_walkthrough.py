@@ -10,6 +10,7 @@ import pytest
 
 from scripts.walkthrough import Command, File, Walker, fits, steps
 from tests.kernel_fixture import ROOT, Sandbox, sandbox
+from tests.process.model_servers import server
 from toolhost.policy.refusals import GUARDED_NAMES
 
 PAGES = {
@@ -55,6 +56,23 @@ def test_everything_on_the_page_works(page: str) -> None:
         outcomes = walker.follow(steps(as_here(PAGES[page].read_text(encoding="utf-8"))))
         assert len(outcomes) > 5
         assert [str(outcome) for outcome in outcomes if not outcome.fits] == []
+
+
+@pytest.mark.timeout(240)
+def test_the_quickstart_works_for_whoever_has_set_a_model() -> None:
+    """As section 3 says, with a server of one's own; its question is asked, too."""
+    page = steps(as_here(PAGES["quickstart.md"].read_text(encoding="utf-8")))
+    asked = Command("gdn run --workdir .", 'call text-file__count {"path": "README.md"}\n', 'done: …"lines"…\n')
+    at = next(number for number, step in enumerate(page) if isinstance(step, Command) and "my-swarm" in step.line)
+    with server("fake_llm") as base, sandbox() as kernel:
+        folder = clone(kernel)
+        path = f"{folder}/.venv/bin:{os.environ['PATH']}"
+        newcomer = {**kernel.env, "PATH": path, "HOME": str(kernel.home), "GOONDAN_TRUST": ""}
+        walker = Walker(folder, {**newcomer, "OPENAI_BASE_URL": f"{base}/v1"})
+        outcomes = walker.follow([*page[:at], Command("unset GOONDAN_PROVIDER"), asked, *page[at:]])
+        assert [str(outcome) for outcome in outcomes if not outcome.fits] == []
+        talked = next(outcome for outcome in outcomes if "/tools" in outcome.command.typed)
+        assert "  todo__add" in talked.out, "the model's own list, which nobody types"
 
 
 def test_both_languages_ask_for_the_same() -> None:
