@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from msgspec import Struct
 
-from schemas.origins import origin_of
-
 #: The most tokens of an answer where nobody says how many. Every model since 2024 allows this value.
 DEFAULT_MAX_TOKENS: Final = 8192
 
@@ -80,6 +78,8 @@ LIMIT_PARAMS: Final = tuple(
 
 def limit_param(provider: str, endpoint: str | None) -> str:
     """The param that limits an answer of this provider's server, or of the one at `endpoint`."""
+    from schemas.origins import origin_of  # every program reads this table, and few resolve a model
+
     row = BY_NAME[provider]
     own = endpoint is None or origin_of(endpoint) == origin_of(row.server)
     return row.limit_param if own else row.limit_elsewhere

@@ -34,6 +34,7 @@ FOLLOWED: dict[str, Any] = {
 REPLACED: dict[str, Any] = {
     "name": "another",
     "model": ModelSpec(provider="embedded", params={"temperature": 1}),
+    "fallback": [ModelSpec(provider="embedded")],
     "state_dir": "/t",
     "durability": "process",
     "idle_s": 1.0,
