@@ -19,7 +19,7 @@ from typing import Any, Final, Literal
 from msgspec import Struct, msgpack
 
 from schemas.errors import tool_error
-from schemas.frames import ToolError, ToolResult
+from schemas.frames import FilePart, ToolError, ToolResult
 
 # --- messages -------------------------------------------------------------------------------------------------------
 
@@ -48,7 +48,7 @@ class ToolCallPart(Struct, frozen=True, tag_field="type", tag="tool-call", renam
     args: dict[str, Any]
 
 
-class ToolResultPart(Struct, frozen=True, tag_field="type", tag="tool-result", rename="camel"):
+class ToolResultPart(Struct, frozen=True, tag_field="type", tag="tool-result", rename="camel", omit_defaults=True):
     """The one result of a tool call."""
 
     #: The model's id of the call.
@@ -57,6 +57,8 @@ class ToolResultPart(Struct, frozen=True, tag_field="type", tag="tool-result", r
     tool_name: str
     #: The result.
     result: ToolResult
+    #: The pictures and PDFs that the result has. The output names each by its number here, from 1.
+    files: list[FilePart] = []
 
 
 class SystemData(Struct, frozen=True, tag_field="role", tag="system"):
@@ -65,10 +67,13 @@ class SystemData(Struct, frozen=True, tag_field="role", tag="system"):
     content: str
 
 
-class UserData(Struct, frozen=True, tag_field="role", tag="user"):
+class UserData(Struct, frozen=True, tag_field="role", tag="user", omit_defaults=True):
     """A message from outside."""
 
+    #: The text.
     content: str
+    #: The pictures and PDFs that came with it.
+    files: list[FilePart] = []
 
 
 class AssistantData(Struct, frozen=True, tag_field="role", tag="assistant"):
@@ -248,6 +253,14 @@ class Presented:
             return presentable(messages)
         self._known = messages
         return list(messages)
+
+
+def files_of(message: Message) -> list[FilePart]:
+    """The pictures and PDFs of a message, in order."""
+    data = message.data
+    if isinstance(data, UserData):
+        return data.files
+    return [file for part in data.content for file in part.files] if isinstance(data, ToolData) else []
 
 
 def result_message(message_id: str, part: ToolResultPart, at: str) -> Message:

@@ -26,6 +26,7 @@ from agentproc.extensions.patience import Watch
 from agentproc.extensions.pipeline import Pipeline
 from agentproc.extensions.point_stages import PointStages
 from agentproc.extensions.workspaces import Workspaces
+from agentproc.files import InstanceFiles
 from agentproc.known_secrets import KnownSecrets
 from agentproc.live_config import InForce, LiveConfig
 from agentproc.providers.base import Provider, redactor_of
@@ -83,6 +84,8 @@ class Instance:
         self.catalog = Catalog.of(spec, self.tools)
         self.events = EventBus()
         files = instance_dir(spec.state_dir, spec.name, instance_key)
+        #: The pictures and PDFs of the conversation.
+        self.files = InstanceFiles(files, durable=spec.durability == "power")
         self.place = InstancePaths(spec.name, instance_key, files, spec.state_dir)
         self.secrets = secrets or KnownSecrets()
         self.tokens = AccessTokens(link, self.events, self.secrets)

@@ -27,7 +27,7 @@ from agentproc.store import TurnRow
 from agentproc.told_event import told_event
 from agentproc.turn import Begin, BeginCall, BeginList, End, First, Pause
 from agentproc.turn_run import TurnRun
-from schemas.address import MAX_TOOL_NAME, instance_workdir
+from schemas.address import MAX_TOOL_NAME, blobs_dir, instance_workdir
 from schemas.codec import check_json, from_raw
 from schemas.errors import GoondanError, fail
 from schemas.frames import (
@@ -41,6 +41,7 @@ from schemas.frames import (
     TOOL_COMPLETED,
     AgentEvent,
     ErrorPayload,
+    FilePart,
     Frame,
     Lease,
     OperatorCall,
@@ -61,6 +62,7 @@ class TurnRunner:
         self._run: TurnRun | None = None
         self._lease: Lease | None = None
         self._pausing = False
+        self._swept = False
         self._cancelled: tuple[str, int] | None = None  # the delivery that is to end, if it is not over
         self._broken: GoondanError | None = None  # why the agent cannot work at all
         self._loaded = instance.live_config.current  # what the extensions were loaded for
@@ -195,6 +197,7 @@ class TurnRunner:
         if seen > epoch:
             log.warning("event %s came under epoch %d; the conversation file holds %d", event_id, epoch, seen)
             return Frame("ack", stage="release", event_id=event_id, epoch=epoch, seen_epoch=seen)
+        self._sweep_files()
         row = self.instance.store.find_turn(event_id)
         if row is not None and row.answer is not None:  # its payload may be gone: nobody needs it any more
             return done_frame(event_id, epoch, row.status, row.answer)
@@ -280,7 +283,7 @@ class TurnRunner:
         if event.type not in OPERATOR_TYPES:
             if is_operator:
                 raise fail("E_USAGE", f"the operator agent takes {OPERATOR_CALL} events, not {event.type}")
-            return Begin(input_text(event.input))
+            return Begin(input_text(event.input), files=self._files_of(frame))
         if frame.source != OPERATOR:
             raise fail("E_FORBIDDEN", f"only an operator sends {event.type} events")
         if event.type in (OPERATOR_UNDO, OPERATOR_RESET):
@@ -296,6 +299,20 @@ class TurnRunner:
         # A model reads the history of any other agent: each turn of it begins with somebody's words.
         told = None if is_operator else f"(An operator calls {call.tool[:MAX_TOOL_NAME]}.)"
         return BeginCall(call.tool, call.args, told)
+
+    def _sweep_files(self) -> None:
+        """Once in each process, delete the files to which the conversation no longer refers."""
+        swept, self._swept = self._swept, True
+        if not swept and self.instance.files.place is not None:
+            self.instance.files.sweep(self.instance.store.file_names())
+
+    def _files_of(self, frame: Frame) -> list[FilePart]:
+        """The files of a message, which are the instance's own from now on. Raises GoondanError."""
+        if not frame.files:
+            return []
+        if frame.source != OPERATOR:
+            raise fail("E_FORBIDDEN", "only the events of an operator have files")
+        return self.instance.files.take(blobs_dir(self.instance.spec.state_dir), frame.files)
 
     async def _post(self, frame: Frame, trace_id: str | None) -> None:
         """Send the frame that ends the event, until the broker has it. An answer that cannot be sent, because of its

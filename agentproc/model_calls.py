@@ -179,13 +179,24 @@ class ModelCalls:
             log.warning("event %s: no answer (%s); Model/%s is asked instead", self._event_id, failed, model.document)
             other = msgspec.structs.replace(request, model=model, timeout_s=self._time_left())
             try:
-                return await self._request(self._instance.provider_in_place(model), other, anew=True, hidden=hidden)
+                return await self._request_in_place(other, hidden)
             except GoondanError as error:
                 if error.info.code not in _WITHOUT_ANSWER:
                     raise
                 message = f"{failed.message}; in its place Model/{model.document}: {error.info.message}"
                 failed = msgspec.structs.replace(failed, message=cut_message(message, MODEL_ERROR_CHARS))
         raise GoondanError(failed)
+
+    async def _request_in_place(self, request: ModelRequest, hidden: bool) -> ModelAnswer:
+        """Ask a model that the bundle names in place of another. One that cannot see reads words for the files."""
+        provider = self._instance.provider_in_place(request.model)
+        try:
+            return await self._request(provider, request, anew=True, hidden=hidden)
+        except GoondanError as error:
+            if error.info.code != "E_MODEL_CANNOT_SEE":
+                raise
+        words = msgspec.structs.replace(request, files_as_words=True, timeout_s=self._time_left())
+        return await self._request(provider, words, anew=True, hidden=hidden)
 
     async def _request(self, provider: Provider, request: ModelRequest, *, anew: bool, hidden: bool) -> ModelAnswer:
         """Make one request to one model. The arguments and errors are those of `ask_once`."""

@@ -29,6 +29,7 @@ from agentproc.conversation import (
     Truncate,
     decode_message,
     encode_message,
+    files_of,
 )
 from agentproc.conversation_file import ConversationFile, Durability
 from schemas.link import boottime_ms
@@ -246,6 +247,14 @@ class ConversationStore:
         """BaseMessages, in order. This is the only read whose cost grows with the conversation."""
         with self._file.errors():
             return [decode_message(row[0]) for row in self._file.rows("SELECT message FROM base ORDER BY seq")]
+
+    def file_names(self) -> set[str]:
+        """The files to which a message refers, by `blob.file`. It reads the whole history."""
+        with self._file.errors():
+            rows = self._file.rows(
+                "SELECT message FROM base UNION ALL SELECT message FROM events WHERE message IS NOT NULL"
+            )
+            return {file.blob.file for row in rows for file in files_of(decode_message(row[0]))}
 
     def remember(self, name: str, value: bytes) -> None:
         """Keep a value under a name (inside `write`). It replaces the earlier value."""

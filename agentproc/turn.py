@@ -45,7 +45,7 @@ from agentproc.conversation import (
     result_message,
 )
 from schemas.errors import error_payload
-from schemas.frames import ErrorPayload, ToolResult
+from schemas.frames import ErrorPayload, FilePart, ToolResult
 
 #: Longer ids from a model are replaced: an id becomes part of a callId, of a header and of a database key.
 MAX_TOOL_CALL_ID: Final = 128
@@ -84,6 +84,8 @@ class Begin(Struct, frozen=True):
     metadata: dict[str, Any] = {}
     #: Of the end of pending work: the turn that the work was begun in.
     work_of: str | None = None
+    #: The pictures and PDFs beside the text.
+    files: list[FilePart] = []
 
 
 class BeginCall(Struct, frozen=True):
@@ -142,8 +144,12 @@ class ModelFailed(Struct, frozen=True):
 class ToolFinished(Struct, frozen=True):
     """The one result of a call."""
 
+    #: The id of the call.
     tool_call_id: str
+    #: Its result.
     result: ToolResult
+    #: The pictures and PDFs of the result.
+    files: list[FilePart] = []
 
 
 class Listed(Struct, frozen=True):
@@ -368,7 +374,7 @@ class Turn:
     # --- inputs (see _TAKES)
 
     def _on_begin(self, begin: Begin, at: str) -> list[Action]:
-        return [self._store(UserData(begin.text), begin.source, at, begin.metadata), *self._open_turn()]
+        return [self._store(UserData(begin.text, begin.files), begin.source, at, begin.metadata), *self._open_turn()]
 
     def _on_begin_call(self, begin: BeginCall, at: str) -> list[Action]:
         self._operator, self._asked = True, begin
@@ -499,7 +505,7 @@ class Turn:
         position, part = place
         self._last_result = result
         self._results[tool_call_id] = part, result
-        stored = self._store_result(position, part, result, at)
+        stored = self._store_result(position, part, result, at, finished.files)
         return [stored] if self._places else [stored, *self._step_done(True, self._end_as_is)]
 
     def _on_listed(self, listed: Listed, at: str) -> list[Action]:
@@ -592,10 +598,12 @@ class Turn:
         self._next += 1
         return Store(position, Message(self._message_id(position), data, at, source, metadata or {}))
 
-    def _store_result(self, position: int, part: ToolCallPart, result: ToolResult, at: str) -> Store:
+    def _store_result(
+        self, position: int, part: ToolCallPart, result: ToolResult, at: str, files: Sequence[FilePart] = ()
+    ) -> Store:
         if result.receipt is not None:
             result = msgspec.structs.replace(result, receipt=None)  # for operators; a model reads what is stored
-        shown = ToolResultPart(part.tool_call_id, part.tool_name, result)
+        shown = ToolResultPart(part.tool_call_id, part.tool_name, result, list(files))
         return Store(position, result_message(self._message_id(position), shown, at))
 
     def _open(self, position: int, parts: Sequence[ToolCallPart]) -> None:

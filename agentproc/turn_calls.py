@@ -102,7 +102,11 @@ class TurnCalls:
     def run(self, action: RunTool) -> None:
         """Make a call of the model. Its result becomes an input of the turn."""
         tool_call_id = action.part.tool_call_id
-        self.make_call(action, lambda result: self._push(ToolFinished(tool_call_id, result)))
+
+        def done(result: ToolResult) -> None:
+            self._push(ToolFinished(tool_call_id, *self._instance.files.lift(result)))
+
+        self.make_call(action, done)
 
     def make_call(self, action: RunTool, done: Callable[[ToolResult], None]) -> None:
         """Make a call inside its middleware. `done` gets its result, without the secrets of the agent."""

@@ -565,6 +565,8 @@ class TurnRun:
             system=own if self._stages is None else self._stages.system(own),
             timeout_s=self._time_left(),
             blocks=[] if self._stages is None else self._stages.blocks,
+            turn_id=self.turn.turn_id,
+            files=instance.files.place,
         )
         self._models.start(request, self._stages)
 

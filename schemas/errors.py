@@ -48,6 +48,7 @@ CODES: Final[dict[str, str]] = {
     "E_BLOB_MISSING": "Send it again; a large payload must lie in the blobs folder until the receiver has read it.",
     "E_BLOB_MISMATCH": "Send it again; the file must be written completely before the frame that refers to it.",
     "E_BLOB_UNAVAILABLE": "Run on the kernel's machine, as its user, or send less than 1 MiB at a time.",
+    "E_FILE_INVALID": "Send a png, jpeg, gif, webp or PDF within the limits of docs/files.md.",
     "E_FORBIDDEN": "The token does not allow this; use a principal that may do it.",
     "E_LEASE_LOST": "Another incarnation holds the event now; stop working on it.",
     "E_LINK_CLOSED": "Connect again; nothing that was accepted is lost.",
@@ -73,6 +74,7 @@ CODES: Final[dict[str, str]] = {
     "E_MODEL_FAILED": "Check the model's endpoint, key and name.",
     "E_CONTEXT_OVERFLOW": "Send less at a time, or use a model with a larger context; docs/context.md says more.",
     "E_MODEL_QUOTA": "Raise the limit of the account or pay for more, or name another Model in `fallback`.",
+    "E_MODEL_CANNOT_SEE": "Ask a model that sees it, or describe it in words. Model.spec.sees says what a model sees.",
     "E_TURN_STALLED": "Send it again. For a model that is silent for longer, raise the Agent's policy.stallTimeoutS.",
     "E_MAX_STEPS": "Raise policy.maxStepsPerTurn, or make the task smaller.",
     # access tokens

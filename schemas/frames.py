@@ -135,6 +135,17 @@ class Blob(Struct, frozen=True):
     size: int
 
 
+class FilePart(Struct, frozen=True, tag_field="type", tag="file", rename="camel", omit_defaults=True):
+    """A picture or a PDF beside a text. Its bytes lie in a file; schemas/attached_files.py has the rules."""
+
+    #: Where its bytes are: in an event in the folder of large payloads, in a conversation in the instance's own.
+    blob: Blob
+    #: What the bytes are: `image/png`, `image/jpeg`, `image/gif`, `image/webp` or `application/pdf`.
+    media_type: str
+    #: The name that its sender gave it.
+    name: str | None = None
+
+
 class Frame(Struct, rename={"from_": "from"}, omit_defaults=True, gc=False):
     """One frame: the header, and the payload as it travels."""
 
@@ -214,6 +225,8 @@ class Frame(Struct, rename={"from_": "from"}, omit_defaults=True, gc=False):
     attach: bool = False
     #: `tool.call`, `approval.ask`: the callId of the script that makes this call, an open call of the same turn.
     within: str | None = None
+    #: `event` of an operator only: the files of its message. The broker keeps them until the event has ended.
+    files: list[FilePart] | None = None
 
 
 # --- payloads -------------------------------------------------------------------------------------------------------
@@ -349,6 +362,8 @@ class Answer(Struct, rename="camel", omit_defaults=True, kw_only=True):
     cut_off: bool = False
     #: The reasoning of the model's last message. It is no part of the response.
     reasoning: str | None = None
+    #: Of an agent with an output schema: the value that the response is. It fits the schema.
+    object: OptionalRaw = None
 
 
 class AgentEvent(Struct, rename="camel", omit_defaults=True, kw_only=True):

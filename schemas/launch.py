@@ -68,6 +68,8 @@ class ModelSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only
     retry: ModelRetry = ModelRetry()
     #: Name of its Model document.
     document: str = ""
+    #: What it sees besides text; None: it is not known.
+    sees: list[Literal["image", "pdf"]] | None = None
 
     def __repr__(self) -> str:
         """The text for logs and tracebacks: without the key and the values of headers."""

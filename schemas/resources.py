@@ -261,6 +261,13 @@ class ModelBody(_Strict, frozen=True):
             "and the agent's `params` do not count then.",
         ),
     ] = []
+    sees: Annotated[
+        list[Literal["image", "pdf"]] | None,
+        Meta(
+            description="Which [files](files.md) it sees besides text; `[]`: none. Without it files are sent, and a "
+            "server that refuses them is believed."
+        ),
+    ] = None
 
 
 class ModelConfig(_Strict, frozen=True):

@@ -19,7 +19,8 @@ import msgspec
 from msgspec import Raw, Struct
 
 from agentproc.providers.base import ModelAnswer, ModelRequest, Usage, asked_call
-from agentproc.providers.history import EMPTY, HistoryEntry, Said, Written, blocks_text, kept_by
+from agentproc.providers.body import SentFile
+from agentproc.providers.history import EMPTY, AnsweredCall, HistoryEntry, Said, Written, blocks_text, kept_by
 from agentproc.providers.offered_tools import OfferedTools
 from agentproc.providers.refusals import stream_fault
 from agentproc.providers.sse import SseEvent
@@ -40,6 +41,7 @@ from agentproc.providers.vendor import (
     written_calls,
 )
 from agentproc.turn import AskedCall
+from schemas.attached_files import PDF
 from schemas.launch import CatalogItem, ModelSpec
 from schemas.model_providers import BY_NAME, DEFAULT_MAX_TOKENS
 
@@ -77,8 +79,8 @@ class ToolResultBlock(Struct, frozen=True, tag_field="type", tag="tool_result", 
 
     #: The id of the call.
     tool_use_id: str
-    #: The result as text.
-    content: str
+    #: The result as text, or as blocks: text and files.
+    content: Any
     #: Whether the call failed.
     is_error: bool = False
 
@@ -182,12 +184,12 @@ class Turns:
             if entry.system:
                 self.rules.append(entry.text)
             else:
-                self._add("user", [TextBlock(entry.text if entry.text.strip() else EMPTY)])
+                self._add("user", told_blocks(entry.text, entry.files))
             return
         if not self._blocks:
             self._add("user", [TextBlock(EMPTY)])
         self._add("assistant", blocks_of(entry))
-        self._add("user", [ToolResultBlock(call.id, call.result, call.is_error) for call in entry.calls])
+        self._add("user", [_result(call) for call in entry.calls])
 
     def json(self, beside: str | None = None, *, marks: bool = False) -> Raw:
         """All messages as a JSON array. `beside` is a text of the user at the end of this request only; no mark is
@@ -219,6 +221,23 @@ def _with_mark(blocks: list[bytes]) -> list[bytes]:
 
 def _turn(role: str, blocks: list[bytes]) -> bytes:
     return b'{"role":"%s","content":[%s]}' % (role.encode(), b",".join(blocks))
+
+
+def told_blocks(text: str, files: list[SentFile]) -> list[Block]:
+    """A text with files as content blocks. Files stand before the text, which mostly asks about them."""
+    shown = [_file(file) for file in files]
+    return [*shown, TextBlock(text if text.strip() else EMPTY)] if text.strip() or not shown else shown
+
+
+def _result(call: AnsweredCall) -> ToolResultBlock:
+    if not call.files:
+        return ToolResultBlock(call.id, call.result, call.is_error)
+    return ToolResultBlock(call.id, [TextBlock(call.result), *[_file(file) for file in call.files]], call.is_error)
+
+
+def _file(file: SentFile) -> Block:
+    source = {"type": "base64", "media_type": file.media_type, "data": file.base64}
+    return {"type": "document" if file.media_type == PDF else "image", "source": source}
 
 
 def blocks_of(said: Said) -> list[Block]:

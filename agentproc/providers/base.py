@@ -15,6 +15,7 @@ from urllib.parse import unquote, urlsplit
 from msgspec import Struct
 
 from agentproc.conversation import Message
+from agentproc.providers.body import FilesPlace
 from agentproc.providers.overflow import Overflow
 from agentproc.turn import AskedCall
 from schemas.codec import replace_surrogates
@@ -53,6 +54,14 @@ class ModelRequest(Struct, frozen=True, kw_only=True):
     left_out: int = 0
     #: How many messages with results are shown shortened, for traces.
     shortened: int = 0
+    #: The id of the turn. Files of its own user messages have to be seen; older ones may become words.
+    turn_id: str = ""
+    #: The conversation's pictures and PDFs; None: it has none.
+    files: FilesPlace | None = None
+    #: The files (by `blob.file`) that are not sent; a line of words stands for each. The provider decides it.
+    hidden_files: frozenset[str] = frozenset()
+    #: Words stand for every file, whatever the model sees: of a fallback that cannot see.
+    files_as_words: bool = False
 
 
 class Usage(Struct, frozen=True):

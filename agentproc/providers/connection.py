@@ -20,7 +20,7 @@ import asyncio
 import os
 import socket
 import ssl
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from ipaddress import ip_address
 from typing import Any, Final, cast
@@ -28,6 +28,7 @@ from typing import Any, Final, cast
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 from msgspec import Struct
 
+from agentproc.providers.body import Body
 from agentproc.providers.route import Route, request_head, route_to, tls_context
 from agentproc.providers.vendor import Fault, FaultKind, plain
 
@@ -72,7 +73,9 @@ class Client:
         self._route: Route | None = None
         self._tls: ssl.SSLContext | None = None
 
-    async def ask(self, method: str, url: str, headers: Mapping[str, str], body: bytes, patience: Patience) -> Response:
+    async def ask(
+        self, method: str, url: str, headers: Mapping[str, str], body: bytes | Body, patience: Patience
+    ) -> Response:
         """Send a request. Returns its answer as soon as status and headers are there; the caller closes it. Raises
         Fault.
 
@@ -84,7 +87,8 @@ class Client:
             if self._route is not None and self._route.way != route.way:
                 self.close()
             self._route = route
-        request = request_head(method, route, headers, len(body)) + body
+        head = request_head(method, route, headers, len(body))
+        request = head + body if isinstance(body, bytes) else body.behind(head)
         if self._kept is not None and not self._kept.usable():
             self.close()
         kept, self._kept = self._kept, None
@@ -120,6 +124,7 @@ class Client:
     async def _answered(self, response: Response) -> Response:
         response.on_close = self._keep
         try:
+            await response.sent()
             await response.head()
         except BaseException:
             response.close()
@@ -245,16 +250,35 @@ class Connection(asyncio.Protocol):
         self._reader: Response | _Tunnel | None = None
         self._lost = False
         self._idle_since = 0.0
+        #: Pending while the transport holds as much unsent data as it may.
+        self._room: asyncio.Future[None] | None = None
 
     def usable(self) -> bool:
         """Whether the next request may use it."""
         return not self._lost and self.loop.time() - self._idle_since < KEEP_ALIVE_S
 
-    def send(self, request: bytes, patience: Patience) -> Response:
-        """Send a request. All data from now on belongs to its answer."""
+    def send(self, request: bytes | Body, patience: Patience) -> Response:
+        """Send a request. All data from now on belongs to its answer. One with files is sent by `Response.sent`."""
         response = self._reader = Response(self, patience)
-        self._write(request)
+        if isinstance(request, bytes):
+            self._write(request)
+        else:
+            from agentproc.providers.sending import parts_of  # few requests have files
+
+            response.unsent = parts_of(request.pieces)
         return response
+
+    def write(self, data: bytes) -> None:
+        """Send more of the request."""
+        self._write(data)
+
+    async def room(self, limit_s: float) -> bool:
+        """Wait until the server has taken most of what was sent, or is gone. False: it takes nothing for `limit_s`."""
+        if self._room is None:
+            return True
+        waiting = self._room
+        done, _ = await asyncio.wait([waiting], timeout=limit_s)
+        return bool(done)
 
     async def tunnel(self, request: bytes) -> None:
         """Ask a proxy for a way to the server. Raises Fault."""
@@ -306,9 +330,20 @@ class Connection(asyncio.Protocol):
         else:
             self._reader.feed(data)
 
+    def pause_writing(self) -> None:
+        """The transport holds enough unsent data."""
+        self._room = self._room or self.loop.create_future()
+
+    def resume_writing(self) -> None:
+        """The transport has sent most of it."""
+        room, self._room = self._room, None
+        if room is not None and not room.done():
+            room.set_result(None)
+
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is over."""
         self._lost = True
+        self.resume_writing()
         reader, self._reader = self._reader, None
         if reader is not None:
             reader.lost()
@@ -351,6 +386,8 @@ class Response:
         self.reason = ""
         self.headers: dict[str, str] = {}
         self.on_close: Any = None
+        #: The parts of a request with files that are still to be sent; None: all are sent.
+        self.unsent: Iterator[bytes] | None = None
         self._connection = connection
         self._patience = patience
         self._parser: HttpResponseParser | None = HttpResponseParser(self)
@@ -369,6 +406,21 @@ class Response:
     def unheard(self) -> bool:
         """Whether the connection was lost before the first byte."""
         return self._heard == 0 and self._fault is not None and self._fault.kind == "busy"
+
+    async def sent(self) -> None:
+        """Send what is unsent of the request. It stops when the server answers before that, or is gone: what it says is
+        read by `head`. Raises Fault.
+        """
+        if self.unsent is None:
+            return
+        for part in self.unsent:
+            if self._has_head or self._fault is not None:
+                return
+            self._connection.write(part)
+            if not await self._connection.room(self._patience.silence_s):
+                self._fail("silent", f"a server that reads nothing of the request for {self._patience.silence_s:g} s")
+                return
+        self.unsent = None
 
     async def head(self) -> None:
         """Wait for status and headers, `silence_s` in all. Raises Fault."""
@@ -395,7 +447,7 @@ class Response:
         """Give the connection back if the answer was read to its end. Otherwise close it."""
         connection = self._connection
         self._parser = None  # each holds the other
-        if self._complete and self._keeps and self._fault is None:
+        if self._complete and self._keeps and self._fault is None and self.unsent is None:
             connection.idle()
             self.on_close(connection)
         else:

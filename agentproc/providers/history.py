@@ -31,8 +31,10 @@ from agentproc.conversation import (
     presentable,
 )
 from agentproc.providers.base import ModelRequest, storable
+from agentproc.providers.body import FilesPlace, SentFile, sent_file
+from schemas.attached_files import words_for
 from schemas.codec import check_depth, encode_value
-from schemas.frames import ToolResult
+from schemas.frames import FilePart, ToolResult
 
 #: The key in an assistant message's metadata for data that only its vendor understands and wants back (see `kept_by`).
 KEPT: Final = "vendor"
@@ -40,6 +42,8 @@ KEPT: Final = "vendor"
 MAX_KEPT_DEPTH: Final = 32
 #: The text in place of an empty text, which a vendor does not accept.
 EMPTY: Final = "(empty message)"
+#: Why words stand for a file.
+NOT_SHOWN: Final = "not shown here"
 #: The `<` of a tag that begins or ends a block.
 _TAG: Final = re.compile(r"<(?=\s*/?\s*context\b)", re.IGNORECASE)
 #: A tool name that every vendor takes.
@@ -61,6 +65,8 @@ class AnsweredCall(Struct, frozen=True):
     result: str
     #: Whether the call failed.
     is_error: bool
+    #: The pictures and PDFs of the result that are sent with it.
+    files: list[SentFile] = []
 
 
 class Said(Struct, frozen=True):
@@ -79,8 +85,12 @@ class Said(Struct, frozen=True):
 class Told(Struct, frozen=True):
     """A message of the user, or (system) instructions inside the conversation."""
 
+    #: The text.
     text: str
+    #: It is instructions.
     system: bool = False
+    #: The pictures and PDFs that are sent with it.
+    files: list[SentFile] = []
 
 
 HistoryEntry = Said | Told
@@ -110,8 +120,18 @@ def entries(messages: Sequence[Message], catalog: Collection[str], provider: str
 class Entries:
     """Makes the entries of a conversation that comes in parts (see `entries`)."""
 
-    def __init__(self, catalog: Collection[str], provider: str, model: str) -> None:
+    def __init__(
+        self,
+        catalog: Collection[str],
+        provider: str,
+        model: str,
+        hidden: Collection[str] = frozenset(),
+        files: FilesPlace | None = None,
+    ) -> None:
+        """Words stand for the files that are `hidden` (by `blob.file`), and for all when there are no `files`."""
         self._catalog = catalog
+        self._hidden = hidden
+        self._files = files
         self._provider = provider
         self._model = model
         self._used: set[str] = set()
@@ -128,17 +148,37 @@ class Entries:
         for message in messages:
             data = message.data
             if isinstance(data, UserData | SystemData):
-                found.append(Told(data.content, system=isinstance(data, SystemData)))
+                if isinstance(data, UserData) and data.files:
+                    found.append(Told(*self._beside(data.content, data.files)))
+                else:
+                    found.append(Told(data.content, system=isinstance(data, SystemData)))
             elif isinstance(data, AssistantData):
                 parts, text = data.calls, data.text
-                calls = [self._call(part, result.result) for part, result in zip(parts, rest, strict=False)]
+                calls = [self._call(part, result) for part, result in zip(parts, rest, strict=False)]
                 if calls or text.strip():
                     kept = _kept(message, self._provider, self._model)
                     reasoning = message.metadata.get(REASONING) if kept else None
                     found.append(Said(text, calls, kept, reasoning if isinstance(reasoning, str) else ""))
         return found
 
-    def _call(self, part: ToolCallPart, result: ToolResult) -> AnsweredCall:
+    def _beside(self, text: str, files: list[FilePart]) -> tuple[str, bool, list[SentFile]]:
+        """The fields of a `Told` with files: the words of those that are not sent stand behind the text."""
+        words, shown = self._split(files)
+        return "\n".join([*([text] if text.strip() or not words else []), *words]), False, shown
+
+    def _split(self, files: list[FilePart]) -> tuple[list[str], list[SentFile]]:
+        """The words of the files that are not sent, and the files that are."""
+        words: list[str] = []
+        sent: list[SentFile] = []
+        for file in files:
+            if self._files is None or file.blob.file in self._hidden:
+                words.append(words_for(file, NOT_SHOWN))
+            else:
+                sent.append(sent_file(file, self._files.mark))
+        return words, sent
+
+    def _call(self, part: ToolCallPart, answered: ToolResultPart) -> AnsweredCall:
+        result = answered.result
         self._calls += 1
         # The number counts calls, so a message keeps its ids when the conversation grows.
         own = f"call_{self._calls}"
@@ -148,7 +188,8 @@ class Entries:
             call_id, copy = own if copy == 1 else f"{own}_{copy}", copy + 1
         self._used.add(call_id)
         name = tool_name(part.tool_name, self._catalog)
-        return AnsweredCall(call_id, name, part.args, result_text(result), result.status == "error")
+        text, (words, files) = result_text(result), self._split(answered.files)
+        return AnsweredCall(call_id, name, part.args, "\n".join([text, *words]), result.status == "error", files)
 
 
 class Writer(Protocol):
@@ -176,14 +217,14 @@ class Written(Generic[W]):
     def forget(self) -> None:
         """Begin again with the next request. Until then this object holds no conversation."""
         self._messages: list[Message] = []
-        self._offered: tuple[str, list[str]] | None = None
+        self._offered: tuple[str, list[str], frozenset[str]] | None = None
         self._writer: W | None = None
         self._entries: Entries | None = None
 
     def of(self, request: ModelRequest) -> W:
         """The writer that has written the request's conversation."""
         messages, known = request.messages, self._messages
-        offered = (request.model.model, [item.name for item in request.tools])
+        offered = (request.model.model, [item.name for item in request.tools], request.hidden_files)
         writer, source = self._writer, self._entries
         if (
             writer is not None
@@ -197,7 +238,9 @@ class Written(Generic[W]):
         else:
             self.forget()
             writer = self._make()
-            source = Entries(frozenset(offered[1]), self._provider, request.model.model)
+            source = Entries(
+                frozenset(offered[1]), self._provider, request.model.model, request.hidden_files, request.files
+            )
             new = presentable(messages)
             if is_presentable(messages):
                 self._messages, self._offered, self._writer, self._entries = list(messages), offered, writer, source

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import random
 import time
 from collections.abc import Awaitable, Callable
@@ -35,11 +36,13 @@ from agentproc.providers.base import (
     TextDelta,
     redactor_of,
 )
+from agentproc.providers.body import with_files
 from agentproc.providers.connection import Client, Patience, Response
 from agentproc.providers.output_limit import limited_output, output_limit
 from agentproc.providers.overflow import overflow_of
 from agentproc.providers.refusals import error_names, refusal_kind
 from agentproc.providers.retry import Retries, retry_after
+from agentproc.providers.seeing import Seeing
 from agentproc.providers.sse import EventTooLarge, SseDecoder
 from agentproc.providers.vendor import (
     MAX_MODEL_NAME,
@@ -111,6 +114,7 @@ class HttpProvider:
         self._chance = chance
         self._now = now
         self._client = client or Client()
+        self._seeing = Seeing(_is_there)
         #: The model that was taken from the server's list.
         self._listed = ""
 
@@ -165,6 +169,7 @@ class HttpProvider:
     ) -> ModelAnswer:
         clock = asyncio.get_running_loop().time
         until = None if request.timeout_s is None else clock() + request.timeout_s
+        request = self._seeing.ready(request)
         wire = self._vendor.request(request)
         retries = Retries(request.model.retry)
         faulty_since: float | None = None
@@ -178,6 +183,9 @@ class HttpProvider:
                     wire = self._vendor.request(request)
                 return _named(await self._try(request, wire, heard), request)
             except Fault as fault:
+                if (told := self._seeing.learn(request, fault)) is not None:
+                    request, wire = told, self._vendor.request(told)
+                    continue
                 if fault.status in _UNREAD and self._vendor.gives_up(request, fault.message):
                     log.warning("model %s: sent again without what it refused", request.model.model)
                     wire = self._vendor.request(request)
@@ -198,7 +206,8 @@ class HttpProvider:
     async def _try(self, request: ModelRequest, wire: WireRequest, heard: Listener) -> ModelAnswer:
         """One request and its answer. Raises Fault."""
         self._check_key(request, wire)
-        response = await self._client.ask("POST", wire.url, _checked(wire.headers), wire.body, self._patience)
+        body = with_files(wire.body, request.files)
+        response = await self._client.ask("POST", wire.url, _checked(wire.headers), body, self._patience)
         try:
             if not 200 <= response.status < 300:
                 raise await self._refusal(response, redactor_of(request.model))
@@ -348,6 +357,14 @@ class Listener:
         if text and self._on_delta is not None:
             self._on_delta(TextDelta(text, self._again, reasoning))
             self._again = False
+
+
+def _is_there(path: str, size: int) -> bool:
+    """Whether a file of this size (bytes) is there."""
+    try:
+        return os.stat(path, follow_symlinks=False).st_size == size
+    except OSError:
+        return False
 
 
 # --- pieces -----------------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from agentproc.providers.base import ModelAnswer, ModelRequest, Usage, asked_call
+from agentproc.providers.body import SentFile
 from agentproc.providers.history import EMPTY, HistoryEntry, Said, Written, blocks_text, kept_by
 from agentproc.providers.offered_tools import OfferedTools
 from agentproc.providers.refusals import stream_fault
@@ -39,6 +40,7 @@ from agentproc.providers.vendor import (
     written_calls,
 )
 from agentproc.turn import AskedCall
+from schemas.attached_files import PDF
 from schemas.launch import CatalogItem, ModelSpec
 from schemas.model_providers import BY_NAME
 
@@ -120,7 +122,8 @@ class Messages:
         """Add the next entry."""
         if not isinstance(entry, Said):
             self._acting = self._acting and entry.system
-            self._add({"role": "system" if entry.system else "user", "content": entry.text})
+            content = content_of(entry.text, entry.files) if entry.files else entry.text
+            self._add({"role": "system" if entry.system else "user", "content": content})
             return
         message: dict[str, Any] = {"role": "assistant", "content": entry.text or None}
         extras = entry.kept.get("calls")
@@ -142,6 +145,9 @@ class Messages:
         self._add(message)
         for call in entry.calls:
             self._add({"role": "tool", "tool_call_id": call.id, "content": call.result})
+        for call in entry.calls:
+            if call.files:  # a result has text only, and nothing may stand between results
+                self._add({"role": "user", "content": content_of(f"(Files of the result of {call.id}.)", call.files)})
 
     def json(self, system: str | None, beside: str | None = None) -> Raw:
         """All messages as a JSON array, behind the system prompt. `beside` is a text at the end of this request only.
@@ -155,6 +161,17 @@ class Messages:
     def _add(self, message: dict[str, Any]) -> None:
         self._only_rules = self._only_rules and message["role"] == "system"
         self._messages.append(encode_json(message))
+
+
+def content_of(text: str, files: list[SentFile]) -> list[dict[str, Any]]:
+    """A text and files as the parts of a message."""
+    return [*([{"type": "text", "text": text}] if text.strip() else []), *[_file(file) for file in files]]
+
+
+def _file(file: SentFile) -> dict[str, Any]:
+    if file.media_type == PDF:
+        return {"type": "file", "file": {"filename": file.name or "document.pdf", "file_data": file.data_url}}
+    return {"type": "image_url", "image_url": {"url": file.data_url}}
 
 
 def _extra(extras: Any, index: int) -> dict[str, Any]:

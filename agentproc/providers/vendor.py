@@ -79,7 +79,7 @@ class WireRequest(Struct, frozen=True):
     url: str
     #: The headers. They contain the key.
     headers: dict[str, str]
-    #: The body.
+    #: The body. A mark stands for the base64 of each file (body.py).
     body: bytes
 
 

@@ -10,10 +10,13 @@ Source: docs/design/wire.md section 7.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Final, Literal
 
+from schemas.attached_files import check_files
 from schemas.blobs import MAX_BLOB_BYTES, MAX_REQUEST_BYTES, check_reference
-from schemas.frames import Blob, Frame
+from schemas.errors import fail
+from schemas.frames import Blob, FilePart, Frame
 
 #: Bytes of arguments by reference that all open calls together may have: the tool host holds them in memory.
 MAX_CALL_BYTES: Final = 64 << 20
@@ -52,6 +55,16 @@ class HeldBlobs:
             return
         self._holders[blob.file] -= 1
         self.discard(blob)
+
+    def hold_files(self, files: Sequence[FilePart] | None) -> None:
+        """One more event has these files."""
+        for file in files or ():
+            self.hold(file.blob)
+
+    def release_files(self, files: Sequence[FilePart] | None) -> None:
+        """One event less has these files."""
+        for file in files or ():
+            self.release(file.blob)
 
     def discard(self, blob: Blob | None) -> None:
         """A repeat brought a reference that is not used. Its file goes, unless the first frame named the same file."""
@@ -114,8 +127,15 @@ def size_of(blob: Blob | None) -> int:
     return 0 if blob is None else blob.size
 
 
-def check(frame: Frame, *, from_host: bool) -> None:
-    """Raise GoondanError for a bad reference, or for a payload that is too large for what it is for."""
+def check(frame: Frame, *, from_host: bool, by_operator: bool = False) -> None:
+    """Raise GoondanError for a bad reference, for a payload that is too large for what it is for, or for files that
+    may not be there.
+    """
     # A tool host's own events carry the result of pending work. An event that wants an answer is an ordinary request.
     asks = frame.type == "tool.call" or (frame.type == "event" and (not from_host or frame.reply_to is not None))
-    check_reference(frame, MAX_REQUEST_BYTES if asks else MAX_BLOB_BYTES)
+    if frame.blob is not None:
+        check_reference(frame, MAX_REQUEST_BYTES if asks else MAX_BLOB_BYTES)
+    if frame.files is not None:
+        if frame.type != "event" or not by_operator:
+            raise fail("E_FORBIDDEN", "only the events of an operator have files")
+        check_files(frame.files)

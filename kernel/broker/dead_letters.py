@@ -100,6 +100,7 @@ class DeadLetters:
             content=msgspec.structs.replace(content_of(accepted, event.id), reply_to=None, chain=None),
             source=accepted.source,
             blob=accepted.blob,
+            files=accepted.files,
             since=self._bus.now,
             in_reply_to=accepted.in_reply_to,  # else the answer to a question would be read as one
         )

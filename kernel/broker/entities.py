@@ -25,7 +25,8 @@ from kernel.broker.places import Claim
 from kernel.broker.spawns import Spawned
 from kernel.broker.standing import Standing
 from kernel.broker.workdirs import Workdir
-from schemas.frames import NO_PAYLOAD, Blob, Frame, Hello, ReplyTo, Source
+from schemas.attached_files import size_of_files
+from schemas.frames import NO_PAYLOAD, Blob, FilePart, Frame, Hello, ReplyTo, Source
 from schemas.questions import ANSWER_SUFFIX
 from schemas.tokens import Claims, TokenClass
 
@@ -231,6 +232,7 @@ class Event:
         "deadline",
         "depth",
         "end",
+        "files",
         "id",
         "in_reply_to",
         "inline",
@@ -257,6 +259,7 @@ class Event:
         deadline: float | None = None,
         call_id: str | None = None,
         blob: Blob | None = None,
+        files: list[FilePart] | None = None,
         root: str | None = None,
         session: str | None = None,
         asking: Event | None = None,
@@ -283,6 +286,8 @@ class Event:
         self.depth = len(content.chain) if content.chain else 0
         #: The reference to the payload's file if the payload is large.
         self.blob = blob
+        #: The pictures and PDFs of an operator's message; None when it has none.
+        self.files = files
         self.source = source
         self.deadline = deadline
         #: The tool call whose handler sent it; None when an agent or a client sent it.
@@ -417,9 +422,10 @@ class Event:
     @property
     def size(self) -> int:
         """Approximate size (bytes): in memory, on disk, and the room that is reserved for its answer."""
-        if self.blob is None and not self.asynchronous:
+        if self.blob is None and self.files is None and not self.asynchronous:
             return self.inline
-        return self.inline + size_of(self.blob) + (ANSWER_ROOM if self.asynchronous else 0)
+        files = size_of_files(self.files or ())
+        return self.inline + size_of(self.blob) + files + (ANSWER_ROOM if self.asynchronous else 0)
 
 
 def size_in_memory(payload: Raw, auth: Raw | None) -> int:

@@ -188,6 +188,7 @@ class Events:
             payload=content.payload,
             live=event.live,
             blob=event.blob,
+            files=event.files,
             root_event=event.root,
             in_reply_to=event.in_reply_to,
             asynchronous=event.in_reply_to is not None,

@@ -109,6 +109,7 @@ class Intake:
             deadline=None if frame.deadline_ms is None else now + max(0, frame.deadline_ms) / 1000,
             call_id=actor.call_id,
             blob=frame.blob,
+            files=frame.files or None,
             root=actor.root,
             session=actor.session,
             asking=None if chain is None else actor.turn,
@@ -237,7 +238,7 @@ class Intake:
         content = event.content
         if event.sender != actor.sender or content.digest != digest:
             raise _id_in_use()
-        self._mailbox.blobs.discard(frame.blob)
+        self._discard(frame)
         event.asker = connection
         event.live = _wants_live(connection, frame)
         if not event.wants_answer and frame.reply_to is not None:
@@ -264,7 +265,7 @@ class Intake:
         """A repeat of an event that has ended and is forgotten here. Nothing is done twice. Its answer may be kept."""
         if ended.digest != digest:
             raise _id_in_use()
-        self._mailbox.blobs.discard(frame.blob)
+        self._discard(frame)
         content = Content(reply_to=_reply_to(actor, frame))  # its trace is named in the answer
         event = Event(event_id, instance, sender=actor.sender, content=content, call_id=actor.call_id)
         event.asker = connection
@@ -278,6 +279,12 @@ class Intake:
             event.work.answer, event.work.answer_blob = record.answer, record.blob
         self._bus.ack(connection, frame.id, event)
         self._answering.send(event)
+
+    def _discard(self, frame: Frame) -> None:
+        """A repeat brought files that are not used."""
+        self._mailbox.blobs.discard(frame.blob)
+        for file in frame.files or ():
+            self._mailbox.blobs.discard(file.blob)
 
     def _chain(self, actor: Actor, frame: Frame, target: Instance) -> list[str] | None:
         """The instances that wait for each other, the sender last; None when nobody waits. Refuses a circle."""

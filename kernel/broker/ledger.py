@@ -59,6 +59,7 @@ class Ledger:
             from_=content.from_,
             payload=content.payload,
             blob=event.blob,
+            files=event.files,
             source=event.source,
             reply_to=content.reply_to,
             chain=content.chain,

@@ -124,12 +124,14 @@ class Mailbox:
         self.events[event.id] = event
         self._opened(event)
         self.blobs.hold(event.blob)
+        self.blobs.hold_files(event.files)
 
     def unstage(self, event: Event) -> None:
         """Remove an event again, because the journal has no room for it."""
         del self.events[event.id]
         self._closed(event)
         self.blobs.release(event.blob)
+        self.blobs.release_files(event.files)
 
     def _opened(self, event: Event) -> None:
         """Count an unfinished event."""
@@ -250,8 +252,7 @@ class Mailbox:
         if state == "dead":
             self._bury(event, size)
         else:
-            self.blobs.release(event.blob)
-            event.blob = None
+            self._release_payload(event)
         if event.asking is None:
             self._forget(event)
         else:
@@ -297,8 +298,13 @@ class Mailbox:
             self._dead_of[event.instance.agent] = count - 1
         self.dead_letters.give(event.session, event.root, 1)
         self.dead_bytes.give(event.session, event.root, event.work.dead_bytes)
+        self._release_payload(event)
+
+    def _release_payload(self, event: Event) -> None:
+        """Nobody needs the event's files any more."""
         self.blobs.release(event.blob)
-        event.blob = None
+        self.blobs.release_files(event.files)
+        event.blob = event.files = None
 
     def arrived(self, answer_id: str, *, at: Receiver) -> bool:
         """The receiver has an answer. True when the kept copy has a file that can go now."""

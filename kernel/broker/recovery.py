@@ -251,6 +251,7 @@ def _accept(bus: Bus, row: Row, event_id: str, record: Accepted) -> None:
         deadline=None if record.deadline is None else record.deadline.on_clock(bus.ledger.boot_id, bus.booted_at),
         call_id=record.call_id,
         blob=record.blob,
+        files=record.files,
         root=None if record.root == event_id else record.root,
         session=None if record.session is None else intern(record.session),
         asking=asking,

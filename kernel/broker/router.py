@@ -231,8 +231,8 @@ class Router:
         try:
             if len(frame.id) > MAX_ID:  # the answer to it names it, and some answers come much later
                 raise GoondanError(error_payload("E_FRAME_INVALID", f"id has at most {MAX_ID} characters"))
-            if frame.blob is not None:
-                blobs.check(frame, from_host=connection.cls == TOOLS)
+            if frame.blob is not None or frame.files is not None:
+                blobs.check(frame, from_host=connection.cls == TOOLS, by_operator=connection.claims.operator)
             handler(connection, frame, now)
             if self.bus.due:
                 self._hand_over(now)

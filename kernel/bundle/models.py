@@ -76,6 +76,7 @@ def resolve_model(
         caching=body.caching,
         retry=body.retry,
         document=document,
+        sees=body.sees,
     )
 
 

@@ -10,6 +10,7 @@ from kernel.cli import options
 
 if TYPE_CHECKING:
     from kernel.cli.attach import Kernel
+    from kernel.cli.message_files import OpenFile
     from kernel.cli.session import Listener, Session
     from schemas.frames import Answer, ErrorPayload
 
@@ -33,6 +34,14 @@ MAX_EVENT_ID: Final = 256
 @options.instance
 @click.option("--event-id", metavar="ID", help="Send under this id: sent again, it is the same event, answered once.")
 @click.option("--trace-id", metavar="ID", help="The trace that it belongs to, 32 hexadecimal digits; else a new one.")
+@click.option(
+    "--attach",
+    "attached",
+    metavar="FILE",
+    multiple=True,
+    shell_complete=options.completed_path("file"),
+    help="Send this picture (png, jpeg, gif, webp) or PDF with the message; may be given several times.",
+)
 @click.option("--no-wait", is_flag=True, help="Return when the event is accepted; print its id.")
 @click.option(
     "--timeout",
@@ -51,6 +60,7 @@ def command(
     instance: str,
     event_id: str | None,
     trace_id: str | None,
+    attached: tuple[str, ...],
     no_wait: bool,
     timeout: float,
     workdir: str | None,
@@ -67,6 +77,7 @@ def command(
     from kernel.cli.attach import attach, locate
     from kernel.cli.batch import check_instance
     from kernel.cli.lines import MAX_LINE_BYTES
+    from kernel.cli.message_files import close_files, open_files
     from kernel.cli.output import write, write_json
     from kernel.cli.standard_input import FROM_STDIN, read_all
     from kernel.cli.workdir import absolute_workdir
@@ -87,16 +98,18 @@ def command(
     place = locate(bundle)
     if workdir is not None:
         workdir = absolute_workdir(workdir, place)
+    files = open_files(attached)
     kernel = attach(place)
     try:
         agent = words[0] if len(words) == 2 else kernel.entry_agent
         if not agent:
             raise fail("E_USAGE", "the bundle has no entry agent; name the agent")
         key = check_instance(instance)
-        told = _Message(agent, key, text, event_id, trace_id, workdir)
+        told = _Message(agent, key, text, event_id, trace_id, workdir, files)
         sent = asyncio.run(_send(kernel, told, not no_wait, timeout, as_json, reasoning))
     finally:
         kernel.finish()
+        close_files(files)
     known_id, answer, interrupted = sent
     if isinstance(answer, str) or answer is None:
         document = {"eventId": known_id, "status": "accepted"} | ({} if answer is None else {"traceId": answer})
@@ -176,6 +189,8 @@ class _Message(NamedTuple):
     trace_id: str | None
     #: The folder that it works in.
     workdir: str | None
+    #: The pictures and PDFs beside the text.
+    files: list[OpenFile]
 
 
 async def _send(
@@ -191,9 +206,10 @@ async def _send(
     from kernel.cli.screen import shown
     from kernel.cli.session import USER_MESSAGE, WELCOME_S, Session
 
-    agent, instance, text, event_id, trace_id, workdir = told
+    agent, instance, text, event_id, trace_id, workdir, opened = told
     async with Session(kernel, min(timeout_s, WELCOME_S)) as session:
         known_id = event_id or session.new_id()
+        files = session.lay_down(opened)
         if not wait:
             trace = await session.tell(
                 agent,
@@ -204,6 +220,7 @@ async def _send(
                 workdir=workdir,
                 timeout_s=timeout_s,
                 trace_id=trace_id,
+                files=files,
             )
             return known_id, trace, 0
 
@@ -218,6 +235,7 @@ async def _send(
                 timeout_s=timeout_s,
                 listener=listener,
                 trace_id=trace_id,
+                files=files,
             )
 
         cancelling = Cancelling(session, lambda: [known_id])

@@ -8,16 +8,17 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final, Self
 
 from kernel import lock, rundir
 from kernel.cli.attach import Kernel
+from kernel.cli.message_files import OpenFile, lay_down
 from schemas.blobs import INLINE_FRAME_BYTES
 from schemas.codec import from_raw, to_raw
 from schemas.errors import GoondanError, fail
-from schemas.frames import AgentEvent, Answer, Frame, ReplyTo, RuntimeEvent, Shutdown
+from schemas.frames import AgentEvent, Answer, FilePart, Frame, ReplyTo, RuntimeEvent, Shutdown
 from schemas.link import Link
 from schemas.system.secrecy import close_memory
 from schemas.times import rfc3339
@@ -145,15 +146,16 @@ class Session:
         timeout_s: float | None = None,
         listener: Listener | None = None,
         trace_id: str | None = None,
+        files: list[FilePart] | None = None,
     ) -> Answer:
         """Send an event and wait for its answer. `listener` gets the live events of the turn; it must not raise.
-        `trace_id` None: a new trace.
+        `trace_id` None: a new trace. `files` are those that `lay_down` returned.
 
         Raises GoondanError: the broker's refusal, E_AGENT_TIMEOUT after `timeout_s` seconds, E_KERNEL_STOPPED,
         E_KERNEL_LOST.
         """
         frame = self._frame(agent, instance, kind, input, event_id, workdir, timeout_s)
-        frame.trace_id = trace_id
+        frame.trace_id, frame.files = trace_id, files or None
         frame.reply_to = ReplyTo("client", event_id)
         if listener is not None:
             frame.live = True
@@ -184,13 +186,19 @@ class Session:
         workdir: str | None = None,
         timeout_s: float | None = None,
         trace_id: str | None = None,
+        files: list[FilePart] | None = None,
     ) -> str | None:
         """Send an event and wait until it is accepted. Returns its trace, None where the broker no longer knows it.
         Raises the errors of `ask`.
         """
         frame = self._frame(agent, instance, kind, input, event_id, workdir, None)
-        frame.trace_id = trace_id
+        frame.trace_id, frame.files = trace_id, files or None
         return (await self._wait(self._open.post(frame), frame, timeout_s)).trace_id
+
+    def lay_down(self, files: Sequence[OpenFile]) -> list[FilePart]:
+        """Put the files of a message where its event can name them. Raises the errors of message_files.lay_down."""
+        welcome = self._open.welcome
+        return lay_down(files, welcome.blobs, sync=welcome.durability == "power")
 
     async def admin(self, request: dict[str, Any], timeout_s: float | None = WELCOME_S) -> dict[str, Any]:
         """Ask the broker itself. Raises GoondanError."""

@@ -14,7 +14,7 @@ import hashlib
 import os
 import stat
 import time
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 
@@ -25,6 +25,8 @@ from schemas.frames import Blob
 
 #: Read, hashed and written at once (bytes): other threads run in between.
 _CHUNK: Final = 1 << 20
+#: Copied at once (bytes).
+_COPIED: Final = 1 << 17
 _FOLDER_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _WRITE_FLAGS: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -60,28 +62,59 @@ class BlobFolder:
         Raises GoondanError E_BLOB_UNAVAILABLE, E_DISK_FULL, E_STATE; nothing is left behind then.
         """
         blob = describe(payload, os.urandom(16).hex())
+
+        def fill(file: int) -> None:
+            view = memoryview(payload)
+            while view:
+                view = view[os.write(file, view[:_CHUNK]) :]
+
+        self._lay_down(blob.file, blob.size, fill, sync)
+        return blob
+
+    def copy(self, source: int, size: int, *, sync: bool) -> Blob:
+        """Lay the first `size` bytes of the open file `source` down and return the reference to them.
+
+        Raises the errors of `write`, and E_FILE_INVALID when the file has become shorter.
+        """
+        name, digest = os.urandom(16).hex(), hashlib.sha256()
+
+        def fill(file: int) -> None:
+            buffer = memoryview(bytearray(min(_COPIED, size)))  # one, used again: fresh memory costs more than the copy
+            at = 0
+            while at < size:
+                count = os.preadv(source, [buffer[: size - at]], at)
+                if not count:
+                    raise fail("E_FILE_INVALID", f"the file has become shorter than its {size} bytes")
+                digest.update(buffer[:count])
+                view, at = buffer[:count], at + count
+                while view:
+                    view = view[os.write(file, view) :]
+
+        self._lay_down(name, size, fill, sync)
+        return Blob(name, digest.hexdigest(), size)
+
+    def _lay_down(self, name: str, size: int, fill: Callable[[int], None], sync: bool) -> None:
         with self._open() as folder:
             used = sum(entry.stat(follow_symlinks=False).st_size for entry in _entries(folder))
-            if used + blob.size > self._max_bytes:
+            if used + size > self._max_bytes:
                 raise fail("E_DISK_FULL", f"{self.path} holds {used} bytes, limit {self._max_bytes}")
             try:
-                file = os.open(blob.file, _WRITE_FLAGS, 0o600, dir_fd=folder)
+                file = os.open(name, _WRITE_FLAGS, 0o600, dir_fd=folder)
                 try:
-                    view = memoryview(payload)
-                    while view:
-                        view = view[os.write(file, view[:_CHUNK]) :]
+                    fill(file)
                     if sync:
                         os.fsync(file)
                 finally:
                     os.close(file)
                 if sync:
                     os.fsync(folder)
-            except OSError as error:
+            except (OSError, GoondanError) as error:
                 with suppress(OSError):
-                    os.unlink(blob.file, dir_fd=folder)
+                    os.unlink(name, dir_fd=folder)
+                if isinstance(error, GoondanError):
+                    raise
                 code = "E_DISK_FULL" if error.errno in _FULL else "E_STATE"
                 raise fail(code, f"{self.path}: a payload cannot be written: {error.strerror}") from None
-        return blob
 
     def read(self, blob: Blob, *, remove: bool = False) -> bytes:
         """The payload behind a reference, its depth and number of values checked; with `remove` its file goes.

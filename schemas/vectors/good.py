@@ -21,9 +21,11 @@ from schemas.frames import (
     AgentsList,
     AgentsSpawn,
     Answer,
+    Blob,
     Completion,
     Credit,
     ErrorPayload,
+    FilePart,
     Frame,
     Hello,
     InstanceEnd,
@@ -161,6 +163,17 @@ def good_frames() -> list[tuple[str, Frame, str | None]]:
         (
             "event of a client",
             Frame("event", id="x.4", **event, reply_to=reply_to, deadline_ms=60000, payload=to_raw(asked)),
+            "AgentEvent",
+        ),
+        (
+            "event of an operator with a picture",
+            Frame(
+                "event",
+                id="x.24",
+                **event,
+                files=[FilePart(Blob(FILE_NAME, "5e" * 32, 81034), "image/jpeg", "photo.jpg")],
+                payload=to_raw(asked),
+            ),
             "AgentEvent",
         ),
         (

@@ -7,6 +7,7 @@ import itertools
 import os
 import socket
 import ssl
+from base64 import b64encode
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 from agentproc.providers import connection
+from agentproc.providers.body import Body, FileText
 from agentproc.providers.connection import READ_AHEAD_BYTES, Client, Patience
 from agentproc.providers.route import Way, route_to
 from agentproc.providers.vendor import Fault
@@ -430,3 +432,70 @@ def test_a_proxy_that_cannot_be_used_is_a_fault(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setenv("http_proxy", proxy)
     with pytest.raises(Fault, match="proxy settings"):
         route_to("http://a.test")
+
+
+# --- bodies with files
+
+
+async def test_a_file_goes_out_as_base64_while_a_slow_server_reads_it(tmp_path: Path) -> None:
+    content = os.urandom(3 << 20)
+    (tmp_path / "f").write_bytes(content)
+    body = Body([b'{"data":"', FileText(str(tmp_path / "f"), len(content)), b'"}'])
+    got: list[bytes] = []
+
+    async def serve(reader: Reader, writer: Writer) -> None:
+        for _ in range(2):
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert f"content-length: {len(body)}\r\n".encode() in head.lower()
+            got.append(await reader.readexactly(len(body)))
+            writer.write(OK)
+
+    async with serving(serve) as port:
+        client = Client()
+        for _ in range(2):  # the second one on the connection that was kept
+            answered = await client.ask("POST", f"http://127.0.0.1:{port}/", {}, body, PATIENCE)
+            assert await answered.read() == b"fine"
+            assert await answered.read() == b""
+            answered.close()
+        client.close()
+    assert got == [b'{"data":"' + b64encode(content) + b'"}'] * 2
+
+
+async def test_a_server_that_answers_before_it_has_read_a_file_is_heard(tmp_path: Path) -> None:
+    with (tmp_path / "f").open("wb") as file:
+        file.truncate(16 << 20)
+    body = Body([FileText(str(tmp_path / "f"), 16 << 20)])
+    asked = 0
+
+    async def serve(reader: Reader, writer: Writer) -> None:
+        nonlocal asked
+        asked += 1
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 413 Too Large\r\ncontent-length: 2\r\n\r\nno")
+        await writer.drain()
+        await asyncio.sleep(60)
+
+    async with serving(serve) as port:
+        client = Client()
+        for count in (1, 2):
+            answered = await client.ask("POST", f"http://127.0.0.1:{port}/", {}, body, PATIENCE)
+            assert answered.status == 413
+            answered.close()
+            assert asked == count  # the connection was not kept
+        client.close()
+
+
+async def test_a_server_that_reads_nothing_of_a_file_is_silent(tmp_path: Path) -> None:
+    with (tmp_path / "f").open("wb") as file:
+        file.truncate(16 << 20)
+    body = Body([FileText(str(tmp_path / "f"), 16 << 20)])
+
+    async def serve(reader: Reader, writer: Writer) -> None:
+        await asyncio.sleep(60)
+
+    async with serving(serve) as port:
+        client = Client()
+        with pytest.raises(Fault) as raised:
+            await client.ask("POST", f"http://127.0.0.1:{port}/", {}, body, Patience(silence_s=0.2))
+        assert raised.value.kind == "silent"
+        client.close()

@@ -2,12 +2,12 @@
 
 Behaviour: the last user text decides. "call NAME JSON" -> one tool call, then after its result the text "done: <result text>";
 "callN K NAME JSON" -> K parallel calls of NAME; "steps K NAME JSON" -> K tool steps in a row; "script JSON" -> the steps of a list of lists of [NAME, args], one after
-the other, then "done: <results of the last step>"; anything else -> "echo: <text>". "cut TEXT" is any of these, cut off at the limit of tokens;
-"think TEXT" is any of these with reasoning before it, and says at the end in how many of the turn's answers its reasoning came back.
+the other, then "done: <results of the last step>"; anything else -> "echo: <text>", with the request's files behind it. "cut TEXT" is any of these, cut off at the limit of tokens;
+"think TEXT" is any of these with reasoning before it, and says at the end in how many of the turn's answers its reasoning came back. The model "blind" refuses files.
 Streaming (stream: true) is answered as server-sent events. Prints its base URL first.
 """
 
-import asyncio, json, sys, itertools
+import asyncio, base64, hashlib, json, sys, itertools
 
 ids = itertools.count(1)
 
@@ -104,7 +104,29 @@ def decide(messages, text):
         if word == "callN":
             return ("tools", [(name, a)] * k) if done == 0 else ("text", f"done: {result}")
         return ("tools", [(name, a)]) if done < k else ("text", f"done: {result}")
-    return "text", f"echo: {text}"
+    shown = files(messages)
+    return "text", f"echo: {text}" + (f" [files: {', '.join(shown)}]" if shown else "")
+
+
+def files(value):
+    """Media type, size and digest of every file in a request, in order, whatever the vendor's form."""
+    if isinstance(value, list):
+        return [f for v in value for f in files(v)]
+    if isinstance(value, str):
+        if not value.startswith("data:"):
+            return []
+        kind, _, data = value[5:].partition(";base64,")
+        return [describe(kind, data)]
+    if not isinstance(value, dict):
+        return []
+    if value.get("type") == "base64":
+        return [describe(value["media_type"], value["data"])]
+    return [f for v in value.values() for f in files(v)]
+
+
+def describe(kind, data):
+    content = base64.b64decode(data, validate=True)
+    return f"{kind} {len(content)} {hashlib.sha256(content).hexdigest()[:8]}"
 
 
 def anthropic(body):
@@ -217,6 +239,14 @@ async def serve(r, w):
             path = lines[0].split()[1]
             h = {k.lower(): v.strip() for k, _, v in (l.partition(":") for l in lines[1:])}
             body = json.loads(await r.readexactly(int(h.get("content-length", 0))) or b"{}")
+            if body.get("model") == "blind" and files(body["messages"]):
+                b = b'{"error": {"message": "this model does not support image input"}}'
+                w.write(
+                    b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(b)
+                    + b
+                )
+                await w.drain()
+                continue
             if path.endswith("/messages"):
                 ct, out = anthropic(body)
             elif path.endswith("/chat/completions"):

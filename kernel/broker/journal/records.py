@@ -19,7 +19,7 @@ from kernel.broker.budgets.amounts import Spend
 from kernel.broker.workdirs import Beneath
 from schemas.approvals import ApprovalDecided
 from schemas.effective_config import Change
-from schemas.frames import NO_PAYLOAD, Blob, ErrorPayload, OptionalRaw, ReplyTo, Source
+from schemas.frames import NO_PAYLOAD, Blob, ErrorPayload, FilePart, OptionalRaw, ReplyTo, Source
 
 #: How an event ended. `done` and `failed` are the agent's word, the others the broker's.
 End = Literal["done", "failed", "expired", "dead", "cancelled"]
@@ -98,6 +98,8 @@ class Accepted(Struct, frozen=True, array_like=True, tag="accepted", kw_only=Tru
     instance_beneath: Beneath | None = None
     #: The agents whose budgets it is charged to, the outermost first.
     budgets: list[str] | None = None
+    #: The pictures and PDFs of an operator's message; None when it has none.
+    files: list[FilePart] | None = None
 
 
 class Attempt(Struct, frozen=True, array_like=True, tag="attempt"):

@@ -70,3 +70,11 @@ async def test_providers_of_other_models_are_closed_with_the_instance(make: Make
     await runner.instance.close()
     await asyncio.sleep(0)
     assert first.script == []
+
+
+async def test_a_model_in_place_of_another_that_cannot_see_reads_words(make: Make) -> None:
+    link, own = FakeLink(), FakeModel(fail("E_MODEL_FAILED", "gone"))
+    first = FakeModel(fail("E_MODEL_CANNOT_SEE", "blind"), says("I read of it"))
+    await placed(make(link, own, fallback=[FIRST]), first=first).run(event_frame("e1", "look"))
+    assert the_answer(link).response == "I read of it"
+    assert [request.files_as_words for request in first.requests] == [False, True]

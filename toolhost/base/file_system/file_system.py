@@ -27,6 +27,10 @@ DEFAULT_MAX_BYTES = 100_000
 READ_BYTES = 1 << 18
 #: The size of a list's entry besides its name and path, at most (bytes).
 ENTRY_BYTES = 48
+#: How many of the first bytes tell whether a file is a picture or a PDF.
+HEAD_BYTES = 16
+#: What an output has besides the base64 of a file, at most (bytes).
+FILE_ROOM = 16_384
 #: The most entries that a recursive list reads, also when it returns few of them. It takes some seconds.
 MAX_VISITED = 500_000
 #: After how many entries a list checks whether it was cancelled.
@@ -58,12 +62,18 @@ class FileSystemError(Exception):
 
 
 def read(ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
-    """`file-system__read`: the first bytes of a file as text. Bytes that are no UTF-8, or were cut, become U+FFFD."""
+    """`file-system__read`: the first bytes of a file as text. Bytes that are no UTF-8, or were cut, become U+FFFD.
+
+    A picture or a PDF is returned as a file, which the model sees. With a `maxBytes` below its size it is read as text.
+    """
     path = path_argument(input, "path", ctx.workdir)
     most = number(input, "maxBytes", DEFAULT_MAX_BYTES)
     if most < 1:
         raise InvalidInput("'maxBytes' must be greater than 0")
     with OpenFile(ctx, path, posix.O_RDONLY, "read") as file:
+        media_type = media_type_of(file.head())
+        if media_type is not None and ("maxBytes" not in input or file.size() <= most):
+            return whole(ctx, path, file, media_type)
         expected = min(file.size(), most)
         if expected > ctx.output_limit:
             raise ToolError(
@@ -80,6 +90,22 @@ def read(ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
         "truncated": size > most,
         "content": data[: int(most)].decode("utf-8", "replace"),
     }
+
+
+def whole(ctx: ToolContext, path: str, file: OpenFile, media_type: str) -> dict[str, Any]:
+    """A picture or a PDF as the output of `read`."""
+    size = file.size()
+    if size * 4 // 3 + FILE_ROOM > ctx.output_limit:
+        raise ToolError(
+            f"{path} has {size} bytes; as base64 that is more than an output may have, which is {ctx.output_limit}",
+            code="E_TOOL_LIMIT",
+            suggestion="Make it smaller, or read the first bytes of it with maxBytes.",
+        )
+    from binascii import b2a_base64
+
+    data = b2a_base64(file.read(size), newline=False).decode("ascii")
+    content = {"type": "file", "mediaType": media_type, "data": data, "name": path.rpartition("/")[2]}
+    return {"path": path, "size": size, "truncated": False, "content": content}
 
 
 def write(ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
@@ -165,6 +191,13 @@ class OpenFile:
         """The size of the file now (bytes)."""
         return posix.fstat(self._fd).st_size
 
+    def head(self) -> bytes:
+        """The first HEAD_BYTES bytes. `read` begins at the first byte all the same."""
+        try:
+            return posix.pread(self._fd, HEAD_BYTES, 0)
+        except OSError:  # `read` says why
+            return b""
+
     def read(self, most: int) -> bytes:
         """The first `most` bytes."""
         chunks: list[bytes] = []
@@ -189,6 +222,19 @@ class OpenFile:
 
     def _no_file(self, kind: str) -> FileSystemError:
         return FileSystemError(errno.EINVAL, self._operation, self._path, f"{kind} is no file")
+
+
+def media_type_of(head: bytes) -> str | None:
+    """The media type of a picture that models see, or of a PDF, by its first bytes."""
+    if head.startswith(b"\x89PNG\r\n\x1a\n"):
+        return "image/png"
+    if head.startswith(b"\xff\xd8\xff"):
+        return "image/jpeg"
+    if head.startswith((b"GIF87a", b"GIF89a")):
+        return "image/gif"
+    if head.startswith(b"RIFF") and head[8:12] == b"WEBP":
+        return "image/webp"
+    return "application/pdf" if head.startswith(b"%PDF-") else None
 
 
 def make_folders(ctx: ToolContext, path: str) -> None:

@@ -18,7 +18,7 @@ from kernel.broker.spawns import Spawned
 from kernel.broker.standing import Standing
 from kernel.broker.workdirs import Workdir
 from schemas.codec import to_raw
-from schemas.frames import NO_PAYLOAD, Blob, Hello, ReplyTo, Source
+from schemas.frames import NO_PAYLOAD, Blob, FilePart, Hello, ReplyTo, Source
 from schemas.tokens import Claims
 
 QUOTAS = Quotas(open_events=160, mailbox_bytes=1 << 20, live_agents=4, kept_agents=2)
@@ -553,3 +553,17 @@ def test_nothing_but_a_dead_letter_is_kept_for_a_person(box: Box, state: State) 
     event = box.queued(box.event("e"))
     box.mailbox.finish(event, state, ANSWER)
     assert (box.mailbox.dead, box.mailbox.dead_letters.held, event.work.dead_bytes) == ({}, 0, 0)
+
+
+@pytest.mark.parametrize("state", ["done", "dead"])
+def test_the_files_of_a_message_are_held_until_its_event_has_ended(box: Box, state: State) -> None:
+    event = box.event("e")
+    event.files = [FilePart(blob(1), "image/png"), FilePart(blob(2), "image/png")]
+    assert event.size >= 2000
+    box.queued(event)
+    assert box.mailbox.blobs.referenced() == {blob(1).file, blob(2).file}
+    box.mailbox.finish(event, state, NO_PAYLOAD)
+    if state == "dead":
+        assert box.mailbox.blobs.removable == []
+        box.mailbox.drop_dead(event)
+    assert box.mailbox.blobs.removable == [blob(1).file, blob(2).file]
