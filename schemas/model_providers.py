@@ -44,6 +44,10 @@ class ModelProvider(Struct, frozen=True, kw_only=True):
     added: tuple[str, ...] = ()
     #: The header of a request that has the version of the wire; None: there is none.
     version_header: str | None = None
+    #: The version of the wire that is spoken.
+    version: str = ""
+    #: What is added to the base URL to ask for the list of models; "": there is no list.
+    listing: str = "/models"
 
 
 #: In the order in which `auto` looks for their keys.
@@ -56,6 +60,8 @@ PROVIDERS: Final[tuple[ModelProvider, ...]] = (
         auto_model="claude-sonnet-5-5",
         added=("/v1", "/v1/messages"),
         version_header="anthropic-version",
+        version="2026-10-21",
+        listing="/v1/models",
     ),
     ModelProvider(
         name="openai",

@@ -48,7 +48,7 @@ from schemas.model_providers import BY_NAME, DEFAULT_MAX_TOKENS
 #: The version of the interface. It is the version of the vendor's own package at the time when its requests were
 #: recorded (tests/contract/model_requests/), and there, too, the key is a bearer token. This version refuses
 #: `temperature`, `top_p` and `top_k`.
-VERSION: Final = "2026-10-21"
+VERSION: Final = BY_NAME["anthropic"].version
 #: Stop reasons of an answer that was cut off.
 _CUT: Final = frozenset(("max_tokens", "model_context_window_exceeded"))
 _THINKING: Final = frozenset(("thinking", "redacted_thinking"))

@@ -22,6 +22,7 @@ from agentproc.providers.sse import SseEvent
 from agentproc.turn import AskedCall
 from schemas.codec import describe_decode_error, replace_surrogates
 from schemas.launch import ModelSpec
+from schemas.model_requests import key_headers
 
 #: The most characters of text, arguments and thinking of one answer together. The longest answers that models can give
 #: (128 000 tokens) are half of it, and more would not fit into a frame.
@@ -136,13 +137,8 @@ class Vendor(Protocol):
 
 
 def headers_of(model: ModelSpec, vendors: Mapping[str, str] = _NO_HEADERS) -> dict[str, str]:
-    """The headers of a request: those that the Model adds, the vendor's own, and the key as the Model sends it."""
-    headers = {**model.headers, **vendors}
-    if model.api_key and model.auth == "x-api-key":
-        headers["x-api-key"] = model.api_key
-    elif model.api_key:
-        headers["authorization"] = f"Bearer {model.api_key}"
-    return headers
+    """The headers of a request: those that the Model adds, the vendor's own, and the key."""
+    return {**model.headers, **vendors, **key_headers(model)}
 
 
 def put_last(body: dict[str, Any], name: str, value: Any) -> None:

@@ -56,7 +56,9 @@ class Checker:
         complete: bool = True,
         packages: Packages | None = None,
         base_extensions: Bundled | None = None,
+        chosen_server: str | None = None,
     ) -> None:
+        self._chosen_server = chosen_server
         self._packages = packages or NoPackages()
         self._base_extensions = base_extensions or NoBundled()
         self._packaged: dict[str, CheckedTool] = {}
@@ -403,7 +405,7 @@ class Checker:
         self, document: Document, body: resources.ModelBody, agent: CheckedAgent, params: Mapping[str, Any]
     ) -> ModelSpec | None:
         """A Model with everything that a request needs. When that is not there, it is reported, and None returned."""
-        model = resolve_model(body, params, self._env, document.resource.partition("/")[2])
+        model = resolve_model(body, params, self._env, document.resource.partition("/")[2], self._chosen_server)
         if isinstance(model, ModelFault):
             message = model.message.format(document.text(*model.path)) if "{}" in model.message else model.message
             message += f" ({agent.document.resource} uses it)"

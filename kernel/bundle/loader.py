@@ -111,6 +111,7 @@ def inspect_bundle(
         from kernel.bundle.packages import PackageFolders
         from kernel.bundle.variables import wanted_variables
         from kernel.grants.policy_file import POLICY_FILE
+        from kernel.model_server import choice
         from kernel.trust.asking import Asking
         from kernel.trust.look import look
 
@@ -128,6 +129,7 @@ def inspect_bundle(
             complete=loaded.complete,
             packages=packages,
             base_extensions=BaseExtensions(),
+            chosen_server=None if root is None else choice.endpoint(root, path),
         )
         checked = checker.check()
         sources += [document for package in packages.found() for document in package.documents]

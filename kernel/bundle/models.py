@@ -45,6 +45,10 @@ _BY_VARIABLE: Final[tuple[tuple[str, ModelProvider], ...]] = (
     *((provider.url_variable, provider) for provider in PROVIDERS if provider.auto_by_url),
 )
 _NAMES: Final = ", ".join(BY_NAME)
+#: The provider of servers that are named by their URL alone.
+_BY_URL: Final = next(provider for provider in PROVIDERS if provider.auto_by_url)
+#: Stands in the place of the variable where the person has chosen a server of this machine.
+CHOSEN_BY: Final = "you"
 
 
 class ModelFault(Struct, frozen=True):
@@ -61,12 +65,17 @@ class ModelFault(Struct, frozen=True):
 
 
 def resolve_model(
-    body: ModelBody, params: Mapping[str, Any], env: Mapping[str, str], document: str = ""
+    body: ModelBody,
+    params: Mapping[str, Any],
+    env: Mapping[str, str],
+    document: str = "",
+    chosen: str | None = None,
 ) -> ModelSpec | ModelFault:
     """The model of one agent. `params` are the agent's own: they win. An empty variable counts as unset. `document` is
-    the name of the Model document.
+    the name of the Model document. `chosen` is the server of this machine that the person has chosen; the environment
+    comes before it.
     """
-    model = _resolve(body, params, env)
+    model = _resolve(body, params, env, chosen)
     if isinstance(model, ModelFault):
         return model
     return replace(
@@ -80,12 +89,17 @@ def resolve_model(
     )
 
 
-def _resolve(body: ModelBody, params: Mapping[str, Any], env: Mapping[str, str]) -> ModelSpec | ModelFault:
+def _resolve(
+    body: ModelBody, params: Mapping[str, Any], env: Mapping[str, str], chosen: str | None
+) -> ModelSpec | ModelFault:
     merged = {**body.params, **params}
     if body.provider == "embedded":
         return ModelSpec(provider="embedded", model=body.model, params=merged)
     if body.provider == "auto":
-        return _auto(body, merged, env)
+        if chosen is None or names_a_model(env):
+            return _auto(body, merged, env)
+        by_choice = _auto(body, merged, {**env, _BY_URL.url_variable: chosen})
+        return by_choice if isinstance(by_choice, ModelFault) else replace(by_choice, chosen_by=CHOSEN_BY)
     provider = BY_NAME[body.provider]
     key = _own_key(body, env)
     if isinstance(key, ModelFault):
@@ -209,6 +223,11 @@ def _limited(provider: ModelProvider, endpoint: str | None, params: dict[str, An
 def is_vendors(provider: ModelProvider, endpoint: str | None) -> bool:
     """Whether an endpoint is the vendor's own server; None is."""
     return endpoint is None or origin_of(endpoint) == origin_of(provider.server)
+
+
+def names_a_model(env: Mapping[str, str]) -> bool:
+    """Whether the environment settles what `auto` takes."""
+    return any(env.get(variable) for variable in (PROVIDER_VARIABLE, *(variable for variable, _ in _BY_VARIABLE)))
 
 
 def _choose(env: Mapping[str, str]) -> tuple[ModelProvider | None, str] | ModelFault:

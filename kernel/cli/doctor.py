@@ -20,11 +20,18 @@ if TYPE_CHECKING:
 
 
 @click.command()
+@click.option("--forget-server", is_flag=True, help="Forget which model server of this machine you have chosen.")
 @options.bundle
 @options.as_json
-def command(bundle: str | None, as_json: bool) -> int:
-    """Check this machine, the sandbox and the bundle; every finding comes with its fix."""
+def command(forget_server: bool, bundle: str | None, as_json: bool) -> int:
+    """Check this machine, the sandbox, the bundle and its model servers; every finding comes with its fix.
+
+    On a terminal it also looks for model servers on the usual ports of this machine, and asks before one is used.
+    """
     import sys
+
+    if forget_server:
+        return _forget_server(as_json)
 
     from kernel.cli.output import write, write_json
     from kernel.cli.terminal import style_of
@@ -38,7 +45,32 @@ def command(bundle: str | None, as_json: bool) -> int:
         write_json({"ok": problems == 0, "problems": problems, "warnings": warnings, "findings": findings})
     else:
         write(*render(findings, style_of(sys.stdout)))
+        _offer_server(bundle)
     return 1 if problems else 0
+
+
+def _forget_server(as_json: bool) -> int:
+    from kernel.cli.output import write, write_json
+    from kernel.cli.state import checked_root
+    from kernel.model_server import choice
+
+    forgotten = choice.forget(checked_root())
+    text = "forgotten: no model server of this machine is chosen" if forgotten else "no model server was chosen"
+    write_json({"forgotten": forgotten}) if as_json else write(text)
+    return 0
+
+
+def _offer_server(bundle: str | None) -> None:
+    """Ask about a model server that runs here. What cannot be kept is no reason to fail: the findings are printed."""
+    from contextlib import suppress
+
+    from kernel import paths
+    from kernel.cli.model_server import offer
+    from schemas.errors import GoondanError
+
+    with suppress(GoondanError):
+        path = paths.find_bundle(bundle)
+        offer(paths.root_of(paths.state_dir(path)), path)
 
 
 def render(findings: Iterable[Finding], style: Style) -> list[str]:

@@ -67,7 +67,19 @@ def command(folder: str, template: str, force: bool, as_json: bool) -> int:
     lines.append(_REPOSITORY[repository])
     lines += ["", "Next:", *(f"  {printable(step['command']):<{width}}   {step['what']}".rstrip() for step in steps)]
     write(*lines)
+    _offer_server(folder)
     return 0
+
+
+def _offer_server(folder: str) -> None:
+    """Ask about a model server that runs here: the new bundle takes the model of the environment."""
+    from kernel.cli.model_server import offer
+    from kernel.paths import BUNDLE_FILE, find_bundle, root_of, state_dir
+    from schemas.errors import GoondanError
+
+    with suppress(GoondanError):  # the bundle is written; the first run asks again
+        path = find_bundle(os.path.join(folder, BUNDLE_FILE))
+        offer(root_of(state_dir(path)), path)
 
 
 def _repository(folder: str, made: list[str]) -> str:

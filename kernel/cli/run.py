@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from kernel.cli.console_commands import Command, Commands
     from kernel.cli.interrupts import Interrupts
     from kernel.cli.lines import Line, LineReader
+    from kernel.cli.model_server import ModelLook
     from kernel.cli.prompt import Prompt
     from kernel.cli.screen import Screen
     from kernel.cli.session import Listener, Session
@@ -177,8 +178,14 @@ def _talk(place: BundleTarget, wishes: _Wishes) -> int:
     import asyncio
 
     from kernel.cli.attach import join_or_start
-    from kernel.cli.output import write, write_json
+    from kernel.cli.output import is_terminal, write, write_json
 
+    look: ModelLook | None = None
+    if is_terminal(sys.stdin) and is_terminal(sys.stderr):
+        from kernel.cli.model_server import ModelLook, offer_before_start
+
+        offer_before_start(place)
+        look = ModelLook(place)
     kernel, joined = join_or_start(place)
     if kernel.place.watch:
         from kernel.cli.watching import tell_news
@@ -186,7 +193,7 @@ def _talk(place: BundleTarget, wishes: _Wishes) -> int:
         tell_news(kernel.place.state_dir)
     if joined and not wishes.as_json:
         write("joined the swarm that runs already; it goes on when you leave", stream=sys.stderr)
-    talk = _Talk(kernel, wishes)
+    talk = _Talk(kernel, wishes, look)
     try:
         asyncio.run(talk.run())
     finally:
@@ -202,8 +209,9 @@ class _Talk:
     _asked: Asked
     _commands: Commands
 
-    def __init__(self, kernel: Kernel, wishes: _Wishes) -> None:
+    def __init__(self, kernel: Kernel, wishes: _Wishes, look: ModelLook | None) -> None:
         self._kernel = kernel
+        self._look = look
         self._wishes = wishes
         self._as_json = wishes.as_json
         #: The input has ended, and the first line without an answer waits for a person.
@@ -324,6 +332,9 @@ class _Talk:
         write(f"{self._kernel.entry_agent or 'the swarm'} is ready; {prompt.hint}", stream=sys.stderr)
         if self._kernel.model is not None:
             write(f"it talks to {self._kernel.model}", stream=sys.stderr)
+        learned = None if self._look is None else self._look.line(self._kernel.model)
+        if learned is not None:
+            write(learned, stream=sys.stderr)
         await self._tell_instance()
         with Interrupts(prompt.interrupted) as interrupts:
             while not self.status and (line := await self._read(prompt)) is not None:

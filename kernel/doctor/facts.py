@@ -12,6 +12,7 @@ from typing import Literal
 from msgspec import Struct
 
 from kernel.bundle.problems import Problem
+from kernel.model_server.listing import Learned
 from schemas.frames import ErrorPayload
 from schemas.tool_host_reports import Obstacle
 
@@ -240,6 +241,26 @@ class Bundle(Struct, frozen=True, kw_only=True):
     sized_workdirs: bool = False
 
 
+class Model(Struct, frozen=True, kw_only=True):
+    """A model of the bundle's agents, and what its server has said."""
+
+    #: The model in a few words, without its key.
+    text: str
+    #: Whether a key is sent.
+    keyed: bool
+    #: What was learned.
+    learned: Learned
+
+
+class ChosenServer(Struct, frozen=True, kw_only=True):
+    """The model server of this machine that the person has chosen."""
+
+    #: Its base URL.
+    endpoint: str
+    #: Somebody else listens on its port, so it is not used.
+    taken: bool = False
+
+
 class Facts(Struct, frozen=True, kw_only=True):
     """Everything that was looked at."""
 
@@ -267,3 +288,7 @@ class Facts(Struct, frozen=True, kw_only=True):
     sized: Sized | None = None
     #: The folder of the locks.
     lock: LockPlace = LockPlace()
+    #: The models whose servers were asked.
+    models: list[Model] = []
+    #: The server that the person has chosen. None: they have chosen none.
+    chosen: ChosenServer | None = None

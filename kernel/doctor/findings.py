@@ -18,11 +18,13 @@ from msgspec import Struct
 from kernel.doctor.facts import (
     UNLIMITED,
     Bundle,
+    ChosenServer,
     Facts,
     Folder,
     Host,
     Limits,
     LockPlace,
+    Model,
     RunDir,
     Running,
     Sized,
@@ -31,10 +33,11 @@ from kernel.doctor.facts import (
     Variable,
     Versions,
 )
+from kernel.model_server.listing import line_of
 from schemas.system.users import VARIABLE
 
 Level = Literal["ok", "warning", "problem"]
-Area = Literal["versions", "sandbox", "limits", "keys", "paths", "kernel", "bundle"]
+Area = Literal["versions", "sandbox", "limits", "keys", "paths", "kernel", "bundle", "models"]
 
 #: pidfd_open, without which no exit can be observed.
 MINIMUM_RELEASE: Final = (5, 3)
@@ -90,6 +93,8 @@ def judge(facts: Facts) -> list[Finding]:
         *_lock(facts.lock),
         _running(facts.running),
         *_bundle(facts.bundle),
+        *([] if facts.chosen is None else [_chosen(facts.chosen)]),
+        *(_model(model) for model in facts.models),
     ]
 
 
@@ -430,3 +435,32 @@ def _bundle(bundle: Bundle) -> Iterator[Finding]:
         yield _warning("bundle", "warning", message, problem.suggestion or f"gdn validate {path}")
     if not bundle.errors:
         yield _ok("bundle", "bundle", f"{bundle.path} is valid")
+
+
+# --- models -----------------------------------------------------------------------------------------------------------
+
+
+def _chosen(chosen: ChosenServer) -> Finding:
+    if chosen.taken:
+        text = f"{chosen.endpoint}, which you have chosen, is not used: another user listens on its port"
+        return _warning("models", "chosen", text, "gdn doctor --forget-server   # or start your own server there")
+    text = f"where the environment names no model, {chosen.endpoint} is used, as you have chosen"
+    return _ok("models", "chosen", f"{text} (gdn doctor --forget-server)")
+
+
+def _model(model: Model) -> Finding:
+    learned = model.learned
+    text = f"{model.text}: {line_of(learned, model.keyed)}"
+    if learned.state == "answered" and learned.model and learned.there is not False:
+        return _ok("models", "model", text)
+    if learned.state == "answered":
+        fix = "Give the Model the name of one that the server has; for provider: auto set GOONDAN_MODEL."
+        return _problem("models", "model", text, fix) if not learned.model else _warning("models", "model", text, fix)
+    if learned.state == "refused":
+        return _problem("models", "model", text, "Check the Model's apiKey, or the environment variable of the key.")
+    if learned.state == "unreachable":
+        return _problem("models", "model", text, "Start the server, or correct its base URL.")
+    if learned.state == "slow":
+        return _warning("models", "model", text, "Look whether the server is busy or still loading its model.")
+    fix = "Check the base URL: it is what stands before the path of each request, such as http://127.0.0.1:11434/v1."
+    return _warning("models", "model", text, fix)

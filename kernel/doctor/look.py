@@ -17,6 +17,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Final
@@ -31,12 +32,14 @@ from kernel.doctor.facts import (
     UNLIMITED,
     Bundle,
     Cgroup,
+    ChosenServer,
     Facts,
     Folder,
     Host,
     Lack,
     Limits,
     LockPlace,
+    Model,
     RunDir,
     Running,
     Sized,
@@ -47,12 +50,19 @@ from kernel.doctor.facts import (
     Versions,
 )
 from kernel.import_path import entries_of_current_folder
+from kernel.model_server import choice
+from kernel.model_server.asking import Asking
 from kernel.spawn import command
 from kernel.supervisor_client import SupervisorClient
 from schemas.errors import GoondanError
+from schemas.launch import ModelSpec
 from schemas.model_providers import PROVIDERS
 from schemas.system import own_users
 
+#: How long model servers have for their answer (seconds), all together: as long as the survey takes on a slow machine.
+ASK_S: Final = 3.0
+#: Models whose servers are asked.
+MAX_ASKED: Final = 16
 #: The survey starts at most two jails; a machine that is starting a hundred things may take long (seconds).
 SURVEY_S: Final = 60.0
 _CGROUP_ROOT: Final = "/sys/fs/cgroup"
@@ -64,7 +74,8 @@ def look(bundle: str | None) -> Facts:
     """All facts, for the bundle at `bundle` (None: the one that commands take by default)."""
     survey = _start_survey()
     try:
-        found, named = _bundle(bundle)
+        found, named, models = _bundle(bundle)
+        asked = [(model, Asking(model, ASK_S)) for model in models]
         sized = _sized(found.path) if found.sized_workdirs else None
         return Facts(
             versions=_versions(),
@@ -79,6 +90,8 @@ def look(bundle: str | None) -> Facts:
             bundle=found,
             survey=_answer(survey),
             sized=sized,
+            models=_asked(asked),
+            chosen=_chosen(found.path),
         )
     finally:
         if survey is not None and survey.returncode is None:
@@ -353,17 +366,19 @@ def _running(bundle: str) -> Running:
     return Running(status="none" if record is None else "left")
 
 
-def _bundle(given: str | None) -> tuple[Bundle, dict[str, str]]:
-    """The bundle, and the variables that it names."""
+def _bundle(given: str | None) -> tuple[Bundle, dict[str, str], list[ModelSpec]]:
+    """The bundle, the variables that it names, and the models of its agents, each once. Before anybody has agreed to
+    the bundle, nothing is sent to servers that it names: then there are no models.
+    """
     from kernel.bundle.loader import inspect_bundle
 
     try:
         path = paths.find_bundle(given)
         inspected = inspect_bundle(path, state_dir=paths.state_dir(path))
     except BundleError as error:
-        return Bundle(path=given or "", errors=error.problems), {}
+        return Bundle(path=given or "", errors=error.problems), {}, []
     except GoondanError as error:
-        return Bundle(path=given or "", refused=error.info), {}
+        return Bundle(path=given or "", refused=error.info), {}, []
     found = Bundle(
         path=path,
         errors=inspected.errors,
@@ -371,7 +386,33 @@ def _bundle(given: str | None) -> tuple[Bundle, dict[str, str]]:
         dropped=inspected.dropped,
         sized_workdirs=inspected.grant_context.sized_workdirs,
     )
-    return found, wanted_variables(inspected.loaded.documents)
+    models: list[ModelSpec] = []
+    for agent in inspected.checked.agents.values() if inspected.judgement.trusted else ():
+        if agent.model is not None and agent.model not in models:
+            models.append(agent.model)
+    return found, wanted_variables(inspected.loaded.documents), models[:MAX_ASKED]
+
+
+def _asked(asked: list[tuple[ModelSpec, Asking]]) -> list[Model]:
+    """What their servers have said."""
+    from kernel.bundle.models import model_text
+
+    until = time.monotonic() + ASK_S
+    found = []
+    for model, asking in asked:
+        learned = asking.wait(until - time.monotonic())
+        if learned is not None:
+            found.append(Model(text=model_text(model), keyed=model.api_key is not None, learned=learned))
+    return found
+
+
+def _chosen(bundle: str) -> ChosenServer | None:
+    try:
+        root = paths.root_of(paths.state_dir(bundle))
+    except GoondanError:
+        return None
+    chosen = choice.read(root, bundle).endpoint
+    return None if chosen is None else ChosenServer(endpoint=chosen, taken=choice.endpoint(root, bundle) is None)
 
 
 # --- small things ---------------------------------------------------------------------------------------------------

@@ -110,11 +110,16 @@ def test_doctor_looks_at_this_machine_and_at_the_kernel_that_runs(running: Sandb
 
 
 def test_doctor_names_what_is_wrong_and_never_a_value() -> None:
-    bundle = BUNDLE.replace("provider: embedded", "provider: anthropic, model: m, apiKey: {valueFrom: {env: MY_KEY}}")
+    bundle = BUNDLE.replace(
+        "provider: embedded",
+        "provider: anthropic, model: m, endpoint: 'http://127.0.0.1:9', apiKey: {valueFrom: {env: MY_KEY}}",
+    )
     with sandbox(bundle, {"MY_KEY": "s3cret-value ", "OPENAI_API_KEY": "s3cret-other"}) as made:
         result = made.gdn("doctor", "--json")
         found = findings(result.json)
-        assert result.status == 0
+        assert result.status == 1
+        assert found["model"]["level"] == "problem"
+        assert "anthropic, m at http://127.0.0.1:9: not reachable: Connection refused" in found["model"]["message"]
         assert found["MY_KEY"]["level"] == "warning"  # white space at its end
         assert "Model/console" in found["MY_KEY"]["message"]
         assert found["OPENAI_API_KEY"]["message"].startswith("OPENAI_API_KEY is set")

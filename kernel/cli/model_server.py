@@ -1,0 +1,132 @@
+"""What commands say of model servers: one line about the server of a swarm that starts, and the question whether a
+server of this machine is to be used.
+
+Servers of this machine are looked for only where a person is at the terminal, and used only after a yes.
+
+Source: docs/design/commands.md section 10; docs/decisions/113.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from kernel.bundle.loader import Inspected
+    from kernel.cli.attach import BundleTarget
+    from kernel.model_server.finding import FoundServer
+    from schemas.launch import ModelSpec
+
+#: How long the server may take for its answer (seconds); it has the time in which the swarm starts.
+ASK_S: Final = 2.0
+#: How long the first prompt waits for what was learned (seconds).
+WAIT_S: Final = 0.3
+
+
+class ModelLook:
+    """Asks the entry agent's model server while the swarm starts. It fails at nothing: without an answer there is no
+    line. A bundle to which nobody has agreed yet is not looked at further.
+    """
+
+    def __init__(self, place: BundleTarget) -> None:
+        self._place = place
+        self._line: str | None = None
+        self._text: str | None = None
+        self._thread = threading.Thread(target=self._run, name="model look", daemon=True)
+        self._thread.start()
+
+    def line(self, model: str | None) -> str | None:
+        """What was learned of this model, as the kernel names it; None when nothing was."""
+        self._thread.join(WAIT_S)
+        return self._line if model is not None and self._text == model else None
+
+    def _run(self) -> None:
+        from kernel.bundle.models import model_text
+        from kernel.model_server.asking import Asking
+        from kernel.model_server.listing import line_of
+        from schemas.errors import GoondanError
+
+        try:
+            inspected = _inspect(self._place)
+        except GoondanError:
+            return  # the start says it
+        model = _entry_model(inspected) if inspected.judgement.trusted else None
+        learned = None if model is None else Asking(model, ASK_S).wait(ASK_S)
+        if model is not None and learned is not None:
+            self._text = model_text(model)
+            self._line = f"its server: {line_of(learned, model.api_key is not None)}"
+
+
+def offer_before_start(place: BundleTarget) -> None:
+    """Before a swarm starts: offer a server of this machine, if agents would get the console for want of a model, and
+    the person has not declined it before.
+    """
+    from kernel import lock
+    from kernel.cli.consent import can_ask
+    from kernel.model_server import choice
+    from kernel.paths import root_of
+    from schemas.errors import GoondanError
+
+    if not can_ask() or lock.is_held(place.state_dir):
+        return
+    root = root_of(place.state_dir)
+    found = _offered(root, place.bundle, set(choice.read(root, place.bundle).declined))
+    try:
+        if found and any(
+            agent.model is not None and agent.model.chosen_by == "" for agent in _inspect(place).checked.agents.values()
+        ):
+            _ask(root, place.bundle, found[0])
+    except GoondanError:
+        return  # the start says it
+
+
+def offer(root: str, bundle: str) -> None:
+    """Offer a server of this machine, also one that was declined before. Raises GoondanError E_STATE."""
+    from kernel.cli.consent import can_ask
+
+    if can_ask() and (found := _offered(root, bundle, set())):
+        _ask(root, bundle, found[0])
+
+
+def _offered(root: str, bundle: str, declined: set[str]) -> list[FoundServer]:
+    """The servers that can be offered; none where a model is named or chosen already."""
+    import os
+
+    from kernel.bundle.models import names_a_model
+    from kernel.model_server import choice
+    from kernel.model_server.finding import find
+
+    if names_a_model(os.environ) or choice.read(root, bundle).endpoint is not None:
+        return []
+    return [server for server in find() if server.endpoint not in declined]
+
+
+def _ask(root: str, bundle: str, server: FoundServer) -> None:
+    from kernel.cli.consent import confirmed
+    from kernel.cli.output import write
+    from kernel.cli.terminal import printable
+    from kernel.model_server import choice
+
+    others = f" and {server.models - 1} more" if server.models > 1 else ""
+    asked = (
+        f"A model server answers on this machine: {server.endpoint} (the usual port of {server.usual}), with "
+        f"{printable(server.model)}{others}."
+    )
+    write(asked, stream=sys.stderr)
+    if confirmed("Shall agents whose bundle leaves the model to the environment use it? [y/N]"):
+        choice.choose(root, bundle, server.endpoint)
+        write("It is used from the next start on; gdn doctor --forget-server takes that back.", stream=sys.stderr)
+    else:
+        choice.decline(root, bundle, server.endpoint)
+
+
+def _inspect(place: BundleTarget) -> Inspected:
+    from kernel.bundle.loader import inspect_bundle
+
+    return inspect_bundle(place.bundle, state_dir=place.state_dir, handlers=False, policy=place.policy)
+
+
+def _entry_model(inspected: Inspected) -> ModelSpec | None:
+    entry = inspected.checked.agents.get(inspected.checked.entry_agent or "")
+    return None if entry is None else entry.model

@@ -1,0 +1,153 @@
+"""The one question to a model server, which models it has, and what its answer says of a model. Pure.
+
+No text of the server is repeated but names of models: it may repeat the key, or say anything.
+
+Source: docs/design/commands.md section 10; docs/decisions/113.
+"""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from typing import Final, Literal
+from urllib.parse import unquote, urlsplit
+
+import msgspec
+from msgspec import Struct
+
+from schemas.launch import ModelSpec
+from schemas.model_providers import BY_NAME
+from schemas.model_requests import key_headers
+from schemas.model_windows import in_listing, known_window
+from schemas.origins import is_open, key_may_go, origin_of
+from schemas.redaction import Redactor
+from schemas.visible import visible_line
+
+#: Models of a list that are looked at.
+MAX_MODELS: Final = 2000
+#: The most of a model's name that is shown (characters).
+MAX_NAME: Final = 120
+
+State = Literal["answered", "refused", "no list", "failing", "unreachable", "slow"]
+
+
+class Question(Struct, frozen=True):
+    """The request for the list."""
+
+    #: The URL, without user and password.
+    url: str
+    #: The headers. They contain the key.
+    headers: dict[str, str]
+    #: Whether the server is on this machine, so that no proxy leads to it.
+    here: bool
+
+
+class Learned(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """What the answer says. In `state`: `refused` means the key, `failing` the server's own trouble."""
+
+    #: How it went.
+    state: State
+    #: The HTTP status; 0: there was no answer.
+    status: int = 0
+    #: Of a server without an answer: why, in the system's words.
+    reason: str = ""
+    #: How many models it lists.
+    models: int = 0
+    #: The model that an agent gets: the one that is named, else the first of the list.
+    model: str = ""
+    #: Whether the list has it; None: nobody knows, because the list has more pages.
+    there: bool | None = None
+    #: The tokens of its context; None: nobody says.
+    window: int | None = None
+
+
+class _Item(Struct):
+    """One model of a list."""
+
+    #: Its name.
+    id: str = ""
+
+
+class _List(Struct):
+    """A server's list."""
+
+    #: The models.
+    data: list[_Item]
+    #: Whether there are more pages.
+    has_more: bool = False
+
+
+def question(model: ModelSpec) -> Question | None:
+    """The request for a model's server. None when there is none to ask: the console, an endpoint that is no URL, or a
+    key that belongs to another server.
+    """
+    provider = BY_NAME.get(model.provider)
+    base = model.endpoint or (provider.server if provider is not None else "")
+    origin = origin_of(base)
+    if provider is None or not provider.listing or origin is None:
+        return None
+    if (model.api_key or model.headers) and not key_may_go(base, model.key_origin, provider.server):
+        return None
+    headers = {**model.headers, **key_headers(model)}
+    if provider.version_header is not None:
+        headers[provider.version_header] = model.api_version or provider.version
+    parts = urlsplit(base)
+    if parts.username or parts.password:
+        words = f"{unquote(parts.username or '')}:{unquote(parts.password or '')}"
+        headers["authorization"] = f"Basic {b64encode(words.encode()).decode()}"
+    path = parts.path.rstrip("/") + provider.listing
+    return Question(origin + path, headers, parts.scheme == "http" and not is_open(origin))
+
+
+def learn(model: ModelSpec, status: int, body: bytes) -> Learned:
+    """What an answer says of a model."""
+    if status in (401, 403, 407):
+        return Learned(state="refused", status=status)
+    if status == 429 or (status >= 500 and status != 501):
+        return Learned(state="failing", status=status)
+    listed = read_list(body) if status == 200 else None
+    if listed is None:
+        return Learned(state="no list", status=status)
+    names = [item.id for item in listed.data[:MAX_MODELS] if item.id.strip()]
+    name = model.model or (names[0] if names else "")
+    there = name in names if name else False
+    window = in_listing(body, name).window if there else None
+    shown = visible_line(Redactor(model.api_key, *model.headers.values())(name))[:MAX_NAME]
+    return Learned(
+        state="answered",
+        status=status,
+        models=len(names),
+        model=shown,
+        there=None if not there and listed.has_more else there,
+        window=model.context_tokens or window or known_window(name),
+    )
+
+
+def read_list(body: bytes) -> _List | None:
+    """A list of models; None for anything else."""
+    try:
+        return msgspec.json.decode(body, type=_List)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return None
+
+
+def line_of(learned: Learned, keyed: bool) -> str:
+    """What was learned, in a few words. `keyed`: the question had a key."""
+    if learned.state == "answered":
+        parts = ["reachable", *(["the key is accepted"] if keyed else []), _model_words(learned)]
+        return ", ".join([*parts, *([f"{learned.window:,} tokens of context"] if learned.window else [])])
+    if learned.state == "refused":
+        what = "the key is refused" if keyed else "it wants a key"
+        return f"{what} ({learned.status})"
+    if learned.state == "no list":
+        return f"reachable, without a list of models ({learned.status})"
+    if learned.state == "failing":
+        return f"reachable, and it fails at the moment ({learned.status})"
+    return "no answer yet" if learned.state == "slow" else f"not reachable: {learned.reason}"
+
+
+def _model_words(learned: Learned) -> str:
+    if not learned.model:
+        return "it has no model"
+    if learned.there is None:
+        return f"{learned.model} is not on the first page of its list"
+    return f"{learned.model} is there" if learned.there else f"{learned.model} is not in its list of {learned.models}"
