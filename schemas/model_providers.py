@@ -74,6 +74,17 @@ PROVIDERS: Final[tuple[ModelProvider, ...]] = (
         auto_tokens=32_768,
         added=("/chat/completions",),
     ),
+    ModelProvider(  # has the key of the row before it, so `auto` never comes here
+        name="responses",
+        server="https://api.openai.com/v1",
+        key_variable="OPENAI_API_KEY",
+        url_variable="OPENAI_BASE_URL",
+        auto_model="gpt-5.5",
+        limit_param="max_output_tokens",
+        limit_elsewhere="max_output_tokens",
+        auto_tokens=32_768,
+        added=("/responses",),
+    ),
 )
 BY_NAME: Final[Mapping[str, ModelProvider]] = {provider.name: provider for provider in PROVIDERS}
 #: The params by which any of them limits an answer.

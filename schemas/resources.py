@@ -210,13 +210,13 @@ class ModelBody(_Strict, frozen=True):
     provider: Annotated[
         NamedProvider,
         Meta(
-            description="`openai` is any server with chat completions; `auto` takes Anthropic, OpenAI or a server of "
-            "your own, whichever the environment names first, else `embedded`."
+            description="`openai` is any server with chat completions, `responses` any with Open Responses; `auto` "
+            "takes Anthropic, OpenAI or a server of your own, whichever the environment names first, else `embedded`."
         ),
     ]
     model: Annotated[str, Meta(description="The vendor's name of the model; not needed by `embedded`.")] = ""
     endpoint: Annotated[
-        str | None, Meta(description="Base URL. `/v1/messages` or `/chat/completions` is added to it.")
+        str | None, Meta(description="Base URL. `/v1/messages`, `/chat/completions` or `/responses` is added to it.")
     ] = None
     api_key: Annotated[ValueLike | None, Meta(description="The key; by default the vendor's environment variable.")] = (
         None

@@ -71,7 +71,7 @@ def test_a_row_and_a_module_are_all_that_a_provider_needs(tmp_path: Path) -> Non
 
 def test_a_name_of_nobody_is_refused_and_never_served_by_another() -> None:
     with pytest.raises(
-        GoondanError, match=r"no model provider 'parrot'; there are: anthropic, openai, embedded"
+        GoondanError, match=r"no model provider 'parrot'; there are: anthropic, openai, responses, embedded"
     ) as caught:
         make_provider(ModelSpec(provider="parrot", model="polly", api_key="k"))
     assert caught.value.info.code == "E_CONFIG_INVALID_VALUE"

@@ -1,4 +1,4 @@
-"""Both providers against a server that answers wrongly in every way, over real connections."""
+"""All providers against a server that answers wrongly in every way, over real connections."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ import msgspec
 import pytest
 
 from agentproc.conversation import AssistantData, Message, MessageSource, ToolCallPart, ToolResultPart, result_message
-from agentproc.providers.anthropic import Anthropic
 from agentproc.providers.base import ModelAnswer, TextDelta
+from agentproc.providers.choose import wire_of
 from agentproc.providers.connection import Patience
 from agentproc.providers.http import HttpProvider
-from agentproc.providers.openai import OpenAI
 from agentproc.providers.retry import REPEATS
 from agentproc.providers.vendor import MAX_ANSWER_CHARS
 from schemas.errors import GoondanError
@@ -27,7 +26,7 @@ from tests.process.model_servers import AT, KEY, question, seen, server
 
 #: How often a server is asked again that is always busy, with the usual patience and without luck.
 BUSY = 10
-BOTH = pytest.mark.parametrize("provider", ["anthropic", "openai"])
+ALL = pytest.mark.parametrize("provider", ["anthropic", "openai", "responses"])
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +46,7 @@ class Asker:
         self.waits: list[float] = []
         self._lenient = lenient
         patience = Patience(connect_s=20.0, silence_s=0.15 if silent else 20.0, rest_s=0.2, refusal_s=0.3)
-        vendor = Anthropic() if provider == "anthropic" else OpenAI()
-        self.model = HttpProvider(vendor, patience=patience, sleep=self._sleep, chance=lambda: 0.0)
+        self.model = HttpProvider(wire_of(provider).VENDOR(), patience=patience, sleep=self._sleep, chance=lambda: 0.0)
 
     async def _sleep(self, seconds: float) -> None:
         self.waits.append(seconds)
@@ -86,7 +84,7 @@ async def ask() -> AsyncIterator[Ask]:
 # --- what is wrong once, and then well --------------------------------------------------------------------------------
 
 
-@BOTH
+@ALL
 @pytest.mark.parametrize(
     "how",
     ["429", "500", "503", "529", "408", "drop", "half", "garbage", "html", "bad-event", "empty", "nothing", "silent",
@@ -101,7 +99,7 @@ async def test_what_passes_is_asked_again(ask: Ask, base: str, provider: str, ho
     assert "".join([piece.text for piece in pieces if piece.again or piece.text == "fine"]) == "fine"
 
 
-@BOTH
+@ALL
 @pytest.mark.parametrize(
     ("how", "words", "tries"),
     [
@@ -138,7 +136,7 @@ async def test_what_does_not_pass_fails_with_the_servers_words(
         assert asker.waits == [0.5, 1.0, 2.0, 4.0, *[8.0] * 6][: tries - 1]
 
 
-@BOTH
+@ALL
 async def test_the_wait_that_a_server_asks_for_is_kept(ask: Ask, base: str, provider: str) -> None:
     asker = ask(provider)
     await asker.fails(base, "503 wait=7.5")
@@ -179,7 +177,7 @@ async def test_a_server_that_repeats_the_key_in_another_form_shows_nothing_of_it
     assert "sksecret" not in "".join(letter for letter in message if letter.isalnum()).lower()
 
 
-@BOTH
+@ALL
 async def test_a_redirect_takes_the_key_nowhere(ask: Ask, base: str, provider: str) -> None:
     with server("misbehaving_llm") as elsewhere:
         # A host that asks for a request elsewhere gets a refusal, and the other host gets nothing at all.
@@ -188,7 +186,7 @@ async def test_a_redirect_takes_the_key_nowhere(ask: Ask, base: str, provider: s
         assert seen(elsewhere)["requests"] == []
 
 
-@BOTH
+@ALL
 @pytest.mark.parametrize("model_name", ["well", ""])
 async def test_a_key_that_belongs_to_another_server_is_not_sent(
     ask: Ask, base: str, provider: str, model_name: str
@@ -214,7 +212,7 @@ async def test_a_key_that_cannot_be_sent_is_not_shown(ask: Ask, base: str) -> No
 # --- well ------------------------------------------------------------------------------------------------------------
 
 
-@BOTH
+@ALL
 async def test_text_arrives_in_pieces_and_whole(ask: Ask, base: str, provider: str) -> None:
     pieces: list[TextDelta] = []
     answer = await ask(provider).model.complete(question(provider, base, "well"), pieces.append)
@@ -224,13 +222,13 @@ async def test_text_arrives_in_pieces_and_whole(ask: Ask, base: str, provider: s
     assert not any(piece.again for piece in pieces)
 
 
-@BOTH
+@ALL
 async def test_a_server_that_does_not_stream(ask: Ask, base: str, provider: str) -> None:
     answer = await ask(provider).model.complete(question(provider, base, "whole"))
     assert answer.text == "fine"
 
 
-@BOTH
+@ALL
 async def test_a_server_that_refuses_what_it_does_not_know_is_sent_it_once(ask: Ask, base: str, provider: str) -> None:
     asker = ask(provider)
     request = question(provider, base, "strict")
@@ -246,7 +244,7 @@ async def test_a_server_that_refuses_what_it_does_not_know_is_sent_it_once(ask: 
     assert (len(seen(base)["requests"]) - before, asker.waits) == (3, [])
 
 
-@BOTH
+@ALL
 async def test_calls_of_every_kind(ask: Ask, base: str, provider: str) -> None:
     async def asked(how: str) -> ModelAnswer:
         return await ask(provider).model.complete(question(provider, base, how))
@@ -261,7 +259,7 @@ async def test_calls_of_every_kind(ask: Ask, base: str, provider: str) -> None:
     assert listed.broken == "they are no JSON object"
 
 
-@BOTH
+@ALL
 async def test_a_connection_is_used_again(ask: Ask, base: str, provider: str) -> None:
     asker = ask(provider)
     used = set()
@@ -271,7 +269,7 @@ async def test_a_connection_is_used_again(ask: Ask, base: str, provider: str) ->
     assert len(used) == 1 and None not in used
 
 
-@BOTH
+@ALL
 async def test_a_cancelled_call_closes_its_connection(ask: Ask, base: str, provider: str) -> None:
     model = ask(provider).model
     begun = asyncio.Event()
@@ -286,7 +284,7 @@ async def test_a_cancelled_call_closes_its_connection(ask: Ask, base: str, provi
             await asyncio.sleep(0.01)
 
 
-@BOTH
+@ALL
 async def test_a_model_without_a_name_is_the_first_that_the_server_lists(ask: Ask, base: str, provider: str) -> None:
     asker = ask(provider)
     for _ in range(2):
@@ -331,7 +329,7 @@ def test_agents_share_the_model_code_that_they_will_use(providers: list[str], lo
     assert result.stdout == f"{loaded}\n1 []\n"
 
 
-@BOTH
+@ALL
 async def test_a_refusal_that_never_ends_is_a_refusal(base: str, ask: Ask, provider: str) -> None:
     async with asyncio.timeout(10):
         assert "400" in await ask(provider).fails(base, "dripping-refusal")

@@ -67,7 +67,7 @@ def output(response: str) -> str:
     return str(json.loads(response.removeprefix("done: "))["stdout"])
 
 
-@BOTH
+@pytest.mark.parametrize("provider", ["anthropic", "openai", "responses"])
 def test_a_model_calls_a_tool_in_its_jail_and_the_text_comes_back(fake: str, provider: str) -> None:
     with sandbox(swarm(provider, fake), {"MY_KEY": KEY}) as kernel:
         lines = [

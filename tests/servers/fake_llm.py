@@ -1,4 +1,4 @@
-"""A tiny Anthropic-Messages and OpenAI-chat compatible server on loopback, so a real provider client can be driven without a model.
+"""A tiny Anthropic-Messages, OpenAI-chat and OpenAI-Responses compatible server on loopback, so a real provider client can be driven without a model.
 
 Behaviour: the last user text decides. "call NAME JSON" -> one tool call, then after its result the text "done: <result text>";
 "callN K NAME JSON" -> K parallel calls of NAME; "steps K NAME JSON" -> K tool steps in a row; "script JSON" -> the steps of a list of lists of [NAME, args], one after
@@ -231,6 +231,101 @@ def openai(body):
     return "text/event-stream", "".join(out)
 
 
+def messages_of(items):
+    """The items of a Responses request as messages of a chat."""
+    messages, said = [], None
+    for item in items:
+        kind = item.get("type", "message")
+        if kind in ("reasoning", "function_call") or item.get("role") == "assistant":
+            if said is None:
+                said = {"role": "assistant", "content": ""}
+                messages.append(said)
+            if kind == "reasoning" and item.get("encrypted_content") == "sealed":
+                said["reasoning_content"] = "sealed"
+            continue
+        said = None
+        if kind == "function_call_output":
+            messages.append({"role": "tool", "content": item["output"]})
+        else:
+            content = item["content"]
+            text = content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
+            messages.append({"role": item["role"], "content": text})
+    return messages
+
+
+def responses(body):
+    kind, what, reasoning, cut = answer(messages_of(body["input"]))
+    output = []
+    if reasoning:
+        summary = [{"type": "summary_text", "text": reasoning}]
+        output.append({"id": "rs_1", "type": "reasoning", "summary": summary, "encrypted_content": "sealed"})
+    if kind == "text":
+        content = [{"type": "output_text", "text": what, "annotations": []}]
+        output.append(
+            {"id": "msg_1", "type": "message", "role": "assistant", "status": "completed", "content": content}
+        )
+    else:
+        output += [
+            {
+                "id": f"fc_{i}",
+                "type": "function_call",
+                "call_id": f"call_{next(ids)}",
+                "name": n,
+                "arguments": json.dumps(a),
+            }
+            for i, (n, a) in enumerate(what)
+        ]
+    details = {"input_tokens_details": {"cached_tokens": 0}, "output_tokens_details": {"reasoning_tokens": 0}}
+    whole = {
+        "id": f"resp_{next(ids)}",
+        "object": "response",
+        "created_at": 1,
+        "model": body.get("model", "m"),
+        "status": "incomplete" if cut else "completed",
+        "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+        "error": None,
+        "output": output,
+        "tools": [],
+        "tool_choice": "auto",
+        "parallel_tool_calls": True,
+        "usage": {"input_tokens": 10, "output_tokens": 5, "total_tokens": 15, **details},
+    }
+    if not body.get("stream"):
+        return "application/json", json.dumps(whole)
+    ev = []
+
+    def e(t, **d):
+        ev.append(f"event: {t}\ndata: {json.dumps({'type': t, 'sequence_number': len(ev), **d})}\n\n")
+
+    e("response.created", response={**whole, "status": "in_progress", "output": [], "usage": None})
+    for i, item in enumerate(output):
+        at = {"output_index": i, "item_id": item["id"]}
+        if item["type"] == "message":
+            part = item["content"][0]
+            e("response.output_item.added", output_index=i, item={**item, "content": []})
+            e("response.content_part.added", **at, content_index=0, part={**part, "text": ""})
+            for j in range(0, len(part["text"]), 8):
+                e("response.output_text.delta", **at, content_index=0, delta=part["text"][j : j + 8], logprobs=[])
+            e("response.output_text.done", **at, content_index=0, text=part["text"], logprobs=[])
+            e("response.content_part.done", **at, content_index=0, part=part)
+        elif item["type"] == "reasoning":
+            e("response.output_item.added", output_index=i, item={**item, "summary": [], "encrypted_content": "sea"})
+            part = {"type": "summary_text", "text": reasoning}
+            e("response.reasoning_summary_part.added", **at, summary_index=0, part={**part, "text": ""})
+            for j in range(0, len(reasoning), 8):
+                e("response.reasoning_summary_text.delta", **at, summary_index=0, delta=reasoning[j : j + 8])
+            e("response.reasoning_summary_text.done", **at, summary_index=0, text=reasoning)
+            e("response.reasoning_summary_part.done", **at, summary_index=0, part=part)
+        else:
+            e("response.output_item.added", output_index=i, item={**item, "arguments": ""})
+            for piece in (item["arguments"][:5], item["arguments"][5:]):
+                e("response.function_call_arguments.delta", **at, delta=piece)
+            e("response.function_call_arguments.done", **at, arguments=item["arguments"], name=item["name"])
+        e("response.output_item.done", output_index=i, item=item)
+    e("response.incomplete" if cut else "response.completed", response=whole)
+    return "text/event-stream", "".join(ev)
+
+
 async def serve(r, w):
     try:
         while True:
@@ -251,6 +346,8 @@ async def serve(r, w):
                 ct, out = anthropic(body)
             elif path.endswith("/chat/completions"):
                 ct, out = openai(body)
+            elif path.endswith("/responses"):
+                ct, out = responses(body)
             else:
                 ct, out = "application/json", json.dumps({"object": "list", "data": [{"id": "m"}]})
             b = out.encode()

@@ -1,4 +1,4 @@
-"""A model server on loopback that answers wrongly in the way its model's name says, to both vendors' requests.
+"""A model server on loopback that answers wrongly in the way its model's name says, to requests of all vendors.
 
 The model is `HOW` (always so) or `HOW:N` (for the first N requests of that name, then well). HOW is a status (`401`,
 `429`, `529`, …) or one of those in BEHAVIOURS below. Well means: the text "fine", or "told: <results>" right behind
@@ -45,7 +45,7 @@ class Answer:
             await self.writer.drain()
 
     async def event(self, **data):
-        name = f"event: {data['type']}\n" if self.vendor == "anthropic" else ""
+        name = "" if self.vendor == "openai" else f"event: {data['type']}\n"
         await self.raw(f"{name}data: {json.dumps(data)}\n\n")
 
     async def delta(self, finish=None, **delta):
@@ -58,6 +58,8 @@ class Answer:
         if self.vendor == "anthropic":
             message = {"id": "m", "type": "message", "role": "assistant", "content": [], "usage": {"input_tokens": 3}}
             await self.event(type="message_start", message=message)
+        elif self.vendor == "responses":
+            await self.event(type="response.created", response={"status": "in_progress"})
         else:
             await self.delta(role="assistant", content="")
 
@@ -66,6 +68,9 @@ class Answer:
             await self.event(type="content_block_start", index=index, content_block={"type": "text", "text": ""})
             await self.event(type="content_block_delta", index=index, delta={"type": "text_delta", "text": text})
             await self.event(type="content_block_stop", index=index)
+        elif self.vendor == "responses":
+            await self.event(type="response.output_item.added", output_index=index, item={"type": "message"})
+            await self.event(type="response.output_text.delta", output_index=index, delta=text)
         else:
             await self.delta(content=text)
 
@@ -77,6 +82,14 @@ class Answer:
                 delta = {"type": "input_json_delta", "partial_json": piece}
                 await self.event(type="content_block_delta", index=index, delta=delta)
             await self.event(type="content_block_stop", index=index)
+        elif self.vendor == "responses":
+            item = {"type": "function_call", "call_id": call_id, "name": name}
+            await self.event(type="response.output_item.added", output_index=index, item=item)
+            for piece in (arguments[:3], arguments[3:]):
+                await self.event(type="response.function_call_arguments.delta", output_index=index, delta=piece)
+            await self.event(
+                type="response.output_item.done", output_index=index, item={**item, "arguments": arguments}
+            )
         else:
             function = {"name": name, "arguments": arguments[:3]}
             await self.delta(tool_calls=[{"index": index, "id": call_id, "type": "function", "function": function}])
@@ -87,6 +100,9 @@ class Answer:
             reason = "tool_use" if calls else "end_turn"
             await self.event(type="message_delta", delta={"stop_reason": reason}, usage={"output_tokens": 2})
             await self.event(type="message_stop")
+        elif self.vendor == "responses":
+            usage = {"input_tokens": 3, "output_tokens": 2}
+            await self.event(type="response.completed", response={"status": "completed", "usage": usage})
         else:
             await self.delta(finish="tool_calls" if calls else "stop")
             usage = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
@@ -96,17 +112,21 @@ class Answer:
 
 
 async def well(answer, body):
-    told = results(body["messages"])
+    told = results(body)
     await answer.start()
     await answer.text("told: " + " | ".join(told) if told else "fine")
     await answer.stop()
 
 
-def results(messages):
+def results(body):
     """Texts of the tool results at the end of the conversation."""
     found = []
-    for message in reversed(messages):
-        if message["role"] == "tool":
+    for message in reversed(body["messages"] if "messages" in body else body["input"]):
+        if message["type" if "input" in body else "role"] == "function_call_output":
+            found.insert(0, message["output"])
+        elif "input" in body:
+            break
+        elif message["role"] == "tool":
             found.insert(0, message["content"])
         elif isinstance(message["content"], list) and message["content"][0].get("type") == "tool_result":
             return [part["content"] for part in message["content"]]
@@ -117,7 +137,7 @@ def results(messages):
 
 async def wants(answer, body, *calls):
     """Tool calls, unless their results are there already."""
-    if results(body["messages"]):
+    if results(body):
         return await well(answer, body)
     await answer.start()
     for index, call in enumerate(calls):
@@ -171,6 +191,8 @@ async def keepalive(answer, body):
         await answer.raw(": still here\n\n")
         if answer.vendor == "anthropic":
             await answer.event(type="ping")
+        elif answer.vendor == "responses":
+            await answer.event(type="response.in_progress", response={"status": "in_progress"})
         else:
             await answer.delta(content="")
         await asyncio.sleep(0.05)
@@ -217,6 +239,9 @@ async def whole(answer, body):
     """A server that does not stream."""
     if answer.vendor == "anthropic":
         data = {"type": "message", "content": [{"type": "text", "text": "fine"}], "stop_reason": "end_turn"}
+    elif answer.vendor == "responses":
+        content = [{"type": "output_text", "text": "fine"}]
+        data = {"object": "response", "status": "completed", "output": [{"type": "message", "content": content}]}
     else:
         message = {"role": "assistant", "content": "fine"}
         data = {"object": "chat.completion", "choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
@@ -228,7 +253,8 @@ async def whole(answer, body):
 async def strict(answer, body):
     """A server that refuses what only its wire's own vendor knows."""
     said = json.dumps(body)
-    named = next((name for name in ("cache_control", "reasoning_content") if f'"{name}"' in said), None)
+    refused = ("cache_control", "reasoning_content", "include")
+    named = next((name for name in refused if f'"{name}"' in said), None)
     if named is None:
         return await well(answer, body)
     error = {"type": "invalid_request_error", "message": f"messages.0.{named}: Extra inputs are not permitted"}
@@ -337,7 +363,8 @@ async def serve(reader, writer):
                 continue
             body = json.loads(text)
             SEEN["requests"].append({"path": path, "headers": headers, "body": body})
-            vendor = "anthropic" if path.endswith("/messages") else "openai"
+            ends = {"/messages": "anthropic", "/responses": "responses"}
+            vendor = next((vendor for end, vendor in ends.items() if path.endswith(end)), "openai")
             answering = asyncio.ensure_future(respond(Answer(writer, vendor), path, headers, body))
             leaving = asyncio.ensure_future(reader.read(1))
             await asyncio.wait([answering, leaving], return_when=asyncio.FIRST_COMPLETED)

@@ -12,8 +12,11 @@ from hypothesis import strategies as st
 from agentproc.conversation import AssistantData, MessageData, TextPart, ToolCallPart, UserData
 from agentproc.providers.anthropic import Anthropic
 from agentproc.providers.base import ModelRequest
+from agentproc.providers.choose import wire_of
 from agentproc.providers.openai import OpenAI
+from agentproc.providers.vendor import Vendor
 from schemas.launch import CatalogItem, ModelSpec
+from schemas.model_providers import BY_NAME
 from tests.unit.agentproc.fakes import BASH, NOTE
 from tests.unit.agentproc.vendor_formats import asked, calls, conversation, result
 
@@ -22,7 +25,7 @@ BLOCKS = [{"type": "skills.open", "text": "Read this."}]
 ON: dict[str, Any] = {"model": {"caching": True}}
 
 
-def sent(vendor: Anthropic | OpenAI, request: ModelRequest) -> Any:
+def sent(vendor: Vendor, request: ModelRequest) -> Any:
     return json.loads(vendor.request(request).body)
 
 
@@ -101,11 +104,11 @@ words = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), max_siz
 turns = st.lists(st.tuples(words, st.integers(0, 3), words, st.booleans()), min_size=1, max_size=5)
 
 
-@given(turns, st.sampled_from(["anthropic", "openai"]))
+@given(turns, st.sampled_from(sorted(BY_NAME)))
 def test_each_request_begins_as_the_one_before_it(said: list[tuple[str, int, str, bool]], provider: str) -> None:
     """Whatever is said, and whether or not blocks are at the end and more tools come behind the others."""
     data: list[MessageData] = []
-    vendor = Anthropic() if provider == "anthropic" else OpenAI()
+    vendor = wire_of(provider).VENDOR()
     before: list[Any] = []
     tools = [BASH]
     for turn, (text, many, answer, more) in enumerate(said):
@@ -132,8 +135,8 @@ def test_each_request_begins_as_the_one_before_it(said: list[tuple[str, int, str
 def _parts(body: Any, blocks: bool) -> list[Any]:
     """The parts of the conversation without marks and without the blocks at its end."""
     parts: list[Any] = []
-    for message in body["messages"]:
-        content = message["content"]
+    for message in body.get("messages") or body["input"]:
+        content = message.get("content")
         parts += [(message["role"], part) for part in content] if isinstance(content, list) else [message]
     parts = json.loads(json.dumps(parts).replace(', "cache_control": {"type": "ephemeral"}', ""))
     return parts[:-1] if blocks else parts
@@ -145,9 +148,9 @@ def _begins(now: list[Any], before: list[Any]) -> None:
     assert now[: len(before)] == before
 
 
-@pytest.mark.parametrize("provider", ["anthropic", "openai"])
+@pytest.mark.parametrize("provider", sorted(BY_NAME))
 def test_the_bytes_of_a_long_conversation_are_mostly_those_of_the_last_request(provider: str) -> None:
-    vendor = Anthropic() if provider == "anthropic" else OpenAI()
+    vendor = wire_of(provider).VENDOR()
     data: list[MessageData] = []
     last = b""
     for turn in range(30):

@@ -22,14 +22,17 @@ from agentproc.conversation import (
 )
 from agentproc.providers import history
 from agentproc.providers.anthropic import Anthropic
+from agentproc.providers.choose import wire_of
 from agentproc.providers.history import EMPTY, Said, entries, tool_name
 from agentproc.providers.openai import OpenAI
+from agentproc.providers.responses import Responses
 from agentproc.providers.retry import Retries, retry_after
 from agentproc.providers.sse import EventTooLarge, SseDecoder, SseEvent
 from agentproc.providers.vendor import Fault, FaultKind, page_title
 from schemas.frames import ToolResult
 from schemas.launch import CatalogItem, ModelSpec
 from schemas.model_limits import ModelRetry
+from schemas.model_providers import BY_NAME
 from tests.unit.agentproc.fakes import BASH, NOTE
 from tests.unit.agentproc.vendor_formats import asked, body, calls, conversation, message, result
 
@@ -210,12 +213,12 @@ parts_of_conversations = st.one_of(
 )
 
 
-@given(st.lists(parts_of_conversations, max_size=8), st.data(), st.sampled_from(["anthropic", "openai"]))
+@given(st.lists(parts_of_conversations, max_size=8), st.data(), st.sampled_from(sorted(BY_NAME)))
 def test_a_conversation_that_grows_is_written_as_if_it_were_new(
     parts: list[list[MessageData]], data: st.DataObject, provider: str
 ) -> None:
     """Also when messages are taken out, others put in, or the tools change between the requests of a turn."""
-    vendor = Anthropic() if provider == "anthropic" else OpenAI()
+    vendor = wire_of(provider).VENDOR()
     messages: list[Message] = []
     for number, part in enumerate(parts):
         messages += [message(100 * number + at, item) for at, item in enumerate(part)]
@@ -226,8 +229,8 @@ def test_a_conversation_that_grows_is_written_as_if_it_were_new(
         assert json.loads(sent) == body(messages, provider, **changes)
 
 
-@pytest.mark.parametrize("vendor", [Anthropic(), OpenAI()])
-def test_only_what_is_new_is_written(vendor: Anthropic | OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("vendor", [Anthropic(), OpenAI(), Responses()])
+def test_only_what_is_new_is_written(vendor: Anthropic | OpenAI | Responses, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[ToolResult] = []
     result_text = history.result_text
 

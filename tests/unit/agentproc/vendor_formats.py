@@ -14,11 +14,11 @@ from agentproc.conversation import (
     ToolData,
     ToolResultPart,
 )
-from agentproc.providers.anthropic import Anthropic
 from agentproc.providers.anthropic import Reader as AnthropicReader
 from agentproc.providers.base import ModelAnswer, ModelRequest
-from agentproc.providers.openai import OpenAI
+from agentproc.providers.choose import wire_of
 from agentproc.providers.openai import Reader as OpenAIReader
+from agentproc.providers.responses import Reader as ResponsesReader
 from agentproc.providers.sse import SseEvent
 from schemas.codec import to_raw
 from schemas.frames import ToolResult
@@ -53,7 +53,7 @@ def asked(messages: list[Message], provider: str = "anthropic", **changes: Any) 
 
 
 def body(messages: list[Message], provider: str = "anthropic", **changes: Any) -> Any:
-    vendor = Anthropic() if provider == "anthropic" else OpenAI()
+    vendor = wire_of(provider).VENDOR()
     return json.loads(vendor.request(asked(messages, provider, **changes)).body)
 
 
@@ -66,6 +66,13 @@ def read_anthropic(*events: dict[str, Any]) -> ModelAnswer:
 
 def read_openai(*events: dict[str, Any]) -> ModelAnswer:
     reader = OpenAIReader("m")
+    for event in events:
+        reader.read(SseEvent(json.dumps(event)))
+    return reader.answer()
+
+
+def read_responses(*events: dict[str, Any]) -> ModelAnswer:
+    reader = ResponsesReader("m")
     for event in events:
         reader.read(SseEvent(json.dumps(event)))
     return reader.answer()
