@@ -17,6 +17,8 @@ import pytest
 from tests.kernel_fixture import Sandbox, sandbox
 from tests.process.scripted_model import Answer, ScriptedModel, scripted_model
 
+#: What every agent has besides, to read results that it was shown shortened.
+READS = "tool-result__read"
 BUNDLE = """\
 apiVersion: goondan.ai/v1
 kind: Model
@@ -228,14 +230,14 @@ def test_the_model_is_shown_the_agents_tools_and_the_extensions(swarm: Swarm) ->
     swarm.turn("names", [("c1", "words__list-all", {}), ("c2", "weather__get", {"city": "Seoul"})])
     offered = swarm.model.offered("names")
     exports = ["about", "list-all", "later", "fail", "odd"]
-    assert list(offered) == [*[f"words__{export}" for export in exports], "weather__get"]
+    assert list(offered) == [READS, *[f"words__{export}" for export in exports], "weather__get"]
     schema = offered["words__about"]["parameters"]
     assert schema["properties"]["filters"]["properties"]["status"]["enum"] == ["active", "inactive"]
     assert offered["words__about"]["description"] == "What the handler sees."
     (noted,) = [line for line in swarm.noted if line.get("said") == "names" and line["step"] == 0]
     assert [item["name"] for item in noted["catalog"]] == list(offered)
-    assert noted["catalog"][0]["source"] == {"type": "config", "name": "words"}
-    assert noted["catalog"][0]["parameters"] == schema
+    assert noted["catalog"][1]["source"] == {"type": "config", "name": "words"}
+    assert noted["catalog"][1]["parameters"] == schema
     assert noted["catalog"][-1] == {
         "name": "weather__get",
         "description": "The weather of a city.",
@@ -293,7 +295,7 @@ def test_a_policy_opens_the_registry_to_the_names_it_lists(swarm: Swarm) -> None
     told = swarm.results("policy")
     assert told["c1"] == []
     assert told["c2"]["error"]["code"] == "E_TOOL_NOT_IN_CATALOG"
-    assert not [name for name in swarm.model.offered("policy") if not name.startswith("words__")]
+    assert {name for name in swarm.model.offered("policy") if not name.startswith("words__")} == {READS}
     (step, _) = swarm.kernel.gdn("trace", "--agent", "trusted", "--json").json["steps"]
     direct = {call["toolName"]: call.get("direct", False) for call in step["tools"]}
     assert direct == {"hidden__list-all": True, "bash__exec": False}, "whoever reads the trace sees the mode at work"

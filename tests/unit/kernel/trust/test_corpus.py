@@ -337,7 +337,7 @@ FIELDS: dict[str, str] = {
     "AgentUse: ref kind name package": TEXT, "ValueFrom: env": "Variable", "ValueSource: value valueFrom": "Variable",
     "ModelBody: provider": "OwnModel", "ModelBody: endpoint": "Endpoint, OpenKey", "ModelBody: apiKey": "Variable",
     "ModelBody: pricing retry": "what is in it", "ModelBody: headers": "Variable, Endpoint, OpenKey",
-    "ModelBody: auth apiVersion contextTokens": NONE, "ModelBody: fallback": "Endpoint, OpenKey, Variable",
+    "ModelBody: auth apiVersion contextTokens caching sees": NONE, "ModelBody: fallback": "Endpoint, OpenKey, Variable",
     "ModelRetry: busyS loadingS": NONE,
     "Pricing: inputPerMillion outputPerMillion cachedInputPerMillion cacheWritePerMillion currency": NONE,
     "ModelBody: model": TEXT, "ModelBody: params": "Endpoint", "ModelConfig: modelRef": TEXT,
