@@ -165,7 +165,8 @@ class Checker:
             self._report.error("E_CONFIG_DUPLICATE", message, document.place("metadata", "name"))
             return
         self._found[kind, name] = (document, built)
-        for field in ("runtime", "auth"):
+        is_old = isinstance(built.spec, resources.ToolV09Body | resources.ExtensionV09Body)
+        for field in ("runtime", "auth") if is_old else ():
             if getattr(built.spec, field, None) is not None:
                 message = f"spec.{field} of v0.9 is ignored"
                 self._report.warn("W_CONFIG_IGNORED", message, document.key("spec", field))

@@ -116,7 +116,7 @@ def _ask(root: str, bundle: str, server: FoundServer) -> None:
     write(asked, stream=sys.stderr)
     if confirmed("Shall agents whose bundle leaves the model to the environment use it? [y/N]"):
         choice.choose(root, bundle, server.endpoint)
-        write("It is used from the next start on; gdn doctor --forget-server takes that back.", stream=sys.stderr)
+        write("It is used when a swarm starts; gdn doctor --forget-server takes that back.", stream=sys.stderr)
     else:
         choice.decline(root, bundle, server.endpoint)
 

@@ -301,7 +301,7 @@ def test_a_version_belongs_to_a_wire_that_has_one(look: Look) -> None:
     found = look(with_model("provider: anthropic", *start, "apiVersion: 2023-06-01", "auth: x-api-key"))
     model = found.checked.agents["helper"].model
     assert model is not None
-    assert (found.errors, model.api_version, model.auth) == ([], "2023-06-01", "x-api-key")
+    assert (found.errors, found.warnings, model.api_version, model.auth) == ([], [], "2023-06-01", "x-api-key")
     for provider, version, words in (("openai", "2023-06-01", "has no apiVersion"), ("anthropic", "가", "no version")):
         (problem,) = look(with_model(f"provider: {provider}", *start, f"apiVersion: '{version}'")).errors
         assert words in problem.message
