@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from agentproc.acks import AckLink, ResultAcks
 from agentproc.blocked_loop import LoopWatch
@@ -40,6 +40,9 @@ from schemas.launch import AgentSpec, ModelSpec
 from schemas.redaction import Redactor
 from schemas.times import rfc3339
 from schemas.trace_index import IndexLine, add
+
+if TYPE_CHECKING:
+    from agentproc.recordings.tape import Tape
 
 log = logging.getLogger("agentproc")
 
@@ -114,9 +117,13 @@ class Instance:
         self.acks = ResultAcks(link, loop)
         #: What the calls of a running script have come to.
         self.script_log = ScriptLog(files)
-        self._provider = provider
+        self._given = provider
+        self._provider: Provider | None = None
         self._others: dict[str, Provider] = {}  # of the models in `fallback`, by their documents
         self._redactor: Redactor | None = None
+        #: What records the instance, or answers it from a recording; None for most.
+        self.tape = self._make_tape(spec)
+        self.servers.tape = self.tape
 
     @property
     def spec(self) -> AgentSpec:
@@ -124,6 +131,13 @@ class Instance:
         but not its model.
         """
         return self.live_config.current.spec
+
+    def _make_tape(self, spec: AgentSpec) -> Tape | None:
+        if not spec.record and spec.replay is None:
+            return None
+        from agentproc.recordings.tape import Tape
+
+        return Tape(spec, self.instance_key, self.store, self.redact)
 
     def points(self, in_force: InForce) -> PointStages:
         """The points of one turn, which begins with this configuration."""
@@ -146,15 +160,27 @@ class Instance:
     def provider(self) -> Provider:
         """The model, made when it is first needed."""
         if self._provider is None:
-            self._provider = make_provider(self.spec.model)
+            self._provider = self._make_provider(self.spec.model)
         return self._provider
 
     def provider_in_place(self, model: ModelSpec) -> Provider:
         """The provider of a model that is asked in place of the agent's own, made when it is first needed."""
         found = self._others.get(model.document)
         if found is None:
-            found = self._others[model.document] = make_provider(model)
+            found = self._others[model.document] = self._make_provider(model, in_place=True)
         return found
+
+    def _make_provider(self, model: ModelSpec, *, in_place: bool = False) -> Provider:
+        if self.tape is not None and model.provider == "replay":
+            from agentproc.providers.replay import replaying
+
+            return replaying(self.tape)
+        own = make_provider(model) if self._given is None or in_place else self._given
+        if self.tape is None:
+            return own
+        from agentproc.providers.replay import TapedProvider
+
+        return TapedProvider(own, self.tape, in_place)
 
     def notice(self, ended: Ended) -> None:
         """Tell extensions about the answer to a question that was asked without waiting (EVENTS-11)."""
@@ -170,6 +196,8 @@ class Instance:
         self.caller.abandon()
         self.store.close()
         self.script_log.close()
+        if self.tape is not None:
+            self.tape.close()
         for provider in (self._provider, *self._others.values()):
             if provider is not None:
                 await provider.close()

@@ -30,6 +30,15 @@ class PostingLink(Protocol):
     def forget(self, frame_id: str) -> None: ...
 
 
+class Listings(Protocol):
+    """The recording of an agent instance (agentproc.recordings.tape.Tape)."""
+
+    @property
+    def replayed(self) -> object | None: ...
+    def listing(self, server: str) -> McpListing | None: ...
+    def listed(self, server: str, listing: McpListing) -> None: ...
+
+
 class Servers:
     """The MCP servers of one agent instance, by their prefixes."""
 
@@ -38,6 +47,8 @@ class Servers:
         self._listeners: dict[str, Callable[[McpNews], None]] = {}
         #: Attachments that were begun before their extensions are registered.
         self._begun: dict[str, asyncio.Task[McpListing]] = {}
+        #: What records the listings, or answers with recorded ones; None for most.
+        self.tape: Listings | None = None
 
     def begin(self, servers: Iterable[str], timeout_s: float) -> None:
         """Attach to servers at the same time. Extensions are registered one after another, and each would wait for its
@@ -64,12 +75,19 @@ class Servers:
         return await (self._ask(kind, server, timeout_s) if begun is None else begun)
 
     async def _ask(self, kind: Literal["mcp.attach", "mcp.list"], server: str, timeout_s: float) -> McpListing:
+        if self.tape is not None and (recorded := self.tape.listing(server)) is not None:
+            return recorded
         frame = Frame(kind, payload=to_raw(McpAttach(server)), deadline_ms=int(timeout_s * 1000))
         reply = await self._post(frame, timeout_s + MARGIN_S)
-        return from_raw(reply.payload, McpListing)
+        listing = from_raw(reply.payload, McpListing)
+        if self.tape is not None:
+            self.tape.listed(server, listing)
+        return listing
 
     async def detach(self, server: str) -> None:
         """Leave a server. That nobody answers is only logged: the broker sees the end of this process."""
+        if self.tape is not None and self.tape.replayed is not None:
+            return  # it was never attached to
         try:
             await self._post(Frame("mcp.detach", payload=to_raw(McpAttach(server))), DETACH_S)
         except GoondanError as error:

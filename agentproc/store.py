@@ -134,6 +134,13 @@ class ConversationStore:
         rows = self._file.rows("SELECT turn_id, attempt, status, answer FROM turns WHERE event_key = ?", (event_key,))
         return TurnRow(event_key, *rows[0]) if rows else None
 
+    def turn_number(self, event_key: str) -> int:
+        """Which turn of the instance the begun turn of an event is, from 1."""
+        rows = self._file.rows(
+            "SELECT count(*) FROM turns WHERE seq <= (SELECT seq FROM turns WHERE event_key = ?)", (event_key,)
+        )
+        return int(rows[0][0])
+
     def running_turns(self) -> list[TurnRow]:
         """Turns that were begun and have no end. There is at most one, unless an event was taken out of the mailbox."""
         rows = self._file.rows(

@@ -128,6 +128,25 @@ class TurnCalls:
         )
 
     def _start(self, action: RunTool, args: Any, then: Callable[[ToolResult], None]) -> None:
+        """Make one call with these arguments, or answer it from a recording. `then` gets its result."""
+        tape = self._instance.tape
+        if tape is None or script_of(action.part.tool_call_id) is not None:
+            self._make(action, args, then)
+            return
+        part, step = action.part, self._machine.steps
+        runs = self._own_calls.runs(part.tool_name)
+        recorded = tape.result(step, part.tool_name, args, runs=runs)
+        if recorded is not None:
+            then(recorded)
+            return
+
+        def ended(result: ToolResult) -> None:
+            tape.called(step, part.tool_call_id, part.tool_name, args, result, runs=runs)
+            then(result)
+
+        self._make(action, args, ended)
+
+    def _make(self, action: RunTool, args: Any, then: Callable[[ToolResult], None]) -> None:
         """Make one call with these arguments. `then` gets its result."""
         part = action.part
         if action.broken is not None and args == part.args:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -125,6 +126,8 @@ class TurnRun:
         self._awaited = bool(frame.chain)
         self._notes = TurnNotes(instance.store, name, self._trace_id, frame.parent_span_id, instance.redact)
         workdir = frame.workdir or instance_workdir(instance.spec.state_dir, instance.spec.name, instance.instance_key)
+        self._tape = tape = instance.tape
+        self._begin_tape = None if tape is None else partial(tape.begin, frame, first, workdir)
         deadline = None if frame.deadline_ms is None else self._loop.time() + frame.deadline_ms / 1000
         self._epoch = frame.epoch or 0
         self._budget = TurnBudget(instance.link, instance.events, self._event_id, self._epoch) if frame.budget else None
@@ -312,7 +315,9 @@ class TurnRun:
     # --- actions
 
     def _begin(self) -> list[Action]:
-        """The first actions: of a new turn, or of a turn that an earlier incarnation left."""
+        """The first actions: of a new turn, or of a turn that an earlier incarnation left. Raises GoondanError
+        E_REPLAY_DIFFERS, and others when the recording that is repeated cannot be read.
+        """
         instance, store = self._instance, self._instance.store
         at = instance.clock()
         if self._row is not None and self._row.status == "running":
@@ -330,6 +335,8 @@ class TurnRun:
             self.calls.first_sent = {message.id: sent[position] for position, message in resume.stored}
             with store.write():
                 self._notes.resumed(at)
+            if self._begin_tape is not None:
+                self._begin_tape()
             return self.turn.handle(resume if resume.stored else self._first, at)
         instance.index_turn(at, self._trace_id, self.turn.turn_id, self._event_id)
         leftover = [row for row in store.running_turns() if row.event_key != self._event_id]
@@ -354,6 +361,8 @@ class TurnRun:
                     self._transcript.append(action.position, action.message)
                     self._messages += 1
             self._notes.actions(actions, at, self.calls.catalog)
+        if self._begin_tape is not None:
+            self._begin_tape()
         return [action for action in actions if not isinstance(action, Store)]
 
     def _close_leftover(self, row: TurnRow, at: str) -> None:
@@ -396,6 +405,8 @@ class TurnRun:
             instance.store.finish_turn(
                 self._event_id, name, "failed", at, steps=end.steps, answer=payload, used=used.parts
             )
+            if self._tape is not None:
+                self._tape.ended(end)
         return done_frame(self._event_id, self._epoch, "failed", payload)
 
     def _perform(self, actions: Sequence[Action]) -> Frame | None:
@@ -446,6 +457,8 @@ class TurnRun:
                 instance.store.finish_turn(
                     self._event_id, name, end.status, at, steps=end.steps, answer=payload, used=used.parts
                 )
+                if self._tape is not None:
+                    self._tape.ended(end)
             self._notes.actions(actions, at, self.calls.catalog)
         instance.acks.add([call_id for store in stores for call_id in self.calls.stored(store.message)])
         if stores and end is None:

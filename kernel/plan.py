@@ -29,6 +29,7 @@ from schemas.launch import (
     ExportSpec,
     KernelPlan,
     ModelSpec,
+    ReplaySpec,
     ToolHostSpec,
     ToolSource,
     ToolSpec,
@@ -190,7 +191,8 @@ def _agent(
         addable=[*_addable(agent, checked), *(item.name for item in brought)],
         dynamic=agent.dynamic,
         budget=budget_of(agent.extensions),
-        approvals=policies_of(agent.extensions),
+        approvals=[] if agent.model.provider == "replay" else policies_of(agent.extensions),
+        replay=ReplaySpec(recording=agent.model.recording) if agent.model.provider == "replay" else None,
         servers=[name for name, server in checked.servers.items() if agent.name in server.agents],
     )
 

@@ -75,6 +75,7 @@ CODES: Final[dict[str, str]] = {
     "E_CONTEXT_OVERFLOW": "Send less at a time, or use a model with a larger context; docs/context.md says more.",
     "E_MODEL_QUOTA": "Raise the limit of the account or pay for more, or name another Model in `fallback`.",
     "E_MODEL_CANNOT_SEE": "Ask a model that sees it, or describe it in words. Model.spec.sees says what a model sees.",
+    "E_REPLAY_DIFFERS": "Make the run as it was, or record it again: gdn record.",
     "E_TURN_STALLED": "Send it again. For a model that is silent for longer, raise the Agent's policy.stallTimeoutS.",
     "E_MAX_STEPS": "Raise policy.maxStepsPerTurn, or make the task smaller.",
     # access tokens

@@ -70,6 +70,8 @@ class ModelSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only
     document: str = ""
     #: What it sees besides text; None: it is not known.
     sees: list[Literal["image", "pdf"]] | None = None
+    #: Of `replay`: the file of the recorded run, an absolute path.
+    recording: str = ""
 
     def __repr__(self) -> str:
         """The text for logs and tracebacks: without the key and the values of headers."""
@@ -163,6 +165,15 @@ class ExtensionSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_
     server_digest: str = ""
 
 
+class ReplaySpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
+    """A recorded run that an agent repeats. Its tools answer from it and never run."""
+
+    #: The file: an absolute path.
+    recording: str
+    #: Of another model's answers only the tool calls are compared with the recorded ones.
+    only_calls: bool = False
+
+
 class AgentSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
     """One agent."""
 
@@ -210,6 +221,10 @@ class AgentSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only
     servers: list[str] = []
     #: The models that are asked, in this order, when `model` gives no answer.
     fallback: list[ModelSpec] = []
+    #: The name of the run that is recorded; "": nothing is recorded.
+    record: str = ""
+    #: The recorded run that it repeats; None: it works by itself.
+    replay: ReplaySpec | None = None
 
     @property
     def models(self) -> list[ModelSpec]:

@@ -1,7 +1,7 @@
 """The model providers: one row for each, and nothing of them anywhere else but the module that speaks its wire.
 
 The kernel checks bundles and finds keys with this table, an agent finds its server and its module. `embedded`, the
-console that needs no server, and `auto`, which chooses, are no rows.
+console that needs no server, `replay`, which answers from a recorded run, and `auto`, which chooses, are no rows.
 
 Source: docs/design/bundle.md section 6; docs/decisions/087.
 """
@@ -94,10 +94,14 @@ LIMIT_PARAMS: Final = tuple(
 
 
 def limit_param(provider: str, endpoint: str | None) -> str:
-    """The param that limits an answer of this provider's server, or of the one at `endpoint`."""
+    """The param that limits an answer of this provider's server, or of the one at `endpoint`. A provider without a
+    server has the usual one.
+    """
     from schemas.origins import origin_of  # every program reads this table, and few resolve a model
 
-    row = BY_NAME[provider]
+    row = BY_NAME.get(provider)
+    if row is None:
+        return "max_tokens"
     own = endpoint is None or origin_of(endpoint) == origin_of(row.server)
     return row.limit_param if own else row.limit_elsewhere
 
@@ -110,5 +114,5 @@ if TYPE_CHECKING:  # a Literal can be made of a table, but not for mypy
     NamedProvider = str
 else:
     #: What serves an agent, and what a Model document may name. Decoding refuses everything else.
-    ServingProvider = Literal[(*BY_NAME, "embedded")]
-    NamedProvider = Literal[(*BY_NAME, "embedded", "auto")]
+    ServingProvider = Literal[(*BY_NAME, "embedded", "replay")]
+    NamedProvider = Literal[(*BY_NAME, "embedded", "replay", "auto")]

@@ -211,7 +211,8 @@ class ModelBody(_Strict, frozen=True):
         NamedProvider,
         Meta(
             description="`openai` is any server with chat completions, `responses` any with Open Responses; `auto` "
-            "takes Anthropic, OpenAI or a server of your own, whichever the environment names first, else `embedded`."
+            "takes Anthropic, OpenAI or a server of your own, whichever the environment names first, else "
+            "`embedded`; `replay` answers from a recorded run."
         ),
     ]
     model: Annotated[str, Meta(description="The vendor's name of the model; not needed by `embedded`.")] = ""
@@ -268,6 +269,10 @@ class ModelBody(_Strict, frozen=True):
             "server that refuses them is believed."
         ),
     ] = None
+    recording: Annotated[
+        str,
+        Meta(description="Of `replay`: the file of the [recorded run](replay.md), from the bundle's root."),
+    ] = ""
 
 
 class ModelConfig(_Strict, frozen=True):

@@ -128,12 +128,11 @@ ModelNews = Literal["asking", "content", "waiting", "queued"] | FailedTry
 
 
 class Provider(Protocol):
-    """A model. It is made when the first turn needs it, and closed when the process ends.
+    """A model. It is made when the first turn needs it, and closed when the process ends."""
 
-    `needs_history`: whether a request has the whole conversation, or (for a console) only the messages of this turn.
-    """
-
-    needs_history: bool
+    @property
+    def needs_history(self) -> bool:
+        """Whether a request has the whole conversation, or (for a console) only the messages of this turn."""
 
     async def complete(
         self,

@@ -27,6 +27,7 @@ from kernel.bundle.oauth_apps import check_client_values, check_oauth_app, resol
 from kernel.bundle.positions import Mapping as MappingNode
 from kernel.bundle.positions import Scalar
 from kernel.bundle.problems import Path, Position, Report, did_you_mean, shown
+from kernel.bundle.recordings import find_recording, recorded_model, repeated
 from kernel.bundle.refs import BadRef, Ref, read_entry_agent, read_ref, read_use
 from kernel.bundle.servers import ServerUse, check_servers, is_mcp
 from kernel.bundle.shape import Builder, Document, Environment
@@ -78,6 +79,9 @@ class Checker:
         self._waiting: set[str] = set()
         self._package = ""
         self._pointed_at: list[str] = []
+        #: The recordings of Models, by the names of their documents.
+        self._recordings: dict[str, str] = {}
+        self._repeated = repeated(env)
 
     def check(self) -> Checked:
         """Check all documents."""
@@ -239,6 +243,10 @@ class Checker:
                 hint = "Write for example http://127.0.0.1:11434/v1."
                 self._report.error("E_CONFIG_INVALID_VALUE", message, document.place("spec", "endpoint"), hint)
             check_model(document, body, self._report)
+            recording = find_recording(document, body, self._files, self._report)
+            if recording is not None:
+                self._recordings[document.resource] = recording
+                self._pointed_at.append(recording)
 
     def _connectors(self) -> None:
         for document, _, built in self._of("Connector"):
@@ -368,12 +376,16 @@ class Checker:
 
     def _agent_model(self, agent: CheckedAgent) -> None:
         at: Path = ("spec", "modelConfig")
-        ref = read_ref(agent.body.model_config.model_ref, "Model", ("modelRef",))
+        named = agent.body.model_config.model_ref if self._repeated is None else self._repeated.model
+        ref = read_ref(named or agent.body.model_config.model_ref, "Model", ("modelRef",))
         name = self._refer(agent.document, ref, at)
         found = self._found.get(("Model", name)) if name is not None else None
         if found is None or found[0].resource in self._broken:
             return
         document, built = found
+        if self._repeated is not None and not self._repeated.asks_models:
+            agent.model = recorded_model(self._repeated, built.spec, agent.body.model_config.params)
+            return
         agent.model_document, agent.model_body = document, built.spec
         agent.model = self._model(document, built.spec, agent, agent.body.model_config.params)
         agent.fallback = list(self._fallback(document, built.spec, agent))
@@ -395,7 +407,7 @@ class Checker:
                 message = "a model is asked in place of itself"
                 hint = "Name another Model; `retry` says how long this one is asked again."
                 self._report.error("E_CONFIG_INVALID_VALUE", message, document.place(*at), hint)
-            elif built.spec.provider in ("embedded", "auto"):
+            elif built.spec.provider in ("embedded", "auto", "replay"):
                 message = f"{other.resource} names no model that could be asked in place of another"
                 hint = "Name a Model whose provider is a server's."
                 self._report.error("E_CONFIG_INVALID_VALUE", message, document.place(*at), hint)
@@ -416,6 +428,8 @@ class Checker:
             what = "the key is" if model.api_key is not None else "the headers of the Model are"
             message = f"{what} sent to {model.key_origin} over plain http: everybody on the way can read it"
             self._report.warn("W_CONFIG_OPEN_KEY", message, document.place("spec", "provider"))
+        if model.provider == "replay":
+            return msgspec.structs.replace(model, recording=self._recordings.get(document.resource, ""))
         return model
 
     def _agent_prompt(self, agent: CheckedAgent) -> None:

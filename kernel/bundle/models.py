@@ -95,6 +95,8 @@ def _resolve(
     merged = {**body.params, **params}
     if body.provider == "embedded":
         return ModelSpec(provider="embedded", model=body.model, params=merged)
+    if body.provider == "replay":
+        return ModelSpec(provider="replay", model=body.model, params=merged)
     if body.provider == "auto":
         if chosen is None or names_a_model(env):
             return _auto(body, merged, env)
@@ -156,7 +158,9 @@ def doubled_hint(endpoint: str, end: str) -> str:
 def model_text(model: ModelSpec) -> str:
     """A model in a few words for a person, with what made `auto` choose it. Says nothing of the key."""
     text = "the embedded console"
-    if model.provider != "embedded":
+    if model.provider == "replay":
+        text = "a recorded run"
+    elif model.provider != "embedded":
         place = f" at {shown_endpoint(model.endpoint)}" if model.endpoint is not None else ""
         text = f"{model.provider}, {model.model or 'the first model that is listed'}{place}"
     if model.chosen_by is None:

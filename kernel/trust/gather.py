@@ -234,7 +234,7 @@ def _reached(
     document: Document, body: ModelBody, params: Mapping[str, Any], model: ModelSpec | None, env: Mapping[str, str]
 ) -> Iterable[Power]:
     """What a Model reaches, with which key. `params` are those of the agent that uses it."""
-    if body.provider == "embedded":
+    if body.provider in ("embedded", "replay"):
         return
     # Vendors take addresses of further servers in a request, which they then send parts of the conversation to.
     for named in _texts([body.params, params]):

@@ -10,7 +10,7 @@ from msgspec.structs import fields, replace
 from schemas.approval_rules import Policy
 from schemas.budgets import BudgetLimits
 from schemas.in_place import can_follow
-from schemas.launch import AgentSpec, CatalogItem, ExtensionSpec, ModelSpec
+from schemas.launch import AgentSpec, CatalogItem, ExtensionSpec, ModelSpec, ReplaySpec
 
 ONE = ExtensionSpec(name="one", entry="/b/ext/one.py", resource={"a": 1}, config={"level": 1}, modules={"one.py": "ab"})
 SPEC = AgentSpec(
@@ -43,6 +43,8 @@ REPLACED: dict[str, Any] = {
     "budget": BudgetLimits(),
     "approvals": [Policy("x")],
     "servers": ["files"],
+    "record": "1234",
+    "replay": ReplaySpec(recording="/r.jsonl"),
 }
 
 

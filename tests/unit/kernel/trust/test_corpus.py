@@ -340,7 +340,7 @@ FIELDS: dict[str, str] = {
     "ModelBody: auth apiVersion contextTokens caching sees": NONE, "ModelBody: fallback": "Endpoint, OpenKey, Variable",
     "ModelRetry: busyS loadingS": NONE,
     "Pricing: inputPerMillion outputPerMillion cachedInputPerMillion cacheWritePerMillion currency": NONE,
-    "ModelBody: model": TEXT, "ModelBody: params": "Endpoint", "ModelConfig: modelRef": TEXT,
+    "ModelBody: model recording": TEXT, "ModelBody: params": "Endpoint", "ModelConfig: modelRef": TEXT,
     "ModelConfig: params": "Endpoint", "Prompt: system systemRef": TEXT,
     "ToolCallPolicy: allowRegistry extensionsMayAdd": "Setting",
     "AgentPolicy: toolCalls": "what is in it", "AgentPolicy: stallTimeoutS": NONE,

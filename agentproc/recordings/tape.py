@@ -1,0 +1,220 @@
+"""What an agent instance records or replays: the one place that its turns, model calls and tool calls tell.
+
+An instance has none unless its kernel records, or its calls are answered from a recording.
+
+Source: docs/design/turns.md section 12.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from msgspec import to_builtins
+
+from agentproc.providers.base import ModelAnswer, ModelRequest
+from agentproc.recordings.forms import Places, in_texts, recorded_answer, recorded_fault, recorded_result, request_of
+from agentproc.recordings.recorder import Recorder
+from agentproc.recordings.replayed import Replayed
+from agentproc.store import ConversationStore
+from agentproc.turn import Begin, End, First
+from schemas.address import instance_dir
+from schemas.errors import GoondanError
+from schemas.frames import Frame, ToolResult
+from schemas.launch import AgentSpec
+from schemas.mcp import McpListing
+from schemas.model_windows import known_window
+from schemas.recorded_texts import STATE, WORKDIR, comparable
+from schemas.recordings import (
+    NOTHING,
+    RecordedCall,
+    RecordedListing,
+    RecordedStep,
+    RecordedTurn,
+    parts_of,
+)
+
+#: The id of the one message of a question that is asked outside of the conversation (agentproc/aside.py).
+ASIDE: Final = "aside"
+#: Who gives an agent a message from outside. Work of tools ends in a replay only because the message is sent again.
+_OUTSIDE: Final = frozenset(("client", "connector", "tool"))
+#: Errors of calls that nobody made: those that a person forbade.
+_NOT_MADE: Final = frozenset(("E_APPROVAL_DENIED", "E_APPROVAL_MISMATCH"))
+#: Errors that are no answer: another incarnation asks, or the recording itself was asked.
+_NOBODYS: Final = frozenset(("E_LEASE_LOST", "E_REPLAY_DIFFERS"))
+
+
+class Tape:
+    """The recording of one agent instance. `redact` takes secrets out of a text."""
+
+    def __init__(
+        self, spec: AgentSpec, instance_key: str, store: ConversationStore, redact: Callable[[str], str]
+    ) -> None:
+        folder = instance_dir(spec.state_dir, spec.name, instance_key)
+        self._agent = spec.name
+        self._instance = instance_key
+        self._state_dir = spec.state_dir
+        self._store = store
+        self._recorder = Recorder(folder, spec.record, redact) if spec.record else None
+        #: What answers in place of the model and the tools; None while a run is recorded.
+        self.replayed = None if spec.replay is None else Replayed(spec.replay, spec.name, instance_key, folder)
+        #: How many tokens the model's context holds, as its server says; None: it was not asked, or does not say.
+        self.listed_window: int | None = None
+        self._turn = 0
+        self._asked = ""
+        self._outside = False
+        self._places: Places = ()
+        self._before = NOTHING
+        self._requests: dict[tuple[int, int, bool], int] = {}
+        self._listings: dict[str, int] = {}
+
+    # --- turns
+
+    def begin(self, frame: Frame, first: First, workdir: str) -> None:
+        """A turn that a model answers begins, or goes on, whose row is stored. Raises GoondanError E_REPLAY_DIFFERS,
+        E_CONFIG_INVALID_VALUE.
+        """
+        self._turn = 0
+        if not isinstance(first, Begin):
+            return
+        self._turn = self._store.turn_number(frame.event_id or "")
+        self._asked = first.text
+        self._outside = frame.source is not None and frame.source.kind in _OUTSIDE
+        self._places = ((workdir, WORKDIR), (self._state_dir, STATE))
+        self._requests.clear()
+        if self._recorder is not None:
+            self._recorder.places = self._places
+            self._write_turn(None)
+        if self.replayed is not None:
+            self.replayed.begin(self._turn, first.text, self._places)
+
+    def ended(self, end: End) -> None:
+        """The turn has ended."""
+        if self._recorder is not None and self._turn:
+            self._write_turn(end)
+
+    def _write_turn(self, end: End | None) -> None:
+        if self._recorder is None:
+            return
+        error = None if end is None else end.error
+        self._recorder.write(
+            RecordedTurn(
+                agent=self._agent,
+                instance=self._instance,
+                turn=self._turn,
+                input=self._asked if self._outside else comparable(self._asked),
+                outside=int(self._outside),
+                status=None if end is None else end.status,
+                response=None if end is None else end.response,
+                error=None if error is None else error.code,
+            )
+        )
+
+    # --- the model
+
+    def answered(self, request: ModelRequest, answer: ModelAnswer, *, own: bool, in_place: bool) -> None:
+        """A model has answered. `own`: the request had the messages of its turn only. `in_place`: another one gave no
+        answer. In a replay at another model or
+        prompt this raises GoondanError E_REPLAY_DIFFERS.
+        """
+        self._write_step(request, own, in_place, answer=answer)
+        if self.replayed is not None and not is_aside(request):
+            self.replayed.compare(request, answer)
+
+    def failed(self, request: ModelRequest, error: GoondanError, *, own: bool, in_place: bool) -> None:
+        """A model has not answered."""
+        if error.info.code in _NOBODYS:
+            return
+        self._write_step(request, own, in_place, error=error)
+
+    def _write_step(
+        self,
+        request: ModelRequest,
+        own: bool,
+        in_place: bool,
+        *,
+        answer: ModelAnswer | None = None,
+        error: GoondanError | None = None,
+    ) -> None:
+        if self._recorder is None or not self._turn:
+            return
+        aside = is_aside(request)
+        place = (self._turn, request.step, aside)
+        self._requests[place] = n = self._requests.get(place, 0) + 1
+        whole = request_of(request, self._places, shorten=False)
+        shared, entries, tools = parts_of(whole, NOTHING if aside else self._before)
+        if not aside:
+            self._before = whole
+        self._recorder.write(
+            RecordedStep(
+                agent=self._agent,
+                instance=self._instance,
+                turn=self._turn,
+                step=request.step,
+                aside=aside,
+                n=n,
+                own=own,
+                in_place=in_place,
+                shared=shared,
+                entries=entries,
+                tools=tools,
+                answer=None if answer is None else recorded_answer(answer),
+                window=request.model.context_tokens or self.listed_window or known_window(request.model.model),
+                fault=None if error is None else recorded_fault(error),
+            )
+        )
+
+    # --- tools and servers
+
+    def result(self, step: int, tool: str, args: Any, *, runs: bool) -> ToolResult | None:
+        """The recorded result of a call. None: the call is to be made, because the run is not replayed, or the tool
+        `runs` in a replay as well.
+        """
+        if self.replayed is None or not self._turn:
+            return None
+        found = self.replayed.result(step, tool, args)
+        if not runs:
+            return found if found is not None else self.replayed.no_such_call(step, tool, args)
+        return found if found is not None and found.error is not None and found.error.code in _NOT_MADE else None
+
+    def called(self, step: int, call_id: str, tool: str, args: Any, result: ToolResult, *, runs: bool) -> None:
+        """A call has its result. `runs`: as for `result`."""
+        if self._recorder is not None and self._turn:
+            told = recorded_result(result)
+            self._recorder.write(
+                RecordedCall(
+                    agent=self._agent,
+                    instance=self._instance,
+                    turn=self._turn,
+                    step=step,
+                    id=call_id,
+                    tool=tool,
+                    args=args,
+                    result=in_texts(told, comparable) if runs else told,
+                )
+            )
+
+    def listing(self, server: str) -> McpListing | None:
+        """What an MCP server offered when the run was recorded. None: it is to be asked. Raises GoondanError
+        E_REPLAY_DIFFERS.
+        """
+        return None if self.replayed is None else self.replayed.listing(server)
+
+    def listed(self, server: str, listing: McpListing) -> None:
+        """An MCP server has said what it offers."""
+        if self._recorder is not None:
+            self._listings[server] = n = self._listings.get(server, 0) + 1
+            listed = to_builtins(listing)
+            self._recorder.write(
+                RecordedListing(agent=self._agent, instance=self._instance, server=server, n=n, listing=listed)
+            )
+
+    def close(self) -> None:
+        """Close the file that is written."""
+        if self._recorder is not None:
+            self._recorder.close()
+
+
+def is_aside(request: ModelRequest) -> bool:
+    """Whether a question is asked outside of the conversation."""
+    return len(request.messages) == 1 and request.messages[0].id == ASIDE

@@ -1,0 +1,195 @@
+"""Makes one recording of what the agent instances of a run have written down. Pure, but for `collect`.
+
+- The instance of the run's own key is `default` in the file: a replay has no history either.
+- Turns are numbered from 1 in each instance. Those that came from outside are numbered in the order in which they came.
+- What is repeated by a later incarnation counts once. Lines are sorted, so the same run makes the same file.
+
+Source: docs/design/turns.md section 12.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from kernel.bundle.files import read_file
+from kernel.bundle.lookup import Unreadable
+from kernel.instances import instances
+from schemas.errors import fail
+from schemas.recorded_texts import shortened
+from schemas.recordings import (
+    FORMAT,
+    MAX_FILE_BYTES,
+    NOTHING,
+    Noted,
+    Part,
+    RecordedCall,
+    RecordedListing,
+    RecordedStep,
+    RecordedTurn,
+    Recording,
+    Request,
+    Stopped,
+    encode,
+    in_order,
+    noted_file,
+    parts_of,
+    read_noted,
+    whole_requests,
+)
+
+#: The instance that stands for the run's own.
+USUAL = "default"
+
+
+class Made(Struct, frozen=True, kw_only=True):
+    """A recording."""
+
+    #: The content of its file.
+    data: bytes
+    #: How many turns it has.
+    turns: int
+    #: How many requests to models.
+    steps: int
+    #: How many tool calls.
+    calls: int
+    #: The agents that took part.
+    agents: list[str]
+    #: What a replay of it will not do, in sentences.
+    warnings: list[str]
+
+
+def collect(state_dir: str, run: str) -> list[list[Noted]]:
+    """What each instance has written down of a run, and delete it."""
+    found = []
+    for instance in instances(state_dir):
+        path = os.path.join(instance.folder, noted_file(run))
+        try:
+            data = read_file(path, 2 * MAX_FILE_BYTES)
+        except Unreadable:
+            continue
+        found.append(read_noted(data))
+        with suppress(OSError):
+            os.unlink(path)
+    return found
+
+
+def make(noted: Iterable[list[Noted]], key: str, entry_agent: str, redact: Callable[[str], str]) -> Made:
+    """The recording of a run. `key` is the instance key that the run had of its own. `redact` takes secrets out of a
+    text.
+
+    Raises GoondanError E_STATE when the run was too large to be recorded, or not all of it could be written.
+    """
+    parts: list[Part] = []
+    outside: list[tuple[int, RecordedTurn]] = []
+    warnings: list[str] = []
+    for lines in noted:
+        stopped = next((line.part for line in lines if isinstance(line.part, Stopped)), None)
+        if stopped is not None:
+            raise fail("E_STATE", f"not all of the run could be recorded: {stopped.why}", suggestion="Record less.")
+        of_instance = _of_instance(lines, lambda text: redact(text).replace(key, USUAL))
+        parts += of_instance.parts
+        outside += of_instance.outside
+        if of_instance.earlier:
+            turn = of_instance.parts[0]
+            warnings.append(
+                f"agent {turn.agent} ({turn.instance}) had a conversation before: a replay has none, and will differ"
+            )
+    place = {id(turn): n for n, (_, turn) in enumerate(sorted(outside, key=lambda pair: pair[0]), 1)}
+    parts = [
+        replace(part, outside=place.get(id(part), 0)) if isinstance(part, RecordedTurn) else part for part in parts
+    ]
+    parts.sort(key=in_order)
+    lines_of_file = [Recording(FORMAT, entry_agent), *parts]
+    data = b"".join(map(encode, lines_of_file))
+    if len(data) > MAX_FILE_BYTES:
+        raise fail("E_STATE", f"the recording would have {len(data)} bytes, limit {MAX_FILE_BYTES}")
+    if any(isinstance(part, RecordedTurn) and part.status is None for part in parts):
+        warnings.append("a turn had not ended; a replay of it will differ")
+    return Made(
+        data=data,
+        turns=sum(isinstance(part, RecordedTurn) for part in parts),
+        steps=sum(isinstance(part, RecordedStep) for part in parts),
+        calls=sum(isinstance(part, RecordedCall) for part in parts),
+        agents=sorted({part.agent for part in parts}),
+        warnings=warnings,
+    )
+
+
+class _OfInstance(Struct):
+    """The part of one instance."""
+
+    #: Its lines, in the order of the file.
+    parts: list[Part]
+    #: When each turn from outside began, and the turn, which is one of `parts`.
+    outside: list[tuple[int, RecordedTurn]]
+    #: Whether it had turns before the run.
+    earlier: bool
+
+
+def _of_instance(lines: list[Noted], clean: Callable[[str], str]) -> _OfInstance:
+    turns: dict[int, RecordedTurn] = {}
+    began: dict[int, int] = {}
+    calls: dict[tuple[int, str], RecordedCall] = {}
+    listings: dict[tuple[str, int], RecordedListing] = {}
+    for line in lines:
+        part = line.part
+        if isinstance(part, RecordedTurn):
+            turns[part.turn] = _cleaned(part, clean)
+            began.setdefault(part.turn, line.at)
+        elif isinstance(part, RecordedCall):
+            calls[part.turn, part.id] = _cleaned(part, clean)
+        elif isinstance(part, RecordedListing):
+            listings[part.server, part.n] = _cleaned(part, clean)
+    number = {turn: n for n, turn in enumerate(sorted(turns), 1)}
+    numbered = {turn: replace(part, turn=number[turn], outside=0) for turn, part in turns.items()}
+    return _OfInstance(
+        parts=[
+            *listings.values(),
+            *numbered.values(),
+            *_steps((line.part for line in lines if isinstance(line.part, RecordedStep)), number, clean),
+            *(replace(call, turn=number[call.turn]) for call in calls.values() if call.turn in number),
+        ],
+        outside=[(began[turn], numbered[turn]) for turn, part in turns.items() if part.outside],
+        earlier=bool(turns) and min(turns) > 1,
+    )
+
+
+def _steps(steps: Iterable[RecordedStep], number: dict[int, int], clean: Callable[[str], str]) -> list[RecordedStep]:
+    """The last of each step, in order, with the entries that differ from the step before."""
+    whole: dict[tuple[int, int, bool, int], tuple[RecordedStep, Request]] = {}
+    for step, request in whole_requests(steps):
+        whole[step.turn, step.step, step.aside, step.n] = step, request
+    kept: list[RecordedStep] = []
+    before = NOTHING
+    for place in sorted(whole):
+        step, request = whole[place]
+        if step.turn not in number:
+            continue
+        cleaned = Request([shortened(clean(entry)) for entry in request.entries], request.tools)
+        shared, entries, tools = parts_of(cleaned, NOTHING if step.aside else before)
+        before = before if step.aside else cleaned
+        plain = _cleaned(replace(step, entries=[]), clean)
+        kept.append(replace(plain, turn=number[step.turn], shared=shared, entries=entries, tools=tools))
+    return kept
+
+
+def _cleaned(part: Any, clean: Callable[[str], str]) -> Any:
+    """A line with each of its texts passed through `clean`."""
+    kind = type(part)
+    told = msgspec.to_builtins(part)
+    return msgspec.convert({"kind": told.pop("kind"), **_texts(told, clean)}, kind)
+
+
+def _texts(value: Any, clean: Callable[[str], str]) -> Any:
+    if isinstance(value, str):
+        return clean(value)
+    if isinstance(value, dict):
+        return {clean(name): _texts(item, clean) for name, item in value.items()}
+    return [_texts(item, clean) for item in value] if isinstance(value, list) else value
