@@ -235,9 +235,9 @@ def test_the_model_is_shown_the_agents_tools_and_the_extensions(swarm: Swarm) ->
     assert schema["properties"]["filters"]["properties"]["status"]["enum"] == ["active", "inactive"]
     assert offered["words__about"]["description"] == "What the handler sees."
     (noted,) = [line for line in swarm.noted if line.get("said") == "names" and line["step"] == 0]
-    assert [item["name"] for item in noted["catalog"]] == list(offered)
-    assert noted["catalog"][1]["source"] == {"type": "config", "name": "words"}
-    assert noted["catalog"][1]["parameters"] == schema
+    assert [READS, *(item["name"] for item in noted["catalog"])] == list(offered)
+    assert noted["catalog"][0]["source"] == {"type": "config", "name": "words"}
+    assert noted["catalog"][0]["parameters"] == schema
     assert noted["catalog"][-1] == {
         "name": "weather__get",
         "description": "The weather of a city.",
