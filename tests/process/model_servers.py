@@ -26,9 +26,9 @@ AT = "2026-01-01T00:00:00.000Z"
 
 
 @contextmanager
-def server(name: str) -> Iterator[str]:
+def server(name: str, *arguments: str) -> Iterator[str]:
     """A server while it runs: its base URL."""
-    process = subprocess.Popen([sys.executable, str(SERVERS / f"{name}.py")], stdout=subprocess.PIPE)
+    process = subprocess.Popen([sys.executable, str(SERVERS / f"{name}.py"), *arguments], stdout=subprocess.PIPE)
     assert process.stdout is not None
     try:
         yield process.stdout.readline().decode().strip()
