@@ -1,6 +1,6 @@
 # Each target works as the only command on a fresh machine: .venv is made when it is missing or out of date.
 # PYTHON=/path/to/python3 chooses the interpreter, ARGS="…" is passed on to gdn run, pytest or the benchmarks.
-.PHONY: help setup run test test-matrix mcp-servers simulate chaos conformance mutations mutants check format bench pins requirements clean
+.PHONY: help setup run test test-matrix mcp-servers test-models simulate chaos conformance mutations mutants check format bench pins requirements clean
 .DEFAULT_GOAL := help
 export PYTHON
 
@@ -9,6 +9,7 @@ help:
 	@echo "make test          all tests                     ARGS=\"tests/unit -k codec\" for some"
 	@echo "make test-matrix   README and quickstart word by word, then tests, on clean setups (minutes; best as root)"
 	@echo "make mcp-servers   MCP servers of npm and PyPI in real jails; installs them first"
+	@echo "make test-models   whole turns against llama.cpp's server and LiteLLM, from their packages; installs them first"
 	@echo "make simulate      10,000 seeded histories of a bus that breaks (minutes)   ARGS=\"--first 17 --histories 1\""
 	@echo "make chaos         200 kills of everything under load, power cuts at every call (minutes)"
 	@echo "make conformance   the MCP conformance package against what we have of MCP (minutes)   ARGS=\"server\" for one side"
@@ -39,6 +40,10 @@ test-matrix:
 mcp-servers:
 	@scripts/setup dev
 	@exec .venv/bin/python -I -m scripts.mcp_servers $(ARGS)
+
+test-models:
+	@scripts/setup dev
+	@exec .venv/bin/python -I -m scripts.model_servers $(ARGS)
 
 simulate:
 	@scripts/setup dev

@@ -15,7 +15,7 @@ ids = itertools.count(1)
 def last_user_text(messages):
     for m in reversed(messages):
         if m["role"] == "user":
-            c = m["content"]
+            c = m.get("content")
             if isinstance(c, str):
                 return c
             t = [b["text"] for b in c if b.get("type") == "text"]
@@ -28,7 +28,7 @@ def tool_results_since_user(messages):
     n = 0
     text = None
     for m in reversed(messages):
-        c = m["content"]
+        c = m.get("content")
         if m["role"] == "tool":
             n += 1
             text = text or c
@@ -48,7 +48,7 @@ def script(messages, steps):
     """The next step of a script, or what the last one gave."""
     taken, results = 0, []
     for m in reversed(messages):
-        c = m["content"]
+        c = m.get("content")
         if m["role"] == "tool":
             results = [c, *results] if not taken else results
         elif m["role"] == "assistant":
@@ -66,7 +66,7 @@ def thoughts_since_user(messages):
     """How many of the turn's answers came back with their reasoning."""
     found = 0
     for m in reversed(messages):
-        c = m["content"]
+        c = m.get("content")
         if m["role"] == "user" and not (isinstance(c, list) and any(b.get("type") == "tool_result" for b in c)):
             break
         signed = isinstance(c, list) and any(b.get("type") == "thinking" and b.get("signature") == "signed" for b in c)

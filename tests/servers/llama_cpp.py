@@ -20,10 +20,8 @@ FOLDER, WINDOW = Path(sys.argv[1]), int(sys.argv[2])
 NAME = "random"
 #: Small enough for a millisecond a token.
 LAYERS, WIDTH, HEADS, INNER = 2, 64, 4, 128
-TEMPLATE = (
-    "{% for message in messages %}[{{ message.role }}] {{ message.content }}\n{% endfor %}"
-    "{% if add_generation_prompt %}[assistant] {% endif %}"
-)
+#: Without words in front of an answer: a form is enforced from there on, and words would have to fit it.
+TEMPLATE = "{% for message in messages %}[{{ message.role }}] {{ message.content }}\n{% endfor %}"
 
 
 def write_model(path: Path) -> None:

@@ -35,10 +35,16 @@ def tokens_of(text: str) -> int:
     return len(TOKEN.findall(text))
 
 
+def text_of(message: dict[str, Any]) -> str:
+    """The words of a message: a text, or a list of parts."""
+    content = message.get("content") or ""
+    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
+
+
 def tokens_in(body: dict[str, Any]) -> int:
     texts = [json.dumps(body.get("tools", []))]
     for message in body["messages"]:
-        texts.append(f"<{message['role']}>\n{message.get('content') or ''}")
+        texts.append(f"<{message['role']}>\n{text_of(message)}")
         texts += [json.dumps(call) for call in message.get("tool_calls", [])]
     return tokens_of("\n".join(texts))
 
@@ -62,9 +68,9 @@ def said(messages: list[dict[str, Any]]) -> tuple[str, int | None]:
     read = None
     for message in reversed(messages):
         if message["role"] == "tool":
-            read = (read or 0) + len(message["content"])
+            read = (read or 0) + len(text_of(message))
         elif message["role"] == "user":
-            return message["content"].rpartition("\n\n")[2], read
+            return text_of(message).rpartition("\n\n")[2], read
     return "", read
 
 
