@@ -20,6 +20,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from agentproc.providers.base import ModelAnswer, ModelRequest, Usage, asked_call
+from agentproc.providers.body import SentFile
 from agentproc.providers.history import EMPTY, HistoryEntry, Said, Written, blocks_text, kept_by
 from agentproc.providers.offered_tools import OfferedTools
 from agentproc.providers.refusals import stream_fault
@@ -40,6 +41,7 @@ from agentproc.providers.vendor import (
     tokens,
     written_calls,
 )
+from schemas.attached_files import PDF
 from schemas.launch import CatalogItem, ModelSpec
 from schemas.model_providers import BY_NAME
 
@@ -113,13 +115,15 @@ class Items:
         """Add the next entry."""
         if not isinstance(entry, Said):
             self._only_rules = self._only_rules and entry.system
-            self._add(_message("system" if entry.system else "user", entry.text))
+            content = content_of(entry.text, entry.files) if entry.files else entry.text
+            self._add(_message("system" if entry.system else "user", content))
             return
         self._only_rules = False
         for item in items_of(entry):
             self._add(item)
         for call in entry.calls:
-            self._add({"type": "function_call_output", "call_id": call.id, "output": call.result})
+            output = content_of(call.result, call.files) if call.files else call.result
+            self._add({"type": "function_call_output", "call_id": call.id, "output": output})
 
     def json(self, beside: str | None = None) -> Raw:
         """All items as a JSON array. `beside` is a text of the user at the end of this request only."""
@@ -130,8 +134,19 @@ class Items:
         self._items.append(encode_json(item))
 
 
-def _message(role: str, text: str) -> dict[str, Any]:
-    return {"type": "message", "role": role, "content": text}
+def _message(role: str, content: str | list[dict[str, Any]]) -> dict[str, Any]:
+    return {"type": "message", "role": role, "content": content}
+
+
+def content_of(text: str, files: list[SentFile]) -> list[dict[str, Any]]:
+    """A text and files as the parts of a message, or of a result."""
+    return [*([{"type": "input_text", "text": text}] if text.strip() else []), *[_file(file) for file in files]]
+
+
+def _file(file: SentFile) -> dict[str, Any]:
+    if file.media_type == PDF:
+        return {"type": "input_file", "filename": file.name or "document.pdf", "file_data": file.data_url}
+    return {"type": "input_image", "image_url": file.data_url, "detail": "auto"}
 
 
 def items_of(said: Said) -> list[dict[str, Any]]:
@@ -159,7 +174,7 @@ def _kept_item(item: dict[str, Any]) -> dict[str, Any]:
 
 
 def _text_item(text: str, phase: Any = None) -> dict[str, Any]:
-    item = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": text}]}
+    item = _message("assistant", text)
     return {**item, "phase": phase} if isinstance(phase, str) else item
 
 

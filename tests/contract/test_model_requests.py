@@ -20,19 +20,19 @@ from agentproc.conversation import (
     error_result,
     result_message,
 )
-from agentproc.providers.anthropic import Anthropic
 from agentproc.providers.base import ModelRequest
+from agentproc.providers.choose import wire_of
 from agentproc.providers.http import HttpProvider
-from agentproc.providers.openai import OpenAI
 from schemas.codec import to_raw
 from schemas.frames import ToolError, ToolResult
 from schemas.launch import CatalogItem, ModelSpec
 from tests.process.model_servers import AT, BASH, endpoint, question, seen, server
 
 RECORDED = Path(__file__).parent / "model_requests"
-BOTH = pytest.mark.parametrize("provider", ["anthropic", "openai"])
+ALL = pytest.mark.parametrize("provider", ["anthropic", "openai", "responses"])
 #: Parameters of the recorded conversation, as a bundle would give them.
 PARAMS: dict[str, dict[str, Any]] = {"anthropic": {"stop_sequences": ["END"]}, "openai": {"temperature": 0.5}}
+PARAMS["responses"] = PARAMS["openai"]
 
 
 def recorded(provider: str) -> Any:
@@ -40,7 +40,7 @@ def recorded(provider: str) -> Any:
 
 
 def model(provider: str) -> HttpProvider:
-    return HttpProvider(Anthropic() if provider == "anthropic" else OpenAI())
+    return HttpProvider(wire_of(provider).VENDOR())
 
 
 def conversation() -> list[Message]:
@@ -67,7 +67,7 @@ def conversation() -> list[Message]:
     ]
 
 
-@BOTH
+@ALL
 @pytest.mark.requirement("NAME-03", "ERROR-08")
 async def test_we_send_what_the_vendors_package_sends(provider: str) -> None:
     expected = recorded(provider)["request"]
@@ -98,7 +98,7 @@ async def test_we_send_what_the_vendors_package_sends(provider: str) -> None:
     assert sent["body"] == expected["body"]
 
 
-@BOTH
+@ALL
 async def test_we_read_what_the_vendors_package_reads(provider: str) -> None:
     asked = model(provider)
     with server("fake_llm") as base:

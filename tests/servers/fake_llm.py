@@ -234,6 +234,7 @@ def openai(body):
 def messages_of(items):
     """The items of a Responses request as messages of a chat."""
     messages, said = [], None
+    items = [{"role": "user", "content": items}] if isinstance(items, str) else items
     for item in items:
         kind = item.get("type", "message")
         if kind in ("reasoning", "function_call") or item.get("role") == "assistant":

@@ -1,5 +1,5 @@
-"""Writes anthropic.json and openai.json: what the vendors' own packages send for one conversation, and how they read
-the answers of tests/servers/fake_llm.py.
+"""Writes anthropic.json, openai.json and responses.json: what the vendors' own packages send for one conversation, and
+how they read the answers of tests/servers/fake_llm.py. What else requests can have is in ../vendor_requests/.
 
 They are no dependency of this project. Run by hand, in an environment of its own:
 
@@ -25,6 +25,7 @@ import openai
 import pydantic
 from anthropic.types.message_create_params import MessageCreateParamsStreaming
 from openai.types.chat.completion_create_params import CompletionCreateParamsStreaming
+from openai.types.responses.response_create_params import ResponseCreateParamsStreaming
 
 HERE = Path(__file__).parent
 SERVERS = HERE.parent.parent / "servers"
@@ -45,6 +46,7 @@ ANSWERS = ["hello", 'call bash__exec {"command":"id -u; ls /"}', 'callN 3 bash__
 def main() -> None:
     record("anthropic", anthropic.__version__, ask_anthropic, MessageCreateParamsStreaming, read_anthropic)
     record("openai", openai.__version__, ask_openai, CompletionCreateParamsStreaming, read_openai)
+    record("responses", openai.__version__, ask_responses, ResponseCreateParamsStreaming, read_responses)
 
 
 def ask_anthropic(base: str) -> None:
@@ -116,6 +118,47 @@ def ask_openai(base: str) -> None:
         pass
 
 
+def ask_responses(base: str) -> None:
+    client = openai.OpenAI(api_key=KEY, base_url=f"{base}/v1", max_retries=0)
+
+    def message(role: Any, text: str) -> Any:
+        return {"type": "message", "role": role, "content": text}
+
+    def output(call_id: str, text: str) -> Any:
+        return {"type": "function_call_output", "call_id": call_id, "output": text}
+
+    with client.responses.create(
+        model="well",
+        temperature=0.5,
+        stream=True,
+        store=False,
+        include=["reasoning.encrypted_content"],
+        instructions=SYSTEM,
+        tools=[
+            {
+                "type": "function",
+                "name": "bash__exec",
+                "description": "Run a command.",
+                "parameters": COMMAND,
+                "strict": False,
+            },
+            {"type": "function", "name": "notes__add", "parameters": NOTHING, "strict": False},
+        ],
+        input=[
+            message("user", "Look around."),
+            message("assistant", "I will."),
+            {"type": "function_call", "call_id": "toolu_1", "name": "bash__exec", "arguments": '{"command":"ls"}'},
+            {"type": "function_call", "call_id": "toolu_2", "name": "no__such", "arguments": "{}"},
+            output("toolu_1", LISTING),
+            output("toolu_2", FAILED),
+            message("assistant", "Two files."),
+            message("user", "고마워"),
+        ],
+    ) as stream:
+        for _ in stream:
+            pass
+
+
 def read_anthropic(base: str, text: str) -> dict[str, Any]:
     client = anthropic.Anthropic(api_key=KEY, base_url=base, max_retries=0)
     with client.messages.stream(model="m", max_tokens=9, messages=[{"role": "user", "content": text}]) as stream:
@@ -132,6 +175,16 @@ def read_openai(base: str, text: str) -> dict[str, Any]:
         choice = stream.get_final_completion().choices[0]
     calls = [[call.function.name, json.loads(call.function.arguments)] for call in choice.message.tool_calls or []]
     return {"text": choice.message.content or "", "calls": calls, "finishReason": choice.finish_reason, "usage": None}
+
+
+def read_responses(base: str, text: str) -> dict[str, Any]:
+    client = openai.OpenAI(api_key=KEY, base_url=f"{base}/v1", max_retries=0)
+    with client.responses.stream(model="m", input=text) as stream:
+        response = stream.get_final_response()
+    calls = [[item.name, json.loads(item.arguments)] for item in response.output if item.type == "function_call"]
+    assert response.usage is not None
+    usage = [response.usage.input_tokens, response.usage.output_tokens]
+    return {"text": response.output_text, "calls": calls, "finishReason": response.status, "usage": usage}
 
 
 def record(
@@ -155,7 +208,7 @@ def record(
     finally:
         process.kill()
     recorded = {
-        "package": f"{name} {version}",
+        "package": f"{'anthropic' if name == 'anthropic' else 'openai'} {version}",
         "request": {"path": request["path"], "headers": headers, "body": request["body"]},
         "answers": answers,
     }

@@ -57,7 +57,7 @@ def test_a_request_stores_nothing_and_has_the_whole_conversation() -> None:
     assert sent["tools"][0]["description"] == BASH.description
     assert sent["input"] == [
         {"type": "message", "role": "user", "content": "go"},
-        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "So."}]},
+        {"type": "message", "role": "assistant", "content": "So."},
         {"type": "function_call", "call_id": "c1", "name": "x", "arguments": "{}"},
         {"type": "function_call_output", "call_id": "c1", "output": "ok"},
         {"type": "message", "role": "system", "content": "Rule."},
@@ -103,12 +103,7 @@ def test_reasoning_items_go_back_whole_and_where_they_were() -> None:
     sent = body(messages, "responses")["input"]
     assert sent[1:] == [
         {"type": "reasoning", **THOUGHT},
-        {
-            "type": "message",
-            "role": "assistant",
-            "content": [{"type": "output_text", "text": "So."}],
-            "phase": "commentary",
-        },
+        {"type": "message", "role": "assistant", "content": "So.", "phase": "commentary"},
         {"type": "function_call", "call_id": "c1", "name": "x", "arguments": "{}"},
         {"type": "function_call_output", "call_id": "c1", "output": sent[-1]["output"]},
     ], "what the vendor has not stored is not named"

@@ -1,0 +1,173 @@
+"""What our adapters send for some conversations, against what the vendors' packages send for them (vendor_requests/,
+see its record.py): pictures, caching and reasoning included.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentproc.conversation import (
+    AssistantData,
+    Message,
+    MessageData,
+    MessageSource,
+    TextPart,
+    ToolCallPart,
+    ToolResultPart,
+    UserData,
+    error_result,
+    result_message,
+)
+from agentproc.providers.base import ModelRequest
+from agentproc.providers.body import Body, FilesPlace, with_files
+from agentproc.providers.choose import wire_of
+from agentproc.providers.sending import parts_of
+from schemas.codec import to_raw
+from schemas.frames import Blob, FilePart, ToolError, ToolResult
+from schemas.launch import CatalogItem, ModelSpec
+from schemas.model_providers import BY_NAME
+from tests.process.model_servers import AT, BASH
+
+RECORDED = Path(__file__).parent / "vendor_requests"
+PNG = b"PNG..."
+PDF = b"%PDF."
+MARK = "0123456789abcdef" * 2
+#: Recordings of what is not in requests yet that the recorded conversations have.
+NOT_YET = {"structured"}
+
+
+def cases() -> list[tuple[str, str]]:
+    found = [
+        (provider, case)
+        for provider in BY_NAME
+        for case in json.loads((RECORDED / f"{provider}.json").read_text())["cases"]
+    ]
+    return [(provider, case) for provider, case in found if case not in NOT_YET]
+
+
+def said(*data: MessageData) -> list[Message]:
+    return [Message(f"t.{number}", part, AT, MessageSource("user")) for number, part in enumerate(data)]
+
+
+LISTING = ToolCallPart("toolu_1", "bash__exec", {"command": "ls"})
+ADDING = ToolCallPart("toolu_2", "notes__add", {})
+
+
+def found(*files: FilePart, output: str = "a b") -> Message:
+    result = ToolResult(status="ok", output=to_raw(output))
+    return result_message("r.1", ToolResultPart("toolu_1", "bash__exec", result, list(files)), AT)
+
+
+def file(folder: Path, data: bytes, media_type: str, name: str | None = None) -> FilePart:
+    digest = hashlib.sha256(data).hexdigest()
+    (folder / digest[:32]).write_bytes(data)
+    return FilePart(Blob(file=digest[:32], digest=digest, size=len(data)), media_type, name)
+
+
+def tools(folder: Path) -> dict[str, Any]:
+    failed = error_result(ToolError(message="no room", name="Full", code="E_FULL"))
+    refused = result_message("r.2", ToolResultPart("toolu_2", "notes__add", failed), AT)
+    both = said(UserData("Look around."), AssistantData([TextPart("I will."), LISTING, ADDING]))
+    return {"messages": [*both, found(), refused], "system": "Be brief."}
+
+
+def pictures(folder: Path) -> dict[str, Any]:
+    picture = file(folder, PNG, "image/png")
+    files = [picture, file(folder, PDF, "application/pdf", "a.pdf")]
+    asked = said(UserData("What is that?", files), AssistantData([LISTING]))
+    return {
+        "messages": [*asked, found(picture, output="a picture")],
+        "files": FilesPlace(str(folder), MARK),
+        "turn_id": "t",
+    }
+
+
+def reasoning(folder: Path) -> dict[str, Any]:
+    asked = said(UserData("Look around."), AssistantData([LISTING]))
+    return {"messages": [*asked, found()]}
+
+
+CONVERSATIONS: dict[str, Callable[[Path], dict[str, Any]]] = {
+    "plain": lambda _: {"messages": said(UserData("Hello.")), "system": "Be brief.", "tools": []},
+    "tools": tools,
+    "pictures": pictures,
+    "caching": tools,
+    "reasoning": reasoning,
+}
+#: What the vendor has given with its reasoning, and the params of a model that reasons.
+KEPT: dict[str, dict[str, Any]] = {
+    "anthropic": {"blocks": [{"type": "thinking", "thinking": "hm", "signature": "signed"}, 0]},
+    "responses": {
+        "items": [
+            {
+                "id": "rs_1",
+                "type": "reasoning",
+                "summary": [{"type": "summary_text", "text": "hm"}],
+                "encrypted_content": "sealed",
+            },
+            0,
+        ]
+    },
+}
+PARAMS: dict[str, dict[str, Any]] = {
+    "anthropic": {"thinking": {"type": "enabled", "budget_tokens": 2048}},
+    "responses": {"reasoning": {"effort": "low", "summary": "auto"}},
+}
+
+
+def sent(provider: str, case: str, folder: Path) -> tuple[str, dict[str, str], Any]:
+    """The path, the headers and the body of our request."""
+    given = CONVERSATIONS[case](folder)
+    params: dict[str, Any] = {}
+    if case == "reasoning":
+        params = PARAMS[provider]
+        given["messages"][1].metadata["vendor"] = {"provider": provider, "model": "m", **KEPT[provider]}
+    base = "http://model" if provider == "anthropic" else "http://model/v1"
+    model = ModelSpec(
+        provider=provider, model="m", endpoint=base, api_key="sk-recorded", params=params, caching=case == "caching"
+    )
+    given = {"tools": [BASH, CatalogItem(name="notes__add")], **given}
+    if provider == "openai" and case == "pictures":  # a result has no files there (docs/files.md)
+        given |= {"tools": [], "messages": given["messages"][:1]}
+    request = ModelRequest(agent="a", model=model, step=1, **given)
+    wire = wire_of(provider).VENDOR().request(request)
+    body = with_files(wire.body, request.files)
+    data = b"".join(parts_of(body.pieces)) if isinstance(body, Body) else body
+    return wire.url.removeprefix("http://model"), wire.headers, json.loads(data)
+
+
+@pytest.mark.parametrize(("provider", "case"), cases())
+def test_we_send_what_the_vendors_package_sends(provider: str, case: str, tmp_path: Path) -> None:
+    expected = json.loads((RECORDED / f"{provider}.json").read_text())["cases"][case]
+    path, headers, body = sent(provider, case, tmp_path)
+    assert path == expected["path"]
+    named = {name: value for name, value in expected["headers"].items() if name != "content-type"}
+    assert headers == named
+    assert without_failure(body) == without_failure(expected["body"])
+
+
+def without_failure(body: Any) -> Any:
+    """The body without the text of the failed result, which is our own form of an error."""
+    for message in body.get("messages") or body["input"]:
+        parts = message["content"] if isinstance(message.get("content"), list) else [message]
+        for part in parts:
+            if isinstance(part, dict) and "toolu_2" in (
+                part.get("tool_use_id"),
+                part.get("tool_call_id"),
+                part.get("call_id") if part.get("type") == "function_call_output" else None,
+            ):
+                part["output" if "output" in part else "content"] = "(failed)"
+    return body
+
+
+@pytest.mark.parametrize("provider", sorted(BY_NAME))
+def test_the_recordings_name_their_packages(provider: str) -> None:
+    package, version = json.loads((RECORDED / f"{provider}.json").read_text())["package"].split()
+    assert package == ("anthropic" if provider == "anthropic" else "openai")
+    assert version.count(".") == 2
