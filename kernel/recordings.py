@@ -141,7 +141,9 @@ def _of_instance(lines: list[Noted], clean: Callable[[str], str]) -> _OfInstance
     for line in lines:
         part = line.part
         if isinstance(part, RecordedTurn):
-            turns[part.turn] = _cleaned(part, clean)
+            earlier = turns.get(part.turn)  # the files stand only where the turn begins
+            files = part.files or ([] if earlier is None else earlier.files)
+            turns[part.turn] = replace(_cleaned(replace(part, files=[]), clean), files=files)
             began.setdefault(part.turn, line.at)
         elif isinstance(part, RecordedCall):
             calls[part.turn, part.id] = _cleaned(part, clean)

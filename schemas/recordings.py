@@ -26,8 +26,8 @@ from schemas.errors import GoondanError, fail
 FORMAT: Final = 1
 #: The largest file that is written or read (bytes). A run of hundreds of steps with large results fits.
 MAX_FILE_BYTES: Final = 64 << 20
-#: The longest line (bytes). A frame has less.
-MAX_LINE_BYTES: Final = 8 << 20
+#: The longest line (bytes): a turn with the files of one message (20 MiB), as base64.
+MAX_LINE_BYTES: Final = 32 << 20
 #: The most lines.
 MAX_LINES: Final = 100_000
 
@@ -41,6 +41,17 @@ class Recording(Struct, frozen=True, tag_field="kind", tag="recording", rename="
     entry_agent: str = ""
 
 
+class RecordedFile(Struct, frozen=True, rename="camel", omit_defaults=True):
+    """A picture or a PDF that came with a message."""
+
+    #: What it is.
+    media_type: str
+    #: Its bytes, in the file as base64.
+    data: bytes
+    #: The name that its sender gave it.
+    name: str | None = None
+
+
 class RecordedTurn(Struct, frozen=True, tag_field="kind", tag="turn", rename="camel", omit_defaults=True, kw_only=True):
     """One turn of an agent instance: what it was asked, and how it ended."""
 
@@ -52,6 +63,8 @@ class RecordedTurn(Struct, frozen=True, tag_field="kind", tag="turn", rename="ca
     turn: int
     #: What the turn was asked.
     input: str = ""
+    #: The pictures and PDFs that came with it.
+    files: list[RecordedFile] = []
     #: The place among the messages that came from outside, from 1. 0: another agent, or the end of work, asked.
     outside: int = 0
     #: How it ended. None: it did not, while the run was recorded.

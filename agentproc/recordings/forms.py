@@ -12,13 +12,13 @@ from typing import Any, Final
 import msgspec
 from msgspec import msgpack
 
-from agentproc.conversation import AssistantData, Message, ToolData, ToolResultPart, UserData
+from agentproc.conversation import AssistantData, Message, ToolData, ToolResultPart, UserData, files_of
 from agentproc.providers.base import ContextOverflow, ModelAnswer, ModelRequest, Usage
 from agentproc.providers.overflow import Overflow
 from agentproc.turn import AskedCall
 from schemas.codec import to_raw
 from schemas.errors import GoondanError, error_payload
-from schemas.frames import ToolError, ToolResult
+from schemas.frames import FilePart, ToolError, ToolResult
 from schemas.recorded_texts import comparable, same, shortened, without_places
 from schemas.recordings import RecordedAnswer, RecordedFault, RecordedModelCall, Request
 
@@ -59,7 +59,8 @@ def _of_message(message: Message) -> list[str]:
         return [f"assistant: {data.text}".rstrip() + "".join(calls)]
     role = "user" if isinstance(data, UserData) else "system"
     content: Any = data.content
-    return [f"{role}: {content if isinstance(content, str) else _json(msgspec.to_builtins(content))}"]
+    text = content if isinstance(content, str) else _json(msgspec.to_builtins(content))
+    return [f"{role}: {text}{_shown_files(files_of(message))}"]
 
 
 def _of_result(part: ToolResultPart) -> str:
@@ -71,7 +72,12 @@ def _of_result(part: ToolResultPart) -> str:
         said = ""  # the handle is made anew
     else:
         said = f" {_json(None if result.output is None else msgpack.decode(result.output))}"
-    return f"tool {part.tool_name}: {result.status}{said}"
+    return f"tool {part.tool_name}: {result.status}{said}{_shown_files(part.files)}"
+
+
+def _shown_files(files: Sequence[FilePart]) -> str:
+    """Files in an entry: by what they are and their digests."""
+    return "".join(f" [{file.media_type} {file.blob.size} bytes, sha256:{file.blob.digest}]" for file in files)
 
 
 def _json(value: Any) -> str:

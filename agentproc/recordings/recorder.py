@@ -21,7 +21,16 @@ import msgspec
 from agentproc.conversation_format import create_file
 from agentproc.recordings.forms import in_texts
 from schemas.recorded_texts import without_places
-from schemas.recordings import MAX_FILE_BYTES, MAX_LINE_BYTES, Noted, Part, Stopped, encode_noted, noted_file
+from schemas.recordings import (
+    MAX_FILE_BYTES,
+    MAX_LINE_BYTES,
+    Noted,
+    Part,
+    RecordedTurn,
+    Stopped,
+    encode_noted,
+    noted_file,
+)
 
 #: Room for the line that says that nothing more is written (bytes).
 _ROOM_FOR_END: Final = 1024
@@ -48,8 +57,11 @@ class Recorder:
         if self._stopped:
             return
         places = self.places
-        plain = in_texts(msgspec.to_builtins(part), lambda text: without_places(self._redact(text), places))
-        line = encode_noted(Noted(time.time_ns(), msgspec.convert(plain, type(part))))
+        files = part.files if isinstance(part, RecordedTurn) else []
+        told = msgspec.structs.replace(part, files=[]) if files else part
+        plain = in_texts(msgspec.to_builtins(told), lambda text: without_places(self._redact(text), places))
+        clean = msgspec.convert(plain, type(part))
+        line = encode_noted(Noted(time.time_ns(), msgspec.structs.replace(clean, files=files) if files else clean))
         if len(line) > MAX_LINE_BYTES or len(line) > self._room - _ROOM_FOR_END:
             why = (
                 f"it would be larger than {MAX_FILE_BYTES >> 20} MiB, or a line longer than {MAX_LINE_BYTES >> 20} MiB"

@@ -8,6 +8,8 @@ Source: docs/design/turns.md section 12.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, Final
 
 from msgspec import to_builtins
@@ -20,7 +22,7 @@ from agentproc.store import ConversationStore
 from agentproc.turn import Begin, End, First
 from schemas.address import instance_dir
 from schemas.errors import GoondanError
-from schemas.frames import Frame, ToolResult
+from schemas.frames import FilePart, Frame, ToolResult
 from schemas.launch import AgentSpec
 from schemas.mcp import McpListing
 from schemas.model_windows import known_window
@@ -28,6 +30,7 @@ from schemas.recorded_texts import STATE, WORKDIR, comparable
 from schemas.recordings import (
     NOTHING,
     RecordedCall,
+    RecordedFile,
     RecordedListing,
     RecordedStep,
     RecordedTurn,
@@ -53,6 +56,8 @@ class Tape:
         folder = instance_dir(spec.state_dir, spec.name, instance_key)
         self._agent = spec.name
         self._instance = instance_key
+        self._folder = folder
+        self._files: list[FilePart] = []
         self._state_dir = spec.state_dir
         self._store = store
         self._recorder = Recorder(folder, spec.record, redact) if spec.record else None
@@ -78,7 +83,7 @@ class Tape:
         if not isinstance(first, Begin):
             return
         self._turn = self._store.turn_number(frame.event_id or "")
-        self._asked = first.text
+        self._asked, self._files = first.text, first.files
         self._outside = frame.source is not None and frame.source.kind in _OUTSIDE
         self._places = ((workdir, WORKDIR), (self._state_dir, STATE))
         self._requests.clear()
@@ -103,12 +108,20 @@ class Tape:
                 instance=self._instance,
                 turn=self._turn,
                 input=self._asked if self._outside else comparable(self._asked),
+                files=[self._file(file) for file in self._files] if end is None and self._outside else [],
                 outside=int(self._outside),
                 status=None if end is None else end.status,
                 response=None if end is None else end.response,
                 error=None if error is None else error.code,
             )
         )
+
+    def _file(self, file: FilePart) -> RecordedFile:
+        """A file of the conversation with its bytes; without them when it cannot be read."""
+        data = b""
+        with suppress(OSError):
+            data = Path(self._folder, "files", file.blob.file).read_bytes()
+        return RecordedFile(file.media_type, data, file.name)
 
     # --- the model
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from kernel.cli.attach import BundleTarget, Kernel
+    from kernel.cli.message_files import OpenFile
     from schemas.frames import Answer
 
 
@@ -25,10 +26,19 @@ if TYPE_CHECKING:
 @options.trust
 @click.option("--agent", metavar="AGENT", shell_complete=options.completed("agents"), help="Who gets the messages.")
 @click.option("--force", is_flag=True, help="Replace FILE.")
+@click.option(
+    "--attach",
+    "attached",
+    metavar="FILE",
+    multiple=True,
+    shell_complete=options.completed_path("file"),
+    help="A picture or a PDF that comes with the first message; may be given several times.",
+)
 @options.as_json
 def command(
     file: str,
     messages: tuple[str, ...],
+    attached: tuple[str, ...],
     bundle: str | None,
     policy: str | None,
     trust: bool,
@@ -43,6 +53,7 @@ def command(
     """
     from kernel.bundle.recordings import RECORD_VARIABLE
     from kernel.cli.attach import locate, start
+    from kernel.cli.message_files import open_files
     from kernel.cli.output import write, write_json
     from kernel.recordings import collect, make
     from schemas.errors import fail
@@ -50,6 +61,7 @@ def command(
     if os.path.lexists(file) and not force:
         raise fail("E_USAGE", f"{file} is there already", suggestion="Give --force to replace it.")
     texts = messages or _lines()
+    files = open_files(attached)
     place = locate(bundle, policy, trust=trust)
     run = os.urandom(8).hex()
     os.environ[RECORD_VARIABLE] = run
@@ -60,7 +72,8 @@ def command(
         entry = agent or kernel.entry_agent
         if not entry:
             raise fail("E_USAGE", "the bundle has no entry agent; name the agent (--agent)")
-        answers = asked(kernel, [(entry, key, text) for text in texts], None if as_json else _show)
+        messages_sent = [Sent(entry, key, text, files if number == 0 else []) for number, text in enumerate(texts)]
+        answers = asked(kernel, messages_sent, None if as_json else _show)
     finally:
         kernel.finish()
         noted = collect(place.state_dir, run)
@@ -75,11 +88,22 @@ def command(
     return 0 if all(answer.status == "completed" for answer in answers) else 1
 
 
-def asked(
-    kernel: Kernel, messages: Iterable[tuple[str, str, str]], then: Callable[[Answer], bool] | None
-) -> list[Answer]:
-    """Send messages (agent, instance key, text), each when the one before is answered. `then` gets each answer, and
-    says whether to go on. Returns the answers. Raises GoondanError.
+class Sent(NamedTuple):
+    """A message."""
+
+    #: The agent that gets it.
+    agent: str
+    #: Its instance.
+    instance: str
+    #: The text.
+    text: str
+    #: The pictures and PDFs that come with it.
+    files: list[OpenFile]
+
+
+def asked(kernel: Kernel, messages: Iterable[Sent], then: Callable[[Answer], bool] | None) -> list[Answer]:
+    """Send messages, each when the one before is answered. `then` gets each answer, and says whether to go on. Returns
+    the answers. Raises GoondanError.
     """
     import asyncio
 
@@ -88,8 +112,9 @@ def asked(
     async def ask_all() -> list[Answer]:
         answers = []
         async with Session(kernel) as session:
-            for agent, key, text in messages:
-                answer = await session.ask(agent, key, USER_MESSAGE, text, event_id=session.new_id())
+            for agent, key, text, files in messages:
+                parts = session.lay_down(files)
+                answer = await session.ask(agent, key, USER_MESSAGE, text, event_id=session.new_id(), files=parts)
                 answers.append(answer)
                 if then is not None and not then(answer):
                     break

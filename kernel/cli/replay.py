@@ -15,9 +15,11 @@ from kernel.cli import options
 
 if TYPE_CHECKING:
     from kernel.cli.attach import BundleTarget
+    from kernel.cli.record import Sent
     from kernel.replaying import Course
     from schemas.frames import Answer
     from schemas.recorded_texts import Difference
+    from schemas.recordings import RecordedTurn
 
 #: How long turns that nobody waits for may take to end after the last answer (seconds).
 LATE_S: Final = 10.0
@@ -111,12 +113,25 @@ def _replayed(course: Course, bundle: str | None, trust: bool, *, asks_models: b
             return not differing and not found(place.state_dir)
 
         try:
-            asked(kernel, [(turn.agent, turn.instance, turn.input) for turn in course.sent], compare)
+            asked(kernel, map(_sent, course.sent), compare)
             if not differing:
                 differing += _late(course, place.state_dir)
         finally:
             kernel.finish()
         return first(found(place.state_dir)) or (differing[0] if differing else None)
+
+
+def _sent(turn: RecordedTurn) -> Sent:
+    """The message of a recorded turn."""
+    from kernel.cli.message_files import OpenFile
+    from kernel.cli.record import Sent
+    from kernel.spawn import memory_file
+
+    files = [
+        OpenFile(memory_file("attached", file.data), len(file.data), file.media_type, file.name or "")
+        for file in turn.files
+    ]
+    return Sent(turn.agent, turn.instance, turn.input, files)
 
 
 def _late(course: Course, state_dir: str) -> list[Difference]:

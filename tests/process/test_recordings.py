@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
+
 from tests.kernel_fixture import ROOT, sandbox
 from tests.process.scripted_model import scripted_model
 
@@ -38,6 +40,7 @@ metadata: {name: swarm}
 spec: {entryAgent: Agent/lead, agents: [{ref: Agent/lead}, {ref: Agent/worker}]}
 """
 SECRETS = {"MODEL_KEY": "key-of-the-model-1", "SHOP_TOKEN": "token-of-the-shop-2"}
+PICTURE = b"\x89PNG\r\n\x1a\n" + bytes(range(256))
 ASKED = {"target": "worker", "input": "touch it", "instanceKey": "w1"}
 
 
@@ -62,7 +65,8 @@ def test_a_run_is_recorded_without_secrets_and_another_model_is_asked_without_ru
             f"done with {SECRETS['SHOP_TOKEN']}",
         ]
         model.scripts["touch it"] = [[("c1", "bash__exec", {"command": "touch made"})], "touched"]
-        result = kernel.gdn("record", "run.jsonl", "go", "--json")
+        (kernel.home / "a.png").write_bytes(PICTURE)
+        result = kernel.gdn("record", "run.jsonl", "go", "--attach", "a.png", "--json")
         assert (result.status, result.json["turns"], result.json["requests"], result.json["calls"]) == (0, 2, 5, 3)
         assert result.json["warnings"] == []
         text = (kernel.home / "run.jsonl").read_text()
@@ -81,4 +85,6 @@ def test_a_run_is_recorded_without_secrets_and_another_model_is_asked_without_ru
         bodies = [body for bodies in model.requests.values() for body in bodies]
         assert asked + 3 <= len(bodies) and [body["model"] for body in bodies[:2]] == ["first", "first"]
         assert {body["model"] for body in model.requests["touch it"]} == {"first", "second"}
+        pictures = [body["messages"][1]["content"][1]["image_url"]["url"] for body in model.requests["go"]]
+        assert len(pictures) >= 4 and set(pictures) == {f"data:image/png;base64,{b64encode(PICTURE).decode()}"}
         assert "\n***\n" in model.results("go")["c1"]["stdout"], "from the recording: bash has not run again"

@@ -24,7 +24,7 @@ from agentproc.recordings.replayed import Replayed
 from agentproc.turn import AskedCall
 from kernel.recordings import collect, make
 from schemas.errors import GoondanError, fail, tool_error
-from schemas.frames import Source, ToolResult
+from schemas.frames import Blob, FilePart, Source, ToolResult
 from schemas.launch import CatalogItem, ModelSpec, ReplaySpec
 from schemas.recorded_texts import DIFFERENCE_FILE
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, ok, says, wants
@@ -184,8 +184,9 @@ def test_a_request_is_a_list_of_texts() -> None:
         ]
     )
     calls: list[TextPart | ToolCallPart] = [TextPart("so"), ToolCallPart("c1", "a__b", {"y": 1, "x": 2})]
+    picture = FilePart(Blob("0" * 32, "5e" * 32, 9), "image/png", "a.png")
     asked = request(
-        message(UserData("hi at 2026-01-01T00:00:00Z")),
+        message(UserData("hi at 2026-01-01T00:00:00Z", [picture])),
         message(AssistantData(calls), source="assistant"),
         message(results, source="tool", name="a__b"),
         system="be kind",
@@ -196,7 +197,7 @@ def test_a_request_is_a_list_of_texts() -> None:
     assert made.tools == ["a__b", "c__d"]
     assert made.entries == [
         "system: be kind",
-        "user: hi at <time>",
+        f"user: hi at <time> [image/png 9 bytes, sha256:{'5e' * 32}]",
         'assistant: so → a__b {"x": 2, "y": 1}',
         'tool a__b: ok {"at": "<workdir>/x", "n": 1}',
         "tool a__b: pending",

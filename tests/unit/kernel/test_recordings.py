@@ -18,6 +18,7 @@ from schemas.recordings import (
     Part,
     RecordedAnswer,
     RecordedCall,
+    RecordedFile,
     RecordedStep,
     RecordedTurn,
     Stopped,
@@ -91,6 +92,14 @@ def test_a_later_incarnation_repeats_nothing_and_turns_without_a_model_leave_no_
     ], "the call belongs to a turn that nobody has written down"
     assert isinstance(parts[0], RecordedTurn) and parts[0].status == "completed"
     assert isinstance(parts[1], RecordedStep) and parts[1].answer == RecordedAnswer(text="again")
+
+
+def test_the_files_of_a_message_stand_where_its_turn_ends() -> None:
+    picture = RecordedFile("image/png", b"s3cret\x00", "a.png")
+    begun = turn("main", status=None, response=None, files=[picture])
+    (part,) = parts_of(made(noted(begun, turn("main"))))
+    assert isinstance(part, RecordedTurn)
+    assert (part.status, part.files) == ("completed", [picture]), "bytes are no text"
 
 
 def test_messages_from_outside_are_numbered_as_they_came() -> None:
