@@ -3,7 +3,8 @@
 A connection starts with the look at who listens (`admits`). Then our greeting and READY go out at once. After the
 other side's READY an empty message follows: the probe that makes a broker ask for hello. libzmq takes a message before
 its own READY for a fault. Each connection has a new random routing id, so the broker takes none of them for an older
-one. A connection that cannot be made, or that is lost, is tried again every RECONNECT_S.
+one. A connection that cannot be made, or that is lost, is tried again every RECONNECT_S, and after EAGER_TRIES every
+PATIENT_RECONNECT_S: a thousand agents that wait for a broker must leave it a processor to start on.
 
 Source: docs/design/wire.md section 10; schemas/zmtp.py has the bytes.
 """
@@ -23,6 +24,9 @@ from schemas.zmtp import GREETING, Handshake, Messages, ZmtpError, head, ready
 
 #: How soon a connection that failed is tried again (seconds).
 RECONNECT_S: Final = 0.02
+#: The same after so many tries in a row.
+EAGER_TRIES: Final = 50
+PATIENT_RECONNECT_S: Final = 0.1
 #: The most bytes that are read at once. What is read together is handled together, so it is also a bound on that.
 READ_BYTES: Final = 64 << 10
 #: The least bytes that are sent together, when there are as many.
@@ -67,6 +71,9 @@ class Dealer:
         self._on_lost = on_lost
         self._loop: asyncio.AbstractEventLoop | None = None
         self._socket: socket.socket | None = None
+        #: A socket that could not be connected yet: the next try takes it.
+        self._unconnected: socket.socket | None = None
+        self._tries = 0
         self._retry: asyncio.TimerHandle | None = None
         self._handshake: Handshake | None = None
         self._messages = Messages(max_bytes)
@@ -127,6 +134,9 @@ class Dealer:
         self._closed = True
         if self._retry is not None:
             self._retry.cancel()
+        if self._unconnected is not None:
+            self._unconnected.close()
+            self._unconnected = None
         self._drop()
 
     async def drain(self, messages: deque[bytes]) -> None:
@@ -146,13 +156,16 @@ class Dealer:
 
     def _connect(self, loop: asyncio.AbstractEventLoop) -> None:
         self._retry = None
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        sock, self._unconnected = self._unconnected, None
         try:
+            if sock is None:
+                sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
             sock.connect(self._path)
         except OSError:
-            sock.close()
+            self._unconnected = sock
             self._connect_later(loop)
             return
+        self._tries = 0
         if not self._admits(sock.fileno()) or self._closed:
             sock.close()
             self._connect_later(loop)
@@ -168,7 +181,9 @@ class Dealer:
 
     def _connect_later(self, loop: asyncio.AbstractEventLoop) -> None:
         if not self._closed and self._retry is None:
-            self._retry = loop.call_later(RECONNECT_S, self._connect, loop)
+            self._tries += 1
+            pause = RECONNECT_S if self._tries <= EAGER_TRIES else PATIENT_RECONNECT_S
+            self._retry = loop.call_later(pause, self._connect, loop)
 
     def _drop(self) -> None:
         sock, self._socket = self._socket, None
