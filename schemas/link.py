@@ -53,7 +53,7 @@ MAX_UNSENT: Final = 4096
 #: The most frames of one wake-up, so that timers and other descriptors get their turn.
 FRAMES_PER_WAKEUP: Final = 128
 #: So many frames leave before the turn of the loop ends: their receivers need not wait for the end of a long turn.
-BURST: Final = 8
+BURST: Final = 24
 #: How often deadlines and unanswered hellos are checked (seconds).
 TICK_S: Final = 0.2
 #: The same for a link that has waited for nothing for some time (seconds). A thousand idle agents that checked every

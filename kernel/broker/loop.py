@@ -34,7 +34,7 @@ from schemas.visible import visible_line
 #: Frames that one class may bring in one round. With this quota a control ping waits 10 ms at worst.
 QUOTA: Final = 64
 #: Frames that leave together. One by one each wakes its receiver anew; all at the end leave it nothing to do meanwhile.
-BURST: Final = 8
+BURST: Final = 24
 #: How often the router looks at its clocks (seconds).
 TICK_S: Final = 0.2
 #: How often refusals for lack of room are logged (seconds), and for how many roots: a flood must not fill the log.
