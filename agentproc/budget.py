@@ -101,7 +101,7 @@ class TurnBudget:
     async def _reserve(self, name: str, request: ModelRequest) -> BudgetGranted:
         output = output_limit(request.model)
         read = 0 if output == 0 else min(MAX_TOKENS_NAMED, _size(request) // BYTES_PER_TOKEN + 1)
-        frame = self._frame("budget.reserve", BudgetReserve(name, "model", read, output))
+        frame = self._frame("budget.reserve", BudgetReserve(name, "model", read, output, request.model.document))
         try:
             reply = await self._post(frame)
         except asyncio.CancelledError:
@@ -192,6 +192,7 @@ def _came_to(name: str, request: ModelRequest, answer: ModelAnswer) -> BudgetSet
         output_tokens=_count(usage.output_tokens),
         cached_tokens=_count(usage.cached_tokens),
         cache_write_tokens=_count(usage.cache_write_tokens),
+        model=request.model.document,
     )
 
 

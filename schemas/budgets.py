@@ -69,6 +69,8 @@ class BudgetReserve(Struct, frozen=True, rename="camel", omit_defaults=True):
     input_tokens: _Tokens = 0
     #: Of a model call: the most tokens that it may write, as far as is known.
     output_tokens: _Tokens = 0
+    #: Of a model call: the Model document that is asked, whose price counts. "": the agent's own.
+    model: str = ""
 
 
 class BudgetLeft(Struct, frozen=True):
@@ -112,3 +114,5 @@ class BudgetSettle(Struct, frozen=True, rename="camel", omit_defaults=True):
     cached_tokens: _Tokens = 0
     #: How many of the tokens read were put into the vendor's cache.
     cache_write_tokens: _Tokens = 0
+    #: The Model document that was asked, as in BudgetReserve.
+    model: str = ""

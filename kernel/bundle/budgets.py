@@ -6,14 +6,15 @@ Source: docs/decisions/070.
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
 from kernel.bundle.checked import CheckedAgent
 from kernel.bundle.problems import Report
+from kernel.bundle.shape import Document
 from schemas.budgets import BUDGET_EXTENSION, BudgetLimits
-from schemas.launch import ExtensionSpec
+from schemas.launch import ExtensionSpec, ModelSpec
 
 
 def is_budget(extension: ExtensionSpec) -> bool:
@@ -49,9 +50,8 @@ def check_budgets(agents: Iterable[CheckedAgent], report: Report) -> None:
             wanted.setdefault(limits.currency, agent.name)
     told: set[str] = set()
     for currency, whose in wanted.items():
-        for agent in agents:
-            model, document = agent.model, agent.model_document
-            if model is None or document is None or model.provider == "embedded" or document.resource in told:
+        for model, document in (pair for agent in agents for pair in _models(agent)):
+            if model.provider == "embedded" or document.resource in told:
                 continue
             if model.pricing is None:
                 message = f"agent {whose!r} has a budget of money, and nobody knows what {document.resource} costs"
@@ -64,3 +64,10 @@ def check_budgets(agents: Iterable[CheckedAgent], report: Report) -> None:
                 hint = "Give all prices and budgets of a bundle in one currency."
                 report.error("E_CONFIG_INVALID_VALUE", message, document.place("spec", "pricing"), hint)
                 told.add(document.resource)
+
+
+def _models(agent: CheckedAgent) -> Iterator[tuple[ModelSpec, Document]]:
+    """Every model that an agent may ask, with its document."""
+    if agent.model is not None and agent.model_document is not None:
+        yield agent.model, agent.model_document
+    yield from ((fallback.model, fallback.document) for fallback in agent.fallback)

@@ -188,7 +188,7 @@ class Book:
     def __init__(self) -> None:
         self.trees: dict[str, Tree] = {}
         self.limits: dict[str, Limits] = {}
-        self.prices: dict[str, Prices] = {}
+        self.prices: dict[tuple[str, str], Prices] = {}
         #: Trees that have changed, so that the journal needs a new record.
         self.dirty: dict[Tree, None] = {}
         #: Model calls that nobody will settle: their records in the journal can go.
@@ -199,8 +199,10 @@ class Book:
         #: Trees that are over; the one that ended first is first.
         self.ended: dict[Tree, None] = {}
 
-    def revise(self, limits: Mapping[str, Limits], prices: Mapping[str, Prices]) -> None:
-        """Use these limits and prices of the bundle from now on, by agent."""
+    def revise(self, limits: Mapping[str, Limits], prices: Mapping[tuple[str, str], Prices]) -> None:
+        """Use these limits and prices of the bundle from now on: limits by agent, prices by agent and Model document
+        ("": the agent's own Model).
+        """
         self.limits, self.prices = dict(limits), dict(prices)
         for tree in self.trees.values():
             for account in tree.accounts.values():
@@ -345,16 +347,30 @@ class Book:
 
     # --- model calls
 
+    def price(self, agent: str, model: str) -> Prices:
+        """What this Model of an agent costs; a name that is not among its Models stands for its own."""
+        own = self.prices.get((agent, ""), FREE)
+        return self.prices.get((agent, model), own)
+
     def reserve(
-        self, line: BudgetLine, spender: str, event_id: str, hold_id: str, wanted: tuple[int, int], now_ms: int
+        self,
+        line: BudgetLine,
+        spender: str,
+        event_id: str,
+        hold_id: str,
+        wanted: tuple[int, int],
+        now_ms: int,
+        model: str = "",
     ) -> Hold | Shortage | Wait:
-        """Hold the amount that a model call may use. `wanted`: tokens that it reads, tokens that it may write."""
+        """Hold the amount that a model call may use. `wanted`: tokens that it reads, tokens that it may write. `model`:
+        the document of the Model.
+        """
         tree = line.tree
         if (shortage := self.spent(line, now_ms)) is not None:
             return shortage
         read, output = wanted
         least = min(output, MIN_OUTPUT)
-        prices = self.prices.get(spender, FREE)
+        prices = self.price(spender, model)
         room = output
         for account in line.accounts:
             given = self._room(account, read, output, least, prices)

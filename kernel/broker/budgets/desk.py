@@ -28,7 +28,7 @@ from schemas.codec import from_raw, to_raw
 from schemas.errors import GoondanError, error_payload, fail
 from schemas.frames import Frame
 from schemas.launch import KernelPlan
-from schemas.prices import FREE, prices_of
+from schemas.prices import prices_of
 
 #: How long ended trees are kept (milliseconds), and how many at most: for `gdn budget`, and for pending work that ends
 #: later.
@@ -77,7 +77,12 @@ class Budgets:
         specs = plan.agents.values()
         self._book.revise(
             {spec.name: limits_of(spec.budget) for spec in specs if spec.budget is not None},
-            {spec.name: prices_of(spec.model.pricing) for spec in specs},
+            {
+                (spec.name, name): prices_of(model.pricing)
+                for spec in specs
+                for model in spec.models
+                for name in (model.document, *([""] if model is spec.model else []))
+            },
         )
 
     def resume(self, paths: Mapping[str, tuple[str, ...]]) -> None:
@@ -214,7 +219,7 @@ class Budgets:
             return None
         cached = min(request.cached_tokens, request.input_tokens)
         written = min(request.cache_write_tokens, request.input_tokens - cached)
-        prices = self._book.prices.get(hold.spender, FREE)
+        prices = self._book.price(hold.spender, request.model)
         money = prices.cost(request.input_tokens - cached - written, request.output_tokens, cached, written)
         return Spend(1, 0, request.input_tokens, request.output_tokens, money)
 
@@ -328,7 +333,7 @@ class Budgets:
             return
         agent = event.instance.agent
         wanted = (request.input_tokens, request.output_tokens)
-        verdict = self._book.reserve(line, agent, event.id, hold_id, wanted, self._ms(self._bus.now))
+        verdict = self._book.reserve(line, agent, event.id, hold_id, wanted, self._ms(self._bus.now), request.model)
         if isinstance(verdict, str):
             return
         del self._waiting[hold_id]

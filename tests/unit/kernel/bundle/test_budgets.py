@@ -113,3 +113,14 @@ def test_a_price_in_no_currency_is_refused(look: Look) -> None:
 
 def test_limits_that_cannot_be_read_are_no_budget() -> None:
     assert budget_of([]) is None
+
+
+def test_money_needs_the_price_of_models_in_anothers_place(look: Look) -> None:
+    price = "inputPerMillion: 1, outputPerMillion: 2"
+    head = "---\napiVersion: goondan.ai/v1\nkind: Model\nmetadata: {name: spare}\n"
+    spare = head + "spec: {provider: openai, model: s, apiKey: k}\n"
+    bundle = with_budget("money: 1", price).replace("  model: m\n", "  model: m\n  fallback: [Model/spare]\n") + spare
+    (error,) = look(bundle).errors
+    assert error.message == "agent 'helper' has a budget of money, and nobody knows what Model/spare costs"
+    priced = bundle.replace("apiKey: k}", "apiKey: k, pricing: {" + price + "}}")
+    assert look(priced).errors == []

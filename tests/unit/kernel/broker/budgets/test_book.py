@@ -21,7 +21,7 @@ LIMITS = {
     "lead": Limits(calls=40, tokens=60_000, money=90_000_000),
     "worker": Limits(model_calls=9, tool_calls=12, input_tokens=20_000, output_tokens=15_000),
 }
-PRICES = {"lead": Prices(1_000_000_000, 2_000_000_000), "worker": Prices(500_000_000, 500_000_000)}
+PRICES = {("lead", ""): Prices(1_000_000_000, 2_000_000_000), ("worker", ""): Prices(500_000_000, 500_000_000)}
 
 
 def hold_of(hold: Hold) -> BudgetHold:
@@ -203,7 +203,7 @@ Budgeted.TestCase.settings = settings(max_examples=60, stateful_step_count=80, d
 TestBudgeted = Budgeted.TestCase
 
 
-def book(limits: dict[str, Limits], prices: dict[str, Prices] | None = None) -> Book:
+def book(limits: dict[str, Limits], prices: dict[tuple[str, str], Prices] | None = None) -> Book:
     made = Book()
     made.revise(limits, prices or {})
     return made
@@ -290,7 +290,7 @@ def test_money_is_what_the_model_costs() -> None:
     prices = Prices(3_000_000_000, 15_000_000_000, 300_000_000, 3_750_000_000)
     assert prices.cost(1_000_000, 0) == 3_000_000_000
     assert prices.cost(0, 1, 1, 1) == -(-(15_000_000_000 + 300_000_000 + 3_750_000_000) // 1_000_000)
-    made = book({"lead": Limits(money=10_000_000)}, {"lead": prices})  # a hundredth of a unit
+    made = book({"lead": Limits(money=10_000_000)}, {("lead", ""): prices})  # a hundredth of a unit
     line = line_of(made)
     hold = made.reserve(line, "lead", "e", "e/1", (1_000, 8_192), 0)
     assert isinstance(hold, Hold)
@@ -370,3 +370,15 @@ def test_what_a_tree_that_is_over_goes_on_with_waits_for_the_journal() -> None:
     assert made.charge_tool(line, "lead", "e", "a", 0) == "journal"
     durable(made, line.tree)
     assert made.charge_tool(line, "lead", "e", "a", 0) is None
+
+
+def test_a_model_in_anothers_place_has_its_own_price() -> None:
+    own, cheap = Prices(3_000_000_000, 15_000_000_000), Prices(1_000_000_000, 1_000_000_000)
+    made = book({"lead": Limits(money=10_000_000)}, {("lead", ""): own, ("lead", "spare"): cheap, ("x", "spare"): own})
+    assert [made.price("lead", name) for name in ("", "spare", "nobody")] == [own, cheap, own]
+    assert made.price("worker", "") == Prices()
+    line = made.line("e1", (), "lead", 0)
+    assert line is not None
+    hold = made.reserve(line, "lead", "e1", "e1/1", (1_000, 100), 0, "spare")
+    assert isinstance(hold, Hold)
+    assert hold.amount.money == cheap.cost(1_000, 100)

@@ -184,6 +184,30 @@ def test_a_model_call_is_held_settled_and_priced() -> None:
     assert spent(world)["tokens"] == 1_000, "said twice, it counts once"
 
 
+def test_a_call_is_settled_at_the_price_of_the_model_that_was_asked() -> None:
+    world = budgeted(coder=BudgetLimits(money=20.0))
+    spec = world.plan.agents["coder"]
+    pricing = Pricing(input_per_million=1.0, output_per_million=2.0)
+    spare = structs.replace(PRICED, document="spare", pricing=pricing)
+    world.plan = structs.replace(
+        world.plan, agents={**world.plan.agents, "coder": structs.replace(spec, fallback=[spare])}
+    )
+    world.router.bus.plan = world.plan
+    world.router._budgets.revise(world.plan)
+    frame = Frame("budget.reserve", id="r-m1", payload=to_raw(BudgetReserve("m1", "model", 1_000, 2_000, "spare")))
+    (told,) = tell(world, frame)
+    assert from_raw(told.payload, BudgetGranted).left[0].left == pytest.approx(20 - 0.005)
+    tell(
+        world,
+        Frame(
+            "budget.settle",
+            id="s",
+            payload=to_raw(BudgetSettle("m1", input_tokens=900, output_tokens=100, model="spare")),
+        ),
+    )
+    assert spent(world)["money"] == pytest.approx(0.0009 + 0.0002)
+
+
 def test_what_waits_for_others_is_answered_when_one_has_settled_in_the_order_in_which_it_came() -> None:
     world = budgeted(coder=BudgetLimits(tokens=5_000))
     assert isinstance(reserve(world, "m1", 1_000, 3_000), BudgetGranted)
