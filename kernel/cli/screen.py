@@ -20,7 +20,7 @@ from kernel.cli.output import is_terminal, write_text
 from kernel.cli.plain import fit, flowing
 from kernel.cli.renderer import Break, Remark, Say, Shown, Think, TurnRenderer
 from kernel.cli.session import Listener
-from kernel.cli.terminal import shown_line, style_of
+from kernel.cli.terminal import shown_line, shown_text, style_of
 from schemas.frames import Answer, RuntimeEvent
 
 #: How long an answer may take before the status is shown (seconds).
@@ -140,7 +140,8 @@ class Screen:
             self._erase_status()
             if isinstance(item, Say | Think):
                 text = flowing(item.text)
-                _put(sys.stdout, style_of(sys.stdout).dim(text) if isinstance(item, Think) else text)
+                text = shown_text(style_of(sys.stdout).dim(text)) if isinstance(item, Think) else text
+                _put(sys.stdout, text)
                 self._line_open = not item.text.endswith("\n")
             elif self._line_open:
                 _put(sys.stdout, "\n")

@@ -37,7 +37,14 @@ def printable(text: str, *, keep: str = "") -> str:
 
 def shown_line(text: str) -> str:
     """A line as it is printed: with the colours of a Style, and with all other control characters escaped."""
-    return _MARK.sub("\x1b[\\1m", visible_line(text))
+    return shown_text(visible_line(text))
+
+
+def shown_text(text: str) -> str:
+    """A text of any number of lines with the colours of a Style. All other control characters are escaped already
+    (plain.flowing).
+    """
+    return _MARK.sub("\x1b[\\1m", text)
 
 
 def _mark(code: str) -> str:

@@ -203,6 +203,16 @@ def test_a_broker_that_dies_in_the_middle_costs_news_but_no_text(running: Sandbo
         assert terminal.rest() == "second third\n"
 
 
+def test_reasoning_is_seen_on_a_terminal_and_elsewhere_only_when_asked_for(running: Sandbox, model: Model) -> None:
+    said = "think Which one?|think  That one.|The |answer"
+    with Terminal(running, "send", said) as terminal:
+        assert terminal.wait() == 0
+    assert b"\x1b[2mWhich one?" in terminal.shown, "it is dimmed"
+    assert terminal.rest() == "(reasoning)\nWhich one? That one.\n\nThe answer\n"
+    piped = running.gdn("send", said)
+    assert (piped.out, piped.err) == ("The answer\n", "")
+
+
 def test_a_client_that_does_not_read_slows_nobody(running: Sandbox, model: Model) -> None:
     with Terminal(running, "send", "start|wait|again 40000 0123456789abcdef") as slow:
         slow.read_until("start")

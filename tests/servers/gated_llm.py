@@ -2,7 +2,7 @@
 
 The last user text says what to do, in parts separated by `|`: a part is said in one piece; `wait` holds the stream until
 GET /__go, each of which opens one wait; `cut` closes the connection, once for each user text; `again N TEXT` says TEXT
-N times, in N pieces; `call NAME JSON` ends the step with a tool call, and what comes behind it is said in the next
+N times, in N pieces; `think TEXT` reasons; `call NAME JSON` ends the step with a tool call, and what comes behind it is said in the next
 step. Prints its base URL first. GET /__seen says how many waits have been reached.
 """
 
@@ -52,6 +52,8 @@ async def stream(writer, body):
             count, _, text = rest.partition(" ")
             for _ in range(int(count)):
                 await event(content=text)
+        elif word == "think":
+            await event(reasoning_content=rest)
         elif word == "call":
             name, _, arguments = rest.partition(" ")
             function = {"name": name, "arguments": arguments}
