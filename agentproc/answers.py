@@ -63,6 +63,7 @@ def answer_payload(
         usage=None if used is None else used.total,
         cut_off=end.cut_off,
         reasoning=reasoning,
+        object=end.value,
     )
     return encode_value(
         AgentEvent(

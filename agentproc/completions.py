@@ -21,7 +21,7 @@ from agentproc.questions import text_of
 from schemas.codec import check_json, from_raw
 from schemas.errors import GoondanError, fail
 from schemas.frames import TOOL_COMPLETED, AgentEvent, Completion, ErrorPayload, Frame, ToolResult
-from schemas.questions import ANSWER_SUFFIX, handoff_correlation
+from schemas.questions import ANSWER_SUFFIX, handoff_correlation, with_object
 
 
 class Ended(Struct, frozen=True):
@@ -94,6 +94,8 @@ def read_answer(frame: Frame) -> Ended:
     if error is None:
         text = f"The answer of agent {target} to your request {event_id} is here:\n{response or ''}"
         shown |= {"status": "ok", "response": response}
+        answer_here = from_raw(frame.payload, AgentEvent).answer
+        shown = shown if answer_here is None else with_object(shown, answer_here)
     else:
         text = f"Agent {target} did not answer your request {event_id}: {error.message} [{error.code}]"
         shown |= {"status": "error", "error": msgspec.to_builtins(error)}

@@ -35,9 +35,11 @@ from agentproc.script_log import ScriptLog
 from agentproc.servers import Servers
 from agentproc.store import ConversationStore
 from agentproc.swarm import DELEGATION_RESULT, AskingLink
+from agentproc.verdicts import Judge
 from schemas.address import instance_dir
 from schemas.launch import AgentSpec, ModelSpec
 from schemas.redaction import Redactor
+from schemas.structured import OutputSpec
 from schemas.times import rfc3339
 from schemas.trace_index import IndexLine, add
 
@@ -124,6 +126,7 @@ class Instance:
         #: What records the instance, or answers it from a recording; None for most.
         self.tape = self._make_tape(spec)
         self.servers.tape = self.tape
+        self._rule: tuple[OutputSpec, Judge] | None = None
 
     @property
     def spec(self) -> AgentSpec:
@@ -155,6 +158,18 @@ class Instance:
             add(self.spec.state_dir, IndexLine(at, trace_id, turn_id, event_id, self.spec.name, self.instance_key))
         except (OSError, UnicodeEncodeError) as error:
             log.warning("the index of traces could not be written: %s", error)
+
+    @property
+    def judge(self) -> Judge | None:
+        """Judges an answer by the agent's output schema; None: it has none, or its model is the console."""
+        spec = self.spec
+        if spec.output is None or spec.model.provider == "embedded":
+            return None
+        if self._rule is None or self._rule[0] is not spec.output:
+            from agentproc.structured import OutputRule  # few agents have a schema
+
+            self._rule = spec.output, OutputRule(spec.output).judge
+        return self._rule[1]
 
     @property
     def provider(self) -> Provider:

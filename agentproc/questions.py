@@ -32,6 +32,7 @@ from schemas.questions import (
     correlation,
     handoff_correlation,
     is_event_type,
+    with_object,
 )
 from schemas.spans import call_span, step_span
 
@@ -171,7 +172,9 @@ def response_of(asked: Frame, answer: Frame) -> dict[str, Any]:
     large.
     """
     target, event_id = asked.to or "", asked.event_id or ""
-    return answered(target, event_id, correlation(event_id), text_of(target, answer))
+    response = answered(target, event_id, correlation(event_id), text_of(target, answer))
+    ended = from_raw(answer.payload, AgentEvent).answer
+    return response if ended is None else with_object(response, ended)
 
 
 def text_of(target: str, answer: Frame) -> str | None:

@@ -27,9 +27,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal
 
-import msgspec
-from msgspec import Struct
+from msgspec import Raw, Struct, structs
 
+from agentproc.call_ids import unique_id
 from agentproc.conversation import (
     CUT_OFF,
     REASONING,
@@ -44,11 +44,10 @@ from agentproc.conversation import (
     cancelled,
     result_message,
 )
+from agentproc.verdicts import REPAIR, Judge
 from schemas.errors import error_payload
 from schemas.frames import ErrorPayload, FilePart, ToolResult
 
-#: Longer ids from a model are replaced: an id becomes part of a callId, of a header and of a database key.
-MAX_TOOL_CALL_ID: Final = 128
 #: The key in an assistant message's metadata for a turn that resumes: tool call id -> why its arguments are unreadable.
 UNREADABLE: Final = "unreadableArguments"
 
@@ -306,6 +305,8 @@ class End(Struct, frozen=True, kw_only=True):
     cut_off: bool = False
     #: The reasoning of the model's last message.
     reasoning: str | None = None
+    #: The value that the response is, encoded as msgpack. None: the agent has no output schema.
+    value: Raw | None = None
 
 
 class Yield(Struct, frozen=True):
@@ -321,10 +322,19 @@ Phase = Literal["new", "opening", "entering", "thinking", "acting", "listing", "
 class Turn:
     """One turn. `handle` takes its inputs; `at` is the time of the input, RFC 3339 in UTC.
 
-    `wraps_turn`, `wraps_steps`: there is middleware around the turn, around its steps.
+    `wraps_turn`, `wraps_steps`: there is middleware around the turn, around its steps. `judge` says whether an answer
+    fits the agent's output schema, if it has one.
     """
 
-    def __init__(self, turn_id: str, *, max_steps: int, wraps_turn: bool = False, wraps_steps: bool = False) -> None:
+    def __init__(
+        self,
+        turn_id: str,
+        *,
+        max_steps: int,
+        wraps_turn: bool = False,
+        wraps_steps: bool = False,
+        judge: Judge | None = None,
+    ) -> None:
         self.turn_id = turn_id
         self.phase: Phase = "new"
         self.steps = 0
@@ -338,6 +348,8 @@ class Turn:
         self._next = 0
         self._pausing = False
         self._told = False  # something came that the next model call is to read
+        self._judge = judge
+        self._repaired = False  # the model was asked for its answer again
         self._operator = False
         self._asked: BeginCall | BeginList | None = None  # what an operator asked for, until it is begun
         self._at = ""  # the time of the input that is handled
@@ -481,9 +493,24 @@ class Turn:
         stored = self._store(AssistantData([*content, *parts]), MessageSource("assistant"), at, metadata)
         self._end_as_is = self._completion(answer.text, answer.finish_reason, metadata)
         if not parts:
-            return [stored, *self._step_done(False, self._end_as_is)]
+            return [stored, *self._judged(answer.text, at)]
         self._open(stored.position, parts)
         return [stored, *(RunTool(part, stored.message, broken.get(part.tool_call_id)) for part in parts)]
+
+    def _judged(self, text: str, at: str) -> list[Action]:
+        """The model has answered. An answer that does not fit is asked for again, once."""
+        if self._judge is None or self._operator or self._end_as_is is None:
+            return self._step_done(False, self._end_as_is)
+        verdict = self._judge(text)
+        if verdict.value is not None:
+            self._end_as_is = structs.replace(self._end_as_is, response=verdict.text, value=verdict.value)
+            return self._step_done(False, self._end_as_is)
+        self._end_as_is = self._failure(verdict.error)
+        if self._repaired or self.steps >= self.max_steps:
+            return self._step_done(False, self._end_as_is)
+        self._repaired = True
+        asked = self._store(UserData(verdict.repair), MessageSource("system"), at, {REPAIR: True})
+        return [asked, *self._step_done(True, self._end_as_is)]
 
     def _completion(self, text: str, finish_reason: str | None, metadata: Mapping[str, Any]) -> End:
         """The end with this last message. What its metadata says of it is there after a restart, too."""
@@ -550,9 +577,12 @@ class Turn:
     def _resume(self, resume: Resume) -> list[Action]:
         self._operator, self._asked = resume.operator, resume.asked
         last: tuple[int, Message, AssistantData] | None = None
+        asked_again = False  # the last message asks for the answer again
         results: dict[str, ToolResult] = {}
         for position, message in resume.stored:
             self._next = max(self._next, position + 1)
+            asked_again = message.metadata.get(REPAIR) is True
+            self._repaired = self._repaired or asked_again
             if isinstance(message.data, AssistantData):
                 self.steps += self._wraps_steps or not self._operator
                 self._asked = None
@@ -568,7 +598,7 @@ class Turn:
         calls = data.calls
         self._end_as_is = self._completion(data.text, None, message.metadata)
         if not calls:
-            return self._boundary() if resume.told else self._end(self._end_as_is)
+            return self._boundary() if resume.told or asked_again else self._judged(data.text, self._at)
         self._open(position, calls)
         for call in calls:
             if call.tool_call_id in results:
@@ -602,7 +632,7 @@ class Turn:
         self, position: int, part: ToolCallPart, result: ToolResult, at: str, files: Sequence[FilePart] = ()
     ) -> Store:
         if result.receipt is not None:
-            result = msgspec.structs.replace(result, receipt=None)  # for operators; a model reads what is stored
+            result = structs.replace(result, receipt=None)  # for operators; a model reads what is stored
         shown = ToolResultPart(part.tool_call_id, part.tool_name, result, list(files))
         return Store(position, result_message(self._message_id(position), shown, at))
 
@@ -631,13 +661,7 @@ class Turn:
 
     def _name_call(self, call: AskedCall, index: int) -> ToolCallPart:
         """The call with an id that is unique in this turn."""
-        usable = 0 < len(call.id) <= MAX_TOOL_CALL_ID and call.id.isprintable()
-        wanted = call.id if usable else f"call_{max(self.steps, 1)}_{index + 1}"
-        tool_call_id, copy = wanted, 1
-        while tool_call_id in self._used_ids:
-            copy += 1
-            tool_call_id = f"{wanted}_{copy}"
-        self._used_ids.add(tool_call_id)
+        tool_call_id = unique_id(call.id, f"call_{max(self.steps, 1)}_{index + 1}", self._used_ids)
         return ToolCallPart(tool_call_id, call.name, call.args if isinstance(call.args, dict) else {})
 
 

@@ -73,6 +73,7 @@ from schemas.codec import to_raw
 from schemas.errors import GoondanError, error_payload
 from schemas.frames import OPERATOR_AGENT, ErrorPayload, Frame, OperatorTool, ToolResult
 from schemas.spans import is_trace_id, trace_id_of
+from schemas.structured import ToolChoice
 from schemas.tool_asks import SAMPLE
 
 #: How often a running turn says that it still works (seconds). The broker gives up on a silent holder much later.
@@ -117,6 +118,7 @@ class TurnRun:
             max_steps=instance.live_config.current.max_steps,
             wraps_turn=instance.pipeline.has("turn"),
             wraps_steps=self._wraps_steps,
+            judge=instance.judge,
         )
         self._transcript = Transcript(instance.store, name, self.turn.take_position, instance.clock)
         self._presented = Presented()
@@ -580,8 +582,20 @@ class TurnRun:
             blocks=[] if self._stages is None else self._stages.blocks,
             turn_id=self.turn.turn_id,
             files=instance.files.place,
+            output=instance.spec.output,
+            tool_choice=self._tool_choice(action.step),
         )
         self._models.start(request, self._stages)
+
+    def _tool_choice(self, step: int) -> ToolChoice | None:
+        """Which tools the model has to call in a step: the word of the step's middleware, else the agent's. The agent's
+        word that one is called holds for the first step, or the turn would not end.
+        """
+        given = None if self._stages is None else self._stages.tool_choice
+        if given is not None:
+            return given
+        own = self._instance.spec.tool_choice
+        return own if step == 1 or own in ("auto", "none") else None
 
     def _time_left(self) -> float | None:
         """The turn's remaining time (seconds)."""

@@ -74,6 +74,7 @@ CODES: Final[dict[str, str]] = {
     "E_MODEL_FAILED": "Check the model's endpoint, key and name.",
     "E_CONTEXT_OVERFLOW": "Send less at a time, or use a model with a larger context; docs/context.md says more.",
     "E_MODEL_QUOTA": "Raise the limit of the account or pay for more, or name another Model in `fallback`.",
+    "E_OUTPUT_INVALID": "Make the schema simpler, say in the prompt what is wanted, or use a model that keeps to it.",
     "E_MODEL_CANNOT_SEE": "Ask a model that sees it, or describe it in words. Model.spec.sees says what a model sees.",
     "E_REPLAY_DIFFERS": "Make the run as it was, or record it again: gdn record.",
     "E_TURN_STALLED": "Send it again. For a model that is silent for longer, raise the Agent's policy.stallTimeoutS.",

@@ -19,6 +19,7 @@ from schemas.mcp import McpOAuth
 from schemas.model_limits import ModelRetry
 from schemas.model_providers import KeyHeader, ServingProvider
 from schemas.oauth import OAuthAppSpec
+from schemas.structured import OutputSpec, ToolChoice
 
 #: ERROR-04
 DEFAULT_ERROR_LIMIT: Final = 1000
@@ -219,6 +220,10 @@ class AgentSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only
     approvals: list[Policy] = []
     #: The prefixes of the MCP servers that it may attach to. It may call all of their tools.
     servers: list[str] = []
+    #: The form of its answers; None: any text.
+    output: OutputSpec | None = None
+    #: Which tools its model has to call in the first step of a turn; None: as it likes.
+    tool_choice: ToolChoice | None = None
     #: The models that are asked, in this order, when `model` gives no answer.
     fallback: list[ModelSpec] = []
     #: The name of the run that is recorded; "": nothing is recorded.

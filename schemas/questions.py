@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
+from schemas.codec import from_raw
 from schemas.errors import error_payload
 from schemas.frames import OPERATOR_TYPES, TOOL_COMPLETED, Answer, ErrorPayload
 
@@ -58,6 +59,11 @@ def answer_error(target: str, answer: Answer | None) -> ErrorPayload | None:
 def handoff_correlation(event_id: str) -> str:
     """The correlation id of a handoff, which is its handle too."""
     return f"handoff:{event_id}"
+
+
+def with_object(told: dict[str, Any], answer: Answer) -> dict[str, Any]:
+    """The same with `object`, where the agent that answered has an output schema."""
+    return told if answer.object is None else {**told, "object": from_raw(answer.object, dict)}
 
 
 def answered(target: str, event_id: str, correlation_id: str, response: str | None) -> dict[str, Any]:

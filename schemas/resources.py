@@ -29,6 +29,7 @@ from schemas.launch import (
 from schemas.model_limits import MAX_FALLBACKS, ModelRetry
 from schemas.model_providers import KeyHeader, NamedProvider
 from schemas.model_windows import LEAST_WINDOW, MOST_WINDOW
+from schemas.structured import OutputSpec, ToolChoice
 
 API_V1: Final = "goondan.ai/v1"
 #: The older spelling, of v0.9 (COMPAT-01).
@@ -337,6 +338,16 @@ class AgentBody(_Strict, frozen=True):
     extensions: Annotated[list[Text | ExtensionUse], Meta(description="Extensions, in the order they load.")] = []
     sandbox: Annotated[SandboxPart | None, Meta(description="Narrows what every tool gets from this agent.")] = None
     policy: AgentPolicy = field(default_factory=AgentPolicy)
+    output: Annotated[
+        OutputSpec | None, Meta(description="The form of its answers; see [structured answers](structured-answers.md).")
+    ] = None
+    tool_choice: Annotated[
+        ToolChoice | None,
+        Meta(
+            description="`required`, or the tool that its model calls first in each turn; `none`: tools are shown, and "
+            "none is called."
+        ),
+    ] = None
 
 
 class SwarmPolicy(_Strict, frozen=True):

@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager
 from enum import Enum
 from typing import Any, Final, Literal, Protocol
 
+import msgspec
 from msgspec import Struct
 
 from agentproc.catalog import Catalog, StepCatalog
@@ -28,6 +29,7 @@ from schemas.codec import from_raw
 from schemas.errors import fail
 from schemas.frames import AgentEvent, ErrorPayload, ToolError, ToolResult
 from schemas.launch import CatalogItem
+from schemas.structured import ForcedTool, ToolChoice
 
 
 class ConversationState(Protocol):
@@ -269,6 +271,9 @@ class View(Struct, frozen=True):
     change: Change
 
 
+_CHOICE: Final[Any] = ToolChoice | None
+
+
 class StepScope:
     """The state that the layers of one step share. `index` counts from 0. The model sees `blocks` in this step only.
 
@@ -285,6 +290,7 @@ class StepScope:
         "settled",
         "system",
         "tool_catalog",
+        "tool_choice",
         "turn",
         "views",
         "wishes",
@@ -296,6 +302,7 @@ class StepScope:
         self.bound = bound
         self.settled = bound.for_step()
         self.tool_catalog: Any = list(self.settled.items)
+        self.tool_choice: ToolChoice | None = None
         self.effective_config = effective_config
         self.blocks: list[dict[str, Any]] = []
         self.system: str | Unchanged | None = UNCHANGED
@@ -453,6 +460,22 @@ class StepContext(_Messages):
     def metadata(self) -> dict[str, Any]:
         """Shared by this step's middleware."""
         return self._step.metadata
+
+    @property
+    def tool_choice(self) -> str | dict[str, str] | None:
+        """Which tools the model has to call in this step: `auto`, `none`, `required` or `{"tool": NAME}`. None: what
+        the agent's `toolChoice` says. Raises GoondanError E_USAGE for any other value.
+        """
+        choice = self._step.tool_choice
+        return {"tool": choice.tool} if isinstance(choice, ForcedTool) else choice
+
+    @tool_choice.setter
+    def tool_choice(self, choice: str | dict[str, str] | None) -> None:
+        try:
+            self._step.tool_choice = msgspec.convert(choice, _CHOICE)
+        except msgspec.ValidationError:
+            message = f"extension {self._extension}: tool_choice is auto, none, required, {{tool: NAME}} or None"
+            raise fail("E_USAGE", message) from None
 
     def view_messages(self, change: Change) -> None:
         """In this step only, show the model the messages that `change(messages)` returns. Nothing is stored.

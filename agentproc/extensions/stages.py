@@ -48,6 +48,7 @@ from agentproc.turn import End, Input, LeaveStep, StepEntered, StepLeft, TurnEnt
 from schemas.errors import GoondanError, error_payload
 from schemas.frames import AgentEvent, ErrorPayload, ToolResult
 from schemas.launch import CatalogItem
+from schemas.structured import ToolChoice
 
 #: How long turn middleware may take behind its next() (seconds). The answer waits for it.
 AFTER_TURN_S: Final = 30.0
@@ -238,6 +239,11 @@ class Stages:
         """The system prompt of this step; `own` is the agent's."""
         changed = UNCHANGED if self._step is None else self._step.system
         return own if changed is UNCHANGED else changed
+
+    @property
+    def tool_choice(self) -> ToolChoice | None:
+        """Which tools the model has to call in this step, if the step's middleware says it."""
+        return None if self._step is None else self._step.tool_choice
 
     @property
     def wraps_model(self) -> bool:
@@ -457,8 +463,9 @@ def _changed_end(result: TurnResult, core: End | None) -> End | None:
     if core is None:
         return end
     # A layer that changes the response may hide a part of it. The reasoning may have that part, too.
-    reasoning = core.reasoning if response == core.response else None
-    return structs.replace(end, output=core.output, cut_off=core.cut_off, reasoning=reasoning)
+    own = response == core.response
+    reasoning, value = (core.reasoning, core.value) if own else (None, None)
+    return structs.replace(end, output=core.output, cut_off=core.cut_off, reasoning=reasoning, value=value)
 
 
 def _step_result(leave: LeaveStep) -> StepResult:

@@ -22,6 +22,7 @@ from agentproc.providers.base import ModelAnswer, ModelRequest, Usage, asked_cal
 from agentproc.providers.body import SentFile
 from agentproc.providers.history import EMPTY, AnsweredCall, HistoryEntry, Said, Written, blocks_text, kept_by
 from agentproc.providers.offered_tools import OfferedTools
+from agentproc.providers.output_format import OutputWay, is_closed
 from agentproc.providers.refusals import stream_fault
 from agentproc.providers.sse import SseEvent
 from agentproc.providers.vendor import (
@@ -44,6 +45,7 @@ from agentproc.turn import AskedCall
 from schemas.attached_files import PDF
 from schemas.launch import CatalogItem, ModelSpec
 from schemas.model_providers import BY_NAME, DEFAULT_MAX_TOKENS
+from schemas.structured import ForcedTool, ToolChoice
 
 #: The version of the interface. It is the version of the vendor's own package at the time when its requests were
 #: recorded (tests/contract/model_requests/), and there, too, the key is a bearer token. This version refuses
@@ -109,6 +111,7 @@ class Anthropic:
     def __init__(self) -> None:
         self._written = Written(self.name, Turns)
         self._tools = OfferedTools(offer)
+        self._output = OutputWay(lambda schema: is_closed(schema, all_required=False))
         self._marks = True  # whether the server takes them
 
     def request(self, request: ModelRequest) -> WireRequest:
@@ -118,13 +121,19 @@ class Anthropic:
         system = "\n\n".join(text for text in (request.system, *turns.rules) if text and text.strip())
         marks = self._marks and model.caching and _has_future(request)
         body = {"max_tokens": DEFAULT_MAX_TOKENS, **model.params, "model": model.model, "stream": True}
-        if request.tools:
-            tools = self._tools.of(request.tools)
+        if (schema := self._output.own_schema(request)) is not None:
+            given = body.get("output_config")
+            form = {"type": "json_schema", "schema": schema}
+            body["output_config"] = {**(given if isinstance(given, dict) else {}), "format": form}
+        if offered := self._output.tools(request):
+            tools = self._tools.of(offered)
             put_last(body, "tools", Raw(b"%s]" % marked(bytes(tools)[:-1])) if marks else tools)
         if system:
             block = encode_json(TextBlock(system))
             put_last(body, "system", Raw(b"[%s]" % marked(block)) if marks else system)
         put_last(body, "messages", turns.json(blocks_text(request.blocks), marks=marks))
+        if (choice := self._output.choice(request)) is not None and not _thinks_freely(request):
+            put_last(body, "tool_choice", _tool_choice(choice))
         return WireRequest(f"{self._base(model)}/v1/messages", _headers(model), encode_json(body))
 
     def forget(self) -> None:
@@ -136,7 +145,9 @@ class Anthropic:
         return Reader(request.model.model)
 
     def gives_up(self, request: ModelRequest, words: str) -> bool:
-        """Leave the marks out, when a server that is not the vendor's refuses them."""
+        """Leave the marks out, when a server that is not the vendor's refuses them; or the form of the answer."""
+        if self._output.gives_up(request, words):
+            return True
         refused = self._marks and request.model.endpoint is not None and "cache_control" in words
         self._marks = self._marks and not refused
         return refused
@@ -221,6 +232,19 @@ def _with_mark(blocks: list[bytes]) -> list[bytes]:
 
 def _turn(role: str, blocks: list[bytes]) -> bytes:
     return b'{"role":"%s","content":[%s]}' % (role.encode(), b",".join(blocks))
+
+
+def _thinks_freely(request: ModelRequest) -> bool:
+    """Whether only the tool `answer` needs a choice, and the model thinks: the vendor forces no tool on such models."""
+    thinking = request.model.params.get("thinking")
+    thinks = isinstance(thinking, dict) and thinking.get("type") in ("enabled", "adaptive")
+    return thinks and request.tool_choice in (None, "auto")
+
+
+def _tool_choice(choice: ToolChoice) -> dict[str, str]:
+    if isinstance(choice, ForcedTool):
+        return {"type": "tool", "name": choice.tool}
+    return {"type": "any" if choice == "required" else choice}
 
 
 def told_blocks(text: str, files: list[SentFile]) -> list[Block]:

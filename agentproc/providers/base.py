@@ -22,6 +22,7 @@ from schemas.codec import replace_surrogates
 from schemas.errors import GoondanError, error_payload
 from schemas.launch import CatalogItem, ModelSpec
 from schemas.redaction import Redactor
+from schemas.structured import OutputSpec, ToolChoice
 
 #: The shortest value of a header that is taken for a secret (characters). Shorter ones, such as `true`, are words of
 #: any text.
@@ -56,6 +57,10 @@ class ModelRequest(Struct, frozen=True, kw_only=True):
     shortened: int = 0
     #: The id of the turn. Files of its own user messages have to be seen; older ones may become words.
     turn_id: str = ""
+    #: The form of the answer; None: any text.
+    output: OutputSpec | None = None
+    #: Which tools the model has to call; None: as it likes.
+    tool_choice: ToolChoice | None = None
     #: The conversation's pictures and PDFs; None: it has none.
     files: FilesPlace | None = None
     #: The files (by `blob.file`) that are not sent; a line of words stands for each. The provider decides it.

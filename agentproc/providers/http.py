@@ -38,6 +38,7 @@ from agentproc.providers.base import (
 )
 from agentproc.providers.body import with_files
 from agentproc.providers.connection import Client, Patience, Response
+from agentproc.providers.output_format import answered
 from agentproc.providers.output_limit import limited_output, output_limit
 from agentproc.providers.overflow import overflow_of
 from agentproc.providers.refusals import error_names, refusal_kind
@@ -181,7 +182,8 @@ class HttpProvider:
                     wire = self._vendor.listing(request)
                     request = await self._name_model(request, wire)
                     wire = self._vendor.request(request)
-                return _named(await self._try(request, wire, heard), request)
+                answer = _named(await self._try(request, wire, heard), request)
+                return answer if request.output is None else answered(answer)
             except Fault as fault:
                 if (told := self._seeing.learn(request, fault)) is not None:
                     request, wire = told, self._vendor.request(told)

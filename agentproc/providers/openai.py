@@ -21,6 +21,7 @@ from agentproc.providers.base import ModelAnswer, ModelRequest, Usage, asked_cal
 from agentproc.providers.body import SentFile
 from agentproc.providers.history import EMPTY, HistoryEntry, Said, Written, blocks_text, kept_by
 from agentproc.providers.offered_tools import OfferedTools
+from agentproc.providers.output_format import ANSWER_TOOL, OutputWay, is_closed
 from agentproc.providers.refusals import stream_fault
 from agentproc.providers.sse import SseEvent
 from agentproc.providers.vendor import (
@@ -43,6 +44,7 @@ from agentproc.turn import AskedCall
 from schemas.attached_files import PDF
 from schemas.launch import CatalogItem, ModelSpec
 from schemas.model_providers import BY_NAME
+from schemas.structured import ForcedTool, ToolChoice
 
 #: The longest name of a tool. Vendors accept 64 characters. The name arrives in pieces, so its length is limited here.
 MAX_NAME_CHARS: Final = 1024
@@ -64,6 +66,7 @@ class OpenAI:
         self._reasons = True  # whether the server takes reasoning back
         self._written = Written(self.name, lambda: Messages(reasons=self._reasons))
         self._tools = OfferedTools(offer)
+        self._output = OutputWay(lambda schema: True)
 
     def request(self, request: ModelRequest) -> WireRequest:
         """POST /chat/completions. The model's params are sent unchanged (null removes `stream_options`); messages and
@@ -73,9 +76,13 @@ class OpenAI:
         body = {"stream_options": {"include_usage": True}, **model.params, "model": model.model, "stream": True}
         if body["stream_options"] is None:
             del body["stream_options"]
-        if request.tools:
-            put_last(body, "tools", self._tools.of(request.tools))
+        if (schema := self._output.own_schema(request)) is not None:
+            body["response_format"] = _response_format(schema)
+        if tools := self._output.tools(request):
+            put_last(body, "tools", self._tools.of(tools))
         put_last(body, "messages", self._written.of(request).json(request.system, blocks_text(request.blocks)))
+        if (choice := self._output.choice(request)) is not None:
+            put_last(body, "tool_choice", _tool_choice(choice))
         return WireRequest(f"{self._base(model)}/chat/completions", headers_of(model), encode_json(body))
 
     def forget(self) -> None:
@@ -87,7 +94,9 @@ class OpenAI:
         return Reader(request.model.model)
 
     def gives_up(self, request: ModelRequest, words: str) -> bool:
-        """Keep reasoning back, when the server refuses it."""
+        """Keep reasoning back, or the form of the answer, when the server refuses it."""
+        if self._output.gives_up(request, words):
+            return True
         refused = self._reasons and self._written.of(request).gives_reasoning and _NAMES_REASONING.search(words)
         if not refused:
             return False
@@ -161,6 +170,15 @@ class Messages:
     def _add(self, message: dict[str, Any]) -> None:
         self._only_rules = self._only_rules and message["role"] == "system"
         self._messages.append(encode_json(message))
+
+
+def _response_format(schema: dict[str, Any]) -> dict[str, Any]:
+    strict = is_closed(schema, all_required=True)
+    return {"type": "json_schema", "json_schema": {"name": ANSWER_TOOL, "schema": schema, "strict": strict}}
+
+
+def _tool_choice(choice: ToolChoice) -> Any:
+    return {"type": "function", "function": {"name": choice.tool}} if isinstance(choice, ForcedTool) else choice
 
 
 def content_of(text: str, files: list[SentFile]) -> list[dict[str, Any]]:

@@ -23,6 +23,7 @@ from agentproc.providers.base import ModelAnswer, ModelRequest, Usage, asked_cal
 from agentproc.providers.body import SentFile
 from agentproc.providers.history import EMPTY, HistoryEntry, Said, Written, blocks_text, kept_by
 from agentproc.providers.offered_tools import OfferedTools
+from agentproc.providers.output_format import ANSWER_TOOL, OutputWay, is_closed
 from agentproc.providers.refusals import stream_fault
 from agentproc.providers.sse import SseEvent
 from agentproc.providers.vendor import (
@@ -44,6 +45,7 @@ from agentproc.providers.vendor import (
 from schemas.attached_files import PDF
 from schemas.launch import CatalogItem, ModelSpec
 from schemas.model_providers import BY_NAME
+from schemas.structured import ForcedTool, ToolChoice
 
 #: What a vendor that stores nothing has to send, so that its reasoning can be sent back.
 _INCLUDE: Final = ("reasoning.encrypted_content",)
@@ -64,6 +66,7 @@ class Responses:
     def __init__(self) -> None:
         self._written = Written(self.name, Items)
         self._tools = OfferedTools(offer)
+        self._output = OutputWay(lambda schema: True)
         self._include: tuple[str, ...] = _INCLUDE
 
     def request(self, request: ModelRequest) -> WireRequest:
@@ -71,11 +74,16 @@ class Responses:
         model = request.model
         include = {"include": self._include} if self._include else {}
         body = {"store": False, **include, **model.params, "model": model.model, "stream": True}
-        if request.tools:
-            put_last(body, "tools", self._tools.of(request.tools))
+        if (schema := self._output.own_schema(request)) is not None:
+            given = body.get("text")
+            body["text"] = {**(given if isinstance(given, dict) else {}), "format": _format(schema)}
+        if tools := self._output.tools(request):
+            put_last(body, "tools", self._tools.of(tools))
         if request.system and request.system.strip():
             put_last(body, "instructions", request.system)
         put_last(body, "input", self._written.of(request).json(blocks_text(request.blocks)))
+        if (choice := self._output.choice(request)) is not None:
+            put_last(body, "tool_choice", _tool_choice(choice))
         return WireRequest(f"{self._base(model)}/responses", headers_of(model), encode_json(body))
 
     def forget(self) -> None:
@@ -87,7 +95,11 @@ class Responses:
         return Reader(request.model.model)
 
     def gives_up(self, request: ModelRequest, words: str) -> bool:
-        """Do without encrypted reasoning, where another server than the vendor's does not know of it."""
+        """Do without encrypted reasoning, where another server than the vendor's does not know of it; or without the
+        form of the answer.
+        """
+        if self._output.gives_up(request, words):
+            return True
         named = "include" in words or "encrypted_content" in words
         refused = bool(self._include) and request.model.endpoint is not None and named
         self._include = () if refused else self._include
@@ -147,6 +159,15 @@ def _file(file: SentFile) -> dict[str, Any]:
     if file.media_type == PDF:
         return {"type": "input_file", "filename": file.name or "document.pdf", "file_data": file.data_url}
     return {"type": "input_image", "image_url": file.data_url, "detail": "auto"}
+
+
+def _format(schema: dict[str, Any]) -> dict[str, Any]:
+    strict = is_closed(schema, all_required=True)
+    return {"type": "json_schema", "name": ANSWER_TOOL, "schema": schema, "strict": strict}
+
+
+def _tool_choice(choice: ToolChoice) -> Any:
+    return {"type": "function", "name": choice.tool} if isinstance(choice, ForcedTool) else choice
 
 
 def items_of(said: Said) -> list[dict[str, Any]]:

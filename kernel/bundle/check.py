@@ -24,6 +24,7 @@ from kernel.bundle.lookup import Files, Unreadable
 from kernel.bundle.model_fields import check_model
 from kernel.bundle.models import ModelFault, is_http_url, resolve_model, sends_open_key
 from kernel.bundle.oauth_apps import check_client_values, check_oauth_app, resolve_oauth_app
+from kernel.bundle.outputs import check_output
 from kernel.bundle.positions import Mapping as MappingNode
 from kernel.bundle.positions import Scalar
 from kernel.bundle.problems import Path, Position, Report, did_you_mean, shown
@@ -365,6 +366,7 @@ class Checker:
             agents[name] = agent
             self._agent_model(agent)
             self._agent_prompt(agent)
+            check_output(document, agent.body.output, self._report)
             self._agent_tools(agent, tools)
             self._agent_extensions(agent, extensions)
             policy = agent.body.policy.tool_calls

@@ -153,6 +153,8 @@ def _tell_failure(error: ErrorPayload, event_id: str, *, cancelled: bool) -> Non
 
 def answer_document(event_id: str, answer: Answer, *, reasoning: bool = False) -> dict[str, Any]:
     """An answer as the JSON document of `send` and `run`. `reasoning`: with the model's reasoning, if there is any."""
+    from schemas.codec import from_raw
+
     document: dict[str, Any] = {
         "eventId": event_id,
         "turnId": answer.turn_id,
@@ -161,6 +163,8 @@ def answer_document(event_id: str, answer: Answer, *, reasoning: bool = False) -
         "response": answer.response,
         "finishReason": answer.finish_reason,
     }
+    if answer.object is not None:
+        document["object"] = from_raw(answer.object, dict)
     if answer.model is not None:
         document["model"] = answer.model
     if answer.usage is not None:

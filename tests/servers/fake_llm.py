@@ -3,6 +3,7 @@
 Behaviour: the last user text decides. "call NAME JSON" -> one tool call, then after its result the text "done: <result text>";
 "callN K NAME JSON" -> K parallel calls of NAME; "steps K NAME JSON" -> K tool steps in a row; "script JSON" -> the steps of a list of lists of [NAME, args], one after
 the other, then "done: <results of the last step>"; anything else -> "echo: <text>", with the request's files behind it. "cut TEXT" is any of these, cut off at the limit of tokens;
+"form JSON" is answered with the JSON, "misform JSON" first with another one;
 "think TEXT" is any of these with reasoning before it, and says at the end in how many of the turn's answers its reasoning came back. The model "blind" refuses files.
 Streaming (stream: true) is answered as server-sent events. Prints its base URL first.
 """
@@ -129,8 +130,24 @@ def describe(kind, data):
     return f"{kind} {len(content)} {hashlib.sha256(content).hexdigest()[:8]}"
 
 
+def formed(body):
+    """The answer to "form JSON" and "misform JSON"; the latter gives another answer first. By the tool `answer` if it is offered."""
+    told = [last_user_text(body["messages"][: n + 1]) for n, m in enumerate(body["messages"]) if m["role"] == "user"]
+    asked = [text for text in told if text.startswith(("form ", "misform "))]
+    if not asked or told[-1] not in (asked[-1],) and "does not have the form" not in told[-1]:
+        return None
+    word, _, value = asked[-1].partition(" ")
+    value = '{"wrong": true}' if word == "misform" and told[-1] == asked[-1] else value
+    names = [t.get("name") or t["function"]["name"] for t in body.get("tools", [])]
+    if "answer" in names:
+        assert body["tool_choice"] in ("required", {"type": "any"})
+        return "tools", [("answer", json.loads(value))], "", False
+    assert "response_format" in body or "output_config" in body
+    return "text", value, "", False
+
+
 def anthropic(body):
-    kind, what, reasoning, cut = answer(body["messages"])
+    kind, what, reasoning, cut = formed(body) or answer(body["messages"])
     if kind == "text":
         content = [{"type": "text", "text": what}]
         stop = "end_turn"
@@ -181,7 +198,7 @@ def anthropic(body):
 
 
 def openai(body):
-    kind, what, reasoning, cut = answer(body["messages"])
+    kind, what, reasoning, cut = formed(body) or answer(body["messages"])
     m = {"role": "assistant", "content": what if kind == "text" else None}
     if kind == "tools":
         m["tool_calls"] = [

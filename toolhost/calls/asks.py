@@ -30,7 +30,16 @@ from schemas.address import is_instance_key
 from schemas.codec import encode_value, from_raw, to_raw
 from schemas.errors import GoondanError, error_payload, fail
 from schemas.frames import OPERATOR_AGENT, AgentEvent, AgentsList, AgentsSpawn, ErrorPayload, Frame, ReplyTo
-from schemas.questions import EVENT_TYPES, LOOK_UP_MS, TIMEOUT_MS, answer_error, answered, correlation, is_event_type
+from schemas.questions import (
+    EVENT_TYPES,
+    LOOK_UP_MS,
+    TIMEOUT_MS,
+    answer_error,
+    answered,
+    correlation,
+    is_event_type,
+    with_object,
+)
 from schemas.tool_asks import (
     MAX_ANSWER_BYTES,
     MAX_ASK_BYTES,
@@ -266,7 +275,8 @@ def value_of(ask: Ask, asked: Frame, answer: Frame) -> Raw:
     if (error := answer_error(str(ask.target), ended)) is not None:
         raise GoondanError(error)
     response = None if ended is None else ended.response
-    return to_raw(answered(str(ask.target), event_id, correlation(event_id), response))
+    told = answered(str(ask.target), event_id, correlation(event_id), response)
+    return to_raw(told if ended is None else with_object(told, ended))
 
 
 def _value_of_answer(answer: Frame, size: int) -> Raw:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from agentproc.call_ids import MAX_TOOL_CALL_ID
 from agentproc.conversation import (
     AssistantData,
     Message,
@@ -16,7 +17,6 @@ from agentproc.conversation import (
     cancelled,
 )
 from agentproc.turn import (
-    MAX_TOOL_CALL_ID,
     UNREADABLE,
     AskedCall,
     AskModel,

@@ -1,0 +1,23 @@
+"""Checks the form that an Agent's answers are to have.
+
+Source: docs/structured-answers.md.
+"""
+
+from __future__ import annotations
+
+from kernel.bundle.problems import Report
+from kernel.bundle.shape import Document
+from kernel.bundle.tools import check_schema
+from schemas.structured import OutputSpec
+
+
+def check_output(document: Document, output: OutputSpec | None, report: Report) -> None:
+    """Report what is wrong with `spec.output` of an Agent document."""
+    if output is None:
+        return
+    at = ("spec", "output", "schema")
+    if output.schema.get("type") != "object":
+        message = "the schema of an answer has `type: object` at its root"
+        report.error("E_CONFIG_SCHEMA", message, document.place(*at), "Put the value into a property of an object.")
+        return
+    check_schema(output.schema, document, at, report)
