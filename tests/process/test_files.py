@@ -13,10 +13,13 @@ import pytest
 from schemas.address import blobs_dir, instance_dir
 from tests.kernel_fixture import Sandbox, sandbox, wait_until
 from tests.process.model_servers import KEY, server
-from tests.process.test_model_turns import BOTH, swarm
+from tests.process.test_model_turns import swarm
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 9 + b"!"
 PDF = b"%PDF-1.7\n" + b"page " * 300
+
+
+ALL = pytest.mark.parametrize("provider", ["anthropic", "openai", "responses"])
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +38,7 @@ def shelf(kernel: Sandbox, key: str) -> list[str]:
     return [name for folder in folders if folder.is_dir() for name in os.listdir(folder)]
 
 
-@BOTH
+@ALL
 def test_a_model_gets_the_files_of_a_message_and_those_that_a_tool_returns(
     fake: str, provider: str, tmp_path: Path
 ) -> None:

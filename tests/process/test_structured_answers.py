@@ -9,7 +9,7 @@ import pytest
 
 from tests.kernel_fixture import sandbox
 from tests.process.model_servers import KEY, server
-from tests.process.test_model_turns import BOTH, swarm
+from tests.process.test_model_turns import swarm
 
 OUTPUT = """\
   output:
@@ -22,13 +22,16 @@ OUTPUT = """\
 SEOUL = {"city": "서울", "degrees": 21.5}
 
 
+ALL = pytest.mark.parametrize("provider", ["anthropic", "openai", "responses"])
+
+
 @pytest.fixture(scope="module")
 def fake() -> Iterator[str]:
     with server("fake_llm") as base:
         yield base
 
 
-@BOTH
+@ALL
 @pytest.mark.parametrize("via", ["auto", "tool"])
 def test_an_answer_fits_its_schema_or_is_asked_for_again_once(fake: str, provider: str, via: str) -> None:
     bundle = swarm(provider, fake).replace("  tools: [Tool/bash]\n", f"  tools: [Tool/bash]\n{OUTPUT}    via: {via}\n")

@@ -266,13 +266,16 @@ def messages_of(items):
             messages.append({"role": "tool", "content": item["output"]})
         else:
             content = item["content"]
-            text = content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
-            messages.append({"role": item["role"], "content": text})
+            if not isinstance(content, str):
+                content = [{**part, "type": part["type"].removeprefix("input_")} for part in content]
+            messages.append({"role": item["role"], "content": content})
     return messages
 
 
 def responses(body):
-    kind, what, reasoning, cut = answer(messages_of(body["input"]))
+    messages = messages_of(body["input"])
+    shape = {"response_format": 1} if "format" in body.get("text", {}) else {}
+    kind, what, reasoning, cut = formed({**body, **shape, "messages": messages}) or answer(messages)
     output = []
     if reasoning:
         summary = [{"type": "summary_text", "text": reasoning}]
@@ -352,7 +355,7 @@ async def serve(r, w):
             path = lines[0].split()[1]
             h = {k.lower(): v.strip() for k, _, v in (l.partition(":") for l in lines[1:])}
             body = json.loads(await r.readexactly(int(h.get("content-length", 0))) or b"{}")
-            if body.get("model") == "blind" and files(body["messages"]):
+            if body.get("model") == "blind" and files(body.get("messages") or body["input"]):
                 b = b'{"error": {"message": "this model does not support image input"}}'
                 w.write(
                     b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(b)

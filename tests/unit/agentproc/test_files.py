@@ -26,6 +26,7 @@ from agentproc.providers.anthropic import Anthropic
 from agentproc.providers.base import ModelRequest
 from agentproc.providers.body import Body, FilesPlace, FileText, with_files
 from agentproc.providers.openai import OpenAI
+from agentproc.providers.responses import Responses
 from agentproc.providers.seeing import Seeing
 from agentproc.providers.sending import PART_BYTES, parts_of
 from agentproc.providers.vendor import Fault, Vendor
@@ -244,6 +245,15 @@ def test_files_stand_in_the_vendors_forms(tmp_path: Path) -> None:
     assert paper["file"]["file_data"].startswith("data:application/pdf;base64,")
     assert messages[2]["content"] == '{"file":1}'
     assert messages[3]["content"][1]["image_url"]["url"].endswith(b64encode(contents[3]).decode())
+
+    items = whole(Responses(), request, tmp_path)["input"]
+    text, picture, paper = items[0]["content"]
+    assert text == {"type": "input_text", "text": "look"}
+    assert (picture["type"], picture["image_url"]) == ("input_image", messages[0]["content"][1]["image_url"]["url"])
+    assert (paper["type"], paper["filename"]) == ("input_file", "2.bin")
+    text, shot = items[-1]["output"]
+    assert text == {"type": "input_text", "text": '{"file":1}'}
+    assert shot["image_url"].endswith(b64encode(contents[3]).decode())
 
 
 def test_words_stand_for_files_that_are_hidden() -> None:

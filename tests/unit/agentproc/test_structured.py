@@ -13,6 +13,7 @@ from agentproc.providers.anthropic import Anthropic
 from agentproc.providers.base import ModelAnswer, ModelRequest, asked_call
 from agentproc.providers.openai import OpenAI
 from agentproc.providers.output_format import ANSWER_TOOL, OutputWay, answered, is_closed
+from agentproc.providers.responses import Responses
 from agentproc.providers.vendor import Vendor
 from agentproc.structured import OutputRule
 from agentproc.turn import AskModel, Begin, EnterStep, LeaveStep, ModelAnswered, Resume, StepEntered, StepLeft, Turn
@@ -165,16 +166,18 @@ def test_a_schema_goes_to_the_vendor_in_its_own_way() -> None:
     form = {"name": "answer", "schema": CITY, "strict": True}
     assert body["response_format"] == {"type": "json_schema", "json_schema": form}
     assert sent(OpenAI(), request(OPEN))["response_format"]["json_schema"]["strict"] is False
+    body = sent(Responses(), request(CITY, text={"verbosity": "low"}))
+    assert body["text"] == {"verbosity": "low", "format": {"type": "json_schema", **form}}
     body = sent(Anthropic(), request(CITY, output_config={"effort": "low"}))
     assert body["output_config"] == {"effort": "low", "format": {"type": "json_schema", "schema": CITY}}
     assert "tool_choice" not in body
 
 
-@pytest.mark.parametrize("vendor", [OpenAI(), Anthropic()], ids=["openai", "anthropic"])
+@pytest.mark.parametrize("vendor", [OpenAI(), Anthropic(), Responses()], ids=["openai", "anthropic", "responses"])
 @pytest.mark.parametrize("choice", [None, "auto", "required", "none", ForcedTool("bash__exec")])
 def test_else_the_model_has_to_call_a_tool(vendor: Vendor, choice: ToolChoice | None) -> None:
     body = sent(vendor, request(CITY, choice, via="tool"))
-    assert not body.keys() & {"response_format", "output_config"}
+    assert not body.keys() & {"response_format", "output_config", "text"}
     names = [tool.get("name") or tool["function"]["name"] for tool in body["tools"]]
     assert names == ["bash__exec", ANSWER_TOOL]
     forced = {"none": ANSWER_TOOL}.get(str(choice), choice.tool if isinstance(choice, ForcedTool) else None)
@@ -182,6 +185,8 @@ def test_else_the_model_has_to_call_a_tool(vendor: Vendor, choice: ToolChoice | 
         assert body["tool_choice"] == (
             "required" if forced is None else {"type": "function", "function": {"name": forced}}
         )
+    elif isinstance(vendor, Responses):
+        assert body["tool_choice"] == ("required" if forced is None else {"type": "function", "name": forced})
     else:
         assert body["tool_choice"] == ({"type": "any"} if forced is None else {"type": "tool", "name": forced})
 
