@@ -21,8 +21,6 @@ MAX_READY: Final = 4096
 MAX_COMMAND: Final = 512
 #: The most commands, and parts of longer messages, in the bytes that were read together.
 MAX_ASIDE: Final = 256
-#: The longest routing id (bytes).
-MAX_IDENTITY: Final = 255
 
 _GREETING_BYTES: Final = 64
 _MAJOR_AT, _MECHANISM_AT, _MECHANISM_END = 10, 12, 32
@@ -54,14 +52,9 @@ def head(size: int) -> bytes:
     return bytes((0, size)) if size <= _SHORT_MOST else b"\2" + size.to_bytes(8, "big")
 
 
-def ready(socket_type: bytes, identity: bytes | None = None) -> bytes:
-    """The command READY of a socket. `identity` is its routing id, if it gives one."""
-    body = _READY + _property(b"Socket-Type", socket_type)
-    return _command(body if identity is None else body + _property(b"Identity", identity))
-
-
-def _property(name: bytes, value: bytes) -> bytes:
-    return bytes((len(name),)) + name + len(value).to_bytes(4, "big") + value
+def ready(socket_type: bytes) -> bytes:
+    """The command READY of a socket. It gives itself no routing id."""
+    return _command(_READY + b"\x0bSocket-Type" + len(socket_type).to_bytes(4, "big") + socket_type)
 
 
 def _command(body: bytes) -> bytes:
@@ -78,8 +71,6 @@ class Handshake:
         self._types = types
         self._data = bytearray()
         self.done = False
-        #: The routing id that the other side gives itself; empty without one.
-        self.identity = b""
         #: What came after READY.
         self.rest = b""
 
@@ -115,12 +106,8 @@ class Handshake:
             raise ZmtpError("the other side refuses the connection")
         if not body.startswith(_READY):
             raise ZmtpError("the first command is no READY")
-        found = _properties(body, len(_READY))
-        if found.get(b"socket-type") not in self._types:
+        if _properties(body, len(_READY)).get(b"socket-type") not in self._types:
             raise ZmtpError("a socket of a type that does not fit")
-        self.identity = found.get(b"identity", b"")
-        if len(self.identity) > MAX_IDENTITY:
-            raise ZmtpError(f"a routing id of {len(self.identity)} bytes, limit {MAX_IDENTITY}")
 
 
 def _check_greeting(known: bytearray) -> None:

@@ -5,8 +5,8 @@ any other implementation of ZMTP 3.
 
 Rules (docs/design/wire.md sections 6 and 10).
 - Who connects is asked of the system (SO_PEERCRED) at once. A process of another user gets no byte.
-- A peer says its routing id in its READY. The id is its own as long as its connection lives: a second connection with
-  the same id is closed. Who gives none gets one.
+- Each connection gets a routing id of ours, which never comes again. What a peer calls itself in its READY is
+  ignored: an id that others can choose could be taken over when its connection is lost.
 - Greeting and READY must be there in GREETING_S. At most MAX_GREETING connections may be that far at a time.
 - Reads never block and take at most READ_BYTES. What was read and not yet taken is taken first, so a peer that sends
   much waits in its own socket buffer.
@@ -23,6 +23,7 @@ import resource
 import select
 import socket
 import struct
+import sys
 import time
 from collections import Counter, deque
 from collections.abc import Collection
@@ -53,7 +54,7 @@ LOOKED_AT: Final = 256
 
 #: The socket types that a ROUTER may talk to.
 _OTHERS: Final = frozenset({b"DEALER", b"REQ", b"ROUTER"})
-_HELLO: Final = GREETING + ready(b"ROUTER", b"")
+_HELLO: Final = GREETING + ready(b"ROUTER")
 #: What SO_PEERCRED gives: pid, uid, gid.
 _PEER: Final = struct.Struct("3i")
 #: No connection can be accepted, and trying again at once would fail again.
@@ -90,7 +91,7 @@ class PeerSocket:
         self.receive = connection.recv
         self.send = connection.send
         self.connected_at = now
-        #: Its routing id; empty before its READY.
+        #: The routing id that it was given; empty before its READY.
         self.ident = b""
         #: What reads its greeting; None after READY.
         self.handshake: Handshake | None = Handshake(_OTHERS)
@@ -123,7 +124,8 @@ class PeerSockets:
         self._touched: list[PeerSocket] = []
         self._waiting = 0
         self._last_id = 0
-        self._most = max(64, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - SPARE_DESCRIPTORS)
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        self._most = sys.maxsize if limit == resource.RLIM_INFINITY else max(64, limit - SPARE_DESCRIPTORS)
 
     def listen(self, path: str, users: Collection[int]) -> None:
         """Listen for the next class at `path`, which nobody else may use. Processes of `users` only are let in."""
@@ -221,23 +223,16 @@ class PeerSockets:
         try:
             if not handshake.feed(data):
                 return False
-            ident = handshake.identity or self._new_id()
-            # Ids that begin with zero are those of peers without one.
-            if handshake.identity.startswith(b"\0") or ident in self._peers[peer.cls]:
-                raise ZmtpError("a routing id that is not free")
         except ZmtpError:
             self._fault(peer)
             return False
         self._greeting.pop(peer, None)
-        peer.ident = ident
-        self._peers[peer.cls][ident] = peer
+        self._last_id += 1
+        peer.ident = self._last_id.to_bytes(8, "big")
+        self._peers[peer.cls][peer.ident] = peer
         peer.handshake = None
         peer.messages.feed(handshake.rest)
         return True
-
-    def _new_id(self) -> bytes:
-        self._last_id += 1
-        return b"\0" + self._last_id.to_bytes(8, "big")
 
     # --- writing
 

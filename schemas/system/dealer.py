@@ -2,9 +2,9 @@
 
 A connection starts with the look at who listens (`admits`). Then our greeting and READY go out at once. After the
 other side's READY an empty message follows: the probe that makes a broker ask for hello. libzmq takes a message before
-its own READY for a fault. Each connection has a new random routing id, so the broker takes none of them for an older
-one. A connection that cannot be made, or that is lost, is tried again every RECONNECT_S, and after EAGER_TRIES every
-PATIENT_RECONNECT_S: a thousand agents that wait for a broker must leave it a processor to start on.
+its own READY for a fault. A connection that cannot be made, or that is lost, is tried again every RECONNECT_S, and
+after EAGER_TRIES every PATIENT_RECONNECT_S: a thousand agents that wait for a broker must leave it a processor to start
+on.
 
 Source: docs/design/wire.md section 10; schemas/zmtp.py has the bytes.
 """
@@ -12,7 +12,6 @@ Source: docs/design/wire.md section 10; schemas/zmtp.py has the bytes.
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 from collections import deque
 from collections.abc import Callable
@@ -33,10 +32,9 @@ READ_BYTES: Final = 64 << 10
 WRITE_BYTES: Final = 256 << 10
 #: The socket types that a DEALER may talk to.
 _OTHERS: Final = frozenset({b"ROUTER", b"DEALER", b"REP"})
+_HELLO: Final = GREETING + ready(b"DEALER")
 _PROBE: Final = head(0)
 _IPC: Final = "ipc://"
-#: The length of a routing id.
-_IDENTITY_BYTES: Final = 16
 
 
 class Dealer:
@@ -175,9 +173,7 @@ class Dealer:
         self._messages = Messages(self._max_bytes)
         if not self._paused:
             loop.add_reader(sock.fileno(), self._read)
-        # Its first byte is not zero: a ROUTER keeps those ids for peers without one.
-        identity = b"g" + os.urandom(_IDENTITY_BYTES - 1)
-        self._send(GREETING + ready(b"DEALER", identity))
+        self._send(_HELLO)
 
     def _connect_later(self, loop: asyncio.AbstractEventLoop) -> None:
         if not self._closed and self._retry is None:

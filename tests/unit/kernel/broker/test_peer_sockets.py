@@ -27,6 +27,8 @@ from schemas.codec import MAX_FRAME_BYTES
 from schemas.zmtp import GREETING, Handshake, Messages, head, ready
 
 CLS = 0
+#: The routing id of the first connection that greets.
+FIRST = (1).to_bytes(8, "big")
 OURS = frozenset({os.geteuid()})
 
 
@@ -67,14 +69,19 @@ class Broker:
         self.turn()
         return client
 
-    def peer(self, ident: bytes = b"p" * 16) -> socket.socket:
-        """A greeted client that has read our greeting."""
-        client = self.connect(GREETING + ready(b"DEALER", ident))
+    def peer(self) -> socket.socket:
+        """A greeted client that has read our greeting. Its routing id is `newest`."""
+        client = self.connect(GREETING + ready(b"DEALER"))
         self.turn()
         said = Handshake({b"ROUTER"})
         while not said.feed(client.recv(1)):
             pass
         return client
+
+    @property
+    def newest(self) -> bytes:
+        """The routing id of the last connection that has greeted."""
+        return next(reversed(self.sockets._peers[CLS]))
 
     def close(self) -> None:
         self.sockets.close(0)
@@ -104,11 +111,12 @@ def is_closed(client: socket.socket) -> bool:
 
 
 def test_frames_come_and_go_under_the_routing_id_of_the_peer(broker: Broker) -> None:
-    client = broker.peer(b"i" * 16)
+    client = broker.peer()
+    ident = broker.newest
     client.sendall(head(3) + b"one" + head(0) + head(300) + bytes(300))
     broker.turn()
-    assert broker.got == [(b"i" * 16, b"one"), (b"i" * 16, b""), (b"i" * 16, bytes(300))]
-    assert broker.sockets.put(CLS, b"i" * 16, b"two") and broker.sockets.put(CLS, b"i" * 16, b"x" * 256)
+    assert broker.got == [(ident, b"one"), (ident, b""), (ident, bytes(300))]
+    assert broker.sockets.put(CLS, ident, b"two") and broker.sockets.put(CLS, ident, b"x" * 256)
     assert broker.sockets.write() == []
     assert client.recv(1000) == head(3) + b"two" + head(256) + b"x" * 256
 
@@ -117,43 +125,29 @@ def test_who_is_gone_is_told_of_at_the_next_frame_and_its_last_words_are_heard(b
     client = broker.peer()
     client.sendall(head(3) + b"bye")
     client.close()
-    broker.sockets.put(CLS, b"p" * 16, b"too late")  # fails, and takes nothing of what was said
+    broker.sockets.put(CLS, FIRST, b"too late")  # fails, and takes nothing of what was said
     broker.sockets.write()
     broker.turn()
     broker.turn()
-    assert broker.got == [(b"p" * 16, b"bye")]
-    assert not broker.sockets.put(CLS, b"p" * 16, b"too late")
+    assert broker.got == [(FIRST, b"bye")]
+    assert not broker.sockets.put(CLS, FIRST, b"too late")
 
 
-def test_a_peer_without_a_routing_id_gets_one_that_nobody_can_choose(broker: Broker) -> None:
-    client = broker.connect(GREETING + ready(b"DEALER", b"") + head(1) + b"a")
+def test_a_routing_id_never_comes_again_whatever_a_peer_calls_itself(broker: Broker) -> None:
+    called = GREETING + b"\4\x2b\5READY\x0bSocket-Type\0\0\0\6DEALER\x08Identity\0\0\0\2ab"
+    clients = [broker.connect(called + head(1) + b"a") for _ in range(2)]
     broker.turn()
-    ((ident, _),) = broker.got
-    assert ident.startswith(b"\0")
-    thief = broker.connect(GREETING + ready(b"DEALER", ident))
+    clients.pop().close()
     broker.turn()
-    assert is_closed(thief)
-    assert not is_closed(client)
-
-
-def test_a_routing_id_cannot_be_taken_from_who_has_it_and_is_free_afterwards(broker: Broker) -> None:
-    first = broker.peer(b"i" * 16)
-    second = broker.connect(GREETING + ready(b"DEALER", b"i" * 16) + head(1) + b"x")
+    broker.connect(called + head(1) + b"a")
     broker.turn()
-    assert is_closed(second) and broker.got == []
-    first.sendall(head(1) + b"a")
-    broker.turn()
-    first.close()
-    broker.turn()
-    broker.peer(b"i" * 16).sendall(head(1) + b"b")
-    broker.turn()
-    assert [data for _, data in broker.got] == [b"a", b"b"]
+    assert len({ident for ident, _ in broker.got}) == len(broker.got) == 3
 
 
 def test_processes_of_other_users_get_no_byte(broker: Broker) -> None:
     ((fd, (cls, listener, _)),) = broker.sockets._listeners.items()
     broker.sockets._listeners[fd] = (cls, listener, frozenset({4242}))
-    client = broker.connect(GREETING + ready(b"DEALER", b"i"))
+    client = broker.connect(GREETING + ready(b"DEALER"))
     broker.turn()
     with pytest.raises(ConnectionResetError):  # it had something to say, which nobody has read
         client.recv(1)
@@ -165,9 +159,8 @@ def test_processes_of_other_users_get_no_byte(broker: Broker) -> None:
     [
         b"GET / HTTP/1.1\r\n\r\n",
         GREETING + ready(b"PUB"),
-        GREETING + ready(b"DEALER", b"\0abc"),
-        GREETING + ready(b"DEALER", b"i") + b"\2" + (MAX_FRAME_BYTES + 1).to_bytes(8, "big"),
-        GREETING + ready(b"DEALER", b"i") + b"\xff\xff",
+        GREETING + ready(b"DEALER") + b"\2" + (MAX_FRAME_BYTES + 1).to_bytes(8, "big"),
+        GREETING + ready(b"DEALER") + b"\xff\xff",
     ],
 )
 def test_who_speaks_otherwise_is_cut_off_and_nobody_else(broker: Broker, said: bytes) -> None:
@@ -177,7 +170,7 @@ def test_who_speaks_otherwise_is_cut_off_and_nobody_else(broker: Broker, said: b
     assert is_closed(bad) and broker.counters["connections_faulty"] == 1
     good.sendall(head(1) + b"a")
     broker.turn()
-    assert broker.got == [(b"p" * 16, b"a")]
+    assert broker.got == [(FIRST, b"a")]
 
 
 def test_a_greeting_byte_by_byte_has_its_time_and_no_more(broker: Broker) -> None:
@@ -213,7 +206,7 @@ def test_without_descriptors_the_listener_rests_until_the_next_tick(
             listener.close()
 
     broker.sockets._listeners[fd] = (cls, Full(), users)  # type: ignore[assignment]
-    client = broker.connect(GREETING + ready(b"DEALER", b"i") + head(1) + b"a")
+    client = broker.connect(GREETING + ready(b"DEALER") + head(1) + b"a")
     assert not broker.sockets.wait(0, broker.now), "it would turn in circles"
     broker.sockets._listeners[fd] = (cls, listener, users)
     broker.sockets.tick(broker.now)
@@ -229,11 +222,12 @@ def test_more_connections_than_descriptors_are_closed_at_once(broker: Broker) ->
 
 
 def test_who_says_much_is_served_in_turns_with_the_others(broker: Broker) -> None:
-    loud, quiet = broker.peer(b"l" * 16), broker.peer(b"q" * 16)
+    loud, loud_id = broker.peer(), broker.newest
+    quiet, quiet_id = broker.peer(), broker.newest
     loud.sendall((head(1) + b"x") * 300)
     quiet.sendall(head(1) + b"y")
     broker.turn(64)
-    assert Counter(broker.got) == {(b"l" * 16, b"x"): 64, (b"q" * 16, b"y"): 1}
+    assert Counter(broker.got) == {(loud_id, b"x"): 64, (quiet_id, b"y"): 1}
     assert broker.sockets.is_due
     for _ in range(5):
         broker.turn(64)
@@ -244,7 +238,7 @@ def test_what_a_peer_does_not_read_waits_in_order_and_leaves_when_it_reads(broke
     client = broker.peer()
     sent = [bytes((number,)) * 50_000 for number in range(30)]
     for data in sent:
-        assert broker.sockets.put(CLS, b"p" * 16, data)
+        assert broker.sockets.put(CLS, FIRST, data)
         assert broker.sockets.write() == []
     messages = Messages(MAX_FRAME_BYTES)
     got: list[bytes] = []
@@ -260,10 +254,10 @@ def test_what_a_peer_does_not_read_waits_in_order_and_leaves_when_it_reads(broke
 def test_news_are_dropped_for_who_does_not_read_and_nothing_else(broker: Broker) -> None:
     client = broker.peer()
     while broker.sockets._waiting <= MAX_WAITING_NEWS:
-        broker.sockets.put(CLS, b"p" * 16, bytes(10_000))
+        broker.sockets.put(CLS, FIRST, bytes(10_000))
         broker.sockets.write()
-    broker.sockets.put(CLS, b"p" * 16, Lossy(b"news"))
-    broker.sockets.put(CLS, b"p" * 16, b"kept")
+    broker.sockets.put(CLS, FIRST, Lossy(b"news"))
+    broker.sockets.put(CLS, FIRST, b"kept")
     broker.sockets.write()
     assert broker.counters["live_dropped"] == 1
     data = b""
@@ -280,12 +274,12 @@ def test_who_reads_nothing_is_dropped_over_its_limit(
     monkeypatch.setattr(peer_sockets, limit, 1 << 20)
     client, dropped = broker.peer(), []
     for _ in range(40):
-        broker.sockets.put(CLS, b"p" * 16, bytes(100_000))
+        broker.sockets.put(CLS, FIRST, bytes(100_000))
         dropped += broker.sockets.write()
         if dropped:
             break
-    assert [peer.ident for peer in dropped] == [b"p" * 16] and broker.counters["peers_dropped_full"] == 1
-    assert not broker.sockets.put(CLS, b"p" * 16, b"more") and broker.sockets._waiting == 0
+    assert [peer.ident for peer in dropped] == [FIRST] and broker.counters["peers_dropped_full"] == 1
+    assert not broker.sockets.put(CLS, FIRST, b"more") and broker.sockets._waiting == 0
     assert is_closed(client) and MAX_WAITING_PEER == 32 << 20
 
 
@@ -303,19 +297,19 @@ def test_pings_are_answered_and_their_answers_are_bounded_too(broker: Broker, mo
     except OSError:
         pass
     broker.turn()
-    assert not broker.sockets.put(CLS, b"p" * 16, b"more"), "who pings and reads nothing is closed"
+    assert not broker.sockets.put(CLS, FIRST, b"more"), "who pings and reads nothing is closed"
 
 
 def test_messages_of_several_parts_are_counted_and_the_connection_stays(broker: Broker) -> None:
     client = broker.peer()
     client.sendall(b"\1\1a\0\1b" + head(1) + b"c")
     broker.turn()
-    assert broker.got == [(b"p" * 16, b"c")] and broker.counters["frames_multipart"] == 1
+    assert broker.got == [(FIRST, b"c")] and broker.counters["frames_multipart"] == 1
 
 
 def test_at_the_end_what_waits_may_leave(broker: Broker) -> None:
     client = broker.peer()
-    broker.sockets.put(CLS, b"p" * 16, bytes(200_000) + b"end")
+    broker.sockets.put(CLS, FIRST, bytes(200_000) + b"end")
     broker.sockets.write()
     got: list[bytes] = []
 
