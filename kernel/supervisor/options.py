@@ -121,13 +121,14 @@ def load_bundle(options: Options, running: Sequence[Power] | None = None) -> Ope
     those, and recorded agreements, count as agreed to. Raises BundleError, and other GoondanErrors.
     """
     from kernel.bundle.loader import open_bundle
-    from kernel.supervisor.recorded_plan import with_recordings
     from kernel.trust.asking import Asking, read_agreed
 
     agreed = [] if options.agreed_fd is None else read_agreed(options.agreed_fd)
     options.agreed_fd = None
     asking = Asking(everything=options.trust, agreed=agreed, running=running)
     opened = open_bundle(options.bundle, state_dir=options.state_dir, policy=options.policy, asking=asking)
+    from kernel.supervisor.recorded_plan import with_recordings  # opening has a use for the time of this import
+
     opened = replace(opened, plan=with_recordings(opened.plan, os.environ))
     if not options.allow_net:
         return opened

@@ -172,7 +172,7 @@ def test_text_for_a_person(tmp_path: Path) -> None:
     assert (result.returncode, result.stderr) == (2, "")
     assert result.stdout.splitlines() == [
         "goondan.yaml:4:18: E_CONFIG_INVALID_VALUE Model/main: "
-        "'embeded' is not one of anthropic, auto, embedded, openai (spec.provider)",
+        "'embeded' is not one of anthropic, auto, embedded, openai, replay, responses (spec.provider)",
         "    Did you mean 'embedded'?",
         "goondan.yaml:7:7: E_CONFIG_UNKNOWN_KIND unknown kind 'Agnet' (kind)",
         "    Did you mean 'Agent'?",
