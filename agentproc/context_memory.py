@@ -18,6 +18,8 @@ from schemas.launch import ModelSpec
 
 #: The name under which the file keeps it.
 NAME: Final = "context"
+#: How often a server is asked for its window in a process, as long as it does not say.
+ASKS: Final = 3
 
 
 class Kept(Struct, frozen=True, omit_defaults=True):
@@ -46,8 +48,8 @@ class ContextMemory:
         self._stored: Kept | None = None
         #: What the server has said of its window in this process (tokens). None: it does not say, or was not asked.
         self.listed: int | None = None
-        #: Whether it was asked.
-        self.asked = False
+        #: How often it may still be asked. Some servers say it of a model only after its first answer.
+        self.asks_left = ASKS
 
     def of(self, model: ModelSpec) -> Kept:
         """What is kept. What was learned of another model is forgotten."""
@@ -56,7 +58,7 @@ class ContextMemory:
         name = f"{model.provider}/{model.model}@{model.endpoint or ''}"
         if self._kept.model != name:
             self._kept = Kept(model=name, shape=self._kept.shape)
-            self.listed, self.asked = None, False
+            self.listed, self.asks_left = None, ASKS
         return self._kept
 
     def _read(self) -> Kept:

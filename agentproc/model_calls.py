@@ -237,7 +237,8 @@ class ModelCalls:
             spent = ModelAnswer(usage=error.usage) if isinstance(error, ModelFailure) else None
             self._notes.model_ended(request, attempts, code=error.info.code, answer=spent)
             if isinstance(error, ContextOverflow):
-                raise ContextOverflow(self._without_secrets(error.info).message, error.overflow) from None
+                message = self._without_secrets(error.info).message
+                raise ContextOverflow(message, error.overflow, error.model or request.model) from None
             raise GoondanError(self._without_secrets(error.info)) from None
         except Exception as error:
             trace = self._instance.redact(traceback.format_exc())

@@ -100,6 +100,7 @@ class TurnContext:
         self._memory = memory
         self._transcript = transcript
         self._opening: str | None = None
+        self._asked = False  # for the window
         self._view = View()
         self._sizes = MessageSizes()
         self._tools = ToolSizes()
@@ -216,10 +217,12 @@ class TurnContext:
     # --- the window
 
     async def _ask_window(self, provider: Provider, request: ModelRequest, guess: int) -> None:
-        """Ask the server for its window, once in a process, when a request is long enough to be in danger."""
+        """Ask the server for its window when a request is long enough to be in danger, once in a turn until it says."""
         memory = self._memory
-        if not memory.asked and request.model.context_tokens is None and guess > SURE_TOKENS:
-            memory.asked = True
+        wanted = memory.listed is None and request.model.context_tokens is None and guess > SURE_TOKENS
+        if wanted and memory.asks_left and not self._asked:
+            self._asked = True
+            memory.asks_left -= 1
             memory.listed = await provider.window(request)
 
     def _window(self, request: ModelRequest, kept: Kept) -> Window | None:
@@ -316,6 +319,8 @@ class TurnContext:
     async def _shorter(self, refusal: ContextOverflow, parts: _Parts, fitted: _Fitted) -> _Fitted | None:
         """A shorter request after a refusal; None: there is none. Raises GoondanError as the store does."""
         said, kept = refusal.overflow, self._memory.of(parts.request.model)
+        if refusal.model not in (None, parts.request.model):
+            return await self._shorter_in_place(refusal, parts, fitted)
         before = self._window(parts.request, kept)
         tokens = said.tokens or int(self._tokens(kept, fitted.size) * UNTOLD)
         told = said.window or (int(tokens / UNTOLD) if before is None else before.tokens)
@@ -338,6 +343,18 @@ class TurnContext:
             kept = await self._jump(parts, kept, low, forced=True)
         size = self._size(parts, kept.shape)
         return self._fitted(parts, kept, size, window) if size < fitted.size else None
+
+    async def _shorter_in_place(self, refusal: ContextOverflow, parts: _Parts, fitted: _Fitted) -> _Fitted | None:
+        """The same, where a model that was asked in place of the step's has refused. Its numbers are no news of the
+        step's model, so only what is left out is kept.
+        """
+        kept = self._memory.of(parts.request.model)
+        said = refusal.overflow
+        tokens = said.tokens or int(self._tokens(kept, fitted.size) * UNTOLD)
+        low = int(fitted.size * min(SMALLER, estimate.LOW * (said.window or tokens) / tokens))
+        kept = await self._jump(parts, kept, low, forced=True)
+        size = self._size(parts, kept.shape)
+        return self._fitted(parts, kept, size, self._window(parts.request, kept)) if size < fitted.size else None
 
     def _too_long(self, parts: _Parts, fitted: _Fitted, words: str) -> GoondanError:
         """The error of a step whose request does not fit although nothing more can be left out."""

@@ -13,7 +13,7 @@ from typing import Final
 
 from msgspec import Struct, structs
 
-from agentproc.context.sizes import AROUND, text_size
+from agentproc.context.sizes import AROUND, files_size, text_size
 from agentproc.conversation import Message, MessageSource, ToolData, ToolResultPart, UserData
 from agentproc.providers.history import result_text
 from schemas.codec import to_raw
@@ -26,9 +26,7 @@ HEAD: Final = 2 / 3
 MARK: Final = 160
 #: The line before a summary, and in the place of messages that were left out without one.
 SUMMARY: Final = "Summary of the conversation so far, which is no longer shown word by word:\n\n"
-LEFT_OUT: Final = (
-    "(The {} messages before this are left out here, because the conversation is longer than the context.)"
-)
+LEFT_OUT: Final = "(The {} messages before this are left out here, because the whole conversation is too long.)"
 
 
 class Shape(Struct, frozen=True, omit_defaults=True):
@@ -64,7 +62,7 @@ def shown_sizes(messages: Sequence[Message], sizes: Sequence[int], shape: Shape)
         return list(sizes)
     most = shape.shortened
     return [
-        min(size, (most[message.id] + AROUND) * _results(message)) if message.id in most else size
+        _shown(message, size, most[message.id]) if message.id in most else size
         for message, size in zip(messages, sizes, strict=True)
     ]
 
@@ -75,8 +73,15 @@ def long_results(messages: Sequence[Message], sizes: Sequence[int], shape: Shape
     return {
         messages[index].id: most
         for index in range(begin, len(messages))
-        if sizes[index] > most + AROUND and messages[index].id not in known and _results(messages[index])
+        if sizes[index] > most + AROUND
+        and messages[index].id not in known
+        and _text(messages[index], sizes[index]) > most
     }
+
+
+def _shown(message: Message, size: int, most: int) -> int:
+    files = files_size(message)
+    return min(size - files, (most + AROUND) * _results(message)) + files
 
 
 def find_cut(messages: Sequence[Message], sizes: Sequence[int], begin: int, room: int, most: int | None = None) -> int:
@@ -113,7 +118,7 @@ def squeezed(messages: Sequence[Message], sizes: Sequence[int], over: int) -> di
     """The bytes of results with which the messages are `over` bytes shorter, the longest ones first. When that is not
     possible, each result is as short as it may be. `sizes` are as shown now.
     """
-    results = {m.id: size // _results(m) for m, size in zip(messages, sizes, strict=True) if _results(m)}
+    results = {m.id: _text(m, size) + AROUND for m, size in zip(messages, sizes, strict=True) if _results(m)}
     room = max(0, sum(results.values()) - over)
     ascending = sorted(results.values())
     cap = 0
@@ -124,6 +129,12 @@ def squeezed(messages: Sequence[Message], sizes: Sequence[int], over: int) -> di
         room -= size
     cap = max(cap - AROUND, LEAST_RESULT)
     return {name: cap for name, size in results.items() if size > cap + AROUND}
+
+
+def _text(message: Message, size: int) -> int:
+    """The bytes of each result's text in a message of `size` bytes; 0 for a message without results."""
+    results = _results(message)
+    return (size - files_size(message)) // results - AROUND if results else 0
 
 
 def _results(message: Message) -> int:

@@ -14,15 +14,19 @@ from typing import Any, Final
 
 import msgspec
 
-from agentproc.conversation import AssistantData, Message, TextPart, ToolData
+from agentproc.conversation import AssistantData, Message, TextPart, ToolData, files_of
 from agentproc.providers.history import KEPT
 from schemas.codec import encode_value
-from schemas.frames import ToolResult
+from schemas.frames import FilePart, ToolResult
 from schemas.launch import CatalogItem
 
 #: What stands around each message and each call in a vendor's form (bytes): the names of roles and the marks between
 #: them.
 AROUND: Final = 16
+#: A picture has as many tokens as so many bytes of text: vendors make 1,600 tokens of a large one.
+PICTURE: Final = 4800
+#: A PDF has as many tokens as this part of its bytes. Vendors make 2,000 tokens of a page, which has some 50 kB.
+PDF_PART: Final = 8
 
 
 def text_size(text: str | None) -> int:
@@ -33,12 +37,12 @@ def text_size(text: str | None) -> int:
 
 
 def message_size(message: Message) -> int:
-    """The bytes of a message, with what its vendor gets back."""
+    """The bytes of a message, with what its vendor gets back, and with its files."""
     data = message.data
     if isinstance(data, ToolData):
-        return sum([AROUND + result_size(part.result) for part in data.content])
+        return sum([AROUND + result_size(part.result) for part in data.content]) + files_size(message)
     if not isinstance(data, AssistantData):
-        return AROUND + text_size(data.content)
+        return AROUND + text_size(data.content) + files_size(message)
     size = AROUND
     for part in data.content:
         if isinstance(part, TextPart):
@@ -47,6 +51,15 @@ def message_size(message: Message) -> int:
             size += AROUND + len(part.tool_name) + len(encode_value(part.args))
     kept = message.metadata.get(KEPT)
     return size if kept is None else size + len(encode_value(kept))
+
+
+def files_size(message: Message) -> int:
+    """The bytes of text that have as many tokens as the files of a message. They are shown whole, or not at all."""
+    return sum([_file_size(file) for file in files_of(message)])
+
+
+def _file_size(file: FilePart) -> int:
+    return max(PICTURE, file.blob.size // PDF_PART) if file.media_type == "application/pdf" else PICTURE
 
 
 def result_size(result: ToolResult) -> int:

@@ -175,12 +175,13 @@ def redactor_of(*models: ModelSpec) -> Redactor:
 
 class ContextOverflow(GoondanError):
     """E_CONTEXT_OVERFLOW: a server has refused a request because it is longer than the model's context. `overflow` has
-    the numbers that it gave.
+    the numbers that it gave, `model` is the one that was asked; None: the one that the step has.
     """
 
-    def __init__(self, message: str, overflow: Overflow) -> None:
+    def __init__(self, message: str, overflow: Overflow, model: ModelSpec | None = None) -> None:
         super().__init__(error_payload("E_CONTEXT_OVERFLOW", message))
         self.overflow = overflow
+        self.model = model
 
 
 class ModelFailure(GoondanError):

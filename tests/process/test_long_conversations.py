@@ -11,8 +11,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from agentproc.providers.base import ContextOverflow
+from agentproc.providers.choose import wire_of
+from agentproc.providers.http import HttpProvider
 from tests.kernel_fixture import sandbox
-from tests.process.model_servers import KEY, seen, server
+from tests.process.model_servers import KEY, question, seen, server
 from tests.process.test_model_turns import swarm
 
 WINDOW = 4096
@@ -54,3 +57,21 @@ def test_no_turn_fails_for_its_length(narrow: str) -> None:
         assert max(told["answered"]) > WINDOW // 2
         print(f"\n{TURNS} turns: {len(told['answered'])} requests, {len(told['refused'])} refused", told["refused"])
         assert "messages left out" in kernel.gdn("trace").out
+
+
+@pytest.mark.parametrize("listed", [True, False])
+async def test_a_server_is_asked_for_its_window_and_its_refusal_has_the_numbers(listed: bool) -> None:
+    with server("narrow_llm", str(WINDOW), *(["listed"] if listed else [])) as base:
+        provider = HttpProvider(wire_of("openai").VENDOR())
+        try:
+            request = question("openai", base, "narrow", "word " * 5000)
+            assert await provider.window(request) == (WINDOW if listed else None)
+            with pytest.raises(ContextOverflow) as refused:
+                await provider.complete(request)
+            assert refused.value.info.code == "E_CONTEXT_OVERFLOW"
+            assert refused.value.overflow.window == WINDOW
+            assert (refused.value.overflow.tokens or 0) > WINDOW
+            await provider.complete(question("openai", base, "narrow", max_tokens=77))
+            assert seen(base)["limits"] == [None, 77]
+        finally:
+            await provider.close()

@@ -29,6 +29,7 @@ ids = count(1)
 answered: list[int] = []
 refused: list[int] = []
 faults: list[str] = []
+limits: list[int | None] = []
 
 
 def tokens_of(text: str) -> int:
@@ -91,6 +92,7 @@ class Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         tokens = tokens_in(body)
         with lock:
+            limits.append(body.get("max_tokens"))
             faults.extend(faults_in(body["messages"]))
             (refused if tokens > WINDOW else answered).append(tokens)
         if tokens > WINDOW:
@@ -113,7 +115,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if self.path == "/__seen":
             with lock:
-                self.say(200, {"answered": answered, "refused": refused, "faults": faults})
+                self.say(200, {"answered": answered, "refused": refused, "faults": faults, "limits": limits})
         elif self.path == "/v1/models":
             model = {"id": "narrow", "object": "model", **({"max_model_len": WINDOW} if LISTED else {})}
             self.say(200, {"object": "list", "data": [model]})

@@ -19,7 +19,7 @@ from agentproc.context.shape import (
     squeezed,
     within,
 )
-from agentproc.context.sizes import AROUND, MessageSizes, message_size, text_size
+from agentproc.context.sizes import AROUND, PICTURE, MessageSizes, message_size, text_size
 from agentproc.conversation import (
     AssistantData,
     Message,
@@ -33,7 +33,7 @@ from agentproc.conversation import (
 )
 from agentproc.providers.history import result_text
 from schemas.codec import to_raw
-from schemas.frames import ToolResult
+from schemas.frames import Blob, FilePart, ToolResult
 
 
 def message(name: str, data: Any) -> Message:
@@ -150,3 +150,21 @@ def test_a_piece_of_a_text_is_within_its_bytes(text: str, size: int, from_end: b
     piece = within(text, size, from_end=from_end)
     assert text_size(piece) <= max(size, 0)
     assert text.endswith(piece) if from_end else text.startswith(piece)
+
+
+def test_files_count_apart_from_the_text_beside_them() -> None:
+    blob = Blob("0" * 32, "0" * 64, 800_000)
+    picture, pages = FilePart(blob, "image/png"), FilePart(blob, "application/pdf")
+    assert message_size(message("u", UserData("hi", [picture, pages]))) == AROUND + 2 + PICTURE + 100_000
+    part = ToolResultPart("c", "eye__look", ToolResult(status="ok", output=to_raw("x" * 90_000)), [picture])
+    seen = message("r", ToolData([part]))
+    size = message_size(seen)
+    assert shown_sizes([seen], [size], Shape(shortened={"r": 1000})) == [1000 + AROUND + PICTURE]
+    assert squeezed([seen], [size], 50_000)["r"] < 41_000
+    short = shortened(seen, 1000).data
+    assert isinstance(short, ToolData)
+    assert short.content[0].files == [picture]
+    few = message(
+        "f", ToolData([ToolResultPart("d", "eye__look", ToolResult(status="ok", output=to_raw("x")), [picture])])
+    )
+    assert long_results([few], [message_size(few)], Shape(), 500) == {}, "its text is short"

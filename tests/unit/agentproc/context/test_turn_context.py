@@ -252,3 +252,40 @@ async def test_a_server_that_always_refuses_is_not_asked_for_ever(make: Make) ->
     link = await talk(make, model, ["word " * 5000])
     assert code_of(link.answers()[0]) == "E_CONTEXT_OVERFLOW"
     assert len(model.requests) <= 5
+
+
+async def test_a_refusal_of_a_model_in_place_of_the_steps_teaches_nothing_of_that_one(make: Make) -> None:
+    class Other(FakeModel):
+        """The step's model has no answer twice, and the model in its place has a smaller context."""
+
+        refusals = 2
+
+        async def complete(self, request: ModelRequest, *rest: Any) -> ModelAnswer:
+            size = sum(map(message_size, request.messages))
+            if len(self.requests) >= 8 and self.refusals and size > 3000:
+                self.refusals -= 1
+                small = ModelSpec(provider="openai", model="small", endpoint="http://127.0.0.1:2/v1")
+                raise ContextOverflow("too long for small", Overflow(size // 4, 1000), small)
+            return await super().complete(request, *rest)
+
+    model = Other(*[says("y" * 900) for _ in range(30)])
+    link = await talk(make, model, [f"{number} {'word ' * 80}" for number in range(12)])
+    assert [answer.status for answer in link.answers()] == ["completed"] * 12
+    assert model.refusals < 2
+    assert all(request.max_tokens is None for request in model.requests), "nothing was learned of the window"
+
+
+@pytest.mark.parametrize(("listed", "asked"), [(None, 3), (100_000, 1)])
+async def test_a_server_that_does_not_say_its_window_is_asked_three_times(
+    make: Make, listed: int | None, asked: int
+) -> None:
+    class Asked(FakeModel):
+        questions = 0
+
+        async def window(self, request: ModelRequest) -> int | None:
+            self.questions += 1
+            return listed
+
+    model = Asked(*[says("y" * 6000) for _ in range(6)])
+    await talk(make, model, [f"say {number}" for number in range(6)])
+    assert model.questions == asked
