@@ -34,6 +34,7 @@ MODULES = (
     "walls",
     "agent",
     "turn",
+    "attachments",
     "code_mode",
     "trace",
     "recovery",
