@@ -73,9 +73,9 @@ def _state_root_stays() -> Iterator[None]:
 def pytest_xdist_auto_num_workers() -> int:
     """Two for each processor: a test of programs waits for half of its time, for an end, a deadline, a pause.
 
-    Of a whole run one is the process that runs all tests without programs (scripts/test).
+    The process beside them that runs all tests without programs (scripts/test) ends before they do.
     """
-    return 2 * len(os.sched_getaffinity(0)) - WHOLE_RUN
+    return 2 * len(os.sched_getaffinity(0))
 
 
 def pytest_collection(session: pytest.Session) -> None:

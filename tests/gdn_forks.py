@@ -23,8 +23,15 @@ from typing import Any, NoReturn
 
 from kernel import cli
 
-#: What commands import when they need it.
-LATER = ("kernel.bundle.loader", "kernel.cli.attach", "kernel.cli.output", "kernel.cli.session", "kernel.cli.terminal")
+#: What commands import when they need it: some 5 ms of processor time for each `gdn`, and 30 ms for `gdn validate`.
+LATER = (
+    *("kernel.bundle.loader", "kernel.cli.attach", "kernel.cli.output", "kernel.cli.session", "kernel.cli.terminal"),
+    *("kernel.cli.answered", "kernel.cli.batch", "kernel.cli.interrupts", "kernel.cli.lines", "kernel.cli.plain"),
+    *("kernel.cli.renderer", "kernel.cli.screen", "kernel.cli.standard_input", "kernel.cli.workdir"),
+    *("kernel.bundle.check", "kernel.bundle.documents", "kernel.bundle.granting", "kernel.bundle.handlers"),
+    *("kernel.bundle.base", "kernel.bundle.base_extensions", "kernel.bundle.grant_context", "kernel.bundle.packages"),
+    *("kernel.instances", "kernel.logs", "kernel.trace_search", "kernel.cli.tool_catalog", "schemas.system.startup"),
+)
 
 
 def main() -> None:
