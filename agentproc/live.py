@@ -6,7 +6,8 @@ Rules.
   frames.
 - Every piece gives its position in the text of its step, so that a reader notices a loss. The model's reasoning goes
   the same way, as news of another kind with positions of its own.
-- Names, ids and codes only. Arguments and results may hold secrets, and stay in the conversation.
+- Names, ids and codes only. Arguments and results may hold secrets, and stay in the conversation. Only an operator, who
+  can read the conversation anyway, gets a short line of each call's arguments.
 - Nothing is sent for an event whose asker did not wish it.
 
 Source: docs/design/wire.md section 8; PROTOCOL.md "Live events".
@@ -23,7 +24,7 @@ from agentproc.notes import Ending
 from agentproc.providers.base import TextDelta
 from agentproc.turn import Action, AskModel, End, RunTool, Store
 from schemas.codec import from_raw, replace_surrogates, to_raw
-from schemas.frames import Frame, RuntimeEvent, RuntimeEventKind, ToolProgress
+from schemas.frames import OPERATOR, Frame, RuntimeEvent, RuntimeEventKind, ToolProgress
 from schemas.spans import call_span, step_span, turn_span
 from schemas.traces import NoteKind
 
@@ -76,6 +77,7 @@ class LiveFeed:
         self._event_id = frame.event_id
         self._epoch = frame.epoch
         self._wanted = frame.live
+        self._for_operator = frame.source == OPERATOR
         self._resumed = again
         self._begun = False
         self._step = 0
@@ -211,7 +213,12 @@ class LiveFeed:
 
     def _tell_tool(self, kind: Any, part: Any, code: str | None = None) -> None:
         name, call = _short(part.tool_name, MAX_NAME), _short(part.tool_call_id, MAX_NAME)
-        event = RuntimeEvent(kind=kind, step=self._step, tool_name=name, tool_call_id=call, code=code)
+        line = None
+        if kind == "tool.called" and self._for_operator:
+            from schemas.argument_line import argument_line
+
+            line = replace_surrogates(argument_line(part.args)) or None
+        event = RuntimeEvent(kind=kind, step=self._step, tool_name=name, tool_call_id=call, code=code, arguments=line)
         self._send(event, call_span(f"{self._turn_id}/{part.tool_call_id}"), step_span(self._turn_id, self._step))
 
     def _send(self, event: RuntimeEvent, span_id: str | None = None, parent_span_id: str | None = None) -> None:

@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from kernel.cli.conversation import Conversation, tool_lines
 from kernel.cli.plain import one_line
+from schemas.argument_line import argument_line
 from schemas.errors import fail
 
 if TYPE_CHECKING:
@@ -174,9 +175,7 @@ def _part(part: dict[str, Any]) -> str:
     """One part of a message: text, a call, a result, or a file."""
     kind = part.get("type")
     if kind == "tool-call":
-        from kernel.cli.plain import short_arguments
-
-        return f"{part.get('toolName')} {short_arguments(part.get('args'))}".rstrip()
+        return f"{part.get('toolName')} {argument_line(part.get('args'))}".rstrip()
     if kind == "tool-result":
         result = part.get("result")
         status = result.get("status") if isinstance(result, dict) else None

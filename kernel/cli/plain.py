@@ -6,15 +6,11 @@ Source: PROTOCOL.md "What a receiver checks itself".
 
 from __future__ import annotations
 
-import json
 import unicodedata
-from itertools import islice
-from typing import Any, Final
+from typing import Final
 
 from schemas.visible import CONTROLS, SEPARATORS, TURNING, UNSEEN, by_number
 
-#: The longest line of the arguments of a call (characters).
-MAX_ARGUMENTS: Final = 100
 #: Of the controls, line end and tab stay. A carriage return is removed, because line ends may hold one.
 _KEPT: Final = "\n\t"
 _TABLE: Final[dict[int, str | None]] = {
@@ -40,22 +36,13 @@ def one_line(text: str, limit: int) -> str:
     return flat if len(flat) <= limit else flat[:limit]
 
 
-def short_arguments(args: Any, limit: int = MAX_ARGUMENTS) -> str:
-    """The arguments of a call in one line, `name=value` each: JSON, and short texts without blanks as they are."""
-    if not isinstance(args, dict):
-        return ""
-    words = [f"{name}={_short_value(value)}" for name, value in islice(args.items(), limit)]
-    text = " ".join(words)
-    return one_line(text if len(text) <= limit else f"{text[: limit - 1]}…", limit)
-
-
-def _short_value(value: Any) -> str:
-    if isinstance(value, str):
-        shown = value[:MAX_ARGUMENTS]
-        return shown if shown and " " not in shown and shown.isprintable() else json.dumps(shown, ensure_ascii=False)
-    if isinstance(value, dict | list):
-        return ("{…}" if isinstance(value, dict) else "[…]") if value else ("{}" if isinstance(value, dict) else "[]")
-    return json.dumps(value, default=str)
+def duration(ms: int) -> str:
+    """A time span in about three digits: `7 ms`, `1.24 s`, `3 min 5 s`."""
+    if ms < 1000:
+        return f"{ms} ms"
+    if ms < 60_000:
+        return f"{ms / 1000:.2f} s"
+    return f"{ms // 60_000} min {ms // 1000 % 60} s"
 
 
 def fit(text: str, columns: int) -> str:

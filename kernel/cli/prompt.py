@@ -11,7 +11,8 @@ Source: docs/design/commands.md section 5; docs/decisions/017.
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Final, Protocol
 
 from kernel.cli import history
@@ -19,10 +20,12 @@ from kernel.cli.lines import Line, LineReader
 from kernel.cli.output import write
 from kernel.cli.screen import has_cursor
 from kernel.cli.terminal import style_of
+from kernel.cli.typed_ahead import FromReader, FromTerminal, Take, Taking
 
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession
     from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+    from prompt_toolkit.key_binding.key_processor import KeyPress
 
 PROMPT: Final = "> "
 CONTINUED: Final = ". "
@@ -48,6 +51,16 @@ class Prompt(Protocol):
     async def notice(self, lines: list[str]) -> None:
         """Show lines on stderr, also while a message is read."""
 
+    def ahead(self, take: Take) -> AbstractContextManager[None]:
+        """Inside this context a turn runs: nothing that is typed is echoed, and each whole line goes to `take`."""
+
+    def forget_ahead(self) -> None:
+        """Throw away what was typed and is not a whole line yet."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether the input has ended while a turn ran."""
+
 
 def open_prompt(history_path: str, limit: int) -> Prompt:
     """The best prompt for this terminal. A message has at most `limit` bytes. Call inside the running loop."""
@@ -62,6 +75,7 @@ class PlainPrompt:
     def __init__(self, limit: int) -> None:
         self._reader = LineReader(0, limit)
         self._lines: AsyncIterator[Line] = aiter(self._reader)
+        self._taking: Taking | None = None
 
     async def read(self) -> Line | None:
         """See Prompt."""
@@ -73,6 +87,25 @@ class PlainPrompt:
                 raise self._reader.error
         return line
 
+    @contextmanager
+    def ahead(self, take: Take) -> Iterator[None]:
+        """See Prompt."""
+        self._taking = Taking(FromReader(0, self._reader, take))
+        try:
+            with self._taking:
+                yield
+        finally:
+            self._taking = None
+
+    def forget_ahead(self) -> None:
+        """See Prompt."""
+        _forget_typed()
+
+    @property
+    def ended(self) -> bool:
+        """See Prompt. The reader says so itself."""
+        return False
+
     def interrupted(self) -> None:
         """The terminal has dropped the line."""
         sys.stderr.write("\n")
@@ -80,10 +113,11 @@ class PlainPrompt:
 
     async def question(self, text: str) -> str | None:
         """See Prompt."""
-        _forget_typed()
-        sys.stderr.write(text)
-        sys.stderr.flush()
-        line = await self._reader.next_new()
+        with nullcontext() if self._taking is None else self._taking.paused():
+            _forget_typed()
+            sys.stderr.write(text)
+            sys.stderr.flush()
+            line = await self._reader.next_new()
         return None if line is None else (line.data or b"").decode("utf-8", "replace")
 
     async def notice(self, lines: list[str]) -> None:
@@ -116,22 +150,66 @@ class Editor:
         self._limit = limit
         self._number = 0
         self._session = _session(history_path)
+        self._taking: Taking | None = None
+        self._ended = False
+        #: The beginning of a message that was typed while a turn ran.
+        self._begun = ""
 
     async def read(self) -> Line | None:
         """See Prompt."""
         while True:
             try:
-                text = await self._session.prompt_async(set_exception_handler=False, handle_sigint=False)
+                begun, self._begun = self._begun, ""
+                text = await self._session.prompt_async(default=begun, set_exception_handler=False, handle_sigint=False)
             except KeyboardInterrupt:
                 continue
             except EOFError:
                 return None
-            self._number += 1
-            data = text.encode("utf-8", "replace")
-            return Line(self._number, data if len(data) <= self._limit else None, len(data))
+            return self._line(text)
+
+    def _line(self, text: str) -> Line:
+        self._number += 1
+        data = text.encode("utf-8", "replace")
+        return Line(self._number, data if len(data) <= self._limit else None, len(data))
+
+    @contextmanager
+    def ahead(self, take: Take) -> Iterator[None]:
+        """See Prompt. Whole lines that were read together with the last one come first."""
+        from prompt_toolkit.input.typeahead import get_typeahead, store_typeahead
+
+        lines, rest = whole_lines(get_typeahead(self._session.input))
+        store_typeahead(self._session.input, rest)
+        for text in lines:
+            take(self._line(text))
+        terminal = FromTerminal(0, self._limit, take)
+        self._taking = Taking(terminal)
+        try:
+            with self._taking:
+                yield
+        finally:
+            self._ended = self._ended or terminal.ended
+            self._begun += terminal.begun()
+            self._taking = None
+
+    def forget_ahead(self) -> None:
+        """See Prompt."""
+        from prompt_toolkit.input.typeahead import clear_typeahead
+
+        clear_typeahead(self._session.input)
+        self._begun = ""
+        _forget_typed()
+
+    @property
+    def ended(self) -> bool:
+        """See Prompt."""
+        return self._ended
 
     async def question(self, text: str) -> str | None:
         """See Prompt."""
+        with nullcontext() if self._taking is None else self._taking.paused():
+            return await self._question(text)
+
+    async def _question(self, text: str) -> str | None:
         from prompt_toolkit import PromptSession
         from prompt_toolkit.input.typeahead import get_typeahead, store_typeahead
 
@@ -213,6 +291,20 @@ def _keys() -> KeyBindings:
         event.current_buffer.insert_text("\n")
 
     return keys
+
+
+def whole_lines(keys: Sequence[KeyPress]) -> tuple[list[str], list[KeyPress]]:
+    """The lines that these keys have typed and sent, and the keys behind the last one."""
+    from prompt_toolkit.keys import Keys
+
+    lines, typed, rest = [], "", 0
+    for at, press in enumerate(keys):
+        if press.key == Keys.ControlM:
+            lines.append(typed)
+            typed, rest = "", at + 1
+        elif press.key == Keys.BracketedPaste or len(press.key) == 1:
+            typed += press.data
+    return lines, list(keys[rest:])
 
 
 def continues(text: str) -> bool:

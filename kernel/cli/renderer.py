@@ -6,6 +6,7 @@ Rules.
 - Reasoning is shown between remarks, by the same rule, and is no part of the answer.
 - Text that turns out void stays on the screen, because nobody knows how many lines of the terminal it took. A remark
   after it says that it is void.
+- A tool call that has ended leaves a remark: its name, its arguments in short, its outcome and how long it took.
 - The line of status says what runs now: the step, the tools and their progress. It is made again whenever it is asked
   for.
 
@@ -19,7 +20,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from kernel.cli.plain import one_line
+from kernel.cli.plain import duration, one_line
 from schemas.frames import RuntimeEvent
 
 #: The longest name of a tool in the status, and the longest message of it (characters).
@@ -56,6 +57,17 @@ Shown = Say | Think | Break | Remark
 REASONING: Final = "(reasoning)"
 
 
+class _Call(Struct, frozen=True):
+    """A tool call that runs."""
+
+    #: Its tool.
+    name: str
+    #: Its arguments in short.
+    arguments: str
+    #: When it began (seconds).
+    since: float
+
+
 class TurnRenderer:
     """One turn as it is heard."""
 
@@ -67,11 +79,11 @@ class TurnRenderer:
         self._thought = 0  # characters of reasoning that were heard of the step
         self._thought_whole = True
         self._thinking = False  # what was shown last is reasoning
-        self._tools: dict[str, str] = {}
+        self._tools: dict[str, _Call] = {}
         self._progress = ""
 
-    def handle(self, event: RuntimeEvent) -> list[Shown]:
-        """The things to show for an event."""
+    def handle(self, event: RuntimeEvent, now: float = 0.0) -> list[Shown]:
+        """The things to show for an event that comes at `now` (seconds on any clock)."""
         shown: list[Shown] = []
         if event.kind == "text":
             return self._hear_text(event)
@@ -88,14 +100,17 @@ class TurnRenderer:
         elif event.kind == "tool.called":
             shown = self._break()
             if len(self._tools) < MAX_TOOLS:
-                self._tools[event.tool_call_id or ""] = one_line(event.tool_name or "", MAX_NAME)
+                name, arguments = one_line(event.tool_name or "", MAX_NAME), one_line(event.arguments or "", MAX_WORDS)
+                self._tools[event.tool_call_id or ""] = _Call(name, arguments, now)
         elif event.kind == "tool.progress":
             self._progress = _progress(event)
         elif event.kind == "tool.waits":
             self._progress = "waits for a person (gdn approve)"
         else:
-            self._tools.pop(event.tool_call_id or "", None)
+            call = self._tools.pop(event.tool_call_id or "", None)
             self._progress = ""
+            if event.kind in ("tool.completed", "tool.failed"):
+                shown = [*self._break(), Remark(_call_line(event, call, now))]
         return shown
 
     def end(self, response: str) -> list[Shown]:
@@ -111,7 +126,7 @@ class TurnRenderer:
         if self._step > 1:
             parts.append(f"step {self._step}")
         if self._tools:
-            first = next(iter(self._tools.values()))
+            first = next(iter(self._tools.values())).name
             more = len(self._tools) - 1
             parts.append(f"{first} and {more} more" if more else first)
             if self._progress:
@@ -176,6 +191,13 @@ class TurnRenderer:
         had = bool(self._said or self._thought)
         self._forget()
         return [Break(), Remark("(the answer begins anew)")] if had else []
+
+
+def _call_line(event: RuntimeEvent, call: _Call | None, now: float) -> str:
+    """A call that has ended, in one line. `call`: None when the news of its beginning were lost."""
+    name = one_line(event.tool_name or "", MAX_NAME) if call is None else f"{call.name} {call.arguments}".rstrip()
+    outcome = "ok" if event.kind == "tool.completed" else f"failed {one_line(event.code or '', MAX_NAME)}".rstrip()
+    return ", ".join([name, outcome, *([] if call is None else [duration(round(1000 * max(0.0, now - call.since)))])])
 
 
 def _progress(event: RuntimeEvent) -> str:

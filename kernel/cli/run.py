@@ -17,7 +17,7 @@ from kernel.cli import options
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from kernel.cli.asked import Asked
     from kernel.cli.attach import BundleTarget, Kernel
@@ -33,6 +33,11 @@ if TYPE_CHECKING:
 
 #: The most lines without an answer. No more lines are read before one is answered.
 MAX_IN_FLIGHT: Final = 64
+
+
+#: The most lines that are typed ahead, and the longest part of one that is shown (characters).
+MAX_QUEUED: Final = 64
+MAX_QUEUED_SHOWN: Final = 80
 
 
 class _Told(NamedTuple):
@@ -217,6 +222,8 @@ class _Talk:
         #: The input has ended, and the first line without an answer waits for a person.
         self._stuck = False
         self.failed = False
+        #: The lines that were typed while a turn ran.
+        self._queue: list[Line] = []
         #: The exit status after a second Ctrl-C in one turn, which ends the conversation.
         self.status = 0
         #: With --json: the document that is printed at the end.
@@ -361,7 +368,15 @@ class _Talk:
         """
         import asyncio
 
+        from kernel.cli.prompt import PROMPT
+
         await self._asked.ask_waiting(prompt)
+        if self._queue:
+            line = self._queue.pop(0)
+            sys.stderr.write(f"{PROMPT}{_shown(line)}\n")
+            return line
+        if prompt.ended:
+            return None
         telling = asyncio.ensure_future(self._asked.notices(prompt))
         try:
             return await prompt.read()
@@ -375,9 +390,15 @@ class _Talk:
         from kernel.cli.output import write
 
         asking = asyncio.ensure_future(self._ask(session, line))
-        interrupts.target = asking.cancel
+
+        def interrupted() -> None:
+            asking.cancel()
+            self._drop_queue(prompt)
+
+        interrupts.target = interrupted
         try:
-            await asyncio.wait({asking})
+            with prompt.ahead(lambda line: self._enqueue(line, lambda text: write(text, stream=sys.stderr))):
+                await asyncio.wait({asking})
             if asking.cancelled():
                 write("", "no longer waited for", stream=sys.stderr)
             else:
@@ -398,6 +419,7 @@ class _Talk:
         def interrupted() -> None:
             screen.close()
             write("", "cancelling the turn; Ctrl-C again ends the conversation", stream=sys.stderr)
+            self._drop_queue(prompt)
 
         cancelling = Cancelling(session, lambda: [event_id], on_first=interrupted, patience_s=None)
         interrupts.target = cancelling.came
@@ -409,7 +431,8 @@ class _Talk:
         asking = asyncio.ensure_future(self._ask(session, line, event_id, hear))
         questions = asyncio.ensure_future(self._asked.ask_each(prompt, screen))
         try:
-            told = await cancelling.wait(asking)
+            with prompt.ahead(lambda line: self._enqueue(line, screen.note)):
+                told = await cancelling.wait(asking)
             if told is None:
                 self.status = interrupts.status
             elif cancelling.came_first and was_cancelled(_error_of(told)):
@@ -420,6 +443,25 @@ class _Talk:
         finally:
             questions.cancel()
             screen.close()
+
+    def _enqueue(self, line: Line, tell: Callable[[str], None]) -> None:
+        """Keep a line that was typed while a turn runs, and say so."""
+        if line.data is not None and not line.data.strip():
+            return
+        if len(self._queue) >= MAX_QUEUED:
+            tell(f"(not queued, for {MAX_QUEUED} lines wait: {_shown(line)})")
+            return
+        self._queue.append(line)
+        tell(f"(queued: {_shown(line)})")
+
+    def _drop_queue(self, prompt: Prompt) -> None:
+        """Drop the lines that wait, and say so."""
+        from kernel.cli.output import write
+
+        prompt.forget_ahead()
+        dropped, self._queue = self._queue, []
+        if dropped:
+            write(*[f"(dropped: {_shown(line)})" for line in dropped], stream=sys.stderr)
 
     async def _ask(
         self, session: Session, line: Line, event_id: str | None = None, listener: Listener | None = None
@@ -506,6 +548,14 @@ def _error_of(told: _Told) -> ErrorPayload | None:
     if told.error is not None:
         return told.error.info
     return told.answer.error if told.answer is not None else None
+
+
+def _shown(line: Line) -> str:
+    """A line as it is shown beside others."""
+    from kernel.cli.plain import one_line
+
+    text = f"line of {line.size} bytes" if line.data is None else line.data.decode("utf-8", "replace")
+    return one_line(text, MAX_QUEUED_SHOWN)
 
 
 def _command_of(line: Line) -> Command | None:

@@ -89,6 +89,7 @@ class Screen:
         #: The events that came while a person is being asked. None: nobody is being asked.
         self._heard: list[RuntimeEvent] | None = None
         self._status = ""
+        self._notes: list[str] = []  # that wait for the end of an open line
         self._timer: asyncio.TimerHandle | None = None
         if self._shows_status:
             self._timer = self._loop.call_later(PATIENCE_S, self._tick)
@@ -99,7 +100,7 @@ class Screen:
             self._heard.append(event)
             return
         with suppress(OSError, ValueError):
-            self._show(self._renderer.handle(event))
+            self._show(self._renderer.handle(event, self._loop.time()))
 
     def end(self, response: str) -> None:
         """Show the rest of the answer. Then the whole answer is on stdout."""
@@ -111,6 +112,11 @@ class Screen:
                 write_text("")
         else:
             write_text(response)
+
+    def note(self, text: str) -> None:
+        """Say something else on stderr, behind the line that is open now: it never stands inside the text."""
+        self._notes.append(text)
+        self._tell_notes()
 
     def pause(self) -> None:
         """A person is being asked: leave the cursor at the beginning of a line, and show nothing until `go_on`."""
@@ -133,9 +139,21 @@ class Screen:
 
     # --- inside
 
-    def _show(self, shown: list[Shown]) -> None:
-        if not self._shows_text:
+    def _tell_notes(self) -> None:
+        if self._line_open or self._heard is not None:
             return
+        with suppress(OSError, ValueError):
+            notes, self._notes = self._notes, []
+            for text in notes:
+                self._erase_status()
+                _put(sys.stderr, shown_line(style_of(sys.stderr).dim(text)) + "\n")
+
+    def _show(self, shown: list[Shown]) -> None:
+        if self._shows_text:
+            self._write(shown)
+        self._tell_notes()
+
+    def _write(self, shown: list[Shown]) -> None:
         for item in shown:
             self._erase_status()
             if isinstance(item, Say | Think):

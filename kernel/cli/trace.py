@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from kernel.cli import options
+from kernel.cli.plain import duration
 
 if TYPE_CHECKING:
     from kernel.cli.terminal import Style
@@ -277,12 +278,3 @@ def _offset(start: str, at: str) -> str:
 
     after = between_ms(start, at)
     return "" if after is None else f"+{duration(after)}"
-
-
-def duration(ms: int) -> str:
-    """A time span in about three digits: `7 ms`, `1.24 s`, `3 min 5 s`."""
-    if ms < 1000:
-        return f"{ms} ms"
-    if ms < 60_000:
-        return f"{ms / 1000:.2f} s"
-    return f"{ms // 60_000} min {ms // 1000 % 60} s"

@@ -17,7 +17,7 @@ import pytest
 
 from tests.kernel_fixture import BUNDLE, Sandbox, sandbox, wait_until
 from tests.process.model_servers import server
-from tests.process.terminal import Terminal, finished
+from tests.process.terminal import STATUS, Terminal, finished
 
 
 class Model:
@@ -117,6 +117,41 @@ def test_a_model_call_that_a_stop_interrupts_goes_on_at_the_next_start(stopped: 
     model.go()
     model.go()
     assert stopped.gdn(*message).out == "one two\n"
+
+
+@pytest.mark.parametrize("term", ["xterm", "dumb"])
+def test_a_line_typed_ahead_is_queued_and_never_mixes_into_the_answer(
+    stopped: Sandbox, model: Model, term: str
+) -> None:
+    end = "\r" if term == "xterm" else "\n"
+    with Terminal(stopped, "run", term=term) as terminal:
+        terminal.read_until("> ")
+        call = 'call bash__exec {"command":"true"}'
+        terminal.type(f"{call}|wait|open |wait|closed{end}")
+        terminal.read_until("bash__exec command=true, ok, ")
+        wait_until(lambda: model.waits() == 1)
+        terminal.type("first|!\n")
+        terminal.read_until("(queued: first|!)\n")
+        model.go()
+        terminal.read_until("open ")
+        terminal.type("second\npart")
+        wait_until(lambda: model.waits() == 2)
+        model.go()
+        assert STATUS.sub("", terminal.read_until("(queued: second)\n")) == "closed\n(queued: second)\n"
+        terminal.read_until("> first|!\nfirst!\n> second\nsecond\n")
+        terminal.read_until("> ")
+        terminal.type(f"\x15|wait|{end}")  # instead of what was typed and not sent
+        wait_until(lambda: model.waits() == 3)
+        terminal.type("never\n")
+        terminal.read_until("(queued: never)\n")
+        terminal.type("\x03")
+        terminal.read_until("(dropped: never)\n")
+        terminal.read_until("cancelled\n")
+        model.go()  # for the connection that nobody reads any more
+        terminal.read_until("> ")
+        terminal.type("\x04")
+        assert terminal.wait() == 0
+        assert "never" not in terminal.rest()
 
 
 SLOW = """\

@@ -20,7 +20,7 @@ from agentproc.turn import AskModel, End
 from schemas.address import instance_dir
 from schemas.codec import MAX_FRAME_BYTES, encode, from_raw, to_raw
 from schemas.errors import fail
-from schemas.frames import Frame, RuntimeEvent
+from schemas.frames import OPERATOR, Frame, RuntimeEvent
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, make_spec, says, wants
 
 
@@ -245,6 +245,16 @@ class Streaming(FakeModel):
         for word in answer.text.split("|"):
             on_delta(TextDelta(word.removeprefix("!"), word.startswith("!")))
         return ModelAnswer(text=answer.text.rpartition("!")[2].replace("|", ""), calls=answer.calls)
+
+
+async def test_an_operator_gets_a_short_line_of_each_calls_arguments(tmp_path: Path) -> None:
+    link = FakeLink()
+    model = Streaming(wants(("a", "bash__exec", {"command": "echo hi"})), says("done"))
+    runner = await runner_of(tmp_path, link, model)
+    frame = event_frame("e1", "go", live=True)
+    frame.source = OPERATOR
+    await runner.run(frame)
+    assert [e.arguments for e in told(link) if e.kind == "tool.called"] == ['command="echo hi"']
 
 
 async def test_a_turn_tells_steps_tools_and_text_but_no_arguments(tmp_path: Path) -> None:

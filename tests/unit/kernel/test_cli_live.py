@@ -56,7 +56,7 @@ def test_steps_stand_apart_and_only_the_last_is_the_answer() -> None:
         RuntimeEvent(kind="step.started", step=2),
         text(2, 0, "found"),
     ]
-    assert narrate(*events, response="found it") == "let me see\nfound it\n"
+    assert narrate(*events, response="found it") == "let me see\nt, ok, 0 ms\nfound it\n"
 
 
 def thought(step: int, at: int, piece: str, *, again: bool = False) -> RuntimeEvent:
@@ -115,6 +115,16 @@ def test_the_answer_stands_there_whatever_is_lost(pieces: list[tuple[str, bool, 
     screen = on_screen([*shown, *renderer.end(response)])
     assert screen.endswith((response, response + "\n"))
     assert len("".join(said)) <= sum(len(piece) for piece, _, _ in pieces)
+
+
+def test_a_call_leaves_one_line_with_its_arguments_outcome_and_time() -> None:
+    renderer = TurnRenderer()
+    called = RuntimeEvent(kind="tool.called", tool_call_id="a", tool_name="t__x", arguments="path=a\x1b[2J\nb")
+    assert renderer.handle(called, 1.0) == []
+    failed = RuntimeEvent(kind="tool.failed", tool_call_id="a", tool_name="t__x", code="E_TOOL")
+    assert renderer.handle(failed, 3.5) == [Remark(r"t__x path=a\x1b[2J b, failed E_TOOL, 2.50 s")]
+    unheard = RuntimeEvent(kind="tool.completed", tool_call_id="b", tool_name="late__one")
+    assert renderer.handle(unheard, 4.0) == [Remark("late__one, ok")]
 
 
 def test_the_status_tells_step_tools_and_progress() -> None:

