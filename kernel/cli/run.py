@@ -368,12 +368,13 @@ class _Talk:
         """
         import asyncio
 
+        from kernel.cli.output import write
         from kernel.cli.prompt import PROMPT
 
         await self._asked.ask_waiting(prompt)
         if self._queue:
             line = self._queue.pop(0)
-            sys.stderr.write(f"{PROMPT}{_shown(line)}\n")
+            write(f"{PROMPT}{_shown(line)}", stream=sys.stderr)
             return line
         if prompt.ended:
             return None
