@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from msgspec import Raw
 
 from agentproc.store import ConversationStore
+from kernel.cli.plain import duration
 from kernel.cli.terminal import Style
-from kernel.cli.trace import duration, render
+from kernel.cli.trace import render
 from kernel.trace import Note, Trace, Turn, between_ms, tell
 from kernel.trace_search import Search
 from schemas.address import instance_dir
