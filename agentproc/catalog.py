@@ -29,7 +29,9 @@ from schemas.reach import reachable_tools
 class Allowed(Struct, frozen=True):
     """A call that may be made: its catalog item, and the arguments to send (aliases renamed)."""
 
+    #: The catalog item.
     item: CatalogItem
+    #: The arguments to send.
     args: dict[str, Any]
 
 

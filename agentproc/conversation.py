@@ -34,6 +34,7 @@ MAX_REASONING: Final = 1 << 16
 class TextPart(Struct, frozen=True, tag_field="type", tag="text"):
     """Plain text of an assistant message."""
 
+    #: The text.
     text: str
 
 
@@ -64,6 +65,7 @@ class ToolResultPart(Struct, frozen=True, tag_field="type", tag="tool-result", r
 class SystemData(Struct, frozen=True, tag_field="role", tag="system"):
     """Instructions inside the conversation (the agent's own system prompt is not stored)."""
 
+    #: The text.
     content: str
 
 
@@ -79,6 +81,7 @@ class UserData(Struct, frozen=True, tag_field="role", tag="user", omit_defaults=
 class AssistantData(Struct, frozen=True, tag_field="role", tag="assistant"):
     """The model's answer: text, then tool calls."""
 
+    #: Text and calls, in their order.
     content: list[TextPart | ToolCallPart]
 
     @property
@@ -95,6 +98,7 @@ class AssistantData(Struct, frozen=True, tag_field="role", tag="assistant"):
 class ToolData(Struct, frozen=True, tag_field="role", tag="tool"):
     """Results of tool calls. The kernel writes one result in each message."""
 
+    #: The results.
     content: list[ToolResultPart]
 
 
@@ -104,7 +108,9 @@ MessageData = SystemData | UserData | AssistantData | ToolData
 class MessageSource(Struct, frozen=True, omit_defaults=True):
     """The author of a message. `name` is the name of a tool or an extension."""
 
+    #: What the author is.
     type: Literal["user", "assistant", "tool", "system", "extension"]
+    #: The name of the tool or the extension; None: it has none.
     name: str | None = None
 
 
@@ -134,19 +140,23 @@ class Append(Struct, frozen=True, tag_field="type", tag="append"):
     repeat changes nothing.
     """
 
+    #: The message.
     message: Message
 
 
 class Replace(Struct, frozen=True, tag_field="type", tag="replace", rename="camel"):
     """Put another message in the place of `target_id`. Nothing happens when there is no such message."""
 
+    #: The id of the message.
     target_id: str
+    #: The new message.
     message: Message
 
 
 class Remove(Struct, frozen=True, tag_field="type", tag="remove", rename="camel"):
     """Remove a message. Nothing happens when there is no such message."""
 
+    #: The id of the message.
     target_id: str
 
 

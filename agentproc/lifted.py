@@ -36,6 +36,7 @@ class Lifted(Struct, frozen=True):
 
     #: The object that it stands in, and the key of its base64 there.
     holder: dict[str, Any]
+    #: The key of its blob.
     key: str
     #: Its base64.
     base64: str

@@ -51,7 +51,9 @@ class ProposingLink(Protocol):
 class Earlier(Struct, frozen=True):
     """The agent as an earlier revision of the bundle described it, by names. `base` identifies that revision."""
 
+    #: The revision.
     base: str
+    #: What it said.
     said: Applied
 
 

@@ -51,7 +51,6 @@ from schemas.frames import ErrorPayload, FilePart, ToolResult
 #: The key in an assistant message's metadata for a turn that resumes: tool call id -> why its arguments are unreadable.
 UNREADABLE: Final = "unreadableArguments"
 
-
 #: The error of a failure that came without one.
 _MOOT: Final = error_payload("E_MIDDLEWARE", "the middleware ended too early")
 
@@ -137,6 +136,7 @@ class ModelAnswered(Struct, frozen=True):
 class ModelFailed(Struct, frozen=True):
     """The model call failed for good."""
 
+    #: Why.
     error: ErrorPayload
 
 
@@ -154,6 +154,7 @@ class ToolFinished(Struct, frozen=True):
 class Listed(Struct, frozen=True):
     """The answer to `ListTools`."""
 
+    #: The result.
     result: ToolResult
 
 
@@ -162,11 +163,9 @@ class TurnEntered(Struct, frozen=True):
 
 
 class TurnLeft(Struct, frozen=True):
-    """The turn middleware has returned. `end` is its change of the turn's end; None: there is none.
+    """The turn middleware has returned. Before `LeaveTurn` it means that the middleware failed."""
 
-    Before `LeaveTurn` it means that the middleware failed, and `end` says how.
-    """
-
+    #: Its change of the turn's end, or how it failed; None: there is no change.
     end: End | None = None
 
 
@@ -175,12 +174,11 @@ class StepEntered(Struct, frozen=True):
 
 
 class StepLeft(Struct, frozen=True):
-    """The step middleware has returned: whether another step follows, or the error of the step.
+    """The step middleware has returned. Before `LeaveStep` it means that the middleware failed."""
 
-    Before `LeaveStep` it means that the middleware failed, and `error` says how.
-    """
-
+    #: Whether another step follows.
     should_continue: bool = False
+    #: The error of the step, or how the middleware failed; None: there is none.
     error: ErrorPayload | None = None
 
 
@@ -201,21 +199,9 @@ class Cancel(Struct, frozen=True):
 
 
 Input = (
-    Begin
-    | BeginCall
-    | BeginList
-    | Resume
-    | TurnEntered
-    | TurnLeft
-    | StepEntered
-    | StepLeft
-    | ModelAnswered
-    | ModelFailed
-    | ToolFinished
-    | Listed
-    | Pause
-    | Cancel
-)
+    Begin | BeginCall | BeginList | Resume | TurnEntered | TurnLeft | StepEntered | StepLeft | ModelAnswered
+    | ModelFailed | ToolFinished | Listed | Pause | Cancel
+)  # fmt: skip
 
 # --- actions --------------------------------------------------------------------------------------------------------
 
@@ -223,7 +209,9 @@ Input = (
 class Store(Struct, frozen=True):
     """Append this message to the conversation, at this position of the turn."""
 
+    #: The position in the turn.
     position: int
+    #: The message.
     message: Message
 
 
@@ -234,13 +222,16 @@ class EnterTurn(Struct, frozen=True):
 class LeaveTurn(Struct, frozen=True):
     """The core of the turn is done. The turn middleware goes on behind its next()."""
 
+    #: The end of the turn so far.
     end: End
 
 
 class EnterStep(Struct, frozen=True):
     """Run the step middleware, up to its next(). `again`: an earlier incarnation has entered this step."""
 
+    #: The number of the step, from 1.
     step: int
+    #: An earlier incarnation has entered it.
     again: bool = False
 
 
@@ -260,6 +251,7 @@ class LeaveStep(Struct, frozen=True):
 class AskModel(Struct, frozen=True):
     """Call the model with the conversation as it is now; `step` counts from 1."""
 
+    #: The number of the step, from 1.
     step: int
 
 
@@ -283,6 +275,7 @@ class ListTools(Struct, frozen=True):
 class DropCalls(Struct, frozen=True):
     """Give these calls up: their results are not wanted any more."""
 
+    #: The ids of the calls.
     tool_call_ids: list[str]
 
 
@@ -315,7 +308,7 @@ class Yield(Struct, frozen=True):
 
 Action = (
     Store | EnterTurn | LeaveTurn | EnterStep | LeaveStep | AskModel | RunTool | ListTools | DropCalls | End | Yield
-)
+)  # fmt: skip
 Phase = Literal["new", "opening", "entering", "thinking", "acting", "listing", "leaving", "closing", "over"]
 
 

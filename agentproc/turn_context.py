@@ -69,6 +69,7 @@ log = logging.getLogger("agentproc")
 class _Parts(Struct, frozen=True):
     """A request that is to fit."""
 
+    #: The request that is to fit.
     request: ModelRequest
     #: The bytes of each message.
     sizes: list[int]
@@ -88,6 +89,7 @@ class _Parts(Struct, frozen=True):
 class _Fitted(Struct, frozen=True):
     """A request as it goes out."""
 
+    #: The request as it goes out.
     request: ModelRequest
     #: Its bytes.
     size: int

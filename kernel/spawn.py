@@ -127,6 +127,7 @@ def close_unknown_descriptors(keep: Iterable[int]) -> None:
 
 
 class _Report(msgspec.Struct):
+    #: Why the start failed.
     error: ErrorPayload
 
 

@@ -101,7 +101,9 @@ class Decision(Struct, frozen=True, rename="camel", omit_defaults=True):
 class Problem(Struct, frozen=True):
     """A mistake in a policy, at this path below the extension's config."""
 
+    #: Where it is, below the extension's config.
     path: tuple[str | int, ...]
+    #: What is wrong.
     message: str
 
 

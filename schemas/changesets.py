@@ -22,6 +22,7 @@ ID_DIGITS: Final = 16
 class OpenChangeset(Struct, frozen=True, omit_defaults=True):
     """Payload of `changeset.open`. `reason`: for whoever reads the list of changesets."""
 
+    #: For whoever reads the list of changesets.
     reason: str = ""
 
 
@@ -30,7 +31,9 @@ class ChangesetHint(Struct, frozen=True, rename="camel"):
     of, by their paths in the worktree.
     """
 
+    #: The folder of the bundle in the worktree; "." for its top.
     bundle_root_in_workdir: str
+    #: The files of the bundle, by their paths in the worktree.
     recommended_files: list[str]
 
 
@@ -50,7 +53,9 @@ class OpenedChangeset(Struct, frozen=True, rename="camel", omit_defaults=True):
 class CommitChangeset(Struct, frozen=True, rename="camel", omit_defaults=True):
     """Payload of `changeset.commit`. Without a `message` the commit's is the changeset's reason."""
 
+    #: The changeset.
     changeset_id: str
+    #: The message of the commit. "": the reason of the changeset.
     message: str = ""
 
 
@@ -68,7 +73,9 @@ class ChangesetSummary(Struct, frozen=True, rename="camel"):
 class ChangesetError(Struct, frozen=True):
     """Why a changeset did not become a commit (BUNDLE-07)."""
 
+    #: The code of the error.
     code: str
+    #: What went wrong.
     message: str
 
 
@@ -122,5 +129,7 @@ class ChangesetDone(Struct, frozen=True, rename="camel", omit_defaults=True, kw_
 class HeldChangeset(Struct, frozen=True, rename="camel"):
     """A worktree that is there, and the event whose turn may go on with it."""
 
+    #: The changeset.
     changeset_id: str
+    #: The event whose turn may go on with it.
     event_id: str

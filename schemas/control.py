@@ -43,14 +43,18 @@ class Running(Struct, frozen=True, rename="camel"):
 class Wanted(Struct, frozen=True, tag="wanted", tag_field="kind", rename="camel"):
     """Principals that should run. With `full` the list is the whole set, else an addition to it."""
 
+    #: The principals.
     principals: list[Principal]
+    #: The list is the whole set.
     full: bool = False
 
 
 class Retire(Struct, frozen=True, tag="retire", tag_field="kind", rename="camel"):
     """The broker has confirmed an agent's `bye`, or wants room: this launch is no longer wanted and will exit."""
 
+    #: The agent and its instance.
     principal: Principal
+    #: The number of the launch.
     launch: int
 
 
@@ -68,18 +72,21 @@ class Kill(Struct, frozen=True, tag="kill", tag_field="kind", rename="camel"):
 class RestartAsked(Struct, frozen=True, tag="restart_asked", tag_field="kind", rename="camel"):
     """An agent wishes a restart: see whether the bundle may run, and say so. `wish` names the wish."""
 
+    #: The name of the wish.
     wish: str
 
 
 class RestartDue(Struct, frozen=True, tag="restart_due", tag_field="kind", rename="camel"):
     """A wish is journaled, and the step of the turn that asked has ended: restart. Nothing is handed out any more."""
 
+    #: Why.
     reason: str
 
 
 class BegunAnew(Struct, frozen=True, tag="begun_anew", tag_field="kind", rename="camel"):
     """The answer to BeginAnew: the journal has it."""
 
+    #: The agent; "": all of them.
     agent: str
 
 
@@ -90,18 +97,21 @@ class TokensWanted(Struct, frozen=True, tag="tokens_wanted", tag_field="kind"):
 class Revised(Struct, frozen=True, tag="revised", tag_field="kind", rename="camel"):
     """The answer to the last Revise: this revision is what the broker serves now."""
 
+    #: The revision.
     revision: str
 
 
 class ChangesetAsked(Struct, frozen=True, tag="changeset_asked", tag_field="kind", rename="camel"):
     """A turn wants a changeset, or a commit of one. The same request may come again: it is the same wish."""
 
+    #: What is wanted.
     wish: ChangesetWish
 
 
 class ChangesetsOver(Struct, frozen=True, tag="changesets_over", tag_field="kind", rename="camel"):
     """Nobody can go on with these changesets: their events have ended."""
 
+    #: The changesets.
     changeset_ids: list[str]
 
 
@@ -115,6 +125,7 @@ class WhichChangesets(Struct, frozen=True, tag="which_changesets", tag_field="ki
 class Inventory(Struct, frozen=True, tag="inventory", tag_field="kind", rename="camel"):
     """Everything that runs: sent once after every control `welcome`."""
 
+    #: What runs.
     running: list[Running]
 
 
@@ -137,7 +148,9 @@ class Exited(Struct, frozen=True, tag="exited", tag_field="kind", rename="camel"
 class Ready(Struct, frozen=True, tag="ready", tag_field="kind", rename="camel"):
     """An agent's launch has loaded what it needs, and takes events."""
 
+    #: The agent and its instance.
     principal: Principal
+    #: The number of the launch.
     launch: int
 
 
@@ -155,26 +168,32 @@ class SpawnFailed(Struct, frozen=True, tag="spawn_failed", tag_field="kind", ren
 class Drain(Struct, frozen=True, tag="drain", tag_field="kind", rename="camel"):
     """The kernel ends: every agent gets a `shutdown` frame with these values. Nothing new is taken or handed out."""
 
+    #: The time that is given (milliseconds). None: no limit.
     grace_period_ms: int
+    #: Why the kernel ends.
     reason: ShutdownReason
 
 
 class RestartChecked(Struct, frozen=True, tag="restart_checked", tag_field="kind", rename="camel"):
     """The bundle may run; with `error`: it may not, or nobody can say."""
 
+    #: The name of the wish.
     wish: str
+    #: Why the bundle may not run; None: it may.
     error: ErrorPayload | None = None
 
 
 class RestartUndone(Struct, frozen=True, tag="restart_undone", tag_field="kind", rename="camel"):
     """What was due is not done, for this reason. The kernel goes on."""
 
+    #: Why it is not done.
     error: ErrorPayload
 
 
 class BeginAnew(Struct, frozen=True, tag="begin_anew", tag_field="kind", rename="camel"):
     """Conversations of this agent, or of all ("" for the name), begin again with their next process."""
 
+    #: The agent; "": all of them.
     agent: str
 
 
@@ -209,12 +228,14 @@ class Revise(Struct, frozen=True, tag="revise", tag_field="kind", rename="camel"
 class ChangesetAnswered(Struct, frozen=True, tag="changeset_answered", tag_field="kind", rename="camel"):
     """The answer to ChangesetAsked. What it says is in force is so already."""
 
+    #: What was done.
     done: ChangesetDone
 
 
 class ChangesetsHeld(Struct, frozen=True, tag="changesets_held", tag_field="kind", rename="camel"):
     """The answer to WhichChangesets: every changeset that is open."""
 
+    #: The open changesets.
     held: list[HeldChangeset]
 
 

@@ -60,13 +60,16 @@ class Edit(Struct, frozen=True, omit_defaults=True):
 class Prompt(Struct, frozen=True, omit_defaults=True):
     """The system prompt; None: there is none."""
 
+    #: The text; None: there is none.
     system: str | None = None
 
 
 class ModelName(Struct, frozen=True):
     """Which model of which provider is asked. As a change it means nothing to an agent with another provider."""
 
+    #: The provider.
     provider: str
+    #: The name of the model.
     model: str
 
 

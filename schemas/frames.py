@@ -105,7 +105,9 @@ ClockStage = Literal["held", "runs"]
 class ReplyTo(Struct, frozen=True, rename="camel"):
     """Where the answer to a request goes. `target` is an agent name or a client address."""
 
+    #: The agent or the client address.
     target: str
+    #: What the asker calls its request.
     correlation_id: str
 
 
@@ -315,6 +317,7 @@ class Welcome(Struct, frozen=True, rename="camel", omit_defaults=True):
 class Credit(Struct, frozen=True):
     """A new credit window: how many new `event` and `tool.call` frames may be unanswered at once."""
 
+    #: How many frames may be unanswered at once.
     window: int
 
 
@@ -394,7 +397,9 @@ class AgentEvent(Struct, rename="camel", omit_defaults=True, kw_only=True):
 class OperatorCall(Struct, rename="camel", omit_defaults=True):
     """`input` of an `operator.call` event: one tool call, made through the catalog of the agent that is asked."""
 
+    #: The name of the tool.
     tool: str
+    #: The arguments.
     args: Any
 
 
@@ -429,6 +434,7 @@ class ConversationEdited(Struct, frozen=True, rename="camel", omit_defaults=True
 class RestartRequest(Struct, frozen=True):
     """Payload of `restart`: why the kernel is to restart."""
 
+    #: Why the kernel is to restart.
     reason: str
 
 
@@ -437,18 +443,21 @@ class RestartAnswer(Struct, frozen=True):
     at the end of its step; false for a wish that was fulfilled before.
     """
 
+    #: Whether the kernel restarts; false: it has done so already.
     comes: bool
 
 
 class AgentsSpawn(Struct, frozen=True, omit_defaults=True):
     """Payload of `agents.spawn`, which names agent and instance in `to` and `instanceKey`. `cwd`: see PROTOCOL.md."""
 
+    #: Where the new instance works (PROTOCOL.md). None: in a directory of its own.
     cwd: str | None = None
 
 
 class AgentsList(Struct, frozen=True, rename="camel", omit_defaults=True):
     """Payload of `agents.list`: every instance, or only those that the asker has spawned."""
 
+    #: Every instance, not only those that the asker has spawned.
     include_all: bool = False
 
 
@@ -485,7 +494,9 @@ class ListedAgent(Struct, frozen=True, rename="camel"):
 class AgentsListed(Struct, frozen=True):
     """The `reply` to `agents.list`. `count` is the number of entries in `agents` (AGENTS-26)."""
 
+    #: The number of entries in `agents`.
     count: int
+    #: The instances.
     agents: list[ListedAgent]
 
 
@@ -576,6 +587,7 @@ class InstanceEnd(Struct, frozen=True, omit_defaults=True):
     also those in which something runs, and say nothing of that to anybody.
     """
 
+    #: End jails in which something runs as well.
     force: bool = False
 
 
@@ -584,6 +596,7 @@ class InstanceEnded(Struct, frozen=True, omit_defaults=True):
     was not to be ended by force: `work` names it then, by callId and handle.
     """
 
+    #: What still runs, by callId and handle.
     work: list[str] = []
 
 
@@ -596,7 +609,9 @@ class Shutdown(Struct, frozen=True, rename="camel"):
     agent's running step takes its own time, within the deadlines that it has.
     """
 
+    #: The time to finish (milliseconds). None: the time that a running step takes.
     grace_period_ms: int | None
+    #: Why.
     reason: ShutdownReason
 
 

@@ -88,7 +88,9 @@ class McpSource(Struct, frozen=True, rename="camel", omit_defaults=True):
     (ITEM-03).
     """
 
+    #: The extension that offers it.
     extension_name: str
+    #: The name that the server gives itself; None: it gives none.
     server_name: str | None = None
 
 

@@ -112,6 +112,7 @@ class McpListing(Struct, frozen=True, rename="camel", omit_defaults=True, kw_onl
 class McpAttach(Struct, frozen=True):
     """Payload of `mcp.attach`, `mcp.list` and `mcp.detach`: the server's prefix."""
 
+    #: The server's prefix.
     server: str
 
 

@@ -94,6 +94,7 @@ class OAuthAppSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_o
 class TokensSpec(Struct, frozen=True, rename="camel"):
     """The `welcome` of the process that holds tokens: the apps of the bundle by their names."""
 
+    #: The apps, by their names.
     apps: dict[str, OAuthAppSpec]
 
 
@@ -194,7 +195,9 @@ class LoginOrder(Struct, frozen=True, rename="camel", omit_defaults=True, tag="l
 class WaitOrder(Struct, frozen=True, rename="camel", tag="wait", tag_field="order"):
     """Answer when the person has agreed or refused, or the time is over."""
 
+    #: The OAuthApp.
     app: str
+    #: The subject whose tokens they are.
     subject: str
 
 
@@ -205,7 +208,9 @@ class ListOrder(Struct, frozen=True, rename="camel", tag="list", tag_field="orde
 class RevokeOrder(Struct, frozen=True, rename="camel", tag="revoke", tag_field="order"):
     """Forget the tokens of a subject, and have the server forget them."""
 
+    #: The OAuthApp.
     app: str
+    #: The subject whose tokens they are.
     subject: str
 
 

@@ -129,19 +129,23 @@ class Settled(Struct, frozen=True):
 class Deliver(Struct, frozen=True):
     """A frame for the user of the link."""
 
+    #: The frame.
     frame: Frame
 
 
 class Reply(Struct, frozen=True):
     """Bytes to send now."""
 
+    #: The bytes.
     data: bytes
 
 
 class Late(Struct, frozen=True):
     """A late answer: its asker was already told that there is none. With the bytes that acknowledge it."""
 
+    #: The frame.
     frame: Frame
+    #: The bytes that acknowledge it.
     data: bytes
 
 
@@ -152,12 +156,14 @@ class Greet(Struct, frozen=True):
 class Welcomed(Struct, frozen=True):
     """The link is ready. `Peer.sendable` now gives the whole outbox again."""
 
+    #: The broker's welcome.
     welcome: Welcome
 
 
 class LinkRefused(Struct, frozen=True):
     """The broker refuses us. The link is over."""
 
+    #: Why.
     error: ErrorPayload
 
 

@@ -59,14 +59,18 @@ class CallReceipt(Struct, frozen=True, rename="camel", omit_defaults=True, kw_on
     `exit` is why its processes ended before it had a result, for a call that was `forked`.
     """
 
+    #: From the hand-over to the jail until the result (milliseconds).
     wall_ms: float
+    #: Why its processes ended before it had a result; None: they did not.
     exit: str | None = None
 
 
 class Receipt(Struct, frozen=True, rename="camel", kw_only=True):
     """Both."""
 
+    #: What was seen of the jail.
     jail: JailReceipt
+    #: What was seen of the call.
     call: CallReceipt
 
 

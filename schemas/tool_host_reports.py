@@ -112,7 +112,9 @@ class InspectionRequest(Struct, frozen=True, rename="camel", kw_only=True):
 class Refusal(Struct, frozen=True):
     """Why a module cannot serve, also in words."""
 
+    #: The reason.
     reason: Reason
+    #: The same in words.
     message: str
 
 
@@ -132,6 +134,7 @@ class ModuleReport(Struct, frozen=True, rename="camel", omit_defaults=True, kw_o
 class InspectionAnswer(Struct, frozen=True):
     """The reports of all tools that were asked for."""
 
+    #: The reports.
     tools: list[ModuleReport]
 
 

@@ -102,7 +102,9 @@ class TurnDetail(Struct, frozen=True, rename="camel", omit_defaults=True):
 class FailureDetail(Struct, frozen=True, rename="camel", omit_defaults=True):
     """The end of a turn or step that failed. `step` is the step that failed, None of a turn."""
 
+    #: Why it failed.
     error: ErrorPayload
+    #: The step that failed; None: the turn.
     step: int | None = None
 
 

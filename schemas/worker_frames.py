@@ -78,7 +78,9 @@ class Init(Struct, frozen=True, tag="init", rename="camel", omit_defaults=True):
 class Message(Struct, frozen=True, tag="message", rename="camel"):
     """The assistant message that later calls name by `messageId`; sent once per jail and message."""
 
+    #: The id of the message.
     message_id: str
+    #: The message, encoded.
     message: Raw
 
 
@@ -112,6 +114,7 @@ class Call(Struct, frozen=True, tag="call", rename="camel", omit_defaults=True, 
 class Cancel(Struct, frozen=True, tag="cancel", rename="camel"):
     """The caller gave up: stop the call if it can be stopped. A result may still follow."""
 
+    #: The call.
     call_id: str
 
 
@@ -131,6 +134,7 @@ class Answer(Struct, frozen=True, tag="answer", rename="camel", omit_defaults=Tr
 class List(Struct, frozen=True, tag="list", rename="camel"):
     """To an MCP worker: ask the server again what it offers. One `listed` with the same number follows."""
 
+    #: The number of the question.
     list_id: int
 
 
@@ -155,12 +159,14 @@ class Fork(Struct, frozen=True, tag="fork"):
     Two descriptors come along: the worker's socket, and a pipe for its standard output and error.
     """
 
+    #: The host's number for the cell.
     cell: int
 
 
 class Kill(Struct, frozen=True, tag="kill"):
     """To a fork server: end every process of this cell, if there is one."""
 
+    #: The host's number for the cell.
     cell: int
 
 
@@ -184,6 +190,7 @@ class Ready(Struct, frozen=True, tag="ready"):
 class LoadFailed(Struct, frozen=True, tag="load_failed"):
     """The module could not be loaded or has no `handlers`; the worker exits."""
 
+    #: Why it could not be loaded.
     message: str
 
 
@@ -303,7 +310,9 @@ class LoginAsk(Struct, frozen=True, tag="login", rename="camel", omit_defaults=T
 class Forked(Struct, frozen=True, tag="forked"):
     """From a fork server: the cell is there, and `pid` is its first process, by its number in the jail."""
 
+    #: The host's number for the cell.
     cell: int
+    #: The number of its first process in the jail.
     pid: int
 
 

@@ -97,6 +97,7 @@ CHECKS: dict[str, Callable[[], str]] = {
     "mutations": python("-m", "scripts.mutations", "--check"),
     "citations": python("-m", "scripts.citations"),
     "circles": python("-m", "scripts.import_circles"),
+    "fields": python("-m", "scripts.documented_fields"),
     "pins": python("-m", "scripts.pin", "--check"),
     "lint": tool(str(BIN / "ruff"), "check", "--quiet", "."),
     "format": tool(str(BIN / "ruff"), "format", "--check", "--quiet", "."),

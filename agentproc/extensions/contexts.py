@@ -267,7 +267,9 @@ Change = Callable[[list[Message]], Any]
 class View(Struct, frozen=True):
     """One change of the messages that the model sees, and the extension that asked for it."""
 
+    #: The extension.
     extension: str
+    #: The change.
     change: Change
 
 

@@ -287,6 +287,7 @@ async def run_handler(
 class _Raised(Struct):
     """The exception of a handler that ran in a thread."""
 
+    #: The exception.
     error: BaseException
 
 

@@ -180,7 +180,9 @@ class LlmResult(Struct):
 class Surroundings(Struct, frozen=True):
     """What an agent's contexts hold besides the turn: the documents of its Swarm and of the agent itself."""
 
+    #: The document of the Swarm.
     swarm: Resource
+    #: The document of the agent.
     agent: Resource
 
 

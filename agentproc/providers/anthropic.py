@@ -62,6 +62,7 @@ _THINKING: Final = frozenset(("thinking", "redacted_thinking"))
 class TextBlock(Struct, frozen=True, tag_field="type", tag="text"):
     """Text."""
 
+    #: The text.
     text: str
 
 

@@ -61,6 +61,7 @@ class FileText(Struct, frozen=True):
 class Body(Struct, frozen=True):
     """A body with files: its pieces, in order."""
 
+    #: The pieces.
     pieces: Sequence[bytes | FileText]
 
     def behind(self, head: bytes) -> Body:

@@ -47,6 +47,7 @@ To talk to a model, set it in goondan.yaml: a Model resource with spec.provider,
 class Reply(Struct, frozen=True):
     """The input is answered with text; no tool is called."""
 
+    #: The text.
     text: str
 
 

@@ -26,7 +26,9 @@ _BOM: Final = b"\xef\xbb\xbf"
 class SseEvent(Struct, frozen=True):
     """One event. `name` is its `event` field, "message" when it has none."""
 
+    #: Its data.
     data: str
+    #: Its name.
     name: str = "message"
 
 

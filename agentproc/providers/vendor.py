@@ -178,10 +178,12 @@ def first_model(body: bytes) -> str:
 
 
 class _Listed(Struct, frozen=True):
+    #: The name of the model.
     id: str = ""
 
 
 class _Listing(Struct, frozen=True):
+    #: The models.
     data: list[_Listed] | None = None
 
 

@@ -38,7 +38,9 @@ MAX_ASKERS: Final = 16
 class Question(Struct):
     """A question without an answer yet. `askers`: the connections and frames that wait for it."""
 
+    #: What is wanted.
     wish: ChangesetWish
+    #: The connections and frames that wait for the answer.
     askers: list[tuple[Connection, Frame]]
 
 

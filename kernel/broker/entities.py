@@ -60,7 +60,9 @@ Handler = Callable[["Connection", Frame, float], None]
 class RefusedEvent(Struct):
     """The first refused event for a target. After `until` (the broker's clock) its sender has given the event up."""
 
+    #: The event.
     event_id: str
+    #: When its sender gives it up (the broker's clock).
     until: float
 
 

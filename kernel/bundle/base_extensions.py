@@ -38,6 +38,7 @@ class BundledExtensionBody(ExtensionBody, frozen=True):
 class BundledExtension(Extension, frozen=True):
     """The manifest of a bundled extension."""
 
+    #: What the manifest says.
     spec: BundledExtensionBody
 
 
@@ -51,6 +52,7 @@ class BroughtToolBody(ToolBody, frozen=True, kw_only=True):
 class BroughtTool(Tool, frozen=True):
     """The manifest of a Tool that a bundled extension brings."""
 
+    #: What the manifest says.
     spec: BroughtToolBody
 
 

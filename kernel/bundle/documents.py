@@ -28,7 +28,9 @@ _GROUPS: Final = (API_V1.partition("/")[0] + "/", API_V1ALPHA1.partition("/")[0]
 class Source(Struct, frozen=True):
     """One file of a bundle: its absolute path and its content."""
 
+    #: Its absolute path.
     path: str
+    #: Its content.
     data: bytes
 
 

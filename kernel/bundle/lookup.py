@@ -21,6 +21,7 @@ class Unreadable(Exception):
 class Found(Struct, frozen=True):
     """What a path in a document leads to. `path` is absolute, with links resolved."""
 
+    #: The absolute path, with links resolved.
     path: str
     #: why it cannot be used; None when it can
     fault: str | None = None

@@ -28,7 +28,9 @@ MAX_PREPARED_BYTES: Final = 4 << 20
 class Prepared(Struct, frozen=True):
     """One manifest: `manifest` is its file from the root of the packages, for whoever looks; `node` its document."""
 
+    #: Its file, from the root of the packages.
     manifest: str
+    #: Its document.
     node: Mapping
 
 

@@ -60,7 +60,9 @@ lent_lock: ContextVar[int | None] = ContextVar("lent_lock", default=None)
 class Author(Struct, frozen=True):
     """Who a commit is by."""
 
+    #: The name.
     name: str
+    #: The address.
     email: str
 
 

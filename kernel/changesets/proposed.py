@@ -37,7 +37,9 @@ _FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 class Proposed(Struct, frozen=True):
     """A file that a changeset adds or changes."""
 
+    #: Git's mode of the file.
     mode: str
+    #: Its content.
     data: bytes
 
 

@@ -31,7 +31,9 @@ MAKE_ONE: Final = "Make one in the bundle's folder: git init && git add -A && gi
 class Head(Struct, frozen=True):
     """The branch that is checked out, by its full name, and its commit."""
 
+    #: The full name of the branch.
     ref: str
+    #: Its commit.
     commit: str
 
 

@@ -33,12 +33,14 @@ MAX_TOOLS: Final = 1000
 class Say(Struct, frozen=True):
     """More of the text."""
 
+    #: The text.
     text: str
 
 
 class Think(Struct, frozen=True):
     """More of the reasoning, which is no part of the text."""
 
+    #: The text.
     text: str
 
 
@@ -49,6 +51,7 @@ class Break(Struct, frozen=True):
 class Remark(Struct, frozen=True):
     """A remark of ours about the text, on a line of its own."""
 
+    #: The remark.
     text: str
 
 

@@ -54,6 +54,7 @@ def _mark(code: str) -> str:
 class Style(msgspec.Struct, frozen=True):
     """Colours, or none. Its results are for kernel.cli.output, which prints them."""
 
+    #: Whether there are colours.
     colour: bool = False
 
     def bold(self, text: str) -> str:

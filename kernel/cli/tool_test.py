@@ -49,7 +49,9 @@ INVALID: Final = 2
 class Subject(msgspec.Struct):
     """The Tools to test, and the exports of each."""
 
+    #: The Tool.
     tool: CheckedTool
+    #: Its exports that are tested.
     exports: list[ToolExport]
 
 

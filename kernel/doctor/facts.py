@@ -39,7 +39,9 @@ class Versions(Struct, frozen=True, kw_only=True):
 class Cgroup(Struct, frozen=True):
     """The control group of this process. Whether jails get some of their own is the survey's to say."""
 
+    #: The version of control groups.
     version: Literal["v2", "v1", "none"]
+    #: Its path below the root of control groups.
     path: str = ""
 
 
@@ -208,7 +210,9 @@ class LockPlace(Struct, frozen=True, kw_only=True):
 class Sized(Struct, frozen=True, kw_only=True):
     """Whether workdirs can have file systems of their own: `state` is `sized` if so, else `why` says what lacks."""
 
+    #: `sized` if they can.
     state: str
+    #: What lacks otherwise.
     why: str = ""
 
 

@@ -54,7 +54,9 @@ class Part(Struct, frozen=True, kw_only=True):
 class Excess(Struct, frozen=True):
     """A part names something that a sandbox does not have. `field` is its place in the part, as it is written."""
 
+    #: Its place in the part, as it is written.
     field: tuple[str | int, ...]
+    #: What there is too much.
     what: str
 
     @property

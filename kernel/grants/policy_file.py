@@ -56,7 +56,9 @@ class Widening(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, 
 class Accepted(Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
     """A request that the operator has accepted. `digest` is of the package as it was then."""
 
+    #: The tool of the package.
     tool: Annotated[str, Meta(min_length=1)]
+    #: The digest of the package as it was then.
     digest: Annotated[str, Meta(min_length=1)]
 
 
@@ -76,12 +78,14 @@ class PinnedSkill(Struct, frozen=True, rename="camel", forbid_unknown_fields=Tru
 class DiskPolicy(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, omit_defaults=True):
     """How the disk is kept. `sized`: the workdir of an instance gets a file system of its own, with a bound."""
 
+    #: Whether the workdir of an instance gets a file system of its own.
     sized: bool = False
 
 
 class SpawnPolicy(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, omit_defaults=True):
     """What agents may give to instances that they spawn. `workdirs`: folders that those may work in, or below."""
 
+    #: Folders that such instances may work in, or below.
     workdirs: list[Annotated[str, Meta(min_length=1)]] = []
 
 

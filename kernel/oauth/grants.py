@@ -78,6 +78,7 @@ class Fetch(msgspec.Struct, frozen=True):
 class Login(msgspec.Struct, frozen=True):
     """A person has to agree, for this reason."""
 
+    #: Why.
     reason: str
 
 

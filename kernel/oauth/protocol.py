@@ -118,7 +118,9 @@ class _DeviceBody(msgspec.Struct):
 
 
 class _ErrorBody(msgspec.Struct):
+    #: The code of the error.
     error: str
+    #: The same in words.
     error_description: str | None = None
 
 

@@ -23,7 +23,9 @@ from schemas.system.startup import close_to_others, die_with_parent, set_process
 class Task(msgspec.Struct):
     """The input of a read: the options of the supervisor, and what the revision that runs asks for."""
 
+    #: The options of the supervisor.
     options: Options
+    #: What the revision that runs asks for.
     running: list[Power]
 
 

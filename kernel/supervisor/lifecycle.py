@@ -85,6 +85,7 @@ class Begin(Struct, frozen=True):
 class Up(Struct, frozen=True):
     """The process of start `run` said that it is ready."""
 
+    #: The number of the start.
     run: int
 
 
@@ -102,18 +103,21 @@ class Down(Struct, frozen=True):
 class Steady(Struct, frozen=True):
     """HEALTHY_S have passed since start `run` was ready."""
 
+    #: The number of the start.
     run: int
 
 
 class RetryDue(Struct, frozen=True):
     """The backoff after the death of start `run` is over."""
 
+    #: The number of the start.
     run: int
 
 
 class StartOverdue(Struct, frozen=True):
     """START_LIMIT_S have passed since start `run`."""
 
+    #: The number of the start.
     run: int
 
 
@@ -127,19 +131,23 @@ ServiceEvent = Begin | Up | Down | Steady | RetryDue | StartOverdue | End
 class StartProcess(Struct, frozen=True):
     """Start the program; report Up and Down with this `run`."""
 
+    #: The service.
     role: str
+    #: The number of the start, for Up and Down.
     run: int
 
 
 class KillProcess(Struct, frozen=True):
     """SIGKILL to its process group."""
 
+    #: The service.
     role: str
 
 
 class TerminateProcess(Struct, frozen=True):
     """SIGTERM: it ends by itself."""
 
+    #: The service.
     role: str
 
 
@@ -157,7 +165,9 @@ class Later(Struct, frozen=True):
 class GiveUp(Struct, frozen=True):
     """The service cannot be started; the kernel's start has failed."""
 
+    #: The service.
     role: str
+    #: Why, for a person.
     cause: str
 
 
@@ -224,18 +234,21 @@ class Stopping(Struct, frozen=True):
 class TerminateGroup(Struct, frozen=True):
     """Ask every process of the group to leave."""
 
+    #: The group.
     group: str
 
 
 class KillGroup(Struct, frozen=True):
     """SIGKILL to every process of the group."""
 
+    #: The group.
     group: str
 
 
 class Finished(Struct, frozen=True):
     """The stop is over. `left` are the groups that not even SIGKILL ended in time."""
 
+    #: The groups that did not end.
     left: tuple[str, ...]
 
 

@@ -88,7 +88,9 @@ class Readiness:
 class Exit(msgspec.Struct, frozen=True):
     """How a process ended. `cause`: for a person, such as `exit 1` or `signal SIGKILL`."""
 
+    #: For a person, such as `exit 1` or `signal SIGKILL`.
     cause: str
+    #: Whether it ended as it should.
     clean: bool
 
 

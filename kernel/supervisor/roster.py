@@ -84,25 +84,30 @@ class History(Struct):
 class Spawn(Struct, frozen=True):
     """Ask the fork server for this agent."""
 
+    #: The agent and its instance.
     principal: Principal
+    #: The number of the launch.
     launch: int
 
 
 class KillAgent(Struct, frozen=True):
     """SIGKILL to the agent; its exit is reported when it is observed."""
 
+    #: The number of the launch.
     launch: int
 
 
 class TerminateAgent(Struct, frozen=True):
     """SIGTERM to the agent."""
 
+    #: The number of the launch.
     launch: int
 
 
 class Tell(Struct, frozen=True):
     """Report to the broker."""
 
+    #: What is reported.
     message: Exited | Ready | SpawnFailed
 
 

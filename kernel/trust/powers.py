@@ -38,7 +38,9 @@ class Variable(Struct, frozen=True, rename="camel", tag="variable"):
     OAuthApp), or the kind of the document whose text has it as `${NAME}`.
     """
 
+    #: The name of the variable.
     name: str
+    #: Where its value goes, see above.
     use: str
 
 
@@ -56,7 +58,9 @@ class Folder(Struct, frozen=True, rename="camel", tag="folder"):
 class Reach(Struct, frozen=True, rename="camel", tag="network"):
     """A network that a tool reaches. `rule` is `public`, `HOST:PORT` or `*.DOMAIN:PORT`."""
 
+    #: The tool.
     tool: str
+    #: `public`, `HOST:PORT` or `*.DOMAIN:PORT`.
     rule: str
 
 
@@ -66,7 +70,9 @@ class Command(Struct, frozen=True, rename="camel", tag="command"):
     `words` is the command as it is written: variables of the user's stand in it by their names.
     """
 
+    #: The name of the server.
     server: str
+    #: The command as it is written.
     words: str
 
 
@@ -76,7 +82,9 @@ class ServerEndpoint(Struct, frozen=True, rename="camel", tag="serverEndpoint"):
     `origin` is `scheme://host:port`, or the text of the document where the address has variables of the user's.
     """
 
+    #: The name of the server.
     server: str
+    #: `scheme://host:port`, or the text of the document.
     origin: str
 
 
@@ -87,7 +95,9 @@ class Endpoint(Struct, frozen=True, rename="camel", tag="endpoint"):
     the variable whose value is sent as the key; "" for none of the user's.
     """
 
+    #: `scheme://host:port`, or `${NAME}` for the value of a variable.
     origin: str
+    #: The user's variable whose value is sent; "": none.
     key: str
 
 
@@ -99,14 +109,18 @@ class TokenServer(Struct, frozen=True, rename="camel", tag="tokenServer"):
     none of the user's.
     """
 
+    #: Where it is: `scheme://host:port`.
     origin: str
+    #: The user's variable that is sent as the client's secret; "": none.
     key: str
 
 
 class OpenKey(Struct, frozen=True, rename="camel", tag="openKey"):
     """A key that is sent over http, which anybody on the way can read, to a machine that is not this one."""
 
+    #: Where it is: `scheme://host:port`.
     origin: str
+    #: The user's variable whose value is sent; "": none.
     key: str
 
 
@@ -116,13 +130,16 @@ class OwnModel(Struct, frozen=True, rename="camel", tag="ownModel"):
     `asleep`: it names none today, so that nothing is sent. This is no part of the identity.
     """
 
+    #: The environment names none today.
     asleep: bool = False
 
 
 class Permission(Struct, frozen=True, rename="camel", tag="permission"):
     """A permission of a tool inside the kernel: `agents` (to ask other agents) or `restart`."""
 
+    #: The tool.
     tool: str
+    #: `agents`, `restart` or `tools`.
     name: str
 
 
@@ -140,12 +157,14 @@ class Setting(Struct, frozen=True, rename="camel", tag="setting"):
 class Owner(Struct, frozen=True, rename="camel", tag="owner"):
     """Another user owns files of the bundle, or a folder above them, and can change what is run."""
 
+    #: The number of the user.
     uid: int
 
 
 class Writers(Struct, frozen=True, rename="camel", tag="writers"):
     """Others may write to files of the bundle, or to a folder above them: a group, or everybody (`gid` None)."""
 
+    #: The number of the group; None: everybody.
     gid: int | None = None
 
 

@@ -66,7 +66,9 @@ S = TypeVar("S")
 
 
 class _Bucket(Struct):
+    #: What is in it.
     level: float
+    #: When that was so (seconds).
     at: float
 
 

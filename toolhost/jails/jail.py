@@ -251,7 +251,9 @@ class Jail(worker.Worker):
 
 
 class _BwrapStatus(msgspec.Struct, rename="kebab"):
+    #: The first process of the jail.
     child_pid: int | None = None
+    #: How it ended; None: it runs.
     exit_code: int | None = None
 
 

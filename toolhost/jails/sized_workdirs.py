@@ -79,6 +79,7 @@ class Claim(Struct, eq=False):
 class _Point(Struct, eq=False):
     #: Held while a sum is set, so that the last one to ask sets the sum that counts.
     lock: asyncio.Lock
+    #: Who needs it.
     claims: list[Claim] = []
 
 

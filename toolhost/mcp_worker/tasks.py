@@ -44,24 +44,28 @@ Inputs = Callable[[dict[str, types.InputRequest]], Awaitable[dict[str, Any]]]
 
 class _Get(types.Request[dict[str, Any], Literal["tasks/get"]]):
     method: Literal["tasks/get"] = "tasks/get"
+    #: The parameters.
     params: dict[str, Any]
     name_param = "taskId"
 
 
 class _Result(types.Request[dict[str, Any], Literal["tasks/result"]]):
     method: Literal["tasks/result"] = "tasks/result"
+    #: The parameters.
     params: dict[str, Any]
     name_param = "taskId"
 
 
 class _Update(types.Request[dict[str, Any], Literal["tasks/update"]]):
     method: Literal["tasks/update"] = "tasks/update"
+    #: The parameters.
     params: dict[str, Any]
     name_param = "taskId"
 
 
 class _Cancel(types.Request[dict[str, Any], Literal["tasks/cancel"]]):
     method: Literal["tasks/cancel"] = "tasks/cancel"
+    #: The parameters.
     params: dict[str, Any]
     name_param = "taskId"
 

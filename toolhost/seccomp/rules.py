@@ -47,14 +47,18 @@ class Test(Struct, frozen=True):
 class Case(Struct, frozen=True):
     """What happens when every test holds."""
 
+    #: All of these have to hold.
     tests: tuple[Test, ...]
+    #: What happens then.
     verdict: Verdict
 
 
 class Rule(Struct, frozen=True):
     """Its `cases` are tried in order, and the first that holds counts. `otherwise` counts when none holds."""
 
+    #: The cases, in order.
     cases: tuple[Case, ...]
+    #: What happens when none holds.
     otherwise: Verdict
 
 

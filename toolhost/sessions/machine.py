@@ -76,7 +76,9 @@ class Answer(Struct, frozen=True):
 class Finish(Struct, frozen=True):
     """The call ends with `payload`, which its worker sent. Its work goes on."""
 
+    #: The call.
     call: Call
+    #: The result, as it was sent.
     payload: Raw
 
 
@@ -98,14 +100,18 @@ class Conclude(Struct, frozen=True):
 class AskToStop(Struct, frozen=True):
     """Ask the handler of a call to stop."""
 
+    #: The session of the jail.
     session: JailSession
+    #: The call.
     call: Call
 
 
 class LeaveCall(Struct, frozen=True):
     """Let the own processes of a call end, together with everything that the call has left behind."""
 
+    #: The session of the jail.
     session: JailSession
+    #: The call.
     call: Call
 
 
@@ -123,19 +129,23 @@ class EndCall(Struct, frozen=True):
 class Leave(Struct, frozen=True):
     """Ask the worker to leave."""
 
+    #: The session of the jail.
     session: JailSession
 
 
 class Terminate(Struct, frozen=True):
     """Ask the program of a server to end, by a signal."""
 
+    #: The session of the jail.
     session: JailSession
 
 
 class Kill(Struct, frozen=True):
     """End the jail. From now on receipts name `reason` as the cause of its end."""
 
+    #: The session of the jail.
     session: JailSession
+    #: The cause of its end, for receipts.
     reason: str
 
 
@@ -164,6 +174,7 @@ class WaitForStop(Struct, frozen=True):
 class Again(Struct, frozen=True):
     """Place the call once more."""
 
+    #: The call.
     call: Call
 
 

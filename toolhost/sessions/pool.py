@@ -41,20 +41,25 @@ MAX_SERVERS: Final = 64
 class Start(Struct, frozen=True):
     """Launch a jail for this session, and then call `launched` or `failed`. `call` is one of those that need it."""
 
+    #: The session of the jail.
     session: JailSession
+    #: One of the calls that need it.
     call: Call
 
 
 class Assign(Struct, frozen=True):
     """Run this call in this session, whose jail is there."""
 
+    #: The session of the jail.
     session: JailSession
+    #: The call.
     call: Call
 
 
 class End(Struct, frozen=True):
     """End this session's jail; it runs nothing."""
 
+    #: The session of the jail.
     session: JailSession
 
 

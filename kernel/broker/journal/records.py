@@ -178,7 +178,9 @@ class RestartWished(Struct, frozen=True, array_like=True, tag="restart"):
 class FreshStart(Struct, frozen=True, array_like=True, tag="fresh"):
     """The conversations of this agent, or of all agents (with the name ""), have this generation."""
 
+    #: The agent; "": all of them.
     agent: str
+    #: The generation.
     generation: int
 
 
@@ -224,6 +226,7 @@ class ConfigPatched(Struct, frozen=True, array_like=True, tag="config", kw_only=
 class DeadlineMoved(Struct, frozen=True, array_like=True, tag="moved"):
     """The event has a new deadline, because its clock stood still for a while."""
 
+    #: The new deadline.
     deadline: Deadline
 
 
@@ -284,19 +287,23 @@ class ApprovalAnswered(Struct, frozen=True, array_like=True, tag="answered"):
 class ApprovalRemembered(Struct, frozen=True, array_like=True, tag="remembered"):
     """Who has decided what. The record stays when the item has ended with its event."""
 
+    #: The number of the item.
     number: int
+    #: The decision.
     decided: ApprovalDecided
 
 
 class ApprovalStarted(Struct, frozen=True, array_like=True, tag="used"):
     """The call may start: the approval is used."""
 
+    #: When it was used.
     at: Deadline
 
 
 class EpochsReserved(Struct, frozen=True, array_like=True, tag="epochs"):
     """Epochs up to this one may have been used."""
 
+    #: The highest of them.
     top: int
 
 

@@ -25,6 +25,7 @@ IN_FLIGHT = 16
 class ToolCallError(ToolError):
     """A call of a tool failed. `code` says how, `suggestion` what to do about it."""
 
+    #: How it failed.
     code: str
 
     @property
