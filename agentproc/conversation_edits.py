@@ -6,7 +6,7 @@ changed, and the event comes again; after the commit it is answered from the sto
 
 Imported when an operator asks.
 
-Source: docs/design/turns.md section 10.
+Source: docs/design/turns.md section 11.
 """
 
 from __future__ import annotations

@@ -13,16 +13,19 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from msgspec import structs
+
 from agentproc.approvals import Approvals
 from agentproc.calls import CallContext
 from agentproc.catalog import StepCatalog
 from agentproc.context import reading
-from agentproc.conversation import Message, ToolCallPart, encode_message, error_result
+from agentproc.conversation import REASONING, Message, ToolCallPart, encode_message, error_result
 from agentproc.elicitations import Elicitations
 from agentproc.extensions.stages import Stages
 from agentproc.instance import Instance
 from agentproc.notes import TurnNotes, results_of
 from agentproc.own_calls import OwnCalls
+from agentproc.providers.history import KEPT
 from agentproc.script_calls import ScriptCalls
 from agentproc.scripts import script_of
 from agentproc.tool_asks import ToolAsks
@@ -184,7 +187,7 @@ class TurnCalls:
         part, message, instance = action.part, action.message, self._instance
         encoded = None
         if message.id != self._shown_message:
-            encoded, self._shown_message = encode_message(message), message.id
+            encoded, self._shown_message = encode_message(_for_tools(message)), message.id
 
         def done(result: ToolResult | GoondanError, answered_id: str | None) -> None:
             if isinstance(result, GoondanError):
@@ -275,3 +278,9 @@ class TurnCalls:
     def cancel_unseen(self, call_ids: Sequence[str]) -> None:
         """Cancel calls that an earlier incarnation has made. Nobody waits for their results."""
         self._instance.caller.cancel_unseen(call_ids, self.context.event_id)
+
+
+def _for_tools(message: Message) -> Message:
+    """The message of a call as handlers get it: without the model's reasoning, and without what is for its vendor."""
+    metadata = {key: value for key, value in message.metadata.items() if key not in (KEPT, REASONING)}
+    return message if metadata == message.metadata else structs.replace(message, metadata=metadata)

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-from agentproc.conversation import AssistantData, Message, TextPart, ToolData, files_of
+from agentproc.conversation import REASONING, AssistantData, Message, TextPart, ToolData, files_of
 from agentproc.providers.history import KEPT
 from schemas.codec import encode_value
 from schemas.frames import FilePart, ToolResult
@@ -50,7 +50,11 @@ def message_size(message: Message) -> int:
         else:
             size += AROUND + len(part.tool_name) + len(encode_value(part.args))
     kept = message.metadata.get(KEPT)
-    return size if kept is None else size + len(encode_value(kept))
+    if kept is None:
+        return size
+    reasoning = message.metadata.get(REASONING)  # of chat completions, whose vendor gets it back under the kept name
+    goes_back = isinstance(kept, dict) and "reasoning" in kept and isinstance(reasoning, str)
+    return size + len(encode_value(kept)) + (text_size(reasoning) if goes_back else 0)
 
 
 def files_size(message: Message) -> int:

@@ -3,7 +3,7 @@
 Messages are read from the instance's file. What changes the conversation goes to the agent as an operator's event. So
 it waits for the turns before it, and is stored by the agent itself (agentproc/conversation_edits.py).
 
-Source: docs/design/turns.md section 10; docs/design/commands.md section 9.
+Source: docs/design/turns.md section 11; docs/design/commands.md section 9.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """What our adapters send for some conversations, against what the vendors' packages send for them (vendor_requests/,
-see its record.py): pictures, caching and reasoning included.
+see its record.py): pictures, caching, reasoning and structured answers included.
 """
 
 from __future__ import annotations
@@ -32,23 +32,25 @@ from schemas.codec import to_raw
 from schemas.frames import Blob, FilePart, ToolError, ToolResult
 from schemas.launch import CatalogItem, ModelSpec
 from schemas.model_providers import BY_NAME
+from schemas.structured import OutputSpec
 from tests.process.model_servers import AT, BASH
 
 RECORDED = Path(__file__).parent / "vendor_requests"
 PNG = b"PNG..."
 PDF = b"%PDF."
 MARK = "0123456789abcdef" * 2
-#: Recordings of what is not in requests yet that the recorded conversations have.
-NOT_YET = {"structured"}
+#: The form of the structured answer.
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}, "degrees": {"type": "integer"}},
+    "required": ["city", "degrees"],
+    "additionalProperties": False,
+}
 
 
 def cases() -> list[tuple[str, str]]:
-    found = [
-        (provider, case)
-        for provider in BY_NAME
-        for case in json.loads((RECORDED / f"{provider}.json").read_text())["cases"]
-    ]
-    return [(provider, case) for provider, case in found if case not in NOT_YET]
+    recorded = {provider: json.loads((RECORDED / f"{provider}.json").read_text())["cases"] for provider in BY_NAME}
+    return [(provider, case) for provider, cases in recorded.items() for case in cases]
 
 
 def said(*data: MessageData) -> list[Message]:
@@ -99,6 +101,7 @@ CONVERSATIONS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "pictures": pictures,
     "caching": tools,
     "reasoning": reasoning,
+    "structured": lambda _: {"messages": said(UserData("Weather?")), "tools": [], "output": OutputSpec(SCHEMA)},
 }
 #: What the vendor has given with its reasoning, and the params of a model that reasons.
 KEPT: dict[str, dict[str, Any]] = {

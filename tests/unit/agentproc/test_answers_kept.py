@@ -11,12 +11,20 @@ from typing import Any
 import pytest
 
 from agentproc.answers import MAX_ANSWER_BYTES, answer_payload
-from agentproc.conversation import MAX_REASONING, AssistantData, Message, MessageSource, TextPart
+from agentproc.context.sizes import message_size
+from agentproc.conversation import (
+    MAX_REASONING,
+    AssistantData,
+    Message,
+    MessageSource,
+    TextPart,
+    decode_message,
+)
 from agentproc.providers.base import ModelAnswer, ModelFailure, Usage
 from agentproc.turn import AskedCall, End, Resume, Turn
 from schemas.blobs import MAX_BLOB_BYTES
 from schemas.codec import from_raw
-from schemas.frames import AgentEvent
+from schemas.frames import AgentEvent, ToolCallPayload
 from schemas.results import CUT_MARK
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame
 from tests.unit.agentproc.turns import Make, the_answer
@@ -52,6 +60,26 @@ async def test_the_answer_says_that_it_was_cut_off_and_has_the_reasoning_beside_
     counts = {"inputTokens": 90, "outputTokens": 20, "cachedTokens": 60, "cacheWriteTokens": 10, "reasoningTokens": 15}
     assert noted == {"step": 2, "model": "embedded", "finishReason": "length", "cutOff": True, **counts}
     assert not any("thought" in row[0] for row in rows), "a trace holds no text"
+
+
+async def test_tools_see_neither_the_reasoning_nor_what_is_for_the_vendor(make: Make) -> None:
+    link = FakeLink()
+    kept = {"vendor": {"provider": "p", "model": "m", "blocks": ["sealed"]}, "other": 1}
+    call = ModelAnswer(calls=[AskedCall("a", "notes__add", {})], reasoning="a thought", metadata=kept)
+    await make(link, FakeModel(call, ModelAnswer(text="done"))).run(event_frame("e1", "go"))
+    (frame,) = link.calls
+    message = from_raw(frame.payload, ToolCallPayload).message
+    assert message is not None
+    assert decode_message(message).metadata == {"other": 1}
+
+
+def test_reasoning_that_goes_back_counts_as_a_part_of_the_request() -> None:
+    said = AssistantData([TextPart("x")])
+    sizes = []
+    for kept in ({}, {"reasoning": "reasoning_content"}):
+        metadata = {"reasoning": "y" * 1000, "vendor": {"provider": "p", "model": "m", **kept}}
+        sizes.append(message_size(Message("m", said, "", MessageSource("assistant"), metadata)))
+    assert sizes[1] - sizes[0] > 1000
 
 
 async def test_only_the_last_message_decides(make: Make) -> None:
