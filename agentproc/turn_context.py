@@ -177,7 +177,8 @@ class TurnContext:
             kept = await self._jump(parts, kept, self._low(parts, kept, window), forced=forced)
             size = self._size(parts, kept.shape)
         fitted = self._fitted(parts, kept, size, window)
-        if window is not None and int(size * estimate.surely(kept.ratio)) > window.tokens:
+        known = self._known(parts.request)  # a refusal may have told wrong numbers: then the server is asked again
+        if known is not None and int(size * estimate.surely(kept.ratio)) > known:
             raise self._too_long(parts, fitted, f"the context of {parts.request.model.model} is exceeded")
         return fitted
 

@@ -289,3 +289,20 @@ async def test_a_server_that_does_not_say_its_window_is_asked_three_times(
     model = Asked(*[says("y" * 6000) for _ in range(6)])
     await talk(make, model, [f"say {number}" for number in range(6)])
     assert model.questions == asked
+
+
+async def test_a_refusal_with_a_wrong_number_does_not_end_the_conversation(make: Make) -> None:
+    class Wrong(FakeModel):
+        refused = False
+
+        async def complete(self, request: ModelRequest, *rest: Any) -> ModelAnswer:
+            if not self.refused:
+                self.refused = True
+                raise ContextOverflow("no", Overflow(5000, 64))
+            answer = await super().complete(request, *rest)
+            return ModelAnswer(text=answer.text, finish_reason="stop", usage=Usage(200, 5))
+
+    model = Wrong(*[says("y" * 100) for _ in range(4)])
+    link = await talk(make, model, ["one", "two", "three", "four"])
+    assert [answer.status for answer in link.answers()] == ["failed", "completed", "completed", "completed"]
+    assert model.requests[-1].max_tokens is None, "what it told is forgotten"
