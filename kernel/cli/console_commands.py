@@ -30,6 +30,7 @@ HELP: Final[Mapping[str, tuple[str, str]]] = {
     "new": ("[KEY]", "begin another conversation; with KEY: go to the one of this instance"),
     "history": ("[N]", "show the last messages of this conversation (20 if N is left out)"),
     "undo": ("", "take the last turn back; what its tools have done stays done"),
+    "attach": ("[FILE]", "send this picture or PDF with the next message; without FILE: send none"),
     "model": ("", "say which model the agent talks to"),
     "tools": ("", "list the tools that the agent could call now"),
     "tokens": ("", "say how many messages and tokens this conversation has taken"),
@@ -73,10 +74,12 @@ class Commands:
         self._workdir = workdir
         #: The key of the instance that is talked to.
         self.instance = instance
+        self._attached: list[str] = []
         self._performs: dict[str, Callable[[str], Awaitable[list[str]]]] = {
             "new": self._new,
             "history": self._history,
             "undo": self._undo,
+            "attach": self._attach,
             "model": self._model,
             "tools": self._tools,
             "tokens": self._tokens,
@@ -89,6 +92,11 @@ class Commands:
         if command.argument and not takes:
             raise fail("E_USAGE", f"/{command.name} takes nothing", suggestion="/help shows the commands.")
         return await self._performs[command.name](command.argument)
+
+    def take_attached(self) -> list[str]:
+        """The paths of the files that go with the next message. They go with one message only."""
+        taken, self._attached = self._attached, []
+        return taken
 
     async def goes_on(self) -> str | None:
         """Which conversation is continued, since when, and how long it is. None for a new one."""
@@ -133,6 +141,22 @@ class Commands:
         left = "none is left" if not done.left else f"{_messages(done.left)} left"
         return [f"took back {one_line(done.said or '', 60)!r} ({_messages(done.removed)}); {left}"]
 
+    async def _attach(self, argument: str) -> list[str]:
+        if not argument:
+            dropped = self.take_attached()
+            return [
+                f"{len(dropped)} files are not sent" if dropped else "no file is attached; /attach FILE attaches one"
+            ]
+        from kernel.cli.message_files import close_files, open_files
+
+        wanted = [*self._attached, os.path.abspath(os.path.expanduser(argument))]
+        opened = open_files(wanted)  # what is wrong is said now; they are read when the message goes
+        close_files(opened)
+        self._attached = wanted
+        return [
+            f"with the next message: {', '.join(f'{one_line(file.name, 80)} ({file.media_type})' for file in opened)}"
+        ]
+
     async def _model(self, argument: str) -> list[str]:
         return [f"{self._kernel.entry_agent or 'nobody'} talks to {self._kernel.model or 'a model that is not known'}"]
 
@@ -167,7 +191,8 @@ def history_line(message: Any) -> str:
     data = data if isinstance(data, dict) else {}
     role, content = str(data.get("role")), data.get("content")
     parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
-    texts = [_part(part) for part in parts if isinstance(part, dict)]
+    files = data.get("files")
+    texts = [_part(part) for part in [*parts, *(files if isinstance(files, list) else [])] if isinstance(part, dict)]
     return f"{role:<9}  {one_line(' '.join(text for text in texts if text), MAX_SHOWN)}".rstrip()
 
 

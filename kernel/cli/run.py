@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from kernel.cli.screen import Screen
     from kernel.cli.session import Listener, Session
     from schemas.errors import GoondanError
-    from schemas.frames import Answer, ErrorPayload, RuntimeEvent
+    from schemas.frames import Answer, ErrorPayload, FilePart, RuntimeEvent
 
 #: The most lines without an answer. No more lines are read before one is answered.
 MAX_IN_FLIGHT: Final = 64
@@ -495,12 +495,26 @@ class _Talk:
                 event_id=event_id,
                 workdir=self._wishes.workdir,
                 listener=listener,
+                files=self._lay_down(session),
             )
             return _Told(event_id, answer)
         except GoondanError as error:
             if error.info.code in GONE:
                 raise
             return _Told(event_id, error=error, command=None if command is None else command.name)
+
+    def _lay_down(self, session: Session) -> list[FilePart]:
+        """Put the files that go with this message where its event can name them. Raises GoondanError."""
+        paths = self._commands.take_attached()
+        if not paths:
+            return []
+        from kernel.cli.message_files import close_files, open_files
+
+        files = open_files(paths)
+        try:
+            return session.lay_down(files)
+        finally:
+            close_files(files)
 
     def _show(self, told: _Told, screen: Screen | None = None) -> None:
         from kernel.cli.answered import tell_cut_off, tell_reasoning, tell_usage

@@ -61,6 +61,17 @@ def test_commands_never_reach_the_model_and_every_other_line_does(kernel: Sandbo
     assert kernel.gdn("run", "--new", "--instance", "k").status == 2
 
 
+def test_a_picture_goes_with_the_next_message_and_with_no_other(kernel: Sandbox, model: ScriptedModel) -> None:
+    (kernel.home / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(100))
+    talked = kernel.gdn("run", input="/attach a.png\nlook\nthen\n/attach goondan.yaml\n/history 4\n")
+    assert "with the next message: a.png (image/png)\n" in talked.out
+    assert "[E_FILE_INVALID]" in talked.err
+    assert "user       look [a.png]\n" in talked.out
+    kinds = [part["type"] for part in model.requests["look"][0]["messages"][-1]["content"]]
+    assert sorted(kinds) == ["image_url", "text"]
+    assert model.requests["then"][0]["messages"][-1]["content"] == "then"
+
+
 def test_a_swarm_that_runs_detached_is_joined_and_goes_on(kernel: Sandbox, model: ScriptedModel) -> None:
     kernel.detach()
     pid = kernel.pid("supervisor")

@@ -67,7 +67,7 @@ def test_a_message_of_each_kind_is_one_line() -> None:
         ({"role": "user", "content": "hi\nthere"}, "user       hi there"),
         ({"role": "assistant", "content": [{"type": "text", "text": "so"}, call]}, "assistant  so a__b x=1"),
         ({"role": "tool", "content": [result]}, "tool       a__b: ok"),
-        ({"role": "user", "content": [{"type": "file", "name": "a.png"}]}, "user       [a.png]"),
+        ({"role": "user", "content": "look", "files": [{"type": "file", "name": "a.png"}]}, "user       look [a.png]"),
     ]
     assert [history_line({"data": data}) for data, _ in rows] == [line for _, line in rows]
     assert history_line(7) == "None"
