@@ -25,6 +25,7 @@ from agentproc.instance import Instance
 from agentproc.known_secrets import HidingFormatter, KnownSecrets
 from agentproc.log_share import Share
 from agentproc.loop import TurnRunner
+from agentproc.model_gate import ModelGates
 from agentproc.store import ConversationStore
 from agentproc.tool_asks import unsent_answer
 from schemas.address import instance_dir
@@ -78,7 +79,9 @@ class AgentApp:
             on_unsent=self._on_unsent,
             on_late=lambda frame: log.warning("%s", describe_late(frame)),
             broker_uid=broker_uid,
+            models=lambda: (self._gates.held(), self._gates.kept()),
         )
+        self._gates = ModelGates(self.link)
 
     async def run(self, ready: Callable[[], None] | None = None) -> int:
         """Serve until it is time to leave, and return the exit status. `ready` is called when the broker has welcomed
@@ -202,6 +205,10 @@ class AgentApp:
                 grace_ms = from_raw(frame.payload, Shutdown).grace_period_ms
                 self._shutdown = frame
                 self._begin_leaving(None if grace_ms is None else grace_ms / 1000)
+            elif frame.type == "model.gate":
+                self._gates.changed(frame)
+            elif frame.type == "model.line":
+                self._gates.placed(frame)
             elif frame.type == "error":
                 log.warning("the broker says: %s", GoondanError(from_raw(frame.payload, ErrorPayload)))
             elif self._runner is not None and (take := self._runner.takes.get(frame.type)) is not None:
@@ -210,6 +217,7 @@ class AgentApp:
             log.warning("a %s frame was ignored: %s", frame.type, error)
 
     def _on_welcome(self, welcome: Welcome) -> None:
+        self._gates.welcome(welcome.limited)
         if self._runner is not None:
             self._runner.instance.caller.welcomed()
             self._runner.instance.live_config.take(welcome.config, welcome.spec)
@@ -269,7 +277,7 @@ class AgentApp:
             max_bytes=spec.conversation_mb << 20,
             generation=0 if spec.name == OPERATOR_AGENT else welcome.generation,
         )
-        instance = Instance(spec, instance_key, self.link, store, secrets=self._secrets)
+        instance = Instance(spec, instance_key, self.link, store, secrets=self._secrets, gates=self._gates)
         instance.live_config.take(welcome.config)
         return TurnRunner(instance)
 

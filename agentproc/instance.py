@@ -29,6 +29,7 @@ from agentproc.extensions.workspaces import Workspaces
 from agentproc.files import InstanceFiles
 from agentproc.known_secrets import KnownSecrets
 from agentproc.live_config import InForce, LiveConfig
+from agentproc.model_gate import ModelGates
 from agentproc.providers.base import Provider, redactor_of
 from agentproc.providers.choose import make_provider
 from agentproc.script_log import ScriptLog
@@ -71,9 +72,10 @@ class Instance:
         provider: Provider | None = None,
         clock: Callable[[], str] = now_rfc3339,
         secrets: KnownSecrets | None = None,
+        gates: ModelGates | None = None,
     ) -> None:
         """`provider` is the model, None for the one that the specification names. `clock` gives the time as RFC 3339 in
-        UTC. The process's log hides `secrets`.
+        UTC. The process's log hides `secrets`. `gates` are those of the process; None: they are all open.
         """
         loop = asyncio.get_running_loop()
         self.instance_key = instance_key
@@ -115,6 +117,8 @@ class Instance:
         )
         #: What is known of the model's context, and what is left out of the conversation.
         self.context = ContextMemory(store)
+        #: Who may ask the model servers, and when.
+        self.gates = gates or ModelGates(link)
         self.caller = ToolCaller(link, loop, self.tools.folder_of)
         self.acks = ResultAcks(link, loop)
         #: What the calls of a running script have come to.

@@ -25,6 +25,7 @@ from agentproc.providers.base import TextDelta
 from agentproc.turn import Action, AskModel, End, RunTool, Store
 from schemas.codec import from_raw, replace_surrogates, to_raw
 from schemas.frames import OPERATOR, Frame, RuntimeEvent, RuntimeEventKind, ToolProgress
+from schemas.model_gate import PlaceInLine
 from schemas.spans import call_span, step_span, turn_span
 from schemas.traces import NoteKind
 
@@ -142,6 +143,18 @@ class LiveFeed:
         if self._wanted:
             call = _short(tool_call_id, MAX_NAME)
             self._send(RuntimeEvent(kind="tool.waits", step=self._step, tool_call_id=call))
+
+    def model_waits(self, *, before: int | None = None, wait_ms: int | None = None, message: str | None = None) -> None:
+        """The step's request to the model waits: for `before` requests of others, or because a try failed with
+        `message`, for at least `wait_ms`.
+        """
+        if self._wanted:
+            said = None if message is None else _short(message, MAX_MESSAGE)
+            self._send(RuntimeEvent(kind="model.waits", step=self._step, before=before, wait_ms=wait_ms, message=said))
+
+    def in_line(self, place: PlaceInLine) -> None:
+        """The step's request waits in the line before a model server."""
+        self.model_waits(before=place.before, wait_ms=place.held_ms)
 
     def close(self) -> None:
         """Stop the timer, and drop everything that waits."""

@@ -24,9 +24,11 @@ from agentproc.conversation import CUT_OFF, MAX_REASONING, REASONING
 from agentproc.extensions.stages import Stages
 from agentproc.instance import Instance
 from agentproc.live import LiveFeed
+from agentproc.model_gate import TurnGates
 from agentproc.notes import ModelAttempts, TurnNotes
 from agentproc.providers.base import (
     ContextOverflow,
+    FailedTry,
     ModelAnswer,
     ModelFailure,
     ModelNews,
@@ -39,6 +41,7 @@ from agentproc.turn import Input, ModelAnswered, ModelFailed
 from agentproc.turn_context import TurnContext
 from schemas.errors import GoondanError, error_payload
 from schemas.frames import ErrorPayload
+from schemas.model_providers import BY_NAME
 from schemas.results import cut_message
 
 #: The longest error message of a model (characters).
@@ -77,6 +80,7 @@ class ModelCalls:
         push: Callable[[Input], None],
         time_left: Callable[[], float | None],
         lost: Callable[[], None],
+        gates: TurnGates,
     ) -> None:
         self._instance = instance
         self._loop = instance.loop
@@ -88,6 +92,7 @@ class ModelCalls:
         self._push = push
         self._time_left = time_left
         self._lost = lost
+        self._gates = gates
         #: The questions that extensions ask the model outside of the conversation.
         self.aside = Aside(instance.spec, self.ask_once, time_left, instance.clock)
         self._call: asyncio.Task[None] | None = None
@@ -200,19 +205,11 @@ class ModelCalls:
 
     async def _request(self, provider: Provider, request: ModelRequest, *, anew: bool, hidden: bool) -> ModelAnswer:
         """Make one request to one model. The arguments and errors are those of `ask_once`."""
+        request = self._gated(request)
         attempts = self._attempts = ModelAttempts()
 
         def on_news(news: ModelNews) -> None:
-            now = self._loop.time()
-            if news == "content":
-                self._stall.content(now)
-                return
-            attempts.hear(news, now)
-            if news in ("waiting", "queued"):
-                self._stall.waiting(now)
-            elif news == "asking":
-                self._stall.asking(now)
-                self._watch(request)
+            self._hear(news, request, attempts, hidden=hidden)
 
         show, void = None if hidden else self._live.on_delta, anew
 
@@ -252,6 +249,28 @@ class ModelCalls:
             self._stall.end()  # what extensions do behind it is not the model's time
         self._notes.model_ended(request, attempts, answer=answer)
         return answer
+
+    def _gated(self, request: ModelRequest) -> ModelRequest:
+        """The request with its way out. A provider that asks no server needs none."""
+        if request.model.provider not in BY_NAME:
+            return request
+        return msgspec.structs.replace(request, gate=self._gates.request(request.model))
+
+    def _hear(self, news: ModelNews, request: ModelRequest, attempts: ModelAttempts, *, hidden: bool) -> None:
+        """The news of the provider while a request runs."""
+        now = self._loop.time()
+        if news == "content":
+            self._stall.content(now)
+            return
+        attempts.hear(news, now)
+        if isinstance(news, FailedTry):
+            if not hidden:
+                self._live.model_waits(message=self._instance.redact(news.error), wait_ms=round(news.wait_s * 1000))
+        elif news == "asking":
+            self._stall.asking(now)
+            self._watch(request)
+        else:
+            self._stall.waiting(now)
 
     def _without_secrets(self, info: ErrorPayload) -> ErrorPayload:
         """A model's error in a form that may be stored and shown: without the key, and of limited length."""

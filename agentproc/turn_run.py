@@ -163,6 +163,7 @@ class TurnRun:
             push=self.push,
             time_left=self._time_left,
             lost=self.abandon,
+            gates=instance.gates.of_turn(self._event_id, self._epoch, live.in_line),
         )
         calls.asks.handle(SAMPLE, self._make_sampling().take)
         self._stages: Stages | None = None

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from msgspec import Raw, Struct, field
 
+from schemas.model_gate import HeldPermit, KeptState
 from schemas.usage import Usage
 
 if TYPE_CHECKING:
@@ -73,6 +74,11 @@ FrameType = Literal[
     "changeset.commit",
     "budget.reserve",
     "budget.settle",
+    "model.permit",
+    "model.over",
+    "model.out",
+    "model.gate",
+    "model.line",
     "config.propose",
     "config.changed",
     "oauth.token",
@@ -279,6 +285,10 @@ class Hello(Struct, frozen=True, rename="camel", omit_defaults=True):
     started_ms: int | None = None
     #: Of a tool host: who is attached to its MCP servers.
     attached: list[AttachedServer] = []
+    #: Of an agent process: its requests to models that are out.
+    permits: list[HeldPermit] = []
+    #: Of an agent process: the last state of each gate that it was given.
+    gates: list[KeptState] = []
 
 
 class Welcome(Struct, frozen=True, rename="camel", omit_defaults=True):
@@ -312,6 +322,8 @@ class Welcome(Struct, frozen=True, rename="camel", omit_defaults=True):
     generation: int = 0
     #: Changes of its configuration that are in force for an agent (schemas.live_config.LiveChanges); nil: none.
     config: Raw = NO_PAYLOAD
+    #: Of an agent: the names of its Model documents whose requests have to ask ("": its own model).
+    limited: list[str] = []
 
 
 class Credit(Struct, frozen=True):
@@ -631,13 +643,14 @@ RuntimeEventKind = Literal[
     "tool.progress",
     "tool.waits",
     "reasoning",
+    "model.waits",
 ]
 
 
 class RuntimeEvent(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
     """Payload of `runtime.event` from an agent: news of a turn that runs. Any of them may be lost."""
 
-    #: What happened. `tool.waits`: the call waits for a person.
+    #: What happened. `tool.waits`: the call waits for a person. `model.waits`: the step's request to the model waits.
     kind: RuntimeEventKind
     #: The number of the step, from 1.
     step: int = 0
@@ -661,10 +674,14 @@ class RuntimeEvent(Struct, frozen=True, rename="camel", omit_defaults=True, kw_o
     done: float | None = None
     #: Of `tool.progress`: how much there is in all, as the handler says.
     total: float | None = None
-    #: Of `tool.progress`: the handler's own words.
+    #: Of `tool.progress`: the handler's own words. Of `model.waits`: why the last try failed.
     message: str | None = None
     #: Of `turn.failed` and `step.failed`: why it failed.
     error: ErrorPayload | None = None
+    #: Of `model.waits`: how many requests of others go out before this one. None: it waits for the server.
+    before: int | None = None
+    #: Of `model.waits`: how long it waits at least (milliseconds).
+    wait_ms: int | None = None
 
 
 class ToolProgress(Struct, frozen=True, omit_defaults=True):

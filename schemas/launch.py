@@ -16,7 +16,7 @@ from msgspec import Meta, Struct, field, structs
 from schemas.approval_rules import Policy
 from schemas.budgets import BudgetLimits, Pricing
 from schemas.mcp import McpOAuth
-from schemas.model_limits import ModelRetry
+from schemas.model_limits import ModelLimits, ModelRetry
 from schemas.model_providers import KeyHeader, ServingProvider
 from schemas.oauth import OAuthAppSpec
 from schemas.structured import OutputSpec, ToolChoice
@@ -65,6 +65,8 @@ class ModelSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only
     api_version: str | None = None
     #: Whether requests say what of them the vendor is to remember, where its wire has a way to.
     caching: bool = True
+    #: What its server allows; None: nothing is known.
+    limits: ModelLimits | None = None
     #: How long it is asked again when it does not answer.
     retry: ModelRetry = ModelRetry()
     #: Name of its Model document.

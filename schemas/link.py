@@ -30,6 +30,7 @@ from schemas.blobs import INLINE_FRAME_BYTES, REFERENCES, check_reference, is_re
 from schemas.codec import DECODE_ERRORS, MAX_RELAYED_BYTES, decode, encode_value
 from schemas.errors import GoondanError, fail
 from schemas.frames import AttachedServer, Blob, Frame, Lease, Welcome
+from schemas.model_gate import ModelsHeld
 from schemas.peer import (
     Deliver,
     Greet,
@@ -75,7 +76,7 @@ class Link:
 
     - `on_frame` is called in the loop for every frame that is not an answer to a frame of ours. It must neither block
       nor raise. A frame whose large payload is not available has `blob` still set, and an ErrorPayload as its payload.
-    - `leases`, `calls` and `attached` give at every hello what this process holds.
+    - `leases`, `calls`, `attached` and `models` give at every hello what this process holds.
     - `on_unsent` gets frames that `send` took and whose large payloads could not be written.
     - `by_reference` False: this process has no access to the kernel's files, so its frames have at most 1 MiB.
     - `broker_uid` is the user of the broker. None: our own user.
@@ -101,6 +102,7 @@ class Link:
         broker_uid: int | None = None,
         renew_token: Callable[[], str] | None = None,
         attached: Callable[[], Sequence[AttachedServer]] = tuple,
+        models: Callable[[], ModelsHeld] = lambda: ((), ()),
     ) -> None:
         self.endpoint = endpoint
         self._broker = BrokerIdentity(endpoint, broker_uid)
@@ -108,6 +110,7 @@ class Link:
         self._leases = leases
         self._calls = calls
         self._attached = attached
+        self._models = models
         self._on_welcome = on_welcome
         self._on_unsent = on_unsent
         self._on_late = on_late
@@ -436,7 +439,8 @@ class Link:
         try:
             if self._renew_token is not None and self._peer.welcome is not None:
                 self._peer.token = self._renew_token()
-            self._queue(self._peer.hello(self._leases(), self._calls(), loop.time(), self._attached()))
+            held = self._leases(), self._calls(), loop.time(), self._attached(), self._models()
+            self._queue(self._peer.hello(*held))
         except GoondanError as error:
             self._refuse(LinkRefused(error.info))
 

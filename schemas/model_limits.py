@@ -1,6 +1,6 @@
-"""How long a model is asked again, and how many others may be asked in its place.
+"""How often and how long a model may be asked: the limits of its server, and the patience with it.
 
-Source: docs/design/turns.md section 6; docs/decisions/108.
+Source: docs/design/turns.md section 6; docs/decisions/107 and 108.
 """
 
 # Annotations are no text here (`from __future__ import annotations`): msgspec would compile each of them once more, in
@@ -12,8 +12,20 @@ from msgspec import Meta, Struct
 
 #: The longest patience that a Model may ask for (seconds).
 MAX_RETRY_S: Final = 86_400
+#: The largest limit of a Model.
+MAX_LIMIT: Final = 10**9
 #: Models that are asked in place of one that does not answer.
 MAX_FALLBACKS: Final = 8
+
+_Limit = Annotated[int, Meta(ge=1, le=MAX_LIMIT)]
+
+
+class ModelLimits(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True, forbid_unknown_fields=True):
+    """What the server of a Model allows. All agents of the kernel keep it together."""
+
+    max_concurrent: Annotated[_Limit | None, Meta(description="Requests at once.")] = None
+    requests_per_minute: Annotated[_Limit | None, Meta(description="Requests in any minute.")] = None
+    tokens_per_minute: Annotated[_Limit | None, Meta(description="Tokens, read and written, in any minute.")] = None
 
 
 class ModelRetry(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True, forbid_unknown_fields=True):

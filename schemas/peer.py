@@ -44,6 +44,7 @@ from schemas.frames import (
     Lease,
     Welcome,
 )
+from schemas.model_gate import ModelsHeld
 
 Kind = Literal["post", "call", "ask", "tool ask"]
 Phase = Literal["absent", "greeting", "ready", "closed"]
@@ -324,7 +325,12 @@ class Peer:
         return entry
 
     def hello(
-        self, leases: list[Lease], calls: list[str], now: float, attached: Sequence[AttachedServer] = ()
+        self,
+        leases: list[Lease],
+        calls: list[str],
+        now: float,
+        attached: Sequence[AttachedServer] = (),
+        models: ModelsHeld = ((), ()),
     ) -> bytes:
         """The hello to send. Afterwards the phase is `greeting`."""
         self.phase = "greeting"
@@ -339,6 +345,8 @@ class Peer:
             pid=self._pid,
             started_ms=self._started_ms,
             attached=list(attached),
+            permits=list(models[0]),
+            gates=list(models[1]),
         )
         return encode(Frame("hello", id=self._hello_id, payload=to_raw(body)))
 

@@ -26,7 +26,7 @@ from schemas.launch import (
     Limits,
     PythonSpec,
 )
-from schemas.model_limits import MAX_FALLBACKS, ModelRetry
+from schemas.model_limits import MAX_FALLBACKS, ModelLimits, ModelRetry
 from schemas.model_providers import KeyHeader, NamedProvider
 from schemas.model_windows import LEAST_WINDOW, MOST_WINDOW
 from schemas.structured import OutputSpec, ToolChoice
@@ -246,6 +246,10 @@ class ModelBody(_Strict, frozen=True):
     api_version: Annotated[
         str | None,
         Meta(description="The header `anthropic-version`, for a server that knows another version. No other provider."),
+    ] = None
+    limits: Annotated[
+        ModelLimits | None,
+        Meta(description="What its server allows; without it the kernel [learns](model-limits.md) it from refusals."),
     ] = None
     retry: Annotated[ModelRetry, Meta(description="How long it is asked again when it does not answer.")] = ModelRetry()
     caching: Annotated[

@@ -29,6 +29,23 @@ from schemas.structured import OutputSpec, ToolChoice
 SHORTEST_HEADER: Final = 8
 
 
+class Gate(Protocol):
+    """The way of one request out of this process. It enters; then it is refused, and enters again, or it is over."""
+
+    async def enter(self, size: int, on_news: Callable[[ModelNews], None]) -> None:
+        """Wait until the request may go out. `size` is that of its body (bytes). `on_news` hears `queued` if it waits.
+        Raises Fault when the server has refused everybody for too long, GoondanError when the broker refuses.
+        """
+
+    def refused(self, wait_s: float | None) -> None:
+        """The server has refused it because too much is asked. `wait_s` is the wait that it asks for (seconds)."""
+
+    def over(self, headers: dict[str, str] | None, *, accepted: bool, tokens: int | None = None) -> None:
+        """It is over. `headers` are those of its answer, if there is one. `accepted`: the server has answered it.
+        `tokens` are those that it used; None: not known.
+        """
+
+
 class ModelRequest(Struct, frozen=True, kw_only=True):
     """One model call."""
 
@@ -67,6 +84,8 @@ class ModelRequest(Struct, frozen=True, kw_only=True):
     hidden_files: frozenset[str] = frozenset()
     #: Words stand for every file, whatever the model sees: of a fallback that cannot see.
     files_as_words: bool = False
+    #: Its way out. None: it goes out at once.
+    gate: Gate | None = None
 
 
 class Usage(Struct, frozen=True):

@@ -41,10 +41,12 @@ from agentproc.providers.connection import Client, Patience, Response
 from agentproc.providers.output_format import answered
 from agentproc.providers.output_limit import limited_output, output_limit
 from agentproc.providers.overflow import overflow_of
+from agentproc.providers.rate_limits import exhausted_wait
 from agentproc.providers.refusals import error_names, refusal_kind
 from agentproc.providers.retry import Retries, retry_after
 from agentproc.providers.seeing import Seeing
 from agentproc.providers.sse import EventTooLarge, SseDecoder
+from agentproc.providers.tries import Tries
 from agentproc.providers.vendor import (
     MAX_MODEL_NAME,
     MAX_WORDS,
@@ -168,42 +170,47 @@ class HttpProvider:
         on_delta: Callable[[TextDelta], None] | None,
         on_news: Callable[[ModelNews], None],
     ) -> ModelAnswer:
-        clock = asyncio.get_running_loop().time
-        until = None if request.timeout_s is None else clock() + request.timeout_s
         request = self._seeing.ready(request)
         wire = self._vendor.request(request)
-        retries = Retries(request.model.retry)
-        faulty_since: float | None = None
-        while True:
-            heard = Listener(on_delta, on_news, retries.count > 0)
-            on_news("asking")
-            try:
-                if not request.model.model:
-                    wire = self._vendor.listing(request)
-                    request = await self._name_model(request, wire)
+        tries = Tries(request, on_news, asyncio.get_running_loop().time)
+        try:
+            while True:
+                heard = Listener(on_delta, on_news, tries.retries.count > 0)
+                try:
+                    await tries.enter(len(wire.body))
+                    if not request.model.model:
+                        wire = self._vendor.listing(request)
+                        request = await self._name_model(request, wire)
+                        wire = self._vendor.request(request)
+                    answer = _named(await self._try(request, wire, heard), request)
+                    tries.answered(answer, heard.headers)
+                    return answer if request.output is None else answered(answer)
+                except Fault as error:
+                    fault = error
+                if (changed := self._changed(request, fault)) is not None:
+                    request = changed
                     wire = self._vendor.request(request)
-                answer = _named(await self._try(request, wire, heard), request)
-                return answer if request.output is None else answered(answer)
-            except Fault as fault:
-                if (told := self._seeing.learn(request, fault)) is not None:
-                    request, wire = told, self._vendor.request(told)
                     continue
-                if fault.status in _UNREAD and self._vendor.gives_up(request, fault.message):
-                    log.warning("model %s: sent again without what it refused", request.model.model)
-                    wire = self._vendor.request(request)
-                    continue
-                now = clock()
-                faulty_since = faulty_since or now
-                left = None if until is None else until - now
-                wait = retries.next_wait(fault, self._chance(), now - faulty_since, left)
+                wait = tries.next_wait(fault, self._chance())
                 if wait is None:
-                    raise self._failed(request, wire, fault, retries) from None
+                    raise self._failed(request, wire, fault, tries.retries)
                 words = redactor_of(request.model)(fault.message)
-                model = request.model.model
-                log.warning("model %s, try %d: %s; the next in %.1f s", model, retries.count, words, wait)
+                model, count = request.model.model, tries.retries.count
+                log.warning("model %s, try %d: %s; the next in %.1f s", model, count, words, wait)
                 on_news(FailedTry(words, wait))
-            on_news("waiting")
-            await self._sleep(wait)
+                await tries.pause(fault, wait, self._sleep)
+        finally:
+            tries.close()
+
+    def _changed(self, request: ModelRequest, fault: Fault) -> ModelRequest | None:
+        """The request that goes out at once, without what the server has refused. None: there is nothing to leave
+        out.
+        """
+        told = self._seeing.learn(request, fault)
+        if told is None and fault.status in _UNREAD and self._vendor.gives_up(request, fault.message):
+            log.warning("model %s: sent again without what it refused", request.model.model)
+            return request
+        return told
 
     async def _try(self, request: ModelRequest, wire: WireRequest, heard: Listener) -> ModelAnswer:
         """One request and its answer. Raises Fault."""
@@ -213,6 +220,7 @@ class HttpProvider:
         try:
             if not 200 <= response.status < 300:
                 raise await self._refusal(response, redactor_of(request.model))
+            heard.headers = response.headers
             reader = self._vendor.reader(request)
             if response.headers.get("content-type", "").partition(";")[0].strip() == "application/json":
                 heard.piece(reader, reader.read_whole(await _read(response, MAX_BODY_BYTES)))
@@ -298,7 +306,10 @@ class HttpProvider:
             words = f"it redirects to {plain(redact(response.headers.get('location', 'nowhere')))[:MAX_WORDS]}"
         reason = words or plain(redact(response.reason))[:MAX_WORDS] or _phrase(status)
         overflow = overflow_of(status, body.decode("utf-8", "replace"))
-        asked = retry_after(response.headers, self._now())
+        now = self._now()
+        asked = retry_after(response.headers, now)
+        if asked is None and status == HTTPStatus.TOO_MANY_REQUESTS:
+            asked = exhausted_wait(response.headers, now)
         kind = "final" if overflow is not None else refusal_kind(status, response.headers, names, words, asked)
         return Fault(kind, f"{status} {reason}", retry_after_s=asked, status=status, overflow=overflow)
 
@@ -343,6 +354,8 @@ class Listener:
         self._on_news = on_news
         self._again = again
         self._content = 0
+        #: The headers of the answer, once they are there.
+        self.headers: dict[str, str] = {}
 
     def piece(self, reader: AnswerReader, text: str) -> None:
         """Pass on the text that `reader` has read, and the reasoning. The first piece of a repeated try makes the

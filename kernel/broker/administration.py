@@ -18,6 +18,7 @@ from kernel.broker.dead_letters import DeadLetters
 from kernel.broker.deletions import Deletions
 from kernel.broker.entities import AGENTS, CLASSES, TOOLS, Connection
 from kernel.broker.fresh import FreshStarts
+from kernel.broker.gate.desk import Gates
 from kernel.broker.live_config.service import LiveConfigs
 from kernel.broker.oauth import OPS, TokenOrders
 from kernel.broker.waits import Waits
@@ -48,10 +49,11 @@ class Administration:
         dead: DeadLetters,
         deletions: Deletions,
         fresh: FreshStarts,
+        gates: Gates,
         tokens: TokenOrders,
     ) -> None:
         self._bus = bus
-        self._waits = Waits(bus, budgets)
+        self._waits = Waits(bus, budgets, gates)
         self._of_all: dict[str, Op] = {
             "stats": self._stats,
             "cancel": lambda who, frame, asked, now: cancels.ask(who, frame, asked.get("eventId"), now),

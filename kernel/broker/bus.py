@@ -68,6 +68,8 @@ class Bus:
         the events that have ended.
         """
         self.plan = plan
+        #: The kernel's secret, which every broker of it has.
+        self.secret = secret
         self.blobs = blobs
         self.broker_id = broker_id
         self.started_ms = started_ms

@@ -34,6 +34,7 @@ from kernel.broker.entities import AGENTS, CLASSES, CLIENTS, CONTROL, TOOLS, Con
 from kernel.broker.events import Events
 from kernel.broker.folders import Folders
 from kernel.broker.fresh import FreshStarts
+from kernel.broker.gate.desk import Gates
 from kernel.broker.intake import Intake
 from kernel.broker.journal.interface import JournalFailed
 from kernel.broker.live import Live
@@ -103,6 +104,7 @@ class Router:
         self._pieces = Pieces()
         self._tokens = tokens = TokenOrders(bus)
         self._budgets = budgets = Budgets(bus)
+        self._gates = gates = Gates(bus)
         self._operator_news = operator_news = OperatorNews(bus)
         self._approvals = approvals = Approvals(bus, budgets, operator_news)
         self._tool_calls = ToolCalls(bus, budgets, approvals, cancels)
@@ -141,6 +143,7 @@ class Router:
             dead=dead,
             deletions=self._deletions,
             fresh=self._fresh,
+            gates=gates,
             tokens=tokens,
         )
         self._connections = bus.presence.connections
@@ -169,6 +172,9 @@ class Router:
                 "changeset.commit": changesets.ask,
                 "budget.reserve": budgets.reserve,
                 "budget.settle": budgets.settle,
+                "model.permit": gates.ask,
+                "model.over": gates.over,
+                "model.out": gates.out,
                 "config.propose": configs.propose,
                 "oauth.token": tokens.ask,
                 "mcp.attach": servers.ask,
@@ -346,6 +352,7 @@ class Router:
         self._changesets.tick(now)
         self._quiet.tick(now)
         self._budgets.tick(now)
+        self._gates.tick(now)
         self._deletions.tick(now)
         self._approvals.tick(now)
         self._servers.tick(now)
@@ -411,6 +418,7 @@ class Router:
         before, bus.plan = bus.plan, plan
         self._prepare(plan)
         self._budgets.revise(plan)
+        self._gates.revise(plan)
         self._actors.revise(plan)
         self._asks.revise(plan)
         changed = {name for name, spec in plan.agents.items() if not _is_same(before.agents.get(name), spec)}
@@ -489,7 +497,9 @@ class Router:
             spec=self._specs[agent],
             generation=self._fresh.of(agent),
             config=self._config_of(agent, key),
+            limited=self._gates.limited(agent),
         )
+        self._gates.here(connection, hello, now)
         if self.bus.draining is not None:
             reason, until = self.bus.draining
             self.bus.shutdown(connection, max(0, round((until - now) * 1000)), reason)

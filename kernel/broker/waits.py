@@ -8,6 +8,7 @@ Kinds of waits.
 - `tool`: the turn has calls open. Without a tool host they wait for one.
 - `approval`: calls of the turn wait for a person, and messages wait behind them.
 - `budget`: the turn's next model call waits until model calls of others give something back to a budget.
+- `model`: the turn's next model call waits in the line before its server.
 
 It also lists circles of turns that wait for each other's answers. A request that would close a circle is refused, so
 there should be none. And it lists stuck leases: the holder was silent for so long that renewals are missing.
@@ -23,6 +24,7 @@ from kernel.broker.budgets.desk import Budgets
 from kernel.broker.bus import Bus
 from kernel.broker.calls import Call
 from kernel.broker.entities import Connection, Event, Instance
+from kernel.broker.gate.desk import Gates
 from kernel.broker.mailbox import LEASE_S
 from kernel.broker.one_frame import LIST_BYTES, fitting
 from schemas.codec import to_raw
@@ -41,8 +43,9 @@ MAX_CLAIMS: Final = 3
 class Waits:
     """Looks at the broker's state when it is asked."""
 
-    def __init__(self, bus: Bus, budgets: Budgets) -> None:
+    def __init__(self, bus: Bus, budgets: Budgets, gates: Gates) -> None:
         self._bus = bus
+        self._gates = gates
         self._budgets = budgets
 
     def tell(self, connection: Connection, frame: Frame, now: float) -> None:
@@ -59,6 +62,10 @@ class Waits:
         waits += [self._for_person(event, asked, now) for event, asked in items.items()]
         for event, since in self._budgets.waiting:
             waits.append({**_row("budget", event.instance, since, now), "eventId": event.id, "root": event.root})
+        for event, since, before, held_until in self._gates.waiting():
+            held_ms = max(0, round((held_until - now) * 1000))
+            waited = _row("model", event.instance, since, now)
+            waits.append({**waited, "eventId": event.id, "before": before, "heldMs": held_ms})
         waits.sort(key=lambda row: -row["forMs"])
         edges = {instance.address: [event.instance.address for event in _asked(instance)] for instance in instances}
         stuck = [row for instance in instances if (row := self._stuck(instance, now)) is not None]

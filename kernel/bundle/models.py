@@ -83,6 +83,7 @@ def resolve_model(
         pricing=body.pricing,
         context_tokens=body.context_tokens,
         caching=body.caching,
+        limits=body.limits,
         retry=body.retry,
         document=document,
         sees=body.sees,

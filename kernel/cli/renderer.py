@@ -84,9 +84,14 @@ class TurnRenderer:
         self._thinking = False  # what was shown last is reasoning
         self._tools: dict[str, _Call] = {}
         self._progress = ""
+        self._waits = ""  # what the model is waited for, until the next news
 
     def handle(self, event: RuntimeEvent, now: float = 0.0) -> list[Shown]:
         """The things to show for an event that comes at `now` (seconds on any clock)."""
+        self._waits = _for_model(event)
+        return self._handle(event, now)
+
+    def _handle(self, event: RuntimeEvent, now: float) -> list[Shown]:
         shown: list[Shown] = []
         if event.kind == "text":
             return self._hear_text(event)
@@ -109,7 +114,7 @@ class TurnRenderer:
             self._progress = _progress(event)
         elif event.kind == "tool.waits":
             self._progress = "waits for a person (gdn approve)"
-        else:
+        elif event.kind != "model.waits":
             call = self._tools.pop(event.tool_call_id or "", None)
             self._progress = ""
             if event.kind in ("tool.completed", "tool.failed"):
@@ -134,6 +139,8 @@ class TurnRenderer:
             parts.append(f"{first} and {more} more" if more else first)
             if self._progress:
                 parts.append(self._progress)
+        if self._waits:
+            parts.append(self._waits)
         return ", ".join([*parts, f"{seconds:.0f} s"])
 
     # --- inside
@@ -201,6 +208,18 @@ def _call_line(event: RuntimeEvent, call: _Call | None, now: float) -> str:
     name = one_line(event.tool_name or "", MAX_NAME) if call is None else f"{call.name} {call.arguments}".rstrip()
     outcome = "ok" if event.kind == "tool.completed" else f"failed {one_line(event.code or '', MAX_NAME)}".rstrip()
     return ", ".join([name, outcome, *([] if call is None else [duration(round(1000 * max(0.0, now - call.since)))])])
+
+
+def _for_model(event: RuntimeEvent) -> str:
+    """Why the model is not asked now, and for how long; "" for other news."""
+    if event.kind != "model.waits":
+        return ""
+    seconds = max(0, event.wait_ms or 0) / 1000
+    if event.before is not None:
+        held = f", the server accepts nothing for {seconds:.0f} s" if seconds >= 1 else ""
+        return f"waiting for the model: {event.before} before it{held}"
+    words = one_line(event.message or "no answer", MAX_WORDS)
+    return f"waiting for the model: {words}; again in {seconds:.0f} s"
 
 
 def _progress(event: RuntimeEvent) -> str:

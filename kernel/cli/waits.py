@@ -36,6 +36,9 @@ def _for_what(row: Mapping[str, Any]) -> str:
         return f"waits for {names}" if row["host"] else f"waits for a tool host that runs {names}"
     if kind == "budget":
         return f"waits for what others may give back to the budget of {_name(row['root'])}"
+    if kind == "model":
+        held = f"; the server accepts nothing for {_age(row['heldMs'])}" if row["heldMs"] >= 1000 else ""
+        return f"waits for its model: {row['before']} before it{held}"
     if kind == "turn":
         return f"is busy with {_name(row['eventId'])}; {messages} behind it"
     if kind == "approval":

@@ -44,6 +44,7 @@ from schemas.frames import (
 )
 from schemas.vectors.bad import FILE_NAME, TIME, nested
 from schemas.vectors.changesets import changeset_frames
+from schemas.vectors.gates import gate_frames
 from schemas.vectors.live_config import live_config_frames
 from schemas.vectors.mcp import mcp_frames
 from schemas.vectors.oauth import oauth_frames
@@ -352,6 +353,7 @@ def good_frames() -> list[tuple[str, Frame, str | None]]:
         *tool_ask_frames(),
         *mcp_frames(),
         *changeset_frames(),
+        *gate_frames(),
         (
             "budget.reserve",
             Frame(

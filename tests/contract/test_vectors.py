@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from msgspec import Raw
 
-from schemas import approvals, budgets, changesets, frames, live_config, mcp, oauth, tool_asks
+from schemas import approvals, budgets, changesets, frames, live_config, mcp, model_gate, oauth, tool_asks
 from schemas.blobs import MAX_BLOB_BYTES, check_reference
 from schemas.blobs import describe as describe_payload
 from schemas.codec import MAX_DEPTH, MAX_FRAME_BYTES, FrameError, decode, encode, encode_value, from_raw
@@ -32,6 +32,12 @@ KINDS: dict[str, Any] = {
     "BudgetReserve": budgets.BudgetReserve,
     "BudgetGranted": budgets.BudgetGranted,
     "BudgetSettle": budgets.BudgetSettle,
+    "GateChanged": model_gate.GateChanged,
+    "HeldPermit": model_gate.HeldPermit,
+    "PermitAsk": model_gate.PermitAsk,
+    "PermitGranted": model_gate.PermitGranted,
+    "PermitOver": model_gate.PermitOver,
+    "PlaceInLine": model_gate.PlaceInLine,
     "CommitChangeset": changesets.CommitChangeset,
     "CommittedChangeset": changesets.CommittedChangeset,
     "OpenChangeset": changesets.OpenChangeset,

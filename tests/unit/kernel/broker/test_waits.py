@@ -13,6 +13,7 @@ from kernel.broker.bus import Bus
 from kernel.broker.calls import Calls
 from kernel.broker.entities import Connection, Content, Event
 from kernel.broker.epochs import Epochs
+from kernel.broker.gate.desk import Gates
 from kernel.broker.journal.memory import MemoryJournal
 from kernel.broker.mailbox import Mailbox, Quotas
 from kernel.broker.waits import Waits, circles
@@ -86,6 +87,13 @@ def test_what_a_person_reads() -> None:
     assert render({"waits": [], "more": 0, "cycles": [], "stuck": []}) == ["nobody waits"]
 
 
+class _Open:
+    """Gates at which nobody waits."""
+
+    def waiting(self) -> list[object]:
+        return []
+
+
 class _Look:
     """As much of a broker as the question needs: one instance whose turn holds the only place, and another one."""
 
@@ -109,7 +117,8 @@ class _Look:
         self.sent.append(from_raw(frame.payload, dict))
 
     def ask(self, now: float) -> dict[str, Any]:
-        Waits(cast(Bus, self), cast(Budgets, self)).tell(cast(Connection, None), Frame("admin", id="f"), now)
+        waits = Waits(cast(Bus, self), cast(Budgets, self), cast(Gates, _Open()))
+        waits.tell(cast(Connection, None), Frame("admin", id="f"), now)
         return self.sent.pop()
 
 

@@ -1,0 +1,222 @@
+"""The agent's side of the gates before model servers: each request asks the broker whether it may go out.
+
+While nothing limits a gate, no request asks: the broker says when that changes. A request that is out then is named by
+`model.out`. After a connection was lost, `hello` names those that are out, and gives the broker back what it had said
+last about each gate.
+
+Source: docs/design/turns.md section 13; PROTOCOL.md "Gates".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from agentproc.providers.base import ModelNews
+from agentproc.providers.rate_limits import is_low, rate_limits
+from agentproc.providers.vendor import Fault
+from schemas.codec import from_raw, to_raw
+from schemas.errors import GoondanError
+from schemas.frames import Frame
+from schemas.launch import ModelSpec
+from schemas.model_gate import (
+    MAX_NAMED,
+    GateChanged,
+    HeldPermit,
+    KeptState,
+    PermitAsk,
+    PermitGranted,
+    PermitOver,
+    PlaceInLine,
+    Refused,
+)
+
+
+class GateLink(Protocol):
+    """The methods of a link that are used here (schemas.link.Link)."""
+
+    def send(self, frame: Frame) -> bool: ...
+    def post(self, frame: Frame) -> asyncio.Future[Frame]: ...
+    def forget(self, frame_id: str) -> None: ...
+
+
+class ModelGates:
+    """The gates of one agent process. `clock` is CLOCK_BOOTTIME in seconds, the broker's own."""
+
+    def __init__(
+        self, link: GateLink, clock: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME)
+    ) -> None:
+        self.link = link
+        self.clock = clock
+        #: The names of the models whose requests have to ask.
+        self._limited: set[str] = set()
+        #: What the broker gets back in `hello`, by the name of the model.
+        self.states: dict[str, str] = {}
+        #: The requests that are out, by their ids.
+        self.out: dict[str, GatedRequest] = {}
+        #: The requests that wait, by their ids.
+        self.waiting: dict[str, GatedRequest] = {}
+
+    def welcome(self, limited: Sequence[str]) -> None:
+        """A broker is there, and names the models whose requests have to ask."""
+        self._limited = set(limited)
+
+    def is_limited(self, model: str) -> bool:
+        """Whether requests to this model have to ask."""
+        return model in self._limited
+
+    def opened(self, model: str) -> None:
+        """Requests to this model need not ask any more."""
+        self._limited.discard(model)
+
+    def changed(self, frame: Frame) -> None:
+        """`model.gate`. Raises GoondanError E_FRAME_INVALID."""
+        said = from_raw(frame.payload, GateChanged)
+        if not said.limited:
+            self.opened(said.model)
+            return
+        self._limited.add(said.model)
+        for request in list(self.out.values()):
+            if request.model == said.model and not request.known:
+                request.tell_out()
+
+    def placed(self, frame: Frame) -> None:
+        """`model.line`. Raises GoondanError E_FRAME_INVALID."""
+        said = from_raw(frame.payload, PlaceInLine)
+        request = self.waiting.get(said.id)
+        if request is not None:
+            request.on_place(said)
+
+    def held(self) -> list[HeldPermit]:
+        """The requests that are out, for `hello`."""
+        for request in self.out.values():
+            request.known = True
+        return [request.held() for request in self.out.values() if self.is_limited(request.model)]
+
+    def kept(self) -> list[KeptState]:
+        """What the broker had said last about each gate, for `hello`."""
+        return [KeptState(model, state) for model, state in self.states.items()]
+
+    def of_turn(self, event_id: str, epoch: int, on_place: Callable[[PlaceInLine], None]) -> TurnGates:
+        """The gates for the turn of this event. `on_place` hears of the place of a request in the line."""
+        return TurnGates(self, event_id, epoch, on_place)
+
+
+class TurnGates:
+    """The gates of one turn's requests."""
+
+    def __init__(self, gates: ModelGates, event_id: str, epoch: int, on_place: Callable[[PlaceInLine], None]) -> None:
+        self._gates = gates
+        self._event_id = event_id
+        self._epoch = epoch
+        self._on_place = on_place
+
+    def request(self, model: ModelSpec) -> GatedRequest:
+        """The way of one request to this model."""
+        return GatedRequest(self._gates, model, self._event_id, self._epoch, self._on_place)
+
+
+class GatedRequest:
+    """One request: it enters, and then it is either refused, and enters again, or over."""
+
+    def __init__(
+        self,
+        gates: ModelGates,
+        model: ModelSpec,
+        event_id: str,
+        epoch: int,
+        on_place: Callable[[PlaceInLine], None],
+    ) -> None:
+        self.model = model.document
+        #: Hears of its place in the line.
+        self.on_place = on_place
+        #: Whether the broker knows that it is out.
+        self.known = False
+        self._gates = gates
+        self._patience_ms = min(round(model.retry.busy_s * 1000), MAX_NAMED)
+        self._event_id = event_id
+        self._epoch = epoch
+        self._id = os.urandom(8).hex()
+        self._refused: Refused | None = None
+        self._asked_at: float | None = None
+        self._out_at = 0.0
+
+    async def enter(self, size: int, on_news: Callable[[ModelNews], None]) -> None:
+        """Wait until the request may go out. `size` is that of its body (bytes). Raises Fault when the server has
+        refused everybody for too long, and GoondanError for any other refusal of the broker.
+        """
+        gates = self._gates
+        if self._refused is not None or gates.is_limited(self.model):
+            await self._ask(size, on_news)
+        self._out_at = gates.clock()
+        gates.out[self._id] = self
+
+    async def _ask(self, size: int, on_news: Callable[[ModelNews], None]) -> None:
+        gates = self._gates
+        on_news("queued")
+        now = gates.clock()
+        self._asked_at = now if self._asked_at is None else self._asked_at
+        ask = PermitAsk(
+            self._id,
+            self.model,
+            min(size // BYTES_PER_TOKEN, MAX_NAMED),
+            round(self._asked_at * 1000),
+            self._patience_ms,
+            self._refused,
+        )
+        frame = self._frame("model.permit", ask)
+        gates.waiting[self._id] = self
+        future = gates.link.post(frame)
+        try:
+            granted = from_raw((await future).payload, PermitGranted)
+        except GoondanError as error:
+            if error.info.code == "E_MODEL_FAILED":
+                raise Fault("final", error.info.message) from None
+            raise
+        except asyncio.CancelledError:
+            gates.link.forget(frame.id)
+            self._tell_over()  # it may have been granted meanwhile
+            raise
+        finally:
+            del gates.waiting[self._id]
+        self._refused = None
+        if granted.open:
+            gates.opened(self.model)
+        elif granted.state:
+            gates.states[self.model] = granted.state
+        self.known = not granted.open
+
+    def refused(self, wait_s: float | None) -> None:
+        """The server has refused the request because too much is asked of it. `wait_s` is the wait that it asks for."""
+        self._gates.out.pop(self._id, None)
+        self._refused = Refused(None if wait_s is None else min(round(wait_s * 1000), MAX_NAMED))
+
+    def over(self, headers: dict[str, str] | None, *, accepted: bool, tokens: int | None = None) -> None:
+        """The request is over. `headers` are those of its last answer. `accepted`: the server has answered it."""
+        if self._gates.out.pop(self._id, None) is None:
+            return
+        limits = None if headers is None else rate_limits(headers)
+        if self.known or (limits is not None and headers is not None and is_low(headers)):
+            self._tell_over(PermitOver(self._id, self.model, accepted, tokens, limits))
+
+    def held(self) -> HeldPermit:
+        """The request, for the broker."""
+        out_ms = round((self._gates.clock() - self._out_at) * 1000)
+        return HeldPermit(self._id, self.model, max(0, min(out_ms, MAX_NAMED)))
+
+    def tell_out(self) -> None:
+        """Tell the broker that the request is out."""
+        self.known = self._gates.link.send(self._frame("model.out", self.held()))
+
+    def _tell_over(self, said: PermitOver | None = None) -> None:
+        self._gates.link.send(self._frame("model.over", said or PermitOver(self._id, self.model)))
+
+    def _frame(self, kind: str, payload: PermitAsk | PermitOver | HeldPermit) -> Frame:
+        return Frame(kind, event_id=self._event_id, epoch=self._epoch, payload=to_raw(payload))
+
+
+#: Bytes of a request for one token that the model reads, about.
+BYTES_PER_TOKEN = 4

@@ -1,0 +1,1 @@
+"""The gates before model servers: who may ask, and when (docs/design/turns.md section 13)."""

@@ -1,0 +1,398 @@
+"""Answers the frames about gates, and gives back what connections held that are gone. Pure; gate.py has the rules.
+
+- Which gate a request goes through follows from the agent's own models: their endpoint and the digest of the key. No
+  frame can name another's.
+- A permit belongs to a connection that works on an event. When the process or its lease is gone, so is the permit.
+- A broker that takes another's place learns from `hello` which requests are out. What was learned comes back with it,
+  as an agent has kept it; the broker's own signature is on it.
+
+Source: docs/design/turns.md section 13; docs/decisions/107; PROTOCOL.md "Gates".
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+from collections.abc import Iterable
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from kernel.broker.bus import RETRY_AFTER_MS, Bus
+from kernel.broker.entities import AGENTS, Connection, Event
+from kernel.broker.gate.gate import Gate, Permit
+from kernel.broker.gate.learned import Lesson
+from kernel.broker.gate.line import Ask, Key
+from schemas.codec import from_raw, to_raw
+from schemas.errors import GoondanError, error_payload, fail
+from schemas.frames import Frame, Hello
+from schemas.launch import KernelPlan, ModelSpec
+from schemas.model_gate import (
+    GateChanged,
+    HeldPermit,
+    PermitAsk,
+    PermitGranted,
+    PermitOver,
+    PlaceInLine,
+)
+from schemas.model_limits import ModelLimits
+from schemas.model_providers import BY_NAME
+
+#: Requests of one connection that wait or are out. A turn makes one model call at a time, and extensions ask beside it.
+MAX_REQUESTS: Final = 8
+#: For so long after its start (seconds) the broker believes since when a request waits: it waited at another one.
+RETURN_S: Final = 10.0
+#: The longest wait of a request that is believed (seconds).
+MAX_WAITED_S: Final = 24 * 3600.0
+#: How often agents whose askers listen are told of their places (seconds).
+NEWS_S: Final = 1.0
+#: A state of another broker that is older than this (seconds) is not used: its minutes are over.
+STATE_S: Final = 120.0
+_MAC_BYTES: Final = 16
+
+
+class _Kept(Struct, frozen=True, array_like=True):
+    """What an agent keeps for a broker that takes this one's place."""
+
+    #: Names the gate.
+    gate: bytes
+    #: When it was so (CLOCK_BOOTTIME, seconds).
+    at: float
+    #: What was learned.
+    lesson: Lesson
+    #: Requests of the last minute.
+    requests: int
+    #: Tokens of the last minute.
+    tokens: int
+
+
+class _Asked(Struct):
+    """Who waits for an ask."""
+
+    #: The process that asked, by its incarnation: its connection may be another one meanwhile.
+    incarnation: str
+    #: The frame to answer.
+    frame_id: str
+    #: The event that it works on.
+    event: Event
+
+
+class _Way(Struct):
+    """A gate, and the limits that it was made with."""
+
+    #: The gate.
+    gate: Gate
+    #: The limits that its Model documents write.
+    limits: ModelLimits
+    #: Whether its agents were told that they have to ask.
+    told: bool = False
+    #: When its state was another broker's (CLOCK_BOOTTIME, seconds); 0: it never was.
+    inherited_at: float = 0.0
+
+
+class Gates:
+    """The gates of the bus."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._began = bus.now
+        #: Agent -> name of a Model document -> name of its gate.
+        self._names: dict[str, dict[str, bytes]] = {}
+        self._ways: dict[bytes, _Way] = {}
+        #: The asks that wait and the permits, by their names: the gate, and who has them.
+        self._asked: dict[Key, _Asked] = {}
+        self._holders: dict[Key, _Asked] = {}
+        self._next_news = 0.0
+        self.revise(bus.plan)
+
+    def revise(self, plan: KernelPlan) -> None:
+        """Use the models of `plan` from now on."""
+        limits: dict[bytes, ModelLimits] = {}
+        self._names = {}
+        for spec in plan.agents.values():
+            names = self._names[spec.name] = {}
+            for index, model in enumerate(spec.models):
+                if model.provider not in BY_NAME:
+                    continue  # no server is asked
+                name = gate_name(model)
+                limits[name] = _stricter(limits.get(name), model.limits)
+                names.setdefault(model.document, name)
+                if index == 0:
+                    names[""] = name
+        for name, written in limits.items():
+            way = self._ways.get(name)
+            if way is None:
+                self._ways[name] = _Way(Gate(written), written, told=Gate(written).limited)
+            elif way.limits != written:
+                way.limits = way.gate.limits = written
+                self._tell_all(way)
+        for name in self._ways.keys() - limits.keys():
+            if not self._ways[name].gate.permits and not self._ways[name].gate.line:
+                del self._ways[name]
+
+    def limited(self, agent: str) -> list[str]:
+        """The names of the agent's models whose requests have to ask."""
+        names = self._names.get(agent, {})
+        return [document for document, name in names.items() if (way := self._ways.get(name)) is not None and way.told]
+
+    # --- frames
+
+    def ask(self, connection: Connection, frame: Frame, now: float) -> None:
+        """`model.permit`: a request wants to go out, perhaps again."""
+        event = _leased(connection, frame)
+        request = from_raw(frame.payload, PermitAsk)
+        way, key = self._way(connection, request.model), (connection.address, request.id)
+        gate = way.gate
+        if request.refused is None and not gate.limited:
+            self._reply(connection, frame.id, PermitGranted(open=True))
+            return
+        ask = self._new_ask(gate, key, event, request, now)
+        self._asked[key] = _Asked(connection.incarnation, frame.id, event)
+        gate.ask(ask)
+        self._tell_all(way)
+        self._serve(way, now)
+
+    def _new_ask(self, gate: Gate, key: Key, event: Event, request: PermitAsk, now: float) -> Ask:
+        """The ask in the line. A repeat, and a request that was refused, keep their place. Raises GoondanError."""
+        since = now
+        if request.asked_ms is not None and now - self._began < RETURN_S:
+            since = min(now, max(now - MAX_WAITED_S, request.asked_ms / 1000))
+        patience_s, not_before = request.patience_ms / 1000, 0.0
+        known = gate.line.get(key)
+        if known is not None:
+            since = known.since
+        elif self._count(key[0]) - (key in gate.permits) >= MAX_REQUESTS:
+            message = f"a process has at most {MAX_REQUESTS} requests to models"
+            raise GoondanError(error_payload("E_OVERLOADED", message, retry_after_ms=RETRY_AFTER_MS))
+        if request.refused is not None and (key in gate.permits or not gate.limited):
+            wait_s = None if request.refused.wait_ms is None else request.refused.wait_ms / 1000
+            held = gate.refused(key, wait_s, now)
+            self._holders.pop(key, None)
+            since = since if held is None else held.since
+            not_before = now + (wait_s or 0.0)
+            self._bus.counters["model_refusals"] += 1
+        elif key in gate.permits:  # its grant was lost with a connection
+            since = gate.permits[key].since
+            gate.withdraw(key)
+        return Ask(key, event.root, since, request.tokens, patience_s, not_before)
+
+    def over(self, connection: Connection, frame: Frame, now: float) -> None:
+        """`model.over`: a request is over, or was given up."""
+        said = from_raw(frame.payload, PermitOver)
+        way, key = self._way(connection, said.model), (connection.address, said.id)
+        self._asked.pop(key, None)
+        self._holders.pop(key, None)
+        if not way.gate.limited:
+            if said.limits is not None:
+                _leased(connection, frame)
+                way.gate.warned(key, said.limits, now)
+                self._tell_all(way)
+            return
+        way.gate.over(key, now, accepted=said.accepted, tokens=said.tokens, news=said.limits)
+        self._serve(way, now)
+
+    def out(self, connection: Connection, frame: Frame, now: float) -> None:
+        """`model.out`: a request that went through an open gate is still out."""
+        event = _leased(connection, frame)
+        self._is_out(connection, event, from_raw(frame.payload, HeldPermit), now)
+
+    def here(self, connection: Connection, hello: Hello, now: float) -> None:
+        """An agent has said hello. It keeps the permits that it names, and its asks come again by themselves."""
+        address = connection.address
+        for way in self._ways.values():
+            for key in [key for key in way.gate.permits if key[0] == address]:
+                self._free(way.gate, key)
+        for kept in hello.gates[:MAX_REQUESTS]:
+            self._inherit(connection, kept.model, kept.state, now)
+        event = None if connection.instance is None else connection.instance.leased
+        if event is not None:
+            for held in hello.permits[:MAX_REQUESTS]:
+                self._is_out(connection, event, held, now)
+
+    def tick(self, now: float) -> None:
+        """Free what the dead held, let out what is due, and tell those whose askers listen of their places."""
+        news = now >= self._next_news
+        if news:
+            self._next_news = now + NEWS_S
+        for way in self._ways.values():
+            gate = way.gate
+            if not gate.limited:
+                continue
+            for key in [*gate.permits, *(ask.key for ask in gate.line)]:
+                if not self._lives(key):
+                    self._free(gate, key)
+            for permit in gate.expired(now):
+                self._bus.notices.append(f"a model request of {permit.key[0]} is out for too long: its permit ended")
+                self._free(gate, permit.key)
+            self._give_up(gate, now)
+            self._serve(way, now)
+            if news and gate.line:
+                self._tell_places(gate, now)
+            if gate.reopens(now):
+                self._tell_all(way)
+
+    def waiting(self) -> Iterable[tuple[Event, float, int, float]]:
+        """The events whose requests wait: each with since when, how many go out before it, and until when nobody does
+        (the broker's clock).
+        """
+        for way in self._ways.values():
+            places = way.gate.line.places()
+            for ask in way.gate.line:
+                if (asked := self._asked.get(ask.key)) is not None:
+                    yield asked.event, ask.since, places.get(ask.key, 0), way.gate.held_until
+
+    # --- inside
+
+    def _way(self, connection: Connection, document: str) -> _Way:
+        agent = connection.claims.agent or ""
+        name = self._names.get(agent, {}).get(document)
+        if name is None or name not in self._ways:
+            raise fail("E_FORBIDDEN", f"agent {agent!r} has no model {document[:80]!r} that is asked over a gate")
+        return self._ways[name]
+
+    def _serve(self, way: _Way, now: float) -> None:
+        """Let out what may go now."""
+        gate = way.gate
+        while taken := gate.take(now):
+            for permit in taken:
+                self._grant(way, permit, now)
+
+    def _grant(self, way: _Way, permit: Permit, now: float) -> None:
+        asked = self._asked.pop(permit.key, None)
+        connection = None if asked is None else self._connection(permit.key, asked)
+        if asked is None or connection is None:
+            way.gate.withdraw(permit.key)
+            return
+        self._holders[permit.key] = asked
+        self._reply(connection, asked.frame_id, PermitGranted(state=self._state(way, now)))
+
+    def _give_up(self, gate: Gate, now: float) -> None:
+        since = gate.refusing_since
+        for ask in gate.given_up(now):
+            asked = self._asked.pop(ask.key, None)
+            connection = None if asked is None else self._connection(ask.key, asked)
+            if asked is not None and connection is not None:
+                message = f"the model server has refused every request for {now - (since or now):.0f} s"
+                info = error_payload("E_MODEL_FAILED", message)
+                self._bus.error(connection.cls, connection.ident, info, Frame("model.permit", id=asked.frame_id))
+
+    def _is_out(self, connection: Connection, event: Event, held: HeldPermit, now: float) -> None:
+        way, key = self._way(connection, held.model), (connection.address, held.id)
+        if key in way.gate.permits or self._count(key[0]) >= MAX_REQUESTS:
+            return
+        self._holders[key] = _Asked(connection.incarnation, "", event)
+        out_since = now - held.out_ms / 1000
+        way.gate.is_out(Permit(key, event.root, out_since, out_since))
+
+    def _inherit(self, connection: Connection, document: str, state: str, now: float) -> None:
+        """Take over what another broker has learned, unless something newer is known."""
+        name = self._names.get(connection.claims.agent or "", {}).get(document)
+        way = None if name is None else self._ways.get(name)
+        kept = self._read_state(state)
+        if way is None or kept is None or kept.gate != name or not now - STATE_S < kept.at <= now:
+            return
+        if kept.at <= way.inherited_at or kept.at >= self._began or now - self._began > RETURN_S:
+            return
+        first = way.inherited_at == 0.0
+        way.inherited_at = kept.at
+        way.gate.take_over(kept.lesson, kept.requests if first else 0, kept.tokens if first else 0, now)
+        self._tell_all(way)
+
+    def _state(self, way: _Way, now: float) -> str:
+        name = next((name for name, other in self._ways.items() if other is way), b"")
+        lesson, requests, tokens = way.gate.lesson(now)
+        body = msgspec.msgpack.encode(_Kept(name, now, lesson, requests, tokens))
+        return base64.b64encode(self._sign(body) + body).decode()
+
+    def _read_state(self, state: str) -> _Kept | None:
+        try:
+            signed = base64.b64decode(state, validate=True)
+        except ValueError:
+            return None
+        mac, body = signed[:_MAC_BYTES], signed[_MAC_BYTES:]
+        if not hmac.compare_digest(mac, self._sign(body)):
+            return None
+        try:
+            return msgspec.msgpack.decode(body, type=_Kept)
+        except msgspec.MsgspecError:
+            return None  # of another version
+
+    def _sign(self, body: bytes) -> bytes:
+        return hmac.digest(self._bus.secret, b"gate\0" + body, hashlib.sha256)[:_MAC_BYTES]
+
+    def _connection(self, key: Key, asked: _Asked) -> Connection | None:
+        """The connection of the process that asked; None when it is gone."""
+        connection = self._bus.presence.principals.get(key[0])
+        return connection if connection is not None and connection.incarnation == asked.incarnation else None
+
+    def _lives(self, key: Key) -> bool:
+        """Whether the process is there and still works on its event."""
+        asked = self._asked.get(key) or self._holders.get(key)
+        if asked is None:
+            return False
+        connection = self._connection(key, asked)
+        return connection is not None and asked.event.instance.leased is asked.event
+
+    def _free(self, gate: Gate, key: Key) -> None:
+        self._asked.pop(key, None)
+        self._holders.pop(key, None)
+        gate.withdraw(key)
+
+    def _count(self, address: str) -> int:
+        return sum(key[0] == address for names in (self._asked, self._holders) for key in names)
+
+    def _reply(self, connection: Connection, frame_id: str, granted: PermitGranted) -> None:
+        self._bus.send(connection, Frame("reply", in_reply_to=frame_id, payload=to_raw(granted)))
+
+    def _tell_all(self, way: _Way) -> None:
+        """Tell every agent of a gate whether its requests have to ask, if that has changed."""
+        limited = way.gate.limited
+        if limited == way.told:
+            return
+        way.told = limited
+        for connection in self._bus.presence.connections[AGENTS].values():
+            for document, name in self._names.get(connection.claims.agent or "", {}).items():
+                if self._ways.get(name) is way:
+                    changed = to_raw(GateChanged(document, limited))
+                    self._bus.send(connection, Frame("model.gate", payload=changed))
+
+    def _tell_places(self, gate: Gate, now: float) -> None:
+        places = gate.line.places()
+        held_ms = max(0, round((gate.held_until - now) * 1000))
+        for key, place in places.items():
+            asked = self._asked.get(key)
+            connection = None if asked is None or not asked.event.live else self._connection(key, asked)
+            if asked is not None and connection is not None:
+                told = PlaceInLine(key[1], place, held_ms)
+                self._bus.send(connection, Frame("model.line", event_id=asked.event.id, payload=to_raw(told)))
+
+
+def gate_name(model: ModelSpec) -> bytes:
+    """Names the gate of a model: a digest of its server's address and of the key, also of one in a header."""
+    server = model.endpoint or BY_NAME[model.provider].server
+    headers = sorted(model.headers.items())
+    parts = (server.rstrip("/"), model.api_key or "", *(text for pair in headers for text in pair))
+    return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogateescape")).digest()[:16]
+
+
+def _leased(connection: Connection, frame: Frame) -> Event:
+    """The event that the agent works on. Raises GoondanError E_LEASE_LOST."""
+    instance = connection.instance
+    event = None if instance is None else instance.leased
+    if instance is None or event is None or event.id != frame.event_id or instance.epoch != frame.epoch:
+        raise fail("E_LEASE_LOST", "a model request needs the lease of its event")
+    return event
+
+
+def _stricter(one: ModelLimits | None, other: ModelLimits | None) -> ModelLimits:
+    """The lower of two Models' limits to one server."""
+    return ModelLimits(
+        **{
+            name: min(
+                (value for limits in (one, other) if (value := getattr(limits, name, None)) is not None), default=None
+            )
+            for name in ModelLimits.__struct_fields__
+        }
+    )

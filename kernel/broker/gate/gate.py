@@ -1,0 +1,285 @@
+"""One gate: the requests of all agents to one server with one key. Pure; times are seconds on the broker's clock.
+
+An agent asks, waits in the line, and gets a permit, which it gives back when its request is over. While nothing limits
+a gate, nobody asks at all. What limits it is written in the Model, was learned from refusals (learned.py), or was said
+by the server with an answer.
+
+Source: docs/design/turns.md section 13; docs/decisions/107.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import Final
+
+from msgspec import Struct
+
+from kernel.broker.gate.learned import FIRST_WAIT_S, MAX_WAIT_S, Learned, Lesson
+from kernel.broker.gate.line import Ask, Key, Line
+from schemas.model_gate import RateLimits
+from schemas.model_limits import ModelLimits
+
+#: The minute of `requestsPerMinute` and `tokensPerMinute` (seconds), a little longer than the server's: a request takes
+#: different times to get there.
+MINUTE_S: Final = 61.0
+#: A permit ends by itself after this time (seconds). Longer answers are rare, and one too many at once is refused.
+PERMIT_S: Final = 900.0
+#: When the first refusal closes a gate, everybody has this time (seconds) to say what is out.
+REPORT_S: Final = 0.5
+#: A gate without written limits opens again when nobody was refused and nobody waited for so long (seconds).
+REOPEN_S: Final = 300.0
+#: The broker looks at gates so seldom (seconds) that requests which were due meanwhile go out together.
+CATCH_UP_S: Final = 0.25
+#: One connection may hold everybody up for so long (seconds) before another one is refused as well.
+MAX_BLAME_S: Final = 120.0
+
+
+class Permit(Struct, eq=False):
+    """A request that is out."""
+
+    #: Its name.
+    key: Key
+    #: The event that its work began with.
+    tree: str
+    #: When it began to wait for the permit (seconds).
+    since: float
+    #: When it went out (seconds).
+    out_since: float
+    #: The tokens that it reads, as far as is known.
+    tokens: int = 0
+    #: As the how manyth at once it went out.
+    level: int = 1
+    #: How long it waits for a server that refuses everybody (seconds).
+    patience_s: float = 60.0
+
+
+class _Room(Struct):
+    """What a server said it still accepts, until when."""
+
+    #: Requests or tokens.
+    left: int
+    #: Until it accepts more (seconds).
+    until: float
+
+
+class Gate:
+    """The state of one gate. `limits` are those of its Model documents."""
+
+    def __init__(self, limits: ModelLimits) -> None:
+        self.limits = limits
+        self.line = Line()
+        self.permits: dict[Key, Permit] = {}
+        self._learned = Learned()
+        #: (when, key, tokens) of what went out in the last minute, while limits a minute are written.
+        self._minute: deque[list[float | int | Key]] = deque()
+        self._minute_tokens = 0
+        self._requests: _Room | None = None
+        self._tokens: _Room | None = None
+        self._next = 0.0
+        self._waited_at = 0.0
+        #: Connection -> for how long its refusals have held everybody up since another one was refused (seconds).
+        self._blame: dict[str, float] = {}
+
+    @property
+    def limited(self) -> bool:
+        """Whether agents have to ask."""
+        return self.limits != _NONE or self._learned.active
+
+    @property
+    def held_until(self) -> float:
+        """Until when nobody is let out (seconds)."""
+        return self._learned.held_until
+
+    @property
+    def refusing_since(self) -> float | None:
+        """Since when the server refuses everything; None: it accepts."""
+        return self._learned.refusing_since
+
+    # --- what agents say
+
+    def ask(self, ask: Ask) -> None:
+        """A request wants to go out."""
+        self.line.add(ask)
+
+    def is_out(self, permit: Permit) -> None:
+        """A request is out that this gate has not let out: it had been open, or another broker let it out."""
+        if permit.key not in self.permits:
+            self.permits[permit.key] = permit
+            self._learned.was_out(permit.key)
+
+    def withdraw(self, key: Key) -> None:
+        """Whoever asked or got a permit is gone: nothing is known of its request."""
+        self.line.remove(key)
+        self.permits.pop(key, None)
+
+    def over(self, key: Key, now: float, *, accepted: bool, tokens: int | None, news: RateLimits | None) -> None:
+        """A request is over. `accepted`: the server has answered it. `tokens` are those that it used, None: not known.
+        `news` is what the server said of its limits.
+        """
+        self.line.remove(key)
+        permit = self.permits.pop(key, None)
+        if permit is None:
+            return
+        if accepted:
+            most = self._most_at_once()
+            at_limit = most is not None and len(self.permits) + 1 >= most
+            self._learned.accepted(permit.level, now, waiting=len(self.line) > 0, at_limit=at_limit)
+        if tokens is not None:
+            self._correct(key, tokens)
+        if news is not None:
+            self.hear(key, news, now, sum(other.out_since > permit.out_since for other in self.permits.values()))
+
+    def refused(self, key: Key, wait_s: float | None, now: float) -> Permit | None:
+        """A request was refused. Returns its permit, which it has no more; None when it had none."""
+        permit = self.permits.pop(key, None)
+        out_since = now if permit is None else permit.out_since
+        if not self._believes(key[0], FIRST_WAIT_S if wait_s is None else wait_s):
+            return permit
+        first = not self._learned.active
+        self._learned.refused(key, out_since, set(self.permits), wait_s, now)
+        if first:
+            self._learned.held_until = max(self._learned.held_until, now + REPORT_S)
+        self._waited_at = now
+        return permit
+
+    def hear(self, key: Key, news: RateLimits, now: float, unseen: int = 0) -> None:
+        """The server said what it still accepts. `unseen` requests went out later than the one that heard it."""
+        if news.requests_left is not None:
+            self._requests = self._room(key, news.requests_left - unseen, news.requests_reset_ms, now, self._requests)
+        if news.tokens_left is not None:
+            self._tokens = self._room(key, news.tokens_left, news.tokens_reset_ms, now, self._tokens)
+
+    def warned(self, key: Key, news: RateLimits, now: float) -> None:
+        """The server said through an open gate that it accepts little more. From now on agents ask."""
+        self._learned.refused_at = self._waited_at = now
+        self.hear(key, news, now)
+
+    # --- what it decides
+
+    def take(self, now: float) -> list[Permit]:
+        """Let out what may go now, in order."""
+        self._learned.settle(now)
+        self._forget_minute(now)
+        taken: list[Permit] = []
+        if self.line:
+            self._waited_at = now
+        while (ask := self.line.first(now)) is not None and self._may(ask, now):
+            self.line.serve(ask, now)
+            taken.append(self._let_out(ask, now))
+        return taken
+
+    def given_up(self, now: float) -> list[Ask]:
+        """The asks that have waited too long for a server that refuses everybody. They do not wait any more."""
+        since = self._learned.refusing_since
+        if since is None:
+            return []
+        over = [ask for ask in self.line if now - max(since, ask.since) >= ask.patience_s]
+        for ask in over:
+            self.line.remove(ask.key)
+        return over
+
+    def reopens(self, now: float) -> bool:
+        """Forget what was learned if nobody needs it any more. Returns whether agents need not ask now."""
+        refused_at = self._learned.refused_at
+        if self.limits != _NONE or refused_at is None or self.line or self.permits:
+            return False
+        if now - max(refused_at, self._waited_at) < REOPEN_S:
+            return False
+        self._learned, self._requests, self._tokens = Learned(), None, None
+        return True
+
+    def expired(self, now: float) -> Iterable[Permit]:
+        """The permits whose time is over."""
+        return [permit for permit in self.permits.values() if now - permit.out_since >= PERMIT_S]
+
+    # --- another broker
+
+    def lesson(self, now: float) -> tuple[Lesson, int, int]:
+        """What another broker has to know: what was learned, and the requests and tokens of the last minute."""
+        self._forget_minute(now)
+        return self._learned.lesson(), len(self._minute), self._minute_tokens
+
+    def take_over(self, lesson: Lesson | None, requests: int, tokens: int, now: float) -> None:
+        """An earlier broker has left this. What went out in its last minute counts as if it went out now."""
+        if lesson is not None:
+            self._learned.take_over(lesson, now)
+            self._next = now
+        if self.limits.requests_per_minute is not None or self.limits.tokens_per_minute is not None:
+            for index in range(requests):
+                self._count(("", ""), tokens if index == 0 else 0, now)
+
+    # --- inside
+
+    def _may(self, ask: Ask, now: float) -> bool:
+        learned, limits = self._learned, self.limits
+        most = self._most_at_once()
+        if now < learned.held_until or (most is not None and len(self.permits) >= most):
+            return False
+        if learned.rate is not None and now < self._next:
+            return False
+        if limits.requests_per_minute is not None and len(self._minute) >= limits.requests_per_minute:
+            return False
+        used = self._minute_tokens  # what is larger than the limit itself goes out alone: the server decides
+        if limits.tokens_per_minute is not None and used and used + ask.tokens > limits.tokens_per_minute:
+            return False
+        return _fits(self._requests, 1, now) and _fits(self._tokens, ask.tokens, now)
+
+    def _let_out(self, ask: Ask, now: float) -> Permit:
+        permit = Permit(ask.key, ask.tree, ask.since, now, ask.tokens, len(self.permits) + 1, ask.patience_s)
+        self._learned.let_out(len(self.permits), now)
+        self.permits[ask.key] = permit
+        if self._learned.rate is not None:
+            self._next = max(self._next, now - CATCH_UP_S) + 1 / self._learned.rate
+        for room, amount in ((self._requests, 1), (self._tokens, ask.tokens)):
+            if room is not None:
+                room.left -= amount
+        if self.limits.requests_per_minute is not None or self.limits.tokens_per_minute is not None:
+            self._count(ask.key, ask.tokens, now)
+        return permit
+
+    def _most_at_once(self) -> int | None:
+        written, learned = self.limits.max_concurrent, self._learned.concurrent
+        if written is None or learned is None:
+            return learned if written is None else written
+        return min(written, learned)
+
+    def _believes(self, connection: str, wait_s: float) -> bool:
+        """Whether a connection may hold everybody up. One alone may hold up others for some time only."""
+        known = (*(ask.key for ask in self.line), *self.permits)
+        if all(address == connection for address, _ in known):
+            return True
+        if connection not in self._blame:
+            self._blame = {connection: 0.0}
+        self._blame[connection] += min(wait_s, MAX_WAIT_S)
+        return self._blame[connection] <= MAX_BLAME_S
+
+    def _room(self, key: Key, left: int, reset_ms: int | None, now: float, known: _Room | None) -> _Room | None:
+        if reset_ms is None or reset_ms > MAX_WAIT_S * 1000:
+            return known  # the server refuses by itself when it is time
+        if left <= 0 and not self._believes(key[0], reset_ms / 1000):
+            return known
+        return _Room(max(0, left), now + reset_ms / 1000)
+
+    def _count(self, key: Key, tokens: int, now: float) -> None:
+        self._minute.append([now, key, tokens])
+        self._minute_tokens += tokens
+
+    def _correct(self, key: Key, tokens: int) -> None:
+        """The tokens of a request of the last minute are known now."""
+        for entry in reversed(self._minute):
+            if entry[1] == key:
+                self._minute_tokens += tokens - int(entry[2])  # type: ignore[arg-type]
+                entry[2] = tokens
+                return
+
+    def _forget_minute(self, now: float) -> None:
+        while self._minute and now - float(self._minute[0][0]) >= MINUTE_S:  # type: ignore[arg-type]
+            self._minute_tokens -= int(self._minute.popleft()[2])  # type: ignore[arg-type]
+
+
+_NONE: Final = ModelLimits()
+
+
+def _fits(room: _Room | None, amount: int, now: float) -> bool:
+    return room is None or now >= room.until or room.left >= amount
