@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Final
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from agentproc.conversation import (
     Append,
@@ -34,7 +34,7 @@ from agentproc.conversation import (
 from agentproc.conversation_file import ConversationFile, Durability
 from schemas.link import boottime_ms
 from schemas.traces import NoteKind, TurnStatus
-from schemas.usage import Part, Used, encode_used, read_used
+from schemas.usage import ROWS, Part, Used, encode_used, read_used
 
 #: How many answers are kept for events that may be delivered again. The broker forgets an event long before so many
 #: others.
@@ -44,6 +44,10 @@ KEPT_ANSWERS: Final = 10_000
 KEPT_BYTES: Final = 64 << 20
 #: How many runtime events are kept.
 KEPT_RUNTIME_EVENTS: Final = 50_000
+#: How many sums of usage an instance keeps for one day, by model and currency.
+MAX_PARTS_OF_A_DAY: Final = 64
+#: The name under which the models beyond those are counted.
+OTHER_MODELS: Final = "other models"
 #: How often the limits above are applied: after so many finished turns, and after so many stored bytes.
 _TRIM_EVERY: Final = 256
 _TRIM_BYTES: Final = 32 << 20
@@ -320,11 +324,22 @@ class ConversationStore:
     # --- inside
 
     def _add_used(self, part: Part, more: Used) -> None:
-        """Add to what this instance's model calls have used in all."""
+        """Add to what this instance's model calls have used in all. A server may name its model anew in each answer;
+        beyond MAX_PARTS_OF_A_DAY all of these are one.
+        """
         stored = self.remembered(part.row)
+        if stored is None and self._count_parts(part.day) >= MAX_PARTS_OF_A_DAY:
+            part = structs.replace(part, model=f"{part.model.partition('/')[0]}/{OTHER_MODELS}")
+            stored = self.remembered(part.row)
         whole = (None if stored is None else read_used(stored)) or Used()
         whole.add(more)
         self.remember(part.row, encode_used(whole))
+
+    def _count_parts(self, day: str) -> int:
+        start = f"{ROWS}{day}/"
+        after = start[:-1] + chr(ord(start[-1]) + 1)
+        found = self._file.rows("SELECT count(*) FROM meta WHERE name >= ? AND name < ?", (start, after))
+        return int(found[0][0])
 
     def _fold(self, turn_id: str) -> None:
         kinds = self._file.rows("SELECT DISTINCT type FROM events WHERE turn_id = ?", (turn_id,))

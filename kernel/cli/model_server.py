@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -42,15 +43,15 @@ class ModelLook:
         return self._line if model is not None and self._text == model else None
 
     def _run(self) -> None:
+        with suppress(Exception):  # the start says what is wrong; a thread's exception would be shown with a traceback
+            self._look()
+
+    def _look(self) -> None:
         from kernel.bundle.models import model_text
         from kernel.model_server.asking import Asking
         from kernel.model_server.listing import line_of
-        from schemas.errors import GoondanError
 
-        try:
-            inspected = _inspect(self._place)
-        except GoondanError:
-            return  # the start says it
+        inspected = _inspect(self._place)
         model = _entry_model(inspected) if inspected.judgement.trusted else None
         learned = None if model is None else Asking(model, ASK_S).wait(ASK_S)
         if model is not None and learned is not None:
@@ -68,11 +69,13 @@ def offer_before_start(place: BundleTarget) -> None:
     from kernel.paths import root_of
     from schemas.errors import GoondanError
 
-    if not can_ask() or lock.is_held(place.state_dir):
+    if not can_ask():
         return
     root = root_of(place.state_dir)
-    found = _offered(root, place.bundle, set(choice.read(root, place.bundle).declined))
     try:
+        if lock.is_held(place.state_dir):
+            return
+        found = _offered(root, place.bundle, set(choice.read(root, place.bundle).declined))
         if found and any(
             agent.model is not None and agent.model.chosen_by == "" for agent in _inspect(place).checked.agents.values()
         ):

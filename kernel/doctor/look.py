@@ -388,8 +388,8 @@ def _bundle(given: str | None) -> tuple[Bundle, dict[str, str], list[ModelSpec]]
     )
     models: list[ModelSpec] = []
     for agent in inspected.checked.agents.values() if inspected.judgement.trusted else ():
-        if agent.model is not None and agent.model not in models:
-            models.append(agent.model)
+        asked = [*([] if agent.model is None else [agent.model]), *(fallback.model for fallback in agent.fallback)]
+        models += [model for model in asked if model not in models]
     return found, wanted_variables(inspected.loaded.documents), models[:MAX_ASKED]
 
 

@@ -37,8 +37,12 @@ class Asking:
         return self._learned or Learned(state="slow")
 
     def _run(self) -> None:
-        if self._question is not None:
+        if self._question is None:
+            return
+        try:
             self._learned = _ask(self._model, self._question, self._limit_s)
+        except Exception as error:  # a thread's would be printed with its traceback, and that may show the key
+            self._learned = Learned(state="unreachable", reason=type(error).__name__)
 
 
 def _ask(model: ModelSpec, asked: Question, limit_s: float) -> Learned:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentproc.providers.base import ModelAnswer, Usage
-from agentproc.store import ConversationStore
+from agentproc.store import MAX_PARTS_OF_A_DAY, OTHER_MODELS, ConversationStore
 from agentproc.usage import used_by
 from schemas.address import instance_dir
 from schemas.budgets import Pricing
@@ -121,6 +121,19 @@ async def test_nobody_counts_the_console(make: Make, tmp_path: Path) -> None:
     await make(link, FakeModel(says("hello"))).run(event_frame("e1", "go"))
     answer = the_answer(link)
     assert (answer.model, answer.usage, kept(tmp_path)) == ("embedded", None, {})
+
+
+async def test_a_server_that_names_its_model_anew_each_time_fills_no_file(make: Make, tmp_path: Path) -> None:
+    many = MAX_PARTS_OF_A_DAY + 5
+    runner = make(
+        FakeLink(), FakeModel(*(using(says("x"), Usage(1, 1), f"m{number}") for number in range(many))), model=PRICED
+    )
+    for number in range(many):
+        await runner.run(event_frame(f"e{number}", "go"))
+    sums = kept(tmp_path)
+    assert len(sums) == MAX_PARTS_OF_A_DAY + 1
+    assert sums[Part("", f"openai/{OTHER_MODELS}", "USD")].model_calls == 5
+    assert sum(used.input_tokens for used in sums.values()) == many
 
 
 number = st.integers(-(2**70), 2**70)
