@@ -170,6 +170,8 @@ def _has_future(request: ModelRequest) -> bool:
     return bool(request.tools) or len(request.messages) > 1
 
 
+#: In a result without content. Inside a text its quotes would be escaped.
+_NO_CONTENT: Final = b'"content":""'
 #: The end of a block with a mark.
 _MARK: Final = b',"cache_control":{"type":"ephemeral"}}'
 
@@ -228,7 +230,9 @@ class Turns:
 
 
 def _with_mark(blocks: list[bytes]) -> list[bytes]:
-    return [*blocks[:-1], marked(blocks[-1])] if blocks else blocks
+    """The blocks with a mark on the last one that may have it: the vendor takes none on a block without content."""
+    at = next((at for at in reversed(range(len(blocks))) if _NO_CONTENT not in blocks[at]), None)
+    return blocks if at is None else [*blocks[:at], marked(blocks[at]), *blocks[at + 1 :]]
 
 
 def _turn(role: str, blocks: list[bytes]) -> bytes:

@@ -62,6 +62,18 @@ def test_marks_are_behind_tools_system_and_the_last_two_messages_of_the_user() -
     assert list(body)[-3:] == ["tools", "system", "messages"]
 
 
+def test_a_result_without_content_has_no_mark() -> None:
+    both: list[MessageData] = [
+        UserData("one"),
+        calls(("a", "bash__exec"), ("b", "bash__exec")),
+        result("a", 'x"content":""'),
+        result("b", ""),
+    ]
+    assert marks(sent(Anthropic(), asked(conversation(*both), **ON)))[-1] == (2, 0)
+    nothing = conversation(both[0], calls(("b", "bash__exec")), both[3])
+    assert marks(sent(Anthropic(), asked(nothing, **ON)))[-1] == (0, 0)
+
+
 def test_no_marks_where_they_are_switched_off_or_nothing_follows() -> None:
     messages = conversation(UserData("one"))
     off = sent(Anthropic(), asked(messages, system="x", model={"caching": False}))
