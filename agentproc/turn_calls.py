@@ -137,7 +137,7 @@ class TurnCalls:
             self._make(action, args, then)
             return
         part, step = action.part, self._machine.steps
-        runs = self._own_calls.runs(part.tool_name)
+        runs = self._own_calls.runs(part.tool_name) and tape.runs(part.tool_name, args)
         recorded = tape.result(step, part.tool_name, args, runs=runs)
         if recorded is not None:
             then(recorded)

@@ -192,7 +192,9 @@ def _agent(
         dynamic=agent.dynamic,
         budget=budget_of(agent.extensions),
         approvals=[] if agent.model.provider == "replay" else policies_of(agent.extensions),
-        replay=ReplaySpec(recording=agent.model.recording) if agent.model.provider == "replay" else None,
+        replay=ReplaySpec(recording=agent.model.recording, approvals=policies_of(agent.extensions))
+        if agent.model.provider == "replay"
+        else None,
         servers=[name for name, server in checked.servers.items() if agent.name in server.agents],
         output=agent.body.output,
         tool_choice=agent.body.tool_choice,

@@ -177,6 +177,8 @@ class ReplaySpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_onl
     recording: str
     #: Of another model's answers only the tool calls are compared with the recorded ones.
     only_calls: bool = False
+    #: Which calls a person decided about. Nobody is asked in a replay, so none of these runs.
+    approvals: list[Policy] = []
 
 
 class AgentSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):

@@ -14,13 +14,14 @@ Source: docs/design/turns.md section 12; docs/replay.md.
 # Annotations are no text here (`from __future__ import annotations`): msgspec would compile each of them once more.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from schemas.codec import MAX_DEPTH
 from schemas.errors import GoondanError, fail
+from schemas.model_windows import LEAST_WINDOW, MOST_WINDOW
 
 #: The version of the file's form.
 FORMAT: Final = 1
@@ -30,6 +31,12 @@ MAX_FILE_BYTES: Final = 64 << 20
 MAX_LINE_BYTES: Final = 32 << 20
 #: The most lines.
 MAX_LINES: Final = 100_000
+
+
+#: A number of tokens that can be added up and stored.
+Tokens = Annotated[int, Meta(ge=0, le=1 << 53)]
+#: The size of a context (tokens).
+Window = Annotated[int, Meta(ge=LEAST_WINDOW, lt=MOST_WINDOW)]
 
 
 class Recording(Struct, frozen=True, tag_field="kind", tag="recording", rename="camel", omit_defaults=True):
@@ -104,7 +111,7 @@ class RecordedAnswer(Struct, frozen=True, rename="camel", omit_defaults=True, kw
     #: The model that answered, as its server names it.
     model: str | None = None
     #: Tokens, by the names of agentproc.providers.base.Usage.
-    usage: dict[str, int] | None = None
+    usage: dict[str, Tokens] | None = None
 
 
 class RecordedFault(Struct, frozen=True, omit_defaults=True):
@@ -115,9 +122,9 @@ class RecordedFault(Struct, frozen=True, omit_defaults=True):
     #: Its message.
     message: str
     #: Of E_CONTEXT_OVERFLOW: the tokens of the request, as the server said; None: it did not say.
-    tokens: int | None = None
+    tokens: Tokens | None = None
     #: Of the same: the tokens of the context.
-    window: int | None = None
+    window: Tokens | None = None
 
 
 class RecordedStep(Struct, frozen=True, tag_field="kind", tag="step", rename="camel", omit_defaults=True, kw_only=True):
@@ -146,7 +153,7 @@ class RecordedStep(Struct, frozen=True, tag_field="kind", tag="step", rename="ca
     #: The names of the tools, sorted. None: those of that request.
     tools: list[str] | None = None
     #: How many tokens the model's context holds; None: nobody knew it.
-    window: int | None = None
+    window: Window | None = None
     #: The answer; None when there was none.
     answer: RecordedAnswer | None = None
     #: Why there was none.

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import msgpack
 
 from agentproc.conversation import AssistantData, Message, ToolData, ToolResultPart, UserData, files_of
-from agentproc.providers.base import ContextOverflow, ModelAnswer, ModelRequest, Usage
+from agentproc.providers.base import ContextOverflow, ModelAnswer, ModelRequest, Usage, asked_call
 from agentproc.providers.overflow import Overflow
 from agentproc.turn import AskedCall
 from schemas.codec import to_raw
@@ -38,6 +38,10 @@ def request_of(request: ModelRequest, places: Places, *, shorten: bool = True) -
             entries += _of_message(message)
         before = message
     entries += [f"block: {_json(block)}" for block in request.blocks]
+    if request.output is not None:
+        entries.append(f"output: {_json(msgspec.to_builtins(request.output))}")
+    if request.tool_choice is not None:
+        entries.append(f"tool choice: {_json(msgspec.to_builtins(request.tool_choice))}")
     texts = [comparable(without_places(entry, places)) for entry in entries]
     tools = sorted({item.name for item in request.tools})
     return Request([shortened(text) for text in texts] if shorten else texts, tools)
@@ -118,7 +122,7 @@ def model_answer(recorded: RecordedAnswer, fill: Callable[[Any], Any]) -> ModelA
     known = Usage.__struct_fields__
     return ModelAnswer(
         text=fill(recorded.text),
-        calls=[AskedCall(call.id, call.name, fill(call.args), call.broken) for call in recorded.calls],
+        calls=[_asked_again(call, fill) for call in recorded.calls],
         reasoning=fill(recorded.reasoning),
         finish_reason=recorded.finish_reason,
         cut_off=recorded.cut_off,
@@ -151,6 +155,12 @@ def shown_answer(answer: RecordedAnswer, only_calls: bool) -> str:
 def shown_call(tool: str, args: Any) -> str:
     """A call as it is compared."""
     return f"{tool} {_json(args)}"
+
+
+def _asked_again(call: RecordedModelCall, fill: Callable[[Any], Any]) -> AskedCall:
+    if call.broken is not None:
+        return AskedCall(call.id, call.name, {}, call.broken)
+    return asked_call(call.id, call.name, fill(call.args))
 
 
 def recorded_result(result: ToolResult) -> dict[str, Any]:

@@ -14,14 +14,16 @@ from typing import Any, Final
 
 from msgspec import to_builtins
 
+from agentproc.conversation import error_result
 from agentproc.providers.base import ModelAnswer, ModelRequest
 from agentproc.recordings.forms import Places, in_texts, recorded_answer, recorded_fault, recorded_result, request_of
 from agentproc.recordings.recorder import Recorder
 from agentproc.recordings.replayed import Replayed
 from agentproc.store import ConversationStore
 from agentproc.turn import Begin, End, First
-from schemas.address import instance_dir
-from schemas.errors import GoondanError
+from schemas.address import SEPARATOR, instance_dir
+from schemas.approval_rules import decide
+from schemas.errors import GoondanError, tool_error
 from schemas.frames import FilePart, Frame, ToolResult
 from schemas.launch import AgentSpec
 from schemas.mcp import McpListing
@@ -43,6 +45,8 @@ ASIDE: Final = "aside"
 _OUTSIDE: Final = frozenset(("client", "connector", "tool"))
 #: Errors of calls that nobody made: those that a person forbade.
 _NOT_MADE: Final = frozenset(("E_APPROVAL_DENIED", "E_APPROVAL_MISMATCH"))
+#: Bundled tools that ask other agents.
+_ASKING: Final = frozenset(("agents", "handoff"))
 #: Errors that are no answer: another incarnation asks, or the recording itself was asked.
 _NOBODYS: Final = frozenset(("E_LEASE_LOST", "E_REPLAY_DIFFERS"))
 
@@ -65,6 +69,7 @@ class Tape:
         self.replayed = None if spec.replay is None else Replayed(spec.replay, spec.name, instance_key, folder)
         #: How many tokens the model's context holds, as its server says; None: it was not asked, or does not say.
         self.listed_window: int | None = None
+        self._approvals = [] if spec.replay is None else spec.replay.approvals
         self._turn = 0
         self._asked = ""
         self._outside = False
@@ -179,12 +184,24 @@ class Tape:
 
     # --- tools and servers
 
+    def runs(self, tool: str, args: Any) -> bool:
+        """Whether a call of a tool in the agent's process is made in a replay as well. Agents are asked, because they
+        repeat the run, too. What a person decided about is not made, and nothing that an operator asks for.
+        """
+        resource = tool.partition(SEPARATOR)[0]
+        if resource == "self-restart" or (self.replayed is not None and not self._turn):
+            return False
+        return resource in _ASKING or decide(self._approvals, tool, args).action == "allow"
+
     def result(self, step: int, tool: str, args: Any, *, runs: bool) -> ToolResult | None:
         """The recorded result of a call. None: the call is to be made, because the run is not replayed, or the tool
         `runs` in a replay as well.
         """
-        if self.replayed is None or not self._turn:
+        if self.replayed is None:
             return None
+        if not self._turn:
+            message = f"agent {self._agent} is answered from a recorded run, which has no call of an operator"
+            return error_result(tool_error("E_REPLAY_DIFFERS", message, name="ReplayError"))
         found = self.replayed.result(step, tool, args)
         if not runs:
             return found if found is not None else self.replayed.no_such_call(step, tool, args)

@@ -32,7 +32,8 @@ def with_recordings(plan: KernelPlan, env: Mapping[str, str]) -> KernelPlan:
         if name == OPERATOR_AGENT:
             continue
         if repeat is not None:
-            replayed = ReplaySpec(recording=repeat.recording, only_calls=repeat.only_calls)
+            asked = spec.approvals if spec.replay is None else spec.replay.approvals
+            replayed = ReplaySpec(recording=repeat.recording, only_calls=repeat.only_calls, approvals=asked)
             spec = replace(spec, replay=replayed, approvals=[])
         agents[name] = replace(spec, record=run)
     if repeat is not None and repeat.prompt and plan.entry_agent:

@@ -23,6 +23,7 @@ from agentproc.recordings.forms import model_answer, recorded_answer, recorded_r
 from agentproc.recordings.replayed import Replayed
 from agentproc.turn import AskedCall
 from kernel.recordings import collect, make
+from schemas.approval_rules import read_policy
 from schemas.errors import GoondanError, fail, tool_error
 from schemas.frames import Blob, FilePart, Source, ToolResult
 from schemas.launch import CatalogItem, ModelSpec, ReplaySpec
@@ -149,6 +150,31 @@ async def test_another_model_is_asked_and_its_answers_are_compared(
     await talk(make, link, model, "list", model=SPEC, replay=replayed, system="another prompt")
     assert (the_answer(link).status, link.calls) == (status, [])
     assert model.requests[0].system == "another prompt"
+
+
+@pytest.mark.parametrize(
+    ("tool", "runs"),
+    [
+        ("agents__request", True),
+        ("handoff__request", True),
+        ("todo__add", True),
+        ("todo__drop", False),
+        ("self-restart__request", False),
+    ],
+)
+async def test_nothing_runs_in_a_replay_that_a_person_decided_about(
+    make: Make, tmp_path: Path, tool: str, runs: bool
+) -> None:
+    policy, _ = read_policy("p", {"rules": [{"tools": ["todo__drop", "agents__*"], "action": "ask"}]})
+    path = await recorded(make, tmp_path, script(), "list", "thanks")
+    link = FakeLink(refuse)
+    replayed = ReplaySpec(recording=path, approvals=[policy])
+    runner = await talk(make, link, None, "list", model=REPLAY, replay=replayed)
+    assert runner.instance.tape.runs(tool, {}) is runs
+    call = {"tool": "bash__exec", "args": {"command": "ls"}}
+    await runner.run(event_frame("op", call, kind="operator.call"))
+    assert link.calls == [], "an operator has nothing run either"
+    assert not runner.instance.tape.runs(tool, {})
 
 
 async def test_what_an_operator_calls_is_no_part_of_a_recording(make: Make, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from schemas.approval_rules import Policy
 from schemas.budgets import BudgetLimits
 from schemas.in_place import can_follow
 from schemas.launch import AgentSpec, CatalogItem, ExtensionSpec, ModelSpec, ReplaySpec
+from schemas.structured import OutputSpec
 
 ONE = ExtensionSpec(name="one", entry="/b/ext/one.py", resource={"a": 1}, config={"level": 1}, modules={"one.py": "ab"})
 SPEC = AgentSpec(
@@ -45,6 +46,8 @@ REPLACED: dict[str, Any] = {
     "servers": ["files"],
     "record": "1234",
     "replay": ReplaySpec(recording="/r.jsonl"),
+    "output": OutputSpec({"type": "object"}),
+    "tool_choice": "required",
 }
 
 

@@ -84,6 +84,8 @@ def test_only_wanted_parts_are_kept() -> None:
         (written() + b'{"kind":"step"}\n', "line 2"),
         (written() + b'{"kind":"nothing"}\n', "line 2"),
         (written() + encode(TURN)[:20], "line 2"),
+        (written() + encode(STEP).replace(b'"input_tokens":3', b'"input_tokens":99999999999999999999'), "line 2"),
+        (written() + encode(replace(STEP, window=4096)).replace(b"4096", b"-1"), "line 2"),
     ],
 )
 def test_what_is_no_recording_is_refused_with_the_line(data: bytes, why: str) -> None:
