@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
 from agentproc.providers.body import FilesPlace
-from schemas.attached_files import HEAD_BYTES, MAX_FILE_BYTES, check_files, media_type_of
+from schemas.attached_files import HEAD_BYTES, MAX_FILE_BYTES, check_files, media_type_of, size_of_files
 from schemas.blobs import describe
 from schemas.errors import GoondanError, fail
 from schemas.frames import FilePart, OptionalRaw, ToolResult
@@ -37,11 +37,12 @@ _CHUNK: Final = 1 << 18
 
 
 class InstanceFiles:
-    """The folder `files` in the instance's folder `directory`. With `durable` a file survives a loss of power before
-    anything refers to it.
+    """The folder `files` in the instance's folder `directory`, with at most `max_bytes` in it. With `durable` a file
+    survives a loss of power before anything refers to it.
     """
 
-    def __init__(self, directory: str, *, durable: bool) -> None:
+    def __init__(self, directory: str, *, durable: bool, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
         self._path = f"{directory}/files"
         self._durable = durable
         self._mark = f"@{os.urandom(16).hex()}@"
@@ -56,11 +57,13 @@ class InstanceFiles:
         """Take the files of an event from the folder of large payloads. Files that are here already stay as they are.
 
         Raises GoondanError: E_FILE_INVALID when one is not what it is said to be, E_BLOB_MISSING, E_BLOB_MISMATCH,
-        E_DISK_FULL, E_STATE.
+        E_STORE_FULL, E_DISK_FULL, E_STATE.
         """
         check_files(files)
         with _errors(self._path):
             self._make()
+            new = [file for file in files if not os.path.lexists(f"{self._path}/{file.blob.file}")]
+            self._check_room(size_of_files(new))
             for file in files:
                 self._link(f"{blobs}/{file.blob.file}", f"{self._path}/{file.blob.file}", file)
             self._sync()
@@ -97,6 +100,16 @@ class InstanceFiles:
             os.makedirs(self._path, 0o700, exist_ok=True)
             self._is_there = True
 
+    def _check_room(self, size: int) -> None:
+        """Raise GoondanError E_STORE_FULL when there is no room for so many bytes more."""
+        with os.scandir(self._path) as entries:
+            used = sum(entry.stat(follow_symlinks=False).st_size for entry in entries)
+        if used + size > self._max_bytes:
+            message = (
+                f"the files of the conversation have {used} bytes, limit {self._max_bytes}; {size} more do not fit"
+            )
+            raise fail("E_STORE_FULL", message)
+
     def _link(self, source: str, target: str, file: FilePart) -> None:
         if not os.path.lexists(target):
             try:
@@ -128,6 +141,7 @@ class InstanceFiles:
         blob = describe(data, os.urandom(16).hex())
         with _errors(self._path):
             self._make()
+            self._check_room(len(data))
             _write(f"{self._path}/{blob.file}", data, self._durable)
             self._sync()
         return FilePart(blob, media_type, one.name)

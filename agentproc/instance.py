@@ -92,7 +92,7 @@ class Instance:
         self.events = EventBus()
         files = instance_dir(spec.state_dir, spec.name, instance_key)
         #: The pictures and PDFs of the conversation.
-        self.files = InstanceFiles(files, durable=spec.durability == "power")
+        self.files = InstanceFiles(files, durable=spec.durability == "power", max_bytes=spec.conversation_mb << 20)
         self.place = InstancePaths(spec.name, instance_key, files, spec.state_dir)
         self.secrets = secrets or KnownSecrets()
         self.tokens = AccessTokens(link, self.events, self.secrets)

@@ -12,6 +12,7 @@ Source: docs/design/files.md section 3; requirement MCP-16.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -77,9 +78,9 @@ def lift_files(output: Raw | None) -> LiftedFiles | None:
     value = msgspec.msgpack.decode(output)
     found: list[Lifted] = []
     left = MAX_LOOKED_AT
-    todo: list[tuple[Any, int]] = [(value, 0)]
+    todo: deque[tuple[Any, int]] = deque([(value, 0)])
     while todo and left:
-        item, depth = todo.pop(0)
+        item, depth = todo.popleft()
         left -= 1
         if isinstance(item, dict):
             one = _file_in(item)
@@ -87,8 +88,8 @@ def lift_files(output: Raw | None) -> LiftedFiles | None:
                 found.append(one)
             elif depth < MAX_DEPTH:
                 todo += [(inner, depth + 1) for inner in item.values() if isinstance(inner, dict | list)]
-        elif depth < MAX_DEPTH:
-            todo += [(inner, depth + 1) for inner in item if isinstance(inner, dict | list)]
+        elif isinstance(item, list) and depth < MAX_DEPTH:
+            todo += [(inner, depth + 1) for inner in item[:left] if isinstance(inner, dict | list)]
     return LiftedFiles(value, found) if found else None
 
 

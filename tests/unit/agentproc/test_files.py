@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from base64 import b64decode, b64encode
 from collections.abc import Iterable
 from pathlib import Path
@@ -41,6 +42,7 @@ PNG = b"\x89PNG\r\n\x1a\n" + b"pixels" * 9
 PDF = b"%PDF-1.7\n" + b"page" * 9
 AT = "2026-01-01T00:00:00.000Z"
 MARK = "@mark@"
+MOST = 4 << 20
 
 
 def part(number: int, media_type: str = "image/png", size: int = 100) -> FilePart:
@@ -103,7 +105,7 @@ class Shelf:
     def __init__(self, tmp_path: Path) -> None:
         self.blobs = tmp_path / "blobs"
         self.blobs.mkdir()
-        self.files = InstanceFiles(str(tmp_path / "instance"), durable=True)
+        self.files = InstanceFiles(str(tmp_path / "instance"), durable=True, max_bytes=MOST)
         self.folder = tmp_path / "instance" / "files"
 
     def sent(self, content: bytes, media_type: str) -> FilePart:
@@ -148,6 +150,23 @@ def test_a_file_that_is_not_what_it_is_said_to_be_is_refused_and_leaves_nothing(
         with pytest.raises(GoondanError, match=code):
             shelf.files.take(str(shelf.blobs), [file])
     assert os.listdir(shelf.folder) == []
+
+
+def test_an_instance_has_a_limit_for_its_files(shelf: Shelf) -> None:
+    large = PNG + bytes(MOST // 2)
+    shelf.files.take(str(shelf.blobs), [shelf.sent(large, "image/png")])
+    with pytest.raises(GoondanError, match="E_STORE_FULL"):
+        shelf.files.take(str(shelf.blobs), [shelf.sent(large, "image/png")])
+    result = ok({"type": "file", "data": b64encode(large).decode()})
+    assert shelf.files.lift(result) == (result, [])
+    assert len(os.listdir(shelf.folder)) == 1
+
+
+def test_an_output_of_many_values_is_looked_at_in_bounded_time(shelf: Shelf) -> None:
+    result = ok([{"data": [[]] * 200_000}, {"type": "file", "data": b64encode(PNG).decode()}, {"x": [{}] * 200_000}])
+    began = time.process_time()
+    assert len(shelf.files.lift(result)[1]) == 1
+    assert time.process_time() - began < 5
 
 
 def ok(output: Any) -> ToolResult:

@@ -28,6 +28,7 @@ from schemas.frames import (
     ORCHESTRATOR,
     AgentEvent,
     Answer,
+    FilePart,
     Frame,
     InstanceEnd,
     InstanceEnded,
@@ -165,7 +166,16 @@ class Client(Actor):
         #: Event id -> the epochs under which it was spoken of, in the order of hearing.
         self.heard: dict[str, list[int]] = {}
 
-    def ask(self, event_id: str, agent: str = "coder", key: str = "k", calls: int = 1, *, live: bool = False) -> None:
+    def ask(
+        self,
+        event_id: str,
+        agent: str = "coder",
+        key: str = "k",
+        calls: int = 1,
+        *,
+        live: bool = False,
+        files: list[FilePart] | None = None,
+    ) -> None:
         event = AgentEvent(id=event_id, type="user", created_at="2026-01-01T00:00:00Z", input=calls)
         self.asked.append(event_id)
         self.world.asked_of[event_id] = (agent, key)
@@ -177,6 +187,7 @@ class Client(Actor):
             reply_to=ReplyTo("client", "corr-" + event_id),
             payload=to_raw(event),
             live=live,
+            files=files,
         )
         if live:
             self.heard[event_id] = []

@@ -15,7 +15,7 @@ from kernel.broker.mailbox import LEASE_S, MAX_ATTEMPTS
 from kernel.supervisor.roster import MAX_START_FAILURES
 from schemas.codec import decode, encode, from_raw, to_raw
 from schemas.control import Drain, Principal, SpawnFailed
-from schemas.frames import AgentEvent, ErrorPayload, Frame, ReplyTo
+from schemas.frames import AgentEvent, Blob, ErrorPayload, FilePart, Frame, ReplyTo
 from schemas.tokens import Claims
 from tests.unit.kernel.broker.actors import Actor, Agent, Client
 from tests.unit.kernel.broker.world import World
@@ -61,6 +61,36 @@ def test_an_accepted_event_is_worked_on_without_its_sender(moment: str) -> None:
     world.settle()
     assert world.state("e1") == "done"
     assert world.stores["coder", "k"].completed == ["e1"]
+
+
+@pytest.mark.parametrize("moment", ["queued", "held"])
+def test_the_files_of_a_message_are_handed_over_by_every_later_broker(
+    moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World()
+    got: list[list[FilePart] | None] = []
+    files = [FilePart(Blob("5e" * 16, "5e" * 32, 99), "image/png", "cat.png")]
+    client = world.clients[0]
+    client.ask("e1", files=files)
+    while world.state("e1") != "accepted":
+        assert world.pump_up(client) or world.pump_down(client)
+    if moment == "held":
+        run(world)
+    world.kill_broker()
+    assert files[0].blob.file in world.router.bus.mailbox.blobs.referenced()
+    if moment == "held":
+        world.kill_agent(agent(world))
+    send = world.router.bus.send
+
+    def heard(to: Any, frame: Frame, *more: Any) -> None:
+        got.append(frame.files)
+        send(to, frame, *more)
+
+    monkeypatch.setattr(world.router.bus, "send", heard)
+    world.settle()
+    assert world.state("e1") == "done"
+    assert files in got
+    assert files[0].blob.file not in world.router.bus.mailbox.blobs.referenced()
 
 
 def test_what_was_not_written_was_accepted_by_nobody() -> None:
