@@ -104,6 +104,8 @@ class Gates:
         #: The asks that wait and the permits, by their names: the gate, and who has them.
         self._asked: dict[Key, _Asked] = {}
         self._holders: dict[Key, _Asked] = {}
+        #: The names of the requests of each process that wait or are out.
+        self._of: dict[str, set[Key]] = {}
         self._next_news = 0.0
         self.revise(bus.plan)
 
@@ -150,6 +152,7 @@ class Gates:
             return
         ask = self._new_ask(gate, key, event, request, now)
         self._asked[key] = _Asked(connection.incarnation, frame.id, event)
+        self._of.setdefault(key[0], set()).add(key)
         gate.ask(ask)
         self._tell_all(way)
         self._serve(way, now)
@@ -182,8 +185,7 @@ class Gates:
         """`model.over`: a request is over, or was given up."""
         said = from_raw(frame.payload, PermitOver)
         way, key = self._way(connection, said.model), (connection.address, said.id)
-        self._asked.pop(key, None)
-        self._holders.pop(key, None)
+        self._forget(key)
         if not way.gate.limited:
             if said.limits is not None:
                 _leased(connection, frame)
@@ -263,7 +265,7 @@ class Gates:
         asked = self._asked.pop(permit.key, None)
         connection = None if asked is None else self._connection(permit.key, asked)
         if asked is None or connection is None:
-            way.gate.withdraw(permit.key)
+            self._free(way.gate, permit.key)
             return
         self._holders[permit.key] = asked
         self._reply(connection, asked.frame_id, PermitGranted(state=self._state(way, now)))
@@ -271,7 +273,8 @@ class Gates:
     def _give_up(self, gate: Gate, now: float) -> None:
         since = gate.refusing_since
         for ask in gate.given_up(now):
-            asked = self._asked.pop(ask.key, None)
+            asked = self._asked.get(ask.key)
+            self._forget(ask.key)
             connection = None if asked is None else self._connection(ask.key, asked)
             if asked is not None and connection is not None:
                 message = f"the model server has refused every request for {now - (since or now):.0f} s"
@@ -283,6 +286,7 @@ class Gates:
         if key in way.gate.permits or self._count(key[0]) >= MAX_REQUESTS:
             return
         self._holders[key] = _Asked(connection.incarnation, "", event)
+        self._of.setdefault(key[0], set()).add(key)
         out_since = now - held.out_ms / 1000
         way.gate.is_out(Permit(key, event.root, out_since, out_since))
 
@@ -336,12 +340,20 @@ class Gates:
         return connection is not None and asked.event.instance.leased is asked.event
 
     def _free(self, gate: Gate, key: Key) -> None:
-        self._asked.pop(key, None)
-        self._holders.pop(key, None)
+        self._forget(key)
         gate.withdraw(key)
 
+    def _forget(self, key: Key) -> None:
+        self._asked.pop(key, None)
+        self._holders.pop(key, None)
+        names = self._of.get(key[0])
+        if names is not None:
+            names.discard(key)
+            if not names:
+                del self._of[key[0]]
+
     def _count(self, address: str) -> int:
-        return sum(key[0] == address for names in (self._asked, self._holders) for key in names)
+        return len(self._of.get(address, ()))
 
     def _reply(self, connection: Connection, frame_id: str, granted: PermitGranted) -> None:
         self._bus.send(connection, Frame("reply", in_reply_to=frame_id, payload=to_raw(granted)))
