@@ -285,3 +285,16 @@ def test_a_state_of_another_gate_or_of_this_broker_is_nothing() -> None:
     world.another_broker()
     world.gates.here(other, Hello(token="t", incarnation="i", gates=[KeptState("b", state)]), world.now)
     assert world.gates.limited("b") == []
+
+
+@pytest.mark.parametrize(("secret", "believed"), [(b"secret", True), (b"another", False)])
+def test_only_a_state_that_a_broker_of_this_kernel_has_signed_is_believed(secret: bytes, believed: bool) -> None:
+    world = World(a=[model()])
+    agent = world.agent("a")
+    world.ask(agent, "1", refused=Refused(100))
+    state = state_of(world.tick(0.6))
+    world.bus.secret = secret
+    world.another_broker()
+    hello = Hello(token="t", incarnation=agent.incarnation, gates=[KeptState("main", state)])
+    world.gates.here(agent, hello, world.now)
+    assert sorted(world.gates.limited("a")) == (["", "main"] if believed else [])
