@@ -231,6 +231,8 @@ class _Usage(Struct, frozen=True):
     prompt_tokens_details: _PromptDetails | None = None
     #: What the tokens of the answer were.
     completion_tokens_details: _CompletionDetails | None = None
+    #: All tokens together.
+    total_tokens: int | None = None
 
 
 class _Delta(Struct, frozen=True):
@@ -431,13 +433,10 @@ class Reader:
 def _counted(usage: _Usage) -> Usage:
     read = usage.prompt_tokens_details or _PromptDetails()
     wrote = usage.completion_tokens_details or _CompletionDetails()
-    return Usage(
-        tokens(usage.prompt_tokens),
-        tokens(usage.completion_tokens),
-        tokens(read.cached_tokens),
-        tokens(read.cache_write_tokens),
-        tokens(wrote.reasoning_tokens),
-    )
+    prompt, written, thought = map(tokens, (usage.prompt_tokens, usage.completion_tokens, wrote.reasoning_tokens))
+    if thought and tokens(usage.total_tokens) == prompt + written + thought:
+        written += thought  # this server counts its reasoning beside the answer, not in it
+    return Usage(prompt, written, tokens(read.cached_tokens), tokens(read.cache_write_tokens), thought)
 
 
 def _content(content: Any) -> str:

@@ -194,6 +194,9 @@ async def test_a_key_that_belongs_to_another_server_is_not_sent(
     request = question(provider, base, model_name)
     before = len(seen(base)["requests"])
     model = msgspec.structs.replace(request.model, key_origin="https://api.vendor.test:443")
+    headed = msgspec.structs.replace(model, api_key=None, headers={"x-token": KEY})
+    with pytest.raises(GoondanError, match="not sent: it is meant for https://api"):
+        await ask(provider).model.complete(msgspec.structs.replace(request, model=headed))
     with pytest.raises(GoondanError, match="not sent: it is meant for https://api"):
         await ask(provider).model.complete(msgspec.structs.replace(request, model=model))
     assert len(seen(base)["requests"]) == before

@@ -141,6 +141,20 @@ def test_an_answer_of_openai() -> None:
     assert (answer.reasoning, answer.cut_off, answer.model) == ("hm", False, "m 2026")
 
 
+@pytest.mark.parametrize(("total", "written"), [(17, 12), (15, 10), (None, 10), (99, 10)])
+def test_reasoning_is_a_part_of_the_output_whether_the_server_counts_it_in_or_beside(
+    total: int | None, written: int
+) -> None:
+    counted = {
+        "prompt_tokens": 5,
+        "completion_tokens": 10,
+        "completion_tokens_details": {"reasoning_tokens": 2},
+        "total_tokens": total,
+    }
+    answer = read_openai(chunk(content="x"), chunk("stop"), {"choices": [], "usage": counted})
+    assert answer.usage == Usage(5, written, reasoning_tokens=2)
+
+
 @pytest.mark.parametrize(
     ("deltas", "reasoning"),
     [
