@@ -92,7 +92,8 @@ class Responses:
 
     def reader(self, request: ModelRequest) -> Reader:
         """The reader for one answer."""
-        return Reader(request.model.model)
+        limit = request.model.params.get(_CUT)
+        return Reader(request.model.model, limit if isinstance(limit, int) else None)
 
     def gives_up(self, request: ModelRequest, words: str) -> bool:
         """Do without encrypted reasoning, where another server than the vendor's does not know of it; or without the
@@ -296,11 +297,12 @@ class _Item:
 
 
 class Reader:
-    """Reads one answer."""
+    """Reads one answer. `limit` are the most tokens that were asked for; None: no limit was named."""
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, limit: int | None = None) -> None:
         self.done = False
         self._model = model
+        self._limit = limit
         #: By number and kind: some servers give every item the same number.
         self._items: dict[tuple[int, str], _Item] = {}
         self._size = AnswerSize()
@@ -445,6 +447,9 @@ class Reader:
             self._usage = _counted(response.usage)
         why = response.incomplete_details.reason if response.incomplete_details is not None else None
         self._stop = (why or _CUT) if status == "incomplete" else status
+        # llama.cpp says `completed` of an answer that it has cut off.
+        if status == _WHOLE and self._limit and self._usage is not None and self._usage.output_tokens >= self._limit:
+            self._stop = _CUT
         # A server that does not stream its items has them here only.
         return "".join([self._take_item(index, item) for index, item in enumerate(response.output or [])])
 

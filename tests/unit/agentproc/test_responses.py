@@ -187,6 +187,15 @@ def test_an_item_that_never_ends_is_taken_as_far_as_it_came() -> None:
     assert (cut.broken or "").startswith("they were cut off")
 
 
+@pytest.mark.parametrize(("tokens", "cut"), [(23, False), (24, True)])
+def test_an_answer_of_all_the_tokens_that_were_asked_for_is_cut_off(tokens: int, cut: bool) -> None:
+    reader = Reader("m", 24)
+    usage = {"input_tokens": 9, "output_tokens": tokens}
+    message = {"type": "message", "content": [{"type": "output_text", "text": "So"}]}
+    reader.read_whole(json.dumps({"status": "completed", "output": [message], "usage": usage}).encode())
+    assert reader.answer().cut_off == cut
+
+
 @pytest.mark.parametrize(
     ("events", "kind", "words"),
     [
