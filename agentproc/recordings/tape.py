@@ -47,8 +47,6 @@ _OUTSIDE: Final = frozenset(("client", "connector", "tool"))
 _NOT_MADE: Final = frozenset(("E_APPROVAL_DENIED", "E_APPROVAL_MISMATCH"))
 #: Bundled tools that ask other agents.
 _ASKING: Final = frozenset(("agents", "handoff"))
-#: Errors that are no answer: another incarnation asks, or the recording itself was asked.
-_NOBODYS: Final = frozenset(("E_LEASE_LOST", "E_REPLAY_DIFFERS"))
 
 
 class Tape:
@@ -141,8 +139,8 @@ class Tape:
 
     def failed(self, request: ModelRequest, error: GoondanError, *, own: bool, in_place: bool) -> None:
         """A model has not answered."""
-        if error.info.code in _NOBODYS:
-            return
+        if error.info.code == "E_LEASE_LOST":
+            return  # another incarnation asks
         self._write_step(request, own, in_place, error=error)
 
     def _write_step(

@@ -51,6 +51,12 @@ def test_the_example_is_repeated_without_a_model_and_without_a_key() -> None:
             0,
             {"same": True, "turns": 4, "requests": 8, "calls": 4, "difference": None},
         )
+        for wrong in (
+            ("record", str(EXAMPLE / "refund.jsonl"), "hi"),
+            ("replay", "missing"),
+            ("replay", "x", "--calls"),
+        ):
+            assert kernel.gdn(*wrong).status == 2, wrong
         assert kernel.state_dirs == [] or not list(kernel.state_dirs[0].glob("instances/*")), (
             "it leaves no conversation"
         )
