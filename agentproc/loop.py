@@ -50,6 +50,9 @@ from schemas.frames import (
 #: The reasons why a link does not send a large payload.
 UNSENT: Final = ("E_FRAME_TOO_LARGE", "E_DISK_FULL", "E_STATE", "E_BLOB_UNAVAILABLE")
 
+#: The stages with which an event goes back to its queue.
+GIVEN_BACK: Final = ("release", "park")
+
 log = logging.getLogger("agentproc")
 
 
@@ -61,6 +64,7 @@ class TurnRunner:
         self._blocked = instance.loop_watch.take() if instance.spec.extensions else None
         self._run: TurnRun | None = None
         self._lease: Lease | None = None
+        self._leaving_it = False  # the leased event is given back, and the broker has not said so yet
         self._pausing = False
         self._swept = False
         self._cancelled: tuple[str, int] | None = None  # the delivery that is to end, if it is not over
@@ -94,9 +98,13 @@ class TurnRunner:
         return [self._lease] if self._lease is not None else []
 
     def holds(self, frame: Frame) -> bool:
-        """Whether this very delivery is being worked on."""
+        """Whether this very delivery is being worked on. One that is given back is not: the broker may hand it over
+        again, in the same epoch, before its word about the return is read here.
+        """
         lease = self._lease
-        return lease is not None and (lease.event_id, lease.epoch) == (frame.event_id, frame.epoch)
+        if lease is None or self._leaving_it:
+            return False
+        return (lease.event_id, lease.epoch) == (frame.event_id, frame.epoch)
 
     def pause(self) -> None:
         """Give the running turn back at its next step boundary, and every later one at once."""
@@ -142,9 +150,10 @@ class TurnRunner:
         try:
             answer = await self._answer(frame, event_id, epoch)
             if answer is not None:
+                self._leaving_it = answer.stage in GIVEN_BACK
                 await self._post(answer, frame.trace_id)
         finally:
-            self._lease = None
+            self._lease, self._leaving_it = None, False
 
     def completed(self, frame: Frame) -> None:
         """Give a `tool.completed` frame to the running turn. Raises GoondanError E_FRAME_INVALID, E_FORBIDDEN."""
@@ -322,7 +331,7 @@ class TurnRunner:
             await self.instance.link.post(frame)
         except GoondanError as error:
             log.warning("event %s, %s: %s", frame.event_id, frame.stage, error)
-            if error.info.code not in UNSENT or frame.stage in ("release", "park"):
+            if error.info.code not in UNSENT or frame.stage in GIVEN_BACK:
                 return
             event_id = frame.event_id or ""
             turn = turn_id(self.instance.spec.name, self.instance.instance_key, event_id)

@@ -553,6 +553,23 @@ async def test_an_event_with_an_old_epoch_is_left_alone(make: Make) -> None:
     assert (link.answers(), model.requests) == ([], [])
 
 
+async def test_an_event_that_is_given_back_is_not_held_any_more_and_may_come_again_at_once(make: Make) -> None:
+    class Unheard(FakeLink):
+        def post(self, frame: Frame) -> asyncio.Future[Frame]:
+            answered = super().post(frame)
+            return answered if frame.stage != "release" else asyncio.get_running_loop().create_future()
+
+    link = Unheard()
+    runner = make(link, FakeModel())
+    runner.pause()
+    frame = event_frame("e1", "go")
+    task = asyncio.create_task(runner.run(frame))
+    await until(lambda: any(sent.stage == "release" for sent in link.posted))
+    assert [lease.event_id for lease in runner.leases()] == ["e1"], "the broker has not said that it has it"
+    assert not runner.holds(frame), "handed over again, it is no repeat"
+    task.cancel()
+
+
 async def test_a_paused_runner_gives_turns_back(make: Make) -> None:
     link = FakeLink(lambda *_: None)
     runner = make(link, FakeModel(wants(("a", "notes__add", {})), says("never")))
