@@ -144,6 +144,19 @@ def test_the_status_tells_step_tools_and_progress() -> None:
     assert renderer.status(3) == "working, step 2, 3 s"
 
 
+def test_the_status_tells_why_the_model_is_waited_for() -> None:
+    renderer = TurnRenderer()
+    renderer.handle(RuntimeEvent(kind="step.started", step=1))
+    renderer.handle(RuntimeEvent(kind="model.waits", step=1, before=12, wait_ms=400))
+    assert renderer.status(3) == "working, waiting for the model: 12 before it, 3 s"
+    renderer.handle(RuntimeEvent(kind="model.waits", step=1, before=0, wait_ms=6000))
+    assert "0 before it, the server accepts nothing for 6 s" in renderer.status(3)
+    renderer.handle(RuntimeEvent(kind="model.waits", step=1, message="503 Loading\x1b[2J model\n", wait_ms=4000))
+    assert renderer.status(3) == r"working, waiting for the model: 503 Loading\x1b[2J model ; again in 4 s, 3 s"
+    renderer.handle(RuntimeEvent(kind="text", step=1, text="hi"))
+    assert renderer.status(3) == "working, 3 s"
+
+
 # --- terminals
 
 

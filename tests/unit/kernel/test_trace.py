@@ -298,3 +298,16 @@ def test_a_model_call_has_the_name_that_answered_and_the_parts_of_its_tokens() -
     line = next(line for line in render(told, Style()) if "m-2026" in line)
     assert "2400 tokens in (2000 cached), 80 out (60 reasoning)  asked for m" in line
     assert "in all: 2400 tokens in (2000 cached), 80 out" in "\n".join(render(told, Style()))
+
+
+def test_a_model_that_answered_in_place_of_another_has_its_name_and_the_other_stands_among_the_tries() -> None:
+    failed = ModelDetail(step=1, model="openai/first", code="E_MODEL_QUOTA")
+    notes = [
+        Note("step.started", at(0), "1"),
+        Note("model.failed", at(3), encode_detail(failed)),
+        Note("model.answered", at(9), encode_detail(ModelDetail(step=1, model="anthropic/second", waited_ms=7))),
+    ]
+    call = tell(turn(), notes).steps[0].model
+    assert call is not None
+    assert (call.model, call.status, call.attempts, call.waited_ms) == ("anthropic/second", "answered", 2, 7)
+    assert [tried.error for tried in call.tries] == ["openai/first: E_MODEL_QUOTA"]

@@ -31,6 +31,7 @@ from schemas.traces import (
     FailureDetail,
     ModelDetail,
     ResultDetail,
+    TryDetail,
     TurnDetail,
     encode_detail,
     encode_receipt,
@@ -205,13 +206,14 @@ def test_the_tree_is_shown_with_times_from_one_beginning() -> None:
 def test_tries_of_a_model_and_failures_are_shown() -> None:
     error = ErrorPayload("E_MODEL_FAILED", "busy")
     notes = [
-        *step(1, 0, 100, attempts=3, paused_ms=60),
+        *step(1, 0, 100, attempts=3, paused_ms=60, waited_ms=5000, tries=[TryDetail("503 Loading\x1b", 500)]),
         Note("step.failed", at(100), encode_detail(FailureDetail(error, 1))),
     ]
     (lead,) = grow([turn("lead1", 0, 100, notes, status="failed", error=error)], NOW)
     assert (lead.steps[0].error, lead.steps[0].duration_ms) == (error, 100)
     shown = "\n".join(render(lead, Style()))
-    assert "3 tries, 60 ms between them" in shown
+    assert "3 tries, 60 ms between them  waited 5.00 s for others" in shown
+    assert r"tried: 503 Loading\x1b; the next 500 ms later" in shown
     assert "error: busy [E_MODEL_FAILED]" in shown
 
 
