@@ -267,10 +267,6 @@ class Events:
             above = self._mailbox.epochs.raise_above(frame.seen_epoch)
             self._bus.reserve_epochs()
             instance.epoch = self._mailbox.epochs.next()
-        elif frame.stage == "park":
-            # The same process may get the event again before it has heard that this was taken. Under the epoch that it
-            # still holds, it would take that for a repeat.
-            instance.epoch = self._mailbox.epochs.next()
         self._mailbox.give_back(instance)
         if not above:  # the file is damaged: nobody ever gets above that, and it would go round for ever
             event.work.attempts += 1

@@ -285,16 +285,6 @@ def test_a_decision_that_crosses_the_parking_is_not_lost() -> None:
     assert bench_event(agent) is not None
 
 
-def test_a_turn_that_comes_back_at_once_is_no_repeat_of_the_one_that_was_parked() -> None:
-    _, client, agent, _ = waiting()
-    before = agent.bench.instance(*agent.who).epoch
-    agent.ack("park")
-    decide(client)
-    (event,) = agent.take("event")
-    assert (event.event_id, event.epoch == agent.bench.instance(*agent.who).epoch) == ("e1", True)
-    assert event.epoch is not None and event.epoch > before, "its process may still wait to hear that it was parked"
-
-
 def bench_event(agent: Peer) -> str | None:
     leased = agent.bench.instance(*agent.who).leased
     return None if leased is None else str(leased.id)
