@@ -345,7 +345,8 @@ FIELDS: dict[str, str] = {
     "ToolCallPolicy: allowRegistry extensionsMayAdd": "Setting",
     "AgentPolicy: toolCalls": "what is in it", "AgentPolicy: stallTimeoutS": NONE,
     "AgentPolicy: conversationMb": "Setting",
-    "AgentBody: modelConfig prompt tools sandbox policy": "what is in it", "AgentBody: extensions": "Module",
+    "AgentBody: modelConfig prompt tools sandbox policy output": "what is in it", "AgentBody: extensions": "Module",
+    "AgentBody: toolChoice": NONE, "OutputSpec: schema": TEXT, "OutputSpec: via": NONE,
     "SwarmPolicy: maxStepsPerTurn maxLiveAgents mailboxMb maxOpenEvents": "Setting",
     # Part of maxLiveAgents; how long something lasts; and what the bundle's own messages survive.
     "SwarmPolicy: keptAgents agentIdleSeconds durability": NONE,
