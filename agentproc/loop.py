@@ -99,7 +99,7 @@ class TurnRunner:
 
     def holds(self, frame: Frame) -> bool:
         """Whether this very delivery is being worked on. One that is given back is not: the broker may hand it over
-        again before its word about the return is read here.
+        again, in the same epoch, before its word about the return is read here.
         """
         lease = self._lease
         if lease is None or self._leaving_it:
