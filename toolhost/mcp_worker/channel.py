@@ -51,16 +51,17 @@ class Channel:
         self._outlet.put(len(body).to_bytes(4, "little") + body)
         if not self._scheduled and not self._outlet.is_blocked:
             self._scheduled = True
-            self._loop.call_soon(self._flush)
+            self._loop.call_soon(self.flush)
 
     async def drain(self, seconds: float) -> None:
         """Wait until everything is written, but no longer than this."""
         end = self._loop.time() + seconds
-        self._flush()
+        self.flush()
         while self._outlet.unwritten and self._loop.time() < end:
             await asyncio.sleep(0.005)
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Write what is queued, as far as there is room."""
         self._scheduled = False
         self._outlet.flush()
 

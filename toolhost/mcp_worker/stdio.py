@@ -32,6 +32,8 @@ READ_BYTES: Final = 65536
 #: Bytes that a server has not read yet. 64 calls of the largest arguments are more; a server that reads none of them
 #: has hung.
 MAX_UNREAD: Final = 128 << 20
+#: The reason when it is this side that has no more use for the connection.
+CLOSED_HERE: Final = "the connection was closed"
 #: Requests of the server that are worked on at a time. Each may have asked a person, and waits.
 MAX_ASKED: Final = 64
 
@@ -133,7 +135,7 @@ class Stdio:
         try:
             await self._over.wait()
         finally:
-            self.close("the connection was closed")
+            self.close(CLOSED_HERE)
             for task in list(self._tasks):
                 task.cancel()
 
@@ -243,6 +245,7 @@ class Stdio:
         if self._ended is not None:
             return
         self._ended = f"the server is gone: {reason}"
+        self._on_end(reason)  # before the server can notice: its end takes this process along, with all it has to say
         self._loop.remove_reader(self._fd)
         self._outlet.close()
         self._fd = -1
@@ -251,7 +254,6 @@ class Stdio:
             if not waiting.future.done():
                 waiting.future.set_exception(MCPError(code=GONE, message=self._ended))
         self._over.set()
-        self._on_end(reason)
 
     # --- messages of the server
 

@@ -45,7 +45,7 @@ from toolhost.mcp_worker.failures import Failure, error_of
 from toolhost.mcp_worker.http import Http
 from toolhost.mcp_worker.keeper import TokenKeeper
 from toolhost.mcp_worker.login import Login
-from toolhost.mcp_worker.stdio import Stdio
+from toolhost.mcp_worker.stdio import CLOSED_HERE, Stdio
 
 #: Lines of the log at once and per second after that; what is over is dropped and counted. The host ends a worker that
 #: sends 20,000 and 2,000.
@@ -94,6 +94,8 @@ class Worker:
         self._early: list[HostFrame] = []
         self._ready = False
         self._leaving = False
+        #: The host was told that the server cannot be used.
+        self._given_up = False
         self._living: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         now = self._loop.time()
@@ -212,8 +214,11 @@ class Worker:
             self._work(frame)
 
     def _fail_to_load(self, message: str) -> None:
-        self._channel.send(LoadFailed(message=bounds.line(message, 2000)))
-        self._end(1)
+        if not self._given_up:
+            self._given_up = True
+            self._channel.send(LoadFailed(message=bounds.line(message, 2000)))
+            self._channel.flush()
+            self._end(1)
 
     def _server_gone(self, reason: str) -> None:
         if self._leaving:
@@ -221,6 +226,8 @@ class Worker:
         elif self._ready:
             self.log("error", f"the server is gone: {reason}")
             self._end(1)
+        elif reason != CLOSED_HERE:  # else something has gone wrong before, and is told of
+            self._fail_to_load(f"the server is gone: {reason}")
 
     def _session_lost(self) -> None:
         self._server_gone("it knows its session no more")
