@@ -1,6 +1,6 @@
 # Each target works as the only command on a fresh machine: .venv is made when it is missing or out of date.
 # PYTHON=/path/to/python3 chooses the interpreter, ARGS="…" is passed on to gdn run, pytest or the benchmarks.
-.PHONY: help setup run test test-matrix mcp-servers test-models simulate chaos conformance mutations mutants check format bench pins requirements clean
+.PHONY: help setup run test test-matrix mcp-servers test-models simulate chaos conformance mutations mutants check format bench pins requirements size clean
 .DEFAULT_GOAL := help
 export PYTHON
 
@@ -19,6 +19,7 @@ help:
 	@echo "make format        rewrite the sources in the house style"
 	@echo "make bench         benchmarks beside their baselines"
 	@echo "make requirements  which requirements have a test  UPDATE=1 to record the covered ones"
+	@echo "make size          how large everything is: lines of code, modules, imports, words of documents"
 	@echo "make pins          find the hashes of all packages anew, after a version in constraints.txt was changed"
 	@echo "make setup         only make .venv ready for development"
 	@echo "make clean         remove .venv and caches"
@@ -82,6 +83,10 @@ conformance:
 pins:
 	@scripts/setup dev
 	@exec .venv/bin/python -I -m scripts.pin
+
+size:
+	@scripts/setup dev
+	@exec .venv/bin/python -I -m scripts.size $(ARGS)
 
 requirements:
 	@scripts/setup dev
