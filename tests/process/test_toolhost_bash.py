@@ -55,14 +55,62 @@ async def test_a_child_that_ignores_sigterm_does_not_hold_the_call(workdir: Path
     assert seconds < 4
 
 
-async def test_a_background_process_with_the_pipes_is_waited_for_until_the_timeout(workdir: Path) -> None:
-    result, seconds = await run("sleep 0.4 & echo first", workdir)
-    assert output(result)["stdout"] == "first\n"
-    assert seconds >= 0.4
-    result, seconds = await run("set -m; sleep 30 & echo first", workdir, timeoutMs=300)
+async def test_a_call_ends_with_its_shell_and_names_what_it_left(workdir: Path) -> None:
+    async with bench(tool_spec(base_tools()["bash"])) as made:
+
+        async def ask(command: str) -> dict[str, Any]:
+            return output(await made.call("bash__exec", {"command": command, "timeoutMs": 15_000}, workdir=workdir))
+
+        began = time.monotonic()
+        for command, left in [
+            ("sleep 60 & echo first", ["sleep 60"]),
+            ("sleep 60 >/dev/null 2>&1 & echo first", []),  # ended as well, as the recorded cases show it
+            ("set -m; sleep 60 & echo first", ["sleep 60"]),  # with its pipes, in a group of its own
+            ("(trap '' TERM; exec sleep 60) & sleep 61 >&2 & echo first", ["sleep 60", "sleep 61"]),
+            ("for n in $(seq 13); do sleep 60 & done; echo first", ["sleep 60"] * 10 + ["and 3 more"]),
+            ("exec 3>&1; sleep 60 3>&- & echo first", ["sleep 60"]),
+            ("echo first", []),
+            ("sleep 0 & wait; echo first", []),
+        ]:
+            found = await ask(command)
+            seen = (found["stdout"], found["exitCode"], found["signal"], found["timedOut"])
+            assert seen == ("first\n", 0, None, False), command
+            assert found.get("endedProcesses", []) == left, command
+        assert time.monotonic() - began < 15
+        assert (await ask("ps -e -o stat=,comm= | grep -c '^[^Z].*sleep'"))["stdout"] == "0\n"
+
+
+async def test_what_is_in_the_pipes_when_the_shell_ends_is_kept(workdir: Path) -> None:
+    command = "exec > >(tee log); seq 20000; sleep 30 >&2 & echo last"
+    result, seconds = await run(f"exec /bin/bash -c '{command}'", workdir)
     found = output(result)
-    assert (found["stdout"], found["exitCode"], found["signal"], found["timedOut"]) == ("first\n", 0, None, True)
-    assert seconds < 4
+    assert found["stdout"].split() == [*map(str, range(1, 20_001)), "last"]
+    assert (found["endedProcesses"], found["timedOut"]) == (["sleep 30"], False)
+    assert (workdir / "log").read_text().endswith("last\n")
+    assert seconds < 15
+
+
+async def test_what_a_call_left_is_ended_and_its_neighbours_are_not(workdir: Path) -> None:
+    async with bench(tool_spec(base_tools()["bash"])) as made:
+
+        async def left(number: int) -> list[str]:
+            command = f"sleep 6{number:02d} & exit"
+            found: list[str] = output(await made.call("bash__exec", {"command": command}, workdir=workdir))[
+                "endedProcesses"
+            ]
+            return found
+
+        async def stays() -> int:
+            found = await made.call(
+                "bash__exec", {"command": "for n in 1 2 3 4 5; do sleep 0.2; done"}, workdir=workdir
+            )
+            return int(output(found)["exitCode"])
+
+        codes, lists = await asyncio.gather(
+            asyncio.gather(*(stays() for _ in range(3))), asyncio.gather(*(left(number) for number in range(20)))
+        )
+        assert codes == [0, 0, 0]
+        assert lists == [[f"sleep 6{number:02d}"] for number in range(20)]
 
 
 async def test_processes_in_groups_of_their_own_end_with_the_call(workdir: Path) -> None:

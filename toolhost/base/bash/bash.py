@@ -153,10 +153,12 @@ def find_program(shell: str, environment: dict[bytes, bytes]) -> str:
 
 
 def report(ctx: ToolContext, first: dict[str, Any], ended: Ended) -> dict[str, Any]:
-    """The result of a call (BASH-02, BASH-08). Streams are cut further when both do not fit the call's output."""
+    """The result of a call (BASH-02, BASH-08); `endedProcesses` only if there were any. Streams are cut further when both
+    do not fit the call's output.
+    """
     stdout, stderr = fitting_texts(ctx, first, ended)
     code = posix.waitstatus_to_exitcode(ended.status)
-    return {
+    result = {
         **first,
         "durationMs": ended.duration_ms,
         "stdout": stdout,
@@ -165,3 +167,4 @@ def report(ctx: ToolContext, first: dict[str, Any], ended: Ended) -> dict[str, A
         "signal": None if code >= 0 else signal_name(-code),
         "timedOut": ended.timed_out,
     }
+    return {**result, "endedProcesses": ended.left} if ended.left else result

@@ -1,7 +1,7 @@
 """Processes that handlers start in their jail: a shell with pipes, until it ends or its time is over.
 
-A run ends when the shell has exited and no process holds its output pipes any more. When its time is over, the process
-group gets SIGTERM at once and SIGKILL after KILL_AFTER_S. In both cases the printed output is returned.
+A run ends when the shell has exited. What it left behind is killed, and named if it held the output. When its time is over, the process group
+gets SIGTERM at once and SIGKILL after KILL_AFTER_S. In both cases the printed output is returned.
 
 Processes are started with posix_spawn, which neither forks this threaded process nor imports `subprocess` (15 ms of a
 cold call).
@@ -17,6 +17,7 @@ import select
 from time import monotonic
 
 from goondan_tool import ToolContext
+from goondan_tool.orphans import other_processes, read
 
 from goondan_base.reasons import name_of, reason_of
 
@@ -35,8 +36,11 @@ DEADLINE_MARGIN_MS = 1000
 SHORT_DEADLINE_MS = 3000
 #: How often a waiting call checks whether it was cancelled (seconds).
 LOOK_S = 0.1
-#: How long the pipes are read at most after SIGKILL: a process in a session of its own may still hold them.
+#: How long the pipes are read at most after the shell has exited or was killed (seconds): another process may still hold
+#: them. The last filter of a shell, as in `exec > >(tee log)`, ends within that time.
 LAST_READ_S = 0.05
+#: How many of the processes that were left behind are named, and how much of each command line (bytes).
+NAMED, NAME_BYTES = 10, 100
 #: The size of the output's other fields besides command and paths, at most (bytes).
 FIELDS_BYTES = 1024
 READ_BYTES = 65536
@@ -109,8 +113,12 @@ class Stream:
 class Ended:
     """How a shell ended."""
 
-    def __init__(self, status: int, timed_out: bool, seconds: float, streams: list[Stream]) -> None:
+    def __init__(
+        self, status: int, timed_out: bool, seconds: float, streams: list[Stream], left: list[str] | None = None
+    ) -> None:
         self.status = status
+        #: The command lines of the processes that it left behind with its pipes. They have been killed.
+        self.left = left or []
         self.timed_out = timed_out
         self.duration_ms = int(seconds * 1000)
         self.stdout, self.stderr = streams
@@ -138,7 +146,7 @@ class Shell:
         self._timeout_ms = timeout_ms
 
     def run(self) -> Ended:
-        """Start the shell, read its pipes to their end, and stop it when its time is over. Raises ShellError,
+        """Start the shell, read its pipes until it has exited, and stop it when its time is over. Raises ShellError,
         Cancelled.
         """
         began = monotonic()
@@ -154,16 +162,19 @@ class Shell:
             posix.close(out_write)
             posix.close(err_write)
         streams = [Stream(out_read, "stdout"), Stream(err_read, "stderr")]
+        left: list[str] = []
         try:
             for stream in streams:
                 posix.set_blocking(stream.fd, False)
-            timed_out = self._wait(pid, streams, began)
+            timed_out, held = self._wait(pid, streams, began)
+            if held and not timed_out:
+                left = end_holders({f"pipe:[{posix.fstat(stream.fd).st_ino}]" for stream in held})
         finally:
             kill_group(pid)  # background processes of the shell; the shell itself has ended, or must end
             _, status = posix.waitpid(pid, 0)
             posix.close(out_read)
             posix.close(err_read)
-        return Ended(status, timed_out, monotonic() - began, streams)
+        return Ended(status, timed_out, monotonic() - began, streams, left)
 
     def _spawn(self, out_write: int, err_write: int) -> int:
         argv = self._argv
@@ -187,9 +198,9 @@ class Shell:
             setsigdef=DEFAULT_SIGNALS,
         )
 
-    def _wait(self, pid: int, streams: list[Stream], began: float) -> bool:
-        """Wait until the shell has exited and its pipes are closed, or until it had to be killed. Returns whether its
-        time was over.
+    def _wait(self, pid: int, streams: list[Stream], began: float) -> tuple[bool, list[Stream]]:
+        """Wait until the shell has exited, or until it had to be killed; when its time is over also for those that hold
+        its pipes, which may be cleaning up. Returns whether its time was over, and the streams that somebody still holds.
         """
         exited_fd = posix.pidfd_open(pid)
         poll = select.poll()
@@ -200,12 +211,11 @@ class Shell:
         kill_at: float | None = None
         exited = False
         try:
-            while open_streams or not exited:
+            while not exited or (kill_at is not None and open_streams):
                 now = monotonic()
                 if kill_at is not None and now >= kill_at:
                     kill_group(pid)
-                    self._last_read(poll, open_streams, exited_fd)
-                    return True
+                    break
                 if kill_at is None and deadline is not None and now >= deadline:
                     kill_at = now + KILL_AFTER_S
                     signal_group(pid, SIGTERM)
@@ -219,7 +229,8 @@ class Shell:
                     elif not open_streams[fd].read():
                         poll.unregister(fd)
                         del open_streams[fd]
-            return kill_at is not None
+            self._last_read(poll, open_streams, exited_fd)
+            return kill_at is not None, list(open_streams.values())
         finally:
             posix.close(exited_fd)
 
@@ -236,7 +247,7 @@ class Shell:
 
     @staticmethod
     def _last_read(poll: select.poll, open_streams: dict[int, Stream], exited_fd: int) -> None:
-        """Read the rest of the pipes after SIGKILL."""
+        """Read the rest of the pipes once the shell has exited or was killed."""
         end = monotonic() + LAST_READ_S
         while open_streams and (left := end - monotonic()) > 0:
             for fd, _ in poll.poll(left * 1000):
@@ -263,9 +274,30 @@ def kill_group(pid: int) -> None:
     posix.kill(pid, SIGKILL)
 
 
+def end_holders(pipes: set[str]) -> list[str]:
+    """Kill the processes that hold one of these pipes, named as in /proc. Returns their command lines."""
+    names: list[str] = []
+    try:
+        processes = other_processes()
+    except OSError:
+        processes = set()  # the reduced tier has no list of them; the group is killed all the same
+    for pid in sorted(processes):
+        fields = read(f"/proc/{pid}/stat").rpartition(b") ")[2].split()[:2]
+        if not fields or int(fields[1]) == posix.getpid():
+            continue  # it is gone, or another call starts it just now, with this one's pipes until its program runs
+        words = read(f"/proc/{pid}/cmdline")[:NAME_BYTES].replace(b"\0", b" ").decode("utf-8", "replace").strip()
+        try:
+            if any(posix.readlink(f"/proc/{pid}/fd/{fd}") in pipes for fd in posix.listdir(f"/proc/{pid}/fd")):
+                posix.kill(pid, SIGKILL)
+                names.append(words or f"process {pid}")
+        except OSError:
+            pass  # it ends just now
+    return names if len(names) <= NAMED else [*names[:NAMED], f"and {len(names) - NAMED} more"]
+
+
 def fitting_texts(ctx: ToolContext, first: dict[str, Any], ended: Ended) -> tuple[str, str]:
     """The texts of stdout and stderr, cut further when both do not fit the call's output together with `first`."""
-    texts = [*(value for value in first.values() if isinstance(value, str)), *first.get("args", [])]
+    texts = [*(value for value in first.values() if isinstance(value, str)), *first.get("args", []), *ended.left]
     room = ctx.output_limit - FIELDS_BYTES - sum(len(encode(text)) + 8 for text in texts)
     half = max(0, room // 2)
     stderr = ended.stderr.text(max(half, room - min(ended.stdout.total * 3, room)))

@@ -56,6 +56,8 @@ def run(ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
         "stderr": stderr.strip(WHITE_SPACE),
         **told,
     }
+    if ended.left:
+        result["endedProcesses"] = ended.left
     return {**result, "timedOut": True} if ended.timed_out else result
 
 
