@@ -153,8 +153,8 @@ def find_program(shell: str, environment: dict[bytes, bytes]) -> str:
 
 
 def report(ctx: ToolContext, first: dict[str, Any], ended: Ended) -> dict[str, Any]:
-    """The result of a call (BASH-02, BASH-08); `endedProcesses` only if there were any. Streams are cut further when both
-    do not fit the call's output.
+    """The result of a call (BASH-02, BASH-08), with `endedProcesses` if there were any. Streams are cut further when
+    both do not fit the call's output.
     """
     stdout, stderr = fitting_texts(ctx, first, ended)
     code = posix.waitstatus_to_exitcode(ended.status)

@@ -1,7 +1,8 @@
 """Processes that handlers start in their jail: a shell with pipes, until it ends or its time is over.
 
-A run ends when the shell has exited. What it left behind is killed, and named if it held the output. When its time is over, the process group
-gets SIGTERM at once and SIGKILL after KILL_AFTER_S. In both cases the printed output is returned.
+A run ends when the shell has exited. What it left behind is killed, and named if it held the output. When its time is
+over, the process group gets SIGTERM at once and SIGKILL after KILL_AFTER_S. In both cases the printed output is
+returned.
 
 Processes are started with posix_spawn, which neither forks this threaded process nor imports `subprocess` (15 ms of a
 cold call).
@@ -36,8 +37,8 @@ DEADLINE_MARGIN_MS = 1000
 SHORT_DEADLINE_MS = 3000
 #: How often a waiting call checks whether it was cancelled (seconds).
 LOOK_S = 0.1
-#: How long the pipes are read at most after the shell has exited or was killed (seconds): another process may still hold
-#: them. The last filter of a shell, as in `exec > >(tee log)`, ends within that time.
+#: How long the pipes are read at most after the shell has exited or was killed (seconds): another process may still
+#: hold them. The last filter of a shell, as in `exec > >(tee log)`, ends within that time.
 LAST_READ_S = 0.05
 #: How many of the processes that were left behind are named, and how much of each command line (bytes).
 NAMED, NAME_BYTES = 10, 100
@@ -200,7 +201,7 @@ class Shell:
 
     def _wait(self, pid: int, streams: list[Stream], began: float) -> tuple[bool, list[Stream]]:
         """Wait until the shell has exited, or until it had to be killed; when its time is over also for those that hold
-        its pipes, which may be cleaning up. Returns whether its time was over, and the streams that somebody still holds.
+        its pipes, which may be cleaning up. Returns whether its time was over, and the streams that are still held.
         """
         exited_fd = posix.pidfd_open(pid)
         poll = select.poll()
