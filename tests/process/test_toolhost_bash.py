@@ -107,10 +107,10 @@ async def test_what_a_call_left_is_ended_and_its_neighbours_are_not(workdir: Pat
             return int(output(found)["exitCode"])
 
         codes, lists = await asyncio.gather(
-            asyncio.gather(*(stays() for _ in range(3))), asyncio.gather(*(left(number) for number in range(20)))
+            asyncio.gather(*(stays() for _ in range(3))), asyncio.gather(*(left(number) for number in range(8)))
         )
         assert codes == [0, 0, 0]
-        assert lists == [[f"sleep 6{number:02d}"] for number in range(20)]
+        assert lists == [[f"sleep 6{number:02d}"] for number in range(8)]
 
 
 async def test_processes_in_groups_of_their_own_end_with_the_call(workdir: Path) -> None:
