@@ -22,6 +22,7 @@ from msgspec import Struct, msgpack
 from agentproc.conversation import Message, ToolData, ToolResultPart, UserData
 from agentproc.providers.base import ModelAnswer, ModelNews, ModelRequest, TextDelta, asked_call, read_json, scan_json
 from agentproc.turn import AskedCall
+from schemas.errors import help_url
 from schemas.frames import ToolResult
 from schemas.launch import CatalogItem
 
@@ -264,7 +265,8 @@ def _show_error(name: str, result: ToolResult) -> str:
     if error.suggestion:
         lines.append(f"Suggestion: {error.suggestion}")
     if error.help_url:
-        lines.append(f"Help: {error.help_url}")
+        ours = error.code and error.help_url == help_url(error.code)
+        lines.append(f"Help: {f'gdn explain {error.code}' if ours else error.help_url}")
     return _cut("\n".join(lines))
 
 

@@ -11,9 +11,12 @@ from kernel.bundle.problems import Problem
 
 
 def problem_lines(problems: Iterable[Problem], cwd: str, *, warning: bool = False) -> list[str]:
-    """Two lines for each problem; paths below `cwd` are shown relative to it."""
+    """Two lines for each problem, then the command that explains each code; paths below `cwd` are relative to it."""
     lines: list[str] = []
+    codes: dict[str, None] = {}
     for problem in problems:
+        if problem.help_url is not None:
+            codes[problem.code] = None
         where = short_path(problem.file, cwd) or "bundle"
         if problem.line:
             where += f":{problem.line}:{problem.column}"
@@ -23,7 +26,7 @@ def problem_lines(problems: Iterable[Problem], cwd: str, *, warning: bool = Fals
         lines.append(f"{where}: {kind}{problem.code} {about}{problem.message}{place}")
         if problem.suggestion:
             lines.append(f"    {problem.suggestion}")
-    return lines
+    return [*lines, *(f"gdn explain {code}" for code in codes)]
 
 
 def counts(errors: int, warnings: int) -> str:

@@ -48,6 +48,7 @@ COMMANDS: Final[dict[str, str]] = {
     "tool": "List, show, make and test tools.",
     "extension": "List, make and test extensions.",
     "mcp": "Use MCP servers, and offer an agent's tools to MCP clients.",
+    "explain": "Print the page of an error, by its code.",
     "validate": "Check a bundle and report everything that is wrong with it.",
     "trust": "Show what a bundle can do, and trust it; list or revoke what is trusted.",
     "grant": "Show what tools ask for; accept or revoke the requests of packaged tools.",

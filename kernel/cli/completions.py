@@ -68,6 +68,13 @@ def agents(ctx: click.Context) -> Iterator[tuple[str, str]]:
             yield name, ""
 
 
+def error_codes(ctx: click.Context) -> Iterator[tuple[str, str]]:
+    """The codes of errors."""
+    from schemas.errors import CODES
+
+    return ((code, "") for code in CODES)
+
+
 def oauth_apps(ctx: click.Context) -> Iterator[tuple[str, str]]:
     """The OAuthApps of the bundle."""
     for document in _documents(_bundle(ctx)):

@@ -12,7 +12,7 @@ from typing import Any, TextIO
 
 import msgspec
 
-from schemas.errors import GoondanError, fail
+from schemas.errors import GoondanError, fail, help_url
 from schemas.frames import ErrorPayload
 from schemas.visible import visible_json
 
@@ -90,7 +90,8 @@ def print_error(error: GoondanError, *, as_json: bool) -> None:
 
 def error_lines(info: ErrorPayload) -> list[str]:
     """An error for a person: what happened, what to do, where to read more."""
-    more = [f"  {text}" for text in (info.suggestion, info.help_url) if text]
+    page = f"gdn explain {info.code}" if info.help_url == help_url(info.code) else info.help_url
+    more = [f"  {text}" for text in (info.suggestion, page) if text]
     return [f"error: {info.message} [{info.code}]", *more]
 
 

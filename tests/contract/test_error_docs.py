@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
 
+from kernel.cli import execute
+from kernel.cli.explain import page as explained
+from kernel.cli.output import error_lines
 from schemas.errors import CODES, error_payload, tool_error
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -44,6 +48,42 @@ def test_both_pages_explain_codes_of_the_operating_system() -> None:
     for page in PAGES:
         last = (DOCS / page).read_text(encoding="utf-8").rsplit("\n## ", 1)[1]
         assert "ENOENT" in last
+
+
+def test_every_page_is_explained_as_it_stands_in_the_document() -> None:
+    for code, text in sections("errors.md").items():
+        assert explained(code) == f"{code}\n{text}"
+    assert explained("ENOENT") == explained("EACCES").replace("EACCES\n", "ENOENT\n", 1)
+    assert "operating system" in explained("ENOENT")
+
+
+def test_the_pages_are_in_an_installed_package() -> None:
+    build = tomllib.loads((DOCS.parent / "pyproject.toml").read_text(encoding="utf-8"))
+    assert "error_pages.txt" in build["tool"]["setuptools"]["package-data"]["kernel"]
+    assert (DOCS.parent / "kernel" / "error_pages.txt").samefile(DOCS / "errors.md")
+
+
+@pytest.mark.parametrize("said", ["E_INIT", "e_init", "[E_INIT]", "https://docs.goondan.ai/errors/E_INIT"])
+def test_explain_takes_a_code_as_it_is_shown(said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert execute(["explain", said]) == 0
+    assert capsys.readouterr().out == explained("E_INIT") + "\n"
+
+
+def test_explain_names_the_code_that_was_meant(capsys: pytest.CaptureFixture[str]) -> None:
+    assert execute(["explain", "E_TOOL_LIMT"]) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        "error: no error has the code 'E_TOOL_LIMT' [E_USAGE]",
+        "  Did you mean 'E_TOOL_LIMIT'?",
+        "  gdn explain E_USAGE",
+    ]
+
+
+def test_each_message_for_a_person_names_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for code in CODES:
+        assert error_lines(error_payload(code, "what happened"))[-1] == f"  gdn explain {code}"
+    (tmp_path / "goondan.yaml").write_text("kind: Agnt\n")
+    assert execute(["validate", str(tmp_path)]) == 2
+    assert "gdn explain E_CONFIG_UNKNOWN_KIND" in capsys.readouterr().out.splitlines()
 
 
 @pytest.mark.requirement("ERROR-06", "ERROR-07")

@@ -176,6 +176,8 @@ def test_text_for_a_person(tmp_path: Path) -> None:
         "    Did you mean 'embedded'?",
         "goondan.yaml:7:7: E_CONFIG_UNKNOWN_KIND unknown kind 'Agnet' (kind)",
         "    Did you mean 'Agent'?",
+        "gdn explain E_CONFIG_INVALID_VALUE",
+        "gdn explain E_CONFIG_UNKNOWN_KIND",
         "goondan.yaml: 2 errors, 0 warnings",
     ]
 

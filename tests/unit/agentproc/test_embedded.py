@@ -135,7 +135,7 @@ def test_errors_show_message_code_suggestion_and_page() -> None:
     assert text.splitlines() == [
         "x__y failed: boom [E_TOOL]",
         "Suggestion: Try again.",
-        "Help: https://docs.goondan.ai/errors/E_TOOL",
+        "Help: gdn explain E_TOOL",
     ]
 
 

@@ -56,6 +56,7 @@ def test_the_text_for_a_person() -> None:
     assert problem_lines(report.errors, "/w") == [
         "a.yaml:3:5: E_CONFIG_INVALID_VALUE Tool/t: bad (spec.x)",
         "    Fix it.",
+        "gdn explain E_CONFIG_INVALID_VALUE",
     ]
     assert problem_lines(report.warnings, "/w", warning=True) == [
         "/elsewhere/b.yaml: warning: W_CONFIG_UNUSED Tool/t is unused",
