@@ -133,11 +133,11 @@ class TurnCalls:
     def _start(self, action: RunTool, args: Any, then: Callable[[ToolResult], None]) -> None:
         """Make one call with these arguments, or answer it from a recording. `then` gets its result."""
         tape = self._instance.tape
-        if tape is None or script_of(action.part.tool_call_id) is not None:
+        if tape is None or (tape.replayed is None and script_of(action.part.tool_call_id) is not None):
             self._make(action, args, then)
             return
         part, step = action.part, self._machine.steps
-        runs = self._own_calls.runs(part.tool_name) and tape.runs(part.tool_name, args)
+        runs = self._own_calls.replays(part.tool_name) and tape.runs(part.tool_name, args)
         recorded = tape.result(step, part.tool_name, args, runs=runs)
         if recorded is not None:
             then(recorded)

@@ -171,7 +171,9 @@ class ExtensionSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_
 
 
 class ReplaySpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
-    """A recorded run that an agent repeats. Its tools answer from it and never run."""
+    """A recorded run that an agent repeats. Its tools answer from it and never run. Nobody believes the file: what
+    the agent does is kept within the replay (docs/replay.md).
+    """
 
     #: The file: an absolute path.
     recording: str
@@ -179,6 +181,8 @@ class ReplaySpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_onl
     only_calls: bool = False
     #: Which calls a person decided about. Nobody is asked in a replay, so none of these runs.
     approvals: list[Policy] = []
+    #: The kernel's state is the replay's own and is gone afterwards, so the running configuration may be patched.
+    own_state: bool = False
 
 
 class AgentSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):

@@ -31,10 +31,15 @@ MAX_FILE_BYTES: Final = 64 << 20
 MAX_LINE_BYTES: Final = 32 << 20
 #: The most lines.
 MAX_LINES: Final = 100_000
+#: The most entries of all requests of one instance together. A line of a few bytes can share many with the one before,
+#: so the size of the file is no bound. A run of 3,000 steps has half as many.
+MAX_ENTRIES: Final = 1 << 24
 
 
 #: A number of tokens that can be added up and stored.
 Tokens = Annotated[int, Meta(ge=0, le=1 << 53)]
+#: The code of an error.
+Code = Annotated[str, Meta(pattern="^E_[A-Z0-9_]{1,60}$")]
 #: The size of a context (tokens).
 Window = Annotated[int, Meta(ge=LEAST_WINDOW, lt=MOST_WINDOW)]
 
@@ -118,7 +123,7 @@ class RecordedFault(Struct, frozen=True, omit_defaults=True):
     """Why there was no answer."""
 
     #: The code of the error.
-    code: str
+    code: Code
     #: Its message.
     message: str
     #: Of E_CONTEXT_OVERFLOW: the tokens of the request, as the server said; None: it did not say.
@@ -340,13 +345,16 @@ def parts_of(request: Request, before: Request) -> tuple[int, list[str], list[st
 
 def whole_requests(steps: Iterable[RecordedStep]) -> Iterator[tuple[RecordedStep, Request]]:
     """Each step with all of its request. The steps are those of one instance, in the order of the file. Raises
-    GoondanError E_CONFIG_INVALID_VALUE when one shares more than there is.
+    GoondanError E_CONFIG_INVALID_VALUE when one shares more than there is, and for more than MAX_ENTRIES.
     """
-    last = NOTHING
+    last, left = NOTHING, MAX_ENTRIES
     for step in steps:
         before = NOTHING if step.aside else last
         if step.shared > len(before.entries) or step.shared < 0:
             raise _unreadable(f"of agent {step.agent}", f"turn {step.turn}, step {step.step}: shared is {step.shared}")
+        left -= step.shared + len(step.entries)
+        if left < 0:
+            raise _unreadable(f"of agent {step.agent}", f"its requests have more than {MAX_ENTRIES} entries")
         tools = before.tools if step.tools is None else step.tools
         whole = Request([*before.entries[: step.shared], *step.entries], tools)
         last = last if step.aside else whole

@@ -140,7 +140,8 @@ class LiveConfigApi:
         that of the running step.
 
         Returns `{status: accepted | rejected, patchId, effectiveFrom: "next-step", revision, error}`; `error` is None
-        or `{code, message, suggestion}`. Raises GoondanError: E_USAGE for an invalid proposal, E_LINK_CLOSED.
+        or `{code, message, suggestion}`. Raises GoondanError: E_USAGE for an invalid proposal, E_LINK_CLOSED,
+        E_FORBIDDEN for an agent that is answered from a recording.
         """
         return await self._live.propose(proposal, extension=self._extension, registered=self._tools.names)
 

@@ -71,6 +71,8 @@ class DynamicTool(Struct, frozen=True):
     metadata: dict[str, Any] = {}
     #: The name with a dot that the extension gave it; "" when the name has no dot.
     named: str = ""
+    #: Its calls run in a replay as well: the handler touches nothing but what its extension remembers.
+    in_replay: bool = False
 
 
 class BroughtTool(Struct, frozen=True):
@@ -204,7 +206,8 @@ class DynamicTools:
         metadata = fields.get("metadata") or {}
         metadata = metadata if isinstance(metadata, dict) else {}
         named = fields["name"] if "." in fields["name"] else ""
-        made = DynamicTool(_item(fields, shown, extension), handler, extension, exposed, metadata, named)
+        in_replay = fields.get("inReplay") is True
+        made = DynamicTool(_item(fields, shown, extension), handler, extension, exposed, metadata, named, in_replay)
         self._tools[shown] = made
 
     def bring(self, name: Any, folder: Folder | None = None, *, extension: str, exposed: bool = True) -> None:
@@ -331,7 +334,7 @@ def call_context(
 
 _FIELDS: Final = (
     *("name", "description", "parameters", "handler", "metadata"),
-    *("source", "tool", "export", "idempotent", "deferred"),
+    *("source", "tool", "export", "idempotent", "deferred", "inReplay"),
 )
 
 

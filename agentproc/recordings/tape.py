@@ -184,10 +184,13 @@ class Tape:
 
     def runs(self, tool: str, args: Any) -> bool:
         """Whether a call of a tool in the agent's process is made in a replay as well. Agents are asked, because they
-        repeat the run, too. What a person decided about is not made, and nothing that an operator asks for.
+        repeat the run, too; they get no folder that the recording names. What a person decided about is not made, and
+        nothing that an operator asks for.
         """
         resource = tool.partition(SEPARATOR)[0]
         if resource == "self-restart" or (self.replayed is not None and not self._turn):
+            return False
+        if tool == "agents__spawn" and isinstance(args, dict) and args.get("cwd") is not None:
             return False
         return resource in _ASKING or decide(self._approvals, tool, args).action == "allow"
 

@@ -9,7 +9,7 @@ Source: docs/design/wire.md sections 1, 2 and 3.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import msgspec
 from msgspec import Raw
@@ -76,15 +76,22 @@ from schemas.control import (
     SpawnFailed,
     ToBroker,
 )
-from schemas.errors import GoondanError, error_payload
+from schemas.errors import GoondanError, error_payload, fail
 from schemas.frames import NO_PAYLOAD, PROTOCOL_VERSION, Frame, Hello, Welcome
-from schemas.launch import AgentSpec, KernelPlan
+from schemas.launch import AgentSpec, KernelPlan, ReplaySpec
 from schemas.oauth import TokensSpec
 from schemas.reach import reachable_tools
 
 _decode_control = msgspec.msgpack.Decoder(ToBroker).decode
-#: A key of the handlers, in place of a class: the process that holds OAuth tokens, on the control socket.
+#: Keys of the handlers, in place of a class: the process that holds OAuth tokens, on the control socket, and agents
+#: that are answered from a recording.
 HOLDER: Final = -1
+REPLAYED: Final = -2
+#: What an agent may not do for a recording. Its tools in jails and its MCP servers are answered from it.
+_OUTSIDE: Final = (
+    *("restart", "changeset.open", "changeset.commit", "oauth.token", "approval.ask"),
+    *("mcp.attach", "mcp.list", "tool.call"),
+)
 
 
 class Router:
@@ -212,6 +219,13 @@ class Router:
                 "admin": administration.ask,
                 "bye": self._bye,
             },
+        }
+        handlers[REPLAYED] = {
+            **handlers[AGENTS],
+            **dict.fromkeys(_OUTSIDE, self._refuse_outside),
+            "event": self._among_replayed(take),
+            "agents.spawn": self._among_replayed(directory.spawn),
+            "config.propose": self._in_own_state(configs.propose),
         }
         self._handlers = {
             cls: {kind: bounded(kind, handle) for kind, handle in table.items()} for cls, table in handlers.items()
@@ -438,7 +452,39 @@ class Router:
         load_checker(plan.agents)
         bus.tell_supervisor(Revised(plan.revision))
 
+    # --- agents that are answered from a recording
+
+    def _replay_of(self, agent: str | None) -> ReplaySpec | None:
+        spec = self.bus.plan.agents.get(agent or "")
+        return None if spec is None else spec.replay
+
+    def _refuse_outside(self, connection: Connection, frame: Frame, now: float) -> NoReturn:
+        hint = "A recording is from anybody, so it may change nothing outside of its replay. See docs/replay.md."
+        raise fail("E_FORBIDDEN", f"agent {connection.claims.agent} is answered from a recording", suggestion=hint)
+
+    def _among_replayed(self, handle: Handler) -> Handler:
+        def checked(connection: Connection, frame: Frame, now: float) -> None:
+            if frame.to in self.bus.plan.agents and self._replay_of(frame.to) is None:
+                self._refuse_outside(connection, frame, now)
+            handle(connection, frame, now)
+
+        return checked
+
+    def _in_own_state(self, handle: Handler) -> Handler:
+        def checked(connection: Connection, frame: Frame, now: float) -> None:
+            replay = self._replay_of(connection.claims.agent)
+            if replay is None or not replay.own_state:
+                self._refuse_outside(connection, frame, now)
+            handle(connection, frame, now)
+
+        return checked
+
     # --- hello
+
+    def _table_of(self, connection: Connection) -> int:
+        if connection.cls == AGENTS and self._replay_of(connection.claims.agent) is not None:
+            return REPLAYED
+        return HOLDER if is_holder(connection) else connection.cls
 
     def _greet(self, cls: int, ident: bytes, frame: Frame, now: float) -> None:
         hello = from_raw(frame.payload, Hello)
@@ -455,7 +501,7 @@ class Router:
             raise GoondanError(error_payload("E_AGENT_NOT_FOUND", f"no agent {connection.claims.agent!r}"))
         self._quiet.watch(connection)
         self.bus.counters["hello_" + CLASSES[cls]] += 1
-        connection.handlers = self._handlers[HOLDER if is_holder(connection) else cls]
+        connection.handlers = self._handlers[self._table_of(connection)]
         if cls == AGENTS:
             self._welcome_agent(connection, old, hello, frame, now)
         elif cls == TOOLS:

@@ -33,7 +33,9 @@ def with_recordings(plan: KernelPlan, env: Mapping[str, str]) -> KernelPlan:
             continue
         if repeat is not None:
             asked = spec.approvals if spec.replay is None else spec.replay.approvals
-            replayed = ReplaySpec(recording=repeat.recording, only_calls=repeat.only_calls, approvals=asked)
+            replayed = ReplaySpec(
+                recording=repeat.recording, only_calls=repeat.only_calls, approvals=asked, own_state=True
+            )
             spec = replace(spec, replay=replayed, approvals=[])
         agents[name] = replace(spec, record=run)
     if repeat is not None and repeat.prompt and plan.entry_agent:

@@ -43,6 +43,7 @@ def register(api: Any) -> None:
             "description": "List all available skills with their descriptions",
             "parameters": {"type": "object", "properties": {}, "additionalProperties": False},
             "idempotent": True,
+            "inReplay": True,
         },
         skills.list,
     )
@@ -52,6 +53,7 @@ def register(api: Any) -> None:
             "description": "Open a skill to read its full SKILL.md content and get the skill directory path",
             "parameters": _named("Name of the skill to open"),
             "idempotent": True,
+            "inReplay": True,
         },
         skills.open,
     )
@@ -60,6 +62,7 @@ def register(api: Any) -> None:
             "name": "skills.close",
             "description": "Close an opened skill (remove from context)",
             "parameters": _named("Name of the skill to close"),
+            "inReplay": True,
         },
         skills.close,
     )

@@ -42,6 +42,7 @@ def register(api: Any, config: dict[str, Any]) -> None:
                 "additionalProperties": False,
             },
             "idempotent": True,
+            "inReplay": True,
         },
         search.find,
     )

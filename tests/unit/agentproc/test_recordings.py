@@ -159,6 +159,7 @@ async def test_another_model_is_asked_and_its_answers_are_compared(
         ("handoff__request", True),
         ("todo__add", True),
         ("todo__drop", False),
+        ("agents__spawn", True),
         ("self-restart__request", False),
     ],
 )
@@ -171,6 +172,8 @@ async def test_nothing_runs_in_a_replay_that_a_person_decided_about(
     replayed = ReplaySpec(recording=path, approvals=[policy])
     runner = await talk(make, link, None, "list", model=REPLAY, replay=replayed)
     assert runner.instance.tape.runs(tool, {}) is runs
+    cwd = {"cwd": "/home"}
+    assert runner.instance.tape.runs(tool, cwd) is (runs and tool != "agents__spawn"), "no folder is the recording's"
     call = {"tool": "bash__exec", "args": {"command": "ls"}}
     await runner.run(event_frame("op", call, kind="operator.call"))
     assert link.calls == [], "an operator has nothing run either"
