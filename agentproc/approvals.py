@@ -24,7 +24,6 @@ from agentproc.calls import CallContext, failed_result
 from agentproc.catalog import Allowed, StepCatalog
 from agentproc.instance import Instance
 from agentproc.notes import TurnNotes
-from agentproc.scripts import script_of
 from schemas.approval_rules import concerns, decide
 from schemas.approvals import DENIED, ApprovalAsk, ApprovalState
 from schemas.codec import encode_value, from_raw, to_raw
@@ -57,32 +56,32 @@ class Approvals:
         self._wake = wake
         self._told = told
         self._lost = lost
-        #: Tool call id -> the function that makes the call again.
-        self._waiting: dict[str, Callable[[], None]] = {}
+        #: Tool call id -> the function that makes the call again, and the callId of the script that makes the call.
+        self._waiting: dict[str, tuple[Callable[[], None], str | None]] = {}
         self._asked: dict[str, tuple[Frame, asyncio.Future[Frame]]] = {}
 
     def parks(self, open_calls: Iterable[str]) -> bool:
         """True when there are open calls and all of them wait."""
         return bool(self._waiting) and all(tool_call_id in self._waiting for tool_call_id in open_calls)
 
-    def wait(self, tool_call_id: str, again: Callable[[], None]) -> None:
-        """This call waits for a person. `again` makes it again."""
-        self._waiting[tool_call_id] = again
+    def wait(self, tool_call_id: str, again: Callable[[], None], within: str | None) -> None:
+        """This call waits for a person. `again` makes it again. `within` is the callId of the script that makes it."""
+        self._waiting[tool_call_id] = again, within
         with suppress(GoondanError), self._instance.store.write():  # a turn goes on without a note
-            self._notes.waits(tool_call_id, self._instance.clock())
+            self._notes.waits(tool_call_id, self._instance.clock(), within)
         self._told(tool_call_id)
         self._wake()
 
     def news(self, call_ids: Iterable[str]) -> None:
         """A person has decided about these calls."""
-        decided = frozenset(call_ids)
+        decided = {call_id.partition("~")[0] for call_id in call_ids}  # without the number of a repeat
+        named = {name: f"{self._turn_id}/{name}" in decided for name in self._waiting}
         # A decision about a call of a script may be one about others of it: the broker knows, so all ask again.
-        scripts = {script_of(call_id) for call_id in decided} - {None}
-        for tool_call_id in list(self._waiting):
-            prefix = f"{self._turn_id}/{tool_call_id}"
-            named = any(call_id == prefix or call_id.startswith(f"{prefix}~") for call_id in decided)
-            if named or script_of(prefix) in scripts:
-                self._waiting.pop(tool_call_id)()
+        scripts = {within for name, (_, within) in self._waiting.items() if named[name] and within is not None}
+        for tool_call_id, (again, within) in list(self._waiting.items()):
+            if named[tool_call_id] or within in scripts:
+                del self._waiting[tool_call_id]
+                again()
 
     def admit(
         self,
@@ -124,7 +123,7 @@ class Approvals:
                 again = partial(
                     self.admit, catalog, name, args, tool_call_id, context, run=run, done=done, within=within
                 )
-                self.wait(tool_call_id, again)
+                self.wait(tool_call_id, again, within)
             else:
                 text = f"{name}: the call was not approved: {state.reason or 'a person said no'}"
                 done(failed_result(tool_error(DENIED, text, name="ApprovalError"), limit))

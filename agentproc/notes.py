@@ -21,7 +21,6 @@ from msgspec import Raw, Struct
 from agentproc.catalog import StepCatalog
 from agentproc.conversation import Message, ToolCallPart, ToolData
 from agentproc.providers.base import FailedTry, ModelAnswer, ModelNews, ModelRequest
-from agentproc.scripts import script_of
 from agentproc.store import ConversationStore
 from agentproc.turn import Action, AskModel, End, EnterStep, LeaveStep, LeaveTurn, RunTool, Yield
 from agentproc.usage import TurnUsage, money_of, used_by
@@ -297,10 +296,9 @@ class TurnNotes:
         self._store.note(self._turn_id, kind, at, detail, span_id, parent_span_id)
         self._endings.append(Ending(kind, span_id, parent_span_id, step, error))
 
-    def waits(self, tool_call_id: str, at: str) -> None:
-        """Note that a call begins to wait for a person."""
-        script = script_of(tool_call_id)
-        parent = self._step_span if script is None else self._span_of(script)
+    def waits(self, tool_call_id: str, at: str, within: str | None) -> None:
+        """Note that a call begins to wait for a person. `within` is the callId of the script that makes it."""
+        parent = self._step_span if within is None else call_span(within)
         self._note_call("tool.waits", at, tool_call_id, json.dumps(tool_call_id), parent)
 
     def _note(self, kind: NoteKind, at: str, detail: str | None = None) -> None:

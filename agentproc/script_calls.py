@@ -123,7 +123,7 @@ class ScriptCalls:
         part = ToolCallPart(inner_id(script, number), name, {} if call.args is None else call.args)
         self._log.add(asked.call_id, Record(number, "began", name, _shown(call.args)))
         self._turn.inner_began(script, part)
-        action = RunTool(part, outer.message, again=False, broken=None)
+        action = RunTool(part, outer.message, within=script)
         self._turn.make_call(action, partial(self._ended, asked, script, number, part))
 
     def _ended(self, asked: Asked, script: str, number: int, part: ToolCallPart, result: ToolResult) -> None:

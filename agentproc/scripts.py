@@ -1,7 +1,7 @@
 """The calls that scripts of code mode make: what a script may call, and what has become of its calls. Pure.
 
 A script is a running call of CODE_TOOL. Its calls are inner calls. Each has the id `<the script's id>><number>`, which
-stays the same for ever, so all that is said about a call can be said about it.
+stays the same for ever, so all that is said about a call can be said about it. Nobody reads the script out of it.
 
 States of a script: `running` -> `over`. Of an inner call: `open` -> `ended`; it is forgotten when it was still open at
 the end of its script.
@@ -27,8 +27,6 @@ from schemas.tool_asks import CODE_TOOL, MAX_INNER_CALLS, MAX_OPEN
 
 #: How often one script may look for tools: each look goes through the whole catalog.
 MAX_SEARCHES: Final = 100
-#: Between a script's id and the number of its call. Ids of vendors do not have it.
-WITHIN: Final = ">"
 #: How many calls an error names. The others are counted.
 MAX_NAMED: Final = 40
 #: Characters of a call's arguments that an error repeats.
@@ -115,14 +113,8 @@ class Scripts:
 
 
 def inner_id(script: str, number: int) -> str:
-    """The tool call id of an inner call."""
-    return f"{script}{WITHIN}{number}"
-
-
-def script_of(tool_call_id: str) -> str | None:
-    """The script that an inner call belongs to; None for the id of any other call."""
-    script, mark, number = tool_call_id.rpartition(WITHIN)
-    return script if mark and script and number.isdecimal() else None
+    """The tool call id of an inner call. No other call has it (schemas.address.is_given_id)."""
+    return f"{script}>{number}"
 
 
 def told(records: Iterable[Record]) -> str:

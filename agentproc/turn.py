@@ -266,6 +266,8 @@ class RunTool(Struct, frozen=True):
     broken: str | None = None
     #: It may have been made before.
     again: bool = False
+    #: Of a call that a script makes (code mode): the tool call id of the script. None: the model makes it.
+    within: str | None = None
 
 
 class ListTools(Struct, frozen=True):

@@ -27,7 +27,6 @@ from agentproc.notes import TurnNotes, results_of
 from agentproc.own_calls import OwnCalls
 from agentproc.providers.history import KEPT
 from agentproc.script_calls import ScriptCalls
-from agentproc.scripts import script_of
 from agentproc.tool_asks import ToolAsks
 from agentproc.turn import DropCalls, Input, RunTool, ToolFinished, Turn
 from agentproc.turn_context import TurnContext
@@ -133,7 +132,7 @@ class TurnCalls:
     def _start(self, action: RunTool, args: Any, then: Callable[[ToolResult], None]) -> None:
         """Make one call with these arguments, or answer it from a recording. `then` gets its result."""
         tape = self._instance.tape
-        if tape is None or (tape.replayed is None and script_of(action.part.tool_call_id) is not None):
+        if tape is None or (tape.replayed is None and action.within is not None):
             self._make(action, args, then)
             return
         part, step = action.part, self._machine.steps
@@ -158,8 +157,7 @@ class TurnCalls:
             )
             then(error_result(error))
             return
-        script = script_of(part.tool_call_id)
-        within = None if script is None else f"{self.turn_id}/{script}"
+        within = None if action.within is None else f"{self.turn_id}/{action.within}"
         if part.tool_name == reading.NAME and part.tool_name not in self.catalog:
             then(self._shown.read(args))
         elif self._own_calls.runs(part.tool_name):
@@ -214,7 +212,9 @@ class TurnCalls:
             message=encoded,
             first_sent_ms=self.first_sent.get(message.id) if action.again else None,
             parent_span_id=step_span(self.turn_id, self._machine.steps) if within is None else call_span(within),
-            waits=lambda call_id: self._approvals.wait(part.tool_call_id, partial(instance.caller.go_on, call_id)),
+            waits=lambda call_id: self._approvals.wait(
+                part.tool_call_id, partial(instance.caller.go_on, call_id), within
+            ),
             within=within,
         )
         if refused is not None:

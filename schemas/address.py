@@ -24,6 +24,9 @@ SHOWN_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 MAX_TOOL_NAME: Final = 64
 #: Longer keys are refused where they enter; they are identifiers, not documents.
 MAX_INSTANCE_KEY: Final = 256
+#: What an id from outside is made of. All that ids of ours have besides, such as `/`, `>`, `~`, `?` and `@`, says
+#: something: no id from outside can say it.
+_GIVEN_ID: Final = re.compile(r"[A-Za-z0-9_.:-]+")
 #: Linux's PATH_MAX without the zero at the end: longer paths are refused by every system call.
 MAX_PATH_BYTES: Final = 4095
 #: A folder name is at most 255 bytes; longer encoded keys end in a digest instead.
@@ -79,6 +82,13 @@ def is_shown_name(name: str) -> bool:
 def is_instance_key(key: str) -> bool:
     """Whether `key` may name an instance: 1 to 256 characters, none of them a control character."""
     return 0 < len(key) <= MAX_INSTANCE_KEY and all(c >= " " and c != "\x7f" for c in key)
+
+
+def is_given_id(text: str, most: int) -> bool:
+    """Whether `text` may be an id that comes from outside: a model's name of its tool call, in an answer or in a
+    recording of one, and a client's name of its event. 1 to `most` letters and digits of ASCII, `_`, `-`, `.`, `:`.
+    """
+    return len(text) <= most and _GIVEN_ID.fullmatch(text) is not None
 
 
 def is_path(text: str) -> bool:

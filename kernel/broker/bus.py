@@ -102,6 +102,7 @@ class Bus:
         quotas = Quotas(plan.max_open_events, plan.mailbox_mb << 20, plan.max_live_agents, kept)
         self.mailbox = Mailbox(epochs, quotas, archive)
         self.calls = Calls()
+        self.calls.back_by = self.now + RETURN_S
         self.budgets = self.mailbox.budgets
         #: The supervisor's connection, if one is there.
         self.control: Connection | None = None

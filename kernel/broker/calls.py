@@ -55,6 +55,8 @@ class Calls:
         #: Written by ToolCalls, which keeps `event.work.open_calls` in step.
         self.open: dict[str | None, Call] = {}
         self._waiting: dict[str, Call] = {}
+        #: Until then, agents may be about to send calls again that are not open here (seconds on the broker's clock).
+        self.back_by = 0.0
         #: Size of all arguments by reference of open calls (bytes).
         self.large = Pool(MAX_CALL_BYTES, kept_of(MAX_CALL_BYTES))
         self.get = self.open.get

@@ -28,7 +28,7 @@ from kernel.broker.journal.records import decode as decode_record
 from kernel.broker.mailbox import MAX_LATE, MAX_QUEUED
 from kernel.broker.shares import describe_shortage
 from kernel.broker.tracing import trace_of
-from schemas.address import MAX_PATH_BYTES, is_instance_key, is_path
+from schemas.address import MAX_PATH_BYTES, is_given_id, is_instance_key, is_path
 from schemas.errors import GoondanError, error_payload
 from schemas.frames import OPERATOR_AGENT, ErrorPayload, Frame, ReplyTo
 from schemas.questions import ANSWER_SUFFIX
@@ -71,6 +71,9 @@ class Intake:
         event_id = frame.event_id
         if not event_id or len(event_id) > MAX_ID or len(frame.id) > MAX_ID:
             message = f"an event needs an eventId of 1 to {MAX_ID} characters"
+            raise GoondanError(error_payload("E_FRAME_INVALID", message))
+        if connection.cls == CLIENTS and not is_given_id(event_id, MAX_ID):
+            message = "an eventId of a client has letters and digits of ASCII, and _ - . : and nothing else"
             raise GoondanError(error_payload("E_FRAME_INVALID", message))
         if event_id.endswith(REQUEUED_SUFFIX):
             message = f"event ids that end with {REQUEUED_SUFFIX!r} are the broker's own"

@@ -79,7 +79,7 @@ class ToolCalls:
         check_opened(place, self._bus.plan.spawn_workdirs)
         frame.attach = False
         if frame.within is not None:
-            self._check_script(event, frame.within)
+            self._approvals.open_script(event, frame.within)
         approvals = self._approvals
         if (instance.agent in approvals.policies or event.standing is not None) and not approvals.admits(
             connection, event, frame, place, now
@@ -140,15 +140,6 @@ class ToolCalls:
         self._calls.open[call_id] = call
         work.open_calls += 1
         return call
-
-    def _check_script(self, event: Event, call_id: str) -> None:
-        """A script may make calls while it is open. After a restart of the broker its agent sends it again first."""
-        script = self._get(call_id)
-        if script is None:
-            message = "the script of this call is not open here"
-            raise GoondanError(error_payload("E_OVERLOADED", message, retry_after_ms=RETRY_AFTER_MS))
-        if script.event is not event or script.tool != CODE_TOOL:
-            raise GoondanError(error_payload("E_FORBIDDEN", "`within` names no script of this turn"))
 
     def _may_forget(self, event: Event, call_id: str) -> bool:
         """Whether an ended call may be forgotten. A call that a person approved may not: it runs only once, whatever
@@ -296,6 +287,7 @@ class ToolCalls:
     def _ask_again(self, call: Call) -> None:
         """Have the agent send a call again: the call or its result may be lost with the host's old connection."""
         self._calls.remove(call)
+        self._calls.back_by = self._bus.now + RETURN_S
         target = call.event.instance.conn
         if target is not None:
             info = error_payload("E_OVERLOADED", "the tool host's connection broke", retry_after_ms=1)

@@ -29,7 +29,8 @@ from kernel.broker.approvals.items import CallContent, Decided, Group, Item, dig
 from kernel.broker.approvals.news import OperatorNews
 from kernel.broker.approvals.scripts import Decisions, Script, read_script
 from kernel.broker.budgets.desk import Budgets
-from kernel.broker.bus import MAX_ID, Bus
+from kernel.broker.bus import MAX_ID, RETRY_AFTER_MS, Bus
+from kernel.broker.calls import Call
 from kernel.broker.entities import Connection, Event, Instance, Staged
 from kernel.broker.journal import records
 from kernel.broker.journal.records import ApprovalAnswered, ApprovalAsked, ApprovalStarted, approval_subject
@@ -48,9 +49,10 @@ from schemas.approvals import (
     code_of,
 )
 from schemas.codec import encode_value, from_raw, to_raw
-from schemas.errors import error_payload, fail
+from schemas.errors import GoondanError, error_payload, fail
 from schemas.frames import ErrorPayload, Frame
 from schemas.launch import AgentSpec
+from schemas.tool_asks import CODE_TOOL
 
 #: The number of waiting items, and their bytes. They are shared by session and root, so that one turn cannot flood a
 #: person with items.
@@ -230,14 +232,21 @@ class Approvals:
 
     # --- calls of scripts
 
+    def open_script(self, event: Event, within: str) -> Call:
+        """The script that makes a call, which has to be open in the same turn. Raises GoondanError: E_FORBIDDEN, or
+        E_OVERLOADED while its agent may be about to send it again.
+        """
+        call = self._bus.calls.get(within)
+        if call is None and self._bus.now < self._bus.calls.back_by:
+            message = "the script of this call is not open here"
+            raise GoondanError(error_payload("E_OVERLOADED", message, retry_after_ms=RETRY_AFTER_MS))
+        if call is None or call.event is not event or call.tool != CODE_TOOL:
+            raise fail("E_FORBIDDEN", "`within` names no open script of this turn")
+        return call
+
     def _script_of(self, event: Event, within: str | None) -> Script | None:
         """The script that makes a call; None for a call of the model."""
-        if within is None:
-            return None
-        call = self._bus.calls.get(within)
-        if call is None or call.event is not event:
-            raise fail("E_FORBIDDEN", "the script of this call is not open")
-        return Script(within, read_script(call.script))
+        return None if within is None else Script(within, read_script(self.open_script(event, within).script))
 
     def _join(
         self, group: Group | None, connection: Connection, frame: Frame

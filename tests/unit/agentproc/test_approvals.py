@@ -60,7 +60,7 @@ class Turn:
     def write(self) -> Any:
         yield
 
-    def waits(self, tool_call_id: str, at: str) -> None:
+    def waits(self, tool_call_id: str, at: str, within: str | None) -> None:
         self.noted.append(tool_call_id)
 
     def post(self, frame: Frame) -> asyncio.Future[Frame]:

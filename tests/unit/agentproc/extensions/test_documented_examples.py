@@ -613,8 +613,8 @@ async def test_the_dynamic_tools(examples: Examples) -> None:
             ("echo", "myExt__echo", {"message": "hello"}),
             ("status", "myExt__getStatus", {}),
             ("search", "myExt__search", search),
-            ("no message", "myExt__echo", {}),
-            ("no such status", "myExt__search", {"query": "x", "filters": {"status": "gone"}}),
+            ("no-message", "myExt__echo", {}),
+            ("no-such-status", "myExt__search", {"query": "x", "filters": {"status": "gone"}}),
         ),
         says("done"),
     )
@@ -627,7 +627,7 @@ async def test_the_dynamic_tools(examples: Examples) -> None:
     uptime = outputs[1].pop("uptime")
     assert 0 <= uptime < 60
     assert outputs == [{"echoed": "hello"}, {"processedSteps": 3}, {"results": [], "total": 0}]
-    for call in ("no message", "no such status"):
+    for call in ("no-message", "no-such-status"):
         error = result_of(runner, call).error
         assert error is not None
         assert error.code == "E_TOOL_INVALID_ARGS"

@@ -124,7 +124,7 @@ def test_work_is_named_and_the_instance_stays(work: str) -> None:
 
 def spawn(world: World, client: Client) -> None:
     """`reviewer/r` spawns `coder/k`; its process is not started before `reconcile`."""
-    client.ask("of the reviewer", agent="reviewer", key="r", calls=1)
+    client.ask("of-the-reviewer", agent="reviewer", key="r", calls=1)
     moves(world)
     reviewer = world.agents["reviewer", "r"]
     reviewer.send(Frame("agents.spawn", id="s1", to="coder", instance_key="k", payload=to_raw(AgentsSpawn())))

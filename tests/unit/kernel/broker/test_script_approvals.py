@@ -11,6 +11,7 @@ from msgspec import Raw, structs
 
 from kernel.broker.approvals.items import Group, Item
 from kernel.broker.approvals.scripts import COVERED, MAX_SCRIPT, Decisions, read_script
+from kernel.broker.bus import RETURN_S
 from kernel.cli.approval_text import item_lines
 from schemas.approvals import ApprovalAsk
 from schemas.codec import encode_value, from_raw, to_raw
@@ -155,7 +156,9 @@ def test_a_yes_for_a_call_of_the_model_is_for_no_script_and_the_other_way_round(
 
 def test_only_an_open_script_of_the_same_turn_may_be_named() -> None:
     script = Scripted(TWO)
-    assert script.call(1, within="t1/other") == "E_OVERLOADED", "it may be on its way"
+    assert script.call(1, within="t1/other") == "E_OVERLOADED", "the broker is new: it may be on its way"
+    script.bench.now += RETURN_S
+    assert script.call(1, within="t1/other") == "E_FORBIDDEN"
     assert code_of(script.agent.call({"command": "ls"}, "t1/c7")) is None
     script.host.take()
     assert script.call(2, "ls", within="t1/c7") == "E_FORBIDDEN", "a call that is no script"

@@ -1,0 +1,183 @@
+"""Ids that models, recordings and clients choose: none of them says what a call belongs to, or takes an id of ours.
+
+A model server names its calls. One that is against its user may name a call as if a script (code mode) had made it, so
+that a person's yes to the script is one to that call, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import Raw
+
+from agentproc.conversation import AssistantData
+from agentproc.providers.base import ModelAnswer
+from agentproc.recordings.forms import model_answer, recorded_answer
+from agentproc.turn import Begin, ModelAnswered, RunTool, Store, ToolFinished, Turn
+from kernel.broker.bus import RETURN_S
+from schemas.address import is_given_id
+from schemas.approvals import ApprovalAsk
+from schemas.codec import encode_value, to_raw
+from schemas.frames import AgentEvent, Frame
+from schemas.tool_asks import CODE_MODE, CODE_TOOL
+from tests.unit.agentproc.bundled import bundled
+from tests.unit.agentproc.fakes import NOTE, FakeLink, FakeModel, echo, event_frame, ok, says, wants
+from tests.unit.agentproc.test_script_calls import CODE
+from tests.unit.agentproc.turns import Make, Runners, settle
+from tests.unit.agentproc.vendor_formats import (
+    begin,
+    body,
+    chunk,
+    delta,
+    read_anthropic,
+    read_openai,
+    read_responses,
+    tool,
+)
+from tests.unit.kernel.broker.approving import code_of
+from tests.unit.kernel.broker.test_approvals import items
+from tests.unit.kernel.broker.test_script_approvals import SCRIPT, Scripted
+
+#: Ids with a meaning of ours in them, and other strange ones.
+BAD = ["s>51", "s>1>2", "c~2", "c?1", "t1/c1", "@turn.x", "@step1.", "c1\n", "c 1", "ключ", "\ud800", "", "i" * 129]
+
+
+def anthropic(call_id: str) -> ModelAnswer:
+    return read_anthropic(
+        begin(0, type="tool_use", id=call_id, name="bash__exec", input={}),
+        delta(0, type="input_json_delta", partial_json="{}"),
+        {"type": "content_block_stop", "index": 0},
+        {"type": "message_delta", "delta": {"stop_reason": "tool_use"}, "usage": {"output_tokens": 4}},
+        {"type": "message_stop"},
+    )
+
+
+def openai(call_id: str) -> ModelAnswer:
+    return read_openai(chunk(tool_calls=[tool(0, call_id, "bash__exec", "{}")]), chunk("tool_calls"))
+
+
+def responses(call_id: str) -> ModelAnswer:
+    item = {"type": "function_call", "call_id": call_id, "name": "bash__exec", "arguments": "{}"}
+    return read_responses(
+        {"type": "response.output_item.added", "output_index": 0, "item": item},
+        {"type": "response.output_item.done", "output_index": 0, "item": item},
+        {"type": "response.completed", "response": {"status": "completed", "output": [item]}},
+    )
+
+
+def paired(provider: str, request: Any) -> list[str]:
+    """The ids of the calls in a request; each has to have its result."""
+    if provider == "anthropic":
+        blocks = [block for entry in request["messages"] if isinstance(entry["content"], list)
+                  for block in entry["content"]]  # fmt: skip
+        asked = [block["id"] for block in blocks if block["type"] == "tool_use"]
+        assert asked == [block["tool_use_id"] for block in blocks if block["type"] == "tool_result"]
+    elif provider == "openai":
+        asked = [call["id"] for entry in request["messages"] for call in entry.get("tool_calls", [])]
+        assert asked == [entry["tool_call_id"] for entry in request["messages"] if entry["role"] == "tool"]
+    else:
+        asked = [entry["call_id"] for entry in request["input"] if entry.get("type") == "function_call"]
+        assert asked == [e["call_id"] for e in request["input"] if e.get("type") == "function_call_output"]
+    return asked
+
+
+@pytest.fixture
+async def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Make]:
+    monkeypatch.setenv("GOONDAN_STATE_ROOT", str(tmp_path))
+    runners = Runners(tmp_path)
+    yield runners.build
+    await runners.close()
+
+
+@given(st.text(max_size=300))
+def test_the_rule(text: str) -> None:
+    plain = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.:-"
+    assert is_given_id(text, 128) is (0 < len(text) <= 128 and all(letter in plain for letter in text))
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["live", "recorded"])
+@pytest.mark.parametrize(("provider", "read"), [("anthropic", anthropic), ("openai", openai), ("responses", responses)])
+def test_a_strange_id_of_a_model_is_replaced_and_call_and_result_stay_a_pair(
+    provider: str, read: Callable[[str], ModelAnswer], again: bool
+) -> None:
+    for given_id in [*BAD, "toolu_01A", "functions.x:0"]:
+        turn = Turn("t1", max_steps=9)
+        turn.handle(Begin("go"), "now")
+        answer = read(given_id)
+        if again:
+            answer = model_answer(recorded_answer(answer), lambda args: args)
+        stored, run = turn.handle(ModelAnswered(answer.text, answer.calls), "now")
+        assert isinstance(stored, Store)
+        assert isinstance(run, RunTool)
+        name = run.part.tool_call_id
+        assert name == (given_id if is_given_id(given_id, 128) else "call_1_1"), given_id
+        assert run.within is None
+        assert isinstance(stored.message.data, AssistantData)
+        result = next(one for one in turn.handle(ToolFinished(name, ok(1)), "now") if isinstance(one, Store))
+        assert len(paired(provider, body([stored.message, result.message], provider))) == 1
+
+
+async def test_a_model_does_not_make_its_call_one_of_a_script(make: Make) -> None:
+    link = FakeLink(lambda tool_, args: None if tool_ == CODE_TOOL else echo(tool_, args))
+    script = ("s", CODE_TOOL, {"language": "python", "code": "…"})
+    model = FakeModel(wants(script, ("s>51", "notes__add", {}), ("s>1", "notes__add", {})), says("done"))
+    parts: dict[str, Any] = {"registry": [CODE, NOTE], "catalog": ["notes__add"], "addable": [CODE_TOOL]}
+    runner = make(link, model, extensions=[bundled(CODE_MODE)], **parts)
+    await runner.load_extensions()
+    turn = asyncio.ensure_future(runner.run(event_frame("e1", "go")))
+    await settle()
+    assert [frame.within for frame in link.calls] == [None] * 3
+    assert [(frame.call_id or "").partition("/")[2] for frame in link.calls] == ["s", "call_1_2", "call_1_3"]
+    link.finish(link.calls[0].call_id or "", ok({"printed": ""}))
+    await turn
+
+
+# --- the broker
+
+
+def own_call(script: Scripted, within: str) -> str | None:
+    """Ask about a call that is to run in the agent's process."""
+    payload = to_raw(ApprovalAsk(args=Raw(encode_value({"command": "rm x"}))))
+    frame = Frame("approval.ask", tool="bash__own", call_id="t1/x", event_id="e1", within=within, payload=payload)
+    frame.epoch = script.bench.instance("coder").epoch
+    return code_of(script.agent.say(frame))
+
+
+def test_within_names_an_open_script_of_the_same_lease_or_the_call_is_refused() -> None:
+    script = Scripted()
+    script.bench.now += RETURN_S
+    assert script.call(7, "ls", within=None) == "E_APPROVAL_WAITS"
+    for no_script in ("t1/never", f"{SCRIPT}>7", ""):
+        assert script.call(1, within=no_script) == "E_FORBIDDEN"
+        assert own_call(script, no_script) == "E_FORBIDDEN"
+    assert [item["id"] for item in items(script.client)] == [f"{SCRIPT}>7"]
+    assert script.call(1) == "E_APPROVAL_WAITS"
+    script.end()
+    script.agent.take()
+    assert script.call(2) == "E_FORBIDDEN", "it has ended"
+    assert own_call(script, SCRIPT) == "E_FORBIDDEN"
+
+
+def test_a_script_whose_tool_host_comes_back_may_be_named_as_soon_as_it_is_open_again() -> None:
+    script = Scripted()
+    script.bench.now += RETURN_S
+    script.host.hello()
+    assert script.call(1) == "E_OVERLOADED", "its agent was just told to send it again"
+    script.begin()
+    assert script.call(1) == "E_APPROVAL_WAITS"
+
+
+def test_a_client_takes_no_id_that_agents_and_tool_hosts_give() -> None:
+    bench = Scripted().bench
+    client = bench.client(operator=False)
+    for event_id in [name for name in BAD if name.isprintable()] + ["t1/c1~completed", "e-1~requeued", "e-1:answer"]:
+        payload = to_raw(AgentEvent(id=event_id, type="user.message", created_at="now", input="x"))
+        frame = Frame("event", to="reviewer", instance_key="k", event_id=event_id, payload=payload)
+        taken = [told.stage for told in client.say(frame) if told.type == "ack"] == ["accepted"]
+        assert taken is (event_id == "i" * 129), event_id
