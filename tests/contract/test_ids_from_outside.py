@@ -42,7 +42,7 @@ from tests.unit.agentproc.vendor_formats import (
 )
 from tests.unit.kernel.broker.approving import code_of
 from tests.unit.kernel.broker.test_approvals import items
-from tests.unit.kernel.broker.test_script_approvals import SCRIPT, Scripted
+from tests.unit.kernel.broker.test_script_approvals import SCRIPT, TWO, Scripted
 
 #: Ids with a meaning of ours in them, and other strange ones.
 BAD = ["s>51", "s>1>2", "c~2", "c?1", "t1/c1", "@turn.x", "@step1.", "c1\n", "c 1", "ключ", "\ud800", "", "i" * 129]
@@ -150,13 +150,14 @@ def own_call(script: Scripted, within: str) -> str | None:
 
 
 def test_within_names_an_open_script_of_the_same_lease_or_the_call_is_refused() -> None:
-    script = Scripted()
+    script = Scripted(TWO)
     script.bench.now += RETURN_S
-    assert script.call(7, "ls", within=None) == "E_APPROVAL_WAITS"
-    for no_script in ("t1/never", f"{SCRIPT}>7", ""):
+    assert code_of(script.agent.call({"command": "ls"}, "t1/open")) is None
+    script.host.take()
+    for no_script in ("t1/never", "t1/open", ""):
         assert script.call(1, within=no_script) == "E_FORBIDDEN"
         assert own_call(script, no_script) == "E_FORBIDDEN"
-    assert [item["id"] for item in items(script.client)] == [f"{SCRIPT}>7"]
+    assert items(script.client) == []
     assert script.call(1) == "E_APPROVAL_WAITS"
     script.end()
     script.agent.take()
@@ -168,6 +169,7 @@ def test_a_script_whose_tool_host_comes_back_may_be_named_as_soon_as_it_is_open_
     script = Scripted()
     script.bench.now += RETURN_S
     script.host.hello()
+    script.agent.take()
     assert script.call(1) == "E_OVERLOADED", "its agent was just told to send it again"
     script.begin()
     assert script.call(1) == "E_APPROVAL_WAITS"
