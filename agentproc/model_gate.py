@@ -183,6 +183,8 @@ class GatedRequest:
         finally:
             del gates.waiting[self._id]
         self._refused = None
+        if not granted.others:
+            on_news("held")
         if granted.open:
             gates.opened(self.model)
         elif granted.state:

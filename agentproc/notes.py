@@ -85,6 +85,9 @@ class ModelAttempts:
             if len(self.tries) < MAX_TRIES:
                 self.tries.append(TryDetail(cut_message(news.error, MAX_NOTED_MESSAGE), round(news.wait_s * 1000)))
             return
+        if news == "held":
+            self._news = news
+            return
         if self._since is not None:
             if self._news == "queued":
                 self.waited_s += now - self._since

@@ -72,6 +72,8 @@ class PermitGranted(Struct, frozen=True, rename="camel", omit_defaults=True):
     open: bool = False
     #: What the agent gives back in `hello`, for a broker that takes this one's place.
     state: _State = ""
+    #: Whether requests of other agents waited or were out when it came. If not, only the server's limit held it back.
+    others: bool = False
 
 
 class PermitOver(Struct, frozen=True, rename="camel", omit_defaults=True):

@@ -2,7 +2,8 @@
 
     python -m scripts.simulate [--histories 10000] [--first 0] [--workers N]
 
-The histories are those of tests/unit/kernel/broker/histories.py. Exit status 1 if something did not hold in one of
+The histories are those of tests/unit/kernel/broker/histories.py, and as many of the gate before a model server
+(tests/unit/kernel/broker/gate/moods.py). Exit status 1 if something did not hold in one of
 them; `--first N --histories 1` lives through that one again.
 """
 
@@ -17,6 +18,7 @@ import traceback
 from collections import Counter
 from typing import Final
 
+from tests.unit.kernel.broker.gate import moods
 from tests.unit.kernel.broker.histories import history
 
 #: Histories that a worker takes at once.
@@ -63,10 +65,12 @@ def _live(numbers: range) -> tuple[Counter[str], list[tuple[int, str]]]:
     failed = []
     for number in numbers:
         try:
+            moods.history(number)
             world = history(number)
         except Exception:
             failed.append((number, traceback.format_exc()))
             continue
+        seen["moods of a model server"] += 1
         seen["events"] += sum(len(client.asked) for client in world.clients)
         seen["tool calls"] += len(world.ran)
         seen["deaths of the broker"] += world.brokers_killed

@@ -146,9 +146,9 @@ class FailedTry(Struct, frozen=True):
 
 #: A provider's news while a request runs. `asking`: a try goes out. `content`: the model has sent more text, arguments
 #: or thinking; data that only keeps a connection alive does not count. `waiting`: no try is out until the next one is
-#: due. `queued`: the request waits until others let it out. FailedTry: the last try failed; `waiting` or `queued`
-#: follows.
-ModelNews = Literal["asking", "content", "waiting", "queued"] | FailedTry
+#: due. `queued`: the request waits until the gate lets it out. `held`: it did, and no other request was before it.
+#: FailedTry: the last try failed; `waiting` or `queued` follows.
+ModelNews = Literal["asking", "content", "waiting", "queued", "held"] | FailedTry
 
 
 class Provider(Protocol):

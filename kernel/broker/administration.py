@@ -62,6 +62,7 @@ class Administration:
             **self._of_all,
             "peers": self._peers,
             "why": lambda who, frame, asked, now: self._waits.tell(who, frame, now),
+            "gates": lambda who, frame, asked, now: gates.tell(who, frame, asked.get("forget") is True, now),
             "events": lambda who, frame, asked, now: cancels.list_events(
                 who, frame, asked.get("agent"), asked.get("instanceKey"), now
             ),
@@ -90,8 +91,8 @@ class Administration:
         answer = ops.get(_CONFIG if op.startswith(_CONFIG) else op)
         if answer is None:
             message = (
-                "admin knows the ops `stats` and `cancel` and, for operators, `peers`, `events`, `why`, `budget`, "
-                "`dead.*`, `auth.*`, `approve.*`, `config.*`, `generation` and `instance.delete`"
+                "admin knows the ops `stats` and `cancel` and, for operators, `peers`, `events`, `why`, `gates`, "
+                "`budget`, `dead.*`, `auth.*`, `approve.*`, `config.*`, `generation` and `instance.delete`"
             )
             raise GoondanError(error_payload("E_FRAME_INVALID", message))
         answer(connection, frame, asked, now)

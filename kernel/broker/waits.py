@@ -62,7 +62,7 @@ class Waits:
         waits += [self._for_person(event, asked, now) for event, asked in items.items()]
         for event, since in self._budgets.waiting:
             waits.append({**_row("budget", event.instance, since, now), "eventId": event.id, "root": event.root})
-        for event, since, before, held_until in self._gates.waiting():
+        for event, since, before, held_until in self._gates.waiting(now):
             held_ms = max(0, round((held_until - now) * 1000))
             waited = _row("model", event.instance, since, now)
             waits.append({**waited, "eventId": event.id, "before": before, "heldMs": held_ms})

@@ -10,6 +10,8 @@ if TYPE_CHECKING:
 
 #: How long the broker may take to answer (seconds): longer than a restart of it takes.
 ANSWER_S: Final = 30.0
+#: The same for what its gates have learned, which stands below something else.
+LIMITS_S: Final = 2.0
 
 
 def ask_broker(bundle: str | None, question: Mapping[str, Any], answer_s: float = ANSWER_S) -> dict[str, Any]:
@@ -33,15 +35,28 @@ def ask_kernel(kernel: Kernel, question: Mapping[str, Any], answer_s: float = AN
     """Ask the broker of a kernel that the command holds already. The command still holds it afterwards."""
     import asyncio
 
-    from kernel.cli.session import Session
+    from kernel.cli.session import WELCOME_S, Session
 
     check_texts(question)
 
     async def ask() -> dict[str, Any]:
-        async with Session(kernel) as session:
+        async with Session(kernel, min(answer_s, WELCOME_S)) as session:
             return await session.admin(dict(question), answer_s)
 
     return asyncio.run(ask())
+
+
+def learned_limits(bundle: str | None) -> list[dict[str, Any]]:
+    """What the gates of the kernel that runs `bundle` have learned (kernel/broker/gate/desk.py). Nothing when no broker
+    answers.
+    """
+    from contextlib import suppress
+
+    from schemas.errors import GoondanError
+
+    with suppress(GoondanError):
+        return list(ask_broker(bundle, {"op": "gates"}, LIMITS_S)["gates"])
+    return []
 
 
 def check_texts(question: Mapping[str, Any]) -> None:

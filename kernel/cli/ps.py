@@ -19,16 +19,20 @@ _COLUMNS = ("ROLE", "NAME", "INSTANCE", "PID", "STATUS", "SINCE", "RESTARTS", "L
 @click.command()
 @options.bundle
 @click.option("--why", is_flag=True, help="Show who waits for whom, and since when.")
+@click.option("--forget-limits", is_flag=True, help="Forget what was learned of the limits of model servers.")
 @options.as_json
-def command(bundle: str | None, why: bool, as_json: bool) -> int:
-    """Show the processes of a running swarm.
+def command(bundle: str | None, why: bool, forget_limits: bool, as_json: bool) -> int:
+    """Show the processes of a running swarm, and what was learned of the limits of its model servers.
 
-    --why shows what its agents wait for: answers of others, their turn, a place, a process, a tool.
+    --why shows what its agents wait for: their model, its server's limit, another agent, a person, a tool, a jail, an
+    extension, a place, their turn, a process, a budget, room on the disk.
     """
-    if why:
-        return _why(bundle, as_json)
+    if why or forget_limits:
+        return _why(bundle, as_json) if why else _forget(bundle, as_json)
     from kernel.cli.attach import by_hand, locate
+    from kernel.cli.operator_question import learned_limits
     from kernel.cli.output import write, write_json
+    from kernel.cli.waits import render_limits
     from kernel.supervisor_client import SupervisorClient
 
     place = locate(bundle)
@@ -45,6 +49,7 @@ def command(bundle: str | None, why: bool, as_json: bool) -> int:
         write_json(rows)
     elif rows:
         note = [] if copy is None else ["", f"others can write to {place.bundle}: its code runs from the copy {copy}"]
+        note += render_limits(learned_limits(bundle))
         write(*render(rows, datetime.datetime.now(datetime.UTC)), *note)
     else:
         write("no kernel runs " + place.bundle)
@@ -58,6 +63,17 @@ def _why(bundle: str | None, as_json: bool) -> int:
 
     answer = ask_broker(bundle, {"op": "why"})
     write_json(answer) if as_json else write(*render_waits(answer))
+    return 0
+
+
+def _forget(bundle: str | None, as_json: bool) -> int:
+    from kernel.cli.operator_question import ask_broker
+    from kernel.cli.output import write, write_json
+    from kernel.cli.waits import render_limits
+
+    answer = ask_broker(bundle, {"op": "gates", "forget": True})
+    lines = [f"forgotten: {line}" for line in render_limits(answer["gates"])] or ["nothing was learned"]
+    write_json(answer["gates"]) if as_json else write(*lines)
     return 0
 
 

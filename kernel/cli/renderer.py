@@ -21,6 +21,7 @@ from typing import Final
 from msgspec import Struct
 
 from kernel.cli.plain import duration, one_line
+from kernel.cli.waits import in_line
 from schemas.frames import RuntimeEvent
 
 #: The longest name of a tool in the status, and the longest message of it (characters).
@@ -216,8 +217,7 @@ def _for_model(event: RuntimeEvent) -> str:
         return ""
     seconds = max(0, event.wait_ms or 0) / 1000
     if event.before is not None:
-        held = f", the server accepts nothing for {seconds:.0f} s" if seconds >= 1 else ""
-        return f"waiting for the model: {event.before} before it{held}"
+        return f"waiting for the model: {in_line(event.before, event.wait_ms or 0)}"
     words = one_line(event.message or "no answer", MAX_WORDS)
     return f"waiting for the model: {words}; again in {seconds:.0f} s"
 

@@ -213,6 +213,7 @@ def _model(call: ModelCall, style: Style) -> str:
     what.append(_tokens(call))
     what.append(f"asked for {printable(call.asked)}" if call.asked else "")
     what.append(f"{call.attempts} tries, {duration(call.paused_ms)} between them" if call.attempts > 1 else "")
+    what.append(f"held back {duration(call.paused_ms)}" if call.attempts == 1 and call.paused_ms else "")
     what.append(f"waited {duration(call.waited_ms)} for others" if call.waited_ms else "")
     what.append(f"{call.left_out} messages left out" if call.left_out else "")
     what.append(f"{call.shortened} results shortened" if call.shortened else "")

@@ -38,8 +38,10 @@ def command(by: str, since: str | None, bundle: str | None, as_json: bool) -> in
     """Show how many tokens models have read and written, and what they cost where the Model has prices."""
     import datetime
 
+    from kernel.cli.operator_question import learned_limits
     from kernel.cli.output import write, write_json
     from kernel.cli.state import state_of
+    from kernel.cli.waits import render_limits
     from kernel.paths import find_bundle
     from kernel.usage import day_of, report
     from kernel.usage_files import look
@@ -47,7 +49,9 @@ def command(by: str, since: str | None, bundle: str | None, as_json: bool) -> in
     day = None if since is None else day_of(since, datetime.datetime.now(datetime.UTC).date())
     found = look(state_of(find_bundle(bundle)), turns=by == "tree")
     document = report(found, cast("By", by), day)
-    write_json(document) if as_json else write(*render(document))
+    if limits := learned_limits(bundle):
+        document["learnedLimits"] = limits
+    write_json(document) if as_json else write(*render(document), *render_limits(limits))
     return 0
 
 

@@ -1,8 +1,10 @@
-"""The output of `gdn ps --why`: one line for each wait, the longest first, then what is wrong. Pure."""
+"""The output of `gdn ps --why`: one line for each wait, the longest first, then what is wrong; and the lines about what
+the gates before model servers have learned. Pure.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from kernel.cli.plain import one_line
@@ -25,6 +27,23 @@ def render(answer: Mapping[str, Any]) -> list[str]:
     return lines or ["nobody waits"]
 
 
+def render_limits(gates: Iterable[Mapping[str, Any]]) -> list[str]:
+    """One line for each server of which something was learned."""
+    return [_learned(row) for row in gates]
+
+
+def _learned(row: Mapping[str, Any]) -> str:
+    limits = [f"{row['concurrent']} at once"] if row["concurrent"] is not None else []
+    limits += [f"{row['perMinute']:g} requests a minute"] if row["perMinute"] is not None else []
+    what = f"at most {' and '.join(limits)}" if limits else "asked with care"
+    why = "it said that it accepts little more"
+    if row["refusals"]:
+        refused = "1 request" if row["refusals"] == 1 else f"{row['refusals']} requests"
+        why = f"it refused {refused}, the last one {_age(row['lastMs'])} ago"
+    names = ", ".join(f"Model/{_name(name)}" for name in row["models"]) or "a model"
+    return f"the server of {names}: {what}, learned {_age(row['learnedMs'])} ago: {why} (gdn ps --forget-limits)"
+
+
 def _for_what(row: Mapping[str, Any]) -> str:
     kind, messages = row["kind"], _messages(row.get("messages", 0))
     if kind == "answer":
@@ -37,8 +56,7 @@ def _for_what(row: Mapping[str, Any]) -> str:
     if kind == "budget":
         return f"waits for what others may give back to the budget of {_name(row['root'])}"
     if kind == "model":
-        held = f"; the server accepts nothing for {_age(row['heldMs'])}" if row["heldMs"] >= 1000 else ""
-        return f"waits for its model: {row['before']} before it{held}"
+        return f"waits for its model: {in_line(row['before'], row['heldMs'])}"
     if kind == "turn":
         return f"is busy with {_name(row['eventId'])}; {messages} behind it"
     if kind == "approval":
@@ -50,6 +68,13 @@ def _for_what(row: Mapping[str, Any]) -> str:
         who = "; ".join(f"session {_name(claim['session'])}, root {_name(claim['root'])}" for claim in row["claims"])
         return f"waits for a place with {messages} ({who})"
     return f"waits for its {'leaving process to end' if row['leaving'] else 'process to start'} with {messages}"
+
+
+def in_line(before: int, held_ms: int) -> str:
+    """Why a request to a model does not go out: `before` others are before it, nobody goes out for `held_ms`."""
+    parts = [f"{before} before it"] if before else []
+    parts += [f"held back for {_age(held_ms)} by the limit of its server"] if held_ms >= 1000 else []
+    return ", ".join(parts) or "it is next"
 
 
 def _circle(names: list[str]) -> str:

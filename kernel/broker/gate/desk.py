@@ -15,7 +15,7 @@ import base64
 import hashlib
 import hmac
 from collections.abc import Iterable
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
@@ -25,6 +25,7 @@ from kernel.broker.entities import AGENTS, Connection, Event
 from kernel.broker.gate.gate import Gate, Permit
 from kernel.broker.gate.learned import Lesson
 from kernel.broker.gate.line import Ask, Key
+from kernel.broker.one_frame import LIST_BYTES, fitting
 from schemas.codec import from_raw, to_raw
 from schemas.errors import GoondanError, error_payload, fail
 from schemas.frames import Frame, Hello
@@ -50,6 +51,8 @@ MAX_WAITED_S: Final = 24 * 3600.0
 NEWS_S: Final = 1.0
 #: A state of another broker that is older than this (seconds) is not used: its minutes are over.
 STATE_S: Final = 120.0
+#: Models that are named of one gate.
+MAX_NAMED_MODELS: Final = 20
 _MAC_BYTES: Final = 16
 
 
@@ -187,6 +190,7 @@ class Gates:
         way, key = self._way(connection, said.model), (connection.address, said.id)
         self._forget(key)
         if not way.gate.limited:
+            way.gate.withdraw(key)
             if said.limits is not None:
                 _leased(connection, frame)
                 way.gate.warned(key, said.limits, now)
@@ -220,7 +224,7 @@ class Gates:
             self._next_news = now + NEWS_S
         for way in self._ways.values():
             gate = way.gate
-            if not gate.limited:
+            if not gate.limited and not gate.permits:
                 continue
             for key in [*gate.permits, *(ask.key for ask in gate.line)]:
                 if not self._lives(key):
@@ -229,13 +233,13 @@ class Gates:
                 self._bus.notices.append(f"a model request of {permit.key[0]} is out for too long: its permit ended")
                 self._free(gate, permit.key)
             self._give_up(gate, now)
+            gate.forget_old(now)
             self._serve(way, now)
             if news and gate.line:
                 self._tell_places(gate, now)
-            if gate.reopens(now):
-                self._tell_all(way)
+            self._tell_all(way)
 
-    def waiting(self) -> Iterable[tuple[Event, float, int, float]]:
+    def waiting(self, now: float) -> Iterable[tuple[Event, float, int, float]]:
         """The events whose requests wait: each with since when, how many go out before it, and until when nobody does
         (the broker's clock).
         """
@@ -243,7 +247,39 @@ class Gates:
             places = way.gate.line.places()
             for ask in way.gate.line:
                 if (asked := self._asked.get(ask.key)) is not None:
-                    yield asked.event, ask.since, places.get(ask.key, 0), way.gate.held_until
+                    yield asked.event, ask.since, places.get(ask.key, 0), way.gate.held_until(now)
+
+    def tell(self, connection: Connection, frame: Frame, forget: bool, now: float) -> None:
+        """`{op: "gates"}`: what was learned of each server, since when and why; `…Ms` are milliseconds that something
+        has lasted. With `forget` it is forgotten.
+        """
+        rows = []
+        for name, way in self._ways.items():
+            learned = way.gate.learned
+            if learned.refused_at is None:
+                continue
+            documents = {document for names in self._names.values() for document, its in names.items() if its == name}
+            times = {
+                "learnedMs": now - learned.since,
+                "lastMs": now - learned.refused_at,
+                "heldMs": way.gate.held_until(now) - now,
+                "refusingMs": now - (now if learned.refusing_since is None else learned.refusing_since),
+            }
+            row: dict[str, Any] = {
+                "models": sorted(documents - {""})[:MAX_NAMED_MODELS],
+                "concurrent": learned.concurrent,
+                "perMinute": None if learned.rate is None else round(60 * learned.rate, 1),
+                "refusals": learned.refusals,
+            }
+            rows.append(row | {field: max(0, round(1000 * seconds)) for field, seconds in times.items()})
+            if forget:
+                way.gate.forget()
+                for ask in way.gate.line:
+                    ask.not_before = 0.0
+                self._tell_all(way)
+                self._serve(way, now)
+        body = to_raw({"gates": fitting(rows, LIST_BYTES)})
+        self._bus.send(connection, Frame("reply", in_reply_to=frame.id, payload=body))
 
     # --- inside
 
@@ -268,7 +304,7 @@ class Gates:
             self._free(way.gate, permit.key)
             return
         self._holders[permit.key] = asked
-        self._reply(connection, asked.frame_id, PermitGranted(state=self._state(way, now)))
+        self._reply(connection, asked.frame_id, PermitGranted(state=self._state(way, now), others=permit.others))
 
     def _give_up(self, gate: Gate, now: float) -> None:
         since = gate.refusing_since
@@ -372,7 +408,7 @@ class Gates:
 
     def _tell_places(self, gate: Gate, now: float) -> None:
         places = gate.line.places()
-        held_ms = max(0, round((gate.held_until - now) * 1000))
+        held_ms = max(0, round((gate.held_until(now) - now) * 1000))
         for key, place in places.items():
             asked = self._asked.get(key)
             connection = None if asked is None or not asked.event.live else self._connection(key, asked)

@@ -15,7 +15,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from kernel.broker.gate.learned import FIRST_WAIT_S, MAX_WAIT_S, Learned, Lesson
+from kernel.broker.gate.learned import FIRST_WAIT_S, FORGET_ALONE_S, MAX_WAIT_S, Learned, Lesson
 from kernel.broker.gate.line import Ask, Key, Line
 from schemas.model_gate import RateLimits
 from schemas.model_limits import ModelLimits
@@ -27,8 +27,6 @@ MINUTE_S: Final = 61.0
 PERMIT_S: Final = 900.0
 #: When the first refusal closes a gate, everybody has this time (seconds) to say what is out.
 REPORT_S: Final = 0.5
-#: A gate without written limits opens again when nobody was refused and nobody waited for so long (seconds).
-REOPEN_S: Final = 300.0
 #: The broker looks at gates so seldom (seconds) that requests which were due meanwhile go out together.
 CATCH_UP_S: Final = 0.25
 #: One connection may hold everybody up for so long (seconds) before another one is refused as well.
@@ -52,6 +50,8 @@ class Permit(Struct, eq=False):
     level: int = 1
     #: How long it waits for a server that refuses everybody (seconds).
     patience_s: float = 60.0
+    #: Whether requests of others waited or were out when it came.
+    others: bool = False
 
 
 class _Room(Struct):
@@ -76,8 +76,8 @@ class Gate:
         self._minute_tokens = 0
         self._requests: _Room | None = None
         self._tokens: _Room | None = None
-        self._next = 0.0
-        self._waited_at = 0.0
+        self._paced_at = 0.0  # the last request went out then, as far as the learned rate counts it
+        self._met_at = 0.0  # when requests of two connections were here last
         #: Connection -> for how long its refusals have held everybody up since another one was refused (seconds).
         self._blame: dict[str, float] = {}
 
@@ -86,10 +86,14 @@ class Gate:
         """Whether agents have to ask."""
         return self.limits != _NONE or self._learned.active
 
-    @property
-    def held_until(self) -> float:
+    def held_until(self, now: float) -> float:
         """Until when nobody is let out (seconds)."""
-        return self._learned.held_until
+        return max(self._learned.held_until, self._next(now))
+
+    @property
+    def learned(self) -> Learned:
+        """What was learned."""
+        return self._learned
 
     @property
     def refusing_since(self) -> float | None:
@@ -100,6 +104,8 @@ class Gate:
 
     def ask(self, ask: Ask) -> None:
         """A request wants to go out."""
+        mine = ask.key[0]
+        ask.others = any(key[0] != mine for key in self.permits) or any(other.key[0] != mine for other in self.line)
         self.line.add(ask)
 
     def is_out(self, permit: Permit) -> None:
@@ -122,7 +128,7 @@ class Gate:
         if permit is None:
             return
         if accepted:
-            most = self._most_at_once()
+            most = self._most_at_once(now)
             at_limit = most is not None and len(self.permits) + 1 >= most
             self._learned.accepted(permit.level, now, waiting=len(self.line) > 0, at_limit=at_limit)
         if tokens is not None:
@@ -140,7 +146,6 @@ class Gate:
         self._learned.refused(key, out_since, set(self.permits), wait_s, now)
         if first:
             self._learned.held_until = max(self._learned.held_until, now + REPORT_S)
-        self._waited_at = now
         return permit
 
     def hear(self, key: Key, news: RateLimits, now: float, unseen: int = 0) -> None:
@@ -152,7 +157,7 @@ class Gate:
 
     def warned(self, key: Key, news: RateLimits, now: float) -> None:
         """The server said through an open gate that it accepts little more. From now on agents ask."""
-        self._learned.refused_at = self._waited_at = now
+        self._learned.warned(now)
         self.hear(key, news, now)
 
     # --- what it decides
@@ -162,8 +167,6 @@ class Gate:
         self._learned.settle(now)
         self._forget_minute(now)
         taken: list[Permit] = []
-        if self.line:
-            self._waited_at = now
         while (ask := self.line.first(now)) is not None and self._may(ask, now):
             self.line.serve(ask, now)
             taken.append(self._let_out(ask, now))
@@ -179,15 +182,18 @@ class Gate:
             self.line.remove(ask.key)
         return over
 
-    def reopens(self, now: float) -> bool:
-        """Forget what was learned if nobody needs it any more. Returns whether agents need not ask now."""
-        refused_at = self._learned.refused_at
-        if self.limits != _NONE or refused_at is None or self.line or self.permits:
-            return False
-        if now - max(refused_at, self._waited_at) < REOPEN_S:
-            return False
+    def forget_old(self, now: float) -> None:
+        """Forget what was learned when it is time. To be called at every tick."""
+        here = [*self.permits, *(ask.key for ask in self.line)]
+        if len({address for address, _ in here}) > 1:
+            self._met_at = now
+        alone = now - self._met_at >= FORGET_ALONE_S
+        if self._learned.is_over(now, alone=alone, idle=not here) and self._has_room(1, now):
+            self.forget()
+
+    def forget(self) -> None:
+        """Forget what was learned."""
         self._learned, self._requests, self._tokens = Learned(), None, None
-        return True
 
     def expired(self, now: float) -> Iterable[Permit]:
         """The permits whose time is over."""
@@ -204,7 +210,7 @@ class Gate:
         """An earlier broker has left this. What went out in its last minute counts as if it went out now."""
         if lesson is not None:
             self._learned.take_over(lesson, now)
-            self._next = now
+            self._paced_at = now
         if self.limits.requests_per_minute is not None or self.limits.tokens_per_minute is not None:
             for index in range(requests):
                 self._count(("", ""), tokens if index == 0 else 0, now)
@@ -212,25 +218,32 @@ class Gate:
     # --- inside
 
     def _may(self, ask: Ask, now: float) -> bool:
-        learned, limits = self._learned, self.limits
-        most = self._most_at_once()
-        if now < learned.held_until or (most is not None and len(self.permits) >= most):
+        limits = self.limits
+        most = self._most_at_once(now)
+        if now < self._learned.held_until or (most is not None and len(self.permits) >= most):
             return False
-        if learned.rate is not None and now < self._next:
+        if now < self._next(now):
             return False
         if limits.requests_per_minute is not None and len(self._minute) >= limits.requests_per_minute:
             return False
         used = self._minute_tokens  # what is larger than the limit itself goes out alone: the server decides
         if limits.tokens_per_minute is not None and used and used + ask.tokens > limits.tokens_per_minute:
             return False
-        return _fits(self._requests, 1, now) and _fits(self._tokens, ask.tokens, now)
+        return self._has_room(ask.tokens, now)
+
+    def _has_room(self, tokens: int, now: float) -> bool:
+        """Whether the server accepts one more request, as far as it has said."""
+        return _fits(self._requests, 1, now) and _fits(self._tokens, tokens, now)
 
     def _let_out(self, ask: Ask, now: float) -> Permit:
-        permit = Permit(ask.key, ask.tree, ask.since, now, ask.tokens, len(self.permits) + 1, ask.patience_s)
+        level = len(self.permits) + 1
+        permit = Permit(ask.key, ask.tree, ask.since, now, ask.tokens, level, ask.patience_s, ask.others)
         self._learned.let_out(len(self.permits), now)
         self.permits[ask.key] = permit
+        if ask.others:
+            self._met_at = now
         if self._learned.rate is not None:
-            self._next = max(self._next, now - CATCH_UP_S) + 1 / self._learned.rate
+            self._paced_at = max(self._next(now), now - CATCH_UP_S)
         for room, amount in ((self._requests, 1), (self._tokens, ask.tokens)):
             if room is not None:
                 room.left -= amount
@@ -238,8 +251,15 @@ class Gate:
             self._count(ask.key, ask.tokens, now)
         return permit
 
-    def _most_at_once(self) -> int | None:
+    def _next(self, now: float) -> float:
+        """When the next request may go out, by the learned rate."""
+        rate = self._learned.rate
+        return 0.0 if rate is None else self._paced_at + 1 / (rate * self._learned.ease(now))
+
+    def _most_at_once(self, now: float) -> int | None:
         written, learned = self.limits.max_concurrent, self._learned.concurrent
+        if learned is not None:
+            learned = int(learned * self._learned.ease(now))
         if written is None or learned is None:
             return learned if written is None else written
         return min(written, learned)

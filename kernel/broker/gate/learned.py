@@ -9,8 +9,10 @@ is. So both are estimated, and the one is blamed that was not proven yet.
   the rate is blamed: what was accepted since the last episode, through the time until this one is over, the wait
   included. That is right for every kind of minute, whatever its length.
 - Both are raised gently while requests wait for them, and lowered at the next refusal.
+- Nothing of it is believed for long. A server that was refusing for a while looks like one that allows little. When it
+  has refused nobody for EASE_AFTER_S, more is let out, ever faster, until it refuses again or all is forgotten.
 
-Source: docs/design/turns.md section 13; docs/decisions/107.
+Source: docs/design/turns.md section 13; docs/decisions/107, 125.
 """
 
 from __future__ import annotations
@@ -24,8 +26,10 @@ from kernel.broker.gate.line import Key
 
 #: A learned rate stays so far below what was measured: clocks and networks are not exact.
 MARGIN: Final = 0.97
-#: The first wait after a refusal that names none (seconds). It doubles while nothing is accepted.
+#: The first wait after a refusal that names none, and the longest (seconds). It doubles while nothing is accepted. A
+#: longer one would leave a server alone that is well again.
 FIRST_WAIT_S: Final = 1.0
+MAX_OWN_WAIT_S: Final = 8.0
 #: The longest wait that is believed (seconds).
 MAX_WAIT_S: Final = 60.0
 #: So many accepted requests make a measurement.
@@ -49,6 +53,14 @@ MAX_TRIAL_SAMPLES: Final = 1600
 PROOFS: Final = 5
 #: Another broker lets nobody out for so long (seconds): who waited at this one comes back in any order.
 TAKE_OVER_S: Final = 1.0
+#: When the server has accepted for so long without a refusal (seconds), what was learned is eased: it doubles every
+#: EASE_S. A server that still limits as before is asked too much once in that time.
+EASE_AFTER_S: Final = 70.0
+EASE_S: Final = 3.0
+#: After so long (seconds) it is forgotten. Even the lowest rate has become thousands of times as high by then.
+FORGET_S: Final = 115.0
+#: The same for an agent that nobody else waits with: its refusals hold nobody up.
+FORGET_ALONE_S: Final = 20.0
 #: The lowest and highest rate that is learned (requests a second).
 MIN_RATE: Final = 1 / 600
 MAX_RATE: Final = 10_000.0
@@ -79,6 +91,11 @@ class Learned:
         #: Since when the server refuses everything; None: it accepts.
         self.refusing_since: float | None = None
         self.refused_at: float | None = None
+        #: Since when the server accepts and refuses nothing; None: it has accepted nothing since the last refusal.
+        self.well_since: float | None = None
+        #: When the first of it was learned, and how many requests were refused since.
+        self.since = 0.0
+        self.refusals = 0
         self._proven = 0
         self._proofs: Counter[int] = Counter()
         self._refused_above = False
@@ -95,11 +112,27 @@ class Learned:
         # The episode: since when, and what was out then and is not refused.
         self._episode: float | None = None
         self._out: set[Key] = set()
+        self._eased = False  # more than was learned had been let out when it began
 
     @property
     def active(self) -> bool:
         """Whether anything is known."""
         return self.refused_at is not None
+
+    def ease(self, now: float) -> float:
+        """By how much more is let out than was learned, because nobody was refused for long."""
+        eased_s = 0.0 if self.well_since is None else now - self.well_since - EASE_AFTER_S
+        return 1.0 if eased_s <= 0 else 2.0 ** (min(eased_s, FORGET_S) / EASE_S)
+
+    def is_over(self, now: float, *, alone: bool, idle: bool) -> bool:
+        """Whether it is time to forget all. `alone`: nobody waits for anybody else. `idle`: nobody asks at all."""
+        since = self.refused_at if self.well_since is None and idle else self.well_since
+        return since is not None and now - since >= (FORGET_ALONE_S if alone and not idle else FORGET_S)
+
+    def warned(self, now: float) -> None:
+        """The server has said that it accepts little more."""
+        self.since = now if self.refused_at is None else self.since
+        self.refused_at, self.well_since = now, None
 
     def lesson(self) -> Lesson:
         """What was learned."""
@@ -110,7 +143,7 @@ class Learned:
         self.concurrent, self._proven, self._refused_above = lesson.concurrent, lesson.proven, lesson.refused_above
         self.rate = lesson.rate
         self.held_until = max(now + TAKE_OVER_S, min(lesson.held_until, now + MAX_WAIT_S))
-        self.refused_at = now
+        self.warned(now)
 
     # --- what happens
 
@@ -129,6 +162,7 @@ class Learned:
         if self._episode is not None:
             return
         self.refusing_since = None
+        self.well_since = now if self.well_since is None else self.well_since
         self._wait_s = FIRST_WAIT_S
         self._prove(level)
         if not waiting:
@@ -144,11 +178,14 @@ class Learned:
 
     def refused(self, key: Key, let_out_at: float, out: set[Key], wait_s: float | None, now: float) -> None:
         """A request was refused that had gone out at `let_out_at`. `out` are the others that are out."""
-        self._last_out = self.refused_at = now
+        eased = self.ease(now) > 1
+        self.warned(now)
+        self.refusals += 1
+        self._last_out = now
         if self._episode is not None and let_out_at <= self._episode:
             self._out.discard(key)
         elif self._episode is None:
-            self._episode, self._out = now, set(out)
+            self._episode, self._out, self._eased = now, set(out), eased
             self.refusing_since = now if self.refusing_since is None else self.refusing_since
         wait_s = self._wait_s if wait_s is None else wait_s
         self.held_until = max(self.held_until, now + min(wait_s, MAX_WAIT_S))
@@ -170,7 +207,7 @@ class Learned:
         elif self._since is not None and self._accepted >= MIN_ACCEPTED:
             self._blame_rate(began - self._since, self.held_until - began)
         if not self._accepted:
-            self._wait_s = min(2 * self._wait_s, MAX_WAIT_S)
+            self._wait_s = min(2 * self._wait_s, MAX_OWN_WAIT_S)
         self._at_limit = self._at_rate = 0
 
     def _raise_rate(self, rate: float) -> None:
@@ -191,7 +228,7 @@ class Learned:
                 self._proven = level
 
     def _blame_concurrency(self, beside: int) -> None:
-        if self._refused_above:
+        if self._refused_above and not self._eased:
             self._trial_samples = min(2 * self._trial_samples, MAX_TRIAL_SAMPLES)
         # At first nothing is known of the cause, so the number grows quickly again until the next refusal.
         self._refused_above = self.concurrent is not None
@@ -202,6 +239,8 @@ class Learned:
         measured = MARGIN * self._accepted / max(busy_s + held_s, 0.001)
         if self.rate is None or (held_s > busy_s and measured < self.rate):
             rate = measured
+        elif self._eased:
+            rate = self.rate  # too much was let out on purpose
         elif self._accepted < RATE_SAMPLES / 2:
             return  # the same excess as the last time
         else:

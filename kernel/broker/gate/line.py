@@ -33,6 +33,8 @@ class Ask(Struct, eq=False):
     patience_s: float = 60.0
     #: It does not go out before this time (seconds).
     not_before: float = 0.0
+    #: Whether requests of others waited or were out when it came.
+    others: bool = False
 
     def __lt__(self, other: Ask) -> bool:
         return (self.since, self.key) < (other.since, other.key)

@@ -150,7 +150,9 @@ def test_the_status_tells_why_the_model_is_waited_for() -> None:
     renderer.handle(RuntimeEvent(kind="model.waits", step=1, before=12, wait_ms=400))
     assert renderer.status(3) == "working, waiting for the model: 12 before it, 3 s"
     renderer.handle(RuntimeEvent(kind="model.waits", step=1, before=0, wait_ms=6000))
-    assert "0 before it, the server accepts nothing for 6 s" in renderer.status(3)
+    assert renderer.status(3) == "working, waiting for the model: held back for 6s by the limit of its server, 3 s"
+    renderer.handle(RuntimeEvent(kind="model.waits", step=1, before=0, wait_ms=0))
+    assert renderer.status(3) == "working, waiting for the model: it is next, 3 s"
     renderer.handle(RuntimeEvent(kind="model.waits", step=1, message="503 Loading\x1b[2J model\n", wait_ms=4000))
     assert renderer.status(3) == r"working, waiting for the model: 503 Loading\x1b[2J model ; again in 4 s, 3 s"
     renderer.handle(RuntimeEvent(kind="text", step=1, text="hi"))

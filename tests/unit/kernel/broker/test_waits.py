@@ -81,7 +81,7 @@ def test_what_a_person_reads() -> None:
         "waits for a person to approve 1 call of bash__exec (gdn approve: 0a1); 2 messages behind it",
         "waits for a tool host that runs bash__exec",
         "waits for its model: 12 before it",
-        "waits for its model: 0 before it; the server accepts nothing for 4s",
+        "waits for its model: held back for 4s by the limit of its server",
         "and 3 more",
         "circle: a/k -> b/k -> a/k",
         shown[-1],
@@ -94,7 +94,7 @@ def test_what_a_person_reads() -> None:
 class _Open:
     """Gates at which nobody waits."""
 
-    def waiting(self) -> list[object]:
+    def waiting(self, now: float) -> list[object]:
         return []
 
 

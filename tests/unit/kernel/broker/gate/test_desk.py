@@ -221,8 +221,35 @@ def test_who_listens_is_told_its_place() -> None:
         world.now += 0.01
     told = [(to, from_raw(frame.payload, PlaceInLine)) for to, frame in world.tick(1.0) if frame.type == "model.line"]
     assert told == [(agents[2].address, PlaceInLine("2", 1, 0))]
-    ((_, since, before, _),) = [row for row in world.gates.waiting() if row[0] is agents[2].instance.leased]
+    ((_, since, before, _),) = [row for row in world.gates.waiting(world.now) if row[0] is agents[2].instance.leased]
     assert (since < world.now, before) == (True, 1)
+
+
+def test_what_was_learned_is_told_and_forgotten_when_an_operator_says_so() -> None:
+    world = World(a=[model()], b=[model("other", api_key="x")])
+    agent, operator = world.agent("a"), world.agent("b", "k2")
+    world.ask(agent, "1", refused=Refused(50_000))
+    world.tick(2.0)
+
+    def told(forget: bool) -> list[dict[str, Any]]:
+        world.gates.tell(operator, Frame("admin", id="q"), forget, world.now)
+        answers = world.told()
+        rows: list[dict[str, Any]] = next(
+            from_raw(frame.payload, dict)["gates"] for _, frame in answers if frame.in_reply_to == "q"
+        )
+        assert forget is ((agent.address, "1") in [(to, frame.in_reply_to) for to, frame in answers])
+        return rows
+
+    (row,) = told(forget=False)
+    assert row == {"models": ["main"], "concurrent": None, "perMinute": None, "refusals": 1} | {
+        "learnedMs": 2000, "lastMs": 2000, "heldMs": 48_000, "refusingMs": 2000
+    }  # fmt: skip
+    assert told(forget=True) == [row]
+    assert told(forget=False) == []
+    assert world.gates.limited("a") == []
+    assert world.over(agent, "1") == []  # its permit is gone with it
+    assert world.ask(agent, "2", refused=Refused(100)) == []
+    assert granted(world.tick(0.6)) == ["2"]
 
 
 def test_a_server_that_refuses_everybody_is_given_up_after_the_patience() -> None:

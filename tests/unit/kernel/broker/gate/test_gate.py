@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernel.broker.gate.gate import MAX_BLAME_S, MINUTE_S, PERMIT_S, REOPEN_S, Gate
+from kernel.broker.gate.gate import MAX_BLAME_S, MINUTE_S, PERMIT_S, Gate
+from kernel.broker.gate.learned import FORGET_S
 from kernel.broker.gate.line import Ask
 from schemas.model_gate import RateLimits
 from schemas.model_limits import ModelLimits
@@ -69,9 +70,53 @@ def test_a_gate_opens_again_when_nobody_needs_it() -> None:
     gate = Gate(ModelLimits())
     gate.refused(("agent/a/k", "a"), 1.0, 10.0)
     assert gate.limited
-    assert not gate.reopens(10.0 + REOPEN_S - 1)
-    assert gate.reopens(10.0 + REOPEN_S)
+    gate.forget_old(10.0 + FORGET_S - 1)
+    assert gate.limited
+    gate.forget_old(10.0 + FORGET_S)
     assert not gate.limited
+
+
+def test_an_agent_alone_is_back_to_full_speed_after_an_outage() -> None:
+    """One 429, four good turns, 429s for 38 s, then a turn a second: what was taken for a slow server was none."""
+    gate, now, waited = Gate(ModelLimits()), 0.0, []
+    gate.refused(("agent/a/k", "0"), 1.0, now)
+    answers = [True] * 4 + [False] * 6 + [True] * 40
+    for number, accepted in enumerate(answers):
+        began, name = now, str(number)
+        if gate.limited:
+            gate.ask(ask(name, now))
+            while not taken(gate, now):
+                now += 0.1
+                gate.forget_old(now)
+        waited.append(now - began)
+        if accepted:
+            gate.over(("agent/a/k", name), now + 0.1, accepted=True, tokens=None, news=None)
+            now += 1.0
+        else:
+            gate.refused(("agent/a/k", name), None, now)
+    assert max(waited) > 4 and max(waited[-15:]) < 0.2
+    assert not gate.limited
+
+
+def test_with_written_limits_what_was_learned_is_forgotten_as_well() -> None:
+    gate = Gate(ModelLimits(max_concurrent=5))
+    gate.refused(("agent/a/k", "a"), 1.0, 0.0)
+    gate.learned.rate = 0.01
+    gate.forget_old(FORGET_S)
+    assert gate.learned.rate is None
+    assert gate.limited
+
+
+def test_only_who_comes_behind_others_waits_for_others() -> None:
+    gate = Gate(ModelLimits(max_concurrent=1))
+    for name, whose in (("a", "agent/a/k"), ("b", "agent/a/k"), ("c", "agent/b/k")):
+        gate.ask(ask(name, 0.0, whose=whose))
+    found = {}
+    for _ in range(3):
+        (permit,) = gate.take(1.0)
+        found[permit.key[1]] = permit.others
+        gate.over(permit.key, 1.0, accepted=True, tokens=None, news=None)
+    assert found == {"a": False, "b": False, "c": True}
 
 
 def test_what_the_server_says_it_accepts_is_kept() -> None:
@@ -106,7 +151,7 @@ def test_one_connection_alone_cannot_hold_the_others_up_for_ever() -> None:
         gate.ask(Ask(liar, "tree of liar", -1.0))
         if any(permit.key == liar for permit in gate.take(now)):
             gate.refused(liar, 60.0, now)
-            held = max(held, gate.held_until)
+            held = max(held, gate.held_until(now))
         now += 30.0
     assert held <= MAX_BLAME_S + 60.0
     gate.line.remove(liar)

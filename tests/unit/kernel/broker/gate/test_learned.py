@@ -78,6 +78,7 @@ class Simulated:
         heapq.heappush(self._plan, (self.now + after, next(self._numbers), step, arguments))
 
     def _tick(self) -> None:
+        self.gate.forget_old(self.now)
         self._pump()
         self._at(TICK_S, self._tick)
 
@@ -172,3 +173,18 @@ def test_a_server_with_few_requests_a_minute() -> None:
     simulated.run()
     assert simulated.now <= 260
     assert len(server.refused) <= 6 + 4
+
+
+@pytest.mark.parametrize("sliding", [True, False])
+@pytest.mark.parametrize("server_of", [(8, 60, 6.0), (8, 60, 60.0), (3, 10**6, 60.0)])
+def test_a_server_that_limits_for_long_refuses_few_although_more_is_tried(
+    server_of: tuple[int, int, float], sliding: bool
+) -> None:
+    at_once, a_minute, minute_s = server_of
+    pace = min(a_minute / minute_s, at_once / 0.5)
+    server = Server(at_once, a_minute, minute_s, sliding=sliding)
+    simulated = Simulated(server, 20, int(600 * pace / 20), 0.5, ())
+    simulated.run()
+    late = sum(at > minute_s for at in server.refused)
+    assert late <= 0.05 * len(server.accepted)
+    assert simulated.now <= 1.2 * 600
