@@ -205,9 +205,11 @@ class McpServerInit(Struct, frozen=True, rename="camel", omit_defaults=True, kw_
     oauth: McpOAuth | None = None
     #: The handshake is tried first: this server has ended when it was asked for a version without one.
     handshake: bool = False
+    #: What the worker takes out of all that it says (schemas/secret_values.py): secrets of variables and headers.
+    secrets: list[str] = []
 
     def __repr__(self) -> str:
-        """As in a log or a traceback: without headers."""
+        """As in a log or a traceback: without headers and secrets."""
         return f"McpServerInit(transport={self.transport!r}, endpoint={self.endpoint!r})"
 
 

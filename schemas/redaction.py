@@ -91,6 +91,9 @@ def _forms(secret: str) -> Iterable[bytes]:
     if plain[:1] in _SHORT_LETTERS and len(plain) > SHORTEST_IN_FORMS:
         yield plain[1:]  # behind a backslash the first letter reads as an escape
     yield plain[::-1] if secret.isascii() else _regular(secret[::-1].encode("utf-8", "surrogatepass"), _LETTERS + _WIDE)
+    if not secret.isascii():  # as JSON is often written: one escape for a character, whatever its bytes
+        escaped = "".join([char if char.isascii() else f"\\u{ord(char):04x}" for char in secret])
+        yield _regular(escaped.encode(), _LETTERS)
     yield data.hex().encode()
     yield "".join([f"0x{byte:02x}" for byte in data]).encode()
     yield "".join([str(byte) for byte in data]).encode()

@@ -66,8 +66,8 @@ def command(
     from kernel.cli.new_resource import check_name
     from kernel.mcp.document import MAX_NAME, PREFIX, extension_document
     from kernel.mcp.packages import package_command
-    from kernel.mcp.secret_values import VARIABLE
     from schemas.errors import fail
+    from schemas.secret_values import VARIABLE
 
     name = name.removeprefix(PREFIX)
     check_name(name, "Extension", base_tools(), fits=len(name) <= MAX_NAME)

@@ -16,7 +16,7 @@ from msgspec import Struct
 from kernel.mcp.document import extension_document, usable_name
 from kernel.mcp.foreign import ForeignServer
 from kernel.mcp.packages import PackageCommand, package_command
-from kernel.mcp.secret_values import (
+from schemas.secret_values import (
     REFERENCE,
     VARIABLE,
     is_harmless,

@@ -221,7 +221,7 @@ async def test_a_server_is_listed_and_called_behind_all_walls(served: Served, wo
     assert {"namespaces", "seccomp", "limits"} <= set(served.made.receipts[call_id]["jail"]["walls"])
     # It serves several workdirs, and sees none.
     found = text(await served.made.call("plain__where", workdir=workdir))
-    assert found == ["/run/goondan/home", [], ["${WORKDIR}"], "secret"]
+    assert found == ["/run/goondan/home", [], ["${WORKDIR}"], "***"]  # it has its variable, and cannot say it
     assert (await served.made.call("plain__nothing"))["status"] == "error"
     assert (await served.asker.ask("other"))["code"] == "E_TOOL_NOT_FOUND"
 

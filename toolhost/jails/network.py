@@ -16,7 +16,7 @@ import os
 import socket
 from collections import deque
 from collections.abc import Callable, Coroutine
-from typing import Final
+from typing import Any, Final
 
 from schemas.hosts import Network
 from toolhost.egress import messages
@@ -46,6 +46,8 @@ class JailNetwork:
         self.denied_count = 0
         #: Hosts and ports that were reached, each once.
         self.reached: dict[tuple[str, int], None] = {}
+        #: What takes secrets out of the names of hosts: its programs may write them there. None: it has none.
+        self.redact: Callable[[str], str] | None = None
 
     def denied_since(self, count: int) -> list[Denied]:
         """The denials since `denied_count` was `count`, as far as they are kept."""
@@ -254,6 +256,11 @@ class Egress:
             if isinstance(message, Settled):
                 self._settled(message)
             elif isinstance(message, Denied | Reached | Failed) and (jail := self._jails.get(message.jail)):
+                if (redact := jail.known.redact) is not None:
+                    texts: dict[str, Any] = {
+                        name: redact(getattr(message, name)) for name in ("host", "reason") if hasattr(message, name)
+                    }
+                    message = message._replace(**texts)
                 if not isinstance(message, Failed):
                     jail.known.note(message)
                 if not isinstance(message, Reached):

@@ -184,6 +184,9 @@ class PrintedOutput:
         self._on_text = on_text
         self._left = PRINTED_BYTES_PER_S
         self._tail = b""
+        #: What is printed is shown as this leaves it. None: as it is.
+        self.redact: Callable[[str], str] | None = None
+        self._begun = b""  # a line without an end that nobody was told yet
         self._timer: asyncio.TimerHandle | None = None
         loop.add_reader(fd, self._readable)
 
@@ -198,12 +201,27 @@ class PrintedOutput:
             self._close()
             return
         self._left -= len(data)
-        self._tail = (self._tail + data)[-PRINTED_TAIL_BYTES:]
         if self._left <= 0:
             self._loop.remove_reader(self._fd)
         if self._timer is None:
             self._timer = self._loop.call_later(1.0, self._refill)
-        self._on_text(data.decode("utf-8", "replace"))
+        if self.redact is not None:
+            data = self._begun + data
+            end = data.rfind(b"\n") + 1
+            if end == 0 and len(data) > READ_BYTES:
+                end = len(data)
+            data, self._begun = data[:end], data[end:]
+        self._tell(data)
+
+    def _tell(self, data: bytes) -> None:
+        if not data:
+            return
+        text = data.decode("utf-8", "replace")
+        if self.redact is not None:
+            text = self.redact(text)
+            data = text.encode()
+        self._tail = (self._tail + data)[-PRINTED_TAIL_BYTES:]
+        self._on_text(text)
 
     def _refill(self) -> None:
         self._timer = None
@@ -223,6 +241,8 @@ class PrintedOutput:
             self._loop.remove_reader(self._fd)
             os.close(self._fd)
             self._fd = -1
+            begun, self._begun = self._begun, b""
+            self._tell(begun)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -230,7 +250,8 @@ class PrintedOutput:
     @property
     def last_words(self) -> str:
         """The last line that was written, for the error of a crash."""
-        return last_line(self._tail.decode("utf-8", "replace").split("\n"))
+        told, begun = self._tail.decode("utf-8", "replace"), self._begun.decode("utf-8", "replace")
+        return last_line((told + (begun if self.redact is None else self.redact(begun))).split("\n"))
 
 
 def last_line(lines: list[str]) -> str:

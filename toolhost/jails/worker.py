@@ -74,6 +74,10 @@ class Worker:
         self.hold = self._stream.hold
         self.release = self._stream.release
 
+    def hide(self, redact: Callable[[str], str]) -> None:
+        """From now on what its processes print is shown as `redact` leaves it, whole lines at a time."""
+        self._output.redact = redact
+
     @abstractmethod
     def kill(self, reason: str) -> None:
         """End all its processes. The caller ends its calls. Safe to call again."""

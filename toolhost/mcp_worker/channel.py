@@ -1,18 +1,22 @@
 """The worker's end of its channel to the tool host: frames of schemas/WORKER.md, both ways.
 
-The tool host is trusted. A frame that is none ends the worker.
+The tool host is trusted. A frame that is none ends the worker. What a server, or a library of ours, says of the
+server's secrets ends here: everything that the worker says passes `send`.
+
+Source: schemas/WORKER.md section 10.
 """
 
 from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Iterable
+from typing import Any, Final
 
 import msgspec
 
-from schemas.worker_frames import MAX_WORKER_FRAME, HostFrame, WorkerFrame
+from schemas.redaction import Redactor
+from schemas.worker_frames import MAX_WORKER_FRAME, HostFrame, LoginAsk, WorkerFrame
 from toolhost.mcp_worker.outlet import Outlet
 
 #: Bytes of one read.
@@ -20,6 +24,9 @@ READ_BYTES: Final = 65536
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(HostFrame).decode
+_plain = msgspec.msgpack.Decoder().decode
+#: The fields of frames that have words of a server, and in two of them a field that has ours.
+_THEIRS: Final = {"message": "", "output": "", "value": "", "uri": "", "error": "code", "listing": "era"}
 
 
 class Channel:
@@ -43,11 +50,18 @@ class Channel:
         self._have = bytearray()
         self._outlet = Outlet(channel, loop, on_broken=self._close)
         self._scheduled = False
+        self._redact: Redactor | None = None
         loop.add_reader(self._fd, self._readable)
+
+    def hide(self, secrets: Iterable[str]) -> None:
+        """From now on `***` is sent in the place of each of these."""
+        self._redact = Redactor(*secrets)
 
     def send(self, frame: WorkerFrame) -> None:
         """Queue a frame. Frames of one turn of the loop are written together."""
         body = _encode(frame)
+        if self._redact is not None and not isinstance(frame, LoginAsk):  # that one takes tokens to their keeper
+            body = without(body, self._redact)
         self._outlet.put(len(body).to_bytes(4, "little") + body)
         if not self._scheduled and not self._outlet.is_blocked:
             self._scheduled = True
@@ -98,3 +112,32 @@ class Channel:
             self._fd = -1
             self._socket.close()
             self._on_end()
+
+
+def without(body: bytes, redact: Redactor) -> bytes:
+    """An encoded frame without secrets. A tool whose name has one is left out: it could not be called."""
+    text = body.decode("utf-8", "replace")
+    if redact(text) == text:
+        return body  # what stands between two strings can make a hit of none, and never hides one
+    frame: dict[str, Any] = _plain(body)
+    for key in _THEIRS.keys() & frame.keys():
+        shown = _walk(frame[key], redact)
+        if isinstance(shown, dict) and (ours := _THEIRS[key]) in shown:
+            shown[ours] = frame[key][ours]
+        if key == "listing" and shown is not None:
+            both = zip(frame[key].get("tools", ()), shown.get("tools", ()), strict=True)
+            shown["tools"] = [
+                it for before, it in both if (before["export"], before["name"]) == (it["export"], it["name"])
+            ]
+        frame[key] = shown
+    return _encode(frame)
+
+
+def _walk(value: Any, redact: Redactor) -> Any:
+    if isinstance(value, str):
+        return redact(value)
+    if isinstance(value, list):
+        return [_walk(item, redact) for item in value]
+    if isinstance(value, dict):
+        return {redact(key): _walk(item, redact) for key, item in value.items()}
+    return value

@@ -104,7 +104,7 @@ def _session(*, modern: bool, at_url: bool) -> None:
 class _Other:
     """Host and server of one session, in turns of a loop."""
 
-    server_init = McpServerInit(transport="stdio", tools=True, resources=True, prompts=True)
+    server_init = McpServerInit(transport="stdio", tools=True, resources=True, prompts=True, secrets=["warm-warm"])
 
     def __init__(self, host: socket.socket, server: socket.socket, *, modern: bool) -> None:
         self._host = host

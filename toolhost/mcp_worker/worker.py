@@ -159,6 +159,8 @@ class Worker:
         if init.protocol != WORKER_PROTOCOL or asked is None:
             self._fail_to_load(f"this worker speaks protocol {WORKER_PROTOCOL}, and with MCP servers only")
             return
+        if asked.secrets:
+            self._channel.hide(asked.secrets)
         try:
             self._client = client = Client(asked, self)
             self._calls = Calls(client, self._channel.send, init.output_limit, asked.idle_ms)

@@ -19,6 +19,8 @@ from schemas.frames import ToolError
 from schemas.hosts import read_network
 from schemas.launch import McpServerSpec, ToolSpec
 from schemas.mcp import McpServerInit, longest_export
+from schemas.redaction import Redactor
+from schemas.secret_values import secret_parts
 from schemas.times import rfc3339
 from schemas.tool_host_reports import LogLine, WorkerNews
 from schemas.worker_frames import WORKER_PROTOCOL, Cancel, Exit, Init, Message, WorkerError
@@ -146,8 +148,16 @@ class LiveSession:
     def _connect(self, server: McpServerSpec, *, handshake: bool) -> None:
         """Tell an MCP worker which server it speaks with. The server waits for its network, if it has one."""
         tool, plan = self.tool, self.jail.plan
+        oauth = server.oauth
+        kept = [*server.env.values(), *server.headers.values(), (oauth and oauth.client_secret) or ""]
         if self.network is None and plan.layout is not None:
             self.network = JailNetwork(read_network(tool.sandbox.network), plan.layout)
+        if secrets := secret_parts(kept):
+            # Everything of the server comes in at three places: its worker, what it prints, the hosts that it names.
+            redact = Redactor(*secrets)
+            self.jail.hide(redact)
+            if self.network is not None:
+                self.network.redact = redact
         told = McpServerInit(
             transport=server.transport,
             endpoint=server.endpoint,
@@ -159,8 +169,9 @@ class LiveSession:
             root=plan.workdir if "roots" in server.grants and server.scope == "agent" else None,
             longest_export=longest_export(tool.name),
             idle_ms=int(server.idle_s * 1000),
-            oauth=server.oauth,
+            oauth=oauth,
             handshake=handshake,
+            secrets=secrets,
         )
         init = Init(
             protocol=WORKER_PROTOCOL,

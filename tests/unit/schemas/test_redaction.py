@@ -119,6 +119,7 @@ def test_other_text_stays(text: str, secret: str) -> None:
         ("x  12345678 ", ["  12345678\n"], "x  *** "),
         ("ключ-от-всего and x", ["ключ-от-всего"], "*** and x"),
         ("к л ю ч о т в с е г о", ["ключ-от-всего"], "***"),
+        ('"\\u043a\\u043b\\u044e\\u0447-7" and x', ["ключ-7"], '"\\***" and x'),
         ("one-long-secret two-long-secret", ["one-long-secret", "two-long-secret"], "*** ***"),
         ("abcdefghij abcdefghijkl", ["abcdefghij", "abcdefghijkl"], "*** ***"),
         ("odd \udc80 ABCDEFGHIJ \udfff", ["abcdefghij"], "odd \udc80 *** \udfff"),

@@ -85,7 +85,7 @@ def test_no_secret_comes_through(place: str) -> None:
     st.dictionaries(st.sampled_from(["API_KEY", "HOST", "ANY", "MODE"]), st.text(min_size=6, max_size=40), min_size=1)
 )
 def test_no_value_of_a_variable_comes_through_unless_it_is_harmless(env: dict[str, str]) -> None:
-    from kernel.mcp.secret_values import REFERENCE, is_harmless
+    from schemas.secret_values import REFERENCE, is_harmless
 
     made = transport(one(command="a", env=env))["env"]
     for name, value in env.items():

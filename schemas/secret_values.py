@@ -7,8 +7,10 @@ when it is plainly no secret. Every other becomes `${NAME}`, and a person sets N
 from __future__ import annotations
 
 import re
+from binascii import a2b_base64
+from collections.abc import Iterable
 from typing import Final
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 #: Names of what is secret.
 _SECRET_NAME: Final = re.compile(
@@ -36,6 +38,8 @@ _BASE64: Final = re.compile(r"(?=.*\d)(?=.*[a-z])(?=.*[A-Z])[A-Za-z0-9+/=_-]{32,
 _WORD: Final = re.compile(r"[a-z]+([-_][a-z]+)*|[A-Z][a-z]+([A-Z][a-z]+)*|[A-Z]+(_[A-Z]+)*")
 #: What stands for a variable in other programs: `${NAME}`, `${env:NAME}`, `${NAME:-default}`, `${input:name}`.
 REFERENCE: Final = re.compile(r"\$\{([^{}$]{1,200})\}")
+#: What separates the parts of a value: of JSON, of a list, of a query.
+_BETWEEN: Final = re.compile(r"""[\s"'{}\[\],;:=&?@]+""")
 VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 _SCHEME: Final = re.compile(r"(Bearer|Basic|Token|ApiKey|Digest|DPoP|Key)?\s*", re.IGNORECASE)
 
@@ -52,6 +56,40 @@ def is_harmless(name: str, value: str) -> bool:
     if is_secret_name(name):
         return False
     return _HARMLESS.fullmatch(value) is not None or _PATH.fullmatch(value) is not None
+
+
+def secret_parts(values: Iterable[str]) -> list[str]:
+    """What may not be shown of the values of variables and headers, each text once.
+
+    That is every value but those that mean the same for everybody, paths, and URLs without a secret. Of a value that
+    is made of several parts these are also secrets by themselves: what follows the scheme of a header, user and
+    password of `Basic` and of a URL, and every part that looks like a token, as in JSON.
+    """
+    parts: dict[str, None] = {}
+    for value in map(str.strip, values):
+        if _HARMLESS.fullmatch(value) is not None:
+            continue
+        is_place = value.startswith(("/", "./", "~/")) or "://" in value
+        if not is_place or looks_secret(value):
+            scheme, rest = without_scheme(value)
+            parts |= dict.fromkeys((value, rest, *_passwords(scheme, rest)))
+        parts |= dict.fromkeys(piece for piece in _BETWEEN.split(value) if looks_secret(piece))
+    return [part for part in parts if part]
+
+
+def _passwords(scheme: str, rest: str) -> list[str]:
+    """User and password of a header `Basic`, or the password of a URL as it is and as it is written there."""
+    if scheme.lower().startswith("basic"):
+        try:
+            pair = a2b_base64(rest).decode()
+        except (ValueError, UnicodeDecodeError):
+            return []
+        return [pair, pair.partition(":")[2]]
+    try:
+        written = urlsplit(rest).password or ""
+    except ValueError:
+        return []
+    return [written, unquote(written)]
 
 
 def looks_secret(text: str) -> bool:
