@@ -101,7 +101,7 @@ class Operations:
         os.rmdir(f"{self._state_dir}/{allow_list.TRIAL}{int(number)}")
 
     def make_workdir(self, place: str) -> None:
-        """Make an instance's folder, with root as its owner. `place` is its path in the state."""
+        """Make an instance's folder, with root as its owner, or let its owner in. `place` is its path in the state."""
         root = self._state_dir
         allow_list.check_workspace(f"{root}/{place}", root)
         if root is not None:

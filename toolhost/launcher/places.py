@@ -37,7 +37,8 @@ def open_folder(path: str) -> Iterator[int]:
 def make_folders(root: str, names: list[str]) -> None:
     """Make a folder in a folder and so on, below `root`. They are root's and closed to others. Raises OSError.
 
-    Links on the way are followed only where root alone can have put them.
+    The owner of the last one can use it afterwards, whatever a tool made of its mode. Links on the way are followed
+    only where root alone can have put them.
     """
     here = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -50,8 +51,16 @@ def make_folders(root: str, names: list[str]) -> None:
             inner = os.open(name, flags, dir_fd=here)
             os.close(here)
             here = inner
+        let_owner_in(here)
     finally:
         os.close(here)
+
+
+def let_owner_in(folder: int) -> None:
+    """Give the owner of an open folder (O_PATH) the right to use it, which a tool may have taken away. Raises OSError."""
+    mode = stat.S_IMODE(os.fstat(folder).st_mode)
+    if mode & stat.S_IRWXU != stat.S_IRWXU:
+        os.chmod(f"/proc/self/fd/{folder}", mode | stat.S_IRWXU)
 
 
 def _is_roots(folder: int, name: str) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import shlex
 import stat
 import subprocess
 import sys
@@ -310,12 +311,22 @@ def _workdir(path: str, base: str | None, state_dir: str, powers: Powers) -> str
     top = os.path.normpath(path if base is None else base)
     if workspace_of(top, state_dir) is not None:
         powers.make_workdir(top, state_dir)
-    if base is not None:
-        return folder_beneath(top, os.path.normpath(path))
-    real = os.path.realpath(path)
+    real = os.path.realpath(path) if base is None else folder_beneath(top, os.path.normpath(path))
     if not os.path.isdir(real):
         raise fail("E_SANDBOX_DENIED", f"the workdir {path} is no folder", suggestion="Name an existing folder.")
+    _check_entered(real, powers)
     return real
+
+
+def _check_entered(folder: str, powers: Powers) -> None:
+    """Raise GoondanError E_SANDBOX_DENIED for a workdir that its jails could not enter, because of its mode."""
+    found = os.stat(folder)
+    mine = powers.shares_user  # elsewhere the jail's user is shown as the owner
+    if os.access(folder, os.X_OK) if mine else found.st_mode & stat.S_IXUSR:
+        return
+    message = f"the workdir {folder} cannot be entered: its mode is {stat.S_IMODE(found.st_mode):04o}"
+    who = f"Its owner, user {found.st_uid}," if found.st_uid != powers.operator else "You, its owner,"
+    raise fail("E_SANDBOX_DENIED", message, suggestion=f"{who} can mend it: `chmod u+rwx {shlex.quote(folder)}`.")
 
 
 def _holds_documents(folder: str) -> GoondanError:

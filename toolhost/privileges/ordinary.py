@@ -10,6 +10,7 @@ from functools import cached_property
 from schemas.system.own_users import NUMBERS
 from toolhost.launcher.descriptors import opened
 from toolhost.launcher.operations import make_placeholders, remove_groups, remove_unguarded, set_niceness
+from toolhost.launcher.places import let_owner_in
 from toolhost.launcher.sockets import held_by
 from toolhost.privileges.launcher_link import spawn
 from toolhost.privileges.own_groups import beside, find_tree
@@ -41,6 +42,8 @@ class Ordinary(Powers):
 
     def make_workdir(self, path: str, state_dir: str) -> None:
         os.makedirs(path, 0o700, exist_ok=True)
+        with opened(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW) as folder:
+            let_owner_in(folder)
 
     def make_trial(self, folder: str) -> str:
         os.makedirs(folder, 0o700, exist_ok=True)

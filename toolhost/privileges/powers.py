@@ -54,7 +54,7 @@ class Powers(ABC):
 
     @abstractmethod
     def make_workdir(self, path: str, state_dir: str) -> None:
-        """Make sure that an instance's folder exists; `path` lies in the state."""
+        """Make sure that an instance's folder exists and that its owner can use it; `path` lies in the state."""
 
     @abstractmethod
     def make_trial(self, folder: str) -> str:

@@ -14,6 +14,7 @@ import json
 import os
 import signal
 import socket
+import stat
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
@@ -106,7 +107,11 @@ class Rooted(Powers):
         self.do("claim_state", state_dir, above, name)
 
     def make_workdir(self, path: str, state_dir: str) -> None:
-        if not os.path.isdir(path):
+        try:
+            missing = os.stat(path).st_mode & stat.S_IRWXU != stat.S_IRWXU
+        except OSError:
+            missing = True
+        if missing:
             self.do("make_workdir", path[len(state_dir) + 1 :])
 
     def make_trial(self, folder: str) -> str:
