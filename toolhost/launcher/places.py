@@ -57,7 +57,7 @@ def make_folders(root: str, names: list[str]) -> None:
 
 
 def let_owner_in(folder: int) -> None:
-    """Give the owner of an open folder (O_PATH) the right to use it, which a tool may have taken away. Raises OSError."""
+    """Give the owner of an open folder (O_PATH) the right to use it, which tools can take away. Raises OSError."""
     mode = stat.S_IMODE(os.fstat(folder).st_mode)
     if mode & stat.S_IRWXU != stat.S_IRWXU:
         os.chmod(f"/proc/self/fd/{folder}", mode | stat.S_IRWXU)
