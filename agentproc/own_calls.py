@@ -62,7 +62,8 @@ class OwnCalls:
     def _swarm(self) -> Swarm:
         instance = self._instance
         asker = Asker(instance.spec.name, instance.instance_key, self._turn_id)
-        return Swarm(instance.link, asker, self._deadline, instance.clock, instance.events)
+        patience_ms = instance.spec.request_timeout_ms
+        return Swarm(instance.link, asker, self._deadline, instance.clock, instance.events, patience_ms)
 
     @cached_property
     def _local(self) -> LocalCalls:

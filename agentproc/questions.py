@@ -84,6 +84,8 @@ class Question(Struct, frozen=True, kw_only=True):
     metadata: dict[str, Any] | None = None
     #: The asker goes on, and the answer comes as a message (agentproc/completions.py).
     asynchronous: bool = False
+    #: So it does after `timeout_ms`, and the work goes on. False: `timeout_ms` ends both sides.
+    goes_on: bool = False
 
 
 def event_frame(asker: Asker, question: Question, left_ms: int | None, created_at: str) -> Frame:
@@ -118,7 +120,7 @@ def event_frame(asker: Asker, question: Question, left_ms: int | None, created_a
     if question.asynchronous:
         frame.asynchronous, frame.deadline_ms = True, question.timeout_ms
     elif question.op == "request":
-        frame.deadline_ms = _shorter(question.timeout_ms, left_ms)
+        frame.deadline_ms = left_ms if question.goes_on else _shorter(question.timeout_ms, left_ms)
     frame.payload = to_raw(event)
     return frame
 
@@ -190,10 +192,17 @@ def text_of(target: str, answer: Frame) -> str | None:
     return response
 
 
-def late(asked: Frame) -> GoondanError:
-    """The error when no answer came in time."""
-    message = f"agent {asked.to!r} ({asked.instance_key}) did not answer within {asked.deadline_ms} ms"
-    return GoondanError(error_payload("E_AGENT_TIMEOUT", message, suggestion="Give the request more time: timeoutMs."))
+def late(asked: Frame, waited_ms: int | None = None) -> GoondanError:
+    """The error when no answer came in time. `waited_ms`: how long its asker has waited, and waits no more."""
+    message = f"agent {asked.to!r} ({asked.instance_key}) did not answer within {waited_ms or asked.deadline_ms} ms"
+    if waited_ms is None:
+        return fail("E_AGENT_TIMEOUT", message, suggestion="Give the request more time: timeoutMs.")
+    message += f". It works on; its answer will come as a message about request {asked.event_id}"
+    hint = (
+        "Do not ask again: a second request waits behind the first. Go on with something else, or end the turn; the "
+        "answer comes by itself. Next time give timeoutMs, or `async`: true, which does not wait at all."
+    )
+    return fail("E_AGENT_TIMEOUT", message, suggestion=hint)
 
 
 def _checked_key(asker: Asker, target: Any, key: Any) -> str:

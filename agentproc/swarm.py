@@ -28,7 +28,7 @@ from agentproc.questions import (
 from schemas.codec import from_raw
 from schemas.errors import GoondanError, fail
 from schemas.frames import OPERATOR_AGENT, Frame, RestartAnswer
-from schemas.questions import answered, correlation
+from schemas.questions import TIMEOUT_MS, answered, correlation
 
 #: A bundled tool's handler. It gets the turn's access to the swarm, the tool call's id and the checked arguments. It
 #: returns a JSON value or a ToolResult.
@@ -38,7 +38,7 @@ Handler = Callable[["Swarm", str, dict[str, Any]], Awaitable[Any]]
 class AskingLink(Protocol):
     """The methods of a link that are used here (schemas.link.Link)."""
 
-    def ask(self, frame: Frame) -> asyncio.Future[Frame]: ...
+    def ask(self, frame: Frame, patience_s: float | None = None) -> asyncio.Future[Frame]: ...
     def post(self, frame: Frame) -> asyncio.Future[Frame]: ...
     def forget(self, frame_id: str) -> None: ...
 
@@ -64,7 +64,13 @@ class Swarm:
     """
 
     def __init__(
-        self, link: AskingLink, asker: Asker, deadline: float | None, clock: Callable[[], str], notices: Notices
+        self,
+        link: AskingLink,
+        asker: Asker,
+        deadline: float | None,
+        clock: Callable[[], str],
+        notices: Notices,
+        patience_ms: int = TIMEOUT_MS,
     ) -> None:
         self._notices = notices
         self._link = link
@@ -73,22 +79,35 @@ class Swarm:
         self.deadline = deadline
         self._clock = clock
         self._loop = asyncio.get_running_loop()
+        #: How long `agents__request` waits unless it says otherwise (milliseconds).
+        self.patience_ms = patience_ms
         #: The kernel restarts as soon as the turn has left its event. No further step runs before that.
         self.restarts = False
 
     async def request(self, question: Question) -> dict[str, Any]:
-        """Have another agent run a turn, and return its answer."""
+        """Have another agent run a turn, and return its answer. With `question.goes_on` an answer that does not come in
+        time comes later, as a message.
+        """
         frame = event_frame(self._asker, question, self._left_ms(), self._clock())
         self._tell(question)
+        waits_ms = question.timeout_ms if question.goes_on else None
         try:
-            answer = await self._until_done(frame, self._link.ask(frame))
+            asked = self._link.ask(frame, None if waits_ms is None else waits_ms / 1000)
+            answer = await self._until_done(frame, asked)
         except GoondanError as error:
             # The link gave up waiting. Errors inside an agent's answer come from `response_of`.
             raise late(frame) if error.info.code == "E_AGENT_TIMEOUT" else error from None
+        if answer.type == "ack":
+            raise late(frame, waits_ms)
         response = response_of(frame, answer)
         told = {"sourceAgent": question.target, "result": response["response"]}
         self._notices.emit(DELEGATION_RESULT, told, emitter="the kernel")
         return response
+
+    @property
+    def hears_later(self) -> bool:
+        """Whether the asker has a conversation that an answer could come to later. An operator's call has none."""
+        return self._asker.agent != OPERATOR_AGENT
 
     async def send(self, question: Question) -> dict[str, Any]:
         """Have another agent run a turn, and do not wait for it. The broker has the event when this returns."""
@@ -110,7 +129,7 @@ class Swarm:
 
         Returns the frame of the event.
         """
-        if self._asker.agent == OPERATOR_AGENT:
+        if not self.hears_later:
             message = "a call from outside has no conversation that an answer could come to later"
             raise fail("E_USAGE", message, suggestion="Use agents__request without async, or agents__send.")
         frame = event_frame(self._asker, question, None, self._clock())

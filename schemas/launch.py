@@ -19,6 +19,7 @@ from schemas.mcp import McpOAuth
 from schemas.model_limits import ModelLimits, ModelRetry
 from schemas.model_providers import KeyHeader, ServingProvider
 from schemas.oauth import OAuthAppSpec
+from schemas.questions import TIMEOUT_MS
 from schemas.structured import OutputSpec, ToolChoice
 
 #: ERROR-04
@@ -216,6 +217,8 @@ class AgentSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only
     stall_timeout_s: float = DEFAULT_STALL_S
     #: The file of one instance's conversation takes so much, with what lies beside it (MiB).
     conversation_mb: int = DEFAULT_CONVERSATION_MB
+    #: `agents__request` waits so long for an answer unless it says otherwise (milliseconds).
+    request_timeout_ms: int = TIMEOUT_MS
     #: The agent's document as written, for its extensions; empty when it has none.
     resource: dict[str, Any] = {}
     #: The same of its Swarm.

@@ -259,10 +259,14 @@ class Link:
         self.start_call(frame, done)
         return waiter
 
-    def ask(self, frame: Frame) -> asyncio.Future[Frame]:
-        """Send an `event` with `reply_to` until its answering event is here. The answer is acknowledged at once."""
+    def ask(self, frame: Frame, patience_s: float | None = None) -> asyncio.Future[Frame]:
+        """Send an `event` with `reply_to` until its answering event is here. The answer is acknowledged at once.
+
+        After `patience_s` seconds (None: the frame's deadline) the asker waits no more: the future gets an `ack` that
+        is `asynchronous`, and the answer comes as an event. An answer that was on its way is still the result.
+        """
         waiter = self._future()
-        self._submit("ask", frame, waiter)
+        self._submit("ask", frame, waiter, patience_s)
         return waiter
 
     def ask_caller(self, frame: Frame) -> asyncio.Future[Frame]:
@@ -282,13 +286,15 @@ class Link:
             raise fail("E_LINK_CLOSED", "the link has not been started")
         return self._loop.create_future()
 
-    def _submit(self, kind: Kind, frame: Frame, waiter: asyncio.Future[Frame] | Done) -> None:
+    def _submit(
+        self, kind: Kind, frame: Frame, waiter: asyncio.Future[Frame] | Done, patience_s: float | None = None
+    ) -> None:
         loop = self._loop
         if loop is None:
             raise fail("E_LINK_CLOSED", "the link has not been started")
         if self._tick_s != TICK_S:
             self._stir(loop)
-        data = self._peer.submit(kind, frame, waiter, loop.time())
+        data = self._peer.submit(kind, frame, waiter, loop.time(), patience_s)
         if data is not None:
             self._queue(data)
             return

@@ -12,6 +12,9 @@ Rules.
   E_HELLO_REQUIRED without `inReplyTo`, and only that starts a greeting. So a new broker behind the same path is noticed
   at once.
 - Credit: at most `window` new `event` and `tool.call` frames are unanswered at a time. The others wait here in order.
+- The asker of an `ask` may lose patience before its deadline. Then the entry goes out again as a request without
+  waiting, and ends with the broker's ack that says so; else the answer is on its way. Nothing is asked so that the
+  broker has not accepted, and what it refuses for lack of room just ends.
 - E_OVERLOADED puts the entry back. The entry, and all later ones for the same target, wait for the time that the error
   names.
 - A payload that is too large for a frame first goes into a file. Until then its entry is `unwritten`, and all later
@@ -30,7 +33,7 @@ from typing import Any, Final, Literal
 from msgspec import Struct, structs
 
 from schemas.blobs import INLINE_FRAME_BYTES, MAX_BLOB_BYTES, REFERENCES, too_large
-from schemas.codec import MAX_FRAME_BYTES, FrameError, encode, encode_value, from_raw, to_raw
+from schemas.codec import MAX_FRAME_BYTES, FrameError, decode, encode, encode_value, from_raw, to_raw
 from schemas.errors import GoondanError, error_payload
 from schemas.frames import (
     NO_PAYLOAD,
@@ -84,11 +87,12 @@ class OutboxEntry:
         "costs_credit",
         "data",
         "expires",
+        "held_since",
         "holds_credit",
         "id",
         "kind",
-        "left",
-        "sent",
+        "patience",
+        "refused",
         "target",
         "unwritten",
         "waiter",
@@ -100,18 +104,34 @@ class OutboxEntry:
         self.data = data
         self.waiter = waiter
         self.expires = expires
-        #: The rest of its time (seconds) while its time stands still.
-        self.left: float | None = None
+        #: When the asker stops waiting for the answer, which then comes as an event. None: it waits until `expires`.
+        self.patience: float | None = None
+        #: Since when its time stands still; None: it runs.
+        self.held_since: float | None = None
         self.call_id = frame.call_id if kind in ("call", "tool ask") else None
         self.correlation = frame.reply_to.correlation_id if kind == "ask" and frame.reply_to else None
         # Only new work costs credit. Acks, answers and control frames are always admitted.
         self.costs_credit = kind in ("call", "ask") or frame.type == "event"
         self.holds_credit = False
         self.target = f"{frame.to}\0{frame.instance_key}" if frame.type == "event" else frame.type
-        self.sent = False
+        #: The broker's last word is that it has no room. So it has not taken the frame.
+        self.refused = False
         self.blob: Blob | None = None
         self.unwritten: Frame | None = None
         self.accepted = False
+
+    def hold(self, now: float) -> None:
+        """Its time stands still."""
+        if self.held_since is None:
+            self.held_since = now
+
+    def go_on(self, now: float) -> None:
+        """Its time runs again."""
+        if self.held_since is None:
+            return
+        lost, self.held_since = now - self.held_since, None
+        self.expires = None if self.expires is None else self.expires + lost
+        self.patience = None if self.patience is None else self.patience + lost
 
 
 class Settled(Struct, frozen=True):
@@ -218,9 +238,11 @@ class Peer:
         self._counter += 1
         return f"{self.incarnation}.{self._counter}"
 
-    def submit(self, kind: Kind, frame: Frame, waiter: Any, now: float) -> bytes | None:
+    def submit(
+        self, kind: Kind, frame: Frame, waiter: Any, now: float, patience_s: float | None = None
+    ) -> bytes | None:
         """Take a frame into the outbox. Returns the bytes to send at once, or None when the frame has to wait. A large
-        payload must first be written: see `take_unwritten`.
+        payload must first be written: see `take_unwritten`. `patience_s` (seconds): see `Link.ask`.
 
         Raises FrameError when the frame is too large, GoondanError E_LINK_CLOSED when the link is over.
         """
@@ -233,6 +255,7 @@ class Peer:
             data = b""
         expires = None if frame.deadline_ms is None else now + frame.deadline_ms / 1000 + DEADLINE_GRACE_S
         entry = OutboxEntry(kind, frame, data, waiter, expires)
+        entry.patience = None if patience_s is None else now + patience_s
         if not data:
             entry.unwritten = frame
             self._unwritten.append(entry)
@@ -413,13 +436,21 @@ class Peer:
         self.phase = "absent"
         self.in_use = 0
         for entry in self._outbox.values():
-            entry.sent = entry.holds_credit = False
+            entry.holds_credit = False
         self._waiting = deque(self._outbox.values())
         self._held.clear()
 
     def tick(self, now: float) -> tuple[list[Settled], bool]:
         """The entries whose time is over, and whether hello must be sent again. Call it a few times a second."""
-        expired = [entry for entry in self._outbox.values() if entry.expires is not None and entry.expires <= now]
+        expired = []
+        for entry in self._outbox.values():
+            if entry.held_since is not None:
+                continue
+            impatient = entry.patience is not None and entry.patience <= now
+            if (entry.expires is not None and entry.expires <= now) or (impatient and entry.refused):
+                expired.append(entry)
+            elif impatient and entry.accepted:
+                self._ask_for_an_event(entry)
         settled = []
         for entry in expired:
             self.forget(entry.id)
@@ -428,6 +459,16 @@ class Peer:
             settled.append(Settled(entry, None, error_payload(code, "no answer within the deadline")))
         greet = self.phase == "greeting" and self._hello_at is not None and now - self._hello_at >= HELLO_RETRY_S
         return settled, greet
+
+    def _ask_for_an_event(self, entry: OutboxEntry) -> None:
+        """The asker does not wait any more: the same request goes out again as one without waiting. The broker's ack
+        says whether it is one now; else the answer is on its way.
+        """
+        frame = decode(entry.data)
+        frame.asynchronous, entry.patience = True, None
+        entry.data = encode_value(frame)
+        self._waiting.append(entry)
+        self._restore_order()
 
     def close(self) -> list[OutboxEntry]:
         """End the link. Returns the entries that will never be answered."""
@@ -480,10 +521,10 @@ class Peer:
         else:
             entries = list(self._by_call.values())
         for entry in entries:
-            if frame.stage == "held" and entry.expires is not None:
-                entry.left, entry.expires = entry.expires - now, None
-            elif frame.stage == "runs" and entry.left is not None:
-                entry.expires, entry.left = now + entry.left, None
+            if frame.stage == "held":
+                entry.hold(now)
+            elif frame.stage == "runs":
+                entry.go_on(now)
 
     def _receive_reply(self, frame: Frame, now: float) -> Outcome | None:
         if frame.in_reply_to == self._hello_id:
@@ -503,6 +544,9 @@ class Peer:
         if entry.kind == "ask":
             entry.accepted = True
             self._release(entry)  # the broker has accepted it; it stays here until it is answered
+            if frame.asynchronous:  # the answer comes as an event
+                self.forget(entry.id)
+                return Settled(entry, frame)
             return None
         if entry.kind == "call":
             return None
@@ -531,8 +575,7 @@ class Peer:
         self.welcome = welcome
         self.window = max(1, welcome.credit)
         for entry in self._outbox.values():  # the broker says again which clocks stand still
-            if entry.left is not None:
-                entry.expires, entry.left = now + entry.left, None
+            entry.go_on(now)
         self.phase = "ready"
         return Welcomed(welcome)
 
@@ -542,7 +585,7 @@ class Peer:
                 return False
             self.in_use += 1
             entry.holds_credit = True
-        entry.sent = True
+        entry.refused = False
         return True
 
     def _release(self, entry: OutboxEntry) -> None:
@@ -553,7 +596,7 @@ class Peer:
 
     def _hold(self, entry: OutboxEntry, until: float) -> None:
         self._release(entry)
-        entry.sent = False
+        entry.refused = True
         self._held[entry.target] = max(until, self._held.get(entry.target, 0.0))
         self._waiting.append(entry)
         self._restore_order()

@@ -29,6 +29,7 @@ from schemas.launch import (
 from schemas.model_limits import MAX_FALLBACKS, ModelLimits, ModelRetry
 from schemas.model_providers import KeyHeader, NamedProvider
 from schemas.model_windows import LEAST_WINDOW, MOST_WINDOW
+from schemas.questions import TIMEOUT_MS
 from schemas.structured import OutputSpec, ToolChoice
 
 API_V1: Final = "goondan.ai/v1"
@@ -331,6 +332,10 @@ class AgentPolicy(_Strict, frozen=True):
             "stored stays.",
         ),
     ] = DEFAULT_CONVERSATION_MB
+    request_timeout_ms: Annotated[
+        Annotated[int, Meta(ge=1, le=86_400_000)] | None,
+        Meta(description="How long `agents__request` waits if it does not say; by default what the Swarm says."),
+    ] = None
 
 
 class AgentBody(_Strict, frozen=True):
@@ -383,6 +388,9 @@ class SwarmPolicy(_Strict, frozen=True):
     max_open_events: Annotated[
         int, Meta(ge=256, le=10_000_000, description="Messages that may wait or be worked on.")
     ] = 65_536
+    request_timeout_ms: Annotated[
+        int, Meta(ge=1, le=86_400_000, description="How long `agents__request` waits if it does not say (ms).")
+    ] = TIMEOUT_MS
 
 
 class SwarmBody(_Strict, frozen=True):

@@ -149,6 +149,7 @@ class Bus:
     def ack(self, connection: Connection, frame_id: str, event: Event) -> None:
         """Tell a sender that its frame about `event` was accepted."""
         frame = Frame("ack", in_reply_to=frame_id, event_id=event.id, stage="accepted", trace_id=event.content.trace_id)
+        frame.asynchronous = event.asynchronous
         self.send(connection, frame)
 
     def error(self, cls: int, ident: bytes, info: ErrorPayload, frame: Frame | None) -> None:

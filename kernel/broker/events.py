@@ -79,6 +79,8 @@ class Events:
         if item.kind == "accept":
             if event.state == "staged":
                 self._mailbox.accept(event)
+            else:  # nobody waits for its answer any more
+                self._mailbox.contents.recall(event)
             for connection, frame_id in event.waiting_acks:
                 self._bus.ack(connection, frame_id, event)
             event.acknowledged()

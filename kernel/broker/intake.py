@@ -3,6 +3,8 @@
 Rules.
 - An event is staged here and acknowledged when the journal has it (events.py).
 - A repeat of an event id is acknowledged again, and answered again if the answer is there. It is never a second event.
+- The repeat of a request that says it does not wait makes it one: the answer becomes an event. The turn that asked is
+  told when the journal has that, whatever process asks, and never waits for it again.
 - A request that would wait for itself is refused. The chain of waiting instances shows this, and so do the requests
   that they wait for now.
 
@@ -198,7 +200,8 @@ class Intake:
         are always taken.
         """
         agent, asker = event.instance.agent, actor.instance
-        if event.asynchronous and asker is not None and self._mailbox.late_of(asker) >= MAX_LATE:
+        of_turn = event.asynchronous or (event.asking is not None and event.call_id is None)  # it may lose patience
+        if of_turn and asker is not None and self._mailbox.late_of(asker) >= MAX_LATE:
             message = f"{MAX_LATE} questions that {asker.address} does not wait for are open or answered"
             return error_payload(
                 "E_TOOL_LIMIT", message, suggestion="Wait for answers, or ask the rest in later turns."
@@ -246,9 +249,15 @@ class Intake:
         event.live = _wants_live(connection, frame)
         if not event.wants_answer and frame.reply_to is not None:
             content.reply_to, content.changed, event.wants_answer = _reply_to(actor, frame), True, True
-        if event.state == "staged":
+        if event.waiting_acks:  # the journal does not have it yet, or not that nobody waits for its answer
             event.waiting_acks.append((connection, frame.id))
             return
+        if frame.asynchronous and event.asking is not None and event.call_id is None:
+            if not event.ending and not event.cancelled:  # else its answer is on the way
+                self._mailbox.awaited_no_more(event)
+                event.waiting_acks.append((connection, frame.id))
+                self._bus.staged.append(Staged("accept", self._ledger.awaited_no_more(event), event))
+                return
         self._bus.ack(connection, frame.id, event)
         if event.finished:
             self._answering.send(event)
@@ -272,7 +281,9 @@ class Intake:
         content = Content(reply_to=_reply_to(actor, frame))  # its trace is named in the answer
         event = Event(event_id, instance, sender=actor.sender, content=content, call_id=actor.call_id)
         event.asker = connection
-        event.state, event.asynchronous = "done", _is_asynchronous(actor, frame)
+        # The answer that a turn waits for is here as long as the turn. So the turn waited no more, and was told then.
+        of_turn = frame.reply_to is not None and actor.instance is not None and actor.call_id is None
+        event.state, event.asynchronous = "done", of_turn or _is_asynchronous(actor, frame)
         if frame.reply_to is not None and not event.asynchronous:
             kept = self._bus.archive.find_answer(event_subject(event_id))
             record = None if kept is None else decode_record(kept)
@@ -359,8 +370,11 @@ def _id_in_use() -> GoondanError:
 
 
 def _longer(turn: Event | None, instance: Instance) -> list[str]:
-    """The chain of a request that `instance` makes in `turn`."""
-    return [*((turn.content.chain if turn is not None else None) or []), instance.address]
+    """The chain of a request that `instance` makes in `turn`: those that wait now. One may have lost patience."""
+    chain = [instance.address]
+    while turn is not None and (turn := turn.asking) is not None:
+        chain.append(turn.instance.address)
+    return chain[::-1]
 
 
 def _auth(actor: Actor, connection: Connection, frame: Frame) -> Raw | None:

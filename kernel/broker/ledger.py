@@ -151,6 +151,10 @@ class Ledger:
         """The asker of the event, which did not wait for the answer, is gone."""
         return _put(event, records.AnswerUnwanted())
 
+    def awaited_no_more(self, event: Event) -> Item:
+        """The turn that sent the request does not wait for its answer any more."""
+        return _put(event, records.AnswerAwaitedNoMore())
+
     def restart_wished(self, subject: str, reason: str, event_id: str, at_ms: int) -> Item:
         """An agent's wish for a restart."""
         record = RestartWished(reason, event_id, at_ms)

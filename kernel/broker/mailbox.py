@@ -166,6 +166,14 @@ class Mailbox:
         event.asynchronous = event.wants_answer = False
         self._opened(event)
 
+    def awaited_no_more(self, event: Event) -> None:
+        """The turn that sent this request does not wait any more: the answer becomes an event, and has its room."""
+        if event.asking is not None:
+            event.asking.work.requests.pop(event, None)
+        self._closed(event)
+        event.asking, event.depth, event.asynchronous = None, 0, True
+        self._opened(event)
+
     def accept(self, event: Event) -> None:
         """The journal has the event: queue it."""
         event.state = "accepted"

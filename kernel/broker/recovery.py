@@ -24,6 +24,7 @@ from kernel.broker.journal import records
 from kernel.broker.journal.interface import Row
 from kernel.broker.journal.records import (
     Accepted,
+    AnswerAwaitedNoMore,
     AnswerUnwanted,
     ApprovalAnswered,
     ApprovalAsked,
@@ -219,6 +220,10 @@ def _answer_unwanted(bus: Bus, event: Event, record: AnswerUnwanted) -> None:
     bus.mailbox.unwanted(event)
 
 
+def _awaited_no_more(bus: Bus, event: Event, record: AnswerAwaitedNoMore) -> None:
+    bus.mailbox.awaited_no_more(event)
+
+
 def _finished(bus: Bus, event: Event, record: Finished) -> None:
     bus.mailbox.contents.recall(event)
     event.end = record.state
@@ -231,6 +236,7 @@ _OF_AN_EVENT: Final[dict[type[Any], Callable[[Bus, Event, Any], None]]] = {
     CancelWish: _cancel_wished,
     DeadlineMoved: _deadline_moved,
     AnswerUnwanted: _answer_unwanted,
+    AnswerAwaitedNoMore: _awaited_no_more,
     Finished: _finished,
 }
 

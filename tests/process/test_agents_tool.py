@@ -129,44 +129,35 @@ def test_a_cycle_ends_at_the_one_who_would_close_it(swarm: Swarm, count: int) ->
     assert swarm.result(words[0])["response"] == f"end of {ring[1]}", "every other one is answered"
 
 
-@pytest.mark.requirement("AGENTS-05", "AGENTS-17")
-def test_the_time_of_a_request_ends_both_sides(swarm: Swarm) -> None:
-    swarm.script("be slow", *([("b1", "bash__exec", {"command": "sleep 0.3"})] for _ in range(20)), "late")
-    swarm.script("ask slow", request("beta", "be slow", timeoutMs=1000), "went on")
-    assert swarm.send("ask slow", "slow")["response"] == "went on"
-    assert code_of(swarm.result("ask slow")) == "E_AGENT_TIMEOUT"
-    wait_until(lambda: pid_of(swarm, "beta", "slow") is None, what="the end of the agent that was asked")
-    assert len(swarm.model.requests["be slow"]) < 12, "the agent that was asked did not go on"
-
-
-def test_an_answer_after_the_timeout_is_logged_and_in_the_trace_and_not_told_to_the_model(swarm: Swarm) -> None:
-    """The agent that is asked stands still until its asker has given up, and answers then."""
-    swarm.script("wake up", "awake")
-    swarm.script("be too late", "never told")
-    waiting = "touch began; while [ ! -e go ]; do sleep 0.02; done"
-    first, second = request("beta", "be too late", timeoutMs=300), [("c2", "bash__exec", {"command": waiting})]
-    swarm.script("ask late", first, second, "went on")
-
-    def awake() -> int | None:
-        swarm.send("wake up", "late", agent="beta")
-        return pid_of(swarm, "beta", "late")
-
-    still = wait_until(awake, what="a process that has nothing to do")  # it may be on its way out already
-    os.kill(still, signal.SIGSTOP)
-    try:
-        sending = swarm.kernel.popen("send", "ask late", "--instance", "late", "--json")
-        pattern = "state/workspaces/*/instances/alpha/late/workspace/began"
-        began = wait_until(lambda: next(swarm.kernel.home.glob(pattern), None), what="the asker's next step")
-    finally:
-        os.kill(still, signal.SIGCONT)
-    assert code_of(swarm.result("ask late")) == "E_AGENT_TIMEOUT"
-    line = "the answer of agent beta to the request"
-    wait_until(lambda: line in swarm.kernel.log("agent"), what="the line in the log")
-    (began.parent / "go").touch()
-    assert json.loads(sending.communicate(timeout=30)[0])["response"] == "went on"
-    assert told(swarm, "ask late") == ["ask late"], "nothing was injected"
-    traced = swarm.kernel.gdn("trace", "--agent", "beta", "--instance", "late").out
-    assert "completed in" in traced and "/c1~" in traced, "the turn of the request is there, with its end"
+@pytest.mark.requirement("AGENTS-16", "AGENTS-17")
+@pytest.mark.parametrize("killed", ["nobody", "asker", "asked", "broker"])
+def test_work_that_takes_longer_goes_on_and_its_answer_comes_as_a_message_once(
+    swarm: Swarm, monkeypatch: pytest.MonkeyPatch, killed: str
+) -> None:
+    key, work, said = f"slow-{killed}", f"be slow {killed}", f"ask slow {killed}"
+    go = waits(swarm, work, key, answer=f"late {killed}")
+    command = "touch went-on; while [ ! -e go ]; do sleep 0.02; done"
+    swarm.script(said, request("beta", work, timeoutMs=300), [("c2", "bash__exec", {"command": command})], "went on")
+    monkeypatch.setattr(swarm.model, "by_first", True)
+    monkeypatch.setattr(swarm.model, "otherwise", "heard it")
+    sending = swarm.kernel.popen("send", "alpha", said, "--instance", key, "--json")
+    pattern = f"state/workspaces/*/instances/alpha/{key}/workspace/went-on"
+    went_on = wait_until(lambda: next(swarm.kernel.home.glob(pattern), None), what="the asker's next step")
+    gate, result = go(), swarm.result(said)
+    assert code_of(result) == "E_AGENT_TIMEOUT"
+    assert "did not answer within 300 ms. It works on; its answer will come as a message" in result["error"]["message"]
+    if killed != "nobody":
+        rows = {(row["name"], row["instanceKey"]): row["pid"] for row in swarm.kernel.ps()}
+        agents = {"asker": "alpha", "asked": "beta"}
+        os.kill(rows[agents[killed], key] if killed in agents else swarm.kernel.pid("broker"), signal.SIGKILL)
+    gate.touch()
+    wait_until(lambda: len(swarm.model.requests[work]) >= 2, what="the end of the work")
+    (went_on.parent / "go").touch()
+    assert json.loads(sending.communicate(timeout=30)[0])["status"] == "completed"
+    answers = rf"The answer of agent beta to your request \S+ is here:\nlate {killed}"
+    wait_until(lambda: any(re.fullmatch(answers, text) for text in told(swarm, said)), what=answers)
+    swarm.send("once more", key)
+    assert len([text for text in told(swarm, said) if re.fullmatch(answers, text)]) == 1, "told, and once"
 
 
 @pytest.mark.parametrize("mib", [10, 20])

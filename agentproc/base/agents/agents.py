@@ -10,13 +10,14 @@ from typing import Any, Final
 
 from agentproc.questions import Question
 from agentproc.swarm import Handler, Swarm
-from schemas.questions import TIMEOUT_MS
 
 
 async def request(swarm: Swarm, name: str, args: dict[str, Any]) -> Any:
-    """Have another agent run a turn and return its answer. With `async` the answer comes later, as a message."""
+    """Have another agent run a turn and return its answer. With `async` the answer comes later, as a message; so does
+    one that does not come within `timeoutMs`.
+    """
     later = bool(args.get("async"))
-    timeout_ms = args.get("timeoutMs", None if later else TIMEOUT_MS)
+    timeout_ms = args.get("timeoutMs", None if later else swarm.patience_ms)
     question = Question(
         op="request",
         name=name,
@@ -27,6 +28,7 @@ async def request(swarm: Swarm, name: str, args: dict[str, Any]) -> Any:
         timeout_ms=None if timeout_ms is None else int(timeout_ms),
         metadata=args.get("metadata"),
         asynchronous=later,
+        goes_on=swarm.hears_later,
     )
     return await (swarm.start(question) if later else swarm.request(question))
 

@@ -164,6 +164,10 @@ class AnswerUnwanted(Struct, frozen=True, array_like=True, tag="unwanted"):
     """The instance that sent a request is gone: the answer does not become an event."""
 
 
+class AnswerAwaitedNoMore(Struct, frozen=True, array_like=True, tag="unawaited"):
+    """The turn that sent a request does not wait any more: the answer becomes an event."""
+
+
 class RestartWished(Struct, frozen=True, array_like=True, tag="restart"):
     """An agent wishes a restart of the kernel as soon as no process holds this event."""
 
@@ -355,6 +359,7 @@ Record = (
     | InstanceSpawned
     | InstanceDeleted
     | AnswerUnwanted
+    | AnswerAwaitedNoMore
     | EpochsReserved
     | RestartWished
     | FreshStart

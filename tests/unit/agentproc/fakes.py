@@ -43,6 +43,8 @@ class FakeLink:
         self.posted: list[Frame] = []
         self.forgotten: list[str] = []
         self.asked: list[tuple[Frame, asyncio.Future[Frame]]] = []
+        #: How long the asker of the last request waits (seconds).
+        self.patience_s: float | None = None
         self.refuse_post: dict[str, str] = {}
         self.connected = True
         self._open: dict[str, tuple[str, Done]] = {}
@@ -85,8 +87,9 @@ class FakeLink:
             future.set_result(Frame("ack", stage="accepted", in_reply_to=frame.id))
         return future
 
-    def ask(self, frame: Frame) -> asyncio.Future[Frame]:
+    def ask(self, frame: Frame, patience_s: float | None = None) -> asyncio.Future[Frame]:
         """A request; `asked` holds it, and its future is answered by the test."""
+        self.patience_s = patience_s
         self._name(frame)
         future: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
         self.asked.append((frame, future))

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from agentproc.base.agents import agents
 from agentproc.base_calls import HANDLERS
 from agentproc.questions import Asker
 from agentproc.swarm import Swarm
@@ -15,6 +18,7 @@ from schemas.errors import GoondanError
 from schemas.frames import OPERATOR_AGENT, AgentEvent, AgentsList, AgentsSpawn, Answer, Frame, ToolResult
 from tests.unit.agentproc.fakes import FakeLink
 
+AGENTS = Path(agents.__file__).parent
 AT = "2026-01-01T00:00:00.000Z"
 
 
@@ -40,12 +44,43 @@ async def test_a_request_has_the_defaults_of_the_specification_and_waits() -> No
     ((frame, waiter),) = link.asked
     event = from_raw(frame.payload, AgentEvent)
     assert (event.type, event.input, event.metadata) == ("agent.request", "hi", None)
-    assert (frame.instance_key, frame.deadline_ms, frame.asynchronous) == ("k", 60_000, False)
+    assert (frame.instance_key, link.patience_s, frame.asynchronous) == ("k", 60.0, False)
+    assert frame.deadline_ms is None, "the work may take as long as the turn that asks"
     await asyncio.sleep(0)
     assert not asking.done(), "it waits for the answer"
     told = AgentEvent(id="a", type="agent.response", created_at=AT, answer=Answer(turn_id="t2", status="completed"))
     waiter.set_result(Frame("event", payload=to_raw(told)))
     assert (await asking)["accepted"] is True
+
+
+@pytest.mark.requirement("AGENTS-17")
+async def test_who_waits_no_more_is_told_that_the_work_goes_on_and_what_can_be_done() -> None:
+    link, given = FakeLink(), {"target": "beta", "input": "hi"}
+    own = Swarm(link, Asker("alpha", "k", "t1"), asyncio.get_running_loop().time() + 600, lambda: AT, Nobody(), 7000)
+    asking = asyncio.ensure_future(HANDLERS["agents__request"](own, "c1", given))
+    await asyncio.sleep(0)
+    ((frame, waiter),) = link.asked
+    assert (link.patience_s, (frame.deadline_ms or 0) > 500_000) == (7.0, True)
+    waiter.set_result(Frame("ack", asynchronous=True))
+    with pytest.raises(GoondanError) as late:
+        await asking
+    told = late.value.info
+    assert told.code == "E_AGENT_TIMEOUT"
+    assert f"within 7000 ms. It works on; its answer will come as a message about request {frame.event_id}" in told.message
+    request = (AGENTS / "tool.yaml").read_text().partition("- name: send")[0]
+    named = re.findall(r"timeoutMs|`\w+`", told.suggestion or "")
+    assert named == ["timeoutMs", "`async`"]
+    assert all(f"{name.strip('`')}:\n" in request for name in named), "what the advice names, the tool has"
+
+
+async def test_an_operators_call_has_no_conversation_so_its_time_ends_both_sides() -> None:
+    link = FakeLink()
+    outside = HANDLERS["agents__request"](swarm(link, OPERATOR_AGENT), "c1", {"target": "beta", "input": "hi"})
+    asking = asyncio.ensure_future(outside)
+    await asyncio.sleep(0)
+    ((frame, _),) = link.asked
+    assert (link.patience_s, frame.deadline_ms) == (None, 60_000)
+    asking.cancel()
 
 
 @pytest.mark.requirement("AGENTS-12", "AGENTS-15")

@@ -364,3 +364,69 @@ def test_a_tool_ask_takes_no_result_of_its_call_and_waits_while_its_agent_is_awa
     assert [sent.id for sent in flush(peer, 0.2)] == [frame.id]
     assert peer.forget(frame.id) is not None
     assert peer.receive(Frame("tool.answer", call_id="t/c1", in_reply_to=frame.id), 0.2) is None
+
+
+def impatient(peer: Peer, now: float = 0.0) -> Frame:
+    """A request whose asker waits 5 s, while its turn has 60."""
+    asked = event("e1", reply_to=ReplyTo("alpha", "corr"), deadline_ms=60_000)
+    data = peer.submit("ask", asked, "e1", now, 5.0)
+    assert data is not None
+    return decode(data)
+
+
+def test_who_waits_no_more_asks_once_for_an_event_and_is_told_by_the_ack() -> None:
+    peer = Peer("token", "inc")
+    welcome(peer)
+    sent = impatient(peer)
+    assert peer.receive(Frame("ack", in_reply_to=sent.id, stage="accepted"), 1.0) is None
+    assert (peer.tick(4.9)[0], flush(peer, 4.9)) == ([], [])
+    assert peer.tick(5.0)[0] == []
+    (again,) = flush(peer, 5.0)
+    assert (again.id, again.event_id, again.asynchronous, sent.asynchronous) == (sent.id, "e1", True, False)
+    peer.tick(9.0)
+    assert flush(peer, 9.0) == [], "once"
+    (anew,) = welcome(peer, now=9.0)
+    assert anew.asynchronous, "and to the next broker"
+    told = peer.receive(Frame("ack", in_reply_to=sent.id, stage="accepted", asynchronous=True), 9.0)
+    assert isinstance(told, Settled)
+    assert told.frame is not None
+    assert (told.frame.type, peer.rests) == ("ack", True)
+
+
+def test_an_answer_that_crosses_is_the_answer() -> None:
+    peer = Peer("token", "inc")
+    welcome(peer)
+    sent = impatient(peer)
+    peer.receive(Frame("ack", in_reply_to=sent.id, stage="accepted"), 0.0)
+    peer.tick(5.0)
+    flush(peer, 5.0)
+    assert peer.receive(Frame("ack", in_reply_to=sent.id, stage="accepted"), 5.1) is None, "it has ended already"
+    told = peer.receive(Frame("event", event_id="e1:answer", in_reply_to="corr"), 5.2)
+    assert isinstance(told, Settled)
+    assert told.frame is not None
+    assert told.frame.event_id == "e1:answer"
+
+
+def test_what_was_refused_for_want_of_room_just_ends_and_what_is_unknown_waits_for_the_broker() -> None:
+    peer = Peer("token", "inc")
+    welcome(peer)
+    sent = impatient(peer)
+    assert peer.tick(6.0)[0] == [], "the broker may have it"
+    peer.receive(refuse(sent, "E_OVERLOADED", retry_after_ms=10_000), 6.0)
+    ((ended,), _) = peer.tick(6.1)
+    assert (ended.entry.id, ended.error.code) == (sent.id, "E_AGENT_TIMEOUT")
+
+
+def test_patience_stands_still_with_the_clock() -> None:
+    peer = Peer("token", "inc")
+    welcome(peer)
+    sent = impatient(peer)
+    peer.receive(Frame("ack", in_reply_to=sent.id, stage="accepted"), 0.0)
+    peer.receive(Frame("clock", in_reply_to="corr", stage="held"), 4.0)
+    peer.tick(50.0)
+    assert flush(peer, 50.0) == []
+    peer.receive(Frame("clock", in_reply_to="corr", stage="runs"), 50.0)
+    peer.tick(50.9)
+    assert flush(peer, 50.9) == []
+    peer.tick(51.0)
+    assert [frame.asynchronous for frame in flush(peer, 51.0)] == [True]

@@ -18,7 +18,7 @@ from schemas.control import Exited, Principal, Ready, SpawnFailed
 from schemas.errors import GoondanError
 from schemas.frames import AgentEvent, AgentsList, AgentsSpawn, Answer, ErrorPayload, Frame, ReplyTo, Source
 from tests.unit.kernel.broker.actors import Agent
-from tests.unit.kernel.broker.world import World
+from tests.unit.kernel.broker.world import World, waited_for_by
 
 CALL = "coder/k/c0e0/0"
 
@@ -98,7 +98,8 @@ def test_a_request_is_the_agents_whose_call_it_is_whatever_the_frame_says() -> N
     world = working()
     turn = world.router.bus.mailbox.events["c0e0"]
     held = turn.content
-    held.trace_id, held.auth, held.chain = "trace", to_raw({"user": 1}), ["boss/b"]
+    held.trace_id, held.auth = "trace", to_raw({"user": 1})
+    waited_for_by(turn, "boss/b")
     lies: dict[str, Any] = {
         "from_": "boss",
         "source": Source("client", "operator"),
@@ -185,9 +186,9 @@ def test_asking_oneself_is_a_circle_and_asking_another_instance_of_oneself_is_no
     assert code(tell(world, request(to="coder"))) == "E_AGENT_CYCLE"
     (ack,) = tell(world, request("r2", to="coder", key="other"))
     assert ack.stage == "accepted"
-    world.router.bus.mailbox.events["c0e0"].content.chain = ["reviewer/k"]
+    waited_for_by(world.router.bus.mailbox.events["c0e0"], "reviewer/k")
     assert code(tell(world, request("r3"))) == "E_AGENT_CYCLE"
-    world.router.bus.mailbox.events["c0e0"].content.chain = [f"a/{n}" for n in range(32)]
+    waited_for_by(world.router.bus.mailbox.events["c0e0"], *(f"a/{n}" for n in range(32)))
     assert code(tell(world, request("r4", key="new"))) == "E_AGENT_CYCLE"
 
 

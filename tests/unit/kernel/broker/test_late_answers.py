@@ -6,7 +6,7 @@ import pytest
 
 from kernel.broker.entities import CLIENTS
 from kernel.broker.journal.records import event_subject
-from schemas.codec import to_raw
+from schemas.codec import decode, to_raw
 from schemas.frames import AgentEvent, Frame, ReplyTo
 from tests.unit.kernel.broker.test_durability import run, said, subjects
 from tests.unit.kernel.broker.world import World
@@ -17,6 +17,14 @@ def ask(world: World, name: str = "r1", target: str = "reviewer", deadline_ms: i
     event = AgentEvent(id=name, type="agent.request", created_at="2026-01-01T00:00:00Z", input=0)
     frame = Frame("event", id="f", to=target, instance_key="k", event_id=name, payload=to_raw(event))
     frame.reply_to, frame.asynchronous, frame.deadline_ms = ReplyTo("coder", f"corr:{name}"), True, deadline_ms
+    return said(world, world.router.bus.presence.principals["agent/coder/k"], frame)
+
+
+def wait_for(world: World, name: str = "r1", *, still: bool = True) -> list[Frame]:
+    """`coder/k` asks and waits; not `still`: it waits no more."""
+    event = AgentEvent(id=name, type="agent.request", created_at="2026-01-01T00:00:00Z", input=0)
+    frame = Frame("event", id="f", to="reviewer", instance_key="k", event_id=name, payload=to_raw(event))
+    frame.reply_to, frame.asynchronous = ReplyTo("coder", f"corr:{name}"), not still
     return said(world, world.router.bus.presence.principals["agent/coder/k"], frame)
 
 
@@ -101,3 +109,91 @@ def test_no_sender_names_an_event_like_an_answer(world: World) -> None:
     (refusal,) = said(world, client, frame)
     assert refusal.type == "error"
     assert b"E_FRAME_INVALID" in bytes(refusal.payload)
+
+
+# --- of a turn that waits no more
+
+
+def answers(world: World, name: str = "r1") -> list[str]:
+    """Where an answer is: in the lane of the turn that waits, or among the events."""
+    asker = world.router.bus.mailbox.instances["coder", "k"]
+    events = world.router.bus.mailbox.events
+    return [place for place, there in (("lane", f"{name}:answer" in asker.answers), ("event", f"{name}:answer" in events))
+            if there]  # fmt: skip
+
+
+@pytest.mark.parametrize("killed", ["nobody", "broker", "asker", "both"])
+def test_who_waits_no_more_gets_the_answer_as_an_event_exactly_once(world: World, killed: str) -> None:
+    (first,) = wait_for(world)
+    (told,) = wait_for(world, still=False)
+    assert (first.asynchronous, told.type, told.stage, told.asynchronous) == (False, "ack", "accepted", True)
+    turn = world.router.bus.mailbox.instances["coder", "k"].leased
+    assert turn is not None
+    assert turn.work.requests == {}, "it closes no circle, and is not cancelled with the turn"
+    if killed in ("broker", "both"):
+        world.kill_broker()
+    if killed in ("asker", "both"):
+        world.kill_agent(world.agents["coder", "k"])
+    run(world)
+    assert answers(world) == ["event"]
+    (again,) = wait_for(world)
+    assert again.asynchronous, "the turn that asks again is told at once, and does not wait"
+    world.host.work()
+    world.settle()
+    assert world.stores["coder", "k"].completed == ["e1", "r1:answer"]
+    assert not [subject for subject in subjects(world) if subject.startswith("event:")], "nothing of it is left"
+
+
+def test_before_the_journal_has_it_nobody_is_told(world: World) -> None:
+    wait_for(world)
+    world.slow_disk = True
+    assert wait_for(world, still=False) == []
+    assert wait_for(world) == [], "nor a repeat"
+    world.settle_next()
+    told = [decode(data) for _, _, data in world.router.bus.out]
+    assert [frame.asynchronous for frame in told if frame.event_id == "r1" and frame.type == "ack"] == [True, True]
+
+
+def test_what_the_journal_does_not_have_the_next_broker_does_not_know(world: World) -> None:
+    wait_for(world)
+    world.dies = "before"
+    wait_for(world, still=False)
+    assert world.brokers_killed == 1
+    run(world)
+    assert [frame.asynchronous for frame in wait_for(world)] == [False, False], "a turn waits, and here is its answer"
+    assert answers(world) == ["lane"]
+
+
+def test_an_answer_that_is_there_is_the_one_of_the_turn_that_waits(world: World) -> None:
+    wait_for(world)
+    run(world)
+    assert [(frame.type, frame.asynchronous) for frame in wait_for(world, still=False)] == [
+        ("ack", False),
+        ("event", False),
+    ]
+    assert answers(world) == ["lane"]
+
+
+def test_who_waits_no_more_can_be_asked_by_those_that_it_asked(world: World) -> None:
+    wait_for(world)
+    asked = world.router.bus.mailbox.instances["reviewer", "k"]
+    while asked.leased is None:
+        assert any(world.pump_up(actor) or world.pump_down(actor) for actor in world.actors())
+        world.supervisor.reconcile()
+    assert asked.conn is not None
+    back = Frame("event", id="f", to="coder", instance_key="k", event_id="r2", payload=to_raw(None))
+    back.reply_to = ReplyTo("reviewer", "corr:r2")
+    (refusal,) = said(world, asked.conn, back)
+    assert b"E_AGENT_CYCLE" in bytes(refusal.payload)
+    wait_for(world, still=False)
+    assert [frame.type for frame in said(world, asked.conn, back)] == ["ack"]
+
+
+def test_too_many_answers_on_the_way_leave_no_room_to_lose_patience(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kernel.broker.intake.MAX_LATE", 1)
+    wait_for(world)
+    wait_for(world, still=False)
+    (refusal,) = wait_for(world, "r2")
+    assert b"E_TOOL_LIMIT" in bytes(refusal.payload)

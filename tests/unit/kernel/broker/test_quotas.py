@@ -14,7 +14,7 @@ from schemas.codec import decode, encode, from_raw, to_raw
 from schemas.frames import AgentEvent, Blob, ErrorPayload, Frame, Hello, ReplyTo
 from schemas.tokens import Claims, mint
 from tests.unit.kernel.broker.actors import SECRET
-from tests.unit.kernel.broker.world import World
+from tests.unit.kernel.broker.world import World, waited_for_by
 
 CALL = "coder/k/c0e0/0"
 MIB = 1 << 20
@@ -246,7 +246,7 @@ def test_what_is_not_taken_leaves_no_instance_behind() -> None:
     before = set(instances)
     mine = client(world)
     assert error(tell(world, mine, event("c0e0", key="another"))) is not None, "the id is another sender's"
-    world.router.bus.mailbox.events["c0e0"].content.chain = [f"a/{n}" for n in range(32)]
+    waited_for_by(world.router.bus.mailbox.events["c0e0"], *(f"a/{n}" for n in range(32)))
     assert error(tell(world, host(world), asked("too deep"))) is not None
     assert error(tell(world, mine, event("x" * 300, key="new"))) is not None
     assert set(instances) == before

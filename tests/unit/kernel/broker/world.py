@@ -14,7 +14,7 @@ from typing import Literal
 from msgspec import Raw, structs
 
 from kernel.broker.bus import Bus
-from kernel.broker.entities import Staged
+from kernel.broker.entities import Content, Event, Instance, Staged
 from kernel.broker.epochs import Epochs
 from kernel.broker.folders import Moved
 from kernel.broker.journal.memory import MemoryJournal
@@ -22,6 +22,7 @@ from kernel.broker.journal.records import EPOCHS, event_subject
 from kernel.broker.ledger import EPOCH_BLOCK, Ledger
 from kernel.broker.recovery import BadRow, reserved_epochs, restore
 from kernel.broker.router import Router
+from kernel.broker.workdirs import Workdir
 from schemas.blobs import REFERENCES, check_reference, describe
 from schemas.budgets import BudgetLimits
 from schemas.codec import decode
@@ -325,3 +326,11 @@ def _no_bad_row(bad: BadRow) -> None:
 
 def _small_talk(data: bytes) -> bool:
     return bool(data) and decode(data).type in ("ping", "pong")
+
+
+def waited_for_by(event: Event, *names: str) -> None:
+    """The turns of these instances (agent/key, the last one asks) wait for this event."""
+    for name in reversed(names):
+        agent, _, key = name.partition("/")
+        asker = Event(f"of-{name}", Instance(agent, key, Workdir("/w"), 1, 0.0), sender="", content=Content())
+        event.asking, event = asker, asker
