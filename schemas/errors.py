@@ -58,7 +58,7 @@ CODES: Final[dict[str, str]] = {
     "E_INSTANCE_NOT_FOUND": "`gdn instance list` shows those that there are.",
     "E_INSTANCE_BUSY": "Wait until it has nothing to do, or give --force, which cancels its work.",
     "E_INSTANCE_DELETED": "Send it again if it is still wanted: that starts a new instance without history.",
-    "E_AGENT_TIMEOUT": "Give the request more time, or ask again with the same event id.",
+    "E_AGENT_TIMEOUT": "Give it more time.",
     "E_ANSWER_GONE": "`gdn trace EVENT_ID` shows what its turn did; ask anew with another event id.",
     "E_APPROVAL_WAITS": "A person answers with `gdn approve`; the turn goes on by itself then.",
     "E_APPROVAL_DENIED": "Do without the call, or ask for something else.",
