@@ -20,7 +20,7 @@ from msgspec import Struct
 from schemas.address import is_instance_key
 from schemas.blobs import MAX_ARGS_BYTES, too_large
 from schemas.codec import check_depth, check_json, encode_value, from_raw, replace_surrogates, to_raw
-from schemas.errors import GoondanError, error_payload, fail
+from schemas.errors import GoondanError, fail
 from schemas.frames import AgentEvent, AgentsList, AgentsSpawn, Frame, ReplyTo, RestartRequest
 from schemas.questions import (
     EVENT_TYPES,

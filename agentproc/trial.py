@@ -69,7 +69,7 @@ class NoBus:
         future.set_result(Frame("ack", stage="accepted", in_reply_to=frame.id))
         return future
 
-    def ask(self, frame: Frame) -> asyncio.Future[Frame]:
+    def ask(self, frame: Frame, patience_s: float | None = None) -> asyncio.Future[Frame]:
         """Refuse: there is no kernel to answer."""
         future: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
         message = f"{frame.type}: there is no kernel in a trial"

@@ -271,7 +271,7 @@ class _Nowhere:
             future.set_result(answer)
         return future
 
-    def ask(self, frame: Frame) -> asyncio.Future[Frame]:
+    def ask(self, frame: Frame, patience_s: float | None = None) -> asyncio.Future[Frame]:
         """The warm-up asks no other agent."""
         raise NotImplementedError
 

@@ -252,12 +252,12 @@ class Intake:
         if event.waiting_acks:  # the journal does not have it yet, or not that nobody waits for its answer
             event.waiting_acks.append((connection, frame.id))
             return
-        if frame.asynchronous and event.asking is not None and event.call_id is None:
-            if not event.ending and not event.cancelled:  # else its answer is on the way
-                self._mailbox.awaited_no_more(event)
-                event.waiting_acks.append((connection, frame.id))
-                self._bus.staged.append(Staged("accept", self._ledger.awaited_no_more(event), event))
-                return
+        waits_no_more = frame.asynchronous and event.asking is not None and event.call_id is None
+        if waits_no_more and not event.ending and not event.cancelled:  # else its answer is on the way
+            self._mailbox.awaited_no_more(event)
+            event.waiting_acks.append((connection, frame.id))
+            self._bus.staged.append(Staged("accept", self._ledger.awaited_no_more(event), event))
+            return
         self._bus.ack(connection, frame.id, event)
         if event.finished:
             self._answering.send(event)

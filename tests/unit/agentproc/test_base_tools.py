@@ -66,7 +66,8 @@ async def test_who_waits_no_more_is_told_that_the_work_goes_on_and_what_can_be_d
         await asking
     told = late.value.info
     assert told.code == "E_AGENT_TIMEOUT"
-    assert f"within 7000 ms. It works on; its answer will come as a message about request {frame.event_id}" in told.message
+    expected = f"within 7000 ms. It works on; its answer will come as a message about request {frame.event_id}"
+    assert expected in told.message
     request = (AGENTS / "tool.yaml").read_text().partition("- name: send")[0]
     named = re.findall(r"timeoutMs|`\w+`", told.suggestion or "")
     assert named == ["timeoutMs", "`async`"]
