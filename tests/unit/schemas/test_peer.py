@@ -414,6 +414,7 @@ def test_what_was_refused_for_want_of_room_just_ends_and_what_is_unknown_waits_f
     assert peer.tick(6.0)[0] == [], "the broker may have it"
     peer.receive(refuse(sent, "E_OVERLOADED", retry_after_ms=10_000), 6.0)
     ((ended,), _) = peer.tick(6.1)
+    assert ended.error is not None
     assert (ended.entry.id, ended.error.code) == (sent.id, "E_AGENT_TIMEOUT")
 
 

@@ -116,11 +116,8 @@ def test_no_sender_names_an_event_like_an_answer(world: World) -> None:
 
 def answers(world: World, name: str = "r1") -> list[str]:
     """Where an answer is: in the lane of the turn that waits, or among the events."""
-    places = {
-        "lane": world.router.bus.mailbox.instances["coder", "k"].answers,
-        "event": world.router.bus.mailbox.events,
-    }
-    return [place for place, there in places.items() if f"{name}:answer" in there]
+    lane, events = world.router.bus.mailbox.instances["coder", "k"].answers, world.router.bus.mailbox.events
+    return [place for place, there in (("lane", {*lane}), ("event", {*events})) if f"{name}:answer" in there]
 
 
 @pytest.mark.parametrize("killed", ["nobody", "broker", "asker", "both"])
