@@ -2,7 +2,7 @@
 supervisor/command_socket.py.
 
 One JSON object a line in, one a line out, any number on a connection. Operations:
-- `{"op":"ps"}` -> `{"ok":true,"processes":[…],"privateCopy":…}`.
+- `{"op":"ps"}` -> `{"ok":true,"processes":[…],"privateCopy":…,"stateDir":…}`.
 - `{"op":"stop"}` -> `{"ok":true}` at once; the stop is over when the process that listens here is gone.
 - `{"op":"hold"}` -> when the kernel is ready `{"ok":true,"entryAgent":…,"model":…,"shared":…,"detached":…}`, or
   `{"error":…}` when it will not be. A kernel that `gdn call` started for itself (`shared`) lives until nobody holds it.
@@ -119,6 +119,8 @@ class Reply(msgspec.Struct, rename="camel", omit_defaults=True, kw_only=True):
     committed: CommittedChangeset | None = None
     #: The folder that the bundle's code runs from, if others can write to its own folder.
     private_copy: str | None = None
+    #: The state of the workspace.
+    state_dir: str | None = None
 
 
 class SupervisorClient:
@@ -143,28 +145,31 @@ class SupervisorClient:
             record = lock.read_record(state_dir)
             if record is None or record.by_hand:
                 return None
-            client = cls._connect(record)
+            client = cls.at(record.run_dir, record.pid)
             if client is not None or time.monotonic() >= until or not lock.is_held(state_dir):
                 return client
             time.sleep(RETURN_POLL_S)
 
     @classmethod
-    def _connect(cls, record: lock.KernelRecord) -> SupervisorClient | None:
+    def at(cls, run_dir: str, expected: int | None = None) -> SupervisorClient | None:
+        """The supervisor in a runtime directory; None if there is none, or not the one with the `expected` pid. Raises
+        GoondanError E_RUN_DIR, E_KERNEL_LOST.
+        """
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         # A blocking connect waits while many others connect, too; Python's own timeout would give up at once.
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(int(ANSWER_S), 0))
         try:
-            with rundir.open_existing(record.run_dir) as directory:
+            with rundir.open_existing(run_dir) as directory:
                 connection.connect(f"{directory.path}/{rundir.SUPERVISOR_SOCKET}")
             pid, uid, _ = PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size))
             # A directory can be another kernel's after ours was killed.
-            if pid == record.pid and uid == os.geteuid():
+            if expected in (None, pid) and uid == os.geteuid():
                 return cls(connection, pid, os.pidfd_open(pid))
         except (FileNotFoundError, ConnectionRefusedError, ProcessLookupError):
             pass
         except BlockingIOError:
             connection.close()
-            raise fail("E_KERNEL_LOST", f"the supervisor in {record.run_dir} does not answer") from None
+            raise fail("E_KERNEL_LOST", f"the supervisor in {run_dir} does not answer") from None
         except GoondanError:
             connection.close()
             raise

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable, Iterable
-from typing import Final, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -20,15 +20,18 @@ from msgspec import Struct
 from schemas.frames import ErrorPayload
 from schemas.prices import NANO
 from schemas.receipts import Receipt
+from schemas.results import cut_message
 from schemas.spans import call_span, turn_span
 from schemas.traces import (
     MAX_TRIES,
+    SHORT_CHARS,
     CallDetail,
     FailureDetail,
     ModelDetail,
     ResultDetail,
     TryDetail,
     TurnDetail,
+    in_short,
     read_receipt,
 )
 
@@ -131,14 +134,35 @@ class ModelCall(Struct, rename="camel", omit_defaults=True, kw_only=True):
     reasoning_tokens: int = 0
     #: The name that was asked for, where the server says that another one has answered.
     asked: str | None = None
-    #: What it cost, in units of the currency of the model's price. None: nobody knows.
-    cost: float | None = None
+    #: What it cost, by the currency of the model's price. Empty: nobody knows.
+    costs: dict[str, float] = {}
     #: Whether the message ends where the model reached its limit of tokens.
     cut_off: bool = False
     #: How many messages of the conversation it was not shown, because they did not fit.
     left_out: int = 0
     #: How many messages with results it was shown shortened.
     shortened: int = 0
+
+
+class Total(Struct, rename="camel", omit_defaults=True, kw_only=True):
+    """The sum over some turns."""
+
+    #: How many turns they are.
+    turns: int
+    #: Their agents.
+    agents: list[str]
+    #: Tokens that models read.
+    input_tokens: int = 0
+    #: Tokens that models wrote.
+    output_tokens: int = 0
+    #: The part of `input_tokens` that came from caches of vendors.
+    cached_tokens: int = 0
+    #: The part of `input_tokens` that was put into a vendor's cache.
+    cache_write_tokens: int = 0
+    #: The part of `output_tokens` that is reasoning.
+    reasoning_tokens: int = 0
+    #: What they cost, by currency, as far as their models have prices.
+    costs: dict[str, float] = {}
 
 
 class ToolCall(Struct, rename="camel", omit_defaults=True, kw_only=True):
@@ -175,6 +199,10 @@ class ToolCall(Struct, rename="camel", omit_defaults=True, kw_only=True):
     calls: list[ToolCall] = []
     #: The id of the script that made it; None for a call of the model.
     script: str | None = None
+    #: Its arguments as JSON, in short, or whole if the agent keeps them whole. None: they are not known any more.
+    args: str | None = None
+    #: What it gave, in the same form. None: nothing, or it is not known any more.
+    output: str | None = None
 
 
 class Step(Struct, rename="camel", omit_defaults=True, kw_only=True):
@@ -251,6 +279,10 @@ class Trace(Struct, rename="camel", omit_defaults=True, kw_only=True):
     reasoning_tokens: int = 0
     #: The asker of this turn waited for it.
     awaited: bool = False
+    #: Of the turn that is shown: the sum over it and all turns that hang on it.
+    total: Total | None = None
+    #: The beginning of the message that it was for.
+    message: str | None = None
 
     @property
     def tools(self) -> list[ToolCall]:
@@ -258,9 +290,39 @@ class Trace(Struct, rename="camel", omit_defaults=True, kw_only=True):
         return [each for step in self.steps for call in step.tools for each in (call, *call.calls)]
 
 
-def tell(turn: Turn, notes: Iterable[Note], *, interrupted: bool = False) -> Trace:
-    """The story of a turn from its notes, in the order in which they were written. `interrupted`: no process works on
-    it if it has no end.
+class Said(Struct):
+    """What the messages of a turn say, each text in short."""
+
+    #: The message that the turn was for.
+    message: str | None = None
+    #: Tool call id -> the arguments, as JSON.
+    args: dict[str, str] = {}
+    #: Tool call id -> the output, as JSON.
+    outputs: dict[str, str] = {}
+
+
+def said_in(messages: Iterable[Any]) -> Said:
+    """The same of stored messages (agentproc/conversation.py). What has another form is left out."""
+    said = Said()
+    for message in messages:
+        data = message.get("data") if isinstance(message, dict) else None
+        content = data.get("content") if isinstance(data, dict) else None
+        if isinstance(content, str) and said.message is None and str(message.get("id")).endswith(".0"):
+            said.message = cut_message(content, SHORT_CHARS)
+        for part in content if isinstance(content, list) else ():
+            name = part.get("toolCallId") if isinstance(part, dict) else None
+            if not isinstance(name, str):
+                continue
+            if "args" in part:
+                said.args[name] = in_short(part["args"])
+            elif isinstance(result := part.get("result"), dict) and "output" in result:
+                said.outputs[name] = in_short(result["output"])
+    return said
+
+
+def tell(turn: Turn, notes: Iterable[Note], said: Said | None = None, *, interrupted: bool = False) -> Trace:
+    """The story of a turn from its notes, in the order in which they were written, and from what its messages have
+    `said`. `interrupted`: no process works on it if it has no end.
     """
     trace = Trace(
         turn_id=turn.turn_id,
@@ -286,6 +348,11 @@ def tell(turn: Turn, notes: Iterable[Note], *, interrupted: bool = False) -> Tra
         if (add := _ADD.get(note.kind)) is not None:
             add(trace, calls, note)
         trace.last_at = note.at
+    if said is not None:
+        trace.message = said.message
+        for call in calls.values():
+            call.args = call.args or said.args.get(call.tool_call_id)
+            call.output = call.output or said.outputs.get(call.tool_call_id)
     if turn.status != "running":
         _close(trace, calls, "lost")
     elif interrupted:
@@ -320,6 +387,7 @@ def _call_made(trace: Trace, calls: dict[str, ToolCall], note: Note) -> None:
         status="running",
         started_at=note.at,
         direct=called.direct,
+        args=called.args,
         span_id=call_span(f"{trace.turn_id}/{called.tool_call_id}"),
     )
     script = calls.get(called.script or "")
@@ -345,6 +413,7 @@ def _call_ended(trace: Trace, calls: dict[str, ToolCall], note: Note) -> None:
     known.status, known.code, known.message = ended.status, ended.code, ended.message
     known.duration_ms = between_ms(known.started_at, note.at)
     known.receipt = read_receipt(ended.receipt)
+    known.output = ended.output
 
 
 def _step_ended(trace: Trace, calls: dict[str, ToolCall], note: Note) -> None:
@@ -383,7 +452,8 @@ def _model_ended(trace: Trace, calls: dict[str, ToolCall], note: Note) -> None:
     call.asked = detail.asked
     call.left_out, call.shortened = detail.left_out, detail.shortened
     if detail.money is not None:
-        call.cost = (call.cost or 0) + detail.money / NANO
+        currency = detail.currency or "USD"
+        call.costs[currency] = call.costs.get(currency, 0) + detail.money / NANO
     trace.input_tokens = _sum(trace.input_tokens, detail.input_tokens)
     trace.output_tokens = _sum(trace.output_tokens, detail.output_tokens)
     call.cut_off = detail.cut_off

@@ -13,12 +13,12 @@ import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 from msgspec import Struct
 
-from kernel.trace import Note, Trace, Turn, tell
+from kernel.trace import Note, Trace, Turn, said_in, tell
 from kernel.trace_tree import moment
 from schemas.address import instance_dir, path_segment, segment_key
 from schemas.codec import DECODE_ERRORS
@@ -40,6 +40,13 @@ _TRACED: Final = ", trace_id, parent_span_id, waited_ms, first_note FROM turns W
 _UNTRACED: Final = ", NULL, NULL, NULL, NULL FROM turns WHERE seq = ?"
 _NOTES: Final = "SELECT type, at, detail, turn_id FROM runtime_events WHERE turn_id = ? ORDER BY seq LIMIT ?"
 _NOTES_FROM: Final = "SELECT type, at, detail, turn_id FROM runtime_events WHERE seq >= ? ORDER BY seq LIMIT ?"
+#: The digits of a position stand between `.` and `.:`.
+_MESSAGES: Final = (
+    "SELECT message FROM base WHERE id > ?1 AND id < ?2 AND length(message) <= ?4 "
+    "UNION ALL SELECT message FROM events WHERE turn_id = ?3 AND length(message) <= ?4"
+)
+#: The largest message that is read for what a trace shows of it (bytes). It is decoded whole.
+MAX_MESSAGE_BYTES: Final = 1 << 20
 
 
 class ConversationFile(Struct, frozen=True):
@@ -190,7 +197,16 @@ def _turn(db: sqlite3.Connection, place: ConversationFile, seq: int, since: str 
     except msgspec.ValidationError as error:
         raise fail("E_STATE", f"{place.path}: a turn cannot be read: {error}") from None
     notes = _notes(db, turn_id, first_note)
-    return tell(turn, notes, interrupted=_is_over(notes[-1].at if notes else started_at, since))
+    over = _is_over(notes[-1].at if notes else started_at, since)
+    return tell(turn, notes, said_in(_messages(db, turn_id)), interrupted=over)
+
+
+def _messages(db: sqlite3.Connection, turn_id: str) -> Iterator[Any]:
+    """The messages of a turn that are still in the conversation, as they are stored; none of the largest."""
+    of_turn = (f"{turn_id}.", f"{turn_id}.:", turn_id, MAX_MESSAGE_BYTES)
+    for (data,) in db.execute(_MESSAGES, of_turn):
+        with suppress(*DECODE_ERRORS):
+            yield msgspec.msgpack.decode(data)
 
 
 def _notes(db: sqlite3.Connection, turn_id: str, first_note: int | None) -> list[Note]:

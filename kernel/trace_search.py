@@ -21,6 +21,7 @@ from kernel.trace_files import ConversationFile, Which, conversation_files, plac
 from kernel.trace_tree import TraceTree, find, grow, tree_of
 from schemas import trace_index
 from schemas.errors import GoondanError, fail
+from schemas.frames import OPERATOR_AGENT
 from schemas.questions import ANSWER_SUFFIX, correlation, handoff_correlation
 from schemas.spans import is_trace_id
 from schemas.trace_index import IndexLine
@@ -33,6 +34,8 @@ MAX_FILES: Final = 1000
 MAX_TURNS: Final = 1000
 #: Turns that began last, as the index says; a line of it may be of a turn whose beginning was not stored.
 _LATEST: Final = 8
+#: Turns among which the last messages of people are looked for.
+_RECENT: Final = 2000
 #: The prefix of an event's id in the ids of its answer.
 _CORRELATIONS: Final = (correlation(""), handoff_correlation(""))
 
@@ -87,6 +90,22 @@ class Search:
         if not found:
             raise fail("E_TURN_NOT_FOUND", f"no turn{_of(agent, instance)} yet")
         return max(found, key=lambda trace: trace.started_at)
+
+    def messages(self, number: int) -> list[Trace]:
+        """The turns that nobody of the swarm asked for, those of people's messages, the last one first; each with all
+        that hangs on it. Calls of operators are left out. Those that began last are looked for among _RECENT turns.
+        """
+        found: dict[str, Trace] = {}
+        seen: set[str] = set()
+        for entry in trace_index.last(self._state_dir, _RECENT):
+            begun = sorted((turn.started_at for turn in found.values()), reverse=True)
+            if len(begun) >= number and entry.at < begun[number - 1]:
+                break  # a message has a line of its own, so none of the rest is later
+            if entry.agent == OPERATOR_AGENT or entry.trace_id in seen:
+                continue
+            seen.add(entry.trace_id)
+            found |= {turn.turn_id: turn for turn in grow(self._turns_of(entry.trace_id)[0], self._now)}
+        return sorted(found.values(), key=lambda turn: turn.started_at, reverse=True)[:number]
 
     # --- inside
 

@@ -21,7 +21,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from kernel.trace import ToolCall, Trace, Waits
+from kernel.trace import ToolCall, Total, Trace, Waits
 from schemas.spans import step_span
 
 #: Turns that hang on each other in a row: agents that wait are 32 at most, messages that nobody waits for may be more.
@@ -43,12 +43,6 @@ class TraceTree(Struct, rename="camel", omit_defaults=True, kw_only=True):
     duration_ms: int | None = None
     #: The sum over all turns (milliseconds).
     work_ms: int = 0
-    #: The sum over all turns.
-    input_tokens: int | None = None
-    #: The sum over all turns.
-    output_tokens: int | None = None
-    #: The part of `input_tokens` that came from caches of vendors.
-    cached_tokens: int = 0
     #: The agents that took part.
     agents: list[str] = []
     #: How many turns there are.
@@ -57,10 +51,8 @@ class TraceTree(Struct, rename="camel", omit_defaults=True, kw_only=True):
     left_out: int = 0
     #: The turns that are not part of another one.
     turns: list[Trace] = []
-    #: The sum over all turns: the part of `input_tokens` that was put into a vendor's cache.
-    cache_write_tokens: int = 0
-    #: The sum over all turns: the part of `output_tokens` that is reasoning.
-    reasoning_tokens: int = 0
+    #: The sum over all turns that are shown.
+    total: Total | None = None
 
 
 def grow(turns: Sequence[Trace], now: str) -> list[Trace]:
@@ -100,7 +92,7 @@ def tree_of(trace_id: str, roots: list[Trace], left_out: int, now: str) -> Trace
     started = min(turn.started_at for turn in everything)
     span = [_span_of(turn, now) for turn in everything]
     whole = [found for found in span if found is not None]
-    tree = TraceTree(
+    return TraceTree(
         trace_id=trace_id,
         status=worst,
         started_at=started,
@@ -109,24 +101,28 @@ def tree_of(trace_id: str, roots: list[Trace], left_out: int, now: str) -> Trace
         turn_count=len(everything),
         left_out=left_out,
         turns=roots,
+        work_ms=sum(turn.work_ms or 0 for turn in everything),
     )
-    for turn in everything:
-        tree.work_ms += turn.work_ms or 0
-        tree.input_tokens = _sum(tree.input_tokens, turn.input_tokens)
-        tree.output_tokens = _sum(tree.output_tokens, turn.output_tokens)
-        tree.cached_tokens += turn.cached_tokens
-        tree.cache_write_tokens += turn.cache_write_tokens
-        tree.reasoning_tokens += turn.reasoning_tokens
-    return tree
+
+
+def total_of(found: Trace | TraceTree) -> Total:
+    """The sum over all turns that are shown of a trace, or of a turn with those that hang on it."""
+    everything = _deepest_first([found] if isinstance(found, Trace) else found.turns)
+    total = Total(turns=len(everything), agents=sorted({turn.agent for turn in everything}))
+    for call in (step.model for turn in everything for step in turn.steps if step.model is not None):
+        total.input_tokens += call.input_tokens or 0
+        total.output_tokens += call.output_tokens or 0
+        total.cached_tokens += call.cached_tokens
+        total.cache_write_tokens += call.cache_write_tokens
+        total.reasoning_tokens += call.reasoning_tokens
+        for currency, cost in call.costs.items():
+            total.costs[currency] = total.costs.get(currency, 0) + cost
+    return total
 
 
 def find(roots: Iterable[Trace], turn_id: str) -> Trace | None:
     """A turn somewhere in the tree."""
     return next((turn for turn in _deepest_first(list(roots)) if turn.turn_id == turn_id), None)
-
-
-def _sum(total: int | None, more: int | None) -> int | None:
-    return total if more is None else (total or 0) + more
 
 
 def below(turn: Trace) -> list[Trace]:

@@ -30,6 +30,7 @@ from msgspec import DecodeError, Raw, Struct, json
 
 from schemas.frames import ErrorPayload, OptionalRaw
 from schemas.receipts import Receipt
+from schemas.results import cut_message
 from schemas.usage import Part, Used
 
 #: The file of an instance, in schemas.address.instance_dir; `PRAGMA user_version` is its format. An agent that
@@ -62,6 +63,8 @@ TRACE_COLUMNS: Final = (
 )
 #: An error's message in a note (characters); the whole is in the answer, or in the call's result.
 MAX_NOTED_MESSAGE: Final = 500
+#: Arguments, a result or a message in short (characters).
+SHORT_CHARS: Final = 200
 #: Attempts of one model call that a note tells of.
 MAX_TRIES: Final = 20
 
@@ -171,6 +174,9 @@ class CallDetail(Struct, frozen=True, rename="camel", omit_defaults=True):
     direct: bool = False
     #: The model's id of the script (code mode) that makes the call; None for a call of the model.
     script: str | None = None
+    #: The arguments as JSON without secrets: in short of a call that no message has, whole if the agent keeps them
+    #: whole. None: the message has them.
+    args: str | None = None
 
 
 class ResultDetail(Struct, frozen=True, rename="camel", omit_defaults=True):
@@ -187,6 +193,16 @@ class ResultDetail(Struct, frozen=True, rename="camel", omit_defaults=True):
     receipt: OptionalRaw = None
     #: Of an error: its message.
     message: str | None = None
+    #: What the call gave, as CallDetail has the arguments.
+    output: str | None = None
+
+
+def in_short(value: object, most: int = SHORT_CHARS) -> str:
+    """A JSON value as a text of at most `most` characters. "" for what is none."""
+    try:
+        return cut_message(json.encode(value).decode(), most)
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        return ""
 
 
 def used_by_note(at: str, detail: str | None) -> tuple[Part, Used] | None:

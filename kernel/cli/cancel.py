@@ -54,6 +54,7 @@ def command(
         raise fail("E_USAGE", "give EVENT_ID or --agent, one of them")
     if not is_utf8(event_id or agent or ""):
         raise fail("E_USAGE", "the name is not UTF-8")
+    agent, instance = options.named(agent, instance)
     key = check_instance(instance)
     kernel = attach(locate(bundle))
     try:

@@ -41,6 +41,7 @@ def list_(agent: str | None, instance: str | None, bundle: str | None, as_json: 
     from kernel.cli.operator_question import ask_broker
     from kernel.cli.output import write, write_json
 
+    agent, instance = options.named(agent, instance)
     answer = ask_broker(bundle, {"op": "config.list", "agent": agent, "instanceKey": instance})
     if as_json:
         write_json(answer)
@@ -59,6 +60,7 @@ def show(agent: str, instance: str | None, bundle: str | None, as_json: bool) ->
     from kernel.cli.operator_question import ask_broker
     from kernel.cli.output import write_json, write_pretty
 
+    agent, instance = options.named(agent, instance)
     answer = ask_broker(bundle, {"op": "config.show", "agent": agent, "instanceKey": instance})
     (write_json if as_json else write_pretty)(answer)
     return 0
@@ -91,6 +93,7 @@ def propose(
     from kernel.cli.operator_question import ask_broker
     from kernel.cli.output import error_lines, write, write_json
 
+    agent, instance = options.named(agent, instance)
     question = {
         "op": "config.propose",
         "id": f"cfg-{os.urandom(10).hex()}",

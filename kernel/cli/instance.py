@@ -35,7 +35,10 @@ def command() -> None:
 @click.option("--agent", metavar="AGENT", shell_complete=options.completed("agents"), help="Only those of this agent.")
 @options.as_json
 def list_(bundle: str | None, agent: str | None, as_json: bool) -> int:
-    """List them, the one that was used last first."""
+    """List them, the one that was used last first. Other commands take the names as they stand here: AGENT/KEY.
+
+    Calls of `gdn call` have an agent of their own, which --agent _operator shows.
+    """
     from kernel.cli.attach import locate
     from kernel.cli.output import write, write_json
     from kernel.instances import instances
@@ -60,7 +63,7 @@ def list_(bundle: str | None, agent: str | None, as_json: bool) -> int:
 @options.as_json
 def show(agent: str, key: str, bundle: str | None, as_json: bool) -> int:
     """Show one: its conversation in numbers, its files, its process, its last turn, and the messages that wait for it.
-    KEY is `default` if left out.
+    KEY is `default` if left out. AGENT/KEY will do as well.
     """
     import time
 
@@ -75,6 +78,7 @@ def show(agent: str, key: str, bundle: str | None, as_json: bool) -> int:
     from schemas.errors import GoondanError, fail
     from schemas.times import rfc3339
 
+    agent, key = options.named(agent, key)
     check_instance(key)
     place = locate(bundle)
     found = next(iter(instances(place.state_dir, agent, key)), None)
@@ -122,6 +126,7 @@ def export(agent: str, key: str, bundle: str | None) -> int:
     from kernel.instances import instances
     from schemas.errors import fail
 
+    agent, key = options.named(agent, key)
     check_instance(key)
     place = locate(bundle)
     if next(iter(instances(place.state_dir, agent, key)), None) is None:
@@ -170,6 +175,7 @@ def reset(agent: str, key: str, bundle: str | None, files: bool, yes: bool, as_j
     from kernel.cli.plain import one_line
     from schemas.errors import fail
 
+    agent, key = options.named(agent, key)
     if files:
         return _delete(agent, key, bundle, force=False, yes=yes, as_json=as_json)
     name = one_line(f"{agent}/{key}", 400)
@@ -183,17 +189,22 @@ def reset(agent: str, key: str, bundle: str | None, files: bool, yes: bool, as_j
 
 @command.command()
 @click.argument("agent", shell_complete=options.completed("agents"))
-@click.argument("key", shell_complete=options.completed("instances"))
+@click.argument("key", required=False, shell_complete=options.completed("instances"))
 @options.bundle
 @click.option("--force", is_flag=True, help="Cancel its work first; whoever waits for it is told so.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @options.as_json
-def delete(agent: str, key: str, bundle: str | None, force: bool, yes: bool, as_json: bool) -> int:
+def delete(agent: str, key: str | None, bundle: str | None, force: bool, yes: bool, as_json: bool) -> int:
     """Delete one for good: its conversation, its traces and its workdir.
 
     One that has work is refused, unless --force is given. A workdir that others work in stays, and so does a folder of
     your own. What is sent to it later begins a new one. A kernel must run.
     """
+    from schemas.errors import fail
+
+    agent, key = options.named(agent, key)
+    if key is None:
+        raise fail("E_USAGE", "name the instance: AGENT KEY, or AGENT/KEY")
     return _delete(agent, key, bundle, force=force, yes=yes, as_json=as_json)
 
 
@@ -232,6 +243,7 @@ def _edit(agent: str, key: str, bundle: str | None, kind: Literal["undo", "reset
     from kernel.instances import instances
     from schemas.errors import fail
 
+    agent, key = options.named(agent, key)
     check_instance(key)
     place = locate(bundle)
     if next(iter(instances(place.state_dir, agent, key)), None) is None:
@@ -287,15 +299,18 @@ def _question(place: BundleTarget, agent: str, key: str, name: str) -> str:
 
 def render(rows: Sequence[dict[str, Any]]) -> list[str]:
     """One line for each instance: its status, its size, and when it was written last. Its name comes last, because it
-    is text from outside.
+    is text from outside; all commands take it as it stands there.
     """
     from kernel.cli.plain import one_line
+    from kernel.cli.terminal import OPERATOR_NOTE, columns
+    from schemas.frames import OPERATOR_AGENT
 
-    lines = []
+    lines = [("STATUS", "BYTES", "WRITTEN", "INSTANCE")]
     for row in rows:
         name = f"{row['agent']}/{row['instanceKey'] if row['instanceKey'] is not None else row['folder']}"
-        lines.append(f"{row['status']:<10} {row['bytes']:>12}  {row['written']}  {one_line(name, 400)}")
-    return lines or ["there are no instances yet"]
+        lines.append((row["status"], str(row["bytes"]), row["written"], one_line(name, 400)))
+    note = [OPERATOR_NOTE] if any(row["agent"] == OPERATOR_AGENT for row in rows) else []
+    return [*columns(lines), *note] if rows else ["there are no instances yet"]
 
 
 def _processes(place: BundleTarget) -> dict[tuple[str, str], dict[str, Any]]:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 import click
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+_Agent = TypeVar("_Agent", str, str | None)
+_Key = TypeVar("_Key", str, str | None)
 
 Completion = Callable[[click.Context, click.Parameter, str], list[Any]]
 
@@ -55,6 +58,20 @@ class Seconds(click.FloatRange):
         if math.isnan(seconds):
             self.fail(f"{value} is not a number of seconds.", param, ctx)
         return seconds
+
+
+def named(agent: _Agent, key: _Key) -> tuple[_Agent, str | _Key]:
+    """Agent and instance key as a person gave them: also as `AGENT/KEY`, which is how lists show an instance. Raises
+    GoondanError E_USAGE for two keys.
+    """
+    name, slash, own = (agent or "").partition("/")
+    if not slash:
+        return agent, key
+    if key not in (None, DEFAULT_INSTANCE, own):
+        from schemas.errors import fail
+
+        raise fail("E_USAGE", f"two instances are named: {own[:100]!r} and {key[:100]!r}", suggestion="Name one.")
+    return name, own
 
 
 #: Where events and calls go when no instance is named.

@@ -18,15 +18,18 @@ _COLUMNS = ("ROLE", "NAME", "INSTANCE", "PID", "STATUS", "SINCE", "RESTARTS", "L
 
 @click.command()
 @options.bundle
+@click.option("--all", "everywhere", is_flag=True, help="Show all your kernels, of whatever bundle and state root.")
 @click.option("--why", is_flag=True, help="Show who waits for whom, and since when.")
 @click.option("--forget-limits", is_flag=True, help="Forget what was learned of the limits of model servers.")
 @options.as_json
-def command(bundle: str | None, why: bool, forget_limits: bool, as_json: bool) -> int:
+def command(bundle: str | None, everywhere: bool, why: bool, forget_limits: bool, as_json: bool) -> int:
     """Show the processes of a running swarm, and what was learned of the limits of its model servers.
 
     --why shows what its agents wait for: their model, its server's limit, another agent, a person, a tool, a jail, an
     extension, a place, their turn, a process, a budget, room on the disk.
     """
+    if everywhere:
+        return _all(as_json)
     if why or forget_limits:
         return _why(bundle, as_json) if why else _forget(bundle, as_json)
     from kernel.cli.attach import by_hand, locate
@@ -53,6 +56,20 @@ def command(bundle: str | None, why: bool, forget_limits: bool, as_json: bool) -
         write(*render(rows, datetime.datetime.now(datetime.UTC)), *note)
     else:
         write("no kernel runs " + place.bundle)
+    return 0
+
+
+def _all(as_json: bool) -> int:
+    from kernel.cli.output import write, write_json
+    from kernel.cli.terminal import columns
+    from kernel.running import kernels
+
+    found, now = kernels(), datetime.datetime.now(datetime.UTC)
+    lines = [
+        (str(one.pid), _age(one.started_at, now), one.entry_agent or "-", one.bundle, one.state_dir) for one in found
+    ]
+    table = columns([("PID", "SINCE", "ENTRY", "BUNDLE", "STATE"), *lines])
+    write_json(found) if as_json else write(*(table if found else ["no kernel of yours runs"]))
     return 0
 
 
@@ -111,7 +128,8 @@ def external(broker: ByHand) -> list[ProcessInfo]:
 
 def render(rows: list[ProcessInfo], now: datetime.datetime) -> list[str]:
     """The table: one line for each process, columns as wide as their content."""
-    from kernel.cli.terminal import printable
+    from kernel.cli.terminal import OPERATOR_NOTE, columns
+    from schemas.frames import OPERATOR_AGENT
 
     cells = [
         (
@@ -126,10 +144,8 @@ def render(rows: list[ProcessInfo], now: datetime.datetime) -> list[str]:
         )
         for row in rows
     ]
-    # An instance key is text from outside.
-    table = [[printable(cell) for cell in line] for line in (_COLUMNS, *cells)]
-    widths = [max(len(line[column]) for line in table) for column in range(len(_COLUMNS))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in table]
+    note = [OPERATOR_NOTE] if any(row.name == OPERATOR_AGENT for row in rows) else []
+    return [*columns([_COLUMNS, *cells]), *note]
 
 
 def _age(since: str, now: datetime.datetime) -> str:

@@ -92,6 +92,7 @@ def command(
     if trace_id is not None and not is_trace_id(trace_id):
         message = "a trace id has 32 hexadecimal digits, in lower case and not all of them zero"
         raise fail("E_USAGE", message, suggestion="Take the second field of a W3C traceparent, or leave it out.")
+    agent, instance = options.named(words[0] if len(words) == 2 else None, instance)
     text = replace_surrogates(words[-1])
     if text == FROM_STDIN:
         text = read_all(MAX_LINE_BYTES).decode("utf-8", "replace").removesuffix("\n")
@@ -101,7 +102,7 @@ def command(
     files = open_files(attached)
     kernel = attach(place)
     try:
-        agent = words[0] if len(words) == 2 else kernel.entry_agent
+        agent = agent or kernel.entry_agent
         if not agent:
             raise fail("E_USAGE", "the bundle has no entry agent; name the agent")
         key = check_instance(instance)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final, TextIO
 
 import msgspec
@@ -23,6 +23,8 @@ from schemas.visible import by_number, visible_line
 _SECRET: Final = os.urandom(8).hex()
 _MARK: Final = re.compile(f"\ufdd0{_SECRET}([0-9]{{1,2}})\ufdd1")
 _RESET: Final = "0"
+#: What a list says of the agent that no bundle declares (schemas.frames.OPERATOR_AGENT).
+OPERATOR_NOTE: Final = "_operator is you: calls of `gdn call` run in its name, with every tool and without a model"
 
 
 def printable(text: str, *, keep: str = "") -> str:
@@ -33,6 +35,13 @@ def printable(text: str, *, keep: str = "") -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in keep else by_number(c) for c in text)
+
+
+def columns(lines: Sequence[Sequence[str]]) -> list[str]:
+    """A table: a line each, its cells from outside made printable and filled up to the widest of their column."""
+    table = [[printable(cell) for cell in line] for line in lines]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in table]
 
 
 def shown_line(text: str) -> str:

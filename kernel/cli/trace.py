@@ -6,7 +6,7 @@ Source: docs/design/commands.md section 8; schemas/traces.py; docs/design/traces
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -16,7 +16,7 @@ from kernel.cli.plain import duration
 
 if TYPE_CHECKING:
     from kernel.cli.terminal import Style
-    from kernel.trace import ModelCall, Step, ToolCall, Trace
+    from kernel.trace import ModelCall, Step, ToolCall, Total, Trace
     from kernel.trace_tree import TraceTree
     from schemas.receipts import JailReceipt
     from schemas.traces import TryDetail
@@ -25,13 +25,15 @@ if TYPE_CHECKING:
 Line = tuple[str | None, str]
 #: Lines for the calls of one script. It may have made thousands.
 MAX_INNER: Final = 30
+#: Arguments and results in a line (characters). --json has what is kept.
+MAX_SAID: Final = 200
 #: The statuses of turns and calls that are not over, or whose end is not known.
 _OPEN: Final = ("running", "pending", "lost", "abandoned", "interrupted")
 
 
 @click.command()
 @click.argument("turn", required=False, metavar="[TURN]")
-@click.option("--last", is_flag=True, help="What began last (also without TURN).")
+@click.option("--last", is_flag=True, help="The last message of a person, with all that it set going.")
 @click.option("--search", is_flag=True, help="Look into the files of all instances for a turn that the index has not.")
 @click.option(
     "--agent", metavar="AGENT", shell_complete=options.completed("agents"), help="Look only at this agent's turns."
@@ -57,7 +59,7 @@ def command(
     other agents that it asked for.
 
     TURN is the id of a turn, of an event or of a trace, as `gdn send --json` prints them, or the correlation id of what
-    an agent has asked. Without it, what began last is shown.
+    an agent has asked. Without it, what began last is shown, calls of `gdn call` included.
     """
     import sys
 
@@ -65,16 +67,21 @@ def command(
     from kernel.cli.state import state_of
     from kernel.cli.terminal import style_of
     from kernel.paths import find_bundle
+    from kernel.trace_tree import total_of
     from schemas.errors import fail
 
     if last and turn is not None:
         raise fail("E_USAGE", "give TURN or --last, not both")
-    found = _find(state_of(find_bundle(bundle)), turn, agent, instance, search)
+    agent, instance = options.named(agent, instance)
+    found = _find(state_of(find_bundle(bundle)), turn, agent, instance, search, last)
+    found.total = total_of(found)
     write_json(found) if as_json else write(*render(found, style_of(sys.stdout)))
     return 0
 
 
-def _find(state_dir: str, name: str | None, agent: str | None, instance: str | None, search: bool) -> Trace | TraceTree:
+def _find(
+    state_dir: str, name: str | None, agent: str | None, instance: str | None, search: bool, last: bool
+) -> Trace | TraceTree:
     """The part to show: a trace, or a turn with all turns that it led to. Raises GoondanError."""
     import time
 
@@ -83,6 +90,8 @@ def _find(state_dir: str, name: str | None, agent: str | None, instance: str | N
     from schemas.times import rfc3339
 
     looking = Search(state_dir, rfc3339(time.time()), everywhere=search)
+    if last and agent is None and instance is None and (messages := looking.messages(1)):
+        return messages[0]
     if name is None:
         return looking.last(agent, instance)
     if agent is None and instance is None and is_trace_id(name) and (tree := looking.trace(name)) is not None:
@@ -94,6 +103,7 @@ def render(found: Trace | TraceTree, style: Style) -> list[str]:
     """A turn or a trace for a person: one line for each step, call and turn, with the time since the beginning."""
     from kernel.cli.terminal import printable
     from kernel.trace import Trace
+    from kernel.trace_tree import total_of
 
     if isinstance(found, Trace):
         lines = list(_turn(found, found.started_at, style))
@@ -112,8 +122,10 @@ def render(found: Trace | TraceTree, style: Style) -> list[str]:
             lines += _turn(turn, found.started_at, style)
         if found.left_out:
             lines.append((None, f"  {style.warning(f'{found.left_out} more turns are not shown')}"))
-    if tokens := _tokens(found):
-        lines.append((None, f"  in all: {tokens}"))
+    total = total_of(found)
+    if used := _used(total, total.costs):
+        turns = f" of {total.turns} turns" if total.turns > 1 else ""
+        lines.append((None, f"  in all{turns}: {used}"))
     return [text if offset is None else f"{offset:>10}  {text}" for offset, text in lines]
 
 
@@ -176,6 +188,7 @@ def _step(step: Step, start: str, style: Style) -> Iterator[Line]:
     for call in step.tools:
         branch, stem = ("└─", "  ") if call is step.tools[-1] else ("├─", "│ ")
         yield _offset(start, call.started_at), f"{style.dim(branch)} {_tool(call, style)}"
+        yield from _said(call, f"{stem}   ", style)
         if call.receipt is not None:
             yield "", style.dim(f"{stem}   {_jail(call.receipt.jail)}")
         yield from _inner(call, stem, start, style)
@@ -189,11 +202,21 @@ def _inner(script: ToolCall, stem: str, start: str, style: Style) -> Iterator[Li
     for call in shown:
         branch = "└─" if call is shown[-1] and not more else "├─"
         yield _offset(start, call.started_at), f"{style.dim(f'{stem} {branch}')} {_tool(call, style)}"
+        yield from _said(call, f"{stem}    ", style)
         yield from _below(call.turns, f"{stem}   ", start, style)
     if more:
         failed = sum(1 for call in script.calls if call.status == "error")
         of_all = f"; {failed} of all {len(script.calls)} failed" if failed else ""
         yield "", style.dim(f"{stem} └─ and {more} more calls{of_all}; --json has them")
+
+
+def _said(call: ToolCall, stem: str, style: Style) -> Iterator[Line]:
+    """The arguments of a call and what it gave, each in one line, as far as they are known."""
+    from kernel.cli.plain import one_line
+
+    for what, text in (("with", call.args), ("gave", call.output or call.message)):
+        if text:
+            yield "", style.dim(f"{stem}{what} {one_line(text, MAX_SAID)}")
 
 
 def _below(turns: list[Trace], stem: str, start: str, style: Style) -> Iterator[Line]:
@@ -210,7 +233,7 @@ def _model(call: ModelCall, style: Style) -> str:
 
     what = [f"model {printable(call.model)}" if call.model else "model", _status(call.status, style, call.code)]
     what.append(duration(call.duration_ms) if call.duration_ms is not None else "")
-    what.append(_tokens(call))
+    what.append(_used(call, call.costs))
     what.append(f"asked for {printable(call.asked)}" if call.asked else "")
     what.append(f"{call.attempts} tries, {duration(call.paused_ms)} between them" if call.attempts > 1 else "")
     what.append(f"held back {duration(call.paused_ms)}" if call.attempts == 1 and call.paused_ms else "")
@@ -263,15 +286,18 @@ def _status(status: str, style: Style, code: str | None = None) -> str:
     return style.warning(text) if status in _OPEN else style.bad(text)
 
 
-def _tokens(counts: ModelCall | Trace | TraceTree) -> str:
-    """`900 tokens in (800 cached, 50 into the cache), 70 out (60 reasoning)`; "" when nobody has counted."""
-    if counts.input_tokens is None and counts.output_tokens is None:
+def _used(counts: ModelCall | Total, costs: Mapping[str, float]) -> str:
+    """`900 tokens in (800 cached, 50 into the cache), 70 out (60 reasoning), $0.01`; "" when nobody has counted."""
+    from kernel.cli.answered import money
+
+    if not counts.input_tokens and not counts.output_tokens:
         return ""
     cached = [(counts.cached_tokens, "cached"), (counts.cache_write_tokens, "into the cache")]
     read = ", ".join(f"{count} {what}" for count, what in cached if count)
     reasoned = f" ({counts.reasoning_tokens} reasoning)" if counts.reasoning_tokens else ""
     read = f" ({read})" if read else ""
-    return f"{counts.input_tokens or 0} tokens in{read}, {counts.output_tokens or 0} out{reasoned}"
+    tokens = f"{counts.input_tokens or 0} tokens in{read}, {counts.output_tokens or 0} out{reasoned}"
+    return ", ".join([tokens, *(money(cost, currency) for currency, cost in costs.items())])
 
 
 def _offset(start: str, at: str) -> str:

@@ -44,6 +44,7 @@ class KernelCommands(Protocol):
     detached: bool
     entry_agent: str | None
     private_copy: str | None
+    state_dir: str
     model: str | None
     holders: set[object]
 
@@ -232,7 +233,11 @@ class SupervisorSocket:
         try:
             if request.op == "ps":
                 return Reply(
-                    ok=True, processes=kernel.processes(), servers=kernel.servers(), private_copy=kernel.private_copy
+                    ok=True,
+                    processes=kernel.processes(),
+                    servers=kernel.servers(),
+                    private_copy=kernel.private_copy,
+                    state_dir=kernel.state_dir,
                 )
             if request.op == "stop":
                 kernel.stop("asked to")

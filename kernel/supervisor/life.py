@@ -80,6 +80,7 @@ class Supervisor:
         self.entry_agent: str | None = None
         self.model: str | None = None
         self.private_copy: str | None = None
+        self.state_dir = options.state_dir
         self._ending = Ending()
         self.holders: set[object] = set()
         self._held_once = resumed is not None and resumed.held_once

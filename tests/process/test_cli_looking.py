@@ -42,6 +42,19 @@ def test_a_turn_is_shown_while_its_agent_lives(running: Sandbox) -> None:
         assert (shown.status, shown.err) == (0, "")
         assert "bash__exec  ok" in shown.out
         assert "\x1b" not in shown.out
+    assert json.loads(good["args"]) == {"command": "sleep 0.1"}
+    assert good["output"].startswith('{"command":"sleep 0.1"')
+    assert 'with {"command":"sleep 0.1"}' in running.gdn("trace", sent["turnId"]).out
+    running.call("true")
+    assert running.gdn("trace", "--json").json["agent"] == "_operator"
+    assert running.gdn("trace", "--last", "--json").json["turnId"] == sent["turnId"]
+    (row,) = running.gdn("turns", "-n", "1", "--json").json
+    assert (row["turnId"], row["status"], row["total"]["agents"]) == (sent["turnId"], "completed", ["main"])
+    assert row["message"] == lines
+    assert running.gdn("turns").out.splitlines()[1].endswith('/bash__exec {"command":"sleep 0.1"} /no__such {}')
+    assert running.gdn("trace", "--agent", "main/traced", "--json").json["turnId"] == sent["turnId"]
+    twice = running.gdn("trace", "--agent", "main/traced", "--instance", "other", "--json")
+    assert (twice.status, twice.json["error"]["code"]) == (2, "E_USAGE")
     unknown = running.gdn("trace", "t0", "--json")
     assert (unknown.status, unknown.json["error"]["code"]) == (1, "E_TURN_NOT_FOUND")
     both = running.gdn("trace", "t0", "--last")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 from tests.kernel_fixture import PATIENCE_S, Sandbox, sandbox, wait_until
@@ -39,6 +40,11 @@ def test_instances_are_listed_and_shown_with_and_without_a_kernel() -> None:
         assert shown["pid"] in {row["pid"] for row in kernel.ps()}
         assert shown["lastTurn"]["status"] == "running"
         assert "works" in kernel.gdn("instance", "show", "main", "one").out
+        elsewhere = replace(kernel, env={**kernel.env, "GOONDAN_STATE_ROOT": str(kernel.home / "elsewhere")}, here=None)
+        kernels = elsewhere.gdn("ps", "--all", "--json").json
+        assert kernel.ps()[0]["pid"] in {row["pid"] for row in kernels if row["stateDir"] == str(kernel.state_dirs[0])}
+        assert str(kernel.state_dirs[0]) in elsewhere.gdn("ps", "--all").out
+        assert "_operator is you" in kernel.gdn("ps").out
 
         busy = kernel.gdn("instance", "reset", "main", "one", "--yes", "--json")
         assert (busy.status, busy.json["error"]["code"]) == (1, "E_INSTANCE_BUSY")
@@ -57,7 +63,12 @@ def test_instances_are_listed_and_shown_with_and_without_a_kernel() -> None:
         assert (rested["status"], rested["pid"], rested["events"]) == ("dormant", None, [])
         assert rested["lastTurn"]["status"] == "completed"
         lines = kernel.gdn("instance", "list").out.splitlines()
+        assert lines[0].split() == ["STATUS", "BYTES", "WRITTEN", "INSTANCE"]
         assert any(line.endswith("  main/one") for line in lines)
+        assert (
+            kernel.gdn("instance", "list", "--agent", "_operator").out.splitlines()[-1].startswith("_operator is you")
+        )
+        assert kernel.gdn("instance", "show", "main/zwei/\u00fc", "--json").json == rested
         missing = kernel.gdn("instance", "show", "main", "none", "--json")
         assert (missing.status, missing.json["error"]["code"]) == (1, "E_INSTANCE_NOT_FOUND")
         unheard = kernel.gdn("instance", "delete", "main", "one", "--json")

@@ -58,6 +58,19 @@ def test_the_commands_of_a_group_have_their_help(capsys: pytest.CaptureFixture[s
         ["send", "--timeout", "1e308", "hello"],
         ["cancel", "event", "--timeout", "nan"],
         ["send", "one", "two", "three"],
+        *(
+            [*words, "main/one", *rest, "other"]
+            for words, rest in (
+                (("send",), ("text", "--instance")),
+                (("trace", "--agent"), ("--instance",)),
+                (("cancel", "--agent"), ("--instance",)),
+                (("config", "list", "--agent"), ("--instance",)),
+                (("config", "show"), ("--instance",)),
+                (("config", "propose"), ("[]", "--instance")),
+                *(((("instance", name)), ()) for name in ("show", "export", "undo", "reset", "delete")),
+            )
+        ),
+        ["instance", "delete", "main"],
         ["send", "--event-id", "", "hello"],
         ["cancel"],
         ["cancel", "event", "--agent", "main"],

@@ -17,13 +17,15 @@ from agentproc.store import ConversationStore
 from kernel.cli.plain import duration
 from kernel.cli.terminal import Style
 from kernel.cli.trace import render
-from kernel.trace import Note, Trace, Turn, between_ms, tell
+from kernel.trace import Note, Trace, Turn, between_ms, said_in, tell
 from kernel.trace_search import Search
 from schemas.address import instance_dir
 from schemas.errors import GoondanError, error_payload
 from schemas.frames import AgentEvent, Answer
 from schemas.receipts import CallReceipt, JailReceipt, Receipt, kept
-from schemas.traces import CallDetail, ModelDetail, ResultDetail, encode_detail, encode_receipt
+from schemas.traces import SHORT_CHARS, CallDetail, ModelDetail, ResultDetail, encode_detail, encode_receipt
+
+_KEYS = ("id", "data", "role", "content", "toolCallId", "args", "result", "output")
 
 
 def at(ms: int) -> str:
@@ -86,6 +88,43 @@ def test_a_model_that_is_asked_again_after_a_crash_does_not_count_the_time_betwe
     assert trace.resumed_at == [at(700)]
     assert trace.steps[0].model is not None
     assert trace.steps[0].model.duration_ms == 100
+
+
+def message(number: int, data: dict[str, Any]) -> dict[str, Any]:
+    return {"id": f"t1.{number}", "data": data}
+
+
+def test_calls_are_shown_with_what_the_messages_of_their_turn_say_in_short() -> None:
+    call = {"type": "tool-call", "toolCallId": "a", "toolName": "bash__exec", "args": {"command": "x" * 500}}
+    result = {"type": "tool-result", "toolCallId": "a", "result": {"status": "ok", "output": {"stdout": "y\x1b[2J"}}}
+    said = said_in(
+        [
+            message(0, {"role": "user", "content": "please " * 100}),
+            message(1, {"role": "assistant", "content": [{"type": "text", "text": "so"}, call]}),
+            message(2, {"role": "tool", "content": [result]}),
+        ]
+    )
+    trace = tell(turn(), WHOLE, said)
+    first, other = trace.steps[0].tools
+    assert len(trace.message or "") == len(first.args or "") == SHORT_CHARS
+    assert (first.args or "").startswith('{"command":"xxx')
+    assert (first.output, other.args, other.output) == ('{"stdout":"y\\u001b[2J"}', None, None)
+    lines = render(trace, Style())
+    assert any(line.strip("│ ").startswith('with {"command":"xxx') for line in lines)
+    assert any(line.strip("│ ").startswith('gave {"stdout":"y') for line in lines)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text() | st.sampled_from(["toolCallId", "t1.0"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(list(_KEYS)), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(st.lists(json_values, max_size=4))
+def test_no_stored_message_keeps_a_turn_from_being_shown(messages: list[Any]) -> None:
+    lines = render(tell(turn(), WHOLE, said_in(messages)), Style())
+    assert all(line.isprintable() for line in lines)
 
 
 def test_an_operator_call_has_no_model() -> None:
@@ -294,10 +333,11 @@ def test_a_model_call_has_the_name_that_answered_and_the_parts_of_its_tokens() -
     told = tell(turn(), [*notes, notes[1]])  # an extension asked twice
     call = told.steps[0].model
     assert call is not None
-    assert (call.cached_tokens, call.reasoning_tokens, call.cost, told.cached_tokens) == (2000, 60, 0.005, 2000)
+    assert (call.cached_tokens, call.reasoning_tokens, told.cached_tokens) == (2000, 60, 2000)
+    assert call.costs == {"USD": 0.005}
     line = next(line for line in render(told, Style()) if "m-2026" in line)
-    assert "2400 tokens in (2000 cached), 80 out (60 reasoning)  asked for m" in line
-    assert "in all: 2400 tokens in (2000 cached), 80 out" in "\n".join(render(told, Style()))
+    assert "2400 tokens in (2000 cached), 80 out (60 reasoning), $0.005  asked for m" in line
+    assert "in all: 2400 tokens in (2000 cached), 80 out (60 reasoning), $0.005" in "\n".join(render(told, Style()))
 
 
 def test_a_model_that_answered_in_place_of_another_has_its_name_and_the_other_stands_among_the_tries() -> None:

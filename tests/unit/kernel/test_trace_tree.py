@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 
 from agentproc.store import ConversationStore
 from kernel import trace_search
+from kernel.cli import turns
 from kernel.cli.terminal import Style
-from kernel.cli.trace import render
+from kernel.cli.trace import _find, render
 from kernel.trace import Note, Trace, Turn, Waits, tell
 from kernel.trace_search import Search
-from kernel.trace_tree import MAX_DEPTH, _common, _length, _union, _without, below, find, grow, tree_of
+from kernel.trace_tree import MAX_DEPTH, _common, _length, _union, _without, below, find, grow, total_of, tree_of
 from schemas.address import instance_dir
 from schemas.errors import GoondanError
 from schemas.frames import ErrorPayload
@@ -175,11 +176,10 @@ def test_the_wait_for_a_place_is_told_from_the_queue() -> None:
 
 
 def test_a_trace_is_summed_and_takes_the_worst_status() -> None:
-    turns = [*chain(), turn("other1", 50, 80, [], "f" * 16)]
-    tree = tree_of(TRACE, grow(turns, NOW), 3, NOW)
+    tree = tree_of(TRACE, grow([*chain(), turn("other1", 50, 80, [], "f" * 16)], NOW), 3, NOW)
     assert [root.turn_id for root in tree.turns] == ["other1", "lead1"]
     assert (tree.status, tree.started_at, tree.duration_ms, tree.turn_count) == ("completed", at(50), 1460, 3)
-    assert (tree.input_tokens, tree.output_tokens, tree.agents) == (12, 1, ["coder", "lead", "other"])
+    assert tree.agents == ["coder", "lead", "other"]
     assert tree.work_ms == 160 + 250 + 30
     lines = render(tree, Style())
     assert lines[0] == f"trace {TRACE}  completed in 1.46 s"
@@ -187,6 +187,27 @@ def test_a_trace_is_summed_and_takes_the_worst_status() -> None:
     for status in ("running", "interrupted", "failed"):
         worse = [*chain(), turn("other1", 50, None, [], status=status)]
         assert tree_of(TRACE, grow(worse, NOW), 0, NOW).status == status
+
+
+def test_sums_are_of_all_that_is_shown_with_money_in_each_currency() -> None:
+    lead, coder = step(1, 0, 9, input_tokens=7, output_tokens=2), step(1, 4, 8, input_tokens=5, output_tokens=1)
+    priced = [
+        *step(2, 9, 10, input_tokens=90, output_tokens=10, cached_tokens=60, money=2_000_000, currency="USD"),
+        *step(3, 10, 11, input_tokens=8, money=500_000, currency="EUR"),
+    ]
+    asks = [*lead, *call("a", 1, 9)]
+    (root,) = grow([turn("lead1", 0, 20, asks), turn("coder1", 4, 8, [*coder, *priced], call_span("lead1/a"))], NOW)
+    total = total_of(root)
+    assert (total.turns, total.agents) == (2, ["coder", "lead"])
+    assert (total.input_tokens, total.output_tokens, total.cached_tokens) == (110, 13, 60)
+    assert total.costs == {"USD": 0.002, "EUR": 0.0005}
+    assert total_of(tree_of(TRACE, [root], 0, NOW)) == total
+    said = "  in all of 2 turns: 110 tokens in (60 cached), 13 out, $0.002, 0.0005 EUR"
+    assert said in render(root, Style())
+    assert said in render(tree_of(TRACE, [root], 0, NOW), Style())
+    (line,) = [line for line in turns.render([(root, total)]) if "lead1" in line]
+    assert line.split()[:5] == ["lead1", "completed", "2026-01-01T00:00:00", "20", "ms"]
+    assert line.split()[5:] == ["coder,lead", "123", "$0.002", "+", "0.0005", "EUR", "-"]
 
 
 def test_the_tree_is_shown_with_times_from_one_beginning() -> None:
@@ -343,6 +364,18 @@ def test_a_turn_is_shown_with_what_it_asked_for_and_the_last_one_with_who_asked(
     assert search.last("coder").event_id == "t-e1/a~3"
     assert search.last("coder", "two").event_id == "later"
     assert search.last(None, "two").event_id == "later"
+
+
+def test_the_last_messages_of_people_are_listed_without_what_agents_asked_and_operators_called(state: Path) -> None:
+    search = Search(str(state), NOW)
+    put(state, "coder", "two", "late", 40, call_span("t-e1/a"))  # an old message is still at work
+    put(state, "_operator", "default", "call", 50, trace="c" * 32)
+    assert [one.event_id for one in search.messages(10)] == ["later", "e1", "e0"]
+    assert [one.event_id for one in search.messages(1)] == ["later"]
+    assert search.last().event_id == "call"
+    last = _find(str(state), None, None, None, False, True)
+    assert isinstance(last, Trace)
+    assert last.event_id == "later"
 
 
 def test_instances_that_have_nothing_to_do_with_it_are_not_looked_at(
