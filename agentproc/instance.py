@@ -30,7 +30,7 @@ from agentproc.files import InstanceFiles
 from agentproc.known_secrets import KnownSecrets
 from agentproc.live_config import InForce, LiveConfig
 from agentproc.model_gate import ModelGates
-from agentproc.providers.base import Provider, redactor_of
+from agentproc.providers.base import SHORTEST_SAID, Provider, redactor_of
 from agentproc.providers.choose import make_provider
 from agentproc.script_log import ScriptLog
 from agentproc.servers import Servers
@@ -127,6 +127,7 @@ class Instance:
         self._provider: Provider | None = None
         self._others: dict[str, Provider] = {}  # of the models in `fallback`, by their documents
         self._redactor: Redactor | None = None
+        self._said_redactor: Redactor | None = None
         #: What records the instance, or answers it from a recording; None for most.
         self.tape = self._make_tape(spec)
         self.servers.tape = self.tape
@@ -155,6 +156,12 @@ class Instance:
         if self._redactor is None:
             self._redactor = redactor_of(*self.spec.models)
         return self.secrets.redact(self._redactor(text))
+
+    def redact_said(self, text: str) -> str:
+        """The same of what a model says, which may be a file's content: secrets of SHORTEST_SAID characters only."""
+        if self._said_redactor is None:
+            self._said_redactor = redactor_of(*self.spec.models, shortest=SHORTEST_SAID)
+        return self.secrets.redact(self._said_redactor(text))
 
     def index_turn(self, at: str, trace_id: str, turn_id: str, event_id: str) -> None:
         """Record where the turn of a trace is found. When that fails, the turn goes on."""

@@ -6,10 +6,14 @@ Extensions get OAuth tokens, and write log lines of their own. Output that they 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
+import msgspec
 from msgspec import structs
 
+from agentproc.providers.base import ModelAnswer
 from schemas.frames import ErrorPayload, ToolResult
 from schemas.redaction import Redactor
 
@@ -53,6 +57,19 @@ class KnownSecrets:
         if not self._secrets or error is None:
             return error
         return structs.replace(error, message=self.redact(error.message))
+
+
+def out_of_answer(answer: ModelAnswer, redact: Callable[[str], str]) -> ModelAnswer:
+    """A model's answer without secrets, in whatever field they stand; the same object when there are none. The usual
+    answer, which has none, is searched once, as JSON.
+    """
+    with suppress(ValueError, OverflowError, RecursionError):  # a text with half of a surrogate pair is no JSON
+        whole = msgspec.json.encode(answer).decode()
+        if redact(whole) == whole:
+            return answer
+    from agentproc.recordings.forms import in_texts
+
+    return msgspec.convert(in_texts(msgspec.to_builtins(answer), redact), ModelAnswer)
 
 
 class HidingFormatter(logging.Formatter):

@@ -8,6 +8,7 @@ Rules.
   the same way, as news of another kind with positions of its own.
 - Names, ids and codes only. Arguments and results may hold secrets, and stay in the conversation. Only an operator, who
   can read the conversation anyway, gets a short line of each call's arguments.
+- Text that holds a secret is not sent, and nothing behind it in its step: the answer comes without it at the end.
 - Nothing is sent for an event whose asker did not wish it.
 
 Source: docs/design/wire.md section 8; PROTOCOL.md "Live events".
@@ -40,6 +41,8 @@ MAX_WAITING: Final = 1 << 18
 #: How often text and reasoning may take turns in what waits. No model that people use comes near, and each turn is a
 #: frame.
 MAX_RUNS: Final = 64
+#: How much of the text that was sent is looked through with the next batch (characters): a secret may come in parts.
+TAIL: Final = 1024
 #: The longest name or id of a tool in a frame (characters).
 MAX_NAME: Final = 200
 #: The longest progress message of a handler (characters).
@@ -66,11 +69,21 @@ class LiveLink(Protocol):
 
 
 class LiveFeed:
-    """The news of the turn `turn_id`, for the event in `frame`. `again`: an earlier incarnation began the turn."""
+    """The news of the turn `turn_id`, for the event in `frame`. `again`: an earlier incarnation began the turn.
+    `redact` removes secrets from a text.
+    """
 
     def __init__(
-        self, link: LiveLink, loop: asyncio.AbstractEventLoop, frame: Frame, turn_id: str, *, again: bool
+        self,
+        link: LiveLink,
+        loop: asyncio.AbstractEventLoop,
+        frame: Frame,
+        turn_id: str,
+        *,
+        again: bool,
+        redact: Callable[[str], str] = str,
     ) -> None:
+        self._redact = redact
         self._link = link
         self._loop = loop
         self._turn_id = turn_id
@@ -83,6 +96,7 @@ class LiveFeed:
         self._begun = False
         self._step = 0
         self._at: dict[_Kind, int] = {}
+        self._tails: dict[_Kind, str] = {}
         self._again = False
         self._waiting: list[_Run] = []
         self._size = 0
@@ -177,9 +191,7 @@ class LiveFeed:
         self._waiting[-1].pieces.append(delta.text)
         self._size += len(delta.text)
         if self._size > MAX_WAITING or len(self._waiting) > MAX_RUNS:
-            self._muted = True
-            self._waiting.clear()
-            self._size = 0
+            self._mute()
         elif self._timer is None:
             since = self._loop.time() - self._sent_at
             if since >= BATCH_S:
@@ -193,11 +205,17 @@ class LiveFeed:
 
     def _restart(self, *, again: bool) -> None:
         """The step's text begins, or begins again."""
-        self._waiting.clear()
+        self._mute()
         self._at.clear()
-        self._size = 0
+        self._tails.clear()
         self._muted = False
         self._again = again
+
+    def _mute(self) -> None:
+        """Send no more of the step's text."""
+        self._muted = True
+        self._waiting.clear()
+        self._size = 0
 
     def _send_text(self, *, everything: bool = False) -> None:
         """Send a batch of the waiting text; the rest follows later."""
@@ -207,6 +225,11 @@ class LiveFeed:
         while self._waiting and room > 0:
             run = self._waiting.pop(0)
             text = replace_surrogates("".join(run.pieces))
+            seen = self._tails.get(run.kind, "") + text
+            if self._redact(seen) != seen:
+                self._mute()
+                return
+            self._tails[run.kind] = seen[-TAIL:]
             end = MAX_PIECE * room
             for start in range(0, min(end, len(text)), MAX_PIECE):
                 self._send_piece(run.kind, text[start : start + MAX_PIECE])

@@ -23,6 +23,7 @@ from agentproc.context.wishes import NO_WISHES
 from agentproc.conversation import CUT_OFF, MAX_REASONING, REASONING
 from agentproc.extensions.stages import Stages
 from agentproc.instance import Instance
+from agentproc.known_secrets import out_of_answer
 from agentproc.live import LiveFeed
 from agentproc.model_gate import TurnGates
 from agentproc.notes import ModelAttempts, TurnNotes
@@ -247,6 +248,7 @@ class ModelCalls:
             if self._asked is request:
                 self._asked = None
             self._stall.end()  # what extensions do behind it is not the model's time
+        answer = out_of_answer(answer, self._instance.redact_said)
         self._notes.model_ended(request, attempts, answer=answer)
         return answer
 

@@ -133,7 +133,9 @@ class TurnRun:
         deadline = None if frame.deadline_ms is None else self._loop.time() + frame.deadline_ms / 1000
         self._epoch = frame.epoch or 0
         self._budget = TurnBudget(instance.link, instance.events, self._event_id, self._epoch) if frame.budget else None
-        self._live = live = LiveFeed(instance.link, self._loop, frame, name, again=row is not None)
+        self._live = live = LiveFeed(
+            instance.link, self._loop, frame, name, again=row is not None, redact=instance.redact_said
+        )
         self._approvals = Approvals(instance, name, self._notes, wake=self._rouse, told=live.waits, lost=self.abandon)
         before = self._approvals, self._budget
         own = OwnCalls(instance, name, workdir, deadline, *before, stepped=self._stepped, lost=self.abandon)

@@ -27,6 +27,9 @@ from schemas.structured import OutputSpec, ToolChoice
 #: The shortest value of a header that is taken for a secret (characters). Shorter ones, such as `true`, are words of
 #: any text.
 SHORTEST_HEADER: Final = 8
+#: The shortest secret that is taken out of what a model says (characters). Shorter keys are words that servers without
+#: keys are given, such as `ollama`, and models write such words into files.
+SHORTEST_SAID: Final = 16
 
 
 class Gate(Protocol):
@@ -179,8 +182,10 @@ class Provider(Protocol):
         """Close connections."""
 
 
-def redactor_of(*models: ModelSpec) -> Redactor:
-    """Removes the secrets of models from texts: their keys, their headers, and the passwords of their endpoints."""
+def redactor_of(*models: ModelSpec, shortest: int = 0) -> Redactor:
+    """Removes the secrets of models from texts: their keys, their headers, and the passwords of their endpoints. Of
+    those only what has `shortest` characters.
+    """
     secrets: list[str | None] = []
     for model in models:
         try:
@@ -189,7 +194,7 @@ def redactor_of(*models: ModelSpec) -> Redactor:
             password = None
         secrets += [model.api_key, password, unquote(password) if password else None]
         secrets += [value for value in model.headers.values() if len(value) >= SHORTEST_HEADER]
-    return Redactor(*secrets)
+    return Redactor(*[secret for secret in secrets if len(secret or "") >= shortest])
 
 
 class ContextOverflow(GoondanError):

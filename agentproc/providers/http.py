@@ -336,7 +336,9 @@ class HttpProvider:
 
 def _named(answer: ModelAnswer, request: ModelRequest) -> ModelAnswer:
     """The answer with the name of its model: the server's word for it, else what was asked for."""
-    name = redactor_of(request.model)(answer.model or request.model.model)
+    if answer.model == request.model.model:
+        return answer
+    name = redactor_of(request.model)(answer.model) if answer.model else request.model.model
     return answer if name == answer.model else replace(answer, model=plain(name)[:MAX_MODEL_NAME] or None)
 
 
