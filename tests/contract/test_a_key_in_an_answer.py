@@ -1,4 +1,4 @@
-"""A model server has the key of its model, and may send it back in any field of an answer: nothing keeps or shows it."""
+"""A model server has the key of its model, and may send it back in any field of an answer. Nothing keeps it or shows it."""
 
 from __future__ import annotations
 
@@ -32,8 +32,10 @@ FORMS = [KEY, KEY[::-1], base64.b64encode(KEY.encode()).decode()]
 #: stay as they are.
 ANSWERS: dict[str, list[dict[str, Any]]] = {
     "anthropic": [
-        {"type": "message_start", "message": {"id": "m1", "model": "claude", "content": [], "usage": {"input_tokens": 1}}},
-        {"type": "content_block_start", "index": 0, "content_block": {"type": "thinking", "thinking": "hm ", "signature": "s"}},
+        {"type": "message_start", "message": {"id": "m1", "model": "claude", "content": [],
+         "usage": {"input_tokens": 1}}},
+        {"type": "content_block_start", "index": 0,
+         "content_block": {"type": "thinking", "thinking": "hm ", "signature": "s"}},
         {"type": "content_block_delta", "index": 0, "delta": {"type": "thinking_delta", "thinking": "let me think"}},
         {"type": "content_block_delta", "index": 0, "delta": {"type": "signature_delta", "signature": "sig"}},
         {"type": "content_block_start", "index": 1, "content_block": {"type": "redacted_thinking", "data": "opaque"}},
@@ -41,8 +43,10 @@ ANSWERS: dict[str, list[dict[str, Any]]] = {
         {"type": "content_block_delta", "index": 2, "delta": {"type": "text_delta", "text": "then"}},
         {"type": "content_block_start", "index": 3,
          "content_block": {"type": "tool_use", "id": "toolu_1", "name": "notes__add", "input": {}, "extra": "x"}},
-        {"type": "content_block_delta", "index": 3, "delta": {"type": "input_json_delta", "partial_json": '{"text": "hi"}'}},
-        {"type": "message_delta", "delta": {"stop_reason": "tool_use", "stop_sequence": "no"}, "usage": {"output_tokens": 1}},
+        {"type": "content_block_delta", "index": 3,
+         "delta": {"type": "input_json_delta", "partial_json": '{"text": "hi"}'}},
+        {"type": "message_delta", "delta": {"stop_reason": "tool_use", "stop_sequence": "no"},
+         "usage": {"output_tokens": 1}},
         {"type": "message_stop"},
     ],
     "openai": [
@@ -58,8 +62,8 @@ ANSWERS: dict[str, list[dict[str, Any]]] = {
         {"type": "response.output_item.done", "output_index": 0, "item": {"type": "reasoning", "id": "rs_1",
          "encrypted_content": "opaque", "summary": [{"type": "summary_text", "text": "hm"}]}},
         {"type": "response.output_text.delta", "output_index": 1, "delta": "well"},
-        {"type": "response.output_item.done", "output_index": 1, "item": {"type": "message", "id": "msg_1", "phase": "final",
-         "role": "assistant", "content": [{"type": "output_text", "text": "well"}]}},
+        {"type": "response.output_item.done", "output_index": 1, "item": {"type": "message", "id": "msg_1",
+         "phase": "final", "role": "assistant", "content": [{"type": "output_text", "text": "well"}]}},
         {"type": "response.output_item.done", "output_index": 2, "item": {"type": "function_call", "id": "fc_1",
          "call_id": "call_1", "name": "notes__add", "arguments": '{"text": "hi"}'}},
         {"type": "response.completed", "response": {"id": "r1", "model": "gpt", "status": "completed",
@@ -200,6 +204,7 @@ def test_a_key_in_pieces_of_a_stream_is_not_shown_while_it_flows(size: int, form
         feed.on_delta(TextDelta(text[at : at + size]))
         feed._send_text()
     feed.tell([AskModel(2)])
+    assert feed.on_delta is not None
     feed.on_delta(TextDelta("all good"))
     feed._send_text()
     events = [from_raw(sent.payload, RuntimeEvent) for sent in link.sent]
