@@ -1,4 +1,4 @@
-"""A model server has the key of its model, and may send it back in any field of an answer. Nothing keeps it or shows it."""
+"""A model server may send the key of its model back, in any field of an answer. Nothing keeps it or shows it."""
 
 from __future__ import annotations
 
