@@ -27,6 +27,8 @@ from schemas.address import build_tool_name
 from schemas.errors import GoondanError
 from schemas.frames import ToolResult
 
+#: The tool that asks for the end of pending work. The tool host answers it for every handle but those of handoffs.
+GET_RESULT: Final = "tool-result__get"
 #: The handlers by their full names.
 HANDLERS: Final[dict[str, Handler]] = {
     build_tool_name(tool, export): handler
@@ -36,7 +38,7 @@ HANDLERS: Final[dict[str, Handler]] = {
         ("self-restart", self_restart.handlers),
     )
     for export, handler in handlers.items()
-}
+} | {GET_RESULT: handoff.get}
 
 log = logging.getLogger("agentproc")
 

@@ -10,15 +10,16 @@ Source: requirement RESULT-04; PROTOCOL.md "Pending results".
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
 
-from agentproc.conversation import MessageSource
+from agentproc.conversation import Message, MessageSource, ToolData, UserData
 from agentproc.questions import text_of
-from schemas.codec import check_json, from_raw
+from schemas.codec import check_json, from_raw, to_raw
 from schemas.errors import GoondanError, fail
 from schemas.frames import TOOL_COMPLETED, AgentEvent, Completion, ErrorPayload, Frame, ToolResult
 from schemas.questions import ANSWER_SUFFIX, handoff_correlation, with_object
@@ -62,6 +63,8 @@ def read_completion(frame: Frame, event: AgentEvent) -> Ended:
     return Ended(event.id, text, MessageSource("tool", told.tool_name), turn_id=told.turn_id)
 
 
+#: The source of a message that tells the end of handed-over work.
+HANDOFF: Final = MessageSource("tool", "handoff__request")
 #: The key in the metadata of a message made from an answer: {target, eventId, correlationId, status, response or
 #: error}.
 INTER_AGENT: Final = "__goondanInterAgentResponse"
@@ -86,11 +89,8 @@ def read_answer(frame: Frame) -> Ended:
         ended = {"status": "ok", "output": {**shown, "response": response}}
         if error is not None:
             ended = {"status": "error", "error": msgspec.to_builtins(error)}
-        text = (
-            f"The pending result {correlation_id} of handoff__request (call {call}) is here:\n"
-            f"{msgspec.json.encode(ended).decode()}"
-        )
-        return Ended(str(frame.event_id), text, MessageSource("tool", "handoff__request"), answer=answer)
+        text = f"{_head(correlation_id)} (call {call}) is here:\n{msgspec.json.encode(ended).decode()}"
+        return Ended(str(frame.event_id), text, HANDOFF, answer=answer)
     if error is None:
         text = f"The answer of agent {target} to your request {event_id} is here:\n{response or ''}"
         shown |= {"status": "ok", "response": response}
@@ -100,6 +100,33 @@ def read_answer(frame: Frame) -> Ended:
         text = f"Agent {target} did not answer your request {event_id}: {error.message} [{error.code}]"
         shown |= {"status": "error", "error": msgspec.to_builtins(error)}
     return Ended(str(frame.event_id), text, MessageSource("tool", "agents__request"), {INTER_AGENT: shown}, answer)
+
+
+def _head(handle: str) -> str:
+    return f"The pending result {handle} of handoff__request"
+
+
+def end_of(handle: str, news: Iterable[Ended], messages: Iterable[Message]) -> ToolResult:
+    """What the work behind the handle of a handoff came to, by the `news` that no model has read yet and the messages
+    of the conversation; `pending` if it goes on. Raises GoondanError: its error, or E_TOOL_OUTCOME_UNKNOWN for a handle
+    that is not in the conversation.
+    """
+    texts, begun = [ended.text for ended in news if ended.source == HANDOFF], False
+    for message in messages:
+        if isinstance(message.data, UserData) and message.source == HANDOFF:
+            texts.append(message.data.content)
+        elif isinstance(message.data, ToolData):
+            begun = begun or any(part.result.handle == handle for part in message.data.content)
+    text = next((text for text in texts if text.startswith(_head(handle) + " ")), None)
+    if text is not None:
+        ended = msgspec.json.decode(text.partition("\n")[2])
+        if "error" in ended:
+            raise GoondanError(msgspec.convert(ended["error"], ErrorPayload))
+        return ToolResult(status="ok", output=to_raw(ended["output"]))
+    if begun:
+        return ToolResult(status="pending", handle=handle)
+    message_text = f"no work {handle[:200]!r} was handed over in this conversation, as far as it is kept"
+    raise fail("E_TOOL_OUTCOME_UNKNOWN", message_text, suggestion="Give the handle as it stands in the pending result.")
 
 
 def describe_late(frame: Frame) -> str:

@@ -13,7 +13,7 @@ from functools import cached_property, partial
 from typing import Any
 
 from agentproc.approvals import Approvals
-from agentproc.base_calls import BaseCalls
+from agentproc.base_calls import GET_RESULT, BaseCalls
 from agentproc.budget import TurnBudget
 from agentproc.calls import CallContext
 from agentproc.catalog import Allowed, StepCatalog
@@ -24,12 +24,13 @@ from agentproc.questions import Asker
 from agentproc.swarm import Swarm
 from agentproc.turn import RunTool
 from schemas.frames import ToolResult
+from schemas.questions import HANDOFF_PREFIX
 
 
 class OwnCalls:
     """The calls of the turn `turn_id` that run here, in the instance's `workdir`. `deadline` is the turn's, in the
     loop's time; None: there is no end. `stepped` is called before the result of a bundled tool is given. `lost` is
-    called when the lease is gone.
+    called when the lease is gone. `end_of` says what became of handed-over work (completions.py), by its handle.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class OwnCalls:
         *,
         stepped: Callable[[], None],
         lost: Callable[[], None],
+        end_of: Callable[[str], ToolResult],
     ) -> None:
         self._instance = instance
         self._turn_id = turn_id
@@ -52,6 +54,7 @@ class OwnCalls:
         self._budget = budget
         self._stepped = stepped
         self._lost = lost
+        self._end_of = end_of
 
     @cached_property
     def asking(self) -> Asking:
@@ -63,7 +66,14 @@ class OwnCalls:
         instance = self._instance
         asker = Asker(instance.spec.name, instance.instance_key, self._turn_id)
         patience_ms = instance.spec.request_timeout_ms
-        return Swarm(instance.link, asker, self._deadline, instance.clock, instance.events, patience_ms)
+        return Swarm(
+            instance.link, asker, self._deadline, instance.clock, instance.events, self._end_of, patience_ms=patience_ms
+        )
+
+    def heard(self) -> None:
+        """Work that was handed over has ended."""
+        if "_swarm" in self.__dict__:
+            self._swarm.news.set()
 
     @cached_property
     def _local(self) -> LocalCalls:
@@ -86,8 +96,10 @@ class OwnCalls:
         if "_swarm" in self.__dict__:
             self._swarm.deadline = deadline
 
-    def runs(self, name: str) -> bool:
-        """Whether calls of this tool run here."""
+    def runs(self, name: str, args: Any) -> bool:
+        """Whether this call runs here."""
+        if name == GET_RESULT and isinstance(args, dict) and str(args.get("handle")).startswith(HANDOFF_PREFIX):
+            return True
         return self._instance.tools.get(name) is not None or self._instance.catalog.runs_here(name)
 
     def replays(self, name: str) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -27,7 +28,7 @@ from agentproc.questions import (
 )
 from schemas.codec import from_raw
 from schemas.errors import GoondanError, fail
-from schemas.frames import OPERATOR_AGENT, Frame, RestartAnswer
+from schemas.frames import OPERATOR_AGENT, Frame, RestartAnswer, ToolResult
 from schemas.questions import TIMEOUT_MS, answered, correlation
 
 #: A bundled tool's handler. It gets the turn's access to the swarm, the tool call's id and the checked arguments. It
@@ -57,7 +58,8 @@ DELEGATION_RESULT: Final = "agent.delegationResult"
 
 class Swarm:
     """The questions of one turn. `deadline` is the turn's, in the loop's time, None for no end. `clock` gives RFC 3339.
-    `notices` gets each event that goes to another agent, and each answer that is waited for.
+    `notices` gets each event that goes to another agent, and each answer that is waited for. `end_of` says what became
+    of handed-over work, by its handle.
 
     Every method raises GoondanError: E_TOOL_INVALID_ARGS, E_AGENT_CYCLE, E_FRAME_TOO_LARGE, E_AGENT_NOT_FOUND,
     E_AGENT_SPAWN_FAILED, E_AGENT_TIMEOUT, E_AGENT_FAILED, or another refusal of the broker.
@@ -70,6 +72,8 @@ class Swarm:
         deadline: float | None,
         clock: Callable[[], str],
         notices: Notices,
+        end_of: Callable[[str], ToolResult],
+        *,
         patience_ms: int = TIMEOUT_MS,
     ) -> None:
         self._notices = notices
@@ -79,6 +83,9 @@ class Swarm:
         self.deadline = deadline
         self._clock = clock
         self._loop = asyncio.get_running_loop()
+        self._end_of = end_of
+        #: Set when work that was handed over has ended.
+        self.news = asyncio.Event()
         #: How long `agents__request` waits unless it says otherwise (milliseconds).
         self.patience_ms = patience_ms
         #: The kernel restarts as soon as the turn has left its event. No further step runs before that.
@@ -136,6 +143,18 @@ class Swarm:
         self._tell(question)
         await self._until_done(frame, self._link.post(frame))
         return frame
+
+    async def end_of_work(self, handle: str, wait_s: float) -> ToolResult:
+        """What handed-over work came to; `pending` when it has no end within `wait_s` seconds. Raises GoondanError: its
+        error, or E_TOOL_OUTCOME_UNKNOWN.
+        """
+        left_ms = self._left_ms()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(wait_s if left_ms is None else min(wait_s, left_ms / 1000)):
+                while self._end_of(handle).status == "pending":
+                    self.news.clear()
+                    await self.news.wait()
+        return self._end_of(handle)
 
     async def spawn(self, name: str, target: str, instance_key: str | None, cwd: str | None) -> Any:
         """Start the process of an instance. Returns when it is there. `name` names the question within its turn."""

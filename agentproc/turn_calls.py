@@ -160,7 +160,7 @@ class TurnCalls:
         within = None if action.within is None else f"{self.turn_id}/{action.within}"
         if part.tool_name == reading.NAME and part.tool_name not in self.catalog:
             then(self._shown.read(args))
-        elif self._own_calls.runs(part.tool_name):
+        elif self._own_calls.runs(part.tool_name, args):
             self._own_calls.start(action, args, self.catalog, self.context, then, within)
         elif (gone := self._of_lost_server(action)) is not None:
             then(gone)

@@ -27,7 +27,7 @@ from agentproc.answers import answer_payload, done_frame, failed, turn_id
 from agentproc.approvals import Approvals
 from agentproc.budget import TurnBudget
 from agentproc.calls import CallContext
-from agentproc.completions import Ended
+from agentproc.completions import Ended, end_of
 from agentproc.conversation import Append, Presented
 from agentproc.extensions.contexts import Execution
 from agentproc.extensions.stages import Stages
@@ -138,7 +138,9 @@ class TurnRun:
         )
         self._approvals = Approvals(instance, name, self._notes, wake=self._rouse, told=live.waits, lost=self.abandon)
         before = self._approvals, self._budget
-        own = OwnCalls(instance, name, workdir, deadline, *before, stepped=self._stepped, lost=self.abandon)
+        own = OwnCalls(
+            instance, name, workdir, deadline, *before, stepped=self._stepped, lost=self.abandon, end_of=self._end_of
+        )
         self._own_calls = own
         self._context = shown = TurnContext(instance.context, self._transcript)
         context = CallContext(name, self._event_id, frame.epoch, deadline)
@@ -531,6 +533,7 @@ class TurnRun:
         self._around.leave_turn(action.end)
 
     def _enter_step(self, action: EnterStep) -> None:
+        self._tell_completed()
         self._around.enter_step(action.step, self._config.begin_step(action.step, again=action.again))
 
     def _leave_step(self, action: LeaveStep) -> None:
@@ -548,7 +551,11 @@ class TurnRun:
         """
         if not self._transcript.has_origin(ended.event_id) and not self._instance.store.has_message(ended.event_id):
             self._completed[ended.event_id] = ended
+            self._own_calls.heard()
             self.turn.hear()
+
+    def _end_of(self, handle: str) -> ToolResult:
+        return end_of(handle, self._completed.values(), self._transcript.next_messages)
 
     def _tell_completed(self) -> None:
         completed, self._completed = self._completed, {}
@@ -561,8 +568,10 @@ class TurnRun:
 
     def _ask_model(self, action: AskModel) -> None:
         instance = self._instance
-        self._tell_completed()
+        if self._wraps_steps and self._completed:
+            self.turn.hear()  # what came since then, the middleware of the next step sees first
         if not self._wraps_steps:
+            self._tell_completed()
             self._config.begin_step(action.step, again=False)
             self.calls.use(instance.catalog.for_step())
         own = self._config.in_force.system

@@ -22,6 +22,8 @@ LOOK_UP_MS: Final = 10_000
 MAX_ANSWER_BYTES: Final = 4 << 20
 #: An answer is named after its event.
 ANSWER_SUFFIX: Final = ":answer"
+#: The handle of handed-over work begins so.
+HANDOFF_PREFIX: Final = "handoff:"
 #: Of `request`, `send` (AGENTS-12, AGENTS-19) and `handoff`.
 EVENT_TYPES: Final = {"request": "agent.request", "send": "agent.send", "handoff": "agent.handoff"}
 #: Events of these types come from elsewhere, and mean something to the agent.
@@ -58,7 +60,7 @@ def answer_error(target: str, answer: Answer | None) -> ErrorPayload | None:
 
 def handoff_correlation(event_id: str) -> str:
     """The correlation id of a handoff, which is its handle too."""
-    return f"handoff:{event_id}"
+    return HANDOFF_PREFIX + event_id
 
 
 def with_object(told: dict[str, Any], answer: Answer) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from kernel.bundle.loader import Inspected, inspect_bundle
 from kernel.bundle.positions import plain
 from kernel.bundle.problems import Report
 from kernel.changesets.allowed import FileChange, Places, Written, refused_documents, refused_files
-from kernel.changesets.entries import TreeEntry
+from kernel.changesets.entries import REGULAR, TreeEntry
 from kernel.changesets.paths import twins, within_prefix
 from kernel.changesets.proposed import Proposed, denied
 from kernel.changesets.repository import Repository
@@ -52,20 +52,10 @@ def check(
         prompts=_below(repository.top, [os.path.realpath(os.path.join(root, name)) for name in prompts]),
         code=_below(repository.top, _code(now)),
     )
-    files = [FileChange(path, _mode(head.get(path)), _mode(proposed)) for path, proposed in changes.items()]
-    _deny(refused_files(files, places))
-    _deny(
-        f"{path}: it would be the same file as {other} on some systems"
-        for path, other in twins([path for path in changes if path not in head], head)
-    )
     instead = {
         os.path.join(repository.top, path): None if proposed is None else proposed.data
         for path, proposed in changes.items()
     }
-    report = Report()
-    after = load_documents(bundle, report, instead)
-    if not report.errors:  # what cannot be read is invalid, and said below with its place
-        _deny(refused_documents(_written(now.loaded), _written(after), prompts))
     found = inspect_bundle(
         bundle,
         state_dir=options.state_dir,
@@ -74,8 +64,15 @@ def check(
         asking=Asking(running=powers),
         instead=instead,
     )
-    if found.errors:
-        raise invalid(found)
+    files = [FileChange(path, _mode(head.get(path)), _mode(proposed)) for path, proposed in changes.items()]
+    if found.errors and all(change.after in (None, REGULAR) for change in files):
+        raise invalid(found)  # first: whoever may change it, so it is wrong
+    _deny(refused_files(files, places))
+    _deny(
+        f"{path}: it would be the same file as {other} on some systems"
+        for path, other in twins([path for path in changes if path not in head], head)
+    )
+    _deny(refused_documents(_written(now.loaded), _written(found.loaded), prompts))
     if not found.judgement.trusted:
         raise denied(untrusted(found.judgement, bundle, running=True).info.message)
 

@@ -42,7 +42,7 @@ metadata: {name: NAME}
 spec:
   modelConfig: {modelRef: Model/scripted}
   prompt: {system: You are NAME.}
-  tools: [Tool/agents, Tool/handoff, Tool/bash, Tool/asker]
+  tools: [Tool/agents, Tool/handoff, Tool/bash, Tool/asker, Tool/tool-result]
   extensions: [EXTRA]
 ---
 """
@@ -96,7 +96,9 @@ def bundle(endpoint: str) -> str:
     agents.append(AGENT.replace("NAME", "unfit").replace("EXTRA", "Extension/broken"))
     agents.append(AGENT.replace("NAME", "wrapped").replace("EXTRA", "Extension/asks"))
     agents.append("".join(line for line in AGENT.replace("NAME", "simple").splitlines(True) if "EXTRA" not in line))
-    agents[-1] = agents[-1].replace("  tools: [Tool/agents, Tool/handoff, Tool/bash, Tool/asker]\n", "")
+    agents[-1] = agents[-1].replace(
+        "  tools: [Tool/agents, Tool/handoff, Tool/bash, Tool/asker, Tool/tool-result]\n", ""
+    )
     listed = ", ".join(f"Agent/{name}" for name in (*AGENTS, "unfit", "wrapped", "simple"))
     return HEAD.replace("ENDPOINT", endpoint) + "".join(agents) + TAIL.replace("LIST", listed)
 

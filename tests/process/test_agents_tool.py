@@ -371,3 +371,28 @@ def test_work_is_handed_over_and_its_end_arrives(swarm: Swarm) -> None:
     assert (shown["status"], shown["output"]["response"]) == ("ok", "done with it")
     assert shown["output"]["correlationId"] == handle
     assert "tools" not in swarm.model.requests['{"do": "this"}'][0], "who gets the work knows nothing of handoffs"
+
+
+def test_the_handle_of_handed_over_work_is_known_to_tool_result(swarm: Swarm, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(swarm.model, "by_first", True)
+    monkeypatch.setattr(swarm.model, "otherwise", "heard it")
+    go = waits(swarm, "polled work", "polled", answer="worked")
+    handed = [("h1", "handoff__request", {"target": "beta", "payload": "polled work"})]
+    command = "touch ready; while [ ! -e go ]; do sleep 0.02; done"
+    swarm.script("hand over and ask", handed, [("c2", "bash__exec", {"command": command})])
+    sending = swarm.kernel.popen("send", "alpha", "hand over and ask", "--instance", "polled", "--json")
+    pattern = "state/workspaces/*/instances/alpha/polled/workspace/ready"
+    ready = wait_until(lambda: next(swarm.kernel.home.glob(pattern), None), what=pattern)
+    handle = swarm.model.results("hand over and ask")["h1"]["handle"]
+    polls = [("c3", handle, 0), ("c4", "handoff:t0/h1~ab", 0)]
+    calls = [(call, "tool-result__get", {"handle": of, "waitMs": ms}) for call, of, ms in polls]
+    last = [("c5", "tool-result__get", {"handle": handle, "waitMs": 30_000})]
+    swarm.model.scripts["hand over and ask"] += [calls, last, "done"]
+    (ready.parent / "go").touch()
+    wait_until(lambda: len(swarm.model.requests["hand over and ask"]) >= 4, what="the poll that waits")
+    go().touch()
+    assert json.loads(sending.communicate(timeout=30)[0])["status"] == "completed"
+    results = swarm.model.results("hand over and ask")
+    assert results["c3"] == {"status": "pending", "handle": handle}
+    assert code_of(results["c4"]) == "E_TOOL_OUTCOME_UNKNOWN"
+    assert (results["c5"]["response"], results["c5"]["correlationId"]) == ("worked", handle)

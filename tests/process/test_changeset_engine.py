@@ -166,6 +166,19 @@ def test_a_base_that_moved_merges_where_it_can(bundles: Bundles) -> None:
     assert bundles.refused(third) == "E_CHANGESET_CONFLICT"
 
 
+def test_what_is_wrong_with_a_file_is_said_before_who_may_change_it(bundles: Bundles) -> None:
+    opened = bundles.open()
+    document = bundles.write(opened.workdir, "goondan.yaml", DOCUMENTS.replace("entryAgent:", "entryAgnt:"))
+    bundles.write(opened.workdir, "notes.txt", "only the operator may add this\n")
+
+    rejected = bundles.end(opened)
+
+    assert rejected.error is not None
+    assert rejected.error.code == "E_CHANGESET_INVALID" and "entryAgnt" in rejected.error.message
+    document.write_text(DOCUMENTS)
+    assert bundles.refused(opened) == "E_CHANGESET_DENIED"
+
+
 @pytest.mark.requirement("BUNDLE-07")
 def test_an_invalid_bundle_and_then_a_corrected_one(bundles: Bundles) -> None:
     opened = bundles.open()
@@ -216,7 +229,7 @@ def _deep(at: Path) -> None:
 DENIED: dict[str, Callable[[Path], object]] = {
     "code of a tool": lambda at: (at / "tools/words.py").write_text("handlers = {}\n"),
     "a new file beside the code of a tool": lambda at: (at / "tools/data.md").write_text("x"),
-    "code of an extension": lambda at: (at / "extensions/prompts.py").write_text("import os\n"),
+    "code of an extension": lambda at: (at / "extensions/prompts.py").write_text("def register(api):\n    import os\n"),
     "data": lambda at: (at / "README.txt").write_text("x"),
     "a script": lambda at: (at / "Makefile").write_text("all:\n\ttrue\n"),
     "a model": lambda at: _edit(at, "provider: embedded", "provider: openai, model: x, endpoint: 'http://127.0.0.1:9'"),

@@ -30,4 +30,9 @@ async def request(swarm: Swarm, name: str, args: dict[str, Any]) -> ToolResult:
     return ToolResult(status="pending", handle=frame.reply_to.correlation_id if frame.reply_to is not None else None)
 
 
+async def get(swarm: Swarm, name: str, args: dict[str, Any]) -> ToolResult:
+    """`tool-result__get` with the handle of a handoff: what the work came to, or `pending` after `waitMs`."""
+    return await swarm.end_of_work(args["handle"], float(args.get("waitMs", 0)) / 1000)
+
+
 handlers: Final[dict[str, Handler]] = {"request": request}

@@ -17,7 +17,7 @@ from tests.kernel_fixture import sandbox
 from tests.process.agent_swarm import ASKER, ASKS, Swarm, bundle, code_of, request, told
 from tests.process.scripted_model import scripted_model
 
-TOOLS = "  tools: [Tool/agents, Tool/handoff, Tool/bash, Tool/asker]\n"
+TOOLS = "  tools: [Tool/agents, Tool/handoff, Tool/bash, Tool/asker, Tool/tool-result]\n"
 
 
 @pytest.fixture(scope="module")

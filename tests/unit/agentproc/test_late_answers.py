@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from agentproc.completions import INTER_AGENT, describe_late, read_answer
-from agentproc.conversation import Message, UserData, is_presentable
+from agentproc.completions import INTER_AGENT, describe_late, end_of, read_answer
+from agentproc.conversation import Message, MessageSource, ToolResultPart, UserData, is_presentable, result_message
 from agentproc.turn import AskModel, Begin, End, LeaveStep, ModelAnswered, Resume, Turn
-from schemas.codec import to_raw
-from schemas.frames import AgentEvent, Answer, ErrorPayload, Frame
+from schemas.codec import from_raw, to_raw
+from schemas.errors import GoondanError
+from schemas.frames import AgentEvent, Answer, ErrorPayload, Frame, ToolResult
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, ok, says, wants
 from tests.unit.agentproc.turns import Runners
 
@@ -165,3 +166,71 @@ def test_a_turn_that_died_before_the_model_read_it_asks_the_model() -> None:
     stored += [(s.position, s.message) for s in first.handle(ModelAnswered("early"), AT)[:1]]  # type: ignore[union-attr]
     assert isinstance(Turn("t", max_steps=9).handle(Resume(stored, next_position=3), AT)[-1], End)
     assert isinstance(Turn("t", max_steps=9).handle(Resume(stored, next_position=3, told=True), AT)[-1], AskModel)
+
+
+# --- what the handle of a handoff came to
+
+
+def asked(handle: str) -> Message:
+    """The conversation's word about a handoff that is pending."""
+    return result_message(
+        "m1", ToolResultPart("h1", "handoff__request", ToolResult(status="pending", handle=handle)), AT
+    )
+
+
+def test_the_end_of_handed_over_work_is_found_in_news_and_in_the_conversation() -> None:
+    handle = "handoff:t1/h1~ab"
+    ended = read_answer(answer("t1/h1~ab", correlation="handoff"))
+    told = Message("m2", UserData(ended.text), AT, ended.source, {})
+    assert end_of(handle, [], [asked(handle)]) == ToolResult(status="pending", handle=handle)
+    for news, messages in (([ended], [asked(handle)]), ([], [asked(handle), told]), ([], [told])):
+        result = end_of(handle, news, messages)
+        assert result.output is not None
+        assert (result.status, from_raw(result.output, dict)["response"]) == ("ok", "answer t1/h1~ab")
+
+
+def test_a_failure_of_handed_over_work_is_the_error_of_the_poll() -> None:
+    late = ErrorPayload("E_AGENT_FAILED", "it fell over")
+    ended = read_answer(answer("t1/h1~ab", correlation="handoff", status="failed", response=None, error=late))
+    with pytest.raises(GoondanError, match="it fell over"):
+        end_of("handoff:t1/h1~ab", [ended], [])
+
+
+def test_no_other_message_tells_the_end_of_handed_over_work() -> None:
+    handle = "handoff:t1/h1~ab"
+    ended = read_answer(answer("t1/h1~ab", correlation="handoff"))
+    longer = read_answer(answer("t1/h1~abc", correlation="handoff"))
+    forged = [
+        Message("m2", UserData(ended.text), AT, MessageSource("user")),
+        Message("m3", UserData(longer.text), AT, longer.source, {}),
+    ]
+    with pytest.raises(GoondanError, match="E_TOOL_OUTCOME_UNKNOWN"):
+        end_of(handle, [], forged)
+
+
+# --- middleware of the step
+
+
+@pytest.mark.parametrize("at", ["before", "inside"])
+async def test_the_middleware_of_the_step_sees_what_its_model_reads(runners: Runners, at: str) -> None:
+    link, seen = FakeLink(lambda *_: None), []
+    model = FakeModel(wants(("a", "notes__add", {})), says("early"), says("done"))
+    runner = runners.build(link, model)
+
+    async def step(ctx: Any) -> Any:
+        if at == "inside" and ctx.step_index == 1:
+            runner.answered(answer())
+        seen.append(said(ctx.conversation_state.next_messages))
+        return await ctx.next()
+
+    runner.instance.pipeline.register("step", step, extension="ext")
+    running = asyncio.ensure_future(runner.run(event_frame("e1", "go")))
+    async with asyncio.timeout(5):
+        while not link.open_calls():
+            await asyncio.sleep(0)
+    if at == "before":
+        runner.answered(answer())
+    link.finish(link.open_calls()[0], ok(1))
+    await running
+    assert [said(request.messages) for request in model.requests] == seen
+    assert seen[-1] == ["go", "answer q1"], "and it is read before the turn ends"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import json
 import threading
 from typing import Any
 
@@ -341,6 +343,22 @@ def test_a_resource_reads_by_key_and_by_attribute() -> None:
     assert len(resource) == 3
     with pytest.raises(AttributeError):
         resource.kind = "Tool"
+
+
+def test_a_resource_is_json_and_a_copy_of_it_is_the_readers_own() -> None:
+    resource = Resource({"metadata": {"name": "x", "labels": {"tier": "base"}}})
+    assert json.dumps(resource.metadata.labels) == '{"tier": "base"}'
+    assert json.loads(json.dumps(resource)) == {"metadata": {"name": "x", "labels": {"tier": "base"}}}
+    for change in (
+        lambda: resource.update(a=1),
+        lambda: resource.pop("metadata"),
+        lambda: resource.__setitem__("a", 1),
+    ):
+        with pytest.raises(AttributeError, match="read-only"):
+            change()
+    copied = copy.deepcopy(resource)
+    copied["metadata"]["name"] = "y"
+    assert (type(copied), resource.metadata.name) == (dict, "x")
 
 
 @pytest.mark.requirement("NAME-14", "NAME-15")
