@@ -6,10 +6,11 @@ Source: PROTOCOL.md "What a receiver checks itself".
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from typing import Final
 
-from schemas.visible import CONTROLS, SEPARATORS, TURNING, UNSEEN, by_number
+from schemas.visible import CONTROLS, TURNING, by_number, visible_line
 
 #: Of the controls, line end and tab stay. A carriage return is removed, because line ends may hold one.
 _KEPT: Final = "\n\t"
@@ -17,12 +18,8 @@ _TABLE: Final[dict[int, str | None]] = {
     **{code: by_number(chr(code)) for code in (*CONTROLS, *TURNING) if chr(code) not in _KEPT},
     ord("\r"): None,
 }
-#: The same for one line: a line end becomes a space.
-_LINE_TABLE: Final[dict[int, str | None]] = {
-    **_TABLE,
-    **{code: by_number(chr(code)) for code in UNSEEN},
-    **dict.fromkeys((*map(ord, _KEPT), *SEPARATORS), " "),
-}
+#: What becomes a space in one line.
+_BREAKS: Final = re.compile("[\n\t\u2028\u2029]")
 
 
 def flowing(text: str) -> str:
@@ -32,8 +29,7 @@ def flowing(text: str) -> str:
 
 def one_line(text: str, limit: int) -> str:
     """A name or message of any origin for a place in a line: at most `limit` characters."""
-    flat = text[:limit].translate(_LINE_TABLE)
-    return flat if len(flat) <= limit else flat[:limit]
+    return visible_line(_BREAKS.sub(" ", text[:limit].replace("\r", "")))[:limit]
 
 
 def duration(ms: int) -> str:

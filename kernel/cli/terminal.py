@@ -16,7 +16,7 @@ from typing import Final, TextIO
 
 import msgspec
 
-from schemas.visible import by_number, visible_line
+from schemas.visible import by_number, visible_line, visible_names
 
 #: A mark: between noncharacters of Unicode, a secret of this process and a colour. No text from outside can hold the
 #: secret.
@@ -28,13 +28,15 @@ OPERATOR_NOTE: Final = "_operator is you: calls of `gdn call` run in its name, w
 
 
 def printable(text: str, *, keep: str = "") -> str:
-    """`text` on one line: characters that are not printable become `\\xNN` or `\\uNNNN`, except those in `keep`.
+    """`text` on one line: characters that are not printable, and letters that look like others beside them, become
+    `\\xNN` or `\\uNNNN`, except those in `keep`.
 
-    Among them are line ends, the C1 controls, and the characters that change the direction of text.
+    Among them are line ends, the C1 controls, the characters that change the direction of text, and those that nobody
+    sees.
     """
-    if text.isprintable():
+    if text.isascii() and text.isprintable():
         return text
-    return "".join(c if c.isprintable() or c in keep else by_number(c) for c in text)
+    return "".join(c if c.isprintable() or c in keep else by_number(c) for c in visible_names(text))
 
 
 def columns(lines: Sequence[Sequence[str]]) -> list[str]:

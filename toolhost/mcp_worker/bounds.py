@@ -10,7 +10,7 @@ import re
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from schemas.visible import UNSEEN
+from schemas.visible import BLANKS, IGNORABLE, is_needed
 
 #: Levels of maps and arrays in one value. The host lets 60 through; the maps around a value need the rest.
 MAX_DEPTH: Final = 56
@@ -28,13 +28,8 @@ MAX_LINE: Final = 4096
 CUT: Final = "… (cut)"
 
 # Control characters but tab and end of line; what turns the direction of text; what is there and not seen, in which
-# text for models can be hidden from people (schemas/visible.py); plane 14, with its variants of emoji; lone
-# surrogates.
-_HIDDEN: Final = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff\U000e0000-\U000e0fff"
-    + "".join(chr(code) for code in UNSEEN if code < 0xE0000)
-    + "]"
-)
+# text for models can be hidden from people (schemas/visible.py); lone surrogates.
+_HIDDEN: Final = re.compile(f"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff{IGNORABLE}{BLANKS}]")
 _NOT_IN_LINES: Final = re.compile("[\t\n]")
 _HALF: Final = re.compile("[\ud800-\udfff]")
 
@@ -50,7 +45,8 @@ def text(value: object, limit: int) -> str:
     """
     if not isinstance(value, str):
         return ""
-    shown = _HIDDEN.sub("", value[: limit + 1] if len(value) > 4 * limit else value)
+    part = value[: limit + 1] if len(value) > 4 * limit else value
+    shown = _HIDDEN.sub(lambda match: match[0] if is_needed(match) else "", part)
     return shown if len(shown) <= limit else shown[: limit - len(CUT)] + CUT
 
 
@@ -64,7 +60,7 @@ def is_name(value: object, limit: int = MAX_NAME) -> bool:
     return (
         isinstance(value, str)
         and 0 < len(value) <= limit
-        and _HIDDEN.search(value) is None
+        and all(map(is_needed, _HIDDEN.finditer(value)))
         and _NOT_IN_LINES.search(value) is None
     )
 
