@@ -1,127 +1,188 @@
 """The text of an item that waits for a person. Pure.
 
 Everything in an item may be a model's text, and a model may imitate the output of the command. So every line of the
-item begins with a mark that no other line has. Long lines are broken here and not by the terminal. `write` shows
-characters that control a terminal by their number.
+item begins with a mark that no other line has, and every row of text from outside stands behind a second mark, also
+where a long line was broken: what stands without it is the kernel's word. Lines are broken here and not by the
+terminal. Characters that control a terminal or are not seen are shown by their number, and so are letters that look
+like those beside them.
+
+A long text is shown with its beginning and its end. Only who was shown the whole says yes to it: the last line of the
+whole has a digest of it.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from typing import Any, Final
 
 import msgspec
 
+from kernel.cli.plain import broken
 from schemas.times import rfc3339_seconds
-from schemas.visible import visible_line
+from schemas.visible import visible_names
 
 #: In front of every line of an item.
 MARK: Final = "│ "
+#: In front of every row of text from outside, behind its label.
+OUTSIDE: Final = "┊ "
 #: The width when the width of the terminal is not known (columns).
 COLUMNS: Final = 100
 #: The least width. A terminal that reports less is not believed.
-_MIN_COLUMNS: Final = 20
-#: Lines of arguments; the rest is in `gdn approve show --json`.
+_MIN_COLUMNS: Final = 24
+#: The width of a label (columns), and what is left free: in some terminals each of the marks takes two columns.
+_LABEL: Final = 8
+_FREE: Final = 3
+#: A longer text is shown without its middle at first: lines, and characters.
 MAX_LINES: Final = 400
+MAX_CHARACTERS: Final = 40_000
+#: Digits of the digest of a whole item that a person gives back.
+WHOLE_DIGITS: Final = 8
 
 
-def item_lines(item: dict[str, Any], columns: int = COLUMNS) -> list[str]:
-    """The lines of one item: who asks for what, in which turn, and what a decision is about."""
-    what = "a question of" if item["kind"] == "question" else "approve this call of"
-    lines = [f"{item['code']}: {what} {item['agent']}/{item['instanceKey']}?"]
-    lines.append(f"tool     {item['tool']}")
-    if item.get("message"):
-        lines.append(f"message  {item['message']}")
-    lines += [f"args     {line}" if at == 0 else f"         {line}" for at, line in enumerate(_args(item))]
-    if item.get("script") is not None:
-        script = item["script"].split("\n")
-        lines += [f"script   {line}" if at == 0 else f"         {line}" for at, line in enumerate(script[:MAX_LINES])]
-        if len(script) > MAX_LINES:
-            more = f"… and {len(script) - MAX_LINES} lines more"
-            lines.append(f"         {more}; see gdn approve show {item['code']} --json")
+def item_lines(item: dict[str, Any], columns: int = COLUMNS, *, whole: bool = False) -> list[str]:
+    """The lines of one item: who asks for what, in which turn, and what a decision is about. `whole`: with the middle
+    of long texts, and with the digest of all.
+    """
+    what = "a question" if item["kind"] == "question" else "approve this call"
+    parts: list[tuple[str, str, bool]] = [("", f"{item['code']}: {what}?", False)]
+    parts.append(("agent", f"{item['agent']}/{item['instanceKey']}", True))
+    for label, text in _contents(item):
+        parts += [(label, line, outside) for line, outside in _shown(text, whole)]
+    if _has_more(item):
+        parts.append(("", f"not all of it is here; see gdn approve show {item['code']}", False))
     if item.get("covers"):
-        others = f"up to {item['covers'] - 1} more of {item['tool']} in this script"
-        lines.append(f"covers   this call, and {others} that this rule is about")
-    if item.get("schema") is not None:
-        lines.append(f"answer   {msgspec.json.encode(item['schema']).decode()}")
-    if item.get("reason"):
-        lines.append(f"rule     {item['reason']}")
-    if item.get("workdir"):
-        lines.append(f"workdir  {item['workdir']}")
-    if item.get("waitedForBy"):
-        lines.append(f"asked by {' -> '.join(item['waitedForBy'])}")
-    lines.append(f"call     {item['id']}")
-    lines.append(f"digest   sha256:{item['digest']}")
-    asked = f"asked    {_when(item['askedMs'])}"
-    lines.append(
-        asked if item.get("expiresMs") is None else f"{asked}, denied if not answered by {_when(item['expiresMs'])}"
-    )
+        others = f"up to {item['covers'] - 1} more of this tool in this script"
+        parts.append(("covers", f"this call, and {others} that this rule is about", False))
+    parts += [(label, text, True) for label, text in _about(item)]
+    parts.append(("digest", f"sha256:{item['digest']}", False))
+    asked = _when(item["askedMs"])
+    until = item.get("expiresMs")
+    parts.append(("asked", asked if until is None else f"{asked}, denied if not answered by {_when(until)}", False))
     if item["state"] != "waits":
-        lines.append(f"state    {_decided(item)}")
-    width = max(_MIN_COLUMNS, columns) - len(MARK) - 1
-    return [MARK + piece for line in lines for piece in _broken(visible_line(line), width)]
+        parts.append(("state", _decided(item), False))
+    if item.get("decidedReason"):
+        parts.append(("because", item["decidedReason"], True))
+    if whole and is_long(item):
+        parts.append(("whole", f"sha256:{whole_digest(item)}", False))
+    return list(_rows(parts, max(_MIN_COLUMNS, columns)))
+
+
+def is_long(item: dict[str, Any]) -> bool:
+    """Whether an item is more than is shown at first."""
+    return _has_more(item) or any(_is_cut(text) for _, text in _contents(item))
+
+
+def whole_digest(item: dict[str, Any]) -> str:
+    """SHA-256 of all that a person decides about: who says yes to a long item gives its beginning."""
+    return hashlib.sha256(msgspec.json.encode([item["digest"], *_contents(item)])).hexdigest()
 
 
 def command_lines(item: dict[str, Any]) -> list[str]:
     """The commands that answer the item from another terminal."""
     code = item["code"]
+    read = [f"read all of it with: gdn approve show {code}"] if is_long(item) else []
+    told = f" --whole {'#' * WHOLE_DIGITS}" if read else ""  # at the end of what `show` prints
     if item["kind"] == "question":
-        return [f"answer it with: gdn approve answer {code} JSON   (or gdn approve no {code})"]
-    return [f"answer it with: gdn approve yes {code}   or: gdn approve no {code}"]
+        return [*read, f"answer it with: gdn approve answer {code} JSON{told}   (or gdn approve no {code})"]
+    return [*read, f"answer it with: gdn approve yes {code}{told}   or: gdn approve no {code}"]
 
 
-def list_lines(items: list[dict[str, Any]], more: int) -> list[str]:
-    """Two lines for each item."""
+def list_lines(items: list[dict[str, Any]], more: int, columns: int = COLUMNS) -> list[str]:
+    """Two lines for each item, each of one row."""
     lines: list[str] = []
     for item in items:
         state = "" if item["state"] == "waits" else f"  {_decided(item)}"
-        lines.append(f"{item['code']}  {_when(item['askedMs'])}  {item['agent']}/{item['instanceKey']}{state}")
+        head = f"{item['code']}  {_when(item['askedMs'])}{state}  {item['agent']}/{item['instanceKey']}"
         args = "…" if item.get("args") is None else msgspec.json.encode(item["args"]).decode()
-        text = item.get("message") or f"{item['tool']} {args}"
-        lines.append(MARK + (text if len(text) <= COLUMNS else text[:COLUMNS] + "…"))
+        lines += [_cut(head, columns), _cut(MARK + (item.get("message") or f"{item['tool']} {args}"), columns)]
     if more:
         lines.append(f"and {more} more")
     return lines or ["nothing waits for a person"]
 
 
-def answered_lines(decisions: list[dict[str, Any]], more: int) -> list[str]:
+def answered_lines(decisions: list[dict[str, Any]], more: int, columns: int = COLUMNS) -> list[str]:
     """Two lines for each decision: who decided when, then what about."""
     lines = [f"{more} earlier ones are not shown"] if more else []
     for one in decisions:
         by = "by the kernel" if one.get("uid") is None else f"by uid {one['uid']}"
         who = f"{one['agent']}/{one['instanceKey']}"
-        lines.append(f"{one['code']}  {_when(one['decidedMs'])}  {who}  {one['how']} {by}")
+        lines.append(_cut(f"{one['code']}  {_when(one['decidedMs'])}  {one['how']} {by}  {who}", columns))
         what = f"{one['tool']} {one['what']}" + (f"  because: {one['reason']}" if one.get("reason") else "")
-        what = visible_line(what)
-        lines.append(MARK + (what if len(what) <= 2 * COLUMNS else what[: 2 * COLUMNS] + "…"))
+        lines += _rows([("", what if len(what) <= 2 * COLUMNS else what[: 2 * COLUMNS] + "…", True)], columns)
     return lines or ["nothing was decided"]
 
 
-def _args(item: dict[str, Any]) -> Iterator[str]:
-    if item.get("args") is None:
-        yield f"{item.get('argsBytes', 0)} bytes; see gdn approve show {item['code']}"
+def _cut(text: str, columns: int) -> str:
+    """As much of a line as fits into one row."""
+    first, *rest = broken(visible_names(text), max(_MIN_COLUMNS, columns) - _FREE)
+    return first + "…" if rest else first
+
+
+def _contents(item: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """What is decided about: labels and texts from outside."""
+    yield "tool", item["tool"]
+    if item.get("message"):
+        yield "message", item["message"]
+    if item.get("args") is not None:
+        yield "args", msgspec.json.format(msgspec.json.encode(item["args"]), indent=2).decode()
+    if item.get("script") is not None:
+        yield "script", item["script"]
+    if item.get("schema") is not None:
+        yield "answer", msgspec.json.encode(item["schema"]).decode()
+    if item.get("workdir"):
+        yield "workdir", item["workdir"]
+
+
+def _about(item: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """What else is told of it: labels and texts from outside."""
+    if item.get("reason"):
+        yield "rule", item["reason"]
+    if item.get("waitedForBy"):
+        yield "asked by", " -> ".join(item["waitedForBy"])
+    yield "call", item["id"]
+
+
+def _has_more(item: dict[str, Any]) -> bool:
+    """Whether a list has left out arguments or a script that are too large for it."""
+    return item.get("args") is None or bool(item.get("covers") and item.get("script") is None)
+
+
+def _is_cut(text: str) -> bool:
+    return len(text) > MAX_CHARACTERS or text.count("\n") >= MAX_LINES
+
+
+def _shown(text: str, whole: bool) -> Iterator[tuple[str, bool]]:
+    """The lines of a text, of a long one its beginning and its end, and whether each is from outside."""
+    if whole or not _is_cut(text):
+        yield from ((line, True) for line in text.split("\n"))
         return
-    lines = msgspec.json.format(msgspec.json.encode(item["args"]), indent=2).decode().split("\n")
-    yield from lines[:MAX_LINES]
-    if len(lines) > MAX_LINES:
-        yield f"… and {len(lines) - MAX_LINES} lines more; see gdn approve show {item['code']} --json"
+    head = text[: MAX_CHARACTERS // 2].split("\n")[: MAX_LINES // 2]
+    tail = text[-(MAX_CHARACTERS // 2) :].split("\n")[-(MAX_LINES // 2) :]
+    hidden = len(text) - sum(map(len, head)) - sum(map(len, tail))
+    yield from ((line, True) for line in head)
+    yield f"({hidden} characters between are not shown here)", False
+    yield from ((line, True) for line in tail)
 
 
-def _broken(line: str, width: int) -> list[str]:
-    """The pieces of a line that fit into one row of a terminal each. A character outside of ASCII may take two
-    columns.
-    """
-    step = width if line.isascii() else width // 2
-    line = line.expandtabs(4)
-    return [line[at : at + step] for at in range(0, len(line), step)] or [""]
+def _rows(parts: list[tuple[str, str, bool]], columns: int) -> Iterator[str]:
+    """The rows of labels and texts. Each fits into one row of a terminal."""
+    before = ""
+    for label, text, outside in parts:
+        shown = "" if label == before else label
+        before = label
+        edge = OUTSIDE if outside else ""
+        width = columns - len(MARK) - (_LABEL + 1 if label else 0) - len(edge) - _FREE
+        for piece in broken(visible_names(text), width):
+            yield f"{MARK}{shown:<{_LABEL}} {edge}{piece}" if label else MARK + edge + piece
+            shown = ""
 
 
 def _decided(item: dict[str, Any]) -> str:
     by = "" if item.get("decidedMs") is None else " by the kernel"
     if item.get("uid") is not None:
         by = f" by uid {item['uid']}"
-    reason = f": {item['decidedReason']}" if item.get("decidedReason") else ""
-    return f"{item['state']}{by}{reason}"
+    return f"{item['state']}{by}"
 
 
 def _when(ms: int) -> str:

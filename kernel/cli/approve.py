@@ -14,6 +14,9 @@ from kernel.cli import options
 if TYPE_CHECKING:
     from msgspec import Raw
 
+_whole = click.option(
+    "--whole", metavar="DIGEST", default="", help="Of a long item: the digest at the end of what `show` prints."
+)
 _reason = click.option("--reason", default=None, help="Why; a model is told the reason for a no.")
 
 
@@ -29,17 +32,19 @@ def command() -> None:
 @options.as_json
 def list_(everything: bool, answered: bool, bundle: str | None, as_json: bool) -> int:
     """List what waits, the oldest first."""
-    from kernel.cli.approval_text import answered_lines, list_lines
+    import sys
+
+    from kernel.cli.approval_text import COLUMNS, answered_lines, list_lines
     from kernel.cli.operator_question import ask_broker
-    from kernel.cli.output import write, write_json
+    from kernel.cli.output import columns_of, write, write_json
 
     answer = ask_broker(bundle, {"op": "approve.list", "all": everything, "answered": answered})
     if as_json:
         write_json(answer)
     elif answered:
-        write(*answered_lines(answer["answered"], answer["more"]))
+        write(*answered_lines(answer["answered"], answer["more"], columns_of(sys.stdout, COLUMNS)))
     else:
-        write(*list_lines(answer["items"], answer["more"]))
+        write(*list_lines(answer["items"], answer["more"], columns_of(sys.stdout, COLUMNS)))
     return 0
 
 
@@ -49,25 +54,31 @@ def list_(everything: bool, answered: bool, bundle: str | None, as_json: bool) -
 @options.as_json
 def show(id: str, bundle: str | None, as_json: bool) -> int:
     """Show one item with all of its arguments. ID is a callId or a code."""
-    from kernel.cli.approval_text import item_lines
+    import sys
+
+    from kernel.cli.approval_text import COLUMNS, is_long, item_lines, whole_digest
     from kernel.cli.operator_question import ask_broker
-    from kernel.cli.output import write, write_json
+    from kernel.cli.output import columns_of, write, write_json
 
     answer = ask_broker(bundle, {"op": "approve.show", "id": id})
     if as_json:
-        write_json(answer)
+        write_json({**answer, "whole": whole_digest(answer)} if is_long(answer) else answer)
     else:
-        write(*item_lines(answer))
+        write(*item_lines(answer, columns_of(sys.stdout, COLUMNS), whole=True))
     return 0
 
 
 @command.command()
 @click.argument("id")
 @_reason
+@_whole
 @options.bundle
 @options.as_json
-def yes(id: str, reason: str | None, bundle: str | None, as_json: bool) -> int:
+def yes(id: str, reason: str | None, whole: str, bundle: str | None, as_json: bool) -> int:
     """Let a call run, once. ID is a callId or a code."""
+    from kernel.cli.operator_question import ask_broker
+
+    check_read(ask_broker(bundle, {"op": "approve.show", "id": id}), whole)
     return _decide(bundle, as_json, {"id": id, "decision": "yes", "reason": reason})
 
 
@@ -84,9 +95,10 @@ def no(id: str, reason: str | None, bundle: str | None, as_json: bool) -> int:
 @command.command()
 @click.argument("id")
 @click.argument("json", required=False)
+@_whole
 @options.bundle
 @options.as_json
-def answer(id: str, json: str | None, bundle: str | None, as_json: bool) -> int:
+def answer(id: str, json: str | None, whole: str, bundle: str | None, as_json: bool) -> int:
     """Answer a question with a JSON value; without one it is read from standard input. ID is a callId or a code."""
     import sys
 
@@ -98,10 +110,22 @@ def answer(id: str, json: str | None, bundle: str | None, as_json: bool) -> int:
     text: str | bytes = json if json is not None else sys.stdin.buffer.read(MAX_ANSWER_BYTES * 6 + 1)
     value = parse_json(text)
     item = ask_broker(bundle, {"op": "approve.show", "id": id})
+    check_read(item, whole)
     issues = answer_issues(item.get("schema"), value)
     if issues:
         raise fail("E_USAGE", f"the answer does not fit: {'; '.join(issues)}", suggestion=f"See gdn approve show {id}.")
     return _decide(bundle, as_json, {"id": id, "decision": "answer", "answer": encoded_answer(value)})
+
+
+def check_read(item: dict[str, Any], whole: str) -> None:
+    """Check that who agrees to a long item was shown all of it. Raises GoondanError E_USAGE."""
+    from kernel.cli.approval_text import WHOLE_DIGITS, is_long, whole_digest
+    from schemas.errors import fail
+
+    given = whole.removeprefix("sha256:")
+    if is_long(item) and (len(given) < WHOLE_DIGITS or not whole_digest(item).startswith(given)):
+        hint = f"Read `gdn approve show {item['code']}`. Its last line has the digest for --whole."
+        raise fail("E_USAGE", "this item is longer than what was shown of it at first", suggestion=hint)
 
 
 def answer_issues(schema: Any, value: Any) -> list[str]:

@@ -7,13 +7,12 @@ read from time to time.
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from kernel.cli.approval_text import COLUMNS, command_lines, item_lines
-from kernel.cli.output import write
+from kernel.cli.approval_text import COLUMNS, command_lines, is_long, item_lines
+from kernel.cli.output import columns_of, write
 from schemas.errors import GoondanError
 
 if TYPE_CHECKING:
@@ -79,7 +78,7 @@ class Asked:
             await self.changed.wait()
             self.changed.clear()
             for item in self.new():
-                write(*item_lines(item), *command_lines(item), stream=sys.stderr)
+                write(*item_lines(item, _columns()), *command_lines(item), stream=sys.stderr)
 
     async def notices(self, prompt: Prompt) -> None:
         """While a person types a message: say which items wait, until cancelled. The person is asked in the next turn,
@@ -117,7 +116,7 @@ class Asked:
 
     async def _ask(self, item: dict[str, Any], prompt: Prompt) -> None:
         write(*item_lines(item, _columns()), stream=sys.stderr)
-        question = item["kind"] == "question"
+        question, unread = item["kind"] == "question", is_long(item)
         text = "answer (JSON), no, or later? " if question else "yes, no (and why), or later? "
         for _ in range(MAX_TRIES):
             said = await prompt.question(text)
@@ -131,10 +130,23 @@ class Asked:
                 decision = {"decision": "yes"}
             elif question and said.strip():
                 decision = _answer(item, said)
-            if decision is not None:
+            if decision is not None and unread and decision["decision"] != "no":
+                unread = not await self._show_whole(item)
+            elif decision is not None:
                 await self._decide(item, decision)
                 return
         write(*command_lines(item), stream=sys.stderr)
+
+    async def _show_whole(self, item: dict[str, Any]) -> bool:
+        """Show all of it, because a yes is only for what was shown. Returns whether it could be shown."""
+        try:
+            shown = await self._session.admin({"op": "approve.show", "id": item["code"]}, ANSWER_S)
+        except GoondanError as error:  # its turn has ended
+            write(f"{item['code']}: {error.info.message}", stream=sys.stderr)
+            return False
+        last = "that was all of it; what you say now counts"
+        write(*item_lines(shown, _columns(), whole=True), last, stream=sys.stderr)
+        return True
 
     async def _decide(self, item: dict[str, Any], decision: dict[str, Any]) -> None:
         try:
@@ -162,6 +174,4 @@ def _answer(item: dict[str, Any], said: str) -> dict[str, Any] | None:
 
 
 def _columns() -> int:
-    with suppress(OSError, ValueError):
-        return os.get_terminal_size(sys.stderr.fileno()).columns or COLUMNS
-    return COLUMNS
+    return columns_of(sys.stderr, COLUMNS)

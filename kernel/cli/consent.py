@@ -91,13 +91,14 @@ def can_ask() -> bool:
 
 def ask(inspected: Inspected) -> Answer:
     """Show what the bundle asks for, and ask the person. Anything but a clear yes is a no."""
-    from kernel.cli.output import write
+    from kernel.cli.output import columns_of, write
     from kernel.cli.terminal import style_of
     from kernel.cli.trust_screen import question, screen
 
     judgement = inspected.judgement
     _drop_typed_ahead()
-    write(*screen(judgement, inspected.path, style_of(sys.stderr)), question(judgement), stream=sys.stderr)
+    lines = screen(judgement, inspected.path, style_of(sys.stderr), columns_of(sys.stderr, 80))
+    write(*lines, question(judgement), stream=sys.stderr)
     # Read from the descriptor: later text is for the conversation, and must not stay in a buffer here.
     said = os.read(sys.stdin.fileno(), MAX_ANSWER).decode("utf-8", "replace").strip().lower()
     if said in ("y", "yes"):

@@ -41,6 +41,14 @@ def _put(text: str, out: TextIO) -> None:
     out.buffer.flush()
 
 
+def columns_of(stream: TextIO, unknown: int) -> int:
+    """The width of a terminal; `unknown` for what is none, or does not say."""
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or unknown
+    except (OSError, ValueError):
+        return unknown
+
+
 def write_json(value: Any) -> None:
     """Print one JSON document on one line."""
     _put_json(_encoded(value))

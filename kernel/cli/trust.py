@@ -83,12 +83,12 @@ def _shown(inspected: Inspected) -> list[str]:
     """The screen. Without a terminal, values of the environment are hidden: addresses can contain them, and the output
     may end up in a log.
     """
-    from kernel.cli.output import is_terminal
+    from kernel.cli.output import columns_of, is_terminal
     from kernel.cli.terminal import style_of
     from kernel.cli.trust_screen import screen
 
     judgement = inspected.judgement if is_terminal(sys.stdout) else _without_values(inspected)
-    return screen(judgement, inspected.path, style_of(sys.stdout))
+    return screen(judgement, inspected.path, style_of(sys.stdout), columns_of(sys.stdout, 80))
 
 
 def _without_values(inspected: Inspected) -> Judgement:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from kernel.bundle.hiding import is_secret_by_name
-from kernel.cli.plain import fit
+from kernel.cli.plain import broken, fit
 from kernel.cli.terminal import Style, printable
 from kernel.trust.judge import Judgement
 from kernel.trust.owners import group_name, owner_name
@@ -38,6 +38,8 @@ MANY_ROWS: Final = 14
 MAX_ROWS: Final = 2
 #: The width of one row (columns). With its indent it fits into 80 columns, so text from outside never begins a line.
 MAX_ROW: Final = 76
+#: In front of what does not fit into a row of a narrow terminal: no row of a section begins so.
+BROKEN: Final = "┊ "
 #: The width of the part after a path or an address (columns): the tool, or the key.
 MAX_REST: Final = 36
 
@@ -60,21 +62,20 @@ _SECTIONS: Final[tuple[tuple[tuple[type, ...], str], ...]] = (
 )
 
 
-def screen(judgement: Judgement, bundle: str, style: Style | None = None) -> list[str]:
-    """The text that a person should read before agreeing: everything the first time, later only the new powers."""
+def screen(judgement: Judgement, bundle: str, style: Style | None = None, columns: int = 80) -> list[str]:
+    """The text that a person should read before agreeing: everything the first time, later only the new powers.
+    `columns`: the width of the terminal.
+    """
     paint = style or Style()
-    shown = _row(bundle)
     if judgement.trusted:
-        lines = ["", paint.bold("This bundle asks for:"), f"  {shown}", ""]
-        powers: Sequence[Power] = judgement.powers
+        title, powers = "This bundle asks for:", judgement.powers
     elif not judgement.known:
-        lines = ["", paint.bold("You have not run this bundle before:"), f"  {shown}", ""]
-        powers = judgement.powers
+        title, powers = "You have not run this bundle before:", judgement.powers
     else:
-        lines = ["", paint.bold("This bundle asks for more than you have agreed to:"), f"  {shown}", ""]
-        powers = judgement.missing
+        title, powers = "This bundle asks for more than you have agreed to:", judgement.missing
+    lines = ["", paint.bold(title), *_set_off(_row(bundle), 2, columns), ""]
     for title, rows in sections(powers, judgement):
-        lines += [f"  {paint.warning(title)}:", *(f"    {row}" for row in rows)]
+        lines += [f"  {paint.warning(title)}:", *(piece for row in rows for piece in _set_off(row, 4, columns))]
     rest = "Everything else that its tools do stays in jails, which see a working directory and nothing else."
     lines += ["", rest]
     return lines
@@ -130,6 +131,14 @@ def _harmless(power: Power) -> tuple[bool, ...]:
 def _row(text: str) -> str:
     """One line of at most MAX_ROW columns."""
     return _short(text, MAX_ROW)
+
+
+def _set_off(row: str, indent: int, columns: int) -> list[str]:
+    """A row with its indent, in as many lines as a narrow terminal needs. Each of the others has a mark."""
+    if fit(row, columns - indent) == row:
+        return [" " * indent + row]
+    first, *rest = broken(row, max(20, columns - indent - len(BROKEN) - 3))
+    return [" " * indent + first, *(" " * (indent + 1) + BROKEN + piece for piece in rest)]
 
 
 def _short(text: str, columns: int) -> str:

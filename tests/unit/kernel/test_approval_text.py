@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernel.cli.approval_text import MARK, command_lines, item_lines, list_lines
+from kernel.cli.approval_text import MARK, OUTSIDE, command_lines, item_lines, list_lines
 from kernel.cli.approve import answer_issues, command
 from schemas.visible import TURNING
 
@@ -30,8 +30,8 @@ ITEM: dict[str, Any] = {
 
 
 def kept(text: str) -> str:
-    """Text of an item without its marks and breaks."""
-    return "".join(line.removeprefix(MARK) for line in text.splitlines())
+    """Text of an item without its marks, labels and breaks."""
+    return "".join(line.partition(OUTSIDE)[2] for line in text.splitlines())
 
 
 @settings(max_examples=25)
@@ -42,7 +42,7 @@ def test_every_line_of_an_item_has_its_mark_and_fits_and_steers_no_terminal(text
     assert all(line.startswith(MARK) for line in lines)
     assert not {unicodedata.category(character) for line in lines for character in line} & {"Cc", "Zl", "Zp", "Cs"}
     assert not {chr(code) for code in TURNING} & set("".join(lines))
-    assert max(len(line) for line in lines) < max(20, columns)
+    assert max(len(line) for line in lines) < max(24, columns)
 
 
 def test_control_characters_are_shown_by_their_number() -> None:

@@ -38,7 +38,18 @@ TEXT = st.text(st.one_of(st.sampled_from(sorted(STEERING)), st.characters()))
 # --- the tables, against Unicode's own rules ------------------------------------------------------------------------
 
 #: Other_Default_Ignorable_Code_Point of PropList.txt, and the formats that its rule leaves out by number or property.
-OTHER = {0x34F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x2065, 0x3164, 0xFFA0, *range(0xFFF0, 0xFFF9), *range(0xE0000, 0xE1000)}
+OTHER = {
+    0x34F,
+    0x115F,
+    0x1160,
+    0x17B4,
+    0x17B5,
+    0x2065,
+    0x3164,
+    0xFFA0,
+    *range(0xFFF0, 0xFFF9),
+    *range(0xE0000, 0xE1000),
+}
 SEEN_FORMATS = {
     *(*range(0xFFF9, 0xFFFC), *range(0x13430, 0x13440), *range(0x600, 0x606)),
     *(0x6DD, 0x70F, 0x890, 0x891, 0x8E2, 0x110BD, 0x110CD),

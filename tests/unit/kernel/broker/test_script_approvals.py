@@ -96,9 +96,9 @@ def test_a_person_reads_the_script_line_by_line() -> None:
     script = Scripted()
     script.call(1)
     text = "\n".join(item_lines(items(script.client)[0]))
-    assert "│ script   for n in range(100):" in text
-    assert "│              tools.bash__exec(" in text
-    assert "│ covers   this call, and up to 19 more of bash__exec in this script that this rule is about" in text
+    assert "│ script   ┊ for n in range(100):" in text
+    assert "│          ┊     tools.bash__exec(" in text
+    assert "│ covers   this call, and up to 19 more of this tool in this script that this rule is about" in text
 
 
 def test_calls_that_come_while_a_person_is_asked_wait_for_the_same_decision() -> None:

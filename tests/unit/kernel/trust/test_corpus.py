@@ -543,7 +543,11 @@ def test_many_small_powers_hide_no_great_one(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "character", ["\u202e", "\u2066", "\x1b", "\u200b", "\r", "\u2028", "\x9b", "\ufeff", "\u00ad"]
+    "character",
+    [
+        *("\u202e", "\u2066", "\x1b", "\u200b", "\r", "\u2028", "\x9b", "\ufeff", "\u00ad"),
+        *("\ufe0f", "\U000e0100", "\u034f", "\u180b", "\u17b4", "\u2800", "\u3164", "\u0430"),
+    ],
 )
 def test_names_do_not_steer_the_terminal(folder: Path, character: str) -> None:
     made = folder / f"x{character}y"

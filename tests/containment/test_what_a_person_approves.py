@@ -1,0 +1,210 @@
+"""What a person agrees to: nothing of it hides, no text of it looks like the kernel's word, and a yes covers only what was
+shown. With texts of hostile models, tools, MCP servers and bundles.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from kernel.cli import approve, operator_question
+from kernel.cli.approval_text import (
+    MARK,
+    MAX_LINES,
+    OUTSIDE,
+    answered_lines,
+    command_lines,
+    is_long,
+    item_lines,
+    list_lines,
+    whole_digest,
+)
+from kernel.cli.asked import Asked
+from kernel.cli.trust_screen import BROKEN, screen
+from kernel.trust.judge import Judgement
+from kernel.trust.powers import Endpoint, Folder, Variable
+from schemas.errors import GoondanError
+
+ITEM: dict[str, Any] = {
+    "id": "t1/c1",
+    "code": "3f9a2c1b0d",
+    "kind": "approval",
+    "agent": "coder",
+    "instanceKey": "k",
+    "tool": "bash__exec",
+    "digest": "0" * 64,
+    "askedMs": 0,
+    "state": "waits",
+    "args": {"command": "ls"},
+    "workdir": "/w",
+}
+#: Where a text from outside may stand in an item.
+PLACES: dict[str, Any] = {
+    "args": lambda text: {"args": {"command": text}},
+    "script": lambda text: {"script": text, "covers": 20},
+    "message": lambda text: {"kind": "question", "message": text},
+    "schema": lambda text: {"kind": "question", "schema": {"description": text}},
+    "rule": lambda text: {"reason": text},
+    "workdir": lambda text: {"workdir": text},
+    "caller": lambda text: {"instanceKey": text, "waitedForBy": [text]},
+    "call": lambda text: {"id": text},
+    "decided": lambda text: {"state": "denied", "decidedReason": text},
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(
+    "character",
+    ["\ufe0f", "\U000e0100", "\U000e01ef", "\u034f", "\u180b", "\u17b4", "\u2800", "\u3164", "\u00a0", "\u200d"],
+)
+def test_nothing_of_an_item_hides(place: str, character: str) -> None:
+    shown = "\n".join(item_lines({**ITEM, **PLACES[place](f"rm{character} x")}))
+    assert character not in shown
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("columns", [24, 40, 80, 100])
+def test_no_text_looks_like_a_line_of_the_kernel_however_it_wraps(place: str, columns: int) -> None:
+    labels = ("tool", "rule", "workdir", "covers", "digest", "asked", "state", "agent")
+    forged = [f"{label:<8} {edge}forged" for label in labels for edge in ("", OUTSIDE)]
+    for before in range(columns + 1):
+        text = "x" * before + (" " * 3).join(forged) + "\n" + "\n".join(forged)
+        for line in item_lines({**ITEM, **PLACES[place](text)}, columns):
+            assert line.startswith(MARK) and len(line) < columns
+            said = line.removeprefix(MARK)
+            kernels = said.partition(OUTSIDE)[0]
+            assert "forged" not in kernels and not kernels.startswith("x"), line
+            if place == "args" and said.startswith("workdir"):
+                assert said == f"workdir  {OUTSIDE}/w"
+
+
+@pytest.mark.parametrize("columns", [40, 80])
+def test_lists_have_one_row_for_each_line(columns: int) -> None:
+    text = "y" * 200 + "\n3f9a2c1b0d  approved by uid 0"
+    told = {"decidedMs": 0, "how": "denied", "what": text, "uid": 7, "reason": text}
+    lines = list_lines([{**ITEM, "instanceKey": text, "message": text}], 0, columns)
+    assert all(len(line) < columns for line in lines)
+    assert all(len(line) < columns for line in answered_lines([{**ITEM, **told, "instanceKey": text}], 0, columns))
+    assert [line for line in lines if not line.startswith((MARK, "3f9a2c1b0d  1970"))] == []
+
+
+def test_letters_that_look_like_others_are_marked() -> None:
+    shown = "\n".join(
+        item_lines({**ITEM, "args": {"url": "https://b\u0430nk.example/\u0441\u0435"}, "workdir": "/h\u043eme"})
+    )
+    assert r"b\\u0430nk.example/\\u0441\\u0435".replace("\\\\", "\\") in shown
+    assert "/h\\u043eme" in shown
+
+
+# --- a yes is for what was shown ------------------------------------------------------------------------------------
+
+LONG = "\n".join(["x = 1"] * (MAX_LINES // 2 + 50) + ["pay('mallory')"] + ["x = 2"] * (MAX_LINES // 2 + 50))
+
+
+@pytest.mark.parametrize("long", [{"script": LONG, "covers": 20}, {"args": {"lines": LONG.split("\n")}}])
+def test_the_middle_of_a_long_item_is_announced_and_stands_in_the_whole(long: dict[str, Any]) -> None:
+    item = {**ITEM, **long}
+    first, whole = item_lines(item), item_lines(item, whole=True)
+    assert is_long(item) and not is_long(ITEM)
+    assert not any("mallory" in line for line in first) and any("mallory" in line for line in whole)
+    (gap,) = [line for line in first if "are not shown here" in line]
+    assert OUTSIDE not in gap, "it is the kernel's word"
+    assert whole[-1] == f"{MARK}whole    sha256:{whole_digest(item)}"
+    assert not any("whole    " in line for line in (*first, *item_lines(ITEM, whole=True)))
+    assert [line for line in command_lines(item) if "gdn approve show 3f9a2c1b0d" in line]
+
+
+def test_what_a_list_leaves_out_is_long_and_another_content_has_another_digest() -> None:
+    assert is_long({**ITEM, "args": None, "argsBytes": 99_999})
+    assert is_long({**ITEM, "covers": 20})
+    item = {**ITEM, "script": LONG, "covers": 20}
+    assert whole_digest(item) != whole_digest({**item, "script": LONG.replace("mallory", "alice")})
+
+
+class Session:
+    """The broker has this item."""
+
+    def __init__(self, item: dict[str, Any]) -> None:
+        self.item = item
+        self.asked: list[Mapping[str, Any]] = []
+
+    async def admin(self, question: Mapping[str, Any], answer_s: float) -> dict[str, Any]:
+        self.asked.append(question)
+        return self.item if question["op"] == "approve.show" else {"code": self.item["code"], "state": "approved"}
+
+
+class Prompt:
+    """A person who says these words."""
+
+    def __init__(self, *words: str) -> None:
+        self.words = list(words)
+
+    async def question(self, text: str) -> str:
+        return self.words.pop(0)
+
+
+@pytest.mark.parametrize(
+    ("words", "asked"),
+    [
+        (["yes", "later"], ["approve.show"]),
+        (["yes", "yes"], ["approve.show", "approve.answer"]),
+        (["no"], ["approve.answer"]),
+    ],
+)
+def test_a_yes_on_a_terminal_asks_for_the_whole_once(
+    words: list[str], asked: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    session = Session({**ITEM, "script": LONG, "covers": 20})
+    listed = {**session.item, "script": None}
+
+    async def ask() -> None:
+        await Asked(session)._ask(listed, Prompt(*words))  # type: ignore[arg-type]
+
+    asyncio.run(ask())
+    assert [question["op"] for question in session.asked] == asked
+    assert ("mallory" in capsys.readouterr().err) is (words[0] == "yes")
+
+
+@pytest.mark.parametrize(
+    ("command", "kind"), [(["yes", "3f9a2c1b0d"], "approval"), (["answer", "3f9a2c1b0d", "5"], "question")]
+)
+def test_the_commands_want_the_digest_of_the_whole(
+    monkeypatch: pytest.MonkeyPatch, command: list[str], kind: str
+) -> None:
+    item = {**ITEM, "kind": kind, "args": {"lines": LONG.split("\n")}}
+    asked: list[str] = []
+
+    def ask(bundle: str | None, question: Mapping[str, Any]) -> dict[str, Any]:
+        asked.append(question["op"])
+        return item if question["op"] == "approve.show" else {"code": item["code"], "state": "approved"}
+
+    monkeypatch.setattr(operator_question, "ask_broker", ask)
+    digest = whole_digest(item)
+    for wrong in ([], ["--whole", digest[:4]], ["--whole", "0" * 64]):
+        done = CliRunner().invoke(approve.command, [*command, *wrong])
+        assert isinstance(done.exception, GoondanError) and done.exception.info.code == "E_USAGE", done
+        assert digest[:8] not in str(done.exception.info), "only the whole says it"
+    assert "approve.answer" not in asked
+    for right in (digest[:8], f"sha256:{digest}"):
+        assert CliRunner().invoke(approve.command, [*command, "--whole", right]).exit_code == 0
+
+
+# --- the screen of a bundle -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("columns", [30, 50, 80])
+def test_no_row_of_the_trust_screen_wraps_into_another_one(columns: int) -> None:
+    forged = "AWS_KEY, as the key of a model"
+    folders = [Folder("t", "read", "/x" * 12 + " " * at + forged) for at in range(8)]
+    powers = [*folders, Variable("HOME", "key k"), Endpoint("https://b\u0430nk.example:443", "KEY")]
+    judgement = Judgement(powers=powers, missing=powers, changed=[], reason="not trusted")
+    lines = screen(judgement, "/home/" + "b" * 90, columns=columns)
+    rows = [line for line in lines if line.startswith("  ") and not line.endswith(":")]
+    assert all(len(row) <= columns for row in rows), "the terminal breaks none of them"
+    begun = [row.strip() for row in rows if not row.lstrip().startswith(BROKEN)]
+    assert len(begun) == 1 + len(powers)
+    assert [row[:15] for row in begun[1:]] == ["HOME, as the ke", *["reads /x/x/x/x/"] * 8, r"https://b\u0430"]
