@@ -150,7 +150,7 @@ def test_a_yes_shows_the_script_and_is_for_twenty_of_its_calls(kernel: Sandbox) 
     process = kernel.popen("send", "gated", message(code), "--instance", "yes")
     item = waiting_item(kernel)
     assert (item["script"], item["covers"], item["tool"]) == (code, 20, "json-query__count")
-    assert "script   print(sum(" in kernel.gdn("approve", "show", item["code"]).out
+    assert "script   ┊ print(sum(" in kernel.gdn("approve", "show", item["code"]).out
     assert kernel.gdn("approve", "yes", item["code"]).status == 0
     again = waiting_item(kernel, 2)
     assert again["id"].endswith(">21"), again["id"]
