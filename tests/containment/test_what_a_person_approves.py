@@ -1,5 +1,5 @@
-"""What a person agrees to: nothing of it hides, no text of it looks like the kernel's word, and a yes covers only what was
-shown. With texts of hostile models, tools, MCP servers and bundles.
+"""What a person agrees to: nothing of it hides, no text of it looks like the kernel's word, and a yes covers only what
+was shown. With texts of hostile models, tools, MCP servers and bundles.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ def test_the_commands_want_the_digest_of_the_whole(
 def test_no_row_of_the_trust_screen_wraps_into_another_one(columns: int) -> None:
     forged = "AWS_KEY, as the key of a model"
     folders = [Folder("t", "read", "/x" * 12 + " " * at + forged) for at in range(8)]
-    powers = [*folders, Variable("HOME", "key k"), Endpoint("https://b\u0430nk.example:443", "KEY")]
+    powers: list[Any] = [*folders, Variable("HOME", "key k"), Endpoint("https://b\u0430nk.example:443", "KEY")]
     judgement = Judgement(powers=powers, missing=powers, changed=[], reason="not trusted")
     lines = screen(judgement, "/home/" + "b" * 90, columns=columns)
     rows = [line for line in lines if line.startswith("  ") and not line.endswith(":")]
