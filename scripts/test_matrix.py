@@ -1,10 +1,10 @@
 """`make test-matrix`: README and docs/quickstart.md word by word on clean setups, then tests; a table at the end.
 
-Setups: root without a bubblewrap of the system, an ordinary user with one, an ordinary user without. Each gets a fresh
-clone of the present commit in a temporary folder that is its own, a home of its own, and an environment with nothing
+Setups: root without a bubblewrap of the system, an ordinary user with one, an ordinary user without, and root and an
+ordinary user on a machine that others use too (scripts/matrix_machine.py). Each gets a fresh clone of the present commit in a temporary folder that is its own, a home of its own, and an environment with nothing
 but PATH and HOME. Nothing on this machine is changed: "with" means a bwrap in a folder in front of the PATH (Debian's
 own package, fetched and unpacked; where that cannot be had, the one of the clone's .venv), "without" a PATH of links to
-all programs but bwrap, if the system has one. Started as an ordinary user, the setup for root is left out.
+all programs but bwrap, if the system has one. Started as an ordinary user, the setups that need root are left out.
 
 `test_matrix.py [PYTEST ARGUMENT …]`: what to test at the end, by default SMOKE. Takes minutes; not part of `make test`.
 """
@@ -19,10 +19,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from scripts.matrix_machine import lived_in
 from scripts.walkthrough import Command, Outcome, Walker, steps
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -47,6 +48,8 @@ class Setup:
     user: str | None
     #: Whether there is a bubblewrap of the system.
     system_bwrap: bool
+    #: Whether the machine has other accounts, another locale and time zone, a proxy, umask 077, and busy processes.
+    lived_in: bool = False
     #: The results, by row of the table.
     rows: dict[str, str] = field(default_factory=dict)
     #: The failures, as text.
@@ -67,6 +70,8 @@ def setups() -> list[Setup]:
         Setup("root, no bwrap", None, False),
         Setup("user, bwrap", user, True),
         Setup("user, no bwrap", user, False),
+        Setup("root, lived in", None, False, lived_in=True),
+        Setup("alice, lived in", "alice", False, lived_in=True),
     ]
 
 
@@ -126,10 +131,14 @@ def path_with_bwrap(folder: Path) -> tuple[str, str]:
 
 def try_out(setup: Setup, arguments: list[str]) -> None:
     """Run every step on one setup, and store the results in it."""
-    with folder_for(setup) as (folder, uid, gid):
+    with (
+        tempfile.TemporaryDirectory(prefix="gm", dir="/tmp") as machine,
+        lived_in(Path(machine) / "m") if setup.lived_in else nullcontext({}) as login,
+        folder_for(setup) as (folder, uid, gid),
+    ):
         path, bwrap = path_with_bwrap(folder) if setup.system_bwrap else (path_without_bwrap(folder), "none")
         setup.rows["on the PATH"] = bwrap
-        environment = {"PATH": path, "HOME": str(folder / "home")}
+        environment = {**login, "PATH": path, "HOME": str(folder / "home")}
         walker = Walker(folder / "clone", environment, uid, gid)
         start = time.monotonic()
         typed = '/bash__exec {"command":"echo $((6*7)); id -u; ls /"}\n'
@@ -200,7 +209,7 @@ def main(arguments: list[str]) -> int:
         print("test-matrix: changes that are not committed are not part of this", file=sys.stderr)
     tried = setups()
     if len(tried) < 3:
-        print("test-matrix: started as an ordinary user, so the setup for root is left out", file=sys.stderr)
+        print("test-matrix: started as an ordinary user, so the setups that need root are left out", file=sys.stderr)
     for setup in tried:
         try_out(setup, arguments or SMOKE)
     print(f"\n{table(tried)}")

@@ -20,8 +20,10 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests.machine import settle
 from tests.time_spent import TimeSpent
 
+settle()
 # A busy machine is no failure; and what CI runs must be the same twice.
 settings.register_profile("house", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("house")

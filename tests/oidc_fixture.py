@@ -23,6 +23,8 @@ from typing import Any
 
 import pytest
 
+from tests.machine import FOUND
+
 SOURCES = Path(__file__).parent / "servers" / "oidc"
 #: How long the installation may take (seconds); it takes six with an empty cache of npm.
 INSTALL_S = 40.0
@@ -135,7 +137,8 @@ def _installed() -> Path:
             options = ["--no-audit", "--no-fund", "--ignore-scripts", "--loglevel=error", "--fetch-retries=0"]
             command = ["npm", "ci", *options]
             try:
-                done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=INSTALL_S)
+                how: dict[str, Any] = {"capture_output": True, "text": True, "timeout": INSTALL_S, "env": FOUND}
+                done = subprocess.run(command, cwd=folder, **how)
                 why = done.stderr[-300:] if done.returncode else ""
             except subprocess.TimeoutExpired:
                 why = "it took too long"

@@ -1,6 +1,6 @@
 """Numbers of jails that somebody has: a tool host of root passes them over, and is not somebody itself.
 
-In a mount namespace of its own each time, with another /etc/passwd, as a directory service would answer.
+In a mount namespace of its own each time, with an /etc of its own: whoever this machine has is nobody there.
 """
 
 from __future__ import annotations
@@ -37,10 +37,18 @@ else:
 """
 
 
-def run(folder: Path, accounts: str, setting: str | None = None) -> dict[str, Any]:
-    """What a tool host becomes where /etc/passwd has these accounts besides."""
-    passwd = folder / "passwd"
-    passwd.write_text(Path("/etc/passwd").read_text() + accounts)
+def run(folder: Path, accounts: str, setting: str | None = None, ranges: str = "") -> dict[str, Any]:
+    """What a tool host becomes where these accounts are all besides root, with these ranges for their containers."""
+    files = {
+        "passwd": f"root:x:0:0::/root:/bin/sh\n{accounts}",
+        "group": "root:x:0:\n",
+        "nsswitch.conf": "passwd: files\n",
+    }
+    files |= dict.fromkeys(("subuid", "subgid"), ranges)
+    etc = folder / "etc"
+    etc.mkdir(exist_ok=True)
+    for name, text in files.items():
+        (etc / name).write_text(text)
     env = {name: value for name, value in os.environ.items() if name != "GOONDAN_JAIL_UIDS"}
     if setting is not None:
         env["GOONDAN_JAIL_UIDS"] = setting
@@ -50,7 +58,7 @@ def run(folder: Path, accounts: str, setting: str | None = None) -> dict[str, An
         for failed in (
             libc.unshare(_NEWNS),
             libc.mount(None, b"/", None, _PRIVATE | _REC, None),
-            libc.mount(os.fsencode(passwd), b"/etc/passwd", None, _BIND, None),
+            libc.mount(os.fsencode(etc), b"/etc", None, _BIND, None),
         ):
             if failed:
                 os._exit(99)
@@ -88,6 +96,17 @@ def test_numbers_that_somebody_has_are_passed_over(short_tmp: Path) -> None:
     found = run(short_tmp, accounts, "100000-165535")
     assert found["first"] == found["bounds"][0] == blocks[3]
     assert found["user"] == numbers.toolhost
+
+
+def test_ranges_of_somebodys_containers_are_passed_over(short_tmp: Path) -> None:
+    """useradd gives each account 65,536 numbers, from 100000 on."""
+    ranges = "alice:100000:65536\nbob:165536:65536\n"
+    numbers = read_user_numbers("210000-275535")  # the first blocks are bob's
+    found = run(short_tmp, "alice:x:1000:1000::/:/bin/sh\nbob:x:1001:1001::/:/bin/sh\n", "210000-275535", ranges)
+    assert (
+        found["first"] == found["bounds"][0] and found["first"] > 165536 + 65536 and found["user"] == numbers.toolhost
+    )
+    assert "GOONDAN_JAIL_UIDS" in run(short_tmp, "", "100000-165535", ranges)["refused"]
 
 
 def test_a_range_that_is_all_somebodys_is_refused(short_tmp: Path) -> None:

@@ -282,7 +282,8 @@ def test_its_privileged_helper_does_what_it_is_for_and_no_more(taken: Taken, sho
     (state / "toolhosts" / "old").mkdir(parents=True)
     notes = state / "toolhosts" / "old" / "notes"
     notes.write_text("an older version's")
-    os.link("/etc/hostname", state / "toolhosts" / "old" / "linked")
+    (short_tmp / "outside").touch()
+    os.link(short_tmp / "outside", state / "toolhosts" / "old" / "linked")
     (state / "toolhosts" / "old" / "sent").symlink_to("/etc/passwd")
     assert taken(f"attempt(lambda: powers.do('claim_state', {str(state)!r}, 'toolhosts', 'x'))") == "done: None"
     owners = {path.name: path.lstat().st_uid for path in (state / "toolhosts").rglob("*")}

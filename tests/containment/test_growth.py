@@ -113,6 +113,7 @@ def test_nothing_is_told_of_descriptors_in_flight_while_their_jail_is_not_let_ru
         assert procfs.still_in_flight(running, lambda: next(times)) == InFlight(lies_there, lies_there), "it has run"
         assert procfs.still_in_flight(running, lambda: None) == InFlight(lies_there, lies_there), "nobody counts"
         os.kill(pid, signal.SIGSTOP)
+        os.waitpid(pid, os.WUNTRACED)  # a signal that is sent has not arrived yet
         assert procfs.still_in_flight(running, lambda: 1.0) == InFlight(lies_there, lies_there), "it does not want to"
         pair[1].close()
         pair[0].close()

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from kernel.trust.owners import others_who_can_write
+from kernel.trust.owners import is_own_group, others_who_can_write
 from kernel.trust.powers import Owner, Writers
+from schemas.system import directories
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 
@@ -69,17 +70,24 @@ def test_many_owners_are_everybody(tmp_path: Path) -> None:
     assert (len(found), found[-1]) == (9, Writers(None))
 
 
-def test_a_group_of_ones_own_is_oneself(file: Path) -> None:
-    """Debian's users have a group of their own, and a umask of 002."""
+@pytest.mark.parametrize("members", ["", "bob"])
+def test_a_group_of_ones_own_is_oneself(file: Path, monkeypatch: pytest.MonkeyPatch, members: str) -> None:
+    """Debian's users have a group of their own, and a umask of 002. Who is in it is read from files of this test."""
     file.chmod(0o664)
     file.parent.chmod(0o775)
-    import grp
-    import pwd
-
-    mine = pwd.getpwuid(os.geteuid())
-    if grp.getgrgid(mine.pw_gid).gr_name != mine.pw_name:
-        pytest.skip("this user has no group of its own")
-    assert others_who_can_write([str(file)]) == []
+    gid = file.stat().st_gid
+    accounts = {
+        "_PASSWD": f"me:x:{os.geteuid()}:{gid}::/:\nbob:x:40003:40003::/:\n",
+        "_GROUP": f"me:x:{gid}:{members}\n",
+    }
+    for name, text in accounts.items():
+        (file.parent.parent / name).write_text(text)
+        monkeypatch.setattr(directories, name, str(file.parent.parent / name))
+    is_own_group.cache_clear()
+    try:
+        assert others_who_can_write([str(file)]) == ([Writers(gid)] if members else [])
+    finally:
+        is_own_group.cache_clear()
 
 
 def test_what_is_gone_is_left_out(tmp_path: Path) -> None:

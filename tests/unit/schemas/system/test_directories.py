@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from schemas.system import directories
 from schemas.system.directories import MAX_LINKS, DirectoryRefused, check, holds_only, open_directory
 
 STRANGER = 40_001
@@ -76,7 +77,7 @@ def test_a_sticky_directory_that_is_open_to_all_holds_ours(tmp_path: Path) -> No
 
 
 @as_root
-def test_a_group_that_others_are_in_may_not_change_it(tmp_path: Path) -> None:
+def test_a_group_that_others_are_in_may_not_change_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The 0775 parent with a shared group."""
     (tmp_path / "shared").mkdir()
     os.chown(tmp_path / "shared", 0, 40_777)  # nobody is in it that we know of
@@ -85,9 +86,11 @@ def test_a_group_that_others_are_in_may_not_change_it(tmp_path: Path) -> None:
     assert "group 40777" in refused.problem and refused.fix.startswith("chmod g-w ")
     assert os.listdir(tmp_path / "shared") == []
     os.chown(tmp_path / "shared", 0, 0)
-    only_root = holds_only(0, {0}, Path("/etc/passwd").read_text(), Path("/etc/group").read_text())
-    if only_root:
-        assert reach(tmp_path / "shared/new", make=True)
+    accounts = {"_PASSWD": "root:x:0:0::/:\n", "_GROUP": "root:x:0:\n"}
+    for name, text in accounts.items():
+        (tmp_path / name).write_text(text)
+        monkeypatch.setattr(directories, name, str(tmp_path / name))
+    assert reach(tmp_path / "shared/new", make=True)
 
 
 def test_others_directories_are_refused(tmp_path: Path) -> None:
