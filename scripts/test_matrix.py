@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -129,11 +129,16 @@ def path_with_bwrap(folder: Path) -> tuple[str, str]:
     return f"{place}/usr/bin:{SYSTEM_PATH}", source
 
 
+def machine_of(setup: Setup, folder: Path) -> AbstractContextManager[dict[str, str]]:
+    """What the setup's machine adds to the environment of a login."""
+    return lived_in(folder / "m") if setup.lived_in else nullcontext({})
+
+
 def try_out(setup: Setup, arguments: list[str]) -> None:
     """Run every step on one setup, and store the results in it."""
     with (
         tempfile.TemporaryDirectory(prefix="gm", dir="/tmp") as machine,
-        lived_in(Path(machine) / "m") if setup.lived_in else nullcontext({}) as login,
+        machine_of(setup, Path(machine)) as login,
         folder_for(setup) as (folder, uid, gid),
     ):
         path, bwrap = path_with_bwrap(folder) if setup.system_bwrap else (path_without_bwrap(folder), "none")
