@@ -20,7 +20,7 @@ from msgspec import Struct
 from agentproc.conversation import Message, MessageSource, ToolData, UserData
 from agentproc.questions import text_of
 from schemas.codec import check_json, from_raw, to_raw
-from schemas.errors import GoondanError, fail
+from schemas.errors import GoondanError, fail, for_model
 from schemas.frames import TOOL_COMPLETED, AgentEvent, Completion, ErrorPayload, Frame, ToolResult
 from schemas.questions import ANSWER_SUFFIX, handoff_correlation, with_object
 
@@ -55,7 +55,7 @@ def read_completion(frame: Frame, event: AgentEvent) -> Ended:
         shown["output"] = from_raw(result.output, object)
         check_json(shown["output"], "output")
     if result.error is not None:
-        shown["error"] = msgspec.to_builtins(result.error)
+        shown["error"] = msgspec.to_builtins(for_model(result.error))
     text = (
         f"The pending result {told.handle} of {told.tool_name} (call {told.tool_call_id}) is here:\n"
         f"{msgspec.json.encode(shown).decode()}"
@@ -82,7 +82,7 @@ def read_answer(frame: Frame) -> Ended:
     try:
         response = text_of(target, frame)
     except GoondanError as failure:
-        error = failure.info
+        error = for_model(failure.info)
     answer = {"sourceAgent": target, "result": response} if error is None else None
     if correlation_id == handoff_correlation(event_id):
         call = event_id.rpartition("~")[0].partition("/")[2]

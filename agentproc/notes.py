@@ -25,7 +25,7 @@ from agentproc.store import ConversationStore
 from agentproc.turn import Action, AskModel, End, EnterStep, LeaveStep, LeaveTurn, RunTool, Yield
 from agentproc.usage import TurnUsage, money_of, used_by
 from schemas.codec import from_raw
-from schemas.errors import GoondanError
+from schemas.errors import GoondanError, for_people
 from schemas.frames import ErrorPayload, ToolResult
 from schemas.receipts import Receipt, kept
 from schemas.results import cut_message
@@ -197,7 +197,7 @@ class TurnNotes:
             result.status,
             None if error is None else error.code,
             self._receipt(tool_call_id),
-            None if error is None else self._bounded(error.message),
+            None if error is None else self._bounded(for_people(error)),
         )
         self._note_call(kind, at, tool_call_id, encode_detail(detail), parent)
 

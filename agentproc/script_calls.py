@@ -23,6 +23,7 @@ from agentproc.scripts import MAX_SHOWN_ARGS, Outcome, Record, Scripts, inner_id
 from agentproc.tool_asks import Asked, ToolAsks
 from agentproc.tool_ranking import best
 from agentproc.turn import RunTool
+from schemas.errors import for_model
 from schemas.frames import OPERATOR_AGENT, ErrorPayload, ToolError, ToolResult
 from schemas.launch import AgentSpec, CatalogItem
 from schemas.tool_asks import (
@@ -198,6 +199,7 @@ def _encoded(result: ToolResult) -> Raw:
 
 
 def _payload(error: ToolError) -> ErrorPayload:
+    error = for_model(error)  # the model's script prints what it likes
     return ErrorPayload(
         error.code or "E_TOOL",
         error.message,

@@ -9,9 +9,14 @@ Source: docs/design/tools.md section 5; requirements ERROR-06, ERROR-07, RESULT-
 from __future__ import annotations
 
 import errno
-from typing import Final
+from typing import Final, TypeVar
+
+from msgspec.structs import replace
 
 from schemas.frames import ErrorPayload, ToolError
+
+#: An error in either shape.
+Told = TypeVar("Told", ToolError, ErrorPayload)
 
 HELP_BASE: Final = "https://docs.goondan.ai/errors/"
 
@@ -143,6 +148,41 @@ CODES: Final[dict[str, str]] = {
     "E_CONFIG_WRITTEN": "Look at the file, then run `gdn grant files --accept`, or put back what was there.",
     "E_CONFIG_UNSUPPORTED": "Leave the resource out; it is not implemented yet.",
 }
+
+
+#: What a model is told instead, where the suggestion is for the person who runs the swarm. No model can take it, and a
+#: model that knows how to widen its sandbox may talk a person into it. `gdn trace` and `gdn call` show the suggestion.
+_ASK: Final = "Go on without it, or end your turn and say what the message says: a person has to change something."
+_ASK_CODES: Final = """
+E_TOKEN_MISSING E_SANDBOX_UNAVAILABLE E_BUDGET_SPENT E_EXTENSION_FAILED E_MIDDLEWARE E_MODEL_FAILED E_MODEL_QUOTA
+E_MODEL_CANNOT_SEE E_CONTEXT_OVERFLOW E_OUTPUT_INVALID E_REPLAY_DIFFERS E_TURN_STALLED E_MAX_STEPS E_AGENT_FAILED
+E_AGENT_SPAWN_FAILED E_AGENT_CYCLE E_INSTANCE_BUSY E_INSTANCE_NOT_FOUND E_EVENT_NOT_FOUND E_ANSWER_GONE E_FORBIDDEN
+E_OAUTH_APP E_OAUTH_KEY E_OAUTH_LOGIN E_OAUTH_REFUSED E_OAUTH_SCOPE E_OAUTH_SERVER E_OAUTH_SUBJECT E_OAUTH_UNAVAILABLE
+E_MCP_CONNECT E_MCP_GONE E_MCP_INPUT E_MCP_PROTOCOL E_DISK_FULL E_STORE_FULL E_STATE E_INTERNAL E_CONFIG_WIDENING
+E_CONFIG_LIMIT E_PATCH_NOT_FOUND E_APPROVAL_WAITS E_RESTART_REFUSED E_RESTART_FAILED
+"""
+FOR_MODELS: Final[dict[str, str]] = {
+    **dict.fromkeys(_ASK_CODES.split(), _ASK),
+    "E_SANDBOX_DENIED": "Use a path in the workdir, or what was granted. If you need this, end your turn and say so.",
+    "E_TOOL_NOT_IN_CATALOG": "Call one of the tools that you were given, by its whole name.",
+    "E_TOOL_NOT_FOUND": "Call one of the tools that you were given, by its whole name.",
+    "E_AGENT_NOT_FOUND": "Ask one of the agents that `agents__catalog` lists.",
+}
+
+
+def for_model(error: Told) -> Told:
+    """The error as a model reads it: advice that only a person can take is not in it (pure).
+
+    Source: docs/design/tools.md section 5; docs/decisions/133.
+    """
+    advice = FOR_MODELS.get(error.code or "")
+    return error if advice is None else replace(error, suggestion=advice)
+
+
+def for_people(error: ToolError) -> str:
+    """The message, with the advice that the model was not told (pure)."""
+    advice = error.suggestion if for_model(error) is not error else None
+    return f"{error.message}\n{advice}" if advice else error.message
 
 
 def help_url(code: str) -> str:

@@ -1,10 +1,11 @@
 """`make test-matrix`: README and docs/quickstart.md word by word on clean setups, then tests; a table at the end.
 
 Setups: root without a bubblewrap of the system, an ordinary user with one, an ordinary user without, and root and an
-ordinary user on a machine that others use too (scripts/matrix_machine.py). Each gets a fresh clone of the present commit in a temporary folder that is its own, a home of its own, and an environment with nothing
-but PATH and HOME. Nothing on this machine is changed: "with" means a bwrap in a folder in front of the PATH (Debian's
-own package, fetched and unpacked; where that cannot be had, the one of the clone's .venv), "without" a PATH of links to
-all programs but bwrap, if the system has one. Started as an ordinary user, the setups that need root are left out.
+ordinary user on a machine that others use too (scripts/matrix_machine.py). Each gets a fresh clone of the present
+commit in a temporary folder that is its own, a home of its own, and otherwise an environment with nothing but PATH and
+HOME. Nothing on this machine is changed: "with" means a bwrap in a folder in front of the PATH (Debian's own package,
+fetched and unpacked; where that cannot be had, the one of the clone's .venv), "without" a PATH of links to all programs
+but bwrap, if the system has one. Started as an ordinary user, the setups that need root are left out.
 
 `test_matrix.py [PYTEST ARGUMENT …]`: what to test at the end, by default SMOKE. Takes minutes; not part of `make test`.
 """

@@ -34,6 +34,7 @@ from agentproc.providers.base import ModelRequest, storable
 from agentproc.providers.body import FilesPlace, SentFile, sent_file
 from schemas.attached_files import words_for
 from schemas.codec import check_depth, encode_value
+from schemas.errors import for_model
 from schemas.frames import FilePart, ToolResult
 
 #: The key in an assistant message's metadata for data that only its vendor understands and wants back (see `kept_by`).
@@ -261,7 +262,7 @@ def result_text(result: ToolResult) -> str:
     its fields.
     """
     if result.status != "ok":
-        fields = {"status": result.status, "handle": result.handle, "error": result.error}
+        fields = {"status": result.status, "handle": result.handle, "error": result.error and for_model(result.error)}
         return _json({name: value for name, value in fields.items() if value is not None})
     output = msgspec.msgpack.decode(result.output) if result.output is not None else None
     return output if isinstance(output, str) else _json(output)

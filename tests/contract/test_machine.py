@@ -10,9 +10,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 THEIRS = {
-    "LC_ALL": "tr_TR.UTF-8", "LANG": "tr_TR.UTF-8", "LANGUAGE": "tr", "LC_TIME": "de_DE", "TZ": "Asia/Kathmandu",
+    "LC_ALL": "tr_TR.UTF-8",
+    "LANG": "tr_TR.UTF-8",
+    "LANGUAGE": "tr",
+    "LC_TIME": "de_DE",
+    "TZ": "Asia/Kathmandu",
     **{f"{name}_proxy": "http://127.0.0.1:9" for name in ("http", "HTTPS", "all")},
-    "HTTP_PROXY": "http://127.0.0.1:9", "no_proxy": "example.org",
+    "HTTP_PROXY": "http://127.0.0.1:9",
+    "no_proxy": "example.org",
 }
 SEEN = """
 import json, os, resource, time
