@@ -164,8 +164,7 @@ E_CONFIG_LIMIT E_PATCH_NOT_FOUND E_APPROVAL_WAITS E_RESTART_REFUSED E_RESTART_FA
 FOR_MODELS: Final[dict[str, str]] = {
     **dict.fromkeys(_ASK_CODES.split(), _ASK),
     "E_SANDBOX_DENIED": "Use a path in the workdir, or what was granted. If you need this, end your turn and say so.",
-    "E_TOOL_NOT_IN_CATALOG": "Call one of the tools that you were given, by its whole name.",
-    "E_TOOL_NOT_FOUND": "Call one of the tools that you were given, by its whole name.",
+    **dict.fromkeys(("E_TOOL_NOT_IN_CATALOG", "E_TOOL_NOT_FOUND"), "Call one of the tools that you were given."),
     "E_AGENT_NOT_FOUND": "Ask one of the agents that `agents__catalog` lists.",
 }
 
