@@ -111,6 +111,8 @@ class Call(Struct, eq=False, kw_only=True):
     progress_at: float = 0.0
     #: How many connections of its jail had been denied when it began.
     denied_before: int = 0
+    #: The codes of the errors that the bus has answered its questions with: its handler may say them, too.
+    heard: frozenset[str] = frozenset()
 
     @property
     def owner(self) -> tuple[str, str]:

@@ -1,13 +1,15 @@
 """The results of calls as the bus carries them. Pure.
 
 An output is forwarded as the worker encoded it; an error is cut to its tool's limit and completed with what ERROR-02,
-ERROR-06 and ERROR-07 ask for.
+ERROR-06 and ERROR-07 ask for. A code of the kernel is the kernel's word: one that a handler says without having it from
+the kernel is a code of the handler's own (`own_error`).
 
 Source: docs/design/tools.md sections 5 and 9; requirements RESULT-01 to RESULT-05, ERROR-01 to ERROR-07, HANDLER-07.
 """
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 import msgspec
@@ -19,6 +21,7 @@ from schemas.frames import ErrorPayload, ToolError, ToolResult
 from schemas.launch import ToolSpec
 from schemas.results import cut_message
 from schemas.worker_frames import Result, WorkerError
+from toolhost.calls.call_registry import Call
 from toolhost.calls.pending import full_handle
 from toolhost.untrusted import Violation, check_json, output_limit
 
@@ -27,6 +30,17 @@ MAX_NAME: Final = 200
 MAX_CODE: Final = 100
 MAX_SUGGESTION: Final = 2000
 MAX_URL: Final = 1000
+#: The form of a code.
+_CODE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]*")
+#: Before a code of the kernel that a handler says of its own accord.
+OWN: Final = "tool:"
+#: Codes of the kernel that any handler may say of its own call, and those that the bundled tools say besides.
+OF_HANDLERS: Final = frozenset(
+    ("E_TOOL", "E_TOOL_INVALID_ARGS", "E_TOOL_LIMIT", "E_TOOL_BAD_OUTPUT", "E_TOOL_NOT_FOUND", "E_CALL_ENDED")
+)
+OF_BUNDLED: Final = frozenset(
+    ("E_SANDBOX_DENIED", "E_TOKEN_MISSING", "E_SCRIPT_FAILED", "E_SCRIPT_LANGUAGE", "E_CANCELLED", "E_TOOL_TIMEOUT")
+)
 
 _NIL: Final = b"\xc0"
 # {"status": "ok", "output": …, "receipt": …} up to the output, and from there to the receipt
@@ -66,6 +80,24 @@ def error_result(error: ToolError, message_limit: int, receipt: Raw | None = Non
     return Raw(encode_value(ToolResult(status="error", error=error, receipt=receipt)))
 
 
+def own_error(error: WorkerError, call: Call) -> WorkerError:
+    """The error of a handler, whose code is none of the kernel's unless the kernel has said it to this very call.
+
+    A jail may say what it likes. What the kernel says is obeyed, by agents that repeat a call and by people that read
+    what to do about it. The worker of an MCP server is no jail.
+    """
+    code = error.code
+    if code is None or call.tool.server is not None:
+        return error
+    if not _CODE.fullmatch(code):
+        code = "E_TOOL"
+    elif code in CODES and not (
+        code in OF_HANDLERS or code in call.heard or (call.tool.bundled and code in OF_BUNDLED)
+    ):
+        code = OWN + code
+    return error if code == error.code else msgspec.structs.replace(error, code=code)
+
+
 def refusal(info: ErrorPayload, *, name: str = "ToolHostError") -> ToolError:
     """Make the error of a result from one of our own errors."""
     return ToolError(
@@ -85,5 +117,5 @@ def _completed(error: WorkerError) -> ToolError:
         name=error.name[:MAX_NAME] or "Error",
         code=code,
         suggestion=(error.suggestion or CODES.get(code) or CODES["E_TOOL"])[:MAX_SUGGESTION],
-        help_url=(error.help_url or help_url(code))[:MAX_URL],
+        help_url=(error.help_url or help_url("E_TOOL" if code.startswith(OWN) else code))[:MAX_URL],
     )

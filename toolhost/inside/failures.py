@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 #: An error's message (characters).
 MAX_ERROR = 16384
-OFFLINE = "no network was granted to this tool (spec.sandbox.network is none)"
 #: Exceptions looked at behind the one that was raised; a chain can be a ring.
 _DEPTH = 16
 _UNREACHABLE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.ECONNREFUSED)

@@ -23,7 +23,7 @@ from time import monotonic, sleep
 
 from . import wire
 from .api import Pending, ToolContext
-from .failures import MAX_ERROR, OFFLINE, describe, error_frame, is_offline, where
+from .failures import MAX_ERROR, describe, error_frame, is_offline, where
 from .frames import FD, READ_BYTES, Frames, framed
 from .orphans import Orphans
 from .printed import MAX_LINE, Printed
@@ -419,17 +419,16 @@ class Worker:
         """The result frame of an exception; where it came from goes to the log."""
         self.log("debug", f"{type(error).__name__}{where(error)}", call_id)
         code = getattr(error, "code", None)
-        if not isinstance(code, str) and isinstance(error, OSError) and error.errno is not None:
+        if self.offline and isinstance(error, Exception) and is_offline(error):
+            code = "ENETUNREACH"  # the host knows why
+        elif not isinstance(code, str) and isinstance(error, OSError) and error.errno is not None:
             code = errno.errorcode.get(error.errno)
         if isinstance(error, SystemExit):
             code = "E_TOOL"
-        message = describe(error)
-        if self.offline and isinstance(error, Exception) and is_offline(error):
-            code, message = "E_SANDBOX_DENIED", f"{OFFLINE} ({message})"
         return error_frame(
             call_id,
             type(error).__name__,
-            message,
+            describe(error),
             code=code,
             suggestion=getattr(error, "suggestion", None),
             help_url=getattr(error, "help_url", None),

@@ -49,7 +49,7 @@ from toolhost.calls.listings import Listing
 from toolhost.calls.logins import Logins
 from toolhost.calls.messages import MessageCache
 from toolhost.calls.pending import PENDING_S, Work
-from toolhost.calls.results import refusal, shape
+from toolhost.calls.results import own_error, refusal, shape
 from toolhost.egress.messages import Denied, Failed
 from toolhost.jails.call_sandboxes import CallSandbox
 from toolhost.jails.jail import Jail
@@ -657,6 +657,7 @@ class Sessions:
             live.jail.ends()  # the end of its jail says why, and answers the call
             return
         if said is not None:
+            said = own_error(said, call)
             result = msgspec.structs.replace(result, error=live.explained(said))
         payload = shape(result, live.receipt(call, now), call.tool)
         if result.continues:
@@ -679,13 +680,15 @@ class Sessions:
         if own is None and isinstance(worker, CallSandbox):
             raise Violation("the worker asked in the name of a call that it does not run")
         call = self._machine.asker(live.session, ask.op, ask.call_id, own)
-        reply = partial(self._reply, live, worker)
+        reply = partial(self._reply, live, worker, call)
         if call is None:
             reply(call_ended(ask))
         else:
             self._asking.ask(call, ask, reply)
 
-    def _reply(self, live: LiveSession, worker: Worker, answer: AnswerFrame) -> None:
+    def _reply(self, live: LiveSession, worker: Worker, call: Call | None, answer: AnswerFrame) -> None:
+        if call is not None and answer.error is not None and answer.error.code is not None:
+            call.heard |= {answer.error.code}
         if live.jail.dying or worker.dying:
             return
         if worker.unread <= MAX_UNREAD:
