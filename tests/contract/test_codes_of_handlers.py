@@ -26,11 +26,10 @@ from toolhost.calls.results import OF_BUNDLED, OF_HANDLERS, own_error, shape
 def call_of(**changes: Any) -> Call:
     export = ExportSpec(name="x")
     spec = ToolSpec(name="t", entry="/t.py", root="/", exports=[export], sandbox=SandboxSpec())
-    call = Call(
+    return Call(
         id="t1/c1", agent="a", instance_key="k", tool=structs.replace(spec, **changes), export=export,
         args=to_raw({}), turn_id="t1", tool_call_id="c1", message_id=None, workdir=None, deadline=None,
     )  # fmt: skip
-    return call
 
 
 def said(code: str | None, call: Call, suggestion: str | None = None) -> dict[str, Any]:
