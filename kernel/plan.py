@@ -108,8 +108,15 @@ def build_plan(
         mailbox_mb=checked.policy.mailbox_mb,
         max_open_events=checked.policy.max_open_events,
         spawn_workdirs=list(spawn_workdirs),
+        sharing_agents=_sharing(checked),
         oauth_apps=checked.oauth_apps,
     )
+
+
+def _sharing(checked: Checked) -> list[str]:
+    usual = checked.swarm_resource.get("spec", {}).get("workdir", "own")
+    found = {name for name, agent in checked.agents.items() if (agent.body.workdir or usual) == "shared"}
+    return sorted(found | {checked.entry_agent}) if found else []
 
 
 def catalog_items(tool: CheckedTool) -> list[CatalogItem]:

@@ -461,5 +461,7 @@ class KernelPlan(Struct, frozen=True, rename="camel", omit_defaults=True, kw_onl
     private_copy: str = ""
     #: Folders that the operator's policy opens as working directories of spawned instances.
     spawn_workdirs: list[str] = []
+    #: The agents that share the working directory of the entry agent, which is one of them.
+    sharing_agents: list[str] = []
     #: The bundle's OAuthApps by their names, with the secrets of their clients.
     oauth_apps: dict[str, OAuthAppSpec] = {}

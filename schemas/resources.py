@@ -357,6 +357,9 @@ class AgentBody(_Strict, frozen=True):
             "none is called."
         ),
     ] = None
+    workdir: Annotated[
+        Literal["own", "shared"] | None, Meta(description="Its working directory; by default what the Swarm says.")
+    ] = None
 
 
 class SwarmPolicy(_Strict, frozen=True):
@@ -399,6 +402,10 @@ class SwarmBody(_Strict, frozen=True):
     entry_agent: Annotated[RefLike, Meta(description="The Agent that gets what names no other: `Agent/NAME`.")]
     agents: Annotated[list[Text | AgentUse], Meta(description="The members; every Agent of the bundle if empty.")] = []
     policy: SwarmPolicy = field(default_factory=SwarmPolicy)
+    workdir: Annotated[
+        Literal["own", "shared"],
+        Meta(description="`shared`: all agents work in [one folder](agents.md#one-folder-for-all); `own`: in its own."),
+    ] = "own"
 
 
 class Example(_Strict, frozen=True):

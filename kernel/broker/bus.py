@@ -133,7 +133,8 @@ class Bus:
         found = self.mailbox.instances.get((agent, key))
         if found is not None:
             return found
-        return self.mailbox.instance(agent, key, instance_workdir(self.plan.state_dir, agent, key), now)
+        owner = self.plan.entry_agent if agent in self.plan.sharing_agents else agent
+        return self.mailbox.instance(agent, key, instance_workdir(self.plan.state_dir, owner, key), now)
 
     def send(self, connection: Connection, frame: Frame) -> None:
         """Queue a frame of the broker and give it an id."""

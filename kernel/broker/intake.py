@@ -30,6 +30,7 @@ from kernel.broker.journal.records import decode as decode_record
 from kernel.broker.mailbox import MAX_LATE, MAX_QUEUED
 from kernel.broker.shares import describe_shortage
 from kernel.broker.tracing import trace_of
+from kernel.broker.workdirs import passed_on
 from schemas.address import MAX_PATH_BYTES, is_given_id, is_instance_key, is_path
 from schemas.errors import GoondanError, error_payload
 from schemas.frames import OPERATOR_AGENT, ErrorPayload, Frame, ReplyTo
@@ -105,7 +106,7 @@ class Intake:
                 reply_to=_reply_to(actor, frame),
                 chain=chain,
                 auth=_auth(actor, connection, frame),
-                workdir=frame.workdir,
+                workdir=frame.workdir or self._passed_on(actor, instance),
                 trace_id=trace_id,
                 parent_span_id=parent_span_id,
                 digest=digest,
@@ -131,6 +132,13 @@ class Intake:
         self._mailbox.stage(event)
         self._bus.staged.append(Staged("accept", self._ledger.accepted(event, now), event))
         self._bus.counters["events"] += 1
+
+    def _passed_on(self, actor: Actor, target: Instance) -> str | None:
+        """The working directory in which the target does what another agent that shares it asks."""
+        me, sharing = actor.instance, self._bus.plan.sharing_agents
+        if me is None or me.agent not in sharing or target.agent not in sharing:
+            return None
+        return passed_on(me.workdir, None if actor.turn is None else actor.turn.content.workdir, target.workdir)
 
     def _target(self, connection: Connection, frame: Frame, now: float) -> Instance:
         agent, key = frame.to or "", frame.instance_key or ""

@@ -55,6 +55,7 @@ def late_answer(bus: Bus, event: Event, answer: Raw, blob: Blob | None) -> Event
             from_=agent,
             payload=payload,
             auth=event.content.auth,
+            workdir=event.content.workdir,
             trace_id=event.content.trace_id,
             parent_span_id=event.content.parent_span_id,  # the call that asked
             digest=event_digest(asker.name, asker.instance_key, sender, None),

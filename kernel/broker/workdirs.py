@@ -6,9 +6,12 @@ Rules.
 - Jails that work in a directory can change its folders: a folder can become a link at any moment. So a shared directory
   has a base, the folder that the kernel or the operator has named. Tool hosts follow no link beneath the base
   (toolhost/policy/beneath.py). An instance that passes its directory on passes on the base, too.
+- Agents with `workdir: shared` work in the directory of the entry agent's instance of the same key. What one of them
+  asks another is done where the asker works, so an operator's directory counts for all of them. A directory that a
+  spawn gave stays what it is.
 - The policy can close a directory that it had opened. Then calls in this directory are refused.
 
-Source: docs/decisions/060; requirement AGENTS-22.
+Source: docs/decisions/060, 132; requirement AGENTS-22.
 """
 
 from __future__ import annotations
@@ -65,6 +68,18 @@ def shared(mine: Workdir, cwd: str, opened: Sequence[str]) -> Workdir:
         )
         raise fail("E_FORBIDDEN", message, suggestion=suggestion)
     return Workdir(path, Beneath(base, by_policy=True))
+
+
+def passed_on(asker: Workdir, named: str | None, target: Workdir) -> str | None:
+    """The path of the directory in which an agent does what another one asks, when both share their directory.
+
+    `named` is that of the asker's turn, if an operator or an asker gave one. None: the target works where it always
+    does.
+    """
+    if asker.beneath is not None or target.beneath is not None:
+        return None
+    path = named or asker.path
+    return None if path == target.path else path
 
 
 def opening(path: str, opened: Sequence[str]) -> str | None:

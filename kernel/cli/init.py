@@ -19,7 +19,14 @@ from kernel.cli import options
 #: Template -> a command to try with it, besides `gdn run`. Its files are in kernel/templates/<template>.
 TEMPLATES: Final[dict[str, list[tuple[str, str]]]] = {
     "agent": [],
-    "two-agents": [("gdn run --detach; gdn send reviewer TEXT", "reaches the other agent; gdn stop ends the swarm")],
+    "two-agents": [
+        ("gdn run --detach; gdn send reviewer TEXT", "reaches the other agent; gdn stop ends the swarm"),
+        ("gdn run --workdir DIR", "both work in your folder DIR"),
+    ],
+    "team": [
+        ("gdn run --detach; gdn send coder TEXT", "reaches one of the others; gdn stop ends the swarm"),
+        ("gdn run --workdir DIR", "all three work in your folder DIR"),
+    ],
     "tool": [
         ('gdn call notes__add \'{"text": "hello"}\'', "one call of the tool, in its jail"),
         ("python3 -m unittest discover -s tests", "tests the tool by itself"),
@@ -43,7 +50,8 @@ _REPOSITORY: Final[dict[str, str]] = {
 @click.option("--force", is_flag=True, help="Replace files that are there.")
 @options.as_json
 def command(folder: str, template: str, force: bool, as_json: bool) -> int:
-    """Write a new bundle into DIR (default: here): one agent, two agents, or an agent with a tool of its own.
+    """Write a new bundle into DIR (default: here): one agent, two agents that review each other's files, a team of three,
+    or an agent with a tool of its own.
 
     It needs no key: `provider: auto` takes the model that the environment names, else a built-in console.
     """

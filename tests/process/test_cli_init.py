@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import json
 import os
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -44,15 +45,53 @@ def test_a_template_is_valid_and_answers_without_a_key(template: str) -> None:
         result = home.gdn("run", "--bundle", str(folder), input="\n".join(lines) + "\n")
         assert (result.status, result.err) == (0, "")
         assert "embedded console" in result.out
-        assert "42" in result.out
+        assert ("E_TOOL_NOT_IN_CATALOG" if template == "team" else "42") in result.out
         if template == "tool":
             assert "water the plants" in result.out
             assert "E_TOOL_INVALID_ARGS" in result.out
+
+
+#: What is sent to the entry agent of a template, and what the file then says. The console does what it is told.
+SHARED = {
+    "two-agents": ("reviewer", "/agents__request target=reviewer input='/file-system__write path=REVIEW.md content=fine'"),
+    "team": ("coder", "/agents__request target=coder input=\"/agents__request target=reviewer "
+             "input='/bash__exec command=\\\"cat PLAN.md > REVIEW.md\\\"'\""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("template", list(SHARED))
+def test_agents_of_a_template_ask_each_other_and_share_files_as_it_is_printed(template: str) -> None:
+    with sandbox() as home:
+        folder = made(home, template)
+        home.here, home.bundle = folder, folder / "goondan.yaml"
+        printed = home.gdn("init", "--force", "--template", template, "--json").json["next"]
+        commands = [step["command"] for step in printed]
+        named = home.home / "named"
+        named.mkdir()
+        other, asked = SHARED[template]
+        (detached,) = [line for line in commands if line.startswith("gdn run --detach; gdn send")]
+        (there,) = [line for line in commands if "--workdir DIR" in line]
+        bin = Path(sys.executable).parent
+
+        def shell(line: str, said: str = "") -> str:
+            env = {**home.env, "PATH": f"{bin}:{home.env['PATH']}"}
+            done = subprocess.run(line, shell=True, cwd=folder, env=env, input=said, capture_output=True, text=True)
+            assert done.returncode == 0, done.stderr
+            return done.stdout
+
+        # In their own folder: what the entry agent wrote the others read, and it reads what they wrote.
+        shell(detached.replace("TEXT", shlex.quote("/file-system__write path=PLAN.md content=plan")))
+        assert '"plan' in home.gdn("send", "/file-system__read path=PLAN.md").out
         if template == "two-agents":
-            assert home.gdn("run", "--detach", "--bundle", str(folder)).status == 0
-            sent = home.gdn("send", "reviewer", "/bash__exec command=ls", "--bundle", str(folder))
-            assert "E_TOOL_NOT_IN_CATALOG" in sent.out
-            assert home.gdn("stop", "--bundle", str(folder)).status == 0
+            assert "E_TOOL_NOT_IN_CATALOG" in home.gdn("send", other, "/bash__exec command=ls").out
+        home.gdn("send", asked)
+        assert "REVIEW.md" in home.gdn("send", "/file-system__list").out
+        shell("gdn stop")
+        # In the person's, for all of them.
+        said = f"/file-system__write path=PLAN.md content=mine\n{asked}\n"
+        shell(there.replace("DIR", str(named)), said)
+        assert sorted(path.name for path in named.iterdir()) == ["PLAN.md", "REVIEW.md"]
+        assert (named / "REVIEW.md").read_text() == ("fine" if template == "two-agents" else "mine")
 
 
 def test_the_test_of_the_tool_passes_and_can_fail(tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
 """File systems of their own for the workdirs that we make. The launcher is asked before a jail starts in one.
 
 Rules.
-- Each jail in a workdir can take `diskMb`, whatever was there before. So the bound of all jails there is set again
-  before each jail starts: it is the sum over the jails that live. Without a jail, others may write without a bound.
+- The jails in a workdir can together take the largest `diskMb` of theirs, whatever was there before. So the bound of
+  all jails there is set again before each jail starts. Without a jail, others may write without a bound.
 - A workdir that has an image is used with it or not at all, whatever the operator has chosen since.
 - Where none can be made, this is logged once, and the watch looks at what is written.
 
@@ -77,7 +77,7 @@ class Claim(Struct, eq=False):
 
 
 class _Point(Struct, eq=False):
-    #: Held while a sum is set, so that the last one to ask sets the sum that counts.
+    #: Held while a bound is set, so that the last one to ask sets the one that counts.
     lock: asyncio.Lock
     #: Who needs it.
     claims: list[Claim] = []
@@ -123,7 +123,7 @@ class SizedWorkdirs:
         of_point.claims.append(claim)
         try:
             async with of_point.lock:
-                wanted = sum(other.size for other in of_point.claims)
+                wanted = max(other.size for other in of_point.claims)
                 await self._powers.offload.prepared(lambda: self._powers.make_workdir(point, state_dir))
                 held = await self._ask(point, {"hold": wanted, "make": make})
         except BaseException:

@@ -37,6 +37,8 @@ PATIENCE_S: Final = 0.02
 FLIGHT_S: Final = 0.01
 #: Between two walks over folders of a file system that does not count its entries (seconds).
 WALK_S: Final = 1.0
+#: Folders of which it is remembered when a jail was ended for their growth.
+MAX_CHARGED: Final = 1024
 
 
 class _Device:
@@ -81,14 +83,16 @@ class _Suspect(NamedTuple):
 
 class _Walk:
     """A walk over the folders of a suspect, with the time and the loss when it was asked for (monotonic seconds).
+    `charged` are the folders whose growth another jail was ended for, with the times of that (seconds since 1970).
 
     `named` is what an earlier walk found, if only files without a name are to be looked at. `cost_s` is the processor
     time that the walk took. `in_flight` are sockets of the jail with descriptors under way; None if that is not known.
     """
 
-    def __init__(self, suspect: _Suspect, lost: Lost) -> None:
+    def __init__(self, suspect: _Suspect, lost: Lost, charged: dict[str, float]) -> None:
         self.suspect = suspect
         self.lost = lost
+        self.charged = charged
         self.asked_at = self.done_at = time.monotonic()
         self.cost_s = 0.0
         self.named = suspect.jail.undecided.get(suspect.number)
@@ -104,7 +108,7 @@ class _Walk:
         try:
             if self.named is None:
                 for place in jail.devices[number]:
-                    grown = walk(place, jail.since, enough)
+                    grown = walk(place, max(jail.since, self.charged.get(place, 0.0)), enough)
                     size, entries = size + grown.size, entries + grown.entries
                 self.named = Growth(size, entries)
             size, entries = self.named.size, self.named.entries
@@ -132,6 +136,8 @@ class Disks:
         self._suspects: list[_Suspect] = []
         self._busy: list[JailUsage] = []
         self._looked_at = 0.0
+        # Jails that work in one folder all see its growth. It ends one of them, and does not count for the others then.
+        self._charged: dict[str, float] = {}
         self._walks = Budget(WALKS_PART, WALKS_S)
         # Walks have a thread of their own: a walk waits while a process of the jail makes a file in the folder, and
         # such a process can wait for the processor for seconds.
@@ -211,7 +217,7 @@ class Disks:
         """
         if self._walking is None:
             suspect = min(self._suspects, key=lambda each: walked_before(each.frozen, is_quick(each.jail)))
-            self._walking = _Walk(suspect, self._devices[suspect.number].lost)
+            self._walking = _Walk(suspect, self._devices[suspect.number].lost, self._charged)
             self._done.clear()
             self._asked.put(self._walking)
         if self._done.wait(max(0.0, self.due_in())):
@@ -233,6 +239,9 @@ class Disks:
                 limit = self._decide(asked, asked.found)
                 if limit is not None:
                     jail.end(limit)
+                    if len(self._charged) >= MAX_CHARGED:
+                        self._charged.clear()
+                    self._charged |= dict.fromkeys(jail.devices[number], time.time())
         finally:
             self._suspects = [other for other in self._suspects if other is not suspect]
             if frozen and not any(other.jail is jail and other.frozen for other in self._suspects):

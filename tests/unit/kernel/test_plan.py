@@ -52,6 +52,39 @@ def plan_of(tmp_path: Path, text: str, module: str = "handlers = {}\n") -> Kerne
     return open_bundle(str(path), state_dir="/state", env={}, handlers=False).plan
 
 
+MORE = GOOD.replace("    - ref: Agent/helper\n", "    - ref: Agent/helper\n    - ref: Agent/other\n") + """\
+---
+apiVersion: goondan.ai/v1
+kind: Agent
+metadata: {name: other}
+spec:
+  modelConfig: {modelRef: Model/main}
+"""
+
+
+@pytest.mark.parametrize(("swarm", "helper", "other", "sharing"), [
+    ("", "", "", []),
+    ("shared", "", "", ["helper", "other"]),
+    ("shared", "", "own", ["helper"]),
+    ("own", "", "shared", ["helper", "other"]),
+    ("", "shared", "", ["helper"]),
+    ("shared", "own", "own", []),
+    ("shared", "own", "", ["helper", "other"]),
+])  # fmt: skip
+def test_who_shares_a_working_directory(
+    tmp_path: Path, bundled: object, swarm: str, helper: str, other: str, sharing: list[str]
+) -> None:
+    """The entry agent does as soon as anybody does: the folder is its own."""
+    text = MORE
+    for at, value in (
+        ("  entryAgent: Agent/helper\n", swarm),
+        ("  modelConfig:\n    modelRef: Model/main\n", helper),
+        ("  modelConfig: {modelRef: Model/main}\n", other),
+    ):
+        text = text.replace(at, f"{at}  workdir: {value}\n" if value else at)
+    assert plan_of(tmp_path, text).sharing_agents == sharing
+
+
 @pytest.mark.requirement("CATALOG-01", "CATALOG-02", "CATALOG-04", "CATALOG-08", "NAME-01", "NAME-06", "ITEM-04")
 def test_the_registry_holds_everything_and_the_catalog_what_is_named(tmp_path: Path, bundled: object) -> None:
     plan = plan_of(tmp_path, GOOD.replace("    - Tool/words\n", ""))
