@@ -50,8 +50,8 @@ _REPOSITORY: Final[dict[str, str]] = {
 @click.option("--force", is_flag=True, help="Replace files that are there.")
 @options.as_json
 def command(folder: str, template: str, force: bool, as_json: bool) -> int:
-    """Write a new bundle into DIR (default: here): one agent, two agents that review each other's files, a team of three,
-    or an agent with a tool of its own.
+    """Write a new bundle into DIR (default: here): one agent, two that review each other's files, a team of three, or
+    one with a tool of its own.
 
     It needs no key: `provider: auto` takes the model that the environment names, else a built-in console.
     """

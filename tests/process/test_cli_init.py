@@ -53,7 +53,8 @@ def test_a_template_is_valid_and_answers_without_a_key(template: str) -> None:
 
 #: What is sent to the entry agent of a template, and what the file then says. The console does what it is told.
 SHARED = {
-    "two-agents": ("reviewer", "/agents__request target=reviewer input='/file-system__write path=REVIEW.md content=fine'"),
+    "two-agents": ("reviewer", "/agents__request target=reviewer "
+                   "input='/file-system__write path=REVIEW.md content=fine'"),
     "team": ("coder", "/agents__request target=coder input=\"/agents__request target=reviewer "
              "input='/bash__exec command=\\\"cat PLAN.md > REVIEW.md\\\"'\""),
 }  # fmt: skip
@@ -71,10 +72,10 @@ def test_agents_of_a_template_ask_each_other_and_share_files_as_it_is_printed(te
         other, asked = SHARED[template]
         (detached,) = [line for line in commands if line.startswith("gdn run --detach; gdn send")]
         (there,) = [line for line in commands if "--workdir DIR" in line]
-        bin = Path(sys.executable).parent
+        programs = Path(sys.executable).parent
 
         def shell(line: str, said: str = "") -> str:
-            env = {**home.env, "PATH": f"{bin}:{home.env['PATH']}"}
+            env = {**home.env, "PATH": f"{programs}:{home.env['PATH']}"}
             done = subprocess.run(line, shell=True, cwd=folder, env=env, input=said, capture_output=True, text=True)
             assert done.returncode == 0, done.stderr
             return done.stdout

@@ -1,4 +1,4 @@
-"""A swarm with `workdir: shared`: where its agents work, with and without a folder of the person's, and over a restart."""
+"""A swarm with `workdir: shared`: where its agents work, with and without a person's folder, and over a restart."""
 
 from __future__ import annotations
 
@@ -91,8 +91,8 @@ def test_what_one_writes_the_next_one_reads(team: Team, named: bool) -> None:
     if named:
         place.mkdir()
     team.script(f"{key} plan", shell("echo plan > plan"), ask("coder", f"{key} code"), shell("cat review"), "done")
-    team.script(f"{key} code", shell("cat plan; echo code > code"), ask("reviewer", f"{key} look", instanceKey=f"{key}-r"),
-                ask("hermit", f"{key} alone"), "coded")  # fmt: skip
+    look = ask("reviewer", f"{key} look", instanceKey=f"{key}-r")
+    team.script(f"{key} code", shell("cat plan; echo code > code"), look, ask("hermit", f"{key} alone"), "coded")
     team.script(f"{key} look", shell("cat plan code > review; rm code"), "looked")
     team.script(f"{key} alone", shell("ls; echo x > alone"), "alone")
     answer = team.send(f"{key} plan", "--instance", key, *(("--workdir", str(place)) if named else ()))
@@ -121,7 +121,7 @@ def test_an_answer_that_comes_later_is_worked_on_there(team: Team) -> None:
     try:
         assert team.send("later plan", "--instance", "later", "--workdir", str(place))["response"] == "asked"
         (place / "go").touch()
-        wait_until(lambda: (place / "copied").exists(), what="the turn of the answer")
+        wait_until((place / "copied").exists, what="the turn of the answer")
     finally:
         team.model.answer = answered  # type: ignore[method-assign]
 
@@ -133,7 +133,7 @@ def test_a_restart_in_the_middle_of_a_write(team: Team) -> None:
     team.script("killed plan", ask("coder", "killed code"), shell("wc -l < out.txt; tail -n 1 out.txt"), "whole")
     team.script("killed code", shell(SLOW), shell(WHOLE), "coded")
     sending = team.kernel.popen("send", "planner", "killed plan", "--instance", "killed", "--workdir", str(place))
-    wait_until(lambda: (place / "half").exists(), what="half of the file")
+    wait_until((place / "half").exists, what="half of the file")
     os.kill(team.kernel.pid("supervisor"), signal.SIGKILL)
     sending.communicate(timeout=20)
     assert (place / "out.txt").read_text().count("\n") == 100

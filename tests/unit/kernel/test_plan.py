@@ -52,7 +52,9 @@ def plan_of(tmp_path: Path, text: str, module: str = "handlers = {}\n") -> Kerne
     return open_bundle(str(path), state_dir="/state", env={}, handlers=False).plan
 
 
-MORE = GOOD.replace("    - ref: Agent/helper\n", "    - ref: Agent/helper\n    - ref: Agent/other\n") + """\
+MORE = (
+    GOOD.replace("    - ref: Agent/helper\n", "    - ref: Agent/helper\n    - ref: Agent/other\n")
+    + """\
 ---
 apiVersion: goondan.ai/v1
 kind: Agent
@@ -60,6 +62,7 @@ metadata: {name: other}
 spec:
   modelConfig: {modelRef: Model/main}
 """
+)
 
 
 @pytest.mark.parametrize(("swarm", "helper", "other", "sharing"), [
