@@ -65,7 +65,7 @@ def test_commands_and_options(shell: Shell) -> None:
     assert shell.offers("gdn ") == [f"plain,{name}" for name in COMMANDS]
     assert shell.offers("gdn do") == ["plain,doctor"]
     assert "plain,--detach" in shell.offers("gdn run --d")
-    assert shell.offers("gdn init --template t") == ["plain,two-agents", "plain,tool"]
+    assert shell.offers("gdn init --template t") == ["plain,two-agents", "plain,team", "plain,tool"]
     assert shell.offers("gdn completion ") == ["plain,bash", "plain,zsh", "plain,fish"]
     assert shell.offers("gdn run --bundle x") == ["file,x"]
     assert shell.offers("gdn call --workdir ") == ["dir,"]

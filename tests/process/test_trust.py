@@ -144,7 +144,7 @@ def test_what_stays_in_jails_needs_no_answer() -> None:
 
 def test_what_init_writes_needs_no_answer_with_any_model() -> None:
     with sandbox(BUNDLE, {"GOONDAN_TRUST": ""}) as kernel:
-        for template in ("agent", "two-agents", "tool"):
+        for template in ("agent", "two-agents", "team", "tool"):
             assert kernel.gdn("init", template, "--template", template).status == 0
             kernel.env["OPENAI_BASE_URL"] = "http://127.0.0.1:1/v1"
             assert kernel.gdn("trust", "--show", template, "--json").json["trusted"]

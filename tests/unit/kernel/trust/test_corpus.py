@@ -346,7 +346,8 @@ FIELDS: dict[str, str] = {
     "AgentPolicy: toolCalls": "what is in it", "AgentPolicy: stallTimeoutS": NONE,
     "AgentPolicy: conversationMb": "Setting",
     "AgentBody: modelConfig prompt tools sandbox policy output": "what is in it", "AgentBody: extensions": "Module",
-    "AgentBody: toolChoice workdir": NONE, "SwarmBody: workdir": NONE, "OutputSpec: schema": TEXT, "OutputSpec: via": NONE,
+    "AgentBody: toolChoice workdir": NONE, "SwarmBody: workdir": NONE,
+    "OutputSpec: schema": TEXT, "OutputSpec: via": NONE,
     "SwarmPolicy: maxStepsPerTurn maxLiveAgents mailboxMb maxOpenEvents": "Setting",
     # Part of maxLiveAgents; how long something lasts; and what the bundle's own messages survive.
     "SwarmPolicy: keptAgents agentIdleSeconds durability": NONE,
