@@ -14,8 +14,8 @@ from msgspec import Raw
 from agentproc.turn import End
 from agentproc.usage import TurnUsage
 from schemas.blobs import MAX_BLOB_BYTES
-from schemas.codec import encode_value
-from schemas.errors import error_payload, tool_error
+from schemas.codec import encode_value, from_raw
+from schemas.errors import ENVIRONMENT, error_payload, tool_error
 from schemas.frames import AgentEvent, Answer, ErrorPayload, Frame, ToolResult
 from schemas.results import CUT_MARK
 
@@ -87,9 +87,16 @@ def internal_error(what: str) -> ErrorPayload:
 
 
 def done_frame(event_id: str, epoch: int | None, status: str, payload: bytes) -> Frame:
-    """The one frame that ends an event. `status` is the answer's."""
-    stage = "done" if status == "completed" else "failed"
-    return Frame("ack", stage=stage, event_id=event_id, epoch=epoch, payload=Raw(payload))
+    """The one frame that ends an event. `status` is the answer's. It names the cause of a failure for which the message
+    is not to blame.
+    """
+    frame = Frame("ack", stage="done", event_id=event_id, epoch=epoch, payload=Raw(payload))
+    if status != "completed":
+        frame.stage = "failed"
+        answer = from_raw(frame.payload, AgentEvent).answer
+        if answer is not None and answer.error is not None and answer.error.code in ENVIRONMENT:
+            frame.cause = f"{answer.error.code}: {answer.error.message}"
+    return frame
 
 
 def _fitting(text: str, limit: int) -> str:

@@ -149,6 +149,22 @@ CODES: Final[dict[str, str]] = {
     "E_CONFIG_UNSUPPORTED": "Leave the resource out; it is not implemented yet.",
 }
 
+#: Codes whose cause is outside of the message that failed by them: sent again unchanged, it may succeed when that is
+#: mended. So a message whose turn ends with one is kept as a dead letter. docs/error-causes.md has all codes.
+ENVIRONMENT: Final = frozenset(
+    """
+    E_TOOL_CRASHED E_TOOL_OUTCOME_UNKNOWN E_TOOL_NAME_CONFLICT E_TOKEN_MISSING E_SANDBOX_UNAVAILABLE E_OVERLOADED
+    E_TOKEN_INVALID E_PRINCIPAL_BUSY E_VERSION E_BLOB_UNAVAILABLE E_LEASE_LOST E_LINK_CLOSED E_AGENT_FAILED
+    E_AGENT_SPAWN_FAILED E_EXTENSION_FAILED E_MIDDLEWARE E_MODEL_FAILED E_MODEL_QUOTA E_TURN_STALLED E_OAUTH_APP
+    E_OAUTH_KEY E_OAUTH_LOGIN E_OAUTH_REFUSED E_OAUTH_SERVER E_OAUTH_UNAVAILABLE E_MCP_CONNECT E_MCP_GONE E_MCP_PROTOCOL
+    E_MCP_INSTALL E_KERNEL_NOT_RUNNING E_KERNEL_RUNNING E_KERNEL_SLOW E_KERNEL_LOST E_KERNEL_STOPPED E_RESTART_REFUSED
+    E_RESTART_FAILED E_DISK_FULL E_STORE_FULL E_JOURNAL_CORRUPT E_BROKER_UNTRUSTED E_RUN_DIR E_STATE E_CHANGESET_IO
+    E_INTERNAL E_BUNDLE_UNTRUSTED E_CONFIG_NOT_FOUND E_CONFIG_SYNTAX E_CONFIG_UNKNOWN_KIND E_CONFIG_UNKNOWN_FIELD
+    E_CONFIG_MISSING_FIELD E_CONFIG_INVALID_VALUE E_CONFIG_INVALID_NAME E_CONFIG_DUPLICATE E_CONFIG_MISSING_REF
+    E_CONFIG_MISSING_ENV E_CONFIG_ENTRY E_CONFIG_SCHEMA E_CONFIG_WIDENING E_CONFIG_DANGEROUS E_CONFIG_WRITTEN
+    E_CONFIG_UNSUPPORTED
+    """.split()  # noqa: SIM905
+)
 
 #: What a model is told instead, where the suggestion is for the person who runs the swarm. No model can take it, and a
 #: model that knows how to widen its sandbox may talk a person into it. `gdn trace` and `gdn call` show the suggestion.

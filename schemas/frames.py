@@ -235,6 +235,8 @@ class Frame(Struct, rename={"from_": "from"}, omit_defaults=True, gc=False):
     within: str | None = None
     #: `event` of an operator only: the files of its message. The broker keeps them until the event has ended.
     files: list[FilePart] | None = None
+    #: `ack` of stage `failed`: why, where the message is not to blame. The event is kept as a dead letter.
+    cause: str | None = None
 
 
 # --- payloads -------------------------------------------------------------------------------------------------------

@@ -92,6 +92,7 @@ CHECKS: dict[str, Callable[[], str]] = {
     "schemas": python("-m", "schemas.export", "--check"),
     "documents": python("-m", "scripts.bundle_docs", "--check"),
     "tool pages": python("-m", "scripts.tool_docs", "--check"),
+    "error pages": python("-m", "scripts.error_docs", "--check"),
     "manifests": python("-m", "scripts.prepare_manifests", "--check"),
     "requirements": python("-m", "scripts.requirements", "--quiet"),
     "mutations": python("-m", "scripts.mutations", "--check"),

@@ -13,6 +13,7 @@ Source: docs/design/delivery.md sections 2, 5 and 7.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 from kernel.broker.answering import Answering
 from kernel.broker.answers import deleted_answer
@@ -32,6 +33,9 @@ from kernel.broker.restarts import Restarts
 from kernel.broker.tool_calls import ToolCalls
 from schemas.errors import GoondanError, error_payload
 from schemas.frames import Frame, Hello
+
+#: Longest cause of a dead letter (characters): a person reads it, and the journal keeps it.
+MAX_CAUSE: Final = 1000
 
 
 class Events:
@@ -259,7 +263,10 @@ class Events:
         if event.instance.deleting and state == "cancelled":
             self._mailbox.blobs.discard(blob)
             answer, blob = deleted_answer(event), None
-        self._ends.stage(event, state, answer, blob, conn=connection, frame_id=frame.id)
+        cause = (frame.cause or "")[:MAX_CAUSE]
+        if cause and state == "failed" and event.asking is None and blob is None and self._mailbox.may_die(event):
+            state = "dead"  # it can be sent again; a turn that waits for it is told, and decides itself
+        self._ends.stage(event, state, answer, blob, cause=cause, conn=connection, frame_id=frame.id)
 
     def _released(self, connection: Connection, event: Event, frame: Frame, now: float) -> None:
         """The holder gives the event back: it leaves, or its epoch is too old, or the event waits (`park`)."""

@@ -9,7 +9,8 @@ import sys
 
 from kernel.cli.output import is_terminal, write, write_text
 from kernel.cli.terminal import printable, style_of
-from schemas.frames import Answer
+from schemas.errors import ENVIRONMENT
+from schemas.frames import Answer, ErrorPayload
 from schemas.usage import Usage
 
 #: The exit status of `gdn send` for an answer that was cut off.
@@ -31,6 +32,12 @@ def tell_cut_off(answer: Answer) -> None:
         f"gdn: the answer was cut off at the model's limit of tokens{reason}; max_tokens in the Model's params sets it"
     )
     write(style_of(sys.stderr).warning(told), stream=sys.stderr)
+
+
+def kept_lines(error: ErrorPayload, event_id: str) -> list[str]:
+    """Where a message is that failed by no fault of its own."""
+    kept = error.code in ENVIRONMENT
+    return [f"  the message is kept: gdn dead requeue {printable(event_id)} sends it again"] if kept else []
 
 
 def tell_usage(answer: Answer) -> None:

@@ -1,6 +1,7 @@
 """`gdn dead list|show|requeue|drop`: messages that were given up, and a person's decision about them.
 
-A message is given up when agents ended on it five times without progress, or could not be started for it. The asker
+A message is given up when agents ended on it five times without progress, or could not be started for it, or when its
+turn failed by a cause outside of it: a full disk, a model server that is not there (docs/error-causes.md). The asker
 that waited for its answer was told. The message stays until a person has decided.
 
 Source: docs/design/delivery.md section 10.

@@ -517,7 +517,7 @@ class _Talk:
             close_files(files)
 
     def _show(self, told: _Told, screen: Screen | None = None) -> None:
-        from kernel.cli.answered import tell_cut_off, tell_reasoning, tell_usage
+        from kernel.cli.answered import kept_lines, tell_cut_off, tell_reasoning, tell_usage
         from kernel.cli.output import error_lines, write, write_text
 
         answer, error = told.answer, told.error
@@ -542,7 +542,8 @@ class _Talk:
             if screen is not None:
                 tell_usage(answer)
         elif info is not None:
-            write(*error_lines(info), stream=sys.stderr)
+            kept = [] if answer is None else kept_lines(info, told.event_id)
+            write(*error_lines(info), *kept, stream=sys.stderr)
 
     def _keep(self, told: _Told) -> None:
         """Add the answer to the document that is printed at the end (--json)."""

@@ -144,10 +144,11 @@ def _tell_failure(error: ErrorPayload, event_id: str, *, cancelled: bool) -> Non
     """Say on stderr why there is no answer, and after a timeout under which id it can be asked for."""
     import sys
 
+    from kernel.cli.answered import kept_lines
     from kernel.cli.output import error_lines, write
     from kernel.cli.terminal import printable
 
-    write(*(["cancelled"] if cancelled else error_lines(error)), stream=sys.stderr)
+    write(*(["cancelled"] if cancelled else [*error_lines(error), *kept_lines(error, event_id)]), stream=sys.stderr)
     if error.code == "E_AGENT_TIMEOUT":
         write(f"  the message was {printable(event_id)} (--event-id)", stream=sys.stderr)
 

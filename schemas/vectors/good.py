@@ -252,6 +252,11 @@ def good_frames() -> list[tuple[str, Frame, str | None]]:
         ("ack renew", Frame("ack", id="x.6", **lease, stage="renew", position=3), None),
         ("ack done", Frame("ack", id="x.7", **lease, stage="done", payload=to_raw(answered)), "AgentEvent"),
         ("ack failed", Frame("ack", id="x.8", **lease, stage="failed", payload=to_raw(failed)), "AgentEvent"),
+        (
+            "ack failed by a cause outside of the message",
+            Frame("ack", id="x.8", **lease, stage="failed", payload=to_raw(failed), cause="E_DISK_FULL: no room"),
+            "AgentEvent",
+        ),
         ("ack release", Frame("ack", id="x.9", **lease, stage="release", seen_epoch=1_700_000_000_000), None),
         ("ack result", Frame("ack", id="x.10", stage="result", calls=["t1/c1", "t1/c2"]), None),
         ("ack of an answer", Frame("ack", id="x.11", event_id="e-1.answer", in_reply_to="b.6", stage="done"), None),

@@ -11,7 +11,8 @@ import pytest
 from kernel.cli import execute
 from kernel.cli.explain import page as explained
 from kernel.cli.output import error_lines
-from schemas.errors import CODES, error_payload, tool_error
+from schemas.errors import CODES, ENVIRONMENT, error_payload, tool_error
+from scripts import error_docs
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = ("errors.md", "errors.ko.md")
@@ -100,3 +101,13 @@ def test_errors_of_every_code_carry_a_suggestion_and_a_page(code: str) -> None:
 def test_a_better_suggestion_wins_over_the_stock_one() -> None:
     error = tool_error("E_TOOL", "no such table", name="DbError", suggestion="Create the table first.")
     assert error.suggestion == "Create the table first."
+
+
+@pytest.mark.parametrize("page", error_docs.PAGES, ids=lambda page: page.name)
+def test_the_table_of_causes_has_every_code_and_is_that_of_the_code(page: error_docs.Page) -> None:
+    text = page.path.read_text(encoding="utf-8")
+    assert text == page.text(), "run scripts/error_docs.py"
+    rows = dict(re.findall(r"^\| \[(E_\w+)\]\(\S+\) \| (\S+) \|$", text, flags=re.MULTILINE))
+    assert rows.keys() == CODES.keys()
+    assert {code for code, whose in rows.items() if whose in ("environment", "환경")} == ENVIRONMENT
+    assert page.problems() == []

@@ -183,6 +183,14 @@ def test_a_failed_model_fails_the_turn_and_the_agent_takes_the_next(misled: Sand
     before = pid()
     answered = misled.gdn("send", agent, "two", "--json")
     assert (answered.json["status"], answered.json["response"]) == ("completed", "fine")
+    first = refused.json["eventId"]
+    listed = misled.gdn("dead", "list", "--json")
+    assert KEY not in listed.out
+    (letter,) = [row for row in listed.json["events"] if row["eventId"] == first]
+    assert letter["cause"].startswith("E_MODEL_FAILED: ")
+    again = misled.gdn("dead", "requeue", first, "--json").json["newEventId"]
+    ended = lambda: misled.gdn("trace", again, "--json").json.get("status") == "completed"
+    wait_until(ended, what="the answer to the message that was kept")
     assert pid() == before
     request = seen(bad)["requests"][-1]["body"]
     texts = [item["content"] for item in request["messages"] if item["role"] == "user"]

@@ -681,6 +681,7 @@ async def test_a_disk_that_fills_up_during_a_turn_fails_it_once(make: Make) -> N
     link.finish(link.open_calls()[0], ok("x" * 100_000))
     await task
     assert code_of(the_answer(link)) == "E_DISK_FULL"
+    assert (link.posted[-1].cause or "").startswith("E_DISK_FULL: "), "the message is not to blame"
     await runner.run(event_frame("e2", "go"))
     assert link.answers()[-1].response == "fine"
 
