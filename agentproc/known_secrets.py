@@ -16,6 +16,7 @@ from msgspec import structs
 from agentproc.providers.base import ModelAnswer
 from schemas.frames import ErrorPayload, ToolResult
 from schemas.redaction import Redactor
+from schemas.secret_values import in_texts
 
 #: How many secrets are remembered, the latest ones. A token is replaced about every hour, and an agent has a few.
 REMEMBERED: Final = 64
@@ -67,8 +68,6 @@ def out_of_answer(answer: ModelAnswer, redact: Callable[[str], str]) -> ModelAns
         whole = msgspec.json.encode(answer).decode()
         if redact(whole) == whole:
             return answer
-    from agentproc.recordings.forms import in_texts
-
     return msgspec.convert(in_texts(msgspec.to_builtins(answer), redact), ModelAnswer)
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 from binascii import a2b_base64
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
 #: Names of what is secret.
@@ -40,6 +40,8 @@ _WORD: Final = re.compile(r"[a-z]+([-_][a-z]+)*|[A-Z][a-z]+([A-Z][a-z]+)*|[A-Z]+
 REFERENCE: Final = re.compile(r"\$\{([^{}$]{1,200})\}")
 #: What separates the parts of a value: of JSON, of a list, of a query.
 _BETWEEN: Final = re.compile(r"""[\s"'{}\[\],;:=&?@]+""")
+#: The shortest part of a granted variable that is taken out of what its tool says (characters).
+SHORTEST_GRANTED: Final = 8
 VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 _SCHEME: Final = re.compile(r"(Bearer|Basic|Token|ApiKey|Digest|DPoP|Key)?\s*", re.IGNORECASE)
 
@@ -75,6 +77,23 @@ def secret_parts(values: Iterable[str]) -> list[str]:
             parts |= dict.fromkeys((value, rest, *_passwords(scheme, rest)))
         parts |= dict.fromkeys(piece for piece in _BETWEEN.split(value) if looks_secret(piece))
     return [part for part in parts if part]
+
+
+def granted_secrets(granted: Mapping[str, str]) -> list[str]:
+    """What may not be shown of variables that a tool was granted: parts of SHORTEST_GRANTED characters and more, of
+    those variables whose name or value says that it is a secret. The others are settings, and words of any output.
+    """
+    values = [value for name, value in granted.items() if is_secret_name(name) or looks_secret(value)]
+    return [part for part in secret_parts(values) if len(part) >= SHORTEST_GRANTED]
+
+
+def in_texts(value: Any, change: Callable[[str], str]) -> Any:
+    """A JSON value with each of its texts changed, keys included."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, dict):
+        return {change(key) if isinstance(key, str) else key: in_texts(item, change) for key, item in value.items()}
+    return [in_texts(item, change) for item in value] if isinstance(value, list) else value
 
 
 def _passwords(scheme: str, rest: str) -> list[str]:

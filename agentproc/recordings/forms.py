@@ -21,6 +21,7 @@ from schemas.errors import GoondanError, error_payload
 from schemas.frames import FilePart, ToolError, ToolResult
 from schemas.recorded_texts import comparable, same, shortened, without_places
 from schemas.recordings import RecordedAnswer, RecordedFault, RecordedModelCall, Request
+from schemas.secret_values import in_texts
 
 #: Tools whose later answers come in a replay as they did in the run: agents answer, and they run.
 ANSWERED_BY_AGENTS: Final = frozenset(("agents__request", "handoff__request"))
@@ -189,15 +190,6 @@ def tool_result(recorded: Mapping[str, Any], fill: Callable[[Any], Any]) -> Tool
 
 
 # --- texts in JSON values -------------------------------------------------------------------------------------------
-
-
-def in_texts(value: Any, change: Callable[[str], str]) -> Any:
-    """A JSON value with each of its texts changed, keys included."""
-    if isinstance(value, str):
-        return change(value)
-    if isinstance(value, dict):
-        return {change(key) if isinstance(key, str) else key: in_texts(item, change) for key, item in value.items()}
-    return [in_texts(item, change) for item in value] if isinstance(value, list) else value
 
 
 def named_places(places: Iterable[tuple[str, str]], value: Any) -> Any:

@@ -19,7 +19,6 @@ from typing import Final
 import msgspec
 
 from agentproc.conversation_format import create_file
-from agentproc.recordings.forms import in_texts
 from schemas.recorded_texts import without_places
 from schemas.recordings import (
     MAX_FILE_BYTES,
@@ -31,6 +30,7 @@ from schemas.recordings import (
     encode_noted,
     noted_file,
 )
+from schemas.secret_values import in_texts
 
 #: Room for the line that says that nothing more is written (bytes).
 _ROOM_FOR_END: Final = 1024

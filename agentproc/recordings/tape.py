@@ -16,7 +16,7 @@ from msgspec import to_builtins
 
 from agentproc.conversation import error_result
 from agentproc.providers.base import ModelAnswer, ModelRequest
-from agentproc.recordings.forms import Places, in_texts, recorded_answer, recorded_fault, recorded_result, request_of
+from agentproc.recordings.forms import Places, recorded_answer, recorded_fault, recorded_result, request_of
 from agentproc.recordings.recorder import Recorder
 from agentproc.recordings.replayed import Replayed
 from agentproc.store import ConversationStore
@@ -38,6 +38,7 @@ from schemas.recordings import (
     RecordedTurn,
     parts_of,
 )
+from schemas.secret_values import in_texts
 
 #: The id of the one message of a question that is asked outside of the conversation (agentproc/aside.py).
 ASIDE: Final = "aside"

@@ -21,6 +21,7 @@ from typing import Final
 
 from schemas.worker_frames import Ended, Exit, Fork, Forked, Init, Kill, WorkerFrame
 from toolhost.jails.jail import Jail, exit_cause
+from toolhost.jails.stream import Granted
 from toolhost.jails.worker import Worker, WorkerOwner
 from toolhost.untrusted import Violation
 
@@ -103,6 +104,8 @@ class CallSandboxes:
         self._spare: CallSandbox | None = None
         self._count = 0
         self._held = False
+        #: The secrets that the workers get; None: they get none.
+        self.granted: Granted | None = None
 
     def hold(self) -> None:
         """Let no worker begin until `release`."""
@@ -163,5 +166,7 @@ class CallSandboxes:
         made = CallSandbox(self._count, self._jail, self._owner, self._loop, self._output_limit)
         if self._held:
             made.hold()
+        if self.granted is not None:
+            made.grant(self.granted)
         self._sandboxes[self._count] = made
         return made

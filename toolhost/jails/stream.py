@@ -4,6 +4,7 @@ Rules.
 - A wake-up reads once at most, so that a jail that sends much does not starve the others.
 - The standard output of a jail is read within a budget. Beyond the budget the jail's own write blocks.
 - channel.py checks the frames. After a refused frame nothing more is read.
+- Secrets that the jail was granted end here, in whatever it sends or prints (`Granted`).
 
 Source: docs/design/sandbox.md section 5.
 """
@@ -15,13 +16,15 @@ import errno
 import os
 import socket
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
-from schemas.worker_frames import HostFrame, WorkerFrame
-from toolhost.jails.channel import Channel
-from toolhost.untrusted import Violation
+from schemas.redaction import HIDDEN, Redactor
+from schemas.secret_values import in_texts
+from schemas.worker_frames import HostFrame, Result, WorkerFrame
+from toolhost.jails.channel import DECODE_ERRORS, Channel
+from toolhost.untrusted import Violation, check_json
 
 #: Frames that are written together: each written alone would wake the worker once more (docs/decisions/016).
 BURST: Final = 8
@@ -32,7 +35,45 @@ PRINTED_BYTES_PER_S: Final = 1 << 20
 #: Bytes at the end of the printed output that are kept for the error of a crash.
 PRINTED_TAIL_BYTES: Final = 2048
 
+#: In a frame of more bytes secrets are looked for as they are, and in no other form: all forms of one in a MiB would
+#: keep the loop for 50 ms.
+LARGE: Final = 64 << 10
+
 _encode = msgspec.msgpack.Encoder().encode
+_frame = msgspec.msgpack.Decoder(WorkerFrame).decode
+_plain = msgspec.msgpack.Decoder().decode
+#: The fields of a frame that are no words of the jail's.
+_PARTS: Final = frozenset(("type", "callId", "status", "level", "op"))
+
+
+class Granted:
+    """Takes the secrets that a jail was granted out of what it says."""
+
+    def __init__(self, secrets: list[str]) -> None:
+        self._secrets = secrets
+        #: A text without them, in all of their forms.
+        self.redact = Redactor(*secrets)
+
+    def out_of(self, frame: WorkerFrame) -> WorkerFrame:
+        """A frame without them; the same object when there are none. Raises Violation."""
+        data = _encode(frame)
+        text = data.decode("utf-8", "replace")
+        redact = self._as_they_are if len(data) > LARGE else self.redact
+        if redact(text) == text:
+            return frame  # what stands between two strings can make a hit of none, and never hides one
+        if isinstance(frame, Result) and frame.output is not None:
+            check_json(bytes(frame.output))
+        try:
+            said: dict[str, Any] = _plain(data)
+            shown = {key: value if key in _PARTS else in_texts(value, redact) for key, value in said.items()}
+            return _frame(_encode(shown))
+        except (*DECODE_ERRORS, TypeError):
+            raise Violation("the worker sent a frame that cannot be read") from None
+
+    def _as_they_are(self, text: str) -> str:
+        for secret in self._secrets:
+            text = text.replace(secret, HIDDEN)
+        return text
 
 
 class FrameStream:

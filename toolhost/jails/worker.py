@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from schemas.worker_frames import HostFrame, WorkerFrame
-from toolhost.jails.stream import FrameStream, PrintedOutput
+from toolhost.jails.stream import FrameStream, Granted, PrintedOutput
 from toolhost.untrusted import Violation
 
 #: How long a worker that has closed its socket may take to end by itself, so that its exit status is known (seconds).
@@ -62,6 +62,7 @@ class Worker:
         self.dying = False
         self._owner = owner
         self._loop = loop
+        self._granted: Granted | None = None
         self._reason: str | None = None  # why it is being ended
         self._timer: asyncio.TimerHandle | None = None
         self._stream = FrameStream(
@@ -77,6 +78,11 @@ class Worker:
     def hide(self, redact: Callable[[str], str]) -> None:
         """From now on what its processes print is shown as `redact` leaves it, whole lines at a time."""
         self._output.redact = redact
+
+    def grant(self, granted: Granted) -> None:
+        """From now on what it says and prints is without the secrets that it was granted."""
+        self._granted = granted
+        self.hide(granted.redact)
 
     @abstractmethod
     def kill(self, reason: str) -> None:
@@ -102,6 +108,12 @@ class Worker:
         self._owner.worker_broken(self, violation)
 
     def _frames(self, frames: list[WorkerFrame]) -> None:
+        if self._granted is not None:
+            try:
+                frames = [self._granted.out_of(frame) for frame in frames]
+            except Violation as violation:
+                self.broken(violation)
+                return
         self._owner.worker_frames(self, frames)
 
     def ends(self) -> None:

@@ -16,6 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from schemas.redaction import Redactor
+from schemas.secret_values import in_texts
 from schemas.worker_frames import MAX_WORKER_FRAME, HostFrame, LoginAsk, WorkerFrame
 from toolhost.mcp_worker.outlet import Outlet
 
@@ -121,7 +122,7 @@ def without(body: bytes, redact: Redactor) -> bytes:
         return body  # what stands between two strings can make a hit of none, and never hides one
     frame: dict[str, Any] = _plain(body)
     for key in _THEIRS.keys() & frame.keys():
-        shown = _walk(frame[key], redact)
+        shown = in_texts(frame[key], redact)
         if isinstance(shown, dict) and (ours := _THEIRS[key]) in shown:
             shown[ours] = frame[key][ours]
         if key == "listing" and shown is not None:
@@ -131,13 +132,3 @@ def without(body: bytes, redact: Redactor) -> bytes:
             ]
         frame[key] = shown
     return _encode(frame)
-
-
-def _walk(value: Any, redact: Redactor) -> Any:
-    if isinstance(value, str):
-        return redact(value)
-    if isinstance(value, list):
-        return [_walk(item, redact) for item in value]
-    if isinstance(value, dict):
-        return {redact(key): _walk(item, redact) for key, item in value.items()}
-    return value

@@ -20,7 +20,7 @@ from schemas.hosts import read_network
 from schemas.launch import McpServerSpec, ToolSpec
 from schemas.mcp import McpServerInit, longest_export
 from schemas.redaction import Redactor
-from schemas.secret_values import secret_parts
+from schemas.secret_values import granted_secrets, secret_parts
 from schemas.times import rfc3339
 from schemas.tool_host_reports import LogLine, WorkerNews
 from schemas.worker_frames import WORKER_PROTOCOL, Cancel, Exit, Init, Message, WorkerError
@@ -33,6 +33,7 @@ from toolhost.jails.call_sandboxes import CallSandbox, CallSandboxes
 from toolhost.jails.jail import Jail
 from toolhost.jails.network import JailNetwork
 from toolhost.jails.sized_workdirs import Claim
+from toolhost.jails.stream import Granted
 from toolhost.jails.worker import CLOSED, Worker, WorkerOwner
 from toolhost.limits.decide import lacks_processes, limit_error, with_limit
 from toolhost.mcp.server_jail import RemoteServer, ServerJail
@@ -119,6 +120,7 @@ class LiveSession:
         layout = jail.plan.layout
         names = tool.sandbox.env if tool.sandbox.isolation != "shared" else []
         granted = {name: environment[name] for name in names if name in environment}
+        secrets = granted_secrets(granted)
         if layout is not None:
             self.network = JailNetwork(read_network(tool.sandbox.network), layout)
             granted = {**layout.environment, **granted}
@@ -142,6 +144,13 @@ class LiveSession:
             self.session.forks = True
             self.sandboxes = CallSandboxes(jail, owner, loop, limit, init)
             jail.usage.sandboxes = self.sandboxes.processes
+        if secrets:
+            hidden = Granted(secrets)
+            jail.grant(hidden)
+            if self.sandboxes is not None:
+                self.sandboxes.granted = hidden
+            if self.network is not None:
+                self.network.redact = hidden.redact
         if self.network is not None:
             (self.sandboxes or jail).hold()  # until its sockets are there
 
