@@ -20,10 +20,11 @@ from typing import Any, Final
 
 import msgspec
 
+from schemas.codec import DECODE_ERRORS
 from schemas.redaction import HIDDEN, Redactor
 from schemas.secret_values import in_texts
 from schemas.worker_frames import HostFrame, Result, WorkerFrame
-from toolhost.jails.channel import DECODE_ERRORS, Channel
+from toolhost.jails.channel import Channel
 from toolhost.untrusted import Violation, check_json
 
 #: Frames that are written together: each written alone would wake the worker once more (docs/decisions/016).
@@ -66,7 +67,7 @@ class Granted:
         try:
             said: dict[str, Any] = _plain(data)
             shown = {key: value if key in _PARTS else in_texts(value, redact) for key, value in said.items()}
-            return _frame(_encode(shown))
+            return _frame(_encode(shown))  # type: ignore[no-any-return]
         except (*DECODE_ERRORS, TypeError):
             raise Violation("the worker sent a frame that cannot be read") from None
 
