@@ -182,7 +182,7 @@ class HttpProvider:
                         wire = self._vendor.listing(request)
                         request = await self._name_model(request, wire)
                         wire = self._vendor.request(request)
-                    answer = _named(await self._try(request, wire, heard), request)
+                    answer = self._named(await self._try(request, wire, heard), request)
                     tries.answered(answer, heard.headers)
                     return answer if request.output is None else answered(answer)
                 except Fault as error:
@@ -333,13 +333,12 @@ class HttpProvider:
             suggestion = _NO_LIST
         return ModelFailure(redact(message), suggestion=suggestion, usage=fault.usage)
 
-
-def _named(answer: ModelAnswer, request: ModelRequest) -> ModelAnswer:
-    """The answer with the name of its model: the server's word for it, else what was asked for."""
-    if answer.model == request.model.model:
-        return answer
-    name = redactor_of(request.model)(answer.model) if answer.model else request.model.model
-    return answer if name == answer.model else replace(answer, model=plain(name)[:MAX_MODEL_NAME] or None)
+    def _named(self, answer: ModelAnswer, request: ModelRequest) -> ModelAnswer:
+        """The answer with the name of its model: the server's word for it, else what was asked for."""
+        if answer.model == request.model.model and not self._listed:
+            return answer
+        name = redactor_of(request.model)(answer.model) if answer.model else request.model.model
+        return answer if name == answer.model else replace(answer, model=plain(name)[:MAX_MODEL_NAME] or None)
 
 
 def _nobody(news: ModelNews) -> None:

@@ -44,6 +44,7 @@ MAX_AUTH: Final = 16 << 10
 #: A turn may always send one request of so many bytes, even when everything is full. Otherwise events that wait behind
 #: turns could take all room, and these turns would wait for room for the requests that they need to end.
 MAX_NESTED_BYTES: Final = 64 << 10
+_BAD_ID: Final = "the eventId of a client has letters and digits of ASCII, _ - . : and nothing else"
 
 
 class Intake:
@@ -76,8 +77,7 @@ class Intake:
             message = f"an event needs an eventId of 1 to {MAX_ID} characters"
             raise GoondanError(error_payload("E_FRAME_INVALID", message))
         if connection.cls == CLIENTS and not is_given_id(event_id, MAX_ID):
-            message = "an eventId of a client has letters and digits of ASCII, and _ - . : and nothing else"
-            raise GoondanError(error_payload("E_FRAME_INVALID", message))
+            raise GoondanError(error_payload("E_FRAME_INVALID", _BAD_ID, suggestion="Choose another id, as 1a2b-3."))
         if event_id.endswith(REQUEUED_SUFFIX):
             message = f"event ids that end with {REQUEUED_SUFFIX!r} are the broker's own"
             raise GoondanError(error_payload("E_FRAME_INVALID", message))

@@ -107,7 +107,9 @@ class Server:
 
     async def ask(self, method: str, url: str, headers: Any, body: bytes, patience: Any) -> Server:
         self.requests.append(body)
-        self.parts = [f"data: {json.dumps(event)}\n\n".encode() for event in self.answers.pop(0)]
+        events = self.answers.pop(0)
+        whole = method == "GET" or self.status != 200
+        self.parts = [json.dumps(event).encode() if whole else _event(event) for event in events]
         return self
 
     async def read(self) -> bytes:
@@ -115,6 +117,10 @@ class Server:
 
     def close(self) -> None:
         self.parts.clear()
+
+
+def _event(value: Any) -> bytes:
+    return f"data: {json.dumps(value)}\n\n".encode()
 
 
 def done(provider: str) -> list[dict[str, Any]]:
@@ -130,11 +136,22 @@ async def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
     await runners.close()
 
 
-async def turn(make: Make, provider: str, name: str, *answers: list[dict[str, Any]]) -> tuple[FakeLink, Server]:
-    link, server = FakeLink(), Server(*answers, *[done(provider)] * 3)
-    asked = HttpProvider(wire_of(provider).VENDOR(), client=server, sleep=lambda _: asyncio.sleep(0))  # type: ignore[arg-type]
-    model = ModelSpec(provider=provider, model="m", api_key=KEY)
-    runner = make(link, asked, name=name, model=model)
+async def turn(
+    make: Make,
+    provider: str,
+    name: str,
+    *answers: list[dict[str, Any]],
+    server: Server | None = None,
+    model: str = "m",
+) -> tuple[FakeLink, Server]:
+    link, server = FakeLink(), server or Server(*answers, *[done(provider)] * 3)
+    asked = HttpProvider(
+        wire_of(provider).VENDOR(),
+        client=server,  # type: ignore[arg-type]
+        sleep=lambda _: asyncio.sleep(0),
+    )
+    spec = ModelSpec(provider=provider, model=model, api_key=KEY)
+    runner = make(link, asked, name=name, model=spec)
     await runner.run(event_frame("e1", "go", source=OPERATOR, live=True))
     return link, server
 
@@ -163,6 +180,32 @@ async def test_a_key_in_any_field_of_an_answer_is_neither_stored_nor_sent_nor_lo
         if form in kept or any(form.encode() in body for body in server.requests):
             found.append(path)
     assert found == []
+
+
+@pytest.mark.parametrize("provider", list(ANSWERS))
+@pytest.mark.parametrize("status", [307, 400, 401, 429, 500])
+async def test_a_key_in_a_refusal_is_neither_stored_nor_sent_nor_logged(
+    make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture, provider: str, status: int
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    said = {"error": {"message": f"no {KEY}", "type": KEY, "code": KEY}, "message": KEY}
+    refused = Server(*[[said]] * 12)
+    refused.status, refused.reason = status, KEY
+    refused.headers = {"location": f"https://x.test/{KEY}", "content-type": KEY, "request-id": KEY}
+    link, _ = await turn(make, provider, "a", server=refused)
+    assert KEY not in everything(tmp_path, link, caplog.text)
+    assert "***" in everything(tmp_path, link, caplog.text)
+
+
+@pytest.mark.parametrize("provider", ["openai", "responses"])
+async def test_a_key_as_the_name_of_a_model_in_a_servers_list_is_not_told(
+    make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture, provider: str
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    server = Server([{"data": [{"id": KEY}]}], ANSWERS[provider], done(provider))
+    link, _ = await turn(make, provider, "a", server=server, model="")
+    assert KEY not in everything(tmp_path, link, caplog.text)
+    assert [KEY.encode() in body for body in server.requests] == [False, True, True], "it was asked for by that name"
 
 
 @pytest.mark.parametrize("provider", list(ANSWERS))
