@@ -508,6 +508,12 @@ class Instance:
         return any(not event.ending for event in self.queue)
 
     @property
+    def place(self) -> Workdir:
+        """Where its turn works: in the directory that an operator has named for the event, or in its own."""
+        named = None if self.leased is None else self.leased.content.workdir
+        return self.workdir if named is None else Workdir(named)
+
+    @property
     def address(self) -> str:
         """Its name in a call chain."""
         return f"{self.agent}/{self.key}"

@@ -115,7 +115,7 @@ class Servers:
         if server not in self._bus.plan.agents[instance.agent].servers:
             message = f"the declaration of {instance.agent!r} names no MCP server {server[:100]!r}"
             raise fail("E_FORBIDDEN", message)
-        check_opened(instance.workdir, self._bus.plan.spawn_workdirs)
+        check_opened(instance.place, self._bus.plan.spawn_workdirs)
         asker = (connection.sender, connection.incarnation, frame.id)
         known = self._by_asker.get(asker)
         if known is not None:  # the same frame again, perhaps over another connection
@@ -227,8 +227,9 @@ class Servers:
         frame = Frame(
             asked.kind, from_=instance.agent, instance_key=instance.key, payload=to_raw(McpAttach(asked.server))
         )
-        frame.workdir = instance.workdir.path
-        frame.workdir_base = None if instance.workdir.beneath is None else instance.workdir.beneath.base
+        place = instance.place
+        frame.workdir = place.path
+        frame.workdir_base = None if place.beneath is None else place.beneath.base
         frame.deadline_ms = max(0, round((asked.until - now) * 1000))
         self._bus.send(host, frame)
         asked.id, asked.host = frame.id, host

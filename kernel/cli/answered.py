@@ -6,11 +6,13 @@ Source: docs/design/commands.md section 2.
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 
 from kernel.cli.output import is_terminal, write, write_text
 from kernel.cli.terminal import printable, style_of
-from schemas.errors import ENVIRONMENT
+from schemas.errors import ENVIRONMENT, GoondanError
 from schemas.frames import Answer, ErrorPayload
+from schemas.tool_host_reports import WorkerNews
 from schemas.usage import Usage
 
 #: The exit status of `gdn send` for an answer that was cut off.
@@ -45,6 +47,26 @@ def tell_usage(answer: Answer) -> None:
     usage = answer.usage
     if usage is not None and (usage.input_tokens or usage.output_tokens) and is_terminal(sys.stderr):
         write(style_of(sys.stderr).dim(usage_line(usage, answer.model)), stream=sys.stderr)
+
+
+def tell_servers(state_dir: str, told: set[str]) -> None:
+    """Say which MCP servers have ended by themselves, or never began, with their last words; each once. What was said
+    is added to `told`.
+    """
+    from kernel.supervisor_client import SupervisorClient
+
+    servers: list[WorkerNews] = []
+    with suppress(GoondanError, OSError):  # the kernel has ended, and that is said elsewhere
+        client = SupervisorClient.connect(state_dir)
+        if client is not None:
+            servers = client.ask("ps").servers or []
+            client.close()
+    for news in servers:
+        state = news.server
+        if state is not None and state.state == "ended" and state.last_error and state.last_error not in told:
+            told.add(state.last_error)
+            line = f"gdn: {printable(state.last_error)}; `gdn mcp list` shows how it is"
+            write(style_of(sys.stderr).warning(line), stream=sys.stderr)
 
 
 def usage_line(usage: Usage, model: str | None) -> str:

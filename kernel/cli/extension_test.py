@@ -160,10 +160,13 @@ def _needed(name: str, own: dict[str, Any]) -> set[str]:
 
 def run_one(trial: Trial, plan: KernelPlan) -> dict[str, Any]:
     """Run one trial in a process and a state of its own, and return its result."""
+    from kernel.bundle.servers import is_mcp
     from kernel.spawn import AGENT_ENVIRONMENT, environment, memory_file
     from kernel.spawn import command as program
 
     row = {"extension": trial.extension.name, **({"agent": trial.agent} if trial.agent else {})}
+    if is_mcp(trial.extension.entry, trial.extension.bundled) and trial.extension.config:
+        return {**row, **_of_server(trial, plan)}
     with tempfile.TemporaryDirectory(prefix="gdn-extension-test-") as state:
         spec_fd = memory_file("spec", msgspec.msgpack.encode(spec_of(trial, plan, state)))
         try:
@@ -191,6 +194,30 @@ def run_one(trial: Trial, plan: KernelPlan) -> dict[str, Any]:
     if result["status"] != "passed":
         result["log"] = written[-SHOWN_LINES:]
     return result
+
+
+def _of_server(trial: Trial, plan: KernelPlan) -> dict[str, Any]:
+    """The result of an MCP server: it is started as it would be, in a kernel of its own, and asked what it offers."""
+    from kernel.bundle.servers import prefix_of
+    from kernel.cli.mcp_inspect import inspected
+
+    prefix = prefix_of(trial.extension.name, trial.extension.config)
+    tool = next((tool for tool in plan.toolhost.tools if tool.name == prefix), None)
+    server = None if tool is None else tool.servers.get(trial.agent) or tool.server
+    if tool is None or server is None or not trial.agent:
+        message = "no agent names it, so its server is never started: name it in an Agent's spec.extensions"
+        return {"status": "failed", "code": "E_CONFIG_MISSING_REF", "message": message}
+    if server.transport == "http":
+        told = inspected({"type": "http", "endpoint": server.endpoint, "headers": server.headers}, None)
+    else:
+        files = tool.sandbox.filesystem
+        reads = [*files.read, *([tool.root] if tool.root else [])]
+        sandbox = {"filesystem": {"read": reads, "write": files.write}, "env": tool.sandbox.env}
+        sandbox |= {"network": tool.sandbox.network}
+        told = inspected({"type": "stdio", "command": server.command, "env": server.env}, sandbox)
+    if told["server"] is None:
+        return {"status": "failed", "code": "E_MCP_CONNECT", "message": told["error"] or "no word", "log": told["said"]}
+    return {"status": "passed", "middleware": {}, "points": [], "tools": [tool["name"] for tool in told["tools"]]}
 
 
 def spec_of(trial: Trial, plan: KernelPlan, state: str) -> AgentSpec:

@@ -9,6 +9,7 @@ Source: docs/mcp.md, "Installing a server"; docs/decisions/096.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from kernel import mcp
 from kernel.cli import options
 
 if TYPE_CHECKING:
@@ -32,14 +34,18 @@ FOLDER: Final = "mcp"
 _HEAD: Final = 128
 
 
-@click.command(name="add", epilog="COMMAND is npx -y PACKAGE, uvx PACKAGE, pipx run PACKAGE or pip install PACKAGE.")
+@click.command(
+    name="add",
+    epilog="COMMAND is npx -y PACKAGE, uvx PACKAGE, pipx run PACKAGE or pip install PACKAGE. Some names need none.",
+)
 @click.argument("name")
-@click.argument("words", metavar="-- COMMAND...", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.argument("words", metavar="[-- COMMAND...]", nargs=-1, type=click.UNPROCESSED)
 @click.option("--env", "variables", metavar="NAME", multiple=True, help="The server gets this variable of yours.")
 @click.option("--net", "network", metavar="HOST:PORT", multiple=True, help="The server may reach this host.")
 @click.option("--allow-net", metavar="HOST:PORT", multiple=True, help="The installer may reach this host, too.")
 @click.option("--replace", is_flag=True, help="Install anew what is there already.")
-@click.option("--write", is_flag=True, help="Add the document to goondan.yaml without asking.")
+@click.option("--agent", metavar="AGENT", help="The agent that gets it.  [default: the entry agent]")
+@click.option("--write", is_flag=True, help="Add it to goondan.yaml without asking.")
 @click.option(
     "--dir",
     "folder",
@@ -56,6 +62,7 @@ def command(
     network: tuple[str, ...],
     allow_net: tuple[str, ...],
     replace: bool,
+    agent: str | None,
     write: bool,
     folder: str,
     as_json: bool,
@@ -64,6 +71,7 @@ def command(
     from kernel.bundle.base import base_tools
     from kernel.cli.call import check_grant
     from kernel.cli.new_resource import check_name
+    from kernel.cli.output import write as say
     from kernel.mcp.document import MAX_NAME, PREFIX, extension_document
     from kernel.mcp.packages import package_command
     from schemas.errors import fail
@@ -71,7 +79,8 @@ def command(
 
     name = name.removeprefix(PREFIX)
     check_name(name, "Extension", base_tools(), fits=len(name) <= MAX_NAME)
-    found = package_command(words)
+    known = {} if words else known_server(name)
+    found = package_command(words or known["command"])
     if found is None:
         hint = "Write npx -y PACKAGE, uvx PACKAGE, pipx run PACKAGE or pip install PACKAGE, as its makers do."
         raise fail("E_USAGE", "this command installs no package of a registry", suggestion=hint)
@@ -86,15 +95,34 @@ def command(
     with _place(folder, name, replace) as target:
         installed = _install(found, target, allow_net)
         transport, reads = _transport(found, installed, name, target)
-    if variables:
-        transport["env"] = {variable: f"${{{variable}}}" for variable in variables}
-    sandbox: dict[str, Any] = {"filesystem": {"read": reads}}
+    asked = [*known.get("env", ()), *variables]
+    if env := {**known.get("values", {}), **{variable: f"${{{variable}}}" for variable in asked}}:
+        transport["env"] = env
+    sandbox: dict[str, Any] = {"filesystem": {"read": reads}, **known.get("sandbox", {})}
     if network:
         sandbox["network"] = {"allow": list(network)}
-    scope = "agent" if any("${WORKDIR}" in word for word in found.arguments) else "instance"
+    in_workdir = any("${WORKDIR}" in word for word in (*found.arguments, *env.values()))
+    scope = known.get("scope", "agent" if in_workdir else "instance")
     document = extension_document(f"{PREFIX}{name}", transport, scope=scope, sandbox=sandbox)
-    _report(found, installed, document, folder, write=write, as_json=as_json)
+    _report(found, installed, document, folder, agent, write=write, as_json=as_json)
+    for variable in [one for one in asked if one not in os.environ]:
+        say(f"it needs {variable}: set it where the kernel starts", stream=sys.stderr)
     return 0
+
+
+def known_server(name: str) -> dict[str, Any]:
+    """How a server that is known by its name is installed and run: `command`, `env`, `values`, `sandbox`, `scope`.
+
+    Raises GoondanError E_USAGE.
+    """
+    from schemas.errors import fail
+
+    with open(os.path.join(os.path.dirname(mcp.__file__), "known_servers.json"), encoding="utf-8") as file:
+        known: dict[str, dict[str, Any]] = json.load(file)
+    if name not in known:
+        hint = f"Say how it is installed: gdn mcp add {name} -- npx -y PACKAGE. Known are {', '.join(known)}."
+        raise fail("E_USAGE", f"no server is known by the name {name[:100]!r}", suggestion=hint)
+    return known[name]
 
 
 @contextmanager
@@ -226,10 +254,17 @@ def _is_script_of_node(path: str) -> bool:
 
 
 def _report(
-    found: PackageCommand, installed: Installed, document: dict[str, Any], folder: str, *, write: bool, as_json: bool
+    found: PackageCommand,
+    installed: Installed,
+    document: dict[str, Any],
+    folder: str,
+    agent: str | None,
+    *,
+    write: bool,
+    as_json: bool,
 ) -> None:
     from kernel.cli.consent import can_ask, confirmed
-    from kernel.cli.mcp_document import add_to_bundle
+    from kernel.cli.mcp_document import add_to_bundle, entry_agent
     from kernel.cli.output import write as say
     from kernel.cli.output import write_json
     from kernel.mcp.document import yaml_text
@@ -243,21 +278,24 @@ def _report(
     text = yaml_text(document).splitlines()
     changed = None
     if as_json:
-        changed = add_to_bundle([document], folder) if write else None
+        changed = add_to_bundle([document], folder, agent or entry_agent(folder)) if write else None
         told: dict[str, Any] = {"package": found.package, "version": installed.version, "document": document}
         told |= {"scriptsNotRun": installed.scripts, "packages": installed.packages}
         write_json(told | ({"changed": changed} if changed is not None else {}))
         return
     say(*notes, stream=sys.stderr)
     has_bundle = os.path.lexists(os.path.join(folder, "goondan.yaml"))
+    whose = agent or (entry_agent(folder) if has_bundle else None)
+    what = f"Extension/{name}" if whose is None else f"Extension/{name}, for Agent/{whose},"
     if not write and has_bundle and can_ask():
         say(*text, stream=sys.stderr)
-        write = confirmed(f"Add Extension/{name} to {os.path.join(folder, 'goondan.yaml')}? [y/N]")
+        write = confirmed(f"Add {what} to {os.path.join(folder, 'goondan.yaml')}? [y/N]")
         if not write:
             return
     if write:
-        changed = add_to_bundle([document], folder)
-        say(f"added Extension/{name} to {changed}", stream=sys.stderr)
+        changed = add_to_bundle([document], folder, whose)
+        say(f"added {what} to {changed}", stream=sys.stderr)
     else:
         say("---", *text)
-    say(f"an agent that is to have it names Extension/{name} in spec.extensions", stream=sys.stderr)
+    if whose is None or not write:
+        say(f"an agent that is to have it names Extension/{name} in spec.extensions", stream=sys.stderr)

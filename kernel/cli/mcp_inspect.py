@@ -18,6 +18,8 @@ import click
 from kernel.cli import options
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from kernel.cli.session import Session
 
 #: How long the server and its agent have (seconds): a start has 30, and the agent has to be started as well.
@@ -64,7 +66,10 @@ def command(
     shown = [_whole(word) for word in words]
     own = _own_folders(shown)
     sandbox = _sandbox(own, [_whole(path) for path in reads], [_whole(path) for path in writes], network)
-    told = _inspected(shown, own, sandbox, variables)
+    transport: dict[str, Any] = {"type": "stdio", "command": shown}
+    if variables:
+        transport["env"] = {name: f"${{{name}}}" for name in variables}
+    told = inspected(transport, sandbox, own)
     _report(told, as_json)
     return 0 if told["server"] is not None else 1
 
@@ -92,8 +97,8 @@ def _sandbox(own: list[str], reads: list[str], writes: list[str], network: tuple
     return sandbox
 
 
-def _inspected(
-    words: list[str], own_folders: list[str], sandbox: dict[str, Any], variables: tuple[str, ...]
+def inspected(
+    transport: dict[str, Any], sandbox: dict[str, Any] | None, own_folders: Sequence[str] = ()
 ) -> dict[str, Any]:
     """What the server offers, and what it was refused, in a kernel of its own."""
     import asyncio
@@ -109,7 +114,7 @@ def _inspected(
         bundle = Path(own, "bundle")
         bundle.mkdir()
         (bundle / MODULE).write_text(MODULE_TEXT)
-        (bundle / "goondan.yaml").write_text(bundle_text(words, sandbox, variables))
+        (bundle / "goondan.yaml").write_text(bundle_text(transport, sandbox))
         place = locate(str(bundle), trust=True)
         kernel = attach_or_start(place, ())
         offers: dict[str, Any] = {"server": None, "tools": [], "resources": [], "prompts": [], "error": None}

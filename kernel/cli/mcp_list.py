@@ -24,6 +24,7 @@ _COLUMNS = ("SERVER", "INSTANCE", "STATE", "ATTACHED", "CALLS", "MEMORY", "PID",
 def command(bundle: str | None, policy: str | None, as_json: bool) -> int:
     """Show the MCP servers of a bundle: state, calls, memory, last error."""
     from kernel.bundle.loader import inspect_bundle
+    from kernel.bundle.servers import is_mcp, prefix_of
     from kernel.cli.attach import locate
     from kernel.cli.output import write, write_json
     from kernel.supervisor_client import SupervisorClient
@@ -40,6 +41,11 @@ def command(bundle: str | None, policy: str | None, as_json: bool) -> int:
     for prefix, server in sorted(inspected.checked.servers.items()):
         if prefix not in seen:
             rows.append(idle_row(prefix, server.spec.extension, server.spec.transport))
+    named = {server.spec.extension for server in inspected.checked.servers.values()}
+    for spec in (one.spec(None) for one in inspected.checked.extensions.values() if one.name not in named):
+        if is_mcp(spec.entry, spec.bundled) and spec.config:
+            told = idle_row(prefix_of(spec.name, spec.config), spec.name, spec.config["transport"]["type"])
+            rows.append({**told, "state": "no agent names it"})
     if as_json:
         write_json(rows)
     elif rows:

@@ -222,6 +222,8 @@ class _Talk:
         #: The input has ended, and the first line without an answer waits for a person.
         self._stuck = False
         self.failed = False
+        #: What was said of MCP servers that have ended.
+        self._servers: set[str] = set()
         #: The lines that were typed while a turn ran.
         self._queue: list[Line] = []
         #: The exit status after a second Ctrl-C in one turn, which ends the conversation.
@@ -517,7 +519,7 @@ class _Talk:
             close_files(files)
 
     def _show(self, told: _Told, screen: Screen | None = None) -> None:
-        from kernel.cli.answered import kept_lines, tell_cut_off, tell_reasoning, tell_usage
+        from kernel.cli.answered import kept_lines, tell_cut_off, tell_reasoning, tell_servers, tell_usage
         from kernel.cli.output import error_lines, write, write_text
 
         answer, error = told.answer, told.error
@@ -544,6 +546,8 @@ class _Talk:
         elif info is not None:
             kept = [] if answer is None else kept_lines(info, told.event_id)
             write(*error_lines(info), *kept, stream=sys.stderr)
+        if not self._as_json:
+            tell_servers(self._kernel.place.state_dir, self._servers)
 
     def _keep(self, told: _Told) -> None:
         """Add the answer to the document that is printed at the end (--json)."""

@@ -74,6 +74,7 @@ def command(
     """
     import asyncio
 
+    from kernel.cli.answered import tell_servers
     from kernel.cli.attach import attach, locate
     from kernel.cli.batch import check_instance
     from kernel.cli.lines import MAX_LINE_BYTES
@@ -108,6 +109,8 @@ def command(
         key = check_instance(instance)
         told = _Message(agent, key, text, event_id, trace_id, workdir, files)
         sent = asyncio.run(_send(kernel, told, not no_wait, timeout, as_json, reasoning))
+        if not as_json:
+            tell_servers(place.state_dir, set())
     finally:
         kernel.finish()
         close_files(files)

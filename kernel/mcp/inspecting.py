@@ -52,12 +52,9 @@ _VARIABLE: Final = re.compile(
 )
 
 
-def bundle_text(command: Sequence[str], sandbox: Mapping[str, Any], env: Sequence[str]) -> str:
+def bundle_text(transport: Mapping[str, Any], sandbox: Mapping[str, Any] | None) -> str:
     """The goondan.yaml of the inspection; each document is JSON, which quotes whatever a command holds."""
-    transport: dict[str, Any] = {"type": "stdio", "command": list(command)}
-    if env:
-        transport["env"] = {name: f"${{{name}}}" for name in env}
-    scope = "agent" if any("${WORKDIR}" in word for word in command) else "instance"
+    scope = "agent" if "${WORKDIR}" in json.dumps(transport) else "instance"
     documents = [
         _document("Model", "console", {"provider": "embedded"}),
         extension_document(SERVER, transport, scope=scope, sandbox=sandbox),

@@ -71,7 +71,7 @@ def arguments(
     return {
         "registry": command.registry,
         "name": command.package,
-        "package": package,
+        "packages": [package, *command.beside],
         "folder": folder,
         "installer": list(installer),
         "settings": dict(settings),

@@ -27,7 +27,7 @@ HEAD = 8192
 
 
 def run(ctx: Any, input: dict[str, Any]) -> dict[str, Any]:
-    """Install `package` (name and version as the installer reads them) into `folder`. The package as it is there."""
+    """Install `packages` (names and versions as the installer reads them) into `folder`. The first as it is there."""
     with way(input["via"]) as proxy:
         return _npm(input, proxy) if input["registry"] == "npm" else _pypi(input, proxy)
 
@@ -47,7 +47,7 @@ def _npm(input: dict[str, Any], proxy: str | None) -> dict[str, Any]:
     config.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
     words = [*input["installer"], "install", "--ignore-scripts", "--save-exact", "--no-audit", "--no-fund"]
     words += ["--no-update-notifier", "--userconfig", str(config), "--globalconfig", "/dev/null", "--cache", "/tmp/npm"]
-    _installed([*words, "--prefix", str(folder), "--", input["package"]], input["certificates"])
+    _installed([*words, "--prefix", str(folder), "--", *input["packages"]], input["certificates"])
     lock = json.loads((folder / "package-lock.json").read_text())["packages"]
     inside = f"node_modules/{input['name']}"
     told = json.loads((folder / inside / "package.json").read_text())
@@ -85,7 +85,7 @@ def _pypi(input: dict[str, Any], proxy: str | None) -> dict[str, Any]:
         "--report",
         "/tmp/report.json",
         "--",
-        input["package"],
+        *input["packages"],
     ]
     _installed(words, input["certificates"], PIP_CONFIG_FILE="/tmp/pip.conf")
     told = json.loads(Path("/tmp/report.json").read_text())["install"]
@@ -95,7 +95,7 @@ def _pypi(input: dict[str, Any], proxy: str | None) -> dict[str, Any]:
         digest = one.get("download_info", {}).get("archive_info", {}).get("hashes", {}).get("sha256", "")
         name = one["metadata"]["name"]
         pins.append(f"{name}=={one['metadata']['version']}" + (f" --hash=sha256:{digest}" if digest else ""))
-        if one.get("requested"):
+        if one.get("requested") and name.lower().replace("_", "-") == input["name"].lower().replace("_", "-"):
             version = one["metadata"]["version"]
     (folder / "requirements.txt").write_text("".join(f"{pin}\n" for pin in sorted(pins, key=str.lower)))
     return {"version": version, "programs": _scripts(environment, input["name"]), "packages": len(pins), "scripts": []}

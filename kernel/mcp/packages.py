@@ -39,6 +39,8 @@ class PackageCommand(Struct, frozen=True):
     words: list[str]
     #: Optional parts of a Python package, with brackets.
     extras: str = ""
+    #: What else pip is asked for, beside a Python package.
+    beside: list[str] = []
 
 
 def package_command(words: Sequence[str]) -> PackageCommand | None:
@@ -94,11 +96,14 @@ def _npm(rest: list[str]) -> PackageCommand | None:
 
 def _pypi(rest: list[str], *, run: bool) -> PackageCommand | None:
     package: str | None = None
+    beside: list[str] = []
     while rest and rest[0].startswith("-"):
         word = rest.pop(0)
         if word == "--":
             break
-        if word in ("--from", "--spec") and rest:
+        if word == "--with" and rest and _PYPI.fullmatch(rest[0]):
+            beside.append(rest.pop(0))
+        elif word in ("--from", "--spec") and rest:
             package = rest.pop(0)
         elif word.startswith(("--from=", "--spec=")):
             package = word.partition("=")[2]
@@ -115,5 +120,8 @@ def _pypi(rest: list[str], *, run: bool) -> PackageCommand | None:
     version = match["version"]
     wanted = "" if version in ("", "@latest") else f"=={version[1:]}" if version.startswith("@") else version
     program = first if package is not None and run else None
-    head = ["uvx", *(["--from", package] if package is not None else [])]
-    return PackageCommand("pypi", match["name"], wanted, program, rest, [*head, first, *rest], match["extras"] or "")
+    head = ["uvx", *(word for one in beside for word in ("--with", one))]
+    head += ["--from", package] if package is not None else []
+    return PackageCommand(
+        "pypi", match["name"], wanted, program, rest, [*head, first, *rest], match["extras"] or "", beside
+    )

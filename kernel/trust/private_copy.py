@@ -25,7 +25,7 @@ from kernel.bundle.lookup import MAX_MODULE_BYTES, Unreadable
 from schemas.errors import GoondanError, fail
 from schemas.grantable import within
 from schemas.hidden import COPIES
-from schemas.launch import AgentSpec, ExtensionSpec, KernelPlan, McpServerSpec, ToolSpec
+from schemas.launch import AgentSpec, ExtensionSpec, KernelPlan, McpServerSpec, SandboxSpec, ToolSpec
 from schemas.system.trees import remove_tree
 
 #: Files, bytes and nested folders of one copy. A tool's or an extension's folder with more holds something else as
@@ -46,13 +46,14 @@ def with_private_copy(plan: KernelPlan, root: str) -> KernelPlan:
     place = os.path.join(plan.state_dir, COPIES, os.urandom(8).hex())
     extensions = [one for agent in plan.agents.values() for one in agent.extensions if not one.bundled]
     tools = [tool for tool in plan.toolhost.tools if not tool.bundled and within(tool.root, root)]
+    wholes = {tool.name: _whole(tool, root) for tool in tools}
     try:
         os.makedirs(plan.state_dir, 0o700, exist_ok=True)
         os.makedirs(os.path.dirname(place), 0o700, exist_ok=True)
         # Jails run as users of their own: what they are shown must be readable for them. The folders above are closed.
         os.mkdir(place, 0o755)
         copy = _Copy(root, place)
-        for path in _outermost([*(tool.root for tool in tools), *_folders(extensions, root)]):
+        for path in _outermost([*wholes.values(), *_folders(extensions, root)]):
             copy.take(path)
         for extension in extensions:
             copy.take_modules(os.path.dirname(extension.entry), extension.modules or {})
@@ -74,9 +75,23 @@ def with_private_copy(plan: KernelPlan, root: str) -> KernelPlan:
     def tool(spec: ToolSpec) -> ToolSpec:
         if spec not in tools:
             return spec
-        own = {name: server(one, spec.root) for name, one in spec.servers.items()}
-        shared = None if spec.server is None else server(spec.server, spec.root)
-        return replace(spec, entry=moved(spec.entry), root=moved(spec.root), server=shared, servers=own)
+        whole = wholes[spec.name]
+        own = {name: server(one, whole) for name, one in spec.servers.items()}
+        shared = None if spec.server is None else server(spec.server, whole)
+        narrowed = {name: reading(left, whole) for name, left in spec.narrowed.items()}
+        return replace(
+            spec,
+            entry=moved(spec.entry),
+            root=moved(spec.root),
+            sandbox=reading(spec.sandbox, whole),
+            narrowed=narrowed,
+            server=shared,
+            servers=own,
+        )
+
+    def reading(sandbox: SandboxSpec, whole: str) -> SandboxSpec:
+        seen = [moved(path) if within(path, whole) else path for path in sandbox.filesystem.read]
+        return replace(sandbox, filesystem=replace(sandbox.filesystem, read=seen))
 
     def server(spec: McpServerSpec, folder: str) -> McpServerSpec:
         # A folder beside this one may have a name that begins with its name.
@@ -99,6 +114,14 @@ def sweep(state_dir: str, keep: str = "") -> None:
             path = os.path.join(folder, name)
             if path != keep:
                 remove_tree(path)
+
+
+def _whole(tool: ToolSpec, root: str) -> str:
+    """The folder that belongs to a tool: its own, or the one above it that a server may read. An installed package
+    needs those that lie beside it.
+    """
+    above = [path for path in tool.sandbox.filesystem.read if within(tool.root, path) and within(path, root)]
+    return min((path for path in above if path != root and tool.server is not None), key=len, default=tool.root)
 
 
 def _folders(extensions: Iterable[ExtensionSpec], root: str) -> list[str]:

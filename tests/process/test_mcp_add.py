@@ -81,7 +81,8 @@ def test_a_python_package_is_pinned_and_started_by_its_own_python(place: Sandbox
     )
     assert done.returncode == 0, done.stderr
     text = place.bundle.read_text()
-    assert text.startswith(BUNDLE)
+    named = BUNDLE.replace("spec:\n  modelConfig", "spec:\n  extensions: [Extension/mcp-hello]\n  modelConfig")
+    assert text.startswith(named), "the entry agent has it, and nothing else is changed"
     for part in (
         'command: ["./mcp/hello/venv/bin/python", "./mcp/hello/venv/bin/hello", "${WORKDIR}"]', "scope: agent",
         'API_TOKEN: "${API_TOKEN}"', 'allow: ["h.example:443"]',

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
 from collections.abc import Iterator
@@ -30,7 +31,7 @@ spec:
   config:
     transport:
       type: stdio
-      command: [PYTHON, -I, -S, ./servers/small/server.py]
+      command: [PYTHON, -I, -S, ./servers/small/server.py, ARGUMENT]
       env: {X: "${SECRET_OF_SERVER}"}
     attach: {mode: MODE, scope: SCOPE}
     expose: {tools: true}
@@ -58,11 +59,20 @@ AGENTS = {
     **{f"a{number}": "Extension/mcp-shared" for number in range(SHARING)},
     "own": "Extension/mcp-own, Extension/mcp-shared",
     "bare": "Extension/mcp-bare",
+    "placed": "Extension/mcp-placed",
 }
-SERVERS = {"shared": ("stateful", "instance"), "own": ("stateful", "agent"), "bare": ("stateless", "agent")}
+SERVERS = {
+    "shared": ("stateful", "instance"),
+    "own": ("stateful", "agent"),
+    "bare": ("stateless", "agent"),
+    "placed": ("stateful", "agent"),
+    "unnamed": ("stateful", "instance"),
+}
 #: What the small server can do besides.
 MORE = """
+import hashlib
 me = os.urandom(4).hex()
+def knows(args, ask): return hashlib.sha256(os.environ["X"].encode()).hexdigest()
 def count(args, ask):
     global calls
     calls += 1
@@ -95,7 +105,8 @@ def work_on(line):
     elif "id" in message:
         with told:
             answers[message["id"]] = message.get("result") or message["error"]["message"]; told.notify_all()
-tools.update(count=count, die=die, grow=grow, pizza=pizza, think=think)
+tools.update(count=count, die=die, grow=grow, pizza=pizza, think=think, knows=knows)
+if sys.argv[1:] and not os.path.exists(sys.argv[1]): sys.exit(f"there is no {sys.argv[1]}")
 """
 SECRET = "s3cret-of-the-server"
 
@@ -105,6 +116,7 @@ def bundle(base: str) -> str:
     for name, (mode, scope) in SERVERS.items():
         granted = "sampling" if name == "own" else ""
         text = EXTENSION.replace("NAME", name).replace("GRANTS", granted).replace("MODE", mode).replace("SCOPE", scope)
+        text = text.replace(", ARGUMENT", ', "${WORKDIR}/mark"' if name == "placed" else "")
         documents.append(text.replace("PYTHON", f"{sys.base_prefix}/bin/python3"))
     documents += [AGENT.replace("NAME", name).replace("EXTENSIONS", uses) for name, uses in AGENTS.items()]
     return "".join([*documents, SWARM])
@@ -157,10 +169,11 @@ def test_agents_of_one_instance_key_share_a_server_and_those_of_another_have_ano
     assert len({pid for _, pid in counted}) == 1
     other = value(turn(kernel, model, "a0", ("shared__count", {}), key="other")["c0"])
     assert other[0] == 1
-    told = turn(kernel, model, "a0", ("shared__where", {}))
-    assert value(told["c0"])[3] == SECRET
+    told = turn(kernel, model, "a0", ("shared__where", {}), ("shared__knows", {}))
+    assert told["c1"] == hashlib.sha256(SECRET.encode()).hexdigest(), "it has its variable"
+    folder, files, _, shown = value(told["c0"])
+    assert shown == "***", "and cannot say it"
     assert "shared__count" in model.offered(told["said"])
-    folder, files, _, _ = value(told["c0"])
     assert SECRET not in kernel.gdn("logs").out
     assert "conversation.db" not in files, folder
 
@@ -215,3 +228,36 @@ def test_a_server_asks_the_agents_model_only_where_that_was_granted(kernel: Sand
     assert (answer["content"]["text"], answer["model"]) == ("four", "m")
     assert len(model.requests["What is 2 + 2?"]) == 1
     assert "four" not in str(told["c1"])
+
+
+def test_a_server_is_started_in_the_workdir_of_the_turn_and_says_why_it_does_not_start(
+    kernel: Sandbox, model: ScriptedModel
+) -> None:
+    work = kernel.home.parent / "work"
+    work.mkdir()
+    (work / "mark").touch()
+    model.scripts["in the workdir"] = [[("w0", "placed__count", {})], "done"]
+    sent = kernel.gdn("send", "placed", "in the workdir", "--instance", "placed", "--workdir", str(work), timeout=60)
+    assert (sent.status, sent.err) == (0, "")
+    assert value(model.results("in the workdir")["w0"])[0] == 1
+    # In another instance's own folder there is no mark. The person and the model hear the server's last words.
+    model.scripts["elsewhere"], model.by_first = ["done"], True
+    sent = kernel.gdn("send", "placed", "elsewhere", "--instance", "elsewhere", timeout=60)
+    assert "the MCP server placed exited with status 1" in sent.err
+    assert "it said last: there is no " in sent.err
+    (asked,) = model.requests["elsewhere"]
+    assert "The MCP server placed cannot be used now" in json.dumps(asked)
+    listed = kernel.gdn("mcp", "list").out
+    assert any(line.split()[0] == "unnamed" and "no agent names it" in line for line in listed.splitlines())
+
+
+def test_extensions_that_are_mcp_servers_are_tested_with_their_servers(kernel: Sandbox) -> None:
+    def trial(name: str) -> dict[str, Any]:
+        (told,) = kernel.gdn("extension", "test", name, "--json", timeout=60).json["trials"]
+        return dict(told)
+
+    bare = trial("mcp-bare")
+    assert bare["status"] == "passed", bare
+    assert "count" in bare["tools"]
+    assert "it said last: there is no " in trial("mcp-placed")["message"]
+    assert "no agent names it" in trial("mcp-unnamed")["message"]

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import re
 import socket
 from collections.abc import Callable
 from typing import Any, Final
@@ -39,6 +40,7 @@ PRINTED_TAIL_BYTES: Final = 2048
 #: In a frame of more bytes secrets are looked for as they are, and in no other form: all forms of one in a MiB would
 #: keep the loop for 50 ms.
 LARGE: Final = 64 << 10
+_NODE_ERROR: Final = re.compile(r"(Uncaught )?\w*Error\b")
 
 _encode = msgspec.msgpack.Encoder().encode
 _frame = msgspec.msgpack.Decoder(WorkerFrame).decode
@@ -297,5 +299,8 @@ class PrintedOutput:
 
 
 def last_line(lines: list[str]) -> str:
-    """The last line that is not blank, cut to 500 characters."""
-    return next((line.strip() for line in reversed(lines) if line.strip()), "")[:500]
+    """The last line that is not blank, cut to 500 characters. Node.js ends with its version, and says why above it."""
+    said = [stripped for line in lines if (stripped := line.strip())]
+    if said and said[-1].startswith("Node.js v"):
+        said = [line for line in said if _NODE_ERROR.match(line)] or said
+    return said[-1][:500] if said else ""

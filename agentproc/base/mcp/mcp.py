@@ -57,8 +57,7 @@ async def register(api: Any, config: dict[str, Any]) -> None:
     if settings.stateful:
         await server.refresh(REGISTER_S)
     api.pipelines.mutate("step.tools", server.step_tools, priority=FIRST)
-    if settings.resources or settings.prompts or settings.instructions:
-        api.pipelines.mutate("step.blocks", server.step_blocks)
+    api.pipelines.mutate("step.blocks", server.step_blocks)
 
 
 class Settings(Struct, frozen=True):
@@ -108,6 +107,8 @@ class Server:
         self._changed = False
         #: When the list was fetched (the clock's seconds).
         self._fetched = 0.0
+        #: Why the server cannot be asked; None while it can.
+        self._away: str | None = None
         #: Failures in a row, and when the next try may be made.
         self._failures = 0
         self._not_before = 0.0
@@ -118,7 +119,8 @@ class Server:
         """Handle news of the server."""
         if news.kind == "gone":
             self._attached = False
-            self._api.mcp.gone(news.message or "it has ended")
+            self._away = news.message or "it has ended"
+            self._api.mcp.gone(self._away)
             self._api.logger.warn(f"MCP server {self._api.mcp.name} has ended: {news.message or 'no reason is known'}")
         elif news.kind in _LISTS:
             self._changed = True
@@ -143,7 +145,11 @@ class Server:
 
     def step_blocks(self, ctx: Any) -> Any:
         """Handle `step.blocks`."""
-        return ctx.replace(blocks=[*ctx.blocks, *self._blocks]) if self._blocks else ctx
+        blocks = self._blocks
+        if self._away is not None:
+            text = f"The MCP server {self._api.mcp.name} cannot be used now, and its tools are not there: {self._away}"
+            blocks = [*blocks, {"type": "mcp.unavailable", "text": text[:MAX_TEXT], "source": self._name}]
+        return ctx.replace(blocks=[*ctx.blocks, *blocks]) if blocks else ctx
 
     def _is_own(self, item: Any) -> bool:
         return isinstance(item, CatalogItem) and item.source.type == "mcp" and item.source.name == self._name
@@ -170,7 +176,7 @@ class Server:
         except GoondanError as error:
             self._failed(error)
             return False
-        self._failures, self._not_before, self._fetched = 0, 0.0, self._clock()
+        self._failures, self._not_before, self._fetched, self._away = 0, 0.0, self._clock(), None
         if self._settings.stateful and not self._attached:
             self._attached = True
             mcp.gone(None)
@@ -186,7 +192,7 @@ class Server:
         # The tool host says so at once, and the person who has logged in wants the tools in the next step.
         waits = error.info.code == "E_OAUTH_LOGIN"
         self._failures = 0 if waits else self._failures + 1
-        self._not_before = 0.0
+        self._not_before, self._away = 0.0, error.info.message
         if self._failures > 1:
             pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** (self._failures - 2))
             self._not_before = self._clock() + pause_s

@@ -318,6 +318,11 @@ async def test_a_server_that_cannot_be_reached_costs_its_tools_and_not_the_agent
     assert the_answer(link).response == "one"
     assert shown(model, prefix="github") == []
     assert "E_MCP_CONNECT: exit status 1: no such module" in caplog.text
+    assert blocks(model)["mcp.unavailable"] == {
+        "type": "mcp.unavailable",
+        "text": "The MCP server github cannot be used now, and its tools are not there: exit status 1: no such module",
+        "source": "mcp-github",
+    }
     link.offers["github"] = LISTING
     runner.instance.extensions._loaded["mcp-github"]  # it is loaded all the same
     await runner.run(event_frame("e2", "go"))

@@ -179,6 +179,20 @@ def test_a_question_says_who_asks_and_where_that_instance_works_whatever_the_age
     assert reply.from_ is None and reply.workdir is None
 
 
+def test_a_server_of_its_own_is_started_where_the_turn_works() -> None:
+    bench = Bench()
+    host, agent = bench.host(), bench.agent()
+    operator = bench.hello(CLIENTS, Claims("client", operator=True))
+    go = to_raw(AgentEvent(id="e1", type="user", created_at="2026-01-01T00:00:00Z"))
+    named = Frame("event", to="coder", instance_key="k", event_id="e1", workdir="/named", payload=go)
+    bench.send(operator, named)
+    assert bench.router.bus.instance("coder", "k", 0).leased is not None
+    bench.take(agent)
+    bench.ask(agent, OWN)
+    frame = bench.asked(host)
+    assert (frame.workdir, frame.workdir_base) == ("/named", None)
+
+
 @pytest.mark.parametrize("kind", ["mcp.attach", "mcp.list"])
 def test_only_servers_of_the_declaration_are_asked(kind: str) -> None:
     bench = Bench()

@@ -55,7 +55,12 @@ def test_the_folder_that_a_program_needs(path: str, folder: str) -> None:
 
 def test_the_bundle_has_the_command_as_it_is() -> None:
     command = ["node", 'a "b" ${WORKDIR}', "--- x"]
-    documents = [plain(document) for document in compose(bundle_text(command, {}, ["X"]), Budget()).documents]
+    documents = [
+        plain(document)
+        for document in compose(
+            bundle_text({"type": "stdio", "command": command, "env": {"X": "${X}"}}, {}), Budget()
+        ).documents
+    ]
     config = documents[1]["spec"]["config"]
     assert config["transport"] == {"type": "stdio", "command": command, "env": {"X": "${X}"}}
     assert config["attach"]["scope"] == "agent"

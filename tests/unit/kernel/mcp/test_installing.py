@@ -69,10 +69,11 @@ def test_which_program_is_meant(text: str, programs: dict[str, str], expected: s
         ("uvx p@1.2", "p==1.2"),
         ("uvx --from p[a,b]>=2 x", "p[a,b]>=2"),
         ("uvx p", "p"),
+        ("uvx --with m<2 p", "p m<2"),
     ],
 )
 def test_the_installer_is_asked_for_what_was_asked_for(text: str, package: str) -> None:
-    assert arguments(command(text), "/f", ["npm"], {}, {}, None)["package"] == package
+    assert arguments(command(text), "/f", ["npm"], {}, {}, None)["packages"] == package.split()
 
 
 def test_the_bundle_grants_what_is_named_and_nothing_else() -> None:

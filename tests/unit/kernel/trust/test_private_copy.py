@@ -12,7 +12,17 @@ from msgspec.structs import replace
 from kernel.trust import private_copy
 from kernel.trust.private_copy import sweep, with_private_copy
 from schemas.errors import GoondanError
-from schemas.launch import AgentSpec, ExtensionSpec, KernelPlan, McpServerSpec, ModelSpec, ToolHostSpec, ToolSpec
+from schemas.launch import (
+    AgentSpec,
+    ExtensionSpec,
+    Filesystem,
+    KernelPlan,
+    McpServerSpec,
+    ModelSpec,
+    SandboxSpec,
+    ToolHostSpec,
+    ToolSpec,
+)
 
 SOURCE = b"def register(api): pass\n"
 
@@ -143,3 +153,26 @@ def test_a_servers_command_moves_with_its_folder_and_not_with_one_whose_name_is_
     copied = f"{made.private_copy}/tools"
     assert moved.server is not None
     assert moved.server.command == ["python3", f"{copied}/t.py", f"--data={copied}", f"{here}-more/t.py"]
+
+
+def test_an_installed_server_takes_the_packages_that_it_may_read_along(root: Path) -> None:
+    whole = root / "mcp" / "files"
+    for part in ("node_modules/server/dist/index.js", "node_modules/dependency/index.js"):
+        (whole / part).parent.mkdir(parents=True)
+        (whole / part).write_text("")
+    program = f"{whole}/node_modules/server/dist/index.js"
+    server = McpServerSpec(extension="s", transport="stdio", command=["node", program])
+    sandbox = SandboxSpec(filesystem=Filesystem(read=[str(whole), "/opt/node"]))
+    home = os.path.dirname(program)
+    spec = ToolSpec(
+        name="s", entry=program, root=home, exports=[], server=server, sandbox=sandbox, narrowed={"a": sandbox}
+    )
+    given = plan(root)
+    made = with_private_copy(replace(given, toolhost=replace(given.toolhost, tools=[spec])), str(root))
+    (moved,) = made.toolhost.tools
+    copied = f"{made.private_copy}/mcp/files"
+    assert moved.server is not None
+    assert moved.server.command == ["node", f"{copied}/node_modules/server/dist/index.js"]
+    assert os.path.isfile(f"{copied}/node_modules/dependency/index.js")
+    for granted in (moved.sandbox, moved.narrowed["a"]):
+        assert granted.filesystem.read == [copied, "/opt/node"]
