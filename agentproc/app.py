@@ -275,6 +275,7 @@ class AgentApp:
             durability=spec.durability,
             kept_messages=OPERATOR_MESSAGES if spec.name == OPERATOR_AGENT else None,
             max_bytes=spec.conversation_mb << 20,
+            large_notes=spec.traces == "whole",
             generation=0 if spec.name == OPERATOR_AGENT else welcome.generation,
         )
         instance = Instance(spec, instance_key, self.link, store, secrets=self._secrets, gates=self._gates)

@@ -16,10 +16,11 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from msgspec import Raw, Struct
+from msgspec import Raw, Struct, structs
 
 from agentproc.catalog import StepCatalog
 from agentproc.conversation import Message, ToolCallPart, ToolData
+from agentproc.denied_calls import refusal, unreachable
 from agentproc.providers.base import FailedTry, ModelAnswer, ModelNews, ModelRequest
 from agentproc.store import ConversationStore
 from agentproc.turn import Action, AskModel, End, EnterStep, LeaveStep, LeaveTurn, RunTool, Yield
@@ -27,21 +28,26 @@ from agentproc.usage import TurnUsage, money_of, used_by
 from schemas.codec import from_raw
 from schemas.errors import GoondanError, for_people
 from schemas.frames import ErrorPayload, ToolResult
+from schemas.launch import AgentSpec
 from schemas.receipts import Receipt, kept
 from schemas.results import cut_message
 from schemas.spans import call_span, model_span, step_span, turn_span
 from schemas.traces import (
     MAX_NOTED_MESSAGE,
     MAX_TRIES,
+    SHORT_CHARS,
+    WHOLE_CHARS,
     CallDetail,
     FailureDetail,
     ModelDetail,
     NoteKind,
+    RefusedDetail,
     ResultDetail,
     TryDetail,
     TurnDetail,
     encode_detail,
     encode_receipt,
+    in_short,
 )
 from schemas.usage import Used
 
@@ -101,7 +107,7 @@ class ModelAttempts:
 
 class TurnNotes:
     """The notes of one turn. `parent_span_id` is the span that the turn's event comes from. `redact` removes secrets
-    from a text.
+    from a text. `spec` gives the agent's specification as it is now.
     """
 
     def __init__(
@@ -111,7 +117,10 @@ class TurnNotes:
         trace_id: str,
         parent_span_id: str | None,
         redact: Callable[[str], str],
+        spec: Callable[[], AgentSpec],
     ) -> None:
+        self._spec = spec
+        self._whole = spec().traces == "whole"
         self._store = store
         self._turn_id = turn_id
         self._trace_id = trace_id
@@ -120,7 +129,7 @@ class TurnNotes:
         self._span = self._step_span = turn_span(turn_id)
         self._step = 0  # the step that was begun and has no end; 0: none
         self._step_error: ErrorPayload | None = None
-        self._called: set[str] = set()  # calls that were noted by this incarnation
+        self._called: dict[str, Any] = {}  # the arguments of calls that this incarnation makes, or has noted
         self._model_ends: list[ModelDetail] = []  # not stored yet; extensions may ask the model several times in a step
         self._receipts: dict[str, Raw] = {}  # of calls whose results are not stored yet
         self._endings: list[Ending] = []
@@ -148,7 +157,11 @@ class TurnNotes:
         if end.status == "completed":
             self._end("turn.completed", at, self._span, self._parent)
         else:
-            self._end("turn.failed", at, self._span, self._parent, 0, end.error or _UNKNOWN)
+            error = end.error or _UNKNOWN
+            self._end("turn.failed", at, self._span, self._parent, 0, error)
+            found = refusal(self._spec(), "", None, error.code, error.message, error.suggestion)
+            if found is not None:
+                self._note("call.refused", at, self._refused(found))
 
     # --- steps, model calls, tool calls
 
@@ -160,10 +173,12 @@ class TurnNotes:
             if isinstance(action, AskModel):
                 self._begin_step(action.step, at)
             elif isinstance(action, RunTool):
-                if self._is_new(action):
-                    part = action.part
-                    self._called.add(part.tool_call_id)
-                    called = CallDetail(part.tool_call_id, part.tool_name, catalog.is_outside(part.tool_name))
+                part, is_new = action.part, self._is_new(action)
+                self._called[part.tool_call_id] = part.args
+                if is_new:
+                    kept = self._kept(part.args, WHOLE_CHARS) if self._whole else None
+                    outside = catalog.is_outside(part.tool_name)
+                    called = CallDetail(part.tool_call_id, part.tool_name, outside, args=kept)
                     self._note_call("tool.called", at, part.tool_call_id, encode_detail(called))
             elif isinstance(action, EnterStep):
                 if action.step != self._step:
@@ -178,28 +193,54 @@ class TurnNotes:
     def results(self, message: Message, at: str) -> None:
         """Note the results in a message."""
         for part in results_of(message):
-            self._result(part.tool_call_id, part.result, at, self._step_span)
+            kept = self._output(part.result, WHOLE_CHARS) if self._whole else None
+            args = self._called.get(part.tool_call_id)
+            self._result(part.tool_name, part.tool_call_id, args, part.result, at, self._step_span, kept)
 
     def inner_began(self, script: str, part: ToolCallPart, at: str, catalog: StepCatalog) -> None:
         """Note a call that a script makes. It stands below the script."""
-        called = CallDetail(part.tool_call_id, part.tool_name, catalog.is_outside(part.tool_name), script)
+        kept = self._kept(part.args, WHOLE_CHARS if self._whole else SHORT_CHARS)
+        called = CallDetail(part.tool_call_id, part.tool_name, catalog.is_outside(part.tool_name), script, kept)
         self._note_call("tool.called", at, part.tool_call_id, encode_detail(called), self._span_of(script))
 
     def inner_ended(self, script: str, part: ToolCallPart, result: ToolResult, at: str) -> None:
         """Note the result of a call that a script has made."""
-        self._result(part.tool_call_id, result, at, self._span_of(script))
+        kept = self._output(result, WHOLE_CHARS if self._whole else SHORT_CHARS)
+        self._result(part.tool_name, part.tool_call_id, part.args, result, at, self._span_of(script), kept)
 
-    def _result(self, tool_call_id: str, result: ToolResult, at: str, parent: str) -> None:
+    def _result(
+        self, tool: str, tool_call_id: str, args: Any, result: ToolResult, at: str, parent: str, kept: str | None
+    ) -> None:
         error = result.error
+        receipt = self._receipt(tool_call_id)
         kind: NoteKind = "tool.failed" if result.status == "error" else "tool.completed"
         detail = ResultDetail(
             tool_call_id,
             result.status,
             None if error is None else error.code,
-            self._receipt(tool_call_id),
+            None if receipt is None else encode_receipt(receipt),
             None if error is None else self._bounded(for_people(error)),
+            kept,
         )
         self._note_call(kind, at, tool_call_id, encode_detail(detail), parent)
+        found = None
+        if error is not None:
+            found = refusal(self._spec(), tool, args, error.code or "", error.message, error.suggestion)
+        elif receipt is not None and receipt.call.denied:
+            found = unreachable(tool, receipt.call.denied)
+        if found is not None:
+            refused = structs.replace(found, tool_call_id=tool_call_id, args=self._kept(args, SHORT_CHARS))
+            self._note_call("call.refused", at, tool_call_id, self._refused(refused), parent)
+
+    def _refused(self, detail: RefusedDetail) -> str:
+        message, allow = self._bounded(detail.message), self._bounded(detail.allow)
+        return encode_detail(structs.replace(detail, message=message, allow=allow))
+
+    def _kept(self, value: Any, most: int) -> str:
+        return in_short(value, most, self._redact)
+
+    def _output(self, result: ToolResult, most: int) -> str | None:
+        return None if result.output is None else self._kept(from_raw(result.output, object), most)
 
     def _span_of(self, tool_call_id: str) -> str:
         return call_span(f"{self._turn_id}/{tool_call_id}")
@@ -313,10 +354,10 @@ class TurnNotes:
     def _bounded(self, message: str) -> str:
         return cut_message(self._redact(message), MAX_NOTED_MESSAGE)
 
-    def _receipt(self, tool_call_id: str) -> Raw | None:
+    def _receipt(self, tool_call_id: str) -> Receipt | None:
         data = self._receipts.pop(tool_call_id, None)
         try:
-            return None if data is None else encode_receipt(kept(from_raw(data, Receipt)))
+            return None if data is None else kept(from_raw(data, Receipt))
         except GoondanError as error:
             log.warning("call %s: its receipt cannot be read: %s", tool_call_id, error.info.message)
             return None

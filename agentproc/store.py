@@ -89,6 +89,7 @@ class ConversationStore:
     `durability` says what the end of a turn survives: `power` a loss of power, `process` the end of the process.
     `max_bytes` limits the file and its log together (None: only the disk limits them). A file of an earlier
     `generation` begins again: its history is moved to EARLIER_FILE (conversation_format.py), which nothing reads.
+    `large_notes`: runtime events are limited by their bytes, too.
 
     Every method raises GoondanError E_STATE when the file cannot be read.
     """
@@ -101,7 +102,9 @@ class ConversationStore:
         kept_messages: int | None = None,
         max_bytes: int | None = None,
         generation: int = 0,
+        large_notes: bool = False,
     ) -> None:
+        self._large_notes = large_notes
         self._file = ConversationFile(directory, durability, max_bytes, generation)
         self._kept_messages = kept_messages
         self._finished = 0
@@ -385,6 +388,8 @@ class ConversationStore:
             "DELETE FROM runtime_events WHERE seq <= (SELECT max(seq) FROM runtime_events) - ?", (KEPT_RUNTIME_EVENTS,)
         )
         self._trim_bytes("turns", "answer", "status != 'running'")
+        if self._large_notes:
+            self._trim_bytes("runtime_events", "detail", "true")
         if self._kept_messages is not None:
             self._file.execute("DELETE FROM base WHERE seq <= (SELECT max(seq) FROM base) - ?", (self._kept_messages,))
             self._trim_bytes("base", "message", "true")

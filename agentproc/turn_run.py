@@ -126,7 +126,8 @@ class TurnRun:
         self._waited_ms = frame.waited_ms
         self._place_ms = frame.place_ms or 0
         self._awaited = bool(frame.chain)
-        self._notes = TurnNotes(instance.store, name, self._trace_id, frame.parent_span_id, instance.redact)
+        texts = instance.redact, lambda: instance.spec
+        self._notes = TurnNotes(instance.store, name, self._trace_id, frame.parent_span_id, *texts)
         workdir = frame.workdir or instance_workdir(instance.spec.state_dir, instance.spec.name, instance.instance_key)
         self._tape = tape = instance.tape
         self._begin_tape = None if tape is None else partial(tape.begin, frame, first, workdir)

@@ -193,6 +193,7 @@ def _agent(
         idle_s=policy.agent_idle_seconds,
         stall_timeout_s=agent.body.policy.stall_timeout_s,
         conversation_mb=agent.body.policy.conversation_mb,
+        traces=agent.body.policy.traces,
         request_timeout_ms=agent.body.policy.request_timeout_ms or policy.request_timeout_ms,
         resource=agent_document(agent.resource, bool(agent.servers)) if agent.extensions else {},
         swarm=checked.swarm_resource if agent.extensions else {},

@@ -28,6 +28,7 @@ from schemas.traces import (
     CallDetail,
     FailureDetail,
     ModelDetail,
+    RefusedDetail,
     ResultDetail,
     TryDetail,
     TurnDetail,
@@ -201,6 +202,8 @@ class ToolCall(Struct, rename="camel", omit_defaults=True, kw_only=True):
     script: str | None = None
     #: Its arguments as JSON, in short, or whole if the agent keeps them whole. None: they are not known any more.
     args: str | None = None
+    #: Who refused it, and the line that would allow it.
+    refused: RefusedDetail | None = None
     #: What it gave, in the same form. None: nothing, or it is not known any more.
     output: str | None = None
 
@@ -416,6 +419,13 @@ def _call_ended(trace: Trace, calls: dict[str, ToolCall], note: Note) -> None:
     known.output = ended.output
 
 
+def _call_refused(trace: Trace, calls: dict[str, ToolCall], note: Note) -> None:
+    refused = _read(note, RefusedDetail)
+    known = None if refused is None else calls.get(refused.tool_call_id)
+    if refused is not None and known is not None:
+        known.refused, known.args = refused, known.args or refused.args
+
+
 def _step_ended(trace: Trace, calls: dict[str, ToolCall], note: Note) -> None:
     if not trace.steps:
         return
@@ -474,6 +484,7 @@ _ADD: Final[dict[str, Callable[[Trace, dict[str, ToolCall], Note], None]]] = {
     "tool.waits": _call_waits,
     "tool.completed": _call_ended,
     "tool.failed": _call_ended,
+    "call.refused": _call_refused,
     "step.completed": _step_ended,
     "step.failed": _step_ended,
 }

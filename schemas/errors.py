@@ -74,6 +74,7 @@ CODES: Final[dict[str, str]] = {
     "E_AGENT_FAILED": "Look at the agent's log, then send the event again.",
     "E_AGENT_SPAWN_FAILED": "Look at the agent's log for the reason it could not start.",
     "E_BUDGET_SPENT": "Raise the limit of the agent's Extension/budget, or ask for less; `gdn budget` shows the rest.",
+    "E_EXTENSION_DENIED": "Do without it, or ask for something else; the message has the extension's reason.",
     "E_EXTENSION_FAILED": "Correct the extension, then restart the agent; its traceback is in the agent's log.",
     "E_MIDDLEWARE": "Correct the extension that the message names; its traceback is in the agent's log.",
     "E_MODEL_FAILED": "Check the model's endpoint, key and name.",

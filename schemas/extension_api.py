@@ -13,6 +13,7 @@ from typing import Final
 #: Each member with what it has itself; None where that is not fixed.
 API_MEMBERS: Final[Mapping[str, frozenset[str] | None]] = {
     "agent_name": None,
+    "deny": None,
     "events": frozenset(("emit", "on", "once")),
     "ext_state": None,
     "extension": None,

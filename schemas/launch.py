@@ -219,6 +219,8 @@ class AgentSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only
     conversation_mb: int = DEFAULT_CONVERSATION_MB
     #: `agents__request` waits so long for an answer unless it says otherwise (milliseconds).
     request_timeout_ms: int = TIMEOUT_MS
+    #: Whether its traces keep arguments and results whole, within bounds, or what the conversation has, in short.
+    traces: Literal["short", "whole"] = "short"
     #: The agent's document as written, for its extensions; empty when it has none.
     resource: dict[str, Any] = {}
     #: The same of its Swarm.

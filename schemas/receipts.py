@@ -54,15 +54,14 @@ class JailReceipt(Struct, frozen=True, rename="camel", omit_defaults=True, kw_on
 
 
 class CallReceipt(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
-    """The call: milliseconds from its hand-over to the jail until its result, seen from the host.
-
-    `exit` is why its processes ended before it had a result, for a call that was `forked`.
-    """
+    """The call, seen from the host."""
 
     #: From the hand-over to the jail until the result (milliseconds).
     wall_ms: float
-    #: Why its processes ended before it had a result; None: they did not.
+    #: Of a call that was `forked`: why its processes ended before it had a result; None: they did not.
     exit: str | None = None
+    #: Where network connections of the jail could not go while it ran, as "host:port".
+    denied: list[str] = []
 
 
 class Receipt(Struct, frozen=True, rename="camel", kw_only=True):
@@ -83,7 +82,7 @@ def kept(receipt: Receipt) -> Receipt:
         denied=_last(jail.denied),
         exit=None if jail.exit is None else cut_message(jail.exit, KEPT_EXIT_CHARS),
     )
-    return Receipt(jail=bounded, call=receipt.call)
+    return Receipt(jail=bounded, call=replace(receipt.call, denied=_last(receipt.call.denied)))
 
 
 def _last(hosts: list[str]) -> list[str]:

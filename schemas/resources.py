@@ -14,14 +14,11 @@ to EXT-03, COMPAT-01, COMPAT-02, BASE-03.
 
 from typing import Annotated, Any, Final, Literal
 
-from msgspec import Meta, Struct, field
+from msgspec import Meta, field
 
 from schemas.budgets import Pricing
 from schemas.launch import (
-    DEFAULT_CONVERSATION_MB,
     DEFAULT_ERROR_LIMIT,
-    DEFAULT_MAX_STEPS,
-    DEFAULT_STALL_S,
     Filesystem,
     Limits,
     PythonSpec,
@@ -29,7 +26,7 @@ from schemas.launch import (
 from schemas.model_limits import MAX_FALLBACKS, ModelLimits, ModelRetry
 from schemas.model_providers import KeyHeader, NamedProvider
 from schemas.model_windows import LEAST_WINDOW, MOST_WINDOW
-from schemas.questions import TIMEOUT_MS
+from schemas.policies import AgentPolicy, Strict, SwarmPolicy, Text
 from schemas.structured import OutputSpec, ToolChoice
 
 API_V1: Final = "goondan.ai/v1"
@@ -38,16 +35,11 @@ API_V1ALPHA1: Final = "agents.example.io/v1alpha1"
 #: The package that comes with the kernel.
 BASE_PACKAGE: Final = "@goondan/base"
 
-Text = Annotated[str, Meta(min_length=1)]
 #: The form of a resource's metadata.name; schemas.address.is_resource_name is the rule.
 _NAME_SCHEMA: Final = {"pattern": "^(?!.*__)[a-z0-9]([a-z0-9_-]{0,62}[a-z0-9-])?$"}
 
 
-class _Strict(Struct, frozen=True, rename="camel", omit_defaults=True, forbid_unknown_fields=True):
-    """What every struct of a bundle has in common."""
-
-
-class Metadata(_Strict, frozen=True):
+class Metadata(Strict, frozen=True):
     """Who a resource is. `name` is unique among the resources of one kind."""
 
     name: Annotated[
@@ -60,7 +52,7 @@ class Metadata(_Strict, frozen=True):
 # --- references and values ------------------------------------------------------------------------------------------
 
 
-class ObjectRef(_Strict, frozen=True):
+class ObjectRef(Strict, frozen=True):
     """A reference in its long form. Without `package`: the bundle's own resource, else the bundled one."""
 
     kind: Annotated[Text, Meta(description="Kind of the resource, for example `Tool`.")]
@@ -77,7 +69,7 @@ _NameUse = Annotated[Text | None, Meta(description="Its metadata.name, without `
 _PackageUse = Annotated[Text | None, Meta(description="The package that holds it, for example `@goondan/base`.")]
 
 
-class NetworkAllow(_Strict, frozen=True):
+class NetworkAllow(Strict, frozen=True):
     """The hosts that a tool may reach."""
 
     allow: Annotated[
@@ -85,7 +77,7 @@ class NetworkAllow(_Strict, frozen=True):
     ]
 
 
-class Sandbox(_Strict, frozen=True):
+class Sandbox(Strict, frozen=True):
     """What a tool asks for. What is left out stays at the least that a tool gets."""
 
     isolation: Annotated[
@@ -118,14 +110,14 @@ class Sandbox(_Strict, frozen=True):
     ] = "full"
 
 
-class FilesystemPart(_Strict, frozen=True):
+class FilesystemPart(Strict, frozen=True):
     """Fewer paths, or paths inside them. What is left out stays as it is."""
 
     read: Annotated[list[str] | None, Meta(description="What may still be read.")] = None
     write: Annotated[list[str] | None, Meta(description="What may still be written.")] = None
 
 
-class LimitsPart(_Strict, frozen=True):
+class LimitsPart(Strict, frozen=True):
     """Lower limits. What is left out stays as it is."""
 
     memory_mb: Annotated[int | None, Meta(description="Memory of all its processes (MiB).")] = None
@@ -139,7 +131,7 @@ class LimitsPart(_Strict, frozen=True):
     output_mb: Annotated[int | None, Meta(description="Result of one call (MiB).")] = None
 
 
-class SandboxPart(_Strict, frozen=True):
+class SandboxPart(Strict, frozen=True):
     """Some of a sandbox: what an agent leaves of its tools' grants. What is left out stays as it is."""
 
     isolation: Annotated[
@@ -158,7 +150,7 @@ class SandboxPart(_Strict, frozen=True):
     min_tier: Annotated[Literal["full", "reduced"] | None, Meta(description="`full` instead of `reduced`.")] = None
 
 
-class ToolUse(_Strict, frozen=True):
+class ToolUse(Strict, frozen=True):
     """An item of an agent's `tools`: a reference by `ref`, or by `kind` and `name`."""
 
     ref: _RefUse = None
@@ -168,7 +160,7 @@ class ToolUse(_Strict, frozen=True):
     sandbox: Annotated[SandboxPart | None, Meta(description="Narrows what the tool gets from this agent.")] = None
 
 
-class ExtensionUse(_Strict, frozen=True):
+class ExtensionUse(Strict, frozen=True):
     """An item of an agent's `extensions`: a reference by `ref`, or by `kind` and `name`."""
 
     ref: _RefUse = None
@@ -178,7 +170,7 @@ class ExtensionUse(_Strict, frozen=True):
     config: Annotated[dict[str, Any] | None, Meta(description="Replaces the Extension's own config.")] = None
 
 
-class AgentUse(_Strict, frozen=True):
+class AgentUse(Strict, frozen=True):
     """An item of a swarm's `agents`: a reference by `ref`, or by `kind` and `name`."""
 
     ref: _RefUse = None
@@ -187,13 +179,13 @@ class AgentUse(_Strict, frozen=True):
     package: _PackageUse = None
 
 
-class ValueFrom(_Strict, frozen=True):
+class ValueFrom(Strict, frozen=True):
     """Where a secret comes from."""
 
     env: Annotated[str, Meta(min_length=1, description="Name of an environment variable.")]
 
 
-class ValueSource(_Strict, frozen=True):
+class ValueSource(Strict, frozen=True):
     """A value, or where it comes from: exactly one of the two."""
 
     value: Annotated[str | None, Meta(description="The value itself.")] = None
@@ -206,7 +198,7 @@ ValueLike = str | ValueSource
 # --- kinds ----------------------------------------------------------------------------------------------------------
 
 
-class ModelBody(_Strict, frozen=True):
+class ModelBody(Strict, frozen=True):
     """Which model, and how to reach it."""
 
     provider: Annotated[
@@ -281,64 +273,21 @@ class ModelBody(_Strict, frozen=True):
     ] = ""
 
 
-class ModelConfig(_Strict, frozen=True):
+class ModelConfig(Strict, frozen=True):
     """An agent's model."""
 
     model_ref: Annotated[RefLike, Meta(description="The Model: `Model/NAME`.")]
     params: Annotated[dict[str, Any], Meta(description="Added to the Model's own; these win.")] = {}
 
 
-class Prompt(_Strict, frozen=True):
+class Prompt(Strict, frozen=True):
     """The system prompt: here, or in a file of the bundle. One of the two."""
 
     system: Annotated[str | None, Meta(description="The text.")] = None
     system_ref: Annotated[Text | None, Meta(description="Path of a text file, from the bundle's root.")] = None
 
 
-class ToolCallPolicy(_Strict, frozen=True):
-    """What an agent may call beyond its catalog."""
-
-    allow_registry: Annotated[
-        list[Text], Meta(description="Names or patterns (`bash__*`) of tools outside the catalog that may be called.")
-    ] = []
-    extensions_may_add: Annotated[
-        list[Text] | None,
-        Meta(
-            description="Names or patterns of tools that the bundle's own extensions may add to a step. Without it: "
-            "every Tool that the bundle declares, none of a package."
-        ),
-    ] = None
-
-
-class AgentPolicy(_Strict, frozen=True):
-    """Rules of one agent."""
-
-    tool_calls: ToolCallPolicy = field(default_factory=ToolCallPolicy)
-    stall_timeout_s: Annotated[
-        float,
-        Meta(
-            ge=1,
-            le=86_400,
-            description="A turn fails when its model is at work and says nothing for this long; what only keeps a "
-            "connection alive does not count. A turn that makes progress may last as long as it likes.",
-        ),
-    ] = DEFAULT_STALL_S
-    conversation_mb: Annotated[
-        int,
-        Meta(
-            ge=16,
-            le=1_048_576,
-            description="Size of one instance's conversation on disk (MiB). A turn that does not fit fails; what is "
-            "stored stays.",
-        ),
-    ] = DEFAULT_CONVERSATION_MB
-    request_timeout_ms: Annotated[
-        Annotated[int, Meta(ge=1, le=86_400_000)] | None,
-        Meta(description="How long `agents__request` waits if it does not say; by default what the Swarm says."),
-    ] = None
-
-
-class AgentBody(_Strict, frozen=True):
+class AgentBody(Strict, frozen=True):
     """An agent: a model, a prompt, and what it may use."""
 
     model_config: ModelConfig
@@ -346,6 +295,7 @@ class AgentBody(_Strict, frozen=True):
     tools: Annotated[list[Text | ToolUse], Meta(description="Tools; every export of each is in the catalog.")] = []
     extensions: Annotated[list[Text | ExtensionUse], Meta(description="Extensions, in the order they load.")] = []
     sandbox: Annotated[SandboxPart | None, Meta(description="Narrows what every tool gets from this agent.")] = None
+    #: Rules of one agent.
     policy: AgentPolicy = field(default_factory=AgentPolicy)
     output: Annotated[
         OutputSpec | None, Meta(description="The form of its answers; see [structured answers](structured-answers.md).")
@@ -362,45 +312,12 @@ class AgentBody(_Strict, frozen=True):
     ] = None
 
 
-class SwarmPolicy(_Strict, frozen=True):
-    """Rules of the whole swarm."""
-
-    max_steps_per_turn: Annotated[int, Meta(ge=1, le=1000, description="Model calls in one turn.")] = DEFAULT_MAX_STEPS
-    durability: Annotated[
-        Literal["power", "process"],
-        Meta(description="What an accepted message survives: a power loss, or the end of any process."),
-    ] = "power"
-    max_live_agents: Annotated[
-        int,
-        Meta(
-            ge=1, le=100_000, description="Turns at once, each with an agent process; one sender gets a part of them."
-        ),
-    ] = 256
-    agent_idle_seconds: Annotated[
-        float, Meta(gt=0, le=86_400, description="An agent process without work for this long is retired.")
-    ] = 300.0
-    kept_agents: Annotated[
-        Annotated[int, Meta(ge=1, le=100_000)] | None,
-        Meta(
-            description="Turns beyond `maxLiveAgents`, kept for operators' own messages; by default a sixteenth of it."
-        ),
-    ] = None
-    mailbox_mb: Annotated[
-        int, Meta(ge=32, le=65_536, description="MiB that messages may hold until they are answered.")
-    ] = 256
-    max_open_events: Annotated[
-        int, Meta(ge=256, le=10_000_000, description="Messages that may wait or be worked on.")
-    ] = 65_536
-    request_timeout_ms: Annotated[
-        int, Meta(ge=1, le=86_400_000, description="How long `agents__request` waits if it does not say (ms).")
-    ] = TIMEOUT_MS
-
-
-class SwarmBody(_Strict, frozen=True):
+class SwarmBody(Strict, frozen=True):
     """Which agents run together, and which one is spoken to."""
 
     entry_agent: Annotated[RefLike, Meta(description="The Agent that gets what names no other: `Agent/NAME`.")]
     agents: Annotated[list[Text | AgentUse], Meta(description="The members; every Agent of the bundle if empty.")] = []
+    #: Rules of the whole swarm.
     policy: SwarmPolicy = field(default_factory=SwarmPolicy)
     workdir: Annotated[
         Literal["own", "shared"],
@@ -408,14 +325,14 @@ class SwarmBody(_Strict, frozen=True):
     ] = "own"
 
 
-class Example(_Strict, frozen=True):
+class Example(Strict, frozen=True):
     """Arguments that the export accepts, and what it then answers."""
 
     input: Annotated[dict[str, Any], Meta(description="The arguments; they must fit the schema.")]
     output: Annotated[Any, Meta(description="What is answered.")] = None
 
 
-class ToolExport(_Strict, frozen=True):
+class ToolExport(Strict, frozen=True):
     """One function of a tool, shown to the model as `{tool}__{name}`."""
 
     name: Annotated[
@@ -438,7 +355,7 @@ class ToolExport(_Strict, frozen=True):
     ] = {}
 
 
-class ToolBody(_Strict, frozen=True, kw_only=True):
+class ToolBody(Strict, frozen=True, kw_only=True):
     """A tool: a module, and the functions in its `handlers`."""
 
     entry: Annotated[str, Meta(min_length=1, description="Path of the module, from the bundle's root.")]
@@ -449,7 +366,7 @@ class ToolBody(_Strict, frozen=True, kw_only=True):
     sandbox: Sandbox = field(default_factory=Sandbox)
 
 
-class ExtensionBody(_Strict, frozen=True):
+class ExtensionBody(Strict, frozen=True):
     """An extension: a module with `register(api)`, or a bundled one (`@goondan/base/NAME`)."""
 
     entry: Annotated[str, Meta(min_length=1, description="Path of the module, from the bundle's root.")]
@@ -461,21 +378,21 @@ class ExtensionBody(_Strict, frozen=True):
     ] = None
 
 
-class ConnectorEvent(_Strict, frozen=True):
+class ConnectorEvent(Strict, frozen=True):
     """An event that a connector can emit."""
 
     name: Annotated[Text, Meta(description="How rules refer to it.")]
     properties: Annotated[dict[str, Any], Meta(description="What it carries, as properties of a JSON Schema.")] = {}
 
 
-class ConnectorBody(_Strict, frozen=True):
+class ConnectorBody(Strict, frozen=True):
     """A process that turns messages from outside into events."""
 
     entry: Annotated[str, Meta(min_length=1, description="Path of the module, from the bundle's root.")]
     events: Annotated[list[ConnectorEvent], Meta(min_length=1, description="Every event that it can emit.")]
 
 
-class IngressMatch(_Strict, frozen=True):
+class IngressMatch(Strict, frozen=True):
     """Which events a rule is for; all of them if empty."""
 
     event: Annotated[Text | None, Meta(description="Name of the event.")] = None
@@ -484,7 +401,7 @@ class IngressMatch(_Strict, frozen=True):
     ] = {}
 
 
-class IngressRoute(_Strict, frozen=True):
+class IngressRoute(Strict, frozen=True):
     """Where an event goes; the swarm's entry agent by default."""
 
     agent_ref: Annotated[RefLike | None, Meta(description="The Agent that gets it.")] = None
@@ -493,20 +410,20 @@ class IngressRoute(_Strict, frozen=True):
     instance_key_prefix: Annotated[str | None, Meta(description="Put before the instance's name.")] = None
 
 
-class IngressRule(_Strict, frozen=True, kw_only=True):
+class IngressRule(Strict, frozen=True, kw_only=True):
     """One rule: the first that matches counts."""
 
     match: IngressMatch = field(default_factory=IngressMatch)
     route: IngressRoute
 
 
-class Ingress(_Strict, frozen=True):
+class Ingress(Strict, frozen=True):
     """The rules of a connection, in order."""
 
     rules: Annotated[list[IngressRule], Meta(description="The first that matches counts.")] = []
 
 
-class ConnectionBody(_Strict, frozen=True):
+class ConnectionBody(Strict, frozen=True):
     """A connector in use: its settings, its secrets, and which agent hears what."""
 
     connector_ref: Annotated[RefLike, Meta(description="The Connector.")]
@@ -516,14 +433,14 @@ class ConnectionBody(_Strict, frozen=True):
     ingress: Ingress = field(default_factory=Ingress)
 
 
-class Dependency(_Strict, frozen=True):
+class Dependency(Strict, frozen=True):
     """A package that this one needs."""
 
     name: Annotated[Text, Meta(description="Its name, for example `@goondan/base`.")]
     version: Annotated[Text, Meta(description="The versions that will do, for example `^1.0.0`.")]
 
 
-class PackageBody(_Strict, frozen=True):
+class PackageBody(Strict, frozen=True):
     """The bundle as a package."""
 
     version: Annotated[str, Meta(min_length=1, description="For example `1.0.0`.")]
@@ -531,7 +448,7 @@ class PackageBody(_Strict, frozen=True):
     dependencies: Annotated[list[Dependency], Meta(description="Packages that it needs.")] = []
 
 
-class ExtensionV09Body(_Strict, frozen=True):
+class ExtensionV09Body(Strict, frozen=True):
     """An Extension as v0.9 wrote it. `runtime` is read and ignored (COMPAT-02)."""
 
     entry: Annotated[str, Meta(min_length=1, description="Path of the module, from the bundle's root.")]
@@ -540,7 +457,7 @@ class ExtensionV09Body(_Strict, frozen=True):
     runtime: Annotated[Any, Meta(description="Read and ignored.")] = None
 
 
-class ToolV09Body(_Strict, frozen=True, kw_only=True):
+class ToolV09Body(Strict, frozen=True, kw_only=True):
     """A Tool as v0.9 wrote it. `runtime` and `auth` are read and ignored (COMPAT-02)."""
 
     entry: Annotated[str, Meta(min_length=1, description="Path of the module, from the bundle's root.")]
@@ -553,7 +470,7 @@ class ToolV09Body(_Strict, frozen=True, kw_only=True):
     auth: Annotated[Any, Meta(description="Read and ignored.")] = None
 
 
-class OAuthAppBody(_Strict, frozen=True, kw_only=True):
+class OAuthAppBody(Strict, frozen=True, kw_only=True):
     """An OAuth client that extensions ask for tokens. URLs are https, or http to this machine."""
 
     authorization_url: Annotated[Text | None, Meta(description="Where a person agrees.")] = None
@@ -579,7 +496,7 @@ class OAuthAppBody(_Strict, frozen=True, kw_only=True):
 # --- documents ------------------------------------------------------------------------------------------------------
 
 
-class Model(_Strict, frozen=True):
+class Model(Strict, frozen=True):
     """A Model document."""
 
     api_version: Literal["goondan.ai/v1"]
@@ -588,7 +505,7 @@ class Model(_Strict, frozen=True):
     spec: ModelBody
 
 
-class Agent(_Strict, frozen=True):
+class Agent(Strict, frozen=True):
     """An Agent document."""
 
     api_version: Literal["goondan.ai/v1"]
@@ -597,7 +514,7 @@ class Agent(_Strict, frozen=True):
     spec: AgentBody
 
 
-class Swarm(_Strict, frozen=True):
+class Swarm(Strict, frozen=True):
     """A Swarm document."""
 
     api_version: Literal["goondan.ai/v1"]
@@ -606,7 +523,7 @@ class Swarm(_Strict, frozen=True):
     spec: SwarmBody
 
 
-class Tool(_Strict, frozen=True):
+class Tool(Strict, frozen=True):
     """A Tool document."""
 
     api_version: Literal["goondan.ai/v1"]
@@ -615,7 +532,7 @@ class Tool(_Strict, frozen=True):
     spec: ToolBody
 
 
-class Extension(_Strict, frozen=True):
+class Extension(Strict, frozen=True):
     """An Extension document."""
 
     api_version: Literal["goondan.ai/v1"]
@@ -624,7 +541,7 @@ class Extension(_Strict, frozen=True):
     spec: ExtensionBody
 
 
-class Connector(_Strict, frozen=True):
+class Connector(Strict, frozen=True):
     """A Connector document."""
 
     api_version: Literal["goondan.ai/v1"]
@@ -633,7 +550,7 @@ class Connector(_Strict, frozen=True):
     spec: ConnectorBody
 
 
-class Connection(_Strict, frozen=True):
+class Connection(Strict, frozen=True):
     """A Connection document."""
 
     api_version: Literal["goondan.ai/v1"]
@@ -642,7 +559,7 @@ class Connection(_Strict, frozen=True):
     spec: ConnectionBody
 
 
-class Package(_Strict, frozen=True):
+class Package(Strict, frozen=True):
     """A Package document; optional, at most one in a bundle."""
 
     api_version: Literal["goondan.ai/v1"]
@@ -651,7 +568,7 @@ class Package(_Strict, frozen=True):
     spec: PackageBody
 
 
-class ExtensionV09(_Strict, frozen=True):
+class ExtensionV09(Strict, frozen=True):
     """An Extension document of v0.9."""
 
     api_version: Literal["agents.example.io/v1alpha1"]
@@ -660,7 +577,7 @@ class ExtensionV09(_Strict, frozen=True):
     spec: ExtensionV09Body
 
 
-class ToolV09(_Strict, frozen=True):
+class ToolV09(Strict, frozen=True):
     """A Tool document of v0.9."""
 
     api_version: Literal["agents.example.io/v1alpha1"]
@@ -669,7 +586,7 @@ class ToolV09(_Strict, frozen=True):
     spec: ToolV09Body
 
 
-class OAuthApp(_Strict, frozen=True):
+class OAuthApp(Strict, frozen=True):
     """An OAuthApp document of v0.9."""
 
     api_version: Literal["agents.example.io/v1alpha1"]

@@ -11,11 +11,14 @@ that a crash took back. `detail` is JSON, by kind:
 - `model.answered`, `model.failed`: ModelDetail.
 - `tool.called`: CallDetail. `tool.completed`, `tool.failed`: ResultDetail.
 - `step.failed`, `turn.failed`: FailureDetail.
+- `call.refused`: RefusedDetail.
 
 `span_id` is the span of what a note is about, `parent_span_id` what that is a part of (schemas/spans.py). A turn's
 parent is in its row as well, with its trace, how long its event had waited (milliseconds), and which note is its first.
 
-No note holds arguments, texts or outputs; those are messages. Errors are there, without secrets and of bounded length.
+Arguments and outputs are messages, where a reader finds them. Notes have them, without secrets and bounded, of calls
+that are in no message (those of scripts), of calls that were refused, and of all if the agent keeps them whole. Errors
+are there in the same way.
 The tool host's receipt of the jail is the other way round: it is in the call's note and in no message, so no model
 reads it.
 
@@ -24,6 +27,7 @@ Source: docs/design/traces.md.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final, Literal
 
 from msgspec import DecodeError, Raw, Struct, json
@@ -65,11 +69,18 @@ TRACE_COLUMNS: Final = (
 MAX_NOTED_MESSAGE: Final = 500
 #: Arguments, a result or a message in short (characters).
 SHORT_CHARS: Final = 200
+#: The same if an agent keeps them whole (characters).
+WHOLE_CHARS: Final = 16 << 10
+#: How much behind a cut is looked through for secrets (characters).
+LONGEST_SECRET: Final = 4096
 #: Attempts of one model call that a note tells of.
 MAX_TRIES: Final = 20
 
 #: The name of the console's provider. It has no tokens, and nobody counts its calls.
 _CONSOLE: Final = "embedded"
+
+#: Who refuses calls: the step's catalog, a rule, what a tool was granted, a budget, a person, an extension.
+Refuser = Literal["catalog", "rule", "grant", "budget", "person", "extension"]
 
 TurnStatus = Literal["running", "completed", "failed", "abandoned"]
 NoteKind = Literal[
@@ -84,6 +95,7 @@ NoteKind = Literal[
     "tool.waits",
     "tool.completed",
     "tool.failed",
+    "call.refused",
     "turn.completed",
     "turn.failed",
 ]
@@ -197,12 +209,33 @@ class ResultDetail(Struct, frozen=True, rename="camel", omit_defaults=True):
     output: str | None = None
 
 
-def in_short(value: object, most: int = SHORT_CHARS) -> str:
-    """A JSON value as a text of at most `most` characters. "" for what is none."""
+class RefusedDetail(Struct, frozen=True, rename="camel", omit_defaults=True):
+    """A call that was refused, or a turn (no tool)."""
+
+    #: Who refused it.
+    by: Refuser
+    #: The code of the error.
+    code: str
+    #: Its message.
+    message: str
+    #: The line that would allow it, or who can.
+    allow: str
+    #: The tool as the model named it; "": the turn itself, or one of its model calls.
+    tool_name: str = ""
+    #: The model's id of the call.
+    tool_call_id: str = ""
+    #: The arguments as JSON, in short and without secrets.
+    args: str | None = None
+
+
+def in_short(value: object, most: int = SHORT_CHARS, redact: Callable[[str], str] = str) -> str:
+    """A JSON value as a text of at most `most` characters, without what `redact` takes out; "" for what is none."""
     try:
-        return cut_message(json.encode(value).decode(), most)
+        text = json.encode(value).decode()
     except (TypeError, ValueError, OverflowError, RecursionError):
         return ""
+    # A secret that the cut goes through is hidden while it is still whole.
+    return cut_message(redact(text[: most + LONGEST_SECRET]), most)
 
 
 def used_by_note(at: str, detail: str | None) -> tuple[Part, Used] | None:
@@ -245,6 +278,6 @@ def read_receipt(data: Raw | None) -> Receipt | None:
         return None
 
 
-def encode_detail(detail: TurnDetail | FailureDetail | ModelDetail | CallDetail | ResultDetail) -> str:
+def encode_detail(detail: Struct) -> str:
     """The text that is stored."""
     return json.encode(detail).decode()

@@ -9,8 +9,9 @@ DYNAMIC-02, DYNAMIC-04, COMPAT-03, EVENTS-01 to EVENTS-06, OAUTH-01, STATE-01 to
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
+from agentproc.denied_calls import refused_by
 from agentproc.extensions.bundle_changes import BundleChanges, SwarmBundleApi
 from agentproc.extensions.dynamic_tools import DynamicTools, Folder, Handler
 from agentproc.extensions.events import EventBus
@@ -22,10 +23,12 @@ from agentproc.extensions.pipeline import Middleware, Pipeline
 from agentproc.extensions.resource import Resource
 from agentproc.extensions.server_api import ServerApi
 from agentproc.extensions.stored_state import StoredState
+from agentproc.extensions.values import MAX_MESSAGE
 from agentproc.live_config import LiveConfig
 from agentproc.servers import Servers
 from schemas.errors import fail
 from schemas.launch import ExtensionSpec
+from schemas.results import cut_message
 
 
 class PipelineApi:
@@ -150,6 +153,7 @@ class ExtensionApi:
     """One extension's view of its agent."""
 
     __slots__ = (
+        "_name",
         "_server",
         "_state",
         "_swarm_bundle",
@@ -189,6 +193,7 @@ class ExtensionApi:
         """`workdir` gives the folder that the running turn works in. `tokens` is None when nobody can give access
         tokens here, `servers` when there are no MCP servers.
         """
+        self._name = spec.name
         self.extension = Resource(spec.resource)
         self.pipeline = PipelineApi(pipeline, spec.name)
         self.pipelines = PipelinesApi(pipeline, spec.name)
@@ -207,6 +212,13 @@ class ExtensionApi:
         self._server = (
             ServerApi(servers, tools, spec.name, spec.server) if servers is not None and spec.server else None
         )
+
+    def deny(self, reason: str) -> NoReturn:
+        """Refuse the tool call, the step or the turn that middleware or a handler of this extension stands around, or
+        the call of its tool. The model, or whoever sent the message, is told the reason. Raises GoondanError
+        E_EXTENSION_DENIED.
+        """
+        raise refused_by(self._name, cut_message(str(reason), MAX_MESSAGE))
 
     def ext_state(self) -> ExtState:
         """This extension's own object in memory, the same at every call. It is empty again in another process."""

@@ -31,6 +31,7 @@ import msgspec
 from msgspec import Struct
 
 from agentproc.conversation import Message, error_result
+from agentproc.denied_calls import REFUSED
 from agentproc.extensions.contexts import Agents
 from agentproc.extensions.logger import ConsoleLogger
 from agentproc.extensions.patience import is_ending
@@ -41,7 +42,7 @@ from agentproc.turn import AskedCall
 from schemas.address import is_shown_name, parse_tool_name, shown_tool_name
 from schemas.arguments import compile_arguments
 from schemas.codec import from_raw
-from schemas.errors import fail, tool_error
+from schemas.errors import GoondanError, fail, tool_error
 from schemas.frames import ToolError, ToolResult
 from schemas.launch import CatalogItem, Limits, ToolSource
 
@@ -303,6 +304,8 @@ def _in_thread(handler: Handler, context: LocalContext, args: dict[str, Any]) ->
 
 
 def _failed(tool: DynamicTool, error: BaseException) -> ToolResult:
+    if isinstance(error, GoondanError) and error.code == REFUSED:
+        return error_result(tool_error_of(error, REFUSED))
     lines = traceback.format_exception(type(error), error, error.__traceback__)
     log.warning("tool %s of extension %s failed\n%s", tool.item.name, tool.extension, "".join(lines).rstrip())
     return error_result(tool_error_of(error, "E_TOOL"))

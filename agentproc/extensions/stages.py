@@ -21,6 +21,7 @@ from msgspec import structs
 from agentproc.catalog import Catalog, StepCatalog
 from agentproc.context.wishes import NO_WISHES, Wishes
 from agentproc.conversation import AssistantData, Message, ToolCallPart, error_result
+from agentproc.denied_calls import REFUSED
 from agentproc.extensions.asking import Asking
 from agentproc.extensions.contexts import (
     UNCHANGED,
@@ -418,6 +419,8 @@ def _accept_result(value: Any) -> ToolCallResult:
 
 
 def _story(layer: Layer, kind: str, error: BaseException) -> str:
+    if isinstance(error, GoondanError) and error.code == REFUSED:
+        return error.info.message
     lines = traceback.format_exception(type(error), error, error.__traceback__)
     return f"{_whose(layer, kind)} failed\n{''.join(lines)}".rstrip()
 

@@ -41,6 +41,7 @@ from schemas import resources
 from schemas.address import SEPARATOR, is_resource_name, is_shown_name, parse_tool_name, shown_tool_name
 from schemas.frames import ORCHESTRATOR
 from schemas.launch import Filesystem, ModelSpec
+from schemas.policies import SwarmPolicy
 from schemas.resources import API_V1, API_V1ALPHA1, BASE_PACKAGE, DOCUMENTS, KINDS
 
 
@@ -562,7 +563,7 @@ class Checker:
             message = f"Extension/{name} depends on Extension/{wanted}, which {where}"
             self._report.warn("W_CONFIG_DEPENDENCY", message, agent.document.place("spec", "extensions"))
 
-    def _swarm(self, agents: Mapping[str, CheckedAgent]) -> tuple[str, resources.SwarmPolicy, set[str]]:
+    def _swarm(self, agents: Mapping[str, CheckedAgent]) -> tuple[str, SwarmPolicy, set[str]]:
         """The entry agent ('' if there are no agents), the policy, and the agents that belong to the swarm."""
         swarms = self._of("Swarm")
         if not swarms:
@@ -595,9 +596,9 @@ class Checker:
                 self._report.warn("W_CONFIG_UNUSED", message, agent.document.place("metadata", "name"))
         return entry or "", body.policy, members
 
-    def _without_swarm(self, agents: Mapping[str, CheckedAgent]) -> tuple[str, resources.SwarmPolicy, set[str]]:
+    def _without_swarm(self, agents: Mapping[str, CheckedAgent]) -> tuple[str, SwarmPolicy, set[str]]:
         if len(agents) == 1:
-            return next(iter(agents)), resources.SwarmPolicy(), set(agents)
+            return next(iter(agents)), SwarmPolicy(), set(agents)
         certain = self._uncertain is not None and not self._uncertain
         if len(agents) > 1 and certain:
             first = next(iter(agents.values())).document
@@ -607,7 +608,7 @@ class Checker:
         elif not agents and self._documents and certain:
             message = "the bundle has no Agent"
             self._report.warn("W_CONFIG_NO_AGENT", message, self._documents[0].place())
-        return "", resources.SwarmPolicy(), set(agents)
+        return "", SwarmPolicy(), set(agents)
 
 
 #: The most names in a suggestion.

@@ -13,6 +13,7 @@ from kernel.bundle.tools import CheckedTool
 from schemas import resources
 from schemas.launch import ExtensionSpec, ModelSpec
 from schemas.oauth import OAuthAppSpec
+from schemas.policies import SwarmPolicy
 
 
 class CheckedFallback(Struct):
@@ -72,7 +73,7 @@ class Checked(Struct):
     #: extensions bring, then the other bundled ones.
     tools: dict[str, CheckedTool]
     #: The Swarm's policy.
-    policy: resources.SwarmPolicy
+    policy: SwarmPolicy
     #: The agent that clients talk to by default.
     entry_agent: str = ""
     #: Files that documents point at: prompts, entries of connectors.

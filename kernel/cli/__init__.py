@@ -39,6 +39,7 @@ COMMANDS: Final[dict[str, str]] = {
     "logs": "Show what the processes of a swarm wrote.",
     "trace": "Show what a turn did and how long it took.",
     "turns": "List the last messages of people, and what became of them.",
+    "denied": "List the calls that were refused, and what would allow them.",
     "config": "Show, propose and revert patches of agents that run.",
     "budget": "Show what messages have used of their budgets.",
     "usage": "Show the tokens that models have used, and what they cost.",

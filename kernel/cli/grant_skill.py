@@ -144,7 +144,8 @@ def _check(pinned: PinnedSkill) -> None:
     from schemas.errors import fail
     from schemas.hosts import BadHost, parse_rule
     from schemas.launch import SandboxSpec
-    from schemas.resources import NetworkAllow, SwarmPolicy
+    from schemas.policies import SwarmPolicy
+    from schemas.resources import NetworkAllow
 
     sandbox = pinned.sandbox
     for host in sandbox.network.allow if isinstance(sandbox.network, NetworkAllow) else []:

@@ -214,7 +214,8 @@ def _said(call: ToolCall, stem: str, style: Style) -> Iterator[Line]:
     """The arguments of a call and what it gave, each in one line, as far as they are known."""
     from kernel.cli.plain import one_line
 
-    for what, text in (("with", call.args), ("gave", call.output or call.message)):
+    allow = None if call.refused is None else f"{call.refused.by}; to allow it: {call.refused.allow}"
+    for what, text in (("with", call.args), ("gave", call.output or call.message), ("refused by", allow)):
         if text:
             yield "", style.dim(f"{stem}{what} {one_line(text, MAX_SAID)}")
 

@@ -43,7 +43,8 @@ from schemas.grantable import within
 from schemas.launch import ExtensionSpec, Limits, ModelSpec, SandboxSpec
 from schemas.model_providers import BY_NAME
 from schemas.origins import is_open, origin_of
-from schemas.resources import AgentPolicy, ModelBody, OAuthAppBody, SwarmPolicy, ValueSource
+from schemas.policies import AgentPolicy, SwarmPolicy
+from schemas.resources import ModelBody, OAuthAppBody, ValueSource
 
 
 def powers_of(

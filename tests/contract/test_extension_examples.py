@@ -170,9 +170,11 @@ async def test_the_guard_as_it_is_declared(tmp_path: Path, page: list[str], capl
         (made_call,) = made.link.calls
         assert b"ls" in bytes(made_call.payload)
         told = "".join(made.shown())
-        assert "PermissionError" in told
+        assert "E_EXTENSION_DENIED" in told
         assert "not here" in told
         assert "guard: bash__exec ok" in caplog.text
+        assert "Extension/guard refused it: not here" in caplog.text
+        assert "Traceback" not in caplog.text
 
 
 async def test_state_that_stays(tmp_path: Path, page: list[str]) -> None:

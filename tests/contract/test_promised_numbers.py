@@ -14,7 +14,7 @@ from kernel.broker.mailbox import MAX_ATTEMPTS
 from schemas.approval_rules import DEFAULT_EXPIRY_S, MAX_EXPIRY_S
 from schemas.approvals import MAX_ARGS_BYTES
 from schemas.launch import KernelPlan
-from schemas.resources import SwarmPolicy
+from schemas.policies import SwarmPolicy
 
 DOCS = Path(__file__).parents[2] / "docs"
 #: Words of numbers, as the pages write them.

@@ -20,7 +20,7 @@ from schemas.codec import MAX_DEPTH, MAX_FRAME_BYTES
 from schemas.errors import CODES
 from schemas.frames import FRAME_TYPES, AckStage, Frame
 from schemas.launch import KernelPlan
-from schemas.resources import SwarmPolicy
+from schemas.policies import SwarmPolicy
 from schemas.tokens import SOCKETS
 
 TEXT = (Path(__file__).parent.parent.parent / "schemas" / "PROTOCOL.md").read_text(encoding="utf-8")

@@ -159,6 +159,10 @@ def test_a_call_that_runs_in_the_agent_waits_as_well(kernel: Sandbox) -> None:
     kernel.gdn("approve", "no", item["code"], "--reason", "ask me instead")
     out, _ = sent.communicate(timeout=30)
     assert "ask me instead" in json.loads(out)["response"]
+    (refused, *_) = kernel.gdn("denied", "--by", "person", "--agent", "boss/b", "--json").json
+    assert (refused["toolName"], refused["code"], refused["by"]) == ("agents__request", "E_APPROVAL_DENIED", "person")
+    assert '"input":"hello"' in refused["args"]
+    assert "ask me instead" in refused["message"]
     sent = kernel.popen("send", "boss", ask, "--instance", "b", "--json")
     (item,) = asked(kernel)
     kernel.gdn("approve", "yes", item["code"])

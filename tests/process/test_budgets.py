@@ -201,3 +201,6 @@ def test_a_hundred_calls_are_a_hundred_calls_whatever_is_killed(swarm: tuple[San
     assert "the budget of agent 'lead' is spent: 100 of 100 calls" in trace
     assert trace.count("E_BUDGET_SPENT") > WORKERS, "each refusal is shown, and the lead was told of each"
     assert happened(kernel, model) == made, "nothing of the tree goes on"
+    refused = kernel.gdn("denied", "--by", "budget", "--json").json
+    assert "worker" in {row["agent"] for row in refused}
+    assert all("limits.calls of the agent's Extension/budget" in row["allow"] for row in refused)

@@ -143,7 +143,11 @@ async def test_ordinary_clients_reach_what_was_granted(tmp_path: Path) -> None:
             if socket.has_ipv6:
                 await denied(host, "raw", {"host": "2606:4700::1111", "port": 443}, "[2606:4700::1111]:443")
             # A refusal that a handler got over is not the reason for a later error.
+            host.receipts.clear()
             assert (await host.call("t__swallow", {"host": "evil.example.com", "port": 80}))["output"] == "nothing"
+            await host.call("t__raw", {"host": "127.0.0.1", "port": port})
+            swallowed, after = [receipt["call"].get("denied") for receipt in host.receipts.values()]
+            assert (swallowed, after) == (["evil.example.com"], None), "of each call, not of the jail"
             assert (await host.call("t__raw", {}))["error"]["code"] != "E_SANDBOX_DENIED"
 
 

@@ -62,9 +62,9 @@ def register(api, config):
 
     async def call(ctx):
         if config["deny"] in ctx.args.get("command", ""):
-            raise PermissionError(f"{config['deny']} is not allowed")
+            api.deny(f"{config['deny']} is not allowed")
         result = await ctx.next()
-        if result.status == "ok" and "stdout" in (result.output or {}):
+        if result.status == "ok" and isinstance(result.output, dict) and "stdout" in result.output:
             result.output = {**result.output, "stdout": result.output["stdout"].upper()}
         api.logger.info("called", ctx.tool_name, result.status)
         return result
@@ -81,6 +81,7 @@ def test_an_extension_works_around_turns_and_calls_of_a_running_swarm() -> None:
         (kernel.home / "ext").mkdir()
         (kernel.home / "ext" / "guard.py").write_text(GUARD)
         lines = ['/bash__exec {"command":"echo hi"}', '/bash__exec {"command":"reboot now"}', "/guard__turns", "/tools"]
+        lines.append('/json-query__query {"data":{}}')
         repository = kernel.home / "work"
         (repository / ".git").mkdir(parents=True)
         (repository / ".git" / "HEAD").write_text("ref: refs/heads/topic\n")
@@ -88,7 +89,16 @@ def test_an_extension_works_around_turns_and_calls_of_a_running_swarm() -> None:
         assert ended.status == 0, ended.err
         assert "HI" in ended.out
         assert "reboot is not allowed" in ended.out
-        assert "[E_TOOL]" in ended.out
+        assert "[E_EXTENSION_DENIED]" in ended.out
+        assert "Traceback" not in kernel.log("agent"), kernel.log("agent")
+        assert "Extension/guard refused it: reboot is not allowed" in kernel.log("agent")
+        (missing, refused) = kernel.gdn("denied", "--json").json
+        assert (refused["agent"], refused["by"], refused["args"]) == ("main", "extension", '{"command":"reboot now"}')
+        assert (missing["by"], missing["allow"]) == ("catalog", "Agent/main: spec.tools: [Tool/json-query]")
+        shown = kernel.gdn("denied").out.splitlines()
+        assert shown[3] == "    to allow it: Agent/main: spec.tools: [Tool/json-query]"
+        trace = kernel.gdn("trace", refused["turnId"]).out
+        assert "refused by extension; to allow it: the config or the code of Extension/guard, which decides" in trace
         assert "(turn 1)" in ended.out
         assert "guard__turns" in ended.out
         assert "(turn 3)" in ended.out
@@ -97,7 +107,7 @@ def test_an_extension_works_around_turns_and_calls_of_a_running_swarm() -> None:
         state = (kernel.home / "state").resolve()
         (notes,) = state.glob("**/extensions/guard/notes")
         *heard, cleanup, hook = notes.read_text().splitlines()
-        assert heard == ["workspace.repoAvailable topic", *["step of swarm/main Model/console"] * 4]
+        assert heard == ["workspace.repoAvailable topic", *["step of swarm/main Model/console"] * 5]
         assert (cleanup, hook) == ("cleanup", "exit hook")
         (stored,) = state.glob("**/instances/main/*/extensions/guard.json")
         assert json.loads(stored.read_text())["value"]["steps"] >= 4

@@ -329,13 +329,16 @@ class LiveSession:
         if receipts.is_due(now, call_s):
             receipts.look(now, self.jail.used())
         network = self.network
+        denied: list[str] = []
         if network is not None:
+            refused = network.denied_since(call.denied_before)
+            denied = list(dict.fromkeys(shown(news.host, news.port) for news in refused))
             reached = [shown(host, port) for host, port in network.reached]
             receipts.network(reached, list(dict.fromkeys(shown(news.host, news.port) for news in network.denied)))
         if cause is not None and not self.session.forks:
             receipts.ended(cause)
             cause = None
-        return receipts.receipt(call_s, cause)
+        return receipts.receipt(call_s, cause, denied)
 
     # --- logs and news
 

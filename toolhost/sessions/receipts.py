@@ -10,6 +10,7 @@ Source: docs/design/sandbox.md section 7.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import Final, Literal
 
 import msgspec
@@ -65,13 +66,15 @@ class JailReceipts:
         """The jail has ended, or is being ended, for this reason."""
         self._change(exit=cause)
 
-    def receipt(self, call_s: float, cause: str | None = None) -> Raw:
-        """The receipt of a call that took `call_s` seconds. `cause`: why its processes ended before it had a result."""
+    def receipt(self, call_s: float, cause: str | None = None, denied: Sequence[str] = ()) -> Raw:
+        """The receipt of a call that took `call_s` seconds. `cause`: why its processes ended before it had a result.
+        `denied`: where connections could not go meanwhile.
+        """
         if self._encoded is None:
             self._encoded = _START + encode_value(self._known) + _CALL
         wall_ms = round(call_s * 1000, 3)
-        if cause is not None:
-            return Raw(self._encoded + encode_value(CallReceipt(wall_ms=wall_ms, exit=cause)))
+        if cause is not None or denied:
+            return Raw(self._encoded + encode_value(CallReceipt(wall_ms=wall_ms, exit=cause, denied=list(denied))))
         return Raw(self._encoded + _WALL + _pack_double(wall_ms))
 
     def _change(self, **values: object) -> None:

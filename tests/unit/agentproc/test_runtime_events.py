@@ -13,13 +13,15 @@ import pytest
 from agentproc.answers import turn_id
 from agentproc.providers.base import ModelAnswer, Usage
 from agentproc.store import ConversationStore
-from schemas.codec import from_raw
+from schemas.codec import from_raw, to_raw
 from schemas.errors import GoondanError, fail
 from schemas.frames import RuntimeEvent, ToolResult
 from schemas.launch import ModelSpec
+from schemas.receipts import CallReceipt, JailReceipt, Receipt
+from schemas.redaction import Redactor
 from schemas.spans import call_span, model_span, step_span, turn_span
 from schemas.trace_index import of_trace
-from schemas.traces import CONVERSATION_FORMAT, MAX_NOTED_MESSAGE
+from schemas.traces import CONVERSATION_FORMAT, MAX_NOTED_MESSAGE, SHORT_CHARS, WHOLE_CHARS, in_short
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, says, wants
 from tests.unit.agentproc.turns import Make, the_answer
 
@@ -111,6 +113,58 @@ async def test_a_failed_call_has_its_error(make: Make, tmp_path: Path) -> None:
     (failed,) = details(tmp_path, "tool.failed")
     assert (failed["code"], failed["message"]) == ("E_TOOL_TIMEOUT", "too late for ***")
     assert details(tmp_path, "step.completed") == [1, 2], "the step dealt with it"
+
+
+async def test_a_refused_call_is_noted_with_its_arguments_in_short_and_the_others_are_not(
+    make: Make, tmp_path: Path
+) -> None:
+    secret = "sk-0123456789abcdef"
+    spec = ModelSpec(provider="openai", model="m", api_key=secret)
+    calls = wants(("a", "bash__exec", {"command": "x"}), ("b", "no__such", {"key": secret, "more": "y" * 500}))
+    await make(FakeLink(), FakeModel(calls, says("done")), model=spec).run(event_frame("e1", "go"))
+    (refused,) = details(tmp_path, "call.refused")
+    assert (refused["by"], refused["toolName"], refused["toolCallId"]) == ("catalog", "no__such", "b")
+    assert refused["args"].startswith('{"key":"***","more":"yyy')
+    assert len(refused["args"]) <= SHORT_CHARS
+    cut = in_short({"text": "x" * (SHORT_CHARS - 20) + secret}, SHORT_CHARS, Redactor(secret))
+    assert "sk-0" not in cut, "one that the cut goes through"
+    for kind, key in (("tool.called", "args"), ("tool.completed", "output")):
+        assert not any(key in detail for detail in details(tmp_path, kind)), "a message has them"
+
+
+async def test_an_agent_that_keeps_its_traces_whole_notes_arguments_and_results_within_bounds(
+    make: Make, tmp_path: Path
+) -> None:
+    def handler(tool: str, args: Any) -> ToolResult | GoondanError:
+        return ToolResult(status="ok", output=to_raw({"text": "z" * 20_000}))
+
+    calls = wants(("a", "bash__exec", {"command": "x" * 1000}))
+    await make(FakeLink(handler), FakeModel(calls, says("done")), traces="whole").run(event_frame("e1", "go"))
+    (called,), (ended,) = details(tmp_path, "tool.called"), details(tmp_path, "tool.completed")
+    assert msgspec.json.decode(called["args"]) == {"command": "x" * 1000}
+    assert ended["output"].startswith('{"text":"zzz')
+    assert len(ended["output"]) == WHOLE_CHARS
+
+
+async def test_a_call_that_succeeds_without_its_network_is_a_refused_one(make: Make, tmp_path: Path) -> None:
+    receipt = Receipt(
+        jail=JailReceipt(tier="full", walls=[], limits={}), call=CallReceipt(wall_ms=1.0, denied=["evil.example:80"])
+    )
+
+    def handler(tool: str, args: Any) -> ToolResult | GoondanError:
+        return ToolResult(status="ok", output=to_raw({}), receipt=to_raw(receipt))
+
+    calls = wants(("a", "bash__exec", {"command": "curl evil.example"}))
+    await make(FakeLink(handler), FakeModel(calls, says("done"))).run(event_frame("e1", "go"))
+    (refused,) = details(tmp_path, "call.refused")
+    assert (refused["by"], refused["allow"]) == ("grant", "Tool/bash: spec.sandbox.network: {allow: [evil.example:80]}")
+    assert refused["args"] == '{"command":"curl evil.example"}'
+
+
+async def test_a_turn_that_is_refused_is_noted(make: Make, tmp_path: Path) -> None:
+    await make(FakeLink(), FakeModel(fail("E_BUDGET_SPENT", "the budget is spent"))).run(event_frame("e1", "go"))
+    (refused,) = details(tmp_path, "call.refused")
+    assert (refused["by"], refused.get("toolName"), refused["message"]) == ("budget", None, "the budget is spent")
 
 
 async def test_a_turn_out_of_steps_fails_and_its_last_step_does_not(make: Make, tmp_path: Path) -> None:

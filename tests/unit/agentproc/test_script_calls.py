@@ -21,7 +21,7 @@ from schemas.spans import call_span
 from schemas.tool_asks import CODE_MODE, CODE_TOOL, MAX_OPEN, FoundTools, ToolAnswer, ToolAsk
 from tests.unit.agentproc.bundled import bundled
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, echo, event_frame, ok, says, wants
-from tests.unit.agentproc.test_runtime_events import notes
+from tests.unit.agentproc.test_runtime_events import details, notes
 from tests.unit.agentproc.turns import Make, settle
 
 CODE = CatalogItem(name=CODE_TOOL, description="Run a script.", source=ToolSource("extension", CODE_MODE))
@@ -125,6 +125,8 @@ async def test_a_call_of_a_script_is_a_call_of_the_step_and_its_result_the_answe
     assert len(script.model.requests[1].messages) == 3
     noted = [(kind, parent) for kind, span, parent in notes(tmp_path) if span == call_span(f"{script.call_id}>1")]
     assert noted == [("tool.called", call_span(script.call_id)), ("tool.completed", call_span(script.call_id))]
+    assert [detail.get("args") for detail in details(tmp_path, "tool.called")] == [None, '{"text":"hi"}']
+    assert details(tmp_path, "tool.completed")[0]["output"] == '{"tool":"notes__add","args":{"text":"hi"}}'
 
 
 async def test_the_catalog_and_the_schema_hold_for_scripts(make: Make) -> None:

@@ -41,6 +41,7 @@ REPLACED: dict[str, Any] = {
     "idle_s": 1.0,
     "stall_timeout_s": 1.0,
     "conversation_mb": 1,
+    "traces": "whole",
     "request_timeout_ms": 1,
     "budget": BudgetLimits(),
     "approvals": [Policy("x")],

@@ -7,7 +7,7 @@ def register(api, config):
     async def guard(ctx):
         word = forbidden(ctx.args, config["deny"])
         if word is not None:
-            raise PermissionError(f"{word} is not allowed here")  # the model gets this as the call's error
+            api.deny(f"{word} is not allowed here")  # the model is told, and `gdn denied` lists it
         result = await ctx.next()  # exactly once
         api.logger.info(ctx.tool_name, result.status)
         return result

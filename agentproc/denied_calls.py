@@ -1,0 +1,77 @@
+"""Calls that were refused: who refused each, and the line that would allow it (pure).
+
+Source: docs/design/traces.md section 5; docs/decisions/129.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from schemas.address import SEPARATOR
+from schemas.approval_rules import UNREADABLE, decide
+from schemas.approvals import DENIED
+from schemas.effective_config import tool_of
+from schemas.errors import CODES, GoondanError, fail
+from schemas.launch import AgentSpec
+from schemas.traces import RefusedDetail, Refuser
+
+#: The code of an extension's refusal.
+REFUSED: Final = "E_EXTENSION_DENIED"
+#: Stands in its message, behind the extension.
+_SAYS: Final = " refused it: "
+#: The code of a refusal -> who refuses with it.
+REFUSERS: Final[dict[str, Refuser]] = {
+    "E_TOOL_NOT_IN_CATALOG": "catalog",
+    DENIED: "rule",
+    "E_APPROVAL_MISMATCH": "person",
+    "E_SANDBOX_DENIED": "grant",
+    "E_FORBIDDEN": "grant",
+    "E_OAUTH_SCOPE": "grant",
+    "E_CHANGESET_DENIED": "grant",
+    "E_BUDGET_SPENT": "budget",
+    REFUSED: "extension",
+}
+
+
+def refused_by(extension: str, reason: str) -> GoondanError:
+    """The error with which an extension refuses what goes on."""
+    return fail(REFUSED, f"Extension/{extension}{_SAYS}{reason}")
+
+
+def refusal(
+    spec: AgentSpec, tool: str, args: Any, code: str, message: str, suggestion: str | None
+) -> RefusedDetail | None:
+    """The refusal that an error of this code tells of, for the agent of `spec`; None: it is none. `tool` is "" for a
+    turn or a step. `args`: a JSON object, or None if they are not known.
+    """
+    by = REFUSERS.get(code)
+    allow = suggestion or CODES.get(code, "")
+    if by == "catalog":
+        allow = _in_catalog(spec, tool)
+    elif by == "rule":
+        decision = decide(spec.approvals, tool, UNREADABLE if args is None else args)
+        policy, _, number = decision.rule.rpartition("/")
+        by = "rule" if decision.action == "deny" else "person"
+        place = f"before number {number}" if number.isdecimal() else "as the last one"
+        rule = f'Extension/{policy or "approval"}: a rule {place}: {{tools: ["{tool}"], action: allow}}'
+        allow = rule if by == "rule" else f"answer yes when it is asked again (gdn approve), or {rule}"
+    elif by == "extension":
+        allow = f"the config or the code of {message.partition(_SAYS)[0]}, which decides"
+    return None if by is None else RefusedDetail(by, code, message, allow, tool)
+
+
+def unreachable(tool: str, hosts: Sequence[str]) -> RefusedDetail:
+    """The refusal of connections of a call: it has the grants of its Tool. `hosts`: as "host:port"."""
+    shown = ", ".join(hosts)
+    allow = f"Tool/{tool.partition(SEPARATOR)[0]}: spec.sandbox.network: {{allow: [{shown}]}}"
+    return RefusedDetail("grant", "E_SANDBOX_DENIED", f"not reachable from this sandbox: {shown}", allow, tool)
+
+
+def _in_catalog(spec: AgentSpec, tool: str) -> str:
+    if tool in spec.catalog:
+        return f"an extension of Agent/{spec.name} has taken it out of this step, and can leave it in"
+    found = next((item for item in spec.registry if item.name == tool), None)
+    if found is None:
+        return "nothing: there is no such tool (gdn tool list)"
+    return f"Agent/{spec.name}: spec.tools: [Tool/{tool_of(found)}]"

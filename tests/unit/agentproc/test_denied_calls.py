@@ -1,0 +1,81 @@
+"""Who refused a call, and the line that would allow it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from agentproc.denied_calls import REFUSERS, refusal, refused_by, unreachable
+from schemas.approval_rules import Condition, Policy, Rule
+from schemas.errors import CODES
+from schemas.launch import AgentSpec, CatalogItem, ModelSpec
+from schemas.traces import RefusedDetail
+
+RULES = [
+    Rule(["bash__*"], "deny", [Condition(["command"], "startsWith", "rm")]),
+    Rule(["bash__*"], "ask", [Condition(["command"], "startsWith", "mv")]),
+]
+SPEC = AgentSpec(
+    name="coder",
+    model=ModelSpec(provider="embedded"),
+    registry=[CatalogItem(name="bash__exec"), CatalogItem(name="json-query__query")],
+    catalog=["bash__exec"],
+    state_dir="/s",
+    revision="r",
+    approvals=[Policy("careful", RULES), Policy("last", default="deny")],
+)
+
+
+def found(code: str, tool: str = "bash__exec", args: Any = None, said: str = "no", hint: str | None = None) -> Any:
+    return refusal(SPEC, tool, args, code, said, hint)
+
+
+def test_each_code_of_a_refusal_has_somebody_who_refuses_and_a_line() -> None:
+    for code in REFUSERS:
+        assert code in CODES
+        told = found(code)
+        assert isinstance(told, RefusedDetail)
+        assert told.allow
+        assert (told.code, told.message, told.tool_name) == (code, "no", "bash__exec")
+    for code in set(CODES) - set(REFUSERS):
+        assert found(code) is None
+
+
+@pytest.mark.parametrize(
+    ("tool", "line"),
+    [
+        ("json-query__query", "Agent/coder: spec.tools: [Tool/json-query]"),
+        ("bash__exec", "an extension of Agent/coder has taken it out of this step, and can leave it in"),
+        ("no__such", "nothing: there is no such tool (gdn tool list)"),
+    ],
+)
+def test_the_catalog(tool: str, line: str) -> None:
+    told = found("E_TOOL_NOT_IN_CATALOG", tool)
+    assert (told.by, told.allow) == ("catalog", line)
+
+
+def test_a_rule_is_named_with_the_line_that_goes_before_it_and_a_person_is_told_from_a_rule() -> None:
+    line = '{tools: ["bash__exec"], action: allow}'
+    told = found("E_APPROVAL_DENIED", args={"command": "rm x"})
+    assert (told.by, told.allow) == ("rule", f"Extension/careful: a rule before number 0: {line}")
+    told = found("E_APPROVAL_DENIED", args={"command": "ls"})
+    assert (told.by, told.allow) == ("rule", f"Extension/last: a rule as the last one: {line}")
+    asks = msgspec.structs.replace(SPEC, approvals=SPEC.approvals[:1])
+    person = refusal(asks, "bash__exec", {"command": "mv x"}, "E_APPROVAL_DENIED", "no", None)
+    assert person is not None
+    assert person.by == "person"
+    assert person.allow.startswith("answer yes when it is asked again (gdn approve), or Extension/careful: ")
+
+
+def test_grants_and_budgets_say_it_themselves_and_an_extension_is_named() -> None:
+    grant = "Grant it: spec.sandbox.network: {allow: ['x:1']}."
+    assert (found("E_SANDBOX_DENIED", hint=grant).by, found("E_SANDBOX_DENIED", hint=grant).allow) == ("grant", grant)
+    assert found("E_BUDGET_SPENT").allow == CODES["E_BUDGET_SPENT"]
+    error = refused_by("guard", "not here").info
+    assert error.message == "Extension/guard refused it: not here"
+    told = found(error.code, said=error.message, hint=error.suggestion)
+    assert (told.by, told.allow) == ("extension", "the config or the code of Extension/guard, which decides")
+    told = unreachable("bash__exec", ["a:1", "b:2"])
+    assert (told.by, told.allow) == ("grant", "Tool/bash: spec.sandbox.network: {allow: [a:1, b:2]}")
