@@ -22,6 +22,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
+from agentproc.context.estimate import FIRST_SURELY
 from agentproc.conversation import error_result
 from agentproc.extensions.values import tool_error_of
 from agentproc.providers.base import ModelAnswer, ModelNews, ModelRequest
@@ -77,7 +78,8 @@ class TurnBudget:
         """
         name = os.urandom(12).hex()
         on_news("waiting")
-        granted = await self._reserve(name, request)
+        size = 0 if output_limit(request.model) == 0 else _size(request)
+        granted = await self._reserve(name, request, size)
         began, spoke = self._loop.time(), False
 
         def heard(news: ModelNews) -> None:
@@ -95,12 +97,12 @@ class TurnBudget:
         except BaseException:
             self._settle(BudgetSettle(name, known=False))
             raise
-        self._settle(_came_to(name, request, answer))
+        self._settle(_came_to(name, request, answer, size))
         return answer
 
-    async def _reserve(self, name: str, request: ModelRequest) -> BudgetGranted:
+    async def _reserve(self, name: str, request: ModelRequest, size: int) -> BudgetGranted:
         output = output_limit(request.model)
-        read = 0 if output == 0 else min(MAX_TOKENS_NAMED, _size(request) // BYTES_PER_TOKEN + 1)
+        read = 0 if size == 0 else min(MAX_TOKENS_NAMED, size // BYTES_PER_TOKEN + 1)
         frame = self._frame("budget.reserve", BudgetReserve(name, "model", read, output, request.model.document))
         try:
             reply = await self._post(frame)
@@ -182,14 +184,16 @@ def _within(request: ModelRequest, granted: BudgetGranted) -> ModelRequest:
     return msgspec.structs.replace(request, model=model, timeout_s=timeout_s)
 
 
-def _came_to(name: str, request: ModelRequest, answer: ModelAnswer) -> BudgetSettle:
+def _came_to(name: str, request: ModelRequest, answer: ModelAnswer, size: int) -> BudgetSettle:
+    """What is counted: what the server says, but no less than a request of `size` bytes and its answer surely have."""
     usage = answer.usage
-    if usage is None:
-        return BudgetSettle(name, known=output_limit(request.model) == 0)
+    if usage is None or size == 0:
+        return BudgetSettle(name, known=size == 0)
+    wrote = encode_value([answer.text, answer.reasoning, [(call.name, call.args) for call in answer.calls]])
     return BudgetSettle(
         name,
-        input_tokens=_count(usage.input_tokens),
-        output_tokens=_count(usage.output_tokens),
+        input_tokens=_count(max(usage.input_tokens, int(size * FIRST_SURELY))),
+        output_tokens=_count(max(usage.output_tokens, int(len(wrote) * FIRST_SURELY))),
         cached_tokens=_count(usage.cached_tokens),
         cache_write_tokens=_count(usage.cache_write_tokens),
         model=request.model.document,

@@ -36,17 +36,11 @@ _STEERING: Final = f"[\x00-\x08\x0a-\x1f\x7f-\x9f\ud800-\udfff{IGNORABLE}{SPACES
 _IN_JSON: Final = f"[\x7f-\x9f{IGNORABLE}{SPACES}{BLANKS}]"
 
 #: Scripts whose letters join or part by a joiner between them: Arabic and its kin, those of India and its neighbours.
-_JOINED: Final = (
-    "\u0620-\u08ff\u0900-\u109f\u1780-\u17b3\u17b6-\u18aa\ua840-\uabff\ufb50-\ufdcf\ufdf0-\ufdff\ufe70-\ufefc"
-)
+_JOINED: Final = "\u0620-\u109f\u1780-\u17b3\u17b6-\u18aa\ua840-\uabff\ufb50-\ufdff\ufe70-\ufefc"
 #: Emoji, and signs that have a form as an emoji.
-_EMOJI: Final = (
-    "\xa9\xae\u203c\u2049\u2122\u2139\u2190-\u27ff\u2900-\u2bff\u3030\u303d\u3297\u3299\U0001f000-\U0001faff"
-)
+_EMOJI: Final = "\xa9\xae\u203c\u2049\u2122\u2139\u2190-\u27ff\u2900-\u2bff\u3030\u303d\U0001f000-\U0001faff"
 #: Letters and signs of Chinese, Japanese and Korean.
-_WIDE: Final = (
-    "\u1161-\u11ff\u2e80-\u2fff\u3001-\u3163\u3165-\u9fff\uac00-\ud7ff\uf900-\ufaff\uff01-\uff9f\U00020000-\U0003ffff"
-)
+_WIDE: Final = "\u2e80-\u2fff\u3001-\u3163\u3165-\u9fff\uac00-\ud7ff\uf900-\ufaff\uff01-\uff9f\U00020000-\U0003ffff"
 #: Where a language needs one of them: joiners within words and emoji, forms of emoji and of Mongolian letters, the wide
 #: space beside wide letters, spaces of no break as French and numbers have them, and the blank within braille. Each
 #: stands beside something that is seen, so no sentence can hide in them.

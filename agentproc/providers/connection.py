@@ -59,6 +59,8 @@ class Patience(Struct, frozen=True):
     #: servers read long prompts, without sending anything. After five minutes the load balancers in between have given
     #: up as well.
     silence_s: float = 300.0
+    #: For a head that has begun, to its end. It is some hundred bytes, and servers send it at once.
+    head_s: float = 10.0
     #: For the rest of a stream that has said it is complete, so that its connection can be used again.
     rest_s: float = 0.5
     #: For the body of a refusal. Its status has already said the important part.
@@ -395,7 +397,8 @@ class Response:
         self._headers = 0
         self._framing = 0  # bytes since the last one of the body
         self._body = 0  # bytes of it so far
-        self._has_head = self._told_head = self._complete = self._keeps = False
+        self._in_head = self._has_head = self._told_head = self._complete = self._keeps = False
+        self._late: asyncio.TimerHandle | None = None
         self._fault: Fault | None = None
         self._parts: list[bytes] = []
         self._size = 0
@@ -423,13 +426,17 @@ class Response:
         self.unsent = None
 
     async def head(self) -> None:
-        """Wait for status and headers, `silence_s` in all. Raises Fault."""
-        timer = self._connection.loop.call_later(self._patience.silence_s, self._headless)
+        """Wait for status and headers, `silence_s` in all, and `head_s` from the first byte of a head to its end.
+        Raises Fault.
+        """
+        timer = self._connection.loop.call_later(self._patience.silence_s, self._headless, self._patience.silence_s)
         try:
             while not self._has_head:
                 await self._news_comes()
         finally:
             timer.cancel()
+            self._in_head = False
+            self._watch_head()
 
     async def read(self) -> bytes:
         """The data of the body that has arrived, at least one byte; no bytes at its end. Raises Fault."""
@@ -473,9 +480,18 @@ class Response:
     def _silent(self) -> None:
         self._fail("silent", f"nothing for {self._patience.silence_s:g} s")
 
-    def _headless(self) -> None:
+    def _headless(self, limit_s: float) -> None:
         what = "no end of the answer's head" if self._heard else "nothing"
-        self._fail("silent", f"{what} for {self._patience.silence_s:g} s")
+        self._fail("silent", f"{what} for {limit_s:g} s")
+
+    def _watch_head(self) -> None:
+        """End the wait for the rest of a head that comes too slowly. Most heads come in one piece."""
+        late, self._late = self._late, None
+        if self._in_head:
+            limit_s = self._patience.head_s
+            self._late = late or self._connection.loop.call_later(limit_s, self._headless, limit_s)
+        elif late is not None:
+            late.cancel()
 
     def _fail(self, kind: FaultKind, message: str) -> None:
         self._fault = self._fault or Fault(kind, message)
@@ -500,8 +516,10 @@ class Response:
             self._keeps = False
             if not self._complete:
                 self._fail("broken", "an answer that is no HTTP")
-        if not self._has_head and self._heard > MAX_HEAD_BYTES:
-            self._fail("broken", f"an answer whose head is larger than {MAX_HEAD_BYTES} bytes")
+        if not self._has_head:
+            self._watch_head()
+            if self._heard > MAX_HEAD_BYTES:
+                self._fail("broken", f"an answer whose head is larger than {MAX_HEAD_BYTES} bytes")
         self._framing = 0 if self._body != body or not self._has_head else self._framing + len(data)
         if self._framing > MAX_FRAMING_BYTES and not self._complete:
             self._fail("broken", f"{MAX_FRAMING_BYTES} bytes of chunk extensions or trailers without a body")
@@ -530,6 +548,7 @@ class Response:
 
     def on_message_begin(self) -> None:
         """An answer begins. After a second answer the connection is not kept."""
+        self._in_head = True
         if self._complete:
             self._keeps = False
 
@@ -553,6 +572,7 @@ class Response:
         if self._complete or self._parser is None or self._fault is not None:
             return
         status = self._parser.get_status_code()
+        self._in_head = False
         if status < 200:
             self.headers, self.reason = {}, ""
             return

@@ -70,6 +70,8 @@ def route_to(url: str) -> Route:
         raise Fault("final", f"{_NO_URL}: {plain(str(error))[:80]}") from None
     if parts.scheme not in ("http", "https") or not host:
         raise Fault("final", "an endpoint that is no http or https URL")
+    if "@" in parts.netloc:
+        raise Fault("final", "an endpoint with a user or a password in it: it would be sent in place of the key")
     tls = parts.scheme == "https"
     named = f"[{host}]" if ":" in host else host
     name = named if port is None else f"{named}:{port}"
@@ -77,7 +79,7 @@ def route_to(url: str) -> Route:
     path = quote(parts.path or "/", safe=_SAFE)
     if parts.query:
         path += f"?{quote(parts.query, safe=_SAFE + '?')}"
-    lines = f"host: {name}\r\n{_SAME}{_basic('authorization', parts)}"
+    lines = f"host: {name}\r\n{_SAME}"
     proxy = None if is_loopback(host) else _proxy(parts.scheme, name)
     if proxy is None:
         return Route(url, Way(host, port, tls, host), path, lines)
@@ -88,7 +90,7 @@ def route_to(url: str) -> Route:
     if proxy.scheme not in ("http", "https") or not proxy_host:
         raise Fault("final", _BAD_PROXY)
     first = (proxy_host, proxy_port or (443 if proxy.scheme == "https" else 80), proxy.scheme == "https")
-    leave = _basic("proxy-authorization", proxy)
+    leave = _leave_of(proxy)
     if not tls:
         return Route(url, Way(*first, host), f"http://{name}{path}", lines + leave)
     tunnel = f"CONNECT {named}:{port} HTTP/1.1\r\nhost: {named}:{port}\r\n{leave}\r\n".encode("ascii")
@@ -106,12 +108,12 @@ def _host(parts: SplitResult) -> str:
     return name
 
 
-def _basic(header: str, parts: SplitResult) -> str:
-    """User and password of a URL as a header line."""
-    if not parts.username and not parts.password:
+def _leave_of(proxy: SplitResult) -> str:
+    """User and password of a proxy as a header line."""
+    if not proxy.username and not proxy.password:
         return ""
-    words = f"{unquote(parts.username or '')}:{unquote(parts.password or '')}".encode()
-    return f"{header}: Basic {b64encode(words).decode()}\r\n"
+    words = f"{unquote(proxy.username or '')}:{unquote(proxy.password or '')}".encode()
+    return f"proxy-authorization: Basic {b64encode(words).decode()}\r\n"
 
 
 def _proxy(scheme: str, name: str) -> SplitResult | None:
@@ -175,7 +177,7 @@ def _system_has_certificates() -> bool:
 
 
 def request_head(method: str, route: Route, headers: Mapping[str, str], length: int) -> bytes:
-    """A request without its body. The user and password of the URL take precedence over the key."""
+    """A request without its body."""
     given = "".join([f"{name}: {value}\r\n" for name, value in headers.items() if f"\n{name}: " not in route.lines])
     start = f"{method} {route.target} HTTP/1.1\r\n{route.lines}{given}"
     return f"{start}content-length: {length}\r\n\r\n".encode("ascii")

@@ -223,9 +223,9 @@ class Router:
         handlers[REPLAYED] = {
             **handlers[AGENTS],
             **dict.fromkeys(_OUTSIDE, self._refuse_outside),
-            "event": self._among_replayed(take),
-            "agents.spawn": self._among_replayed(directory.spawn),
-            "config.propose": self._in_own_state(configs.propose),
+            "event": self._within_replay(take),
+            "agents.spawn": self._within_replay(directory.spawn),
+            "config.propose": self._within_replay(configs.propose),
         }
         self._handlers = {
             cls: {kind: bounded(kind, handle) for kind, handle in table.items()} for cls, table in handlers.items()
@@ -462,18 +462,15 @@ class Router:
         hint = "A recording is from anybody, so it may change nothing outside of its replay. See docs/replay.md."
         raise fail("E_FORBIDDEN", f"agent {connection.claims.agent} is answered from a recording", suggestion=hint)
 
-    def _among_replayed(self, handle: Handler) -> Handler:
-        def checked(connection: Connection, frame: Frame, now: float) -> None:
-            if frame.to in self.bus.plan.agents and self._replay_of(frame.to) is None:
-                self._refuse_outside(connection, frame, now)
-            handle(connection, frame, now)
+    def _within_replay(self, handle: Handler) -> Handler:
+        """For frames that name an agent, which has to be answered from a recording, too; and for patches, which are
+        made in a state that is the replay's own.
+        """
 
-        return checked
-
-    def _in_own_state(self, handle: Handler) -> Handler:
         def checked(connection: Connection, frame: Frame, now: float) -> None:
-            replay = self._replay_of(connection.claims.agent)
-            if replay is None or not replay.own_state:
+            own, other = self._replay_of(connection.claims.agent), self._replay_of(frame.to)
+            patched = frame.type == "config.propose" and (own is None or not own.own_state)
+            if patched or (frame.to in self.bus.plan.agents and other is None):
                 self._refuse_outside(connection, frame, now)
             handle(connection, frame, now)
 

@@ -22,7 +22,7 @@ from kernel.bundle.extensions import Bundled, CheckedExtension, NoBundled, check
 from kernel.bundle.installed_packages import NoPackages, Packages
 from kernel.bundle.lookup import Files, Unreadable
 from kernel.bundle.model_fields import check_model
-from kernel.bundle.models import ModelFault, is_http_url, resolve_model, sends_open_key
+from kernel.bundle.models import ModelFault, endpoint_fault, resolve_model, sends_open_key
 from kernel.bundle.oauth_apps import check_client_values, check_oauth_app, resolve_oauth_app
 from kernel.bundle.outputs import check_output
 from kernel.bundle.positions import Mapping as MappingNode
@@ -240,10 +240,8 @@ class Checker:
         for document, _, built in self._of("Model"):
             body: resources.ModelBody = built.spec
             check_value(document, body.api_key, ("spec", "apiKey"), self._report)
-            if body.endpoint is not None and not is_http_url(body.endpoint):
-                message = "the endpoint is no http or https URL"
-                hint = "Write for example http://127.0.0.1:11434/v1."
-                self._report.error("E_CONFIG_INVALID_VALUE", message, document.place("spec", "endpoint"), hint)
+            if body.endpoint is not None and (fault := endpoint_fault("the endpoint", body.endpoint)) is not None:
+                self._report.error("E_CONFIG_INVALID_VALUE", fault[0], document.place("spec", "endpoint"), fault[1])
             check_model(document, body, self._report)
             recording = find_recording(document, body, self._files, self._report)
             if recording is not None:

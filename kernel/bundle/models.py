@@ -180,6 +180,17 @@ def is_http_url(text: str) -> bool:
     return origin_of(text) is not None and urlsplit(text).port != 0
 
 
+def endpoint_fault(whose: str, url: str) -> tuple[str, str] | None:
+    """What is wrong with the address of a model's server, and what to do; None: nothing. `whose` names it. A user in
+    it would replace the key, and addresses are no place for secrets.
+    """
+    if not is_http_url(url):
+        return f"{whose} is no http or https URL", "Write for example http://127.0.0.1:11434/v1."
+    if "@" in urlsplit(url).netloc:
+        return f"{whose} has a user or a password in it", "Leave them out: the key of the server is the Model's apiKey."
+    return None
+
+
 def _auto(body: ModelBody, params: dict[str, Any], env: Mapping[str, str]) -> ModelSpec | ModelFault:
     own = (("endpoint", body.endpoint), ("apiKey", body.api_key), ("headers", body.headers or None))
     for field, given in (*own, ("auth", body.auth), ("apiVersion", body.api_version)):
@@ -197,10 +208,9 @@ def _auto(body: ModelBody, params: dict[str, Any], env: Mapping[str, str]) -> Mo
     key, endpoint = env.get(provider.key_variable) or None, env.get(provider.url_variable) or None
     if key is None and endpoint is None:
         return _no_key(provider, f"or unset {PROVIDER_VARIABLE}")
-    if endpoint is not None and not is_http_url(endpoint):
-        message = f"the environment variable {provider.url_variable} holds no http or https URL"
-        hint = "Write for example http://127.0.0.1:11434/v1."
-        return ModelFault("E_CONFIG_INVALID_VALUE", message, ("spec", "provider"), hint)
+    whose = f"the environment variable {provider.url_variable}"
+    if endpoint is not None and (fault := endpoint_fault(whose, endpoint)) is not None:
+        return ModelFault("E_CONFIG_INVALID_VALUE", fault[0], ("spec", "provider"), fault[1])
     if endpoint is not None and (end := doubled_end(provider, endpoint)) is not None:
         message = f"the environment variable {provider.url_variable} ends in {end}, which each request adds"
         return ModelFault("E_CONFIG_INVALID_VALUE", message, ("spec", "provider"), doubled_hint(endpoint, end))

@@ -83,9 +83,8 @@ def command_lines(item: dict[str, Any]) -> list[str]:
     code = item["code"]
     read = [f"read all of it with: gdn approve show {code}"] if is_long(item) else []
     told = f" --whole {'#' * WHOLE_DIGITS}" if read else ""  # at the end of what `show` prints
-    if item["kind"] == "question":
-        return [*read, f"answer it with: gdn approve answer {code} JSON{told}   (or gdn approve no {code})"]
-    return [*read, f"answer it with: gdn approve yes {code}{told}   or: gdn approve no {code}"]
+    how = f"answer {code} JSON" if item["kind"] == "question" else f"yes {code}"
+    return [*read, f"answer it with: gdn approve {how}{told}   or: gdn approve no {code}"]
 
 
 def list_lines(items: list[dict[str, Any]], more: int, columns: int = COLUMNS) -> list[str]:
@@ -121,31 +120,31 @@ def _cut(text: str, columns: int) -> str:
 
 def _contents(item: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """What is decided about: labels and texts from outside."""
-    yield "tool", item["tool"]
-    if item.get("message"):
-        yield "message", item["message"]
-    if item.get("args") is not None:
-        yield "args", msgspec.json.format(msgspec.json.encode(item["args"]), indent=2).decode()
-    if item.get("script") is not None:
-        yield "script", item["script"]
-    if item.get("schema") is not None:
-        yield "answer", msgspec.json.encode(item["schema"]).decode()
-    if item.get("workdir"):
-        yield "workdir", item["workdir"]
+    args, schema = item.get("args"), item.get("schema")
+    for label, text in (
+        ("tool", item["tool"]),
+        ("message", item.get("message")),
+        ("args", None if args is None else msgspec.json.format(msgspec.json.encode(args), indent=2).decode()),
+        ("script", item.get("script")),
+        ("answer", None if schema is None else msgspec.json.encode(schema).decode()),
+        ("workdir", item.get("workdir")),
+    ):
+        if text:
+            yield label, text
 
 
 def _about(item: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """What else is told of it: labels and texts from outside."""
-    if item.get("reason"):
-        yield "rule", item["reason"]
-    if item.get("waitedForBy"):
-        yield "asked by", " -> ".join(item["waitedForBy"])
+    told = (("rule", item.get("reason")), ("asked by", " -> ".join(item.get("waitedForBy") or ())))
+    yield from ((label, text) for label, text in told if text)
+    yield from (("file", f"sha256:{digest} {name}") for name, digest in item.get("files", {}).items())
     yield "call", item["id"]
 
 
 def _has_more(item: dict[str, Any]) -> bool:
     """Whether a list has left out arguments or a script that are too large for it."""
-    return item.get("args") is None or bool(item.get("covers") and item.get("script") is None)
+    args = item.get("args") is None and item.get("argsBytes", 0) > 1  # one byte: there are none
+    return args or bool(item.get("covers") and item.get("script") is None)
 
 
 def _is_cut(text: str) -> bool:

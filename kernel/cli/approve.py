@@ -57,6 +57,7 @@ def show(id: str, bundle: str | None, as_json: bool) -> int:
     import sys
 
     from kernel.cli.approval_text import COLUMNS, is_long, item_lines, whole_digest
+    from kernel.cli.named_files import with_files
     from kernel.cli.operator_question import ask_broker
     from kernel.cli.output import columns_of, write, write_json
 
@@ -64,7 +65,7 @@ def show(id: str, bundle: str | None, as_json: bool) -> int:
     if as_json:
         write_json({**answer, "whole": whole_digest(answer)} if is_long(answer) else answer)
     else:
-        write(*item_lines(answer, columns_of(sys.stdout, COLUMNS), whole=True))
+        write(*item_lines(with_files(answer), columns_of(sys.stdout, COLUMNS), whole=True))
     return 0
 
 

@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from kernel.cli.approval_text import COLUMNS, command_lines, is_long, item_lines
+from kernel.cli.named_files import with_files
 from kernel.cli.output import columns_of, write
 from schemas.errors import GoondanError
 
@@ -78,7 +79,7 @@ class Asked:
             await self.changed.wait()
             self.changed.clear()
             for item in self.new():
-                write(*item_lines(item, _columns()), *command_lines(item), stream=sys.stderr)
+                write(*_lines(item), *command_lines(item), stream=sys.stderr)
 
     async def notices(self, prompt: Prompt) -> None:
         """While a person types a message: say which items wait, until cancelled. The person is asked in the next turn,
@@ -91,7 +92,7 @@ class Asked:
             for code, item in self.items.items():
                 if code not in known:
                     known.add(code)
-                    await prompt.notice([*item_lines(item, _columns()), *command_lines(item)])
+                    await prompt.notice([*_lines(item), *command_lines(item)])
 
     async def ask_each(self, prompt: Prompt, screen: Screen) -> None:
         """Ask about the items that wait, one after another, until cancelled. `screen` shows nothing meanwhile."""
@@ -115,7 +116,7 @@ class Asked:
                     screen.go_on()
 
     async def _ask(self, item: dict[str, Any], prompt: Prompt) -> None:
-        write(*item_lines(item, _columns()), stream=sys.stderr)
+        write(*_lines(item), stream=sys.stderr)
         question, unread = item["kind"] == "question", is_long(item)
         text = "answer (JSON), no, or later? " if question else "yes, no (and why), or later? "
         for _ in range(MAX_TRIES):
@@ -145,7 +146,7 @@ class Asked:
             write(f"{item['code']}: {error.info.message}", stream=sys.stderr)
             return False
         last = "that was all of it; what you say now counts"
-        write(*item_lines(shown, _columns(), whole=True), last, stream=sys.stderr)
+        write(*_lines(shown, whole=True), last, stream=sys.stderr)
         return True
 
     async def _decide(self, item: dict[str, Any], decision: dict[str, Any]) -> None:
@@ -173,5 +174,5 @@ def _answer(item: dict[str, Any], said: str) -> dict[str, Any] | None:
     return None
 
 
-def _columns() -> int:
-    return columns_of(sys.stderr, COLUMNS)
+def _lines(item: dict[str, Any], *, whole: bool = False) -> list[str]:
+    return item_lines(with_files(item), columns_of(sys.stderr, COLUMNS), whole=whole)

@@ -28,12 +28,13 @@ def write(*lines: str, stream: TextIO | None = None) -> None:
     _put("\n".join(map(shown_line, lines)) + "\n", stream or sys.stdout)
 
 
-def write_text(text: str, *, stream: TextIO | None = None) -> None:
-    """Print a text of a model, on stdout by default, exactly as it is but for control characters."""
+def write_text(text: str, *, stream: TextIO | None = None, raw: bool = False) -> None:
+    """Print a text of a model, on stdout by default, exactly as it is but for control characters. They are shown by
+    their number in pipes and files, too, because at the end of most pipes is a terminal. `raw`: they stay.
+    """
     from kernel.cli.plain import flowing
 
-    out = stream or sys.stdout
-    _put((flowing(text) if is_terminal(out) else text) + "\n", out)
+    _put((text if raw else flowing(text)) + "\n", stream or sys.stdout)
 
 
 def _put(text: str, out: TextIO) -> None:

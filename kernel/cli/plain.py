@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterator
 from typing import Final
 
 from schemas.visible import CONTROLS, TURNING, by_number, visible_line
@@ -52,13 +51,8 @@ def fit(text: str, columns: int) -> str:
     return text
 
 
-def broken(line: str, width: int) -> Iterator[str]:
+def broken(line: str, width: int) -> list[str]:
     """The pieces of a line that fit into so many columns each. A character outside of ASCII may take two of them."""
-    line, at = line.expandtabs(4), 0
-    while True:
-        piece = line[at : at + width]
-        piece = piece if piece.isascii() else piece[: width // 2]
-        yield piece
-        at += len(piece)
-        if at >= len(line):
-            return
+    line = line.expandtabs(4)
+    step = width if line.isascii() else width // 2
+    return [line[at : at + step] for at in range(0, len(line), step)] or [""]

@@ -31,18 +31,20 @@ TICK_S: Final = 0.2
 _ERASE: Final = "\r\x1b[K"
 
 
-async def shown(ask: Callable[[Listener | None], Awaitable[Answer]], *, reasoning: bool = False) -> Answer:
+async def shown(
+    ask: Callable[[Listener | None], Awaitable[Answer]], *, reasoning: bool = False, raw: bool = False
+) -> Answer:
     """Ask, show live events on terminals meanwhile, and print the text of a completed answer. `reasoning`: print the
-    reasoning, too, if no terminal has shown it.
+    reasoning, too, if no terminal has shown it. `raw`: the text is printed as it is, and nothing else is shown.
 
     Raises what `ask` raises. An answer that failed is not printed.
     """
-    if not wants_live():
+    if raw or not wants_live():
         answer = await ask(None)
         if reasoning:
             tell_reasoning(answer)
         if answer.status == "completed":
-            write_text(answer.response or "")
+            write_text(answer.response or "", raw=raw)
         return answer
     screen = Screen()
     try:

@@ -53,6 +53,7 @@ MAX_EVENT_ID: Final = 256
 )
 @options.workdir
 @options.reasoning
+@click.option("--raw", is_flag=True, help="Print the answer with its control characters. Otherwise they are \\xNN.")
 @options.as_json
 def command(
     words: tuple[str, ...],
@@ -65,6 +66,7 @@ def command(
     timeout: float,
     workdir: str | None,
     reasoning: bool,
+    raw: bool,
     as_json: bool,
 ) -> int:
     """Send one message to a running swarm and print the answer. The exit status is 3 when the answer was cut off.
@@ -108,7 +110,7 @@ def command(
             raise fail("E_USAGE", "the bundle has no entry agent; name the agent")
         key = check_instance(instance)
         told = _Message(agent, key, text, event_id, trace_id, workdir, files)
-        sent = asyncio.run(_send(kernel, told, not no_wait, timeout, as_json, reasoning))
+        sent = asyncio.run(_send(kernel, told, not no_wait, timeout, as_json, reasoning, raw))
         if not as_json:
             tell_servers(place.state_dir, set())
     finally:
@@ -203,7 +205,7 @@ class _Message(NamedTuple):
 
 
 async def _send(
-    kernel: Kernel, told: _Message, wait: bool, timeout_s: float, as_json: bool, reasoning: bool
+    kernel: Kernel, told: _Message, wait: bool, timeout_s: float, as_json: bool, reasoning: bool, raw: bool
 ) -> tuple[str, Answer | str | None, int]:
     """Send the message. Returns the event id, the answer, and the exit status: that of SIGINT if it came, otherwise 0.
     The text of the answer is printed unless `as_json`, and with `reasoning` its reasoning. Without `wait`, the trace is
@@ -249,7 +251,7 @@ async def _send(
 
         cancelling = Cancelling(session, lambda: [known_id])
         with Interrupts(cancelling.came) as interrupts:
-            asking = ask(None) if as_json else shown(ask, reasoning=reasoning)
+            asking = ask(None) if as_json else shown(ask, reasoning=reasoning, raw=raw)
             telling = None if as_json else asyncio.ensure_future(_tell_turn(session, agent, instance, known_id))
             try:
                 answer = await cancelling.wait(asyncio.ensure_future(asking))

@@ -71,7 +71,7 @@ async def test_a_turn_without_a_budget_says_nothing_of_one(make: Make) -> None:
 
 
 async def test_a_model_call_is_reserved_made_within_what_was_granted_and_settled(make: Make) -> None:
-    link, model = Broker(BudgetGranted(output_tokens=300, left_ms=5_000)), FakeModel(used(says("done"), 40, 9, 8, 7))
+    link, model = Broker(BudgetGranted(output_tokens=300, left_ms=5_000)), FakeModel(used(says("done"), 4_000, 9, 8, 7))
     runner = make(link, model, model=VENDOR)
     await runner.run(event_frame("e1", "word " * 3_000, budget=True, epoch=3))
     (asked,) = link.reserved()
@@ -82,7 +82,7 @@ async def test_a_model_call_is_reserved_made_within_what_was_granted_and_settled
     assert model.requests[0].model.params == {"max_tokens": 300}
     assert model.requests[0].timeout_s == 5.0
     expected = BudgetSettle(
-        asked.id, input_tokens=40, output_tokens=9, cached_tokens=8, cache_write_tokens=7, known=True, unused=False
+        asked.id, input_tokens=4_000, output_tokens=9, cached_tokens=8, cache_write_tokens=7, known=True, unused=False
     )
     assert link.settled() == [expected]
     order = [frame.type for frame in link.posted if frame.type == "budget.settle" or frame.stage == "done"]

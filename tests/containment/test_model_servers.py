@@ -1,0 +1,189 @@
+"""Hostile model servers: they hold no turn, cost no budget less than they took, and get no key of another form."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from msgspec import structs
+
+from agentproc.context.estimate import FIRST_SURELY
+from agentproc.providers.base import Usage
+from agentproc.providers.connection import Client, Patience
+from agentproc.providers.vendor import Fault
+from kernel.bundle.models import ModelFault, endpoint_fault, resolve_model
+from kernel.cli.approval_text import item_lines
+from kernel.cli.named_files import MAX_BYTES, MAX_FILES, with_files
+from kernel.cli.screen import shown
+from schemas.frames import Answer
+from schemas.launch import ModelSpec
+from schemas.resources import ModelBody
+from tests.containment.test_what_a_person_approves import ITEM
+from tests.process.test_model_connection import Reader, Writer, body, serving
+from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, ok, says
+from tests.unit.agentproc.test_budget import VENDOR, Broker
+from tests.unit.agentproc.turns import Make, Runners, the_answer
+
+
+@pytest.fixture
+async def make(tmp_path: Path) -> AsyncIterator[Make]:
+    """Makes runners over one state directory."""
+    runners = Runners(tmp_path)
+    yield runners.build
+    await runners.close()
+
+
+# --- answers that never come ----------------------------------------------------------------------------------------
+
+OK_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: "
+
+
+@pytest.mark.parametrize(
+    ("start", "drip"),
+    [
+        (OK_HEAD, b"a"),
+        (b"", b"HTTP/1.1 103 Early Hints\r\n\r\n"),
+        (OK_HEAD + b"text/event-stream\r\n\r\n", b"\n"),
+        (OK_HEAD + b"application/json\r\ncontent-length: 100000\r\n\r\n{", b" "),
+        (b"HTTP/1.1 500 No\r\ncontent-length: 100000\r\n\r\n", b" "),
+    ],
+    ids=["head", "interim answers", "stream", "body", "refusal"],
+)
+@pytest.mark.parametrize("model", ["m", ""], ids=["asked", "asked for its name"])
+async def test_what_drips_ends_at_the_limit_of_silence(make: Make, model: str, start: bytes, drip: bytes) -> None:
+    async def trickle(reader: Reader, writer: Writer) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(start)
+        for _ in itertools.count():
+            writer.write(drip)
+            await writer.drain()
+            await asyncio.sleep(0.02)
+
+    async with serving(trickle) as port, asyncio.timeout(20):
+        spec = ModelSpec(provider="openai", model=model, endpoint=f"http://127.0.0.1:{port}")
+        link = FakeLink(lambda tool, args: ok(1))
+        await make(link, None, model=spec, stall_timeout_s=0.3).run(event_frame("e1", "go"))
+    error = the_answer(link).error
+    assert error is not None and error.code == "E_TURN_STALLED"
+
+
+@pytest.mark.parametrize("before", [b"", b"HTTP/1.1 103 Early Hints\r\n\r\n"])
+async def test_a_head_that_has_begun_comes_to_its_end(before: bytes) -> None:
+    """It would have an end, long before the silence is over."""
+
+    async def trickle(reader: Reader, writer: Writer) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(before)
+        await asyncio.sleep(0.4 if before else 0)  # an interim answer is whole: what follows may take its time
+        for byte in OK_HEAD + b"x" * 200:
+            writer.write(bytes([byte]))
+            await writer.drain()
+            await asyncio.sleep(0.02)
+        writer.write(b"\r\n\r\n")
+
+    async with serving(trickle) as port, asyncio.timeout(20):
+        with pytest.raises(Fault, match=r"no end of the answer's head for 0\.3 s") as caught:
+            await body(Client(), f"http://127.0.0.1:{port}", Patience(head_s=0.3))
+    assert caught.value.kind == "silent"
+
+
+async def test_a_head_in_two_pieces_is_an_answer() -> None:
+    async def halves(reader: Reader, writer: Writer) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-le")
+        await writer.drain()
+        await asyncio.sleep(0.05)
+        writer.write(b"ngth: 2\r\n\r\n")
+        await writer.drain()
+        await asyncio.sleep(0.5)  # longer than a head may take: a body has the time of silence
+        writer.write(b"ok")
+
+    async with serving(halves) as port, asyncio.timeout(20):
+        assert await body(Client(), f"http://127.0.0.1:{port}", Patience(head_s=0.3)) == "200 ok"
+
+
+# --- tokens that were not counted -----------------------------------------------------------------------------------
+
+
+async def test_a_budget_counts_what_a_request_and_its_answer_surely_have(make: Make) -> None:
+    asked, told = "word " * 3_000, "answer " * 1_000
+    answer = structs.replace(says(told), usage=Usage(0, 0))
+    link = Broker()
+    await make(link, FakeModel(answer), model=VENDOR).run(event_frame("e1", asked, budget=True))
+    (settled,) = link.settled()
+    assert len(asked) * FIRST_SURELY <= settled.input_tokens <= 2 * len(asked) * FIRST_SURELY
+    assert len(told) * FIRST_SURELY <= settled.output_tokens <= 2 * len(told) * FIRST_SURELY
+
+
+async def test_a_server_that_counts_more_is_believed(make: Make) -> None:
+    link = Broker()
+    answer = structs.replace(says("done"), usage=Usage(9_000, 70))
+    await make(link, FakeModel(answer), model=VENDOR).run(event_frame("e1", "go", budget=True))
+    (settled,) = link.settled()
+    assert (settled.input_tokens, settled.output_tokens) == (9_000, 70)
+
+
+# --- an address with a user in it -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("url", ["http://me:secret@127.0.0.1:1/v1", "https://me@h/v1", "http://:p@h", "http://@h"])
+async def test_a_user_in_an_address_takes_no_keys_place(url: str) -> None:
+    fault = endpoint_fault("the endpoint", url)
+    assert fault is not None and "a user or a password in it" in fault[0] and "apiKey" in fault[1]
+    assert "secret" not in "".join(fault)
+    found = resolve_model(ModelBody("auto"), {}, {"OPENAI_BASE_URL": url, "OPENAI_API_KEY": "k"})
+    assert isinstance(found, ModelFault) and "OPENAI_BASE_URL has a user" in found.message
+    with pytest.raises(Fault, match="a user or a password in it") as caught:
+        await Client().ask("POST", url, {"authorization": "Bearer k"}, b"", Patience())
+    assert caught.value.kind == "final"
+
+
+# --- an answer that steers a terminal -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("raw", [False, True])
+async def test_an_answer_in_a_pipe_has_no_escape_sequences_unless_they_are_wanted(
+    raw: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = "a\x1b]0;pwned\x07\tb\n\x9b31mc"
+
+    async def ask(listener: object) -> Answer:
+        return Answer(turn_id="t", status="completed", response=text)
+
+    await shown(ask, raw=raw)
+    assert capsys.readouterr().out == (f"{text}\n" if raw else "a\\x1b]0;pwned\\x07\tb\n\\x9b31mc\n")
+
+
+# --- files that an approved command names ---------------------------------------------------------------------------
+
+
+def test_the_small_files_that_a_call_names_are_shown_with_their_digests(tmp_path: Path) -> None:
+    work, outside = tmp_path / "w", tmp_path / "secret"
+    (work / "sub").mkdir(parents=True)
+    outside.write_text("secret")
+    (work / "run.py").write_text("print(1)")
+    (work / "sub" / "가.sh").write_text("true")
+    (work / "large").write_bytes(b"x" * (MAX_BYTES + 1))
+    (work / "link").symlink_to(outside)
+    os.mkfifo(work / "pipe")
+    command = f"python run.py && sh './sub/가.sh' <large link pipe . sub nothing ../secret {outside}\nrun.py\x00"
+    item = {**ITEM, "workdir": str(work), "args": {"command": command, "more": [{"in": "sub/가.sh"}]}}
+    found = with_files(item)["files"]
+    assert sorted(found) == ["./sub/가.sh", "run.py", "sub/가.sh"]
+    before = next(line for line in item_lines(with_files(item)) if "run.py" in line and "sha256:" in line)
+    assert found["run.py"] in before
+    (work / "run.py").write_text("print(2)")
+    assert with_files(item)["files"]["run.py"] != found["run.py"], "another file is told from it"
+
+
+def test_names_without_end_cost_little(tmp_path: Path) -> None:
+    for at in range(MAX_FILES + 5):
+        (tmp_path / f"f{at}").write_text("x")
+    names = " ".join(f"f{at}" for at in range(100_000))
+    item = {**ITEM, "workdir": str(tmp_path), "args": {"command": names}}
+    assert len(with_files(item)["files"]) == MAX_FILES
+    assert with_files({**item, "workdir": None})["files"] == {}
