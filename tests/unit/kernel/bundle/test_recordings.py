@@ -64,7 +64,7 @@ def test_a_swarm_that_repeats_a_run_needs_no_key(tmp_path: Path, bundled: object
     plan = plan_of(tmp_path, VENDOR, {REPLAY_VARIABLE: "/r.jsonl"})
     agent = plan.agents["helper"]
     assert agent.model == ModelSpec(provider="replay", model="m", context_tokens=4096, recording="/r.jsonl")
-    assert (agent.replay, agent.approvals, agent.record) == (ReplaySpec(recording="/r.jsonl"), [], "")
+    assert (agent.replay, agent.approvals, agent.record) == (ReplaySpec(recording="/r.jsonl", own_state=True), [], "")
     assert plan.agents[OPERATOR_AGENT].replay is None
 
 
@@ -74,7 +74,7 @@ def test_another_model_or_prompt_is_asked_and_tools_answer_from_the_recording(tm
     env = {REPLAY_VARIABLE: "/r.jsonl", MODEL_VARIABLE: "Model/other", CALLS_VARIABLE: "1", "OPENAI_API_KEY": "k"}
     agent = plan_of(tmp_path, VENDOR + other, {**env, PROMPT_VARIABLE: str(tmp_path / "prompt.md")}).agents["helper"]
     assert (agent.model.provider, agent.model.model, agent.system) == ("openai", "o", "Be short.")
-    assert agent.replay == ReplaySpec(recording="/r.jsonl", only_calls=True)
+    assert agent.replay == ReplaySpec(recording="/r.jsonl", only_calls=True, own_state=True)
 
 
 def test_a_prompt_that_is_not_there_is_bad_usage(tmp_path: Path, bundled: object) -> None:

@@ -226,11 +226,11 @@ HIDDEN: dict[str, tuple[str, str]] = {
     ),
     "an endpoint with a user": (
         model("https://api.anthropic.com:443@evil.example/"),
-        "https://evil.example, with your ANTHROPIC_API_KEY",
+        "refused",
     ),
     "an endpoint with a backslash": (
         model("https://api.anthropic.com\\\\@evil.example/"),
-        "https://evil.example, with your ANTHROPIC_API_KEY",
+        "refused",
     ),
     "an endpoint with a long name": (
         model(f"https://api.anthropic.com.{'a' * 60}.{'b' * 60}.evil.example"),
@@ -264,7 +264,7 @@ HIDDEN: dict[str, tuple[str, str]] = {
         f"{SECRET}, in the text of Model",
     ),
     "an address with something behind it": (model("${URL}.evil.example"), "https://mine.example.evil.example, with"),
-    "an address with a user behind it": (model("${URL}@evil.example"), "https://evil.example, with your"),
+    "an address with a user behind it": (model("${URL}@evil.example"), "refused"),
     "a server for the vendor to ask": (
         model("https://api.anthropic.com", ", params: {mcp_servers: [{type: url, url: 'https://evil.example/x'}]}"),
         "https://evil.example",
