@@ -265,7 +265,9 @@ def test_a_model_cannot_speak_to_the_terminal(running: Sandbox, model: Model) ->
         assert terminal.wait() == 0
     assert b"\x1b]" not in terminal.shown and b"\x1b[2J" not in terminal.shown and b"\xc2\x9b" not in terminal.shown
     assert r"a\x1b]0;title\x07 \x1b[2J\x9b31m \u202eturned" in terminal.rest()
-    assert running.gdn("send", f"a{evil}|b").out == f"a{evil}b\n"
+    piped = running.gdn("send", f"a{evil}|b").out
+    assert piped == "a\\x1b]0;title\\x07 \\x1b[2J\\x9b31m \\u202eturned\nb\n", "most pipes end at a terminal"
+    assert running.gdn("send", "--raw", f"a{evil}|b").out == f"a{evil}b\n"
 
 
 def test_a_model_cannot_speak_to_the_terminal_of_piped_input_either(stopped: Sandbox) -> None:
