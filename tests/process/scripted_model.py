@@ -63,8 +63,8 @@ def _value(content: str) -> Any:
 
 
 @contextmanager
-def scripted_model() -> Iterator[ScriptedModel]:
-    """The server while it runs, on loopback."""
+def scripted_model(port: int = 0) -> Iterator[ScriptedModel]:
+    """The server while it runs, on loopback; 0: on any port."""
     model = ScriptedModel()
 
     class Handler(BaseHTTPRequestHandler):
@@ -100,7 +100,7 @@ def scripted_model() -> Iterator[ScriptedModel]:
         def log_message(self, format: str, *args: object) -> None:
             """Say nothing."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
     server.daemon_threads = True
     model.base = f"http://127.0.0.1:{server.server_port}/v1"
     thread = Thread(target=server.serve_forever, args=(0.05,))
