@@ -260,7 +260,7 @@ class Intake:
         if event.waiting_acks:  # the journal does not have it yet, or not that nobody waits for its answer
             event.waiting_acks.append((connection, frame.id))
             return
-        waits_no_more = frame.asynchronous and event.asking is not None and event.call_id is None
+        waits_no_more = _is_asynchronous(actor, frame) and not event.asynchronous and actor.call_id is None
         if waits_no_more and not event.ending and not event.cancelled:  # else its answer is on the way
             self._mailbox.awaited_no_more(event)
             event.waiting_acks.append((connection, frame.id))

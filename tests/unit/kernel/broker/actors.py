@@ -107,8 +107,8 @@ class Actor:
                 data = encode_reference(frame, self.world.write(frame))
             self.wire.up.append(data)
 
-    def submit(self, kind: Any, frame: Frame, waiter: Any) -> None:
-        data = self.peer.submit(kind, frame, waiter, self.world.now)
+    def submit(self, kind: Any, frame: Frame, waiter: Any, patience_s: float | None = None) -> None:
+        data = self.peer.submit(kind, frame, waiter, self.world.now, patience_s)
         if data is not None:
             self.wire.up.append(data)
         for entry in self.peer.take_unwritten():
@@ -244,6 +244,8 @@ class Store:
     results: dict[str, dict[int, str]] = field(default_factory=dict)
     sent: dict[str, int] = field(default_factory=dict)
     completed: list[str] = field(default_factory=list)
+    #: Turn -> how its question ended: with its `answer`, or an answer that comes `later`.
+    asked: dict[str, str] = field(default_factory=dict)
 
 
 class Agent(Actor):
@@ -303,6 +305,10 @@ class Agent(Actor):
         self.tell(event_id, held.epoch or 0)
         results = self.store.results.setdefault(event_id, {})
         if event_id not in self.store.finished:
+            asks = self.world.patience_s is not None and self.name == "coder" and not held.asynchronous
+            if asks and event_id not in self.store.asked:
+                self.ask(event_id)
+                return
             for number in range(self.wanted_calls or 0):
                 if number not in results:
                     self.call(event_id, number)
@@ -312,6 +318,14 @@ class Agent(Actor):
         stage = "done" if finished.answer.status == "completed" else "failed"
         frame = Frame("ack", stage=stage, event_id=event_id, epoch=held.epoch, payload=to_raw(finished))
         self.submit("post", frame, ("done", event_id))
+
+    def ask(self, event_id: str) -> None:
+        """Ask the reviewer of the same key, who calls a tool. Without the patience for that the answer is an event."""
+        asked = f"{event_id}~q"
+        frame = Frame("event", to="reviewer", instance_key=self.key, event_id=asked, reply_to=ReplyTo("coder", asked))
+        told = AgentEvent(id=asked, type="agent.request", created_at="2026-01-01T00:00:00Z", input=1)
+        frame.payload = to_raw(told)
+        self.submit("ask", frame, ("asked", event_id), self.world.patience_s)
 
     def finish(self, event_id: str, answer: Answer) -> None:
         self.store.finished[event_id] = AgentEvent(
@@ -363,6 +377,10 @@ class Agent(Actor):
             code = result["output"] if result["status"] == "ok" else result["error"]["code"]
             self.store.results[what[1]][what[2]] = str(code)
             self.send(Frame("ack", stage="result", calls=[settled.frame.call_id or ""]))
+            self.step()
+        elif what[0] == "asked" and held is not None and what[1] == held.event_id:
+            assert settled.frame is not None, settled.error
+            self.store.asked[what[1]] = "later" if settled.frame.type == "ack" else "answer"
             self.step()
         elif what[0] == "done" and held is not None and what[1] == held.event_id:
             self.take_next()

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
+from typing import Final
+
 import pytest
 
 from kernel.broker.entities import CLIENTS
 from kernel.broker.journal.records import event_subject
 from schemas.codec import decode, to_raw
 from schemas.frames import AgentEvent, Frame, ReplyTo
+from tests.unit.kernel.broker.histories import KILLS, NAMES, SETTLED, check, perform
 from tests.unit.kernel.broker.test_durability import run, said, subjects
 from tests.unit.kernel.broker.world import World
 
@@ -195,3 +200,33 @@ def test_too_many_answers_on_the_way_leave_no_room_to_lose_patience(
     wait_for(world, still=False)
     (refusal,) = wait_for(world, "r2")
     assert b"E_TOOL_LIMIT" in bytes(refusal.payload)
+
+
+QUIET: Final = tuple(name for name in (*NAMES, *KILLS, *SETTLED, "advance", "advance") if name != "cancel")
+
+
+@pytest.mark.parametrize("first", range(0, 120, 20))
+def test_a_turn_that_asks_has_its_answer_once_in_one_of_both_ways_whatever_breaks(
+    monkeypatch: pytest.MonkeyPatch, first: int
+) -> None:
+    if first % 40 == 0:
+        monkeypatch.setattr("kernel.broker.contents.KEPT_BYTES", 0)
+    ways: Counter[str] = Counter()
+    for number in range(first, first + 20):
+        dice = random.Random(number)
+        world = World(max_live_agents=dice.choice([1, 2, 256]))
+        world.patience_s, world.slow_disk = dice.choice([0.2, 1.0, 9.0]), number % 3 == 1
+        for _ in range(dice.randrange(40, 200)):
+            perform(world, dice.choice(QUIET), dice.randrange(8) or 1)
+        world.settle(1200)
+        check(world)
+        for (agent, _), store in world.stores.items():
+            for event_id in store.completed if agent == "coder" else ():
+                if not event_id.endswith(":answer"):
+                    way = store.asked[event_id]
+                    later = store.completed.count(f"{event_id}~q:answer")
+                    assert later == (way == "later"), (
+                        f"history {number}: {event_id} has its answer {way}, and {later} events"
+                    )
+                    ways[way] += 1
+    assert min(ways["answer"], ways["later"]) > 0, ways

@@ -94,6 +94,8 @@ class World:
         self.written = 0
         self.disk = Disk(self)
         self.handlers_ask = handlers_ask
+        #: Each turn of `coder` asks `reviewer` first, and waits so long (seconds); None: it asks nobody.
+        self.patience_s: float | None = None
         self.idents = self.incarnations = self.launches = 0
         self.brokers_killed = 0
         self.wires: dict[tuple[int, bytes], Wire] = {}
