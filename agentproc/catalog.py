@@ -17,10 +17,10 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
-from schemas.address import shown_tool_name
+from schemas.address import MAX_TOOL_NAME, shown_tool_name
 from schemas.arguments import ArgumentChecker, compile_arguments, invalid_arguments
 from schemas.effective_config import tool_of
-from schemas.errors import GoondanError, tool_error
+from schemas.errors import NEAR_NAME, GoondanError, tool_error
 from schemas.frames import ToolError
 from schemas.launch import DEFAULT_ERROR_LIMIT, AgentSpec, CatalogItem
 from schemas.reach import reachable_tools
@@ -68,7 +68,7 @@ class StepCatalog:
         """Check a call. The error is complete, but its message is not yet cut to a limit."""
         item = self._items.get(name) or self._catalog.allowed_outside(name)
         if item is None:
-            return not_in_catalog(name)
+            return not_in_catalog(name, self._items)
         try:
             checked, issues = self._catalog.checker(item).apply(args)
         except GoondanError as error:
@@ -222,7 +222,11 @@ class Catalog:
         return checker
 
 
-def not_in_catalog(name: str) -> ToolError:
-    """The refusal of CALL-05 and CALL-06."""
+def not_in_catalog(name: str, known: Iterable[str]) -> ToolError:
+    """The refusal of CALL-05 and CALL-06. It names the nearest of the `known` names."""
+    from difflib import get_close_matches
+
     message = f"Tool '{name}' is not available in the current Tool Catalog."
-    return tool_error("E_TOOL_NOT_IN_CATALOG", message, name="ToolNotInCatalogError")
+    near = get_close_matches(name[:MAX_TOOL_NAME], list(known), 1)
+    hint = f"{NEAR_NAME} '{near[0]}'?" if near else None
+    return tool_error("E_TOOL_NOT_IN_CATALOG", message, name="ToolNotInCatalogError", suggestion=hint)

@@ -178,6 +178,8 @@ E_OAUTH_APP E_OAUTH_KEY E_OAUTH_LOGIN E_OAUTH_REFUSED E_OAUTH_SCOPE E_OAUTH_SERV
 E_MCP_CONNECT E_MCP_GONE E_MCP_INPUT E_MCP_PROTOCOL E_DISK_FULL E_STORE_FULL E_STATE E_INTERNAL E_CONFIG_WIDENING
 E_CONFIG_LIMIT E_PATCH_NOT_FOUND E_APPROVAL_WAITS E_RESTART_REFUSED E_RESTART_FAILED
 """
+#: How advice begins that names what was probably meant. It is for both readers.
+NEAR_NAME: Final = "Did you mean"
 FOR_MODELS: Final[dict[str, str]] = {
     **dict.fromkeys(_ASK_CODES.split(), _ASK),
     "E_SANDBOX_DENIED": "Use a path in the workdir, or what was granted. If you need this, end your turn and say so.",
@@ -191,7 +193,9 @@ def for_model(error: Told) -> Told:
 
     Source: docs/design/tools.md section 5; docs/decisions/133.
     """
-    advice = FOR_MODELS.get(error.code or "") if error.suggestion else None
+    advice = (
+        FOR_MODELS.get(error.code or "") if error.suggestion and not error.suggestion.startswith(NEAR_NAME) else None
+    )
     return error if advice is None else replace(error, suggestion=advice)
 
 

@@ -32,7 +32,7 @@ from kernel.bundle.recordings import find_recording, recorded_model, repeated
 from kernel.bundle.refs import BadRef, Ref, read_entry_agent, read_ref, read_use
 from kernel.bundle.servers import ServerUse, check_servers, is_mcp
 from kernel.bundle.shape import Builder, Document, Environment
-from kernel.bundle.skills import check_skill_dirs, skill_dirs, takes_skills
+from kernel.bundle.skills import check_skill_dirs, skill_dirs, takes_skills, unseen_skills
 from kernel.bundle.tools import CheckedTool, check_tool
 from kernel.bundle.values import check_value
 from kernel.bundle.variables import names_any
@@ -529,6 +529,8 @@ class Checker:
                     spec, agent.skill_dirs = found.spec, [*agent.skill_dirs, *found.granted]
                     if own is not None:
                         check_skill_dirs(own, document, (*at, "config"), self._report)
+                    if (unseen := unseen_skills(spec)) is not None:
+                        self._report.warn("W_CONFIG_SKILLS", unseen, document.place(*at))
                 agent.extensions.append(spec)
                 if is_mcp(extension.entry, extension.bundled):
                     given = own if own is not None else extension.resource.spec.config

@@ -5,6 +5,7 @@ Pure. Source: requirements EXT-02, EXT-10.
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final
 
 from kernel.bundle.approvals import describe_faults, is_approval
@@ -54,16 +55,27 @@ def _issues(extension: CheckedExtension, config: dict[str, Any], report: Report)
 
 
 def _report(extension: CheckedExtension, issues: list[str], document: Document, at: Path, report: Report) -> None:
-    properties = (extension.schema or {}).get("properties")
-    known = list(properties) if isinstance(properties, dict) else []
     for issue in issues:
         where, _, what = issue.partition(": ")
-        key = where.removeprefix("config").lstrip(".").partition(".")[0].partition("[")[0]
-        hint = did_you_mean(key, known) if key not in known else None
-        if hint is None and known:
-            hint = "It has: " + ", ".join(known) + "."
-        place = document.key(*at, key) if document.has(*at, key) else document.place(*at)
+        path, known = _followed(where, extension.schema)
+        hint = None
+        if what == UNKNOWN and known:
+            hint = did_you_mean(str(path[-1]), known) or "It has: " + ", ".join(known) + "."
+        while path and not document.has(*at, *path):  # what is missing has no place
+            path = path[:-1]
+        place = document.key(*at, *path) if path and isinstance(path[-1], str) else document.place(*at, *path)
         report.error(_CODES.get(what, "E_CONFIG_INVALID_VALUE"), _printable(extension, issue), place, hint)
+
+
+def _followed(where: str, schema: dict[str, Any] | None) -> tuple[Path, list[str]]:
+    """The path of an issue (`config.limits.mony`, `config.servers[0].url`), and what may stand at its last step."""
+    path: list[str | int] = [int(n) if n else name for name, n in _STEP.findall(where.removeprefix("config"))]
+    for step in path[:-1]:
+        at = schema or {}
+        below = at.get("items") if isinstance(step, int) else (at.get("properties") or {}).get(step)
+        schema = below if isinstance(below, dict) else {}
+    properties = (schema or {}).get("properties")
+    return tuple(path), list(properties) if isinstance(properties, dict) else []
 
 
 def _printable(extension: CheckedExtension, issue: str) -> str:
@@ -71,8 +83,12 @@ def _printable(extension: CheckedExtension, issue: str) -> str:
     return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in message)
 
 
+#: One step of the path of an issue: a name or an index.
+_STEP: Final = re.compile(r"\.([^.\[]+)|\[(\d+)\]")
+#: What is said of a field that nobody has declared.
+UNKNOWN: Final = "unexpected property"
 #: What is wrong with one place, as schemas.arguments words it, and its code; everything else is a wrong value.
 _CODES: Final = {
-    "unexpected property": "E_CONFIG_UNKNOWN_FIELD",
+    UNKNOWN: "E_CONFIG_UNKNOWN_FIELD",
     "required property is missing": "E_CONFIG_MISSING_FIELD",
 }

@@ -361,6 +361,17 @@ class _Builder:
         elif node.value == "<<":
             message = "merge keys (<<) are not supported"
             self.fault("E_CONFIG_SYNTAX", message, node.line, node.column, "Write the fields out.")
+        elif (
+            len(self._stack) == 1
+            and node.value in ("apiVersion", "kind")
+            and top.items.keys() & {"metadata", "spec"}
+            and node.value in top.items
+        ):
+            message = "another document begins here, in the middle of the one before"
+            hint = f"Put a line `---` before line {node.line}."
+            self.fault("E_CONFIG_SYNTAX", message, node.line, node.column, hint)
+            self.documents.append(Mapping(top.items, top.line, top.column))
+            top.items, top.line, top.column, top.key, top.skip = {}, node.line, node.column, node, False
         elif node.value in top.items:
             first = top.items[node.value]
             message = f"the key {shown(node.value)} stands twice, first in line {first.line}"
@@ -439,7 +450,10 @@ def _syntax(error: yaml.MarkedYAMLError, text: str) -> tuple[str, str, int, int,
     lines = text.split("\n", mark.line + 1)
     here = lines[mark.line][mark.column : mark.column + 1] if mark.line < len(lines) else ""
     hint = {"\t": "Indent with spaces, not tabs.", "@": _QUOTE, "`": _QUOTE, "%": _QUOTE}.get(here)
+    if problem == "mapping values are not allowed in this context":
+        message, hint = "a colon with a blank behind it, where no key can stand", _COLON
     return "E_CONFIG_SYNTAX", message, mark.line + 1, mark.column + 1, hint
 
 
+_COLON: Final = "Put the text in quotes if it holds the colon; else correct the indentation."
 _QUOTE: Final = "Put the text in quotes; it begins with a character that YAML reserves."

@@ -49,6 +49,14 @@ def skill_dirs(spec: ExtensionSpec, files: Files) -> SkillDirs:
     return SkillDirs(replace(spec, config=config, resource=resource), granted)
 
 
+def unseen_skills(spec: ExtensionSpec) -> str | None:
+    """What to say of a config that names no directory of skills; None for one that does."""
+    if _discovery(spec.config):
+        return None
+    where = "in .claude/skills of a workdir, and those of MCP servers"
+    return f"Extension/{spec.name} names no directory of skills: it finds only those {where}"
+
+
 def check_skill_dirs(config: dict[str, Any], document: Document, at: Path, report: Report) -> None:
     """Report directories that lead out of the repository. `at` is the place of the config in the document."""
     for index, path in enumerate(_discovery(config).get("repoSkillDirs") or []):

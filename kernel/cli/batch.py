@@ -9,6 +9,8 @@ Source: docs/design/commands.md section 5; docs/design/wire.md section 2.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
@@ -92,6 +94,31 @@ def _constant(name: str) -> float:
 def parse_arguments(text: str | bytes) -> dict[str, Any]:
     """Read ARGS_JSON of `gdn call`: one object. Raises GoondanError E_USAGE, and E_FRAME_TOO_LARGE for a large one."""
     return _checked_arguments(parse_json(text))
+
+
+def is_pair(word: str) -> bool:
+    """Whether a word of `gdn call` is `KEY=VALUE`, and no JSON."""
+    key, equals, _ = word.partition("=")
+    return bool(equals) and bool(key) and key[0] not in '{["'
+
+
+def parse_pairs(words: Iterable[str], declared: Mapping[str, Any]) -> dict[str, Any]:
+    """KEY=VALUE words as arguments, as the console reads them: text where the schema (`declared`: its properties) says
+    string, else JSON if it can be read as JSON. Raises GoondanError as `parse_arguments`.
+    """
+    args: dict[str, Any] = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not key or not equals:
+            raise fail(
+                "E_USAGE", f"{word[:80]!r} is no KEY=VALUE", suggestion="Put words that belong together in quotes."
+            )
+        schema = declared.get(key)
+        args[key] = replace_surrogates(value)
+        if not (isinstance(schema, dict) and schema.get("type") == "string"):
+            with suppress(GoondanError):
+                args[key] = parse_json(value)
+    return _checked_arguments(args)
 
 
 def _checked_arguments(args: Any) -> dict[str, Any]:

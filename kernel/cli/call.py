@@ -26,11 +26,15 @@ if TYPE_CHECKING:
 #: The most lines of a batch that have no result yet. So many keep every core busy, and a file of any length still takes
 #: constant memory.
 MAX_IN_FLIGHT: Final = 256
+_QUOTES: Final = 'Put a JSON object in single quotes: gdn call TOOL \'{"key": "value"}\'.'
 
 
-@click.command(epilog="ARGS_JSON is a JSON object, {} when left out. With `-` it comes from standard input.")
+@click.command(
+    epilog="ARGS is a JSON object, {} when left out, or from standard input with `-`; or KEY=VALUE words: a value is "
+    "text where the tool's schema says so, and else JSON if it can be read as JSON."
+)
 @click.argument("tool", required=False, shell_complete=options.completed("tools"))
-@click.argument("args_json", metavar="[ARGS_JSON]", required=False)
+@click.argument("words", metavar="[ARGS]", nargs=-1)
 @options.bundle
 @options.policy
 @options.trust
@@ -46,7 +50,7 @@ MAX_IN_FLIGHT: Final = 256
 @options.as_json
 def command(
     tool: str | None,
-    args_json: str | None,
+    words: tuple[str, ...],
     bundle: str | None,
     policy: str | None,
     trust: bool,
@@ -58,7 +62,7 @@ def command(
 ) -> int:
     """Call one tool, or a batch of tools, in the sandbox."""
     from kernel.cli.attach import attach_or_start, locate
-    from kernel.cli.batch import MAX_LINE_BYTES, ToolCall, check_instance, parse_arguments
+    from kernel.cli.batch import MAX_LINE_BYTES, ToolCall, check_instance, is_pair, parse_arguments, parse_pairs
     from kernel.cli.standard_input import FROM_STDIN, read_all
     from kernel.cli.workdir import absolute_workdir
     from schemas.errors import fail
@@ -73,13 +77,30 @@ def command(
         workdir = absolute_workdir(workdir, place)
     call = None
     if tool is not None:
-        text = read_all(MAX_LINE_BYTES) if args_json == FROM_STDIN else args_json or "{}"
-        call = ToolCall(tool=tool, args=parse_arguments(text), instance=instance, workdir=workdir)
+        if words and is_pair(words[0]):
+            args = parse_pairs(words, _declared(tool, bundle))
+        elif len(words) > 1:
+            raise fail(
+                "E_USAGE", f"expected one JSON object or KEY=VALUE words, got {words[0][:80]!r}", suggestion=_QUOTES
+            )
+        else:
+            args = parse_arguments(read_all(MAX_LINE_BYTES) if words == (FROM_STDIN,) else (*words, "{}")[0])
+        call = ToolCall(tool=tool, args=args, instance=instance, workdir=workdir)
     fd = -1 if batch is None else open_batch(batch)
     kernel = attach_or_start(place, allow_net)
     if call is not None:
         return _one(kernel, call, as_json)
     return _many(kernel, fd, instance, workdir)
+
+
+def _declared(tool: str, bundle: str | None) -> dict[str, Any]:
+    """The properties of a tool's arguments; none for a tool that is not the bundle's, but an extension's."""
+    from kernel.cli.tool_catalog import look
+
+    exports = ((found, export) for found in look(bundle).checked.tools.values() for export in found.body.exports)
+    schema = next((export.parameters for found, export in exports if tool == f"{found.name}__{export.name}"), None)
+    properties = (schema or {}).get("properties")
+    return properties if isinstance(properties, dict) else {}
 
 
 def check_grant(text: str) -> None:

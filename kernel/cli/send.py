@@ -99,6 +99,8 @@ def command(
     text = replace_surrogates(words[-1])
     if text == FROM_STDIN:
         text = read_all(MAX_LINE_BYTES).decode("utf-8", "replace").removesuffix("\n")
+    if not text.strip() and not attached:
+        raise fail("E_USAGE", "the message is empty", suggestion="Write the message as TEXT, in quotes.")
     place = locate(bundle)
     if workdir is not None:
         workdir = absolute_workdir(workdir, place)

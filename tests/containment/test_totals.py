@@ -142,7 +142,7 @@ async def test_who_writes_little_goes_on_beside_those_that_fill_the_disk(place: 
                 )
             )
             for result in results:
-                assert result["error"]["message"] == "the limit diskMb was reached: 60 MiB on disk", result
+                assert result["error"]["message"] == "the limit diskMb was reached: 54 of 60 MiB on disk", result
         result = await little
         assert result["status"] == "ok", result
 

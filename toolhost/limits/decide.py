@@ -63,9 +63,13 @@ def exceeded(usage: Usage, limits: Limits) -> str | None:
     return None
 
 
-def limit_error(limit: str, limits: Limits) -> ToolError:
-    """The error of a call that has met a limit of its tool, which is named as in the manifest."""
+def limit_error(limit: str, limits: Limits, *, full: bool = False) -> ToolError:
+    """The error of a call that has met a limit of its tool, which is named as in the manifest. `full`: a file system of
+    that size has said so, and not the watch, which ends a jail a little earlier.
+    """
     value = getattr(limits, _FIELDS[limit])
+    if limit in ("diskMb", "files") and not full:
+        value = f"{round(value * DISK_PART)} of {value}"
     return tool_error("E_TOOL_LIMIT", f"the limit {limit} was reached: {value} {_UNITS[limit]}", name="ToolLimit")
 
 
@@ -102,7 +106,7 @@ def with_limit(
             limit = "memoryMb"  # a thread's stack counts as the memory that it may come to
     if limit is None:
         return error
-    message = f"{limit_error(limit, limits).message} ({error.message or error.name})"
+    message = f"{limit_error(limit, limits, full=limit == full).message} ({error.message or error.name})"
     return WorkerError(name=error.name, message=message, code="E_TOOL_LIMIT")
 
 

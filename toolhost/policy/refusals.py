@@ -23,6 +23,9 @@ SYSTEM: Final = (
 #: These folders are no workdirs either; folders in them can be.
 TOP: Final = ("/", "/run", "/home", "/var", "/tmp", "/var/tmp")
 
+#: What helps against such a workdir. No grant does.
+_ANOTHER: Final = "Give another folder, one for this work alone: mkdir ~/work, then --workdir ~/work."
+
 
 def check_request(request: Request, host: HostFacts) -> None:
     """Raise E_SANDBOX_DENIED for a place that no jail may have, or not in the way that is asked for."""
@@ -50,19 +53,22 @@ def _check_workdir(path: str, host: HostFacts) -> None:
     if (folder := runtime_place(path)) is not None:
         raise _hidden(f"the workdir {path}", folder)
     if host.home not in ("", "/") and within(host.home, path):
-        raise fail("E_SANDBOX_DENIED", f"{path} is or holds the home directory, with what your own programs run")
+        text = f"{path} is or holds the home directory, with what your own programs run"
+        raise fail("E_SANDBOX_DENIED", text, suggestion=_ANOTHER)
     if host.home not in ("", "/") and within(path, host.home) and path[len(host.home) + 1 :].startswith("."):
         text = f"{path} lies in a hidden folder of the home directory, which your programs trust"
-        raise fail("E_SANDBOX_DENIED", text)
+        raise fail("E_SANDBOX_DENIED", text, suggestion=_ANOTHER)
 
 
 def _check_writable(path: str, host: HostFacts) -> None:
     """Raise E_SANDBOX_DENIED when no jail may write to `path` (resolved): a system folder, an interpreter, our code."""
     if path in TOP or any(within(path, folder) for folder in SYSTEM):
-        raise fail("E_SANDBOX_DENIED", f"{path} is a system folder and cannot be writable for a tool")
+        text = f"{path} is a system folder and cannot be writable for a tool"
+        raise fail("E_SANDBOX_DENIED", text, suggestion=_ANOTHER)
     for folder in host.trusted:
         if within(path, folder):
-            raise fail("E_SANDBOX_DENIED", f"{path} lies in {folder}, which holds code that runs outside of jails")
+            text = f"{path} lies in {folder}, which holds code that runs outside of jails"
+            raise fail("E_SANDBOX_DENIED", text, suggestion=_ANOTHER)
 
 
 def _check_write_grant(path: str, host: HostFacts) -> None:

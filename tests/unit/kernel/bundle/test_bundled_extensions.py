@@ -84,9 +84,9 @@ def test_one_of_that_name_in_the_bundle_takes_its_place_with_a_warning(look: Loo
     ("config", "code", "path", "hint"),
     [
         ("{levle: info}", "E_CONFIG_UNKNOWN_FIELD", "config.levle", "Did you mean 'level'?"),
-        ("{level: loud}", "E_CONFIG_INVALID_VALUE", "config.level", "It has: of, level, arguments, maxChars."),
-        ("{maxChars: many}", "E_CONFIG_INVALID_VALUE", "config.maxChars", "It has: of, level, arguments, maxChars."),
-        ("{of: [turn, walk]}", "E_CONFIG_INVALID_VALUE", "config.of", "It has: of, level, arguments, maxChars."),
+        ("{level: loud}", "E_CONFIG_INVALID_VALUE", "config.level", "Correct the value."),
+        ("{maxChars: many}", "E_CONFIG_INVALID_VALUE", "config.maxChars", "Correct the value."),
+        ("{of: [turn, walk]}", "E_CONFIG_INVALID_VALUE", "config.of", "Correct the value."),
     ],
 )
 def test_a_config_that_does_not_fit_is_told_where_it_is_written(

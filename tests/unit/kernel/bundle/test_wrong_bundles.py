@@ -1,0 +1,41 @@
+"""What is said to a person of a wrong bundle: the place, the cause, and a next step that works when it is taken."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.unit.kernel.bundle.conftest import GOOD, Look
+
+CASES: dict[str, dict[str, Any]] = yaml.safe_load((Path(__file__).parent / "wrong_bundles.yaml").read_text())
+#: With two bundled extensions, so that their configs can be wrong.
+BUNDLE = GOOD.replace(
+    "  tools:\n    - Tool/words\n",
+    "  extensions:\n    - {ref: Extension/budget, config: {limits: {tokens: 9}}}\n"
+    "    - {ref: Extension/skills, config: {discovery: {skillDirs: [./skills]}}}\n  tools:\n    - Tool/words\n",
+)
+FILES = {"skills/a/SKILL.md": "---\nname: a\ndescription: b\n---\n"}
+
+
+def test_there_are_twenty_and_the_bundle_is_right(look: Look) -> None:
+    assert len(CASES) == 20
+    seen = look(BUNDLE, files=FILES)
+    assert (seen.errors, seen.warnings) == ([], [])
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_the_place_the_cause_and_a_next_step_that_works(look: Look, case: dict[str, Any]) -> None:
+    assert BUNDLE.count(case["old"]) >= 1
+    wrong = BUNDLE.replace(case["old"], case["new"], 1)
+    seen = look(wrong, files=FILES)
+    problems = seen.warnings if case.get("warning") else seen.errors
+    at = wrong.index(case["at"])
+    line, column = wrong.count("\n", 0, at) + 1, at - wrong.rfind("\n", 0, at)
+    assert [(p.message.replace(p.file, "FILE"), p.suggestion, (p.line, p.column)) for p in problems] == [
+        (case["says"], case["step"], (line, column))
+    ]
+    mended = look(wrong.replace(*case["take"], 1), files=FILES)
+    assert (mended.errors, mended.warnings) == ([], [])
