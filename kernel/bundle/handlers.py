@@ -86,6 +86,8 @@ def judge(tool: CheckedTool, finding: ModuleReport, check: Check, report: Report
             return
         if finding.error.reason == "sandbox":  # no fault of the module, which was not loaded
             at = tool.document.place("spec", "sandbox")
+            if any(p.resource == at.resource and p.path.startswith("spec.sandbox.") for p in report.errors):
+                return  # which says it better
             report.error("E_SANDBOX_DENIED", f"no jail of this tool can be made: {message}", at)
             return
         if finding.error.reason == "handlers":

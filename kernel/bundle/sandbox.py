@@ -5,6 +5,8 @@ Source: docs/design/bundle.md section 3; docs/design/sandbox.md section 1.
 
 from __future__ import annotations
 
+import shlex
+import sys
 from contextlib import suppress
 from typing import Any
 
@@ -86,9 +88,11 @@ class _Check:
                 self._wrong(("limits", key), f"an output has at most {MAX_OUTPUT_BYTES >> 20} MiB", hint)
 
     def environment(self, venv: str, files: Files) -> None:
-        if not files.is_environment(files.resolve(venv)):
+        place = files.resolve(venv)
+        if not files.is_environment(place):
             message = f"{self._text('python', 'venv')} is no virtual environment"
-            self._wrong(("python", "venv"), message, "Name a folder with a pyvenv.cfg in it.")
+            hint = f"Make it: {sys.executable} -m venv {shlex.quote(place)}, then install into it what the tool imports."
+            self._wrong(("python", "venv"), message, hint)
 
 
 def to_ascii(host: str) -> str:

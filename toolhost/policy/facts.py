@@ -412,17 +412,9 @@ def _environment(tool: ToolSpec) -> str | None:
 def _venv(sandbox: SandboxSpec, root: str, powers: Powers) -> tuple[str | None, str | None]:
     if sandbox.python.venv is None:
         return None, None
-    folder = os.path.dirname(root) if os.path.isfile(root) else root
-    wanted = os.path.join(folder, os.path.expanduser(sandbox.python.venv))
-    make = f"Make it: {sys.executable} -m venv {shlex.quote(wanted)}"
-    if is_path(wanted) and not os.path.lexists(wanted):
-        message = f"the environment {sandbox.python.venv} of the tool does not exist (spec.sandbox.python.venv)"
-        raise fail(
-            "E_SANDBOX_DENIED", message, suggestion=f"{make}, then install with its bin/pip what the tool imports."
-        )
     place = _grant(sandbox.python.venv, root, powers)
     site = f"{place.path}/lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
     if not os.path.isdir(site):
         message = f"python.venv {sandbox.python.venv} has no {site}"
-        raise fail("E_SANDBOX_DENIED", message, suggestion=f"{make} --clear, with the Python that runs the kernel.")
+        raise fail("E_SANDBOX_DENIED", message, suggestion=f"Make it anew: {sys.executable} -m venv --clear {shlex.quote(place.path)}")
     return place.path, site
