@@ -91,7 +91,7 @@ class _Check:
         place = files.resolve(venv)
         if not files.is_environment(place):
             message = f"{self._text('python', 'venv')} is no virtual environment"
-            hint = f"Make it: {sys.executable} -m venv {shlex.quote(place)}, then install into it what the tool imports."
+            hint = f"Make it: {sys.executable} -m venv {shlex.quote(place)}, and install what the tool needs."
             self._wrong(("python", "venv"), message, hint)
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 #: The most lines of a batch that have no result yet. So many keep every core busy, and a file of any length still takes
 #: constant memory.
 MAX_IN_FLIGHT: Final = 256
-_QUOTES: Final = 'Put a JSON object in single quotes: gdn call TOOL \'{"key": "value"}\'.'
+_WORDS: Final = "Write gdn call TOOL KEY=VALUE, or a JSON object in single quotes: gdn call TOOL '{…}'."
 
 
 @click.command(
@@ -79,10 +79,9 @@ def command(
     if tool is not None:
         if words and is_pair(words[0]):
             args = parse_pairs(words, _declared(tool, bundle))
-        elif len(words) > 1:
-            raise fail(
-                "E_USAGE", f"expected one JSON object or KEY=VALUE words, got {words[0][:80]!r}", suggestion=_QUOTES
-            )
+        elif len(words) > 1 or "".join(words)[:1].isalpha():
+            message = f"expected KEY=VALUE words or one JSON object, got {words[0][:80]!r}"
+            raise fail("E_USAGE", message, suggestion=_WORDS)
         else:
             args = parse_arguments(read_all(MAX_LINE_BYTES) if words == (FROM_STDIN,) else (*words, "{}")[0])
         call = ToolCall(tool=tool, args=args, instance=instance, workdir=workdir)

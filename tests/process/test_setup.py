@@ -201,6 +201,11 @@ def test_without_a_python_that_is_new_enough_the_message_says_what_to_do(clone: 
     result = clone.make("run", PYTHON="no-such-python")
     assert result.returncode != 0
     assert "no Python 3.11 or newer found (looked for: no-such-python)" in result.stderr
+    broken = clone.path / "broken-python"
+    broken.write_text("#!/bin/sh\necho 'libpython3.11.so: cannot open shared object file' >&2\nexit 127\n")
+    broken.chmod(0o755)
+    said = clone.make("run", PYTHON=str(broken)).stderr
+    assert f"{broken} is there and does not work (status 127): libpython3.11.so: cannot open shared object file" in said
     assert not (clone.path / ".venv").exists()
 
 

@@ -30,7 +30,7 @@ from toolhost.policy.beneath import folder_beneath
 from toolhost.policy.bytecode import compile_sources
 from toolhost.policy.guarding import MADE_NAMES, dotfiles, existing, refuse_links, repositories
 from toolhost.policy.hiding import unknown_place, with_hidden
-from toolhost.policy.refusals import SYSTEM, TOP, guard_candidates, hidden_in_it
+from toolhost.policy.refusals import SYSTEM, TOP, check_workdir, guard_candidates, hidden_in_it
 from toolhost.policy.subject import CallFolder, HostFacts, HostPath, Request
 from toolhost.privileges.powers import Powers
 from toolhost.seccomp.numbers import NUMBERS, Machine
@@ -248,6 +248,8 @@ def look_up(
         tool = msgspec.structs.replace(tool, root=root, entry=entry)
     shared = tool.server is None and sandbox.isolation == "shared"  # whose workdir a server sees, its scope says
     real = None if workdir is None or shared else _workdir(workdir, base, spec.state_dir, powers)
+    if real is not None:
+        check_workdir(real, host)  # before anything is made in it
     workspace = None if real is None else workspace_of(real, os.path.realpath(spec.state_dir))
     read: list[HostPath] = []
     for path in sandbox.filesystem.read:
@@ -416,5 +418,6 @@ def _venv(sandbox: SandboxSpec, root: str, powers: Powers) -> tuple[str | None, 
     site = f"{place.path}/lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
     if not os.path.isdir(site):
         message = f"python.venv {sandbox.python.venv} has no {site}"
-        raise fail("E_SANDBOX_DENIED", message, suggestion=f"Make it anew: {sys.executable} -m venv --clear {shlex.quote(place.path)}")
+        anew = f"Make it anew: {sys.executable} -m venv --clear {shlex.quote(place.path)}."
+        raise fail("E_SANDBOX_DENIED", message, suggestion=anew)
     return place.path, site

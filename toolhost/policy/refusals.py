@@ -30,7 +30,7 @@ _ANOTHER: Final = "Give another folder, one for this work alone: mkdir ~/work, t
 def check_request(request: Request, host: HostFacts) -> None:
     """Raise E_SANDBOX_DENIED for a place that no jail may have, or not in the way that is asked for."""
     if request.workdir_real is not None:
-        _check_workdir(request.workdir_real, host)
+        check_workdir(request.workdir_real, host)
     for place in request.write:
         _check_write_grant(place.path, host)
     for place in request.granted:
@@ -42,7 +42,7 @@ def check_request(request: Request, host: HostFacts) -> None:
                 raise _hidden(place.shown, folder)
 
 
-def _check_workdir(path: str, host: HostFacts) -> None:
+def check_workdir(path: str, host: HostFacts) -> None:
     """Raise E_SANDBOX_DENIED when a person's programs run or trust what lies in `path` (resolved)."""
     _check_writable(path, host)
     hidden = [folder for folder in host.hidden if within(path, folder)]

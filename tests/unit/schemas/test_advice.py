@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from agentproc.catalog import not_in_catalog
 from agentproc.completions import read_answer, read_completion
 from agentproc.providers.history import result_text
 from schemas.codec import to_raw
@@ -76,3 +77,10 @@ def test_what_comes_later_tells_the_model_no_more() -> None:
     later = read_answer(frame).text
     assert "grant it" not in text and FOR_MODELS["E_SANDBOX_DENIED"] in text
     assert "Check the model's endpoint" not in later and FOR_MODELS["E_MODEL_FAILED"] in later
+
+
+def test_a_near_name_is_advice_for_both() -> None:
+    refused = not_in_catalog("bash_exec", ["bash__exec", "wait__seconds"])
+    assert refused.suggestion == for_model(refused).suggestion == "Did you mean 'bash__exec'?"
+    assert for_people(refused) == refused.message
+    assert not_in_catalog("nothing", ["bash__exec"]).suggestion == CODES["E_TOOL_NOT_IN_CATALOG"]

@@ -90,9 +90,16 @@ def test_a_full_workdir_is_a_limit_only_where_it_has_a_bound() -> None:
     assert with_limit(error, LIMITS) is error, "/tmp may be full"
     told = with_limit(error, LIMITS, full="diskMb")
     assert told.code == "E_TOOL_LIMIT"
-    assert told.message.startswith("the limit diskMb was reached")
+    assert told.message == f"the limit diskMb was reached: {LIMITS.disk_mb} MiB on disk (no)"
     other = WorkerError(name="OSError", message="no", code="ENOENT")
     assert with_limit(other, LIMITS, full="diskMb") is other
+
+
+def test_a_limit_of_the_watch_is_told_with_the_part_at_which_it_ends_a_jail() -> None:
+    told = limit_error("diskMb", Limits(disk_mb=1024)).message
+    assert told == "the limit diskMb was reached: 922 of 1024 MiB on disk"
+    assert limit_error("files", Limits(files=100)).message == "the limit files was reached: 90 of 100 files"
+    assert limit_error("memoryMb", Limits(memory_mb=64)).message == "the limit memoryMb was reached: 64 MiB of memory"
 
 
 def test_calls_with_processes_of_their_own_are_charged_for_these() -> None:
