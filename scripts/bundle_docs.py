@@ -123,8 +123,8 @@ class Page:
             context = [text for text in context if "kind: Connect" not in text]
         title = f"{kind} (v0.9)" if version != API_V1 else kind
         lines = [f"{mark} {title}", "", self.described(body), "", f"```yaml\n{example}```", ""]
-        if refused([*context, example]):
-            lines += [self.say(KIND_REFUSED), ""]
+        if refused([*context, example]):  # a table of what nobody can use is in the way
+            return "\n".join([*lines[:4], self.say(KIND_REFUSED), ""])
         lines += [self.table(body), ""]
         known.add(body)
         for name in references(body):
