@@ -95,8 +95,8 @@ class Sandbox(Strict, frozen=True):
     permissions: Annotated[
         list[Literal["agents", "restart", "tools"]],
         Meta(
-            description="`agents`: ask other agents through ctx.runtime. `restart` is read and ignored: a restart is asked "
-            "for by `self-restart__request`. `tools`: for the bundled tool of code mode only."
+            description="`agents`: ask other agents through ctx.runtime. `restart` is read and ignored: a restart is "
+            "asked for by `self-restart__request`. `tools`: for the bundled tool of code mode only."
         ),
     ] = []
     python: Annotated[PythonSpec, Meta(description="A virtual environment to import from.")] = field(

@@ -100,5 +100,5 @@ def test_the_glossary_is_short_and_the_same_in_both_languages() -> None:
 def test_it_names_the_tools_that_run_in_no_jail(name: str) -> None:
     """Their manifests lie in agentproc/base; all others, in toolhost/base, run in jails."""
     tools = {path.parent.name.replace("_", "-") for path in (ROOT / "agentproc/base").glob("*/tool.yaml")}
-    (said,) = [text for text in (ROOT / name).read_text(encoding="utf-8").split("\n- ") if "`self-restart`" in text]
+    said = next(text for text in (ROOT / name).read_text(encoding="utf-8").split("\n- ") if "`self-restart`" in text)
     assert {f"`{tool}`" for tool in tools} <= set(re.findall(r"`[\w-]+`", said))

@@ -37,5 +37,6 @@ def test_the_place_the_cause_and_a_next_step_that_works(look: Look, case: dict[s
     assert [(p.message.replace(p.file, "FILE"), p.suggestion, (p.line, p.column)) for p in problems] == [
         (case["says"], case["step"], (line, column))
     ]
-    mended = look(wrong.replace(*case["take"], 1), files=FILES)
+    old, new = case["take"]
+    mended = look(wrong.replace(old, new, 1), files=FILES)
     assert (mended.errors, mended.warnings) == ([], [])
