@@ -11,7 +11,7 @@ Source: docs/design/traces.md; schemas/traces.py has what is noted.
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, Literal, TypeVar
 
 import msgspec
@@ -100,7 +100,31 @@ class Waits(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=Tru
     person_ms: int = 0
 
 
-class ModelCall(Struct, rename="camel", omit_defaults=True, kw_only=True):
+class Tokens(Struct, rename="camel", omit_defaults=True, kw_only=True):
+    """What model calls have used."""
+
+    #: Tokens that models read.
+    input_tokens: int = 0
+    #: Tokens that models wrote.
+    output_tokens: int = 0
+    #: The part of `input_tokens` that came from caches of vendors.
+    cached_tokens: int = 0
+    #: The part of `input_tokens` that was put into a vendor's cache.
+    cache_write_tokens: int = 0
+    #: The part of `output_tokens` that was reasoning.
+    reasoning_tokens: int = 0
+    #: What they cost, by the currency of the model's price, as far as it has one.
+    costs: dict[str, float] = {}
+
+    def add(self, other: Tokens | ModelDetail, costs: Mapping[str, float]) -> None:
+        """Add what another one has used."""
+        for name in Tokens.__struct_fields__[:-1]:
+            setattr(self, name, getattr(self, name) + (getattr(other, name) or 0))
+        for currency, cost in costs.items():
+            self.costs[currency] = self.costs.get(currency, 0) + cost
+
+
+class ModelCall(Tokens, rename="camel", omit_defaults=True, kw_only=True):
     """One model call."""
 
     #: `lost`: another process had to ask again, or the turn ended without it. `interrupted`: it ended with its kernel.
@@ -113,10 +137,6 @@ class ModelCall(Struct, rename="camel", omit_defaults=True, kw_only=True):
     model: str | None = None
     #: Why the model ended its message.
     finish_reason: str | None = None
-    #: Tokens that it read.
-    input_tokens: int | None = None
-    #: Tokens that it wrote.
-    output_tokens: int | None = None
     #: Of a failure: the error's code.
     code: str | None = None
     #: How often the model was asked.
@@ -127,16 +147,8 @@ class ModelCall(Struct, rename="camel", omit_defaults=True, kw_only=True):
     waited_ms: int = 0
     #: The attempts that failed and were followed by another one, the first of them.
     tries: list[TryDetail] = []
-    #: The part of `input_tokens` that came from the vendor's cache.
-    cached_tokens: int = 0
-    #: The part of `input_tokens` that was put into the vendor's cache.
-    cache_write_tokens: int = 0
-    #: The part of `output_tokens` that was reasoning.
-    reasoning_tokens: int = 0
     #: The name that was asked for, where the server says that another one has answered.
     asked: str | None = None
-    #: What it cost, by the currency of the model's price. Empty: nobody knows.
-    costs: dict[str, float] = {}
     #: Whether the message ends where the model reached its limit of tokens.
     cut_off: bool = False
     #: How many messages of the conversation it was not shown, because they did not fit.
@@ -145,25 +157,13 @@ class ModelCall(Struct, rename="camel", omit_defaults=True, kw_only=True):
     shortened: int = 0
 
 
-class Total(Struct, rename="camel", omit_defaults=True, kw_only=True):
+class Total(Tokens, rename="camel", omit_defaults=True, kw_only=True):
     """The sum over some turns."""
 
     #: How many turns they are.
     turns: int
     #: Their agents.
     agents: list[str]
-    #: Tokens that models read.
-    input_tokens: int = 0
-    #: Tokens that models wrote.
-    output_tokens: int = 0
-    #: The part of `input_tokens` that came from caches of vendors.
-    cached_tokens: int = 0
-    #: The part of `input_tokens` that was put into a vendor's cache.
-    cache_write_tokens: int = 0
-    #: The part of `output_tokens` that is reasoning.
-    reasoning_tokens: int = 0
-    #: What they cost, by currency, as far as their models have prices.
-    costs: dict[str, float] = {}
 
 
 class ToolCall(Struct, rename="camel", omit_defaults=True, kw_only=True):
@@ -248,12 +248,6 @@ class Trace(Struct, rename="camel", omit_defaults=True, kw_only=True):
     duration_ms: int | None = None
     #: Why the model ended its last message.
     finish_reason: str | None = None
-    #: The sum over its model calls that said a number.
-    input_tokens: int | None = None
-    #: The sum over its model calls that said a number.
-    output_tokens: int | None = None
-    #: The part of `input_tokens` that came from caches of vendors.
-    cached_tokens: int = 0
     #: When another process went on with it.
     resumed_at: list[str] = []
     #: Its steps.
@@ -276,10 +270,6 @@ class Trace(Struct, rename="camel", omit_defaults=True, kw_only=True):
     last_at: str | None = None
     #: The turns that its middleware asked for, and those of which nobody knows which call asked for them.
     turns: list[Trace] = []
-    #: The part of `input_tokens` that was put into a vendor's cache.
-    cache_write_tokens: int = 0
-    #: The part of `output_tokens` that is reasoning.
-    reasoning_tokens: int = 0
     #: The asker of this turn waited for it.
     awaited: bool = False
     #: Of the turn that is shown: the sum over it and all turns that hang on it.
@@ -457,20 +447,10 @@ def _model_ended(trace: Trace, calls: dict[str, ToolCall], note: Note) -> None:
     call.paused_ms += detail.paused_ms
     call.waited_ms += detail.waited_ms
     call.tries = [*call.tries, *detail.tries][:MAX_TRIES]
-    call.input_tokens = _sum(call.input_tokens, detail.input_tokens)
-    call.output_tokens = _sum(call.output_tokens, detail.output_tokens)
+    call.add(detail, {} if detail.money is None else {detail.currency or "USD": detail.money / NANO})
     call.asked = detail.asked
     call.left_out, call.shortened = detail.left_out, detail.shortened
-    if detail.money is not None:
-        currency = detail.currency or "USD"
-        call.costs[currency] = call.costs.get(currency, 0) + detail.money / NANO
-    trace.input_tokens = _sum(trace.input_tokens, detail.input_tokens)
-    trace.output_tokens = _sum(trace.output_tokens, detail.output_tokens)
     call.cut_off = detail.cut_off
-    for counts in (call, trace):
-        counts.cached_tokens += detail.cached_tokens
-        counts.cache_write_tokens += detail.cache_write_tokens
-        counts.reasoning_tokens += detail.reasoning_tokens
 
 
 #: What each kind of note adds; another version may write others.
@@ -512,10 +492,6 @@ def _read(note: Note, kind: type[_T]) -> _T | None:
         return msgspec.json.decode(note.detail or "", type=kind)
     except (msgspec.DecodeError, UnicodeError):
         return None
-
-
-def _sum(total: int | None, more: int | None) -> int | None:
-    return total if more is None else (total or 0) + more
 
 
 def between_ms(start: str, end: str) -> int | None:

@@ -43,10 +43,6 @@ class TraceTree(Struct, rename="camel", omit_defaults=True, kw_only=True):
     duration_ms: int | None = None
     #: The sum over all turns (milliseconds).
     work_ms: int = 0
-    #: The agents that took part.
-    agents: list[str] = []
-    #: How many turns there are.
-    turn_count: int = 0
     #: How many turns are not shown, because there are too many.
     left_out: int = 0
     #: The turns that are not part of another one.
@@ -97,8 +93,6 @@ def tree_of(trace_id: str, roots: list[Trace], left_out: int, now: str) -> Trace
         status=worst,
         started_at=started,
         duration_ms=max(end for _, end in whole) - min(start for start, _ in whole) if whole else None,
-        agents=sorted({turn.agent for turn in everything}),
-        turn_count=len(everything),
         left_out=left_out,
         turns=roots,
         work_ms=sum(turn.work_ms or 0 for turn in everything),
@@ -110,13 +104,7 @@ def total_of(found: Trace | TraceTree) -> Total:
     everything = _deepest_first([found] if isinstance(found, Trace) else found.turns)
     total = Total(turns=len(everything), agents=sorted({turn.agent for turn in everything}))
     for call in (step.model for turn in everything for step in turn.steps if step.model is not None):
-        total.input_tokens += call.input_tokens or 0
-        total.output_tokens += call.output_tokens or 0
-        total.cached_tokens += call.cached_tokens
-        total.cache_write_tokens += call.cache_write_tokens
-        total.reasoning_tokens += call.reasoning_tokens
-        for currency, cost in call.costs.items():
-            total.costs[currency] = total.costs.get(currency, 0) + cost
+        total.add(call, call.costs)
     return total
 
 

@@ -100,13 +100,12 @@ def idle_row(prefix: str, extension: str, transport: str) -> dict[str, Any]:
 
 def render(rows: list[dict[str, Any]]) -> list[str]:
     """The table, with the last error of a server below it. What servers and agents are called is text from outside."""
-    from kernel.cli.terminal import printable
+    from kernel.cli.terminal import columns, printable
 
-    lines = [_COLUMNS, *map(_cells, rows)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(_COLUMNS))]
-    shown = ["  ".join(cell.ljust(width) for cell, width in zip(lines[0], widths, strict=True)).rstrip()]
-    for one, cells in zip(rows, lines[1:], strict=True):
-        shown.append("  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip())
+    head, *lines = columns([_COLUMNS, *map(_cells, rows)])
+    shown = [head]
+    for one, line in zip(rows, lines, strict=True):
+        shown.append(line)
         if one["lastError"]:
             shown.append(f"    {printable(str(one['lastError']))}")
     return shown

@@ -6,7 +6,7 @@ Source: docs/design/commands.md section 8; schemas/traces.py; docs/design/traces
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -16,7 +16,7 @@ from kernel.cli.plain import duration
 
 if TYPE_CHECKING:
     from kernel.cli.terminal import Style
-    from kernel.trace import ModelCall, Step, ToolCall, Total, Trace
+    from kernel.trace import ModelCall, Step, Tokens, ToolCall, Trace
     from kernel.trace_tree import TraceTree
     from schemas.receipts import JailReceipt
     from schemas.traces import TryDetail
@@ -105,14 +105,15 @@ def render(found: Trace | TraceTree, style: Style) -> list[str]:
     from kernel.trace import Trace
     from kernel.trace_tree import total_of
 
+    total = total_of(found)
     if isinstance(found, Trace):
         lines = list(_turn(found, found.started_at, style))
         if found.trace_id is not None:
             lines.append((None, f"  in trace {printable(found.trace_id)}"))
     else:
         took = f" in {duration(found.duration_ms)}" if found.duration_ms is not None else ""
-        turns = "1 turn" if found.turn_count == 1 else f"{found.turn_count} turns"
-        agents = ", ".join(printable(agent) for agent in found.agents)
+        turns = "1 turn" if total.turns == 1 else f"{total.turns} turns"
+        agents = ", ".join(map(printable, total.agents))
         began = f"{duration(found.work_ms)} of work, began {printable(found.started_at)}"
         lines = [
             (None, f"{style.bold('trace ' + printable(found.trace_id))}  {_status(found.status, style)}{took}"),
@@ -122,8 +123,7 @@ def render(found: Trace | TraceTree, style: Style) -> list[str]:
             lines += _turn(turn, found.started_at, style)
         if found.left_out:
             lines.append((None, f"  {style.warning(f'{found.left_out} more turns are not shown')}"))
-    total = total_of(found)
-    if used := _used(total, total.costs):
+    if used := _used(total):
         turns = f" of {total.turns} turns" if total.turns > 1 else ""
         lines.append((None, f"  in all{turns}: {used}"))
     return [text if offset is None else f"{offset:>10}  {text}" for offset, text in lines]
@@ -234,7 +234,7 @@ def _model(call: ModelCall, style: Style) -> str:
 
     what = [f"model {printable(call.model)}" if call.model else "model", _status(call.status, style, call.code)]
     what.append(duration(call.duration_ms) if call.duration_ms is not None else "")
-    what.append(_used(call, call.costs))
+    what.append(_used(call))
     what.append(f"asked for {printable(call.asked)}" if call.asked else "")
     what.append(f"{call.attempts} tries, {duration(call.paused_ms)} between them" if call.attempts > 1 else "")
     what.append(f"held back {duration(call.paused_ms)}" if call.attempts == 1 and call.paused_ms else "")
@@ -287,7 +287,7 @@ def _status(status: str, style: Style, code: str | None = None) -> str:
     return style.warning(text) if status in _OPEN else style.bad(text)
 
 
-def _used(counts: ModelCall | Total, costs: Mapping[str, float]) -> str:
+def _used(counts: Tokens) -> str:
     """`900 tokens in (800 cached, 50 into the cache), 70 out (60 reasoning), $0.01`; "" when nobody has counted."""
     from kernel.cli.answered import money
 
@@ -297,8 +297,8 @@ def _used(counts: ModelCall | Total, costs: Mapping[str, float]) -> str:
     read = ", ".join(f"{count} {what}" for count, what in cached if count)
     reasoned = f" ({counts.reasoning_tokens} reasoning)" if counts.reasoning_tokens else ""
     read = f" ({read})" if read else ""
-    tokens = f"{counts.input_tokens or 0} tokens in{read}, {counts.output_tokens or 0} out{reasoned}"
-    return ", ".join([tokens, *(money(cost, currency) for currency, cost in costs.items())])
+    tokens = f"{counts.input_tokens} tokens in{read}, {counts.output_tokens} out{reasoned}"
+    return ", ".join([tokens, *(money(cost, currency) for currency, cost in counts.costs.items())])
 
 
 def _offset(start: str, at: str) -> str:

@@ -178,8 +178,8 @@ def test_the_wait_for_a_place_is_told_from_the_queue() -> None:
 def test_a_trace_is_summed_and_takes_the_worst_status() -> None:
     tree = tree_of(TRACE, grow([*chain(), turn("other1", 50, 80, [], "f" * 16)], NOW), 3, NOW)
     assert [root.turn_id for root in tree.turns] == ["other1", "lead1"]
-    assert (tree.status, tree.started_at, tree.duration_ms, tree.turn_count) == ("completed", at(50), 1460, 3)
-    assert tree.agents == ["coder", "lead", "other"]
+    assert (tree.status, tree.started_at, tree.duration_ms, total_of(tree).turns) == ("completed", at(50), 1460, 3)
+    assert total_of(tree).agents == ["coder", "lead", "other"]
     assert tree.work_ms == 160 + 250 + 30
     lines = render(tree, Style())
     assert lines[0] == f"trace {TRACE}  completed in 1.46 s"
@@ -398,7 +398,7 @@ def test_without_the_index_everything_is_found_in_the_files(state: Path, monkeyp
     search = Search(str(state), NOW)
     tree = search.trace(TRACE)
     assert tree is not None
-    assert tree.turn_count == 3
+    assert total_of(tree).turns == 3
     assert (search.turn("e1").turn_id, search.last().event_id) == ("t-e1", "later")
     monkeypatch.setattr(trace_search, "MAX_FILES", 2)
     assert search.trace(TRACE) is None
@@ -446,4 +446,4 @@ def test_turns_beyond_the_limit_are_counted(state: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(trace_search, "MAX_TURNS", 2)
     tree = Search(str(state), NOW).trace(TRACE)
     assert tree is not None
-    assert (tree.turn_count, tree.left_out) == (2, 1)
+    assert (total_of(tree).turns, tree.left_out) == (2, 1)
