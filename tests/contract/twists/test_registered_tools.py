@@ -286,9 +286,11 @@ async def test_what_a_handler_may_do_wrong(stage: Stage, how: str) -> None:
         source += f"    {how} bad(ctx, input):\n        {body}\n"
         source += f"    api.tools.register({{'name': 'bad.run{number}', 'description': 'd', 'handler': bad}})\n"
     actor = await stage.agent(new("bad", source))
-    answer = await actor.turn("x", calls(*[(b, f"bad__run{n}", {}) for n, b in enumerate(WRONG_HANDLERS)]), "done")
+    answer = await actor.turn("x", calls(*[(f"c{n}", f"bad__run{n}", {}) for n in range(len(WRONG_HANDLERS))]), "done")
     assert (answer.error, answer.response) == (None, "done")
-    for body, result in actor.results().items():
+    results = actor.results()
+    assert len(results) == len(WRONG_HANDLERS)
+    for body, result in zip(WRONG_HANDLERS, results.values(), strict=True):
         if result["status"] == "ok":  # a value that was made to fit
             assert (body, result["output"]) == ("return {1, 2}", [1, 2])
         if "날씨" in body:
