@@ -65,10 +65,9 @@ class OwnCalls:
     def _swarm(self) -> Swarm:
         instance = self._instance
         asker = Asker(instance.spec.name, instance.instance_key, self._turn_id)
-        patience_ms = instance.spec.request_timeout_ms
-        return Swarm(
-            instance.link, asker, self._deadline, instance.clock, instance.events, self._end_of, patience_ms=patience_ms
-        )
+        swarm = Swarm(instance.link, asker, self._deadline, instance.clock, instance.events)
+        swarm.patience_ms, swarm.end_of = instance.spec.request_timeout_ms, self._end_of
+        return swarm
 
     def heard(self) -> None:
         """Work that was handed over has ended."""

@@ -10,11 +10,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final, Protocol
 
 import msgspec
 
 from agentproc.calls import TURN_MARGIN_S
+from agentproc.completions import end_of
 from agentproc.questions import (
     Asker,
     Question,
@@ -58,23 +60,14 @@ DELEGATION_RESULT: Final = "agent.delegationResult"
 
 class Swarm:
     """The questions of one turn. `deadline` is the turn's, in the loop's time, None for no end. `clock` gives RFC 3339.
-    `notices` gets each event that goes to another agent, and each answer that is waited for. `end_of` says what became
-    of handed-over work, by its handle.
+    `notices` gets each event that goes to another agent, and each answer that is waited for.
 
     Every method raises GoondanError: E_TOOL_INVALID_ARGS, E_AGENT_CYCLE, E_FRAME_TOO_LARGE, E_AGENT_NOT_FOUND,
     E_AGENT_SPAWN_FAILED, E_AGENT_TIMEOUT, E_AGENT_FAILED, or another refusal of the broker.
     """
 
     def __init__(
-        self,
-        link: AskingLink,
-        asker: Asker,
-        deadline: float | None,
-        clock: Callable[[], str],
-        notices: Notices,
-        end_of: Callable[[str], ToolResult],
-        *,
-        patience_ms: int = TIMEOUT_MS,
+        self, link: AskingLink, asker: Asker, deadline: float | None, clock: Callable[[], str], notices: Notices
     ) -> None:
         self._notices = notices
         self._link = link
@@ -83,11 +76,12 @@ class Swarm:
         self.deadline = deadline
         self._clock = clock
         self._loop = asyncio.get_running_loop()
-        self._end_of = end_of
+        #: Says what became of handed-over work, by its handle (completions.py).
+        self.end_of: Callable[[str], ToolResult] = partial(end_of, news=(), messages=())
         #: Set when work that was handed over has ended.
         self.news = asyncio.Event()
         #: How long `agents__request` waits unless it says otherwise (milliseconds).
-        self.patience_ms = patience_ms
+        self.patience_ms = TIMEOUT_MS
         #: The kernel restarts as soon as the turn has left its event. No further step runs before that.
         self.restarts = False
 
@@ -151,10 +145,10 @@ class Swarm:
         left_ms = self._left_ms()
         with suppress(TimeoutError):
             async with asyncio.timeout(wait_s if left_ms is None else min(wait_s, left_ms / 1000)):
-                while self._end_of(handle).status == "pending":
+                while self.end_of(handle).status == "pending":
                     self.news.clear()
                     await self.news.wait()
-        return self._end_of(handle)
+        return self.end_of(handle)
 
     async def spawn(self, name: str, target: str, instance_key: str | None, cwd: str | None) -> Any:
         """Start the process of an instance. Returns when it is there. `name` names the question within its turn."""

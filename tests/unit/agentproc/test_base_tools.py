@@ -32,12 +32,8 @@ class Nobody:
         """Told to nobody."""
 
 
-def known(handle: str) -> ToolResult:
-    return ToolResult(status="pending", handle=handle)
-
-
 def swarm(link: FakeLink, agent: str = "alpha") -> Swarm:
-    return Swarm(link, Asker(agent, "k", "t1"), None, lambda: AT, Nobody(), known)
+    return Swarm(link, Asker(agent, "k", "t1"), None, lambda: AT, Nobody())
 
 
 @pytest.mark.requirement("AGENTS-12", "AGENTS-14")
@@ -60,15 +56,8 @@ async def test_a_request_has_the_defaults_of_the_specification_and_waits() -> No
 @pytest.mark.requirement("AGENTS-17")
 async def test_who_waits_no_more_is_told_that_the_work_goes_on_and_what_can_be_done() -> None:
     link, given = FakeLink(), {"target": "beta", "input": "hi"}
-    own = Swarm(
-        link,
-        Asker("alpha", "k", "t1"),
-        asyncio.get_running_loop().time() + 600,
-        lambda: AT,
-        Nobody(),
-        known,
-        patience_ms=7000,
-    )
+    own = Swarm(link, Asker("alpha", "k", "t1"), asyncio.get_running_loop().time() + 600, lambda: AT, Nobody())
+    own.patience_ms = 7000
     asking = asyncio.ensure_future(HANDLERS["agents__request"](own, "c1", given))
     await asyncio.sleep(0)
     ((frame, waiter),) = link.asked

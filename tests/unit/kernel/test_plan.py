@@ -65,6 +65,17 @@ spec:
 )
 
 
+@pytest.mark.parametrize(("swarm", "helper", "waits"), [(None, None, 60_000), (7, None, 7), (7, 9, 9), (None, 9, 9)])
+def test_how_long_an_agent_waits_for_another(
+    tmp_path: Path, bundled: object, swarm: int | None, helper: int | None, waits: int
+) -> None:
+    text = GOOD
+    for said, place in ((swarm, "  entryAgent: Agent/helper\n"), (helper, "    - ref: Tool/bash\n")):
+        policy = "" if said is None else f"  policy: {{requestTimeoutMs: {said}}}\n"
+        text = text.replace(place, place + policy)
+    assert plan_of(tmp_path, text).agents["helper"].request_timeout_ms == waits
+
+
 @pytest.mark.parametrize(("swarm", "helper", "other", "sharing"), [
     ("", "", "", []),
     ("shared", "", "", ["helper", "other"]),
