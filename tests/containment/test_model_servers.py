@@ -13,7 +13,7 @@ from msgspec import structs
 
 from agentproc.context.estimate import FIRST_SURELY
 from agentproc.providers.base import Usage
-from agentproc.providers.connection import Client, Patience
+from agentproc.providers.connection import Client, Connection, Patience, Response
 from agentproc.providers.vendor import Fault
 from kernel.bundle.models import ModelFault, endpoint_fault, resolve_model
 from kernel.cli.approval_text import item_lines
@@ -91,19 +91,18 @@ async def test_a_head_that_has_begun_comes_to_its_end(before: bytes) -> None:
     assert caught.value.kind == "silent"
 
 
-async def test_a_head_in_two_pieces_is_an_answer() -> None:
-    async def halves(reader: Reader, writer: Writer) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 200 OK\r\ncontent-le")
-        await writer.drain()
-        await asyncio.sleep(0.05)
-        writer.write(b"ngth: 2\r\n\r\n")
-        await writer.drain()
-        await asyncio.sleep(0.5)  # longer than a head may take: a body has the time of silence
-        writer.write(b"ok")
-
-    async with serving(halves) as port, asyncio.timeout(20):
-        assert await body(Client(), f"http://127.0.0.1:{port}", Patience(head_s=0.3)) == "200 ok"
+async def test_a_head_in_pieces_is_watched_until_its_end_only() -> None:
+    response = Response(Connection(asyncio.get_running_loop()), Patience())
+    for piece, watched in (
+        (b"HTTP/1.1 103 Early", True),
+        (b" Hints\r\n\r\n", False),
+        (b"HTTP/1.1 200 OK\r\ncontent-le", True),
+        (b"ngth: 2\r\n\r\n", False),
+        (b"o", False),
+    ):
+        response.feed(piece)
+        await response.head() if b"ngth" in piece else None
+        assert (response._late is not None) is watched, piece
 
 
 # --- tokens that were not counted -----------------------------------------------------------------------------------
