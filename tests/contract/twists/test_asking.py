@@ -26,7 +26,7 @@ def swarm() -> Iterator[Swarm]:
     with scripted_model() as model:
         model.otherwise = "done"
         head, _, tail = bundle(model.base).partition("metadata: {name: epsilon}")
-        text = head + "metadata: {name: epsilon}" + tail.replace("Tool/asker]", "Tool/asker, Tool/self-restart]", 1)
+        text = head + "metadata: {name: epsilon}" + tail.replace("Tool/asker, ", "Tool/asker, Tool/self-restart, ", 1)
         with sandbox(text, {"OPENAI_API_KEY": "k"}) as kernel:
             (kernel.home / "ext").mkdir()
             for name, source in (("broken", "def register(api): pass\n"), ("asks", ASKS), ("asker", ASKER)):
