@@ -44,11 +44,11 @@ ENVIRONMENT: Final = frozenset(
         VARIABLE,
     )
 )
+#: Variables that name certificate authorities (schemas/system/authorities.py).
+AUTHORITIES: Final = frozenset(("SSL_CERT_FILE", "SSL_CERT_DIR"))
 #: Variables that agents need in addition: their models' servers may be behind a proxy or a company's certificate.
-AGENT_ENVIRONMENT: Final = frozenset(
-    name
-    for upper in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR")
-    for name in (upper, upper.lower())
+AGENT_ENVIRONMENT: Final = AUTHORITIES.union(
+    name for upper in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY") for name in (upper, upper.lower())
 )
 #: What a program may say about its failed start (bytes).
 MAX_REPORT: Final = 65536

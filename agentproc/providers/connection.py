@@ -22,6 +22,7 @@ import socket
 import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from http import HTTPStatus
 from ipaddress import ip_address
 from typing import Any, Final, cast
 
@@ -128,6 +129,9 @@ class Client:
         try:
             await response.sent()
             await response.head()
+            if response.coding and response.status < HTTPStatus.BAD_REQUEST:
+                message = f"an answer in the content coding {response.coding}, for which nobody has asked"
+                raise Fault("final", f"{message}; a proxy may have made it")
         except BaseException:
             response.close()
             raise
@@ -193,11 +197,26 @@ async def _reach(loop: asyncio.AbstractEventLoop, address: Any) -> socket.socket
     try:
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        await loop.sock_connect(sock, address)
+        await _connected(loop, sock, address)
     except BaseException:
         sock.close()
         raise
     return sock
+
+
+async def _connected(loop: asyncio.AbstractEventLoop, sock: socket.socket, address: Any) -> None:
+    """Connect a socket that does not block. uvloop's `sock_connect` would start four threads to look an address up."""
+    try:
+        sock.connect(address)
+    except BlockingIOError:
+        ready = asyncio.Event()
+        loop.add_writer(sock.fileno(), ready.set)
+        try:
+            await ready.wait()
+        finally:
+            loop.remove_writer(sock.fileno())
+        if error := sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            raise OSError(error, os.strerror(error)) from None
 
 
 async def _race(loop: asyncio.AbstractEventLoop, addresses: list[Any]) -> socket.socket:
@@ -409,6 +428,12 @@ class Response:
     def unheard(self) -> bool:
         """Whether the connection was lost before the first byte."""
         return self._heard == 0 and self._fault is not None and self._fault.kind == "busy"
+
+    @property
+    def coding(self) -> str:
+        """The content coding of the body, which is never asked for; "" where there is none."""
+        coding = plain(self.headers.get("content-encoding", "")).strip().lower()[:40]
+        return "" if coding == "identity" else coding
 
     async def sent(self) -> None:
         """Send what is unsent of the request. It stops when the server answers before that, or is gone: what it says is

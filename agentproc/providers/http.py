@@ -300,7 +300,7 @@ class HttpProvider:
         body = b""
         with suppress(Fault, TimeoutError):
             async with asyncio.timeout(self._patience.refusal_s):
-                body = await _read(response, MAX_ERROR_BYTES, cut=True)
+                body = b"" if response.coding else await _read(response, MAX_ERROR_BYTES, cut=True)
         words, names = _refused(redact(body.decode("utf-8", "replace")))
         if 300 <= status < 400:
             words = f"it redirects to {plain(redact(response.headers.get('location', 'nowhere')))[:MAX_WORDS]}"

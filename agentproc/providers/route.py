@@ -8,17 +8,17 @@ Source: RFC 9110 sections 4.2, 7 and 9.3.6.
 
 from __future__ import annotations
 
-import os
 import ssl
 from base64 import b64encode
 from collections.abc import Mapping
 from ipaddress import ip_address
-from typing import Any, Final
+from typing import Final
 from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 from msgspec import Struct
 
 from agentproc.providers.vendor import Fault, plain
+from schemas.system import authorities
 
 #: The header lines of every request.
 _SAME: Final = (
@@ -80,7 +80,7 @@ def route_to(url: str) -> Route:
     if parts.query:
         path += f"?{quote(parts.query, safe=_SAFE + '?')}"
     lines = f"host: {name}\r\n{_SAME}"
-    proxy = None if is_loopback(host) else _proxy(parts.scheme, name)
+    proxy = None if is_loopback(host) else _proxy(parts.scheme, host, port)
     if proxy is None:
         return Route(url, Way(host, port, tls, host), path, lines)
     try:
@@ -116,13 +116,13 @@ def _leave_of(proxy: SplitResult) -> str:
     return f"proxy-authorization: Basic {b64encode(words).decode()}\r\n"
 
 
-def _proxy(scheme: str, name: str) -> SplitResult | None:
+def _proxy(scheme: str, host: str, port: int) -> SplitResult | None:
     """The proxy that the environment names for a host, read as other programs read it."""
-    from urllib.request import getproxies, proxy_bypass
+    from urllib.request import getproxies
 
     proxies = getproxies()
     proxy = proxies.get(scheme) or proxies.get("all")
-    if not proxy or proxy_bypass(name):
+    if not proxy or authorities.skips_proxy(host, port):
         return None
     try:
         return urlsplit(proxy if "://" in proxy else f"http://{proxy}")
@@ -141,39 +141,14 @@ def is_loopback(host: str) -> bool:
 
 
 def tls_context() -> ssl.SSLContext:
-    """A context that checks certificates against those of SSL_CERT_FILE and SSL_CERT_DIR; without these, against the
-    system's; without any, against those of certifi. Raises Fault when they cannot be loaded.
-
-    A folder of the system is searched only when it is needed. Reading a whole bundle takes 30 ms and 6 MiB.
-    """
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.set_alpn_protocols(["http/1.1"])
-    file, folder = os.environ.get("SSL_CERT_FILE") or None, os.environ.get("SSL_CERT_DIR") or None
+    """A context that checks certificates (schemas/system/authorities.py). Raises Fault: no authority can be loaded."""
     try:
-        if file is not None or folder is not None:
-            context.load_verify_locations(file, folder)
-        elif _system_has_certificates():
-            context.set_default_verify_paths()
-        else:
-            import certifi
-
-            context.load_verify_locations(certifi.where())
+        context = authorities.tls_context()
     except OSError as error:
         message = f"the certificates cannot be loaded: {error.strerror or error} (see SSL_CERT_FILE, SSL_CERT_DIR)"
         raise Fault("final", message) from None
+    context.set_alpn_protocols(["http/1.1"])
     return context
-
-
-def _system_has_certificates() -> bool:
-    """Whether the system's folder has certificates. OpenSSL looks there for names that are hashes, such as
-    5443e9e3.0.
-    """
-    paths: Any = ssl.get_default_verify_paths()
-    try:
-        names = os.listdir(paths.capath) if paths.capath is not None else []
-    except OSError:
-        names = []
-    return paths.cafile is not None or any(name.endswith(".0") for name in names)
 
 
 def request_head(method: str, route: Route, headers: Mapping[str, str], length: int) -> bytes:

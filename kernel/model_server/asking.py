@@ -6,12 +6,13 @@ A redirect is an answer, and is not followed.
 
 from __future__ import annotations
 
-import os
 import threading
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from kernel.model_server.listing import Learned, Question, learn, question
 from schemas.launch import ModelSpec
+from schemas.system.authorities import skips_proxy, tls_context
 
 #: The most of an answer that is read (bytes): lists of some thousand models.
 MAX_BODY: Final = 4 << 20
@@ -54,7 +55,9 @@ def _ask(model: ModelSpec, asked: Question, limit_s: float) -> Learned:
     try:
         # `question` makes URLs of http and https only.
         request = Request(asked.url, headers=asked.headers)  # noqa: S310
-        with _opener(here=asked.here).open(request, timeout=limit_s) as answer:
+        parts = urlsplit(asked.url)
+        here = asked.here or skips_proxy(parts.hostname or "", parts.port)
+        with _opener(here=here).open(request, timeout=limit_s) as answer:
             return learn(model, answer.status, answer.read(MAX_BODY))
     except HTTPError as error:
         error.close()
@@ -74,7 +77,6 @@ def _ask(model: ModelSpec, asked: Question, limit_s: float) -> Learned:
 
 
 def _opener(*, here: bool) -> Any:
-    import ssl
     from urllib.request import HTTPRedirectHandler, HTTPSHandler, ProxyHandler, build_opener
 
     class Stay(HTTPRedirectHandler):
@@ -83,10 +85,4 @@ def _opener(*, here: bool) -> Any:
 
     if here:
         return build_opener(Stay, ProxyHandler({}))
-    file, folder = os.environ.get("SSL_CERT_FILE") or None, os.environ.get("SSL_CERT_DIR") or None
-    context = ssl.create_default_context(cafile=file, capath=folder)
-    if not context.get_ca_certs() and file is folder is None:
-        import certifi
-
-        context.load_verify_locations(certifi.where())
-    return build_opener(Stay, ProxyHandler(), HTTPSHandler(context=context))
+    return build_opener(Stay, ProxyHandler(), HTTPSHandler(context=tls_context()))

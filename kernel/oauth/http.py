@@ -7,16 +7,15 @@ No error and no log contains a part of a request: forms have codes, refresh toke
 from __future__ import annotations
 
 import asyncio
-import os
-import ssl
 from collections.abc import Mapping
 from typing import Final, NamedTuple
+from urllib.parse import urlsplit
 
-import certifi
 import httpx2
 
 from kernel.oauth.metadata import is_here, may_contact
 from schemas.errors import GoondanError, fail
+from schemas.system.authorities import skips_proxy, tls_context
 from schemas.visible import visible_line
 
 #: How long one request with its answer may take (seconds). An agent waits for it, and then makes an API call that has a
@@ -76,7 +75,7 @@ class Http:
                     response = await self._exchange(method, url, form, given)
             except TimeoutError:
                 raise _failed(url, f"no answer within {self._limit_s:g} s") from None
-            except (httpx2.HTTPError, httpx2.InvalidURL, ssl.SSLError, OSError, ValueError) as error:
+            except (httpx2.HTTPError, httpx2.InvalidURL, OSError, ValueError) as error:
                 raise _failed(url, type(error).__name__) from None
         if 300 <= response.status < 400:
             raise _failed(url, "the server wants to redirect, which is not followed")
@@ -97,7 +96,8 @@ class Http:
 
     def _client(self, url: str) -> httpx2.AsyncClient:
         """The client for a URL. Requests to this machine do not use the proxy of the environment."""
-        if is_here(url):
+        parts = urlsplit(url)
+        if is_here(url) or skips_proxy(parts.hostname or "", parts.port):
             if self._here is None:
                 self._here = _make(trust_env=False)
             return self._here
@@ -108,17 +108,11 @@ class Http:
 
 def _make(*, trust_env: bool) -> httpx2.AsyncClient:
     return httpx2.AsyncClient(
-        verify=_certificates(),
+        verify=tls_context(),
         trust_env=trust_env,
         follow_redirects=False,
         timeout=httpx2.Timeout(TOTAL_S, connect=CONNECT_S),
     )
-
-
-def _certificates() -> ssl.SSLContext:
-    """The certificates to check servers with: those of SSL_CERT_FILE and SSL_CERT_DIR, otherwise those of certifi."""
-    file, folder = os.environ.get("SSL_CERT_FILE") or None, os.environ.get("SSL_CERT_DIR") or None
-    return ssl.create_default_context(cafile=certifi.where() if file is folder is None else file, capath=folder)
 
 
 def _failed(url: str, why: str) -> GoondanError:

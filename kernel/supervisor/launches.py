@@ -19,7 +19,7 @@ import msgspec
 
 from kernel.premises import Premises
 from kernel.rundir import WARMUP_FOLDER
-from kernel.spawn import AGENT_ENVIRONMENT, environment, fill, memory_file
+from kernel.spawn import AGENT_ENVIRONMENT, AUTHORITIES, environment, fill, memory_file
 from kernel.supervisor.options import Options
 from kernel.supervisor.services import Launch
 from schemas.control import Principal
@@ -125,7 +125,7 @@ class Launches:
         arguments = ["--endpoint", self.endpoint("toolhost"), "--token-fd", str(token_fd)]
         arguments += ["--status-fd", str(status_write), "--broker-uid", str(os.geteuid())]
         arguments += ["--umask", f"{self._options.umask:03o}", "--env-fd", str(values_fd)]
-        env = environment(os.environ)
+        env = environment(os.environ, AUTHORITIES)
         return Launch(module="toolhost", arguments=arguments, env=env, pass_fds=[token_fd, status_write, values_fd])
 
     def _keep_promise(self) -> None:

@@ -7,6 +7,7 @@ import itertools
 import os
 import socket
 import ssl
+import sys
 from base64 import b64encode
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
@@ -21,7 +22,8 @@ from agentproc.providers.connection import READ_AHEAD_BYTES, Client, Patience
 from agentproc.providers.route import Way, route_to
 from agentproc.providers.vendor import Fault
 
-PEM = Path(__file__).parent.parent / "servers" / "model.test.pem"
+ROOT = Path(__file__).parent.parent.parent
+PEM = ROOT / "tests" / "servers" / "model.test.pem"
 PATIENCE = Patience(connect_s=10, silence_s=10)
 CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nfine"
@@ -499,3 +501,49 @@ async def test_a_server_that_reads_nothing_of_a_file_is_silent(tmp_path: Path) -
             await client.ask("POST", f"http://127.0.0.1:{port}/", {}, body, Patience(silence_s=0.2))
         assert raised.value.kind == "silent"
         client.close()
+
+
+#: Asks once, in a process of its own: libuv's threads stay for as long as theirs.
+ONCE = """
+import asyncio, os, sys, uvloop
+from agentproc.providers.connection import Client, Patience
+threads = lambda: len(os.listdir("/proc/self/task"))
+async def go():
+    before = threads()
+    response = await Client().ask("POST", sys.argv[1], {}, b"{}", Patience())
+    print(threads() - before, response.status, (await response.read()).decode())
+uvloop.run(go())
+"""
+
+
+async def test_a_connection_adds_no_thread() -> None:
+    async with serving(Script(OK)) as port:
+        words = (sys.executable, "-c", ONCE, f"http://127.0.0.1:{port}/v1")
+        process = await asyncio.create_subprocess_exec(*words, stdout=asyncio.subprocess.PIPE, cwd=ROOT)
+        told, _ = await process.communicate()
+    assert told == b"0 200 fine\n"
+
+
+async def test_a_content_coding_that_was_not_asked_for_is_a_fault_in_words() -> None:
+    coded = b"HTTP/1.1 %s\r\ncontent-encoding: GZip\r\ncontent-length: 4\r\n\r\nzzzz"
+    async with serving(Script(coded % b"200 OK", coded % b"429 Slow", OK)) as port:
+        with pytest.raises(Fault, match="in the content coding gzip, for which nobody has asked") as caught:
+            await body(Client(), f"http://127.0.0.1:{port}/v1")
+        assert caught.value.kind == "final"
+        assert (await body(Client(), f"http://127.0.0.1:{port}/v1")).startswith("429"), "a refusal stays one"
+
+
+async def test_an_address_that_refuses_is_told_in_the_systems_words() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    with pytest.raises(Fault, match="no connection: Connection refused"):
+        await body(Client(), f"http://127.0.0.1:{port}/v1")
+
+
+@pytest.mark.parametrize("listed", ["10.0.0.0/8", "*.example.com", "2001:db8::1"])
+def test_no_proxy_takes_networks_domains_and_bare_addresses(monkeypatch: pytest.MonkeyPatch, listed: str) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy.test:3128")
+    monkeypatch.setenv("NO_PROXY", listed)
+    ways = {host: route_to(f"https://{host}/v1").way.host for host in ("10.1.2.3", "a.example.com", "[2001:db8::1]")}
+    direct = {host for host, first in ways.items() if first != "proxy.test"}
+    assert direct == {{"10.0.0.0/8": "10.1.2.3", "*.example.com": "a.example.com"}.get(listed, "[2001:db8::1]")}

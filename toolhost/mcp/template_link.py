@@ -15,6 +15,7 @@ import socket
 from collections import deque
 from typing import Final, NamedTuple
 
+from schemas.system.authorities import authorities_pem
 from toolhost.policy.facts import machine
 from toolhost.privileges.own_programs import OwnPrograms
 from toolhost.privileges.powers import Powers
@@ -86,25 +87,26 @@ class TemplateLink:
 
     async def _launch(self, theirs: socket.socket) -> None:
         programs = (template_program(machine()), worker_program(machine()))
-        filters = [os.memfd_create("filter", os.MFD_CLOEXEC) for _ in programs]
+        files = [os.memfd_create("given", os.MFD_CLOEXEC) for _ in range(3)]
         try:
             with theirs:
-                for filter_, program in zip(filters, programs, strict=True):
-                    os.write(filter_, program)
-                    os.lseek(filter_, 0, os.SEEK_SET)
+                for file, data in zip(files, (*programs, authorities_pem()), strict=True):
+                    with open(file, "wb", closefd=False) as out:
+                        out.write(data)
+                    os.lseek(file, 0, os.SEEK_SET)
                 if not self._powers.shares_user and self._uid is None:
                     self._uid = self._powers.uids.take()
                     if self._uid is None:
                         raise OSError(0, "every user number for jails is in use")
                 arguments = [] if self._uid is None else [str(self._uid)]
-                fds = [theirs.fileno(), *filters]
+                fds = [theirs.fileno(), *files]
                 self.pid = await self._programs.run({"program": "mcp", "arguments": arguments}, fds)
         except OSError as error:
             self._lost()
             raise OSError(0, f"the template of MCP workers could not be started: {error.strerror or error}") from None
         finally:
-            for filter_ in filters:
-                os.close(filter_)
+            for file in files:
+                os.close(file)
 
     async def _ask(self, ends: dict[str, socket.socket | int]) -> Forked:
         channel = self._channel

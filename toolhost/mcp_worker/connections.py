@@ -19,10 +19,10 @@ from contextlib import suppress
 from functools import cache
 from typing import Any, Final
 
-import certifi
 import httpcore2
 import httpx2
 
+from schemas.system.authorities import tls_context
 from toolhost.mcp_worker import bounds
 from toolhost.mcp_worker.lines import NOT_REACHED
 
@@ -319,4 +319,4 @@ def _failed(reason: str) -> httpx2.Response:
 @cache
 def certificates() -> ssl.SSLContext:
     """What servers are checked against. Made once, in the template: its workers share it."""
-    return ssl.create_default_context(cafile=certifi.where())
+    return tls_context()

@@ -1,9 +1,9 @@
 """The file that the interpreter of the SDK template is started with (-I -S): it finds our packages and the installed
 ones.
 
-`python -I -S -B start.py [USER] FD FILTER_FD WORKER_FILTER_FD` serves the tool host at the other end of the socket FD
-until it is closed. FILTER_FD holds the system call filter of the template, WORKER_FILTER_FD what each worker puts on
-top of it. Root becomes USER.
+`python -I -S -B start.py [USER] FD FILTER_FD WORKER_FILTER_FD AUTHORITIES_FD` serves the tool host at the other end of
+the socket FD until it is closed. FILTER_FD holds the system call filter of the template, WORKER_FILTER_FD what each
+worker puts on top of it, AUTHORITIES_FD the certificates to trust. Root becomes USER.
 """
 
 import os
@@ -22,5 +22,6 @@ sys.path.remove(ROOT)
 
 from toolhost.mcp_worker.template import main  # noqa: E402
 
-*user, channel, filter_, worker_filter = map(int, sys.argv[1:])
+*user, channel, filter_, worker_filter, authorities = map(int, sys.argv[1:])
+os.environ["SSL_CERT_FILE"] = f"/dev/fd/{authorities}"  # it is read before the walls are there
 sys.exit(main(channel, filter_, worker_filter, user=user[0] if user else None))
