@@ -217,7 +217,7 @@ def test_a_second_restart_and_a_hold_wait_or_are_refused(talk: Talk) -> None:
 def test_a_kernel_that_is_killed_while_it_restarts_has_lost_nothing_and_repeats_nothing() -> None:
     with sandbox(WISHES) as kernel:
         kernel.detach()
-        for moment, others in (("before the exec", 1), ("after the exec", 0)):
+        for moment, others in (("before-the-exec", 1), ("after-the-exec", 0)):
             pid, wish = kernel.pid("supervisor"), f"wish {moment[:3]}"
             if others:  # the processes of the kernel cannot be gone before this command is
                 kernel.popen("send", "/bash__exec command='sleep 5; echo slow'", "--instance", "slow", "--no-wait")
