@@ -234,6 +234,7 @@ class TurnNotes:
 
     def _refused(self, detail: RefusedDetail) -> str:
         message, allow = self._bounded(detail.message), self._bounded(detail.allow)
+        log.info("turn %s: %s was refused by %s: %s", self._turn_id, detail.tool_name or "it", detail.by, message)
         return encode_detail(structs.replace(detail, message=message, allow=allow))
 
     def _kept(self, value: Any, most: int) -> str:

@@ -92,6 +92,7 @@ def test_an_extension_works_around_turns_and_calls_of_a_running_swarm() -> None:
         assert "[E_EXTENSION_DENIED]" in ended.out
         assert "Traceback" not in kernel.log("agent"), kernel.log("agent")
         assert "Extension/guard refused it: reboot is not allowed" in kernel.log("agent")
+        assert "json-query__query was refused by catalog: Tool 'json-query__query' is not" in kernel.log("agent")
         (missing, refused) = kernel.gdn("denied", "--json").json
         assert (refused["agent"], refused["by"], refused["args"]) == ("main", "extension", '{"command":"reboot now"}')
         assert (missing["by"], missing["allow"]) == ("catalog", "Agent/main: spec.tools: [Tool/json-query]")
