@@ -406,7 +406,7 @@ SWARM: Final = """\
 apiVersion: goondan.ai/v1
 kind: Swarm
 metadata: {name: purpose}
-spec: {entryAgent: Agent/planner, workdir: shared, policy: {agentIdleSeconds: 20}}
+spec: {entryAgent: Agent/planner, workdir: shared, policy: {agentIdleSeconds: 60}}
 """
 
 
