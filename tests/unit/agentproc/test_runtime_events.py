@@ -126,7 +126,7 @@ async def test_a_refused_call_is_noted_with_its_arguments_in_short_and_the_other
     assert (refused["by"], refused["toolName"], refused["toolCallId"]) == ("catalog", "no__such", "b")
     assert refused["args"].startswith('{"key":"***","more":"yyy')
     assert len(refused["args"]) <= SHORT_CHARS
-    cut = in_short({"text": "x" * (SHORT_CHARS - 34) + secret}, SHORT_CHARS, Redactor(secret))
+    cut = in_short({"text": "x" * (SHORT_CHARS - 34) + secret + "y" * 50}, SHORT_CHARS, Redactor(secret))
     assert "sk-0" not in cut, "one that the cut goes through"
     for kind, key in (("tool.called", "args"), ("tool.completed", "output")):
         assert not any(key in detail for detail in details(tmp_path, kind)), "a message has them"
