@@ -169,13 +169,15 @@ class ToolCaller:
         parent_span_id: str | None = None,
         waits: Callable[[str], None] | None = None,
         within: str | None = None,
+        step: int | None = None,
     ) -> ToolResult | None:
         """Check a call and send it. A call that may not be made has its result at once, without a frame. Otherwise this
         returns None, and `done` gets the result later (or the GoondanError E_LEASE_LOST).
 
         `message` is the encoded assistant message, given with the first call of each message; the other calls name it
         by `message_id`. `first_sent_ms` (CLOCK_BOOTTIME) is given for a call that may have been sent before.
-        `parent_span_id` is the span of the step, or of the script whose callId `within` gives. `waits` gets the id for
+        `step` is the number of the step, `parent_span_id` its span, or that of the script whose callId `within` gives.
+        `waits` gets the id for
         `go_on` when a person has to approve the call first.
         """
         allowed = catalog.check(name, args)
@@ -209,6 +211,7 @@ class ToolCaller:
             parent_span_id=parent_span_id,
             payload=Raw(payload),
             within=within,
+            step=step,
         )
         self._send(OpenCall(item, frame, context, done, self._loop.time() + left, waits))
         return None

@@ -9,7 +9,8 @@ Rules.
 - Names, ids and codes only. Arguments and results may hold secrets, and stay in the conversation. Only an operator, who
   can read the conversation anyway, gets a short line of each call's arguments.
 - Text that holds a secret is not sent, and nothing behind it in its step: the answer comes without it at the end.
-- Nothing is sent for an event whose asker did not wish it.
+- Nothing is sent for an event whose asker did not wish it, except what a turn waits for: the broker keeps that for
+  `gdn ps --why`. It is told when the wait has lasted two seconds, so a turn that goes on tells nothing.
 
 Source: docs/design/wire.md section 8; PROTOCOL.md "Live events".
 """
@@ -20,13 +21,16 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal, Protocol
 
+from msgspec import structs
+
 from agentproc.conversation import ToolData
 from agentproc.notes import Ending
 from agentproc.providers.base import TextDelta
 from agentproc.turn import Action, AskModel, End, RunTool, Store
 from schemas.codec import from_raw, replace_surrogates, to_raw
-from schemas.frames import OPERATOR, Frame, RuntimeEvent, RuntimeEventKind, ToolProgress
+from schemas.frames import OPERATOR, Frame
 from schemas.model_gate import PlaceInLine
+from schemas.runtime_events import RuntimeEvent, RuntimeEventKind, ToolProgress, Wait
 from schemas.spans import call_span, step_span, turn_span
 from schemas.traces import NoteKind
 
@@ -91,6 +95,8 @@ class LiveFeed:
         self._event_id = frame.event_id
         self._epoch = frame.epoch
         self._wanted = frame.live
+        self._closed = False
+        self._wait: RuntimeEventKind | None = None  # the kind of the wait that was told and is not over
         self._for_operator = frame.source == OPERATOR
         self._resumed = again
         self._begun = False
@@ -158,21 +164,37 @@ class LiveFeed:
             call = _short(tool_call_id, MAX_NAME)
             self._send(RuntimeEvent(kind="tool.waits", step=self._step, tool_call_id=call))
 
-    def model_waits(self, *, before: int | None = None, wait_ms: int | None = None, message: str | None = None) -> None:
-        """The step's request to the model waits: for `before` requests of others, or because a try failed with
-        `message`, for at least `wait_ms`.
-        """
-        if self._wanted:
-            said = None if message is None else _short(message, MAX_MESSAGE)
-            self._send(RuntimeEvent(kind="model.waits", step=self._step, before=before, wait_ms=wait_ms, message=said))
+    def begin_wait(self, wait: RuntimeEvent) -> None:
+        """The turn waits. The broker is told as well; the asker, if it listens."""
+        if not self._closed:
+            message = None if wait.message is None else _short(wait.message, MAX_MESSAGE)
+            self._wait = wait.kind
+            self._send(structs.replace(wait, step=wait.step or self._step, message=message), stage="waits")
+
+    def end_wait(self, kind: RuntimeEventKind) -> None:
+        """What was told by `begin_wait` with this kind is over."""
+        if self._wait == kind and not self._closed:
+            self._send(RuntimeEvent(kind="waits.over", step=self._step), stage="over")
+            self._wait = None
+
+    def hangs(self, extension: str, point: str, hangs_s: float | None) -> None:
+        """A layer of an extension hangs, for `hangs_s` seconds now; None: it does not any more."""
+        if hangs_s is None:
+            self.end_wait("extension.waits")
+            return
+        name, place, waited_ms = _short(extension, MAX_NAME), _short(point, MAX_NAME), round(hangs_s * 1000)
+        wait = Wait(waited_ms=waited_ms, extension=name, point=place)
+        self.begin_wait(RuntimeEvent(kind="extension.waits", wait=wait))
 
     def in_line(self, place: PlaceInLine) -> None:
-        """The step's request waits in the line before a model server."""
-        self.model_waits(before=place.before, wait_ms=place.held_ms)
+        """The step's request waits in the line before a model server, as the broker says."""
+        if self._wanted:
+            wait = Wait(before=place.before, wait_ms=place.held_ms)
+            self._send(RuntimeEvent(kind="model.waits", step=self._step, wait=wait))
 
     def close(self) -> None:
         """Stop the timer, and drop everything that waits."""
-        self._wanted = False
+        self._wanted, self._closed = False, True
         self._restart(again=False)
         if self._timer is not None:
             self._timer.cancel()
@@ -257,8 +279,15 @@ class LiveFeed:
         event = RuntimeEvent(kind=kind, step=self._step, tool_name=name, tool_call_id=call, code=code, arguments=line)
         self._send(event, call_span(f"{self._turn_id}/{part.tool_call_id}"), step_span(self._turn_id, self._step))
 
-    def _send(self, event: RuntimeEvent, span_id: str | None = None, parent_span_id: str | None = None) -> None:
-        frame = Frame("runtime.event", event_id=self._event_id, epoch=self._epoch, payload=to_raw(event))
+    def _send(
+        self,
+        event: RuntimeEvent,
+        span_id: str | None = None,
+        parent_span_id: str | None = None,
+        *,
+        stage: str | None = None,
+    ) -> None:
+        frame = Frame("runtime.event", event_id=self._event_id, epoch=self._epoch, stage=stage, payload=to_raw(event))
         frame.span_id, frame.parent_span_id = span_id, parent_span_id
         self._link.send(frame)
 

@@ -44,6 +44,7 @@ from schemas.errors import GoondanError, error_payload
 from schemas.frames import ErrorPayload
 from schemas.model_providers import BY_NAME
 from schemas.results import cut_message
+from schemas.runtime_events import RuntimeEvent, Wait
 
 #: The longest error message of a model (characters).
 MODEL_ERROR_CHARS: Final = 1000
@@ -101,6 +102,7 @@ class ModelCalls:
         self._asked: ModelRequest | None = None  # the request that is out
         self._stall = StallClock(instance.spec.stall_timeout_s)
         self._stall_timer: asyncio.TimerHandle | None = None
+        self._told = False  # that the model is waited for
 
     def start(self, request: ModelRequest, stages: Stages | None) -> None:
         """Ask the model. `stages` has the turn's extensions, if there are any."""
@@ -207,10 +209,11 @@ class ModelCalls:
     async def _request(self, provider: Provider, request: ModelRequest, *, anew: bool, hidden: bool) -> ModelAnswer:
         """Make one request to one model. The arguments and errors are those of `ask_once`."""
         request = self._gated(request)
-        attempts = self._attempts = ModelAttempts()
+        attempts, began = ModelAttempts(), self._loop.time()
+        self._attempts = attempts
 
         def on_news(news: ModelNews) -> None:
-            self._hear(news, request, attempts, hidden=hidden)
+            self._hear(news, request, attempts, began)
 
         show, void = None if hidden else self._live.on_delta, anew
 
@@ -220,7 +223,7 @@ class ModelCalls:
                 show(msgspec.structs.replace(delta, again=True) if void else delta)
             void = False
 
-        self._stall.begin(self._loop.time())
+        self._stall.begin(began)
         self._watch(request)
         self._asked = request
         try:
@@ -248,6 +251,8 @@ class ModelCalls:
             if self._asked is request:
                 self._asked = None
             self._stall.end()  # what extensions do behind it is not the model's time
+            if self._told:
+                self._end_wait()
         answer = out_of_answer(answer, self._instance.redact_said)
         self._notes.model_ended(request, attempts, answer=answer)
         return answer
@@ -258,21 +263,25 @@ class ModelCalls:
             return request
         return msgspec.structs.replace(request, gate=self._gates.request(request.model))
 
-    def _hear(self, news: ModelNews, request: ModelRequest, attempts: ModelAttempts, *, hidden: bool) -> None:
-        """The news of the provider while a request runs."""
+    def _hear(self, news: ModelNews, request: ModelRequest, attempts: ModelAttempts, began: float) -> None:
+        """The news of the provider while a request runs, which began at `began`."""
         now = self._loop.time()
         if news == "content":
             self._stall.content(now)
+            if self._told:
+                self._end_wait()
             return
         attempts.hear(news, now)
         if isinstance(news, FailedTry):
-            if not hidden:
-                self._live.model_waits(message=self._instance.redact(news.error), wait_ms=round(news.wait_s * 1000))
+            words, wait_ms = self._instance.redact(news.error), round(news.wait_s * 1000)
+            self._tell_wait(request, began, words, wait_ms)
         elif news == "asking":
             self._stall.asking(now)
             self._watch(request)
         else:
             self._stall.waiting(now)
+            if self._told and news == "queued":  # the broker knows itself what it waits for now
+                self._end_wait()
 
     def _without_secrets(self, info: ErrorPayload) -> ErrorPayload:
         """A model's error in a form that may be stored and shown: without the key, and of limited length."""
@@ -285,14 +294,38 @@ class ModelCalls:
 
     def _watch(self, request: ModelRequest) -> None:
         """Check again when the model's time is over, unless a check is planned already."""
-        if self._stall_timer is None and (due := self._stall.due) is not None:
+        if self._stall_timer is None and (due := self._stall.look_at) is not None:
             self._stall_timer = self._loop.call_at(due, self._look, request)
+
+    def _tell_wait(
+        self, request: ModelRequest, since: float, message: str | None = None, wait_ms: int | None = None
+    ) -> None:
+        """Tell that the model is waited for since `since` (the loop's time). `message`: why the last try failed."""
+        from agentproc.providers.http import shown_server
+
+        model, self._told = request.model, True
+        named = f"{model.provider}/{model.model}".rstrip("/")
+        if model.endpoint is not None:
+            named += f" at {shown_server(model.endpoint)}"
+        wait = Wait(
+            waited_ms=round((self._loop.time() - since) * 1000),
+            model=self._instance.redact(named),
+            attempt=max(1, self._attempts.count),
+            wait_ms=wait_ms,
+        )
+        self._live.begin_wait(RuntimeEvent(kind="model.waits", step=request.step, message=message, wait=wait))
+
+    def _end_wait(self) -> None:
+        self._told = False
+        self._live.end_wait("model.waits")
 
     def _look(self, request: ModelRequest) -> None:
         self._stall_timer = None
         now = self._loop.time()
         since = self._stall.silent_since(now)
         if since is None:
+            if (silence_s := self._stall.notice(now)) is not None:
+                self._tell_wait(request, now - silence_s)
             self._watch(request)
             return
         self.aside.stop()

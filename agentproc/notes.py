@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from typing import Any
 
 from msgspec import Raw, Struct, structs
@@ -32,6 +33,7 @@ from schemas.launch import AgentSpec
 from schemas.receipts import Receipt, kept
 from schemas.results import cut_message
 from schemas.spans import call_span, model_span, step_span, turn_span
+from schemas.times import rfc3339
 from schemas.traces import (
     MAX_NOTED_MESSAGE,
     MAX_TRIES,
@@ -39,6 +41,7 @@ from schemas.traces import (
     WHOLE_CHARS,
     CallDetail,
     FailureDetail,
+    LayerDetail,
     ModelDetail,
     NoteKind,
     RefusedDetail,
@@ -340,6 +343,12 @@ class TurnNotes:
             detail = encode_detail(FailureDetail(error, step or None))
         self._store.note(self._turn_id, kind, at, detail, span_id, parent_span_id)
         self._endings.append(Ending(kind, span_id, parent_span_id, step, error))
+
+    def hangs(self, extension: str, place: str, at: str, hangs_s: float | None) -> None:
+        """Note that a layer of an extension hangs, for `hangs_s` seconds now; None: it does not any more."""
+        kind: NoteKind = "extension.over" if hangs_s is None else "extension.waits"
+        since = rfc3339(datetime.fromisoformat(at).timestamp() - (hangs_s or 0.0))
+        self._note(kind, since, encode_detail(LayerDetail(extension, place)))
 
     def waits(self, tool_call_id: str, at: str, within: str | None) -> None:
         """Note that a call begins to wait for a person. `within` is the callId of the script that makes it."""

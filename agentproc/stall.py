@@ -12,9 +12,15 @@ more time.
 from __future__ import annotations
 
 from datetime import datetime, timedelta
+from typing import Final
 
 from schemas.errors import error_payload
 from schemas.frames import ErrorPayload
+
+#: A person is told when a model has sent nothing for so long (seconds), and again after so long: shorter waits nobody
+#: notices, and what was told may be lost.
+NOTICE_S: Final = 2.0
+NOTICE_AGAIN_S: Final = 10.0
 
 
 class StallClock:
@@ -25,6 +31,7 @@ class StallClock:
         self._quiet_s = 0.0  # without content, up to `_counted_to`
         self._counted_to: float | None = None  # None: nobody is asked now
         self._last: float | None = None  # of the last content, or of the beginning
+        self._told = -1.0  # when a person was told
 
     def begin(self, now: float) -> None:
         """A model call begins."""
@@ -54,6 +61,23 @@ class StallClock:
     def due(self) -> float | None:
         """The time at which the turn stalls if nothing happens before; None while nobody is asked."""
         return None if self._counted_to is None else self._counted_to + self.limit_s - self._quiet_s
+
+    @property
+    def look_at(self) -> float | None:
+        """When to look: the turn has stalled then, or a person is to be told. None while nobody is asked."""
+        due, last, counted_to = self.due, self._last, self._counted_to
+        if due is None or last is None or counted_to is None:
+            return None
+        since = max(last, counted_to)  # of a later try from its beginning on
+        return min(due, since + NOTICE_S if self._told < since else self._told + NOTICE_AGAIN_S)
+
+    def notice(self, now: float) -> float | None:
+        """How long the model has sent nothing (seconds), if a person is to be told now. It counts as told."""
+        look_at = self.look_at
+        if self._last is None or look_at is None or now < look_at:
+            return None
+        self._told = now
+        return now - self._last
 
     def silent_since(self, now: float) -> float | None:
         """The time of the last content, or of the beginning, if the turn has stalled; otherwise None."""

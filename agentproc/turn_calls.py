@@ -216,6 +216,7 @@ class TurnCalls:
                 part.tool_call_id, partial(instance.caller.go_on, call_id), within
             ),
             within=within,
+            step=self._machine.steps,
         )
         if refused is not None:
             if encoded is not None:

@@ -30,6 +30,7 @@ from agentproc.calls import CallContext
 from agentproc.completions import Ended, end_of
 from agentproc.conversation import Append, Presented
 from agentproc.extensions.contexts import Execution
+from agentproc.extensions.pipeline import Layer
 from agentproc.extensions.stages import Stages
 from agentproc.instance import Instance
 from agentproc.live import LiveFeed
@@ -189,6 +190,7 @@ class TurnRun:
                 ask_aside=self._text_aside,
             )
         calls.stages = self._stages
+        instance.watch.told = self._layer_told
         #: The function that performs each action, after the messages of the actions were stored.
         self._performs: Mapping[type[Action], Callable[[Any], None]] = {
             AskModel: self._ask_model,
@@ -204,6 +206,7 @@ class TurnRun:
         self._inputs: list[Input] = []
         self._wake: asyncio.Future[None] | None = None
         self._lost = False
+        self._hangs = False  # a layer of an extension, as the notes say
         self._completed: dict[str, Ended] = {}  # pending work that has ended since the last model call
         self._renewing: Frame | None = None
         self._messages = 0  # of the turn, that are stored
@@ -299,6 +302,7 @@ class TurnRun:
     def release(self) -> None:
         """Stop every part of the turn."""
         self._live.close()
+        self._instance.watch.told = None
         self._config.close()
         self._store_notes()
         for timer in (*self._timers, self._deadline_timer, self._notes_timer):
@@ -506,6 +510,15 @@ class TurnRun:
     def _stepped(self) -> None:
         if self._own_calls.restarts:  # the next step is for after the restart
             self.push(Pause())
+
+    def _layer_told(self, layer: Layer, hangs_s: float | None) -> None:
+        """A layer of an extension hangs; None: it does not any more."""
+        place = layer.point or layer.kind
+        self._live.hangs(layer.extension, place, hangs_s)
+        if self._hangs != (hangs_s is not None):
+            self._hangs = hangs_s is not None
+            self._notes.hangs(layer.extension, place, self._instance.clock(), hangs_s)
+            self._noted()
 
     def _noted(self) -> None:
         """Notes wait to be stored. They are soon, if nothing else is stored before."""

@@ -27,6 +27,7 @@ from schemas.traces import (
     SHORT_CHARS,
     CallDetail,
     FailureDetail,
+    LayerDetail,
     ModelDetail,
     RefusedDetail,
     ResultDetail,
@@ -208,6 +209,19 @@ class ToolCall(Struct, rename="camel", omit_defaults=True, kw_only=True):
     output: str | None = None
 
 
+class Hang(Struct, rename="camel", omit_defaults=True, kw_only=True):
+    """A layer of an extension that hung."""
+
+    #: The extension.
+    extension: str
+    #: The point of the layer, or the kind of its middleware.
+    point: str
+    #: Since when: RFC 3339 in UTC.
+    started_at: str
+    #: For how long (milliseconds). None: nobody has seen its end.
+    duration_ms: int | None = None
+
+
 class Step(Struct, rename="camel", omit_defaults=True, kw_only=True):
     """One step. An operator call has no step of its own: its number is 0 and it has no model call."""
 
@@ -272,6 +286,8 @@ class Trace(Struct, rename="camel", omit_defaults=True, kw_only=True):
     turns: list[Trace] = []
     #: The asker of this turn waited for it.
     awaited: bool = False
+    #: Layers of extensions that hung.
+    hangs: list[Hang] = []
     #: Of the turn that is shown: the sum over it and all turns that hang on it.
     total: Total | None = None
     #: The beginning of the message that it was for.
@@ -454,6 +470,17 @@ def _model_ended(trace: Trace, calls: dict[str, ToolCall], note: Note) -> None:
 
 
 #: What each kind of note adds; another version may write others.
+def _layer_hangs(trace: Trace, calls: dict[str, ToolCall], note: Note) -> None:
+    if (layer := _read(note, LayerDetail)) is not None:
+        trace.hangs.append(Hang(extension=layer.extension, point=layer.point, started_at=note.at))
+
+
+def _layer_goes_on(trace: Trace, calls: dict[str, ToolCall], note: Note) -> None:
+    for hang in trace.hangs:
+        if hang.duration_ms is None:
+            hang.duration_ms = between_ms(hang.started_at, note.at)
+
+
 _ADD: Final[dict[str, Callable[[Trace, dict[str, ToolCall], Note], None]]] = {
     "turn.resumed": _resumed,
     "turn.started": _started,
@@ -467,6 +494,8 @@ _ADD: Final[dict[str, Callable[[Trace, dict[str, ToolCall], Note], None]]] = {
     "call.refused": _call_refused,
     "step.completed": _step_ended,
     "step.failed": _step_ended,
+    "extension.waits": _layer_hangs,
+    "extension.over": _layer_goes_on,
 }
 
 

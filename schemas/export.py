@@ -32,6 +32,7 @@ from schemas import (
     oauth,
     receipts,
     resources,
+    runtime_events,
     tool_asks,
     worker_frames,
 )
@@ -55,8 +56,8 @@ _PAYLOADS: Final = (
     frames.Shutdown,
     frames.InstanceEnd,
     frames.InstanceEnded,
-    frames.RuntimeEvent,
-    frames.ToolProgress,
+    runtime_events.RuntimeEvent,
+    runtime_events.ToolProgress,
     frames.Completion,
     tool_asks.ToolAsk,
     tool_asks.ToolAnswer,

@@ -183,7 +183,8 @@ class Frame(Struct, rename={"from_": "from"}, omit_defaults=True, gc=False):
     chain: list[str] | None = None
     #: Which holder of the event speaks, or is spoken to.
     epoch: int | None = None
-    #: Of an `ack`: what has happened (AckStage). Of a `clock`: whether time stands still (ClockStage).
+    #: Of an `ack`: what has happened (AckStage). Of a `clock`: whether time stands still (ClockStage). Of a
+    #: `runtime.event`, `tool.progress`: the turn, or the call, waits (`waits`), or goes on (`over`).
     stage: str | None = None
     #: Names everything that one message set going (schemas/spans.py).
     trace_id: str | None = field(default=None, name="traceId")
@@ -237,6 +238,8 @@ class Frame(Struct, rename={"from_": "from"}, omit_defaults=True, gc=False):
     files: list[FilePart] | None = None
     #: `ack` of stage `failed`: why, where the message is not to blame. The event is kept as a dead letter.
     cause: str | None = None
+    #: `tool.call` only: the number of its step, from 1.
+    step: int | None = None
 
 
 # --- payloads -------------------------------------------------------------------------------------------------------
@@ -627,71 +630,3 @@ class Shutdown(Struct, frozen=True, rename="camel"):
     grace_period_ms: int | None
     #: Why.
     reason: ShutdownReason
-
-
-#: What a running turn tells its asker. `text`: a piece of the answer, or of what is said before a tool call.
-#: `reasoning`: a piece of the model's reasoning.
-RuntimeEventKind = Literal[
-    "turn.started",
-    "turn.completed",
-    "turn.failed",
-    "step.started",
-    "step.completed",
-    "step.failed",
-    "text",
-    "tool.called",
-    "tool.completed",
-    "tool.failed",
-    "tool.progress",
-    "tool.waits",
-    "reasoning",
-    "model.waits",
-]
-
-
-class RuntimeEvent(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
-    """Payload of `runtime.event` from an agent: news of a turn that runs. Any of them may be lost."""
-
-    #: What happened. `tool.waits`: the call waits for a person. `model.waits`: the step's request to the model waits.
-    kind: RuntimeEventKind
-    #: The number of the step, from 1.
-    step: int = 0
-    #: A piece of the model's text, or of its reasoning.
-    text: str | None = None
-    #: Where the piece stands in its step's text, or in its step's reasoning, in characters (code points). When this is
-    #: not the length of what was heard of it so far, something was lost.
-    at: int = 0
-    #: Of a step: the text and the reasoning of it that were heard before are void. Of `turn.started`: the turn was
-    #: begun before, by an incarnation that is gone.
-    again: bool = False
-    #: The model's id of the call.
-    tool_call_id: str | None = None
-    #: Full name of the tool.
-    tool_name: str | None = None
-    #: Of `tool.failed`: the code of the error.
-    code: str | None = None
-    #: Of `tool.called`, for an operator: the arguments in one short line (argument_line.py).
-    arguments: str | None = None
-    #: Of `tool.progress`: how much is done, as the handler says.
-    done: float | None = None
-    #: Of `tool.progress`: how much there is in all, as the handler says.
-    total: float | None = None
-    #: Of `tool.progress`: the handler's own words. Of `model.waits`: why the last try failed.
-    message: str | None = None
-    #: Of `turn.failed` and `step.failed`: why it failed.
-    error: ErrorPayload | None = None
-    #: Of `model.waits`: how many requests of others go out before this one. None: it waits for the server.
-    before: int | None = None
-    #: Of `model.waits`: how long it waits at least (milliseconds).
-    wait_ms: int | None = None
-
-
-class ToolProgress(Struct, frozen=True, omit_defaults=True):
-    """Payload of `tool.progress`: a handler tells people how far its work is."""
-
-    #: How much is done.
-    done: float
-    #: How much there is in all. None: the handler does not know.
-    total: float | None = None
-    #: The handler's own words.
-    message: str | None = None

@@ -98,6 +98,8 @@ NoteKind = Literal[
     "call.refused",
     "turn.completed",
     "turn.failed",
+    "extension.waits",
+    "extension.over",
 ]
 
 
@@ -112,6 +114,15 @@ class TurnDetail(Struct, frozen=True, rename="camel", omit_defaults=True):
     awaited: bool = False
     #: How much of that time it waited for a place for its turn (milliseconds).
     place_ms: int = 0
+
+
+class LayerDetail(Struct, frozen=True, rename="camel"):
+    """A layer of an extension that hangs, or does not any more. The note has the time since when that is so."""
+
+    #: The extension.
+    extension: str
+    #: The point of the layer, or the kind of its middleware.
+    point: str
 
 
 class FailureDetail(Struct, frozen=True, rename="camel", omit_defaults=True):

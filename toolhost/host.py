@@ -388,6 +388,10 @@ class Host:
 
     def _tick(self) -> None:
         self.sessions.tick()
+        for call, waits in self._calls.waits():
+            told = Frame("tool.progress", call_id=call.id, to=call.agent, instance_key=call.instance_key)
+            told.stage = "waits" if waits else "over"
+            self._send(told)
         self._calls.expire(self._loop.time())
         more = self.sessions.jail_count or not self._calls.empty or not self.answers.pending.empty
         self._ticker = self._loop.call_later(TICK_S, self._tick) if more else None

@@ -10,15 +10,17 @@ Source: docs/extensions.md.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic
 from typing import Any, Final
 
-from agentproc.extensions.pipeline import LAYER_S
+from agentproc.extensions.pipeline import LAYER_S, Layer
 
 #: How often the layers are checked while any runs (seconds). A layer may exceed its time by as much.
 LOOK_S: Final = 1.0
+#: A layer whose clock runs for so long (seconds) is told as one that hangs.
+HANGS_S: Final = 2.0
 
 
 def is_ending() -> bool:
@@ -37,10 +39,11 @@ def is_ending() -> bool:
 class Patience:
     """The clock of one layer, from `Watch.enter` to `Watch.leave`."""
 
-    __slots__ = ("_cancelling", "_left", "_since", "_task", "_watch", "expired", "stands")
+    __slots__ = ("_cancelling", "_left", "_since", "_task", "_watch", "expired", "layer", "stands")
 
-    def __init__(self, watch: Watch, task: asyncio.Task[Any]) -> None:
+    def __init__(self, watch: Watch, task: asyncio.Task[Any], layer: Layer) -> None:
         self._watch = watch
+        self.layer = layer
         self._task = task
         self._cancelling = task.cancelling()
         self._left = LAYER_S
@@ -54,6 +57,8 @@ class Patience:
         """Stop the clock until `go_on` was called as often as `stand`."""
         if self.stands == 0:
             self._left -= monotonic() - self._since
+            if self._watch.hanging is self:
+                self._watch.go_on()
         self.stands += 1
 
     def go_on(self) -> None:
@@ -79,6 +84,10 @@ class Patience:
             self.expired = True
             self._task.cancel()
 
+    def hangs_s(self, now: float) -> float:
+        """For how long the clock has run without a pause (seconds)."""
+        return 0.0 if self.stands else now - self._since
+
     def is_late(self) -> bool:
         """Whether a CancelledError of the layer came from `look`, and only from there. To be asked when it
         was caught.
@@ -99,13 +108,17 @@ class Watch:
     def __init__(self) -> None:
         self.running: dict[Patience, None] = {}
         self.timer: asyncio.TimerHandle | None = None
+        #: Hears of a layer that hangs, and for how long it does (seconds); None: it does not any more.
+        self.told: Callable[[Layer, float | None], None] | None = None
+        #: The layer that hangs, if that was told.
+        self.hanging: Patience | None = None
 
-    def enter(self) -> Patience:
+    def enter(self, layer: Layer) -> Patience:
         """A layer begins, in the task that runs now."""
         task = asyncio.current_task()
         if task is None:
             raise AssertionError("layers run in tasks")
-        patience = Patience(self, task)
+        patience = Patience(self, task, layer)
         self.running[patience] = None
         if self.timer is None:
             self.look_later()
@@ -114,6 +127,8 @@ class Watch:
     def leave(self, patience: Patience) -> None:
         """The layer has ended."""
         self.running.pop(patience, None)
+        if self.hanging is patience:
+            self.go_on()
 
     def look_later(self) -> None:
         """A clock runs, and no check is planned: plan one for all layers."""
@@ -131,5 +146,22 @@ class Watch:
         now = monotonic()
         for patience in list(self.running):
             patience.look(now)
+        self._tell(now)
         if any(patience.stands == 0 for patience in self.running):
             self.look_later()
+
+    def _tell(self, now: float) -> None:
+        """Tell of the layer that hangs longest, again and again: news may be lost."""
+        longest = max(self.running, key=lambda patience: patience.hangs_s(now), default=None)
+        if self.told is None or longest is None or (hangs_s := longest.hangs_s(now)) < HANGS_S:
+            return
+        if self.hanging is not None and self.hanging is not longest:
+            self.go_on()
+        self.hanging = longest
+        self.told(longest.layer, hangs_s)
+
+    def go_on(self) -> None:
+        """The layer that hangs goes on, or has ended."""
+        hanging, self.hanging = self.hanging, None
+        if self.told is not None and hanging is not None:
+            self.told(hanging.layer, None)

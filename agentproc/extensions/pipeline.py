@@ -104,7 +104,7 @@ class Patience(Protocol):
 class Watch(Protocol):
     """Checks layers while they run (patience.py)."""
 
-    def enter(self) -> Patience:
+    def enter(self, layer: Layer) -> Patience:
         """A layer begins, in the task that runs now."""
 
     def leave(self, patience: Any) -> None:
@@ -131,6 +131,8 @@ class Layer(Struct, frozen=True):
     priority: int = 0
     #: The point that it is for; None: it is middleware of a kind.
     point: str | None = None
+    #: That kind; "" for a point.
+    kind: str = ""
 
 
 class Pipeline:
@@ -153,7 +155,9 @@ class Pipeline:
         """
         if kind not in KINDS:
             raise fail("E_USAGE", f"no middleware kind {str(kind)[:80]!r}; there are: {', '.join(KINDS)}")
-        self._layers[kind] = _with(self._layers[kind], Layer(extension, handler, priority), f"{kind} middleware")
+        self._layers[kind] = _with(
+            self._layers[kind], Layer(extension, handler, priority, kind=kind), f"{kind} middleware"
+        )
         self._look_over()
 
     def mutate(self, point: str, handler: Middleware, *, extension: str, priority: Any = 0) -> None:
@@ -310,7 +314,7 @@ async def run_chain(
                 done = True
                 return result
             layer = layers[index]
-            patience = watch.enter()
+            patience = watch.enter(layer)
             proceed: Next[R] = Next(enter, index + 1, patience)
             try:
                 returned = layer.handler(bind(proceed, layer))

@@ -63,7 +63,7 @@ async def run_mutators(
             given = context.copied()
             returned = layer.handler(given)
             if returned is not given and isawaitable(returned):
-                patience = watch.enter()
+                patience = watch.enter(layer)
                 returned = await returned
             accepted: C = context.accept(returned, changes)
             _require(accepted, keeps)
@@ -71,7 +71,7 @@ async def run_mutators(
         except (Exception, SystemExit, KeyboardInterrupt) as error:
             raise LayerFailed(layer, error) from error
         except BaseException as error:  # cancellation, or what a handler raises that looks like it
-            patience = patience or watch.enter()
+            patience = patience or watch.enter(layer)
             if patience.is_late():
                 raise LayerFailed(layer, too_slow()) from None
             if patience.is_ending():
@@ -162,7 +162,7 @@ async def run_wraps(
         if index == len(layers):
             return await core(given)
         layer = layers[index]
-        patience = watch.enter()
+        patience = watch.enter(layer)
         inside = _Inside(lambda changed: enter(index + 1, changed), given, changes, patience)
         try:
             returned = layer.handler(given.copied(), inside)

@@ -30,6 +30,7 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 from msgspec import Struct
 
 from agentproc.providers.body import Body
+from agentproc.providers.refusals import ADVICE
 from agentproc.providers.route import Route, request_head, route_to, tls_context
 from agentproc.providers.vendor import Fault, FaultKind, plain
 
@@ -111,10 +112,12 @@ class Client:
             async with asyncio.timeout(limit_s):
                 return await self._open(route)
         except TimeoutError:
-            raise Fault("busy", f"no connection within {limit_s:g} s") from None
+            message = f"no connection within {limit_s:g} s"
+            raise Fault("busy", message, suggestion=ADVICE["unreachable"]) from None
         except (OSError, ssl.CertificateError) as error:
             reason, certificate = _cause(error)
-            raise Fault("final" if certificate else "busy", f"no connection: {reason}") from None
+            advice = ADVICE["certificate"] if certificate else _advice(error)
+            raise Fault("final" if certificate else "busy", f"no connection: {reason}", suggestion=advice) from None
 
     def close(self) -> None:
         """Close the kept connection."""
@@ -257,6 +260,12 @@ def _cause(error: BaseException) -> tuple[str, bool]:
     if isinstance(error, OSError) and error.strerror:  # asyncio writes texts of its own; the resolver's are below zero
         return plain(os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror)[:200], False
     return plain(str(error))[:200] or "no reason given", False
+
+
+def _advice(error: BaseException) -> str:
+    if isinstance(error, ConnectionRefusedError):
+        return ADVICE["refused"]
+    return ADVICE["no host" if isinstance(error, socket.gaierror) else "unreachable"]
 
 
 # --- the connection ---------------------------------------------------------------------------------------------------
@@ -518,8 +527,8 @@ class Response:
         elif late is not None:
             late.cancel()
 
-    def _fail(self, kind: FaultKind, message: str) -> None:
-        self._fault = self._fault or Fault(kind, message)
+    def _fail(self, kind: FaultKind, message: str, advice: str | None = None) -> None:
+        self._fault = self._fault or Fault(kind, message, suggestion=ADVICE["silent"] if kind == "silent" else advice)
         self._tell()
 
     def _tell(self) -> None:
@@ -540,7 +549,7 @@ class Response:
         except (HttpParserError, HttpParserUpgrade):
             self._keeps = False
             if not self._complete:
-                self._fail("broken", "an answer that is no HTTP")
+                self._fail("broken", "an answer that is no HTTP", ADVICE["page"])
         if not self._has_head:
             self._watch_head()
             if self._heard > MAX_HEAD_BYTES:
@@ -565,9 +574,9 @@ class Response:
             self._complete = True
             self._tell()
         elif self._began:
-            self._fail("broken", "half an answer: the connection was lost")
+            self._fail("broken", "half an answer: the connection was lost", ADVICE["cut off"])
         else:
-            self._fail("busy", "nothing: the connection was lost before an answer")
+            self._fail("busy", "nothing: the connection was lost before an answer", ADVICE["closed"])
 
     # --- from the parser
 

@@ -42,7 +42,7 @@ from agentproc.providers.output_format import answered
 from agentproc.providers.output_limit import limited_output, output_limit
 from agentproc.providers.overflow import overflow_of
 from agentproc.providers.rate_limits import exhausted_wait
-from agentproc.providers.refusals import error_names, refusal_kind
+from agentproc.providers.refusals import ADVICE, error_names, refusal_kind
 from agentproc.providers.retry import Retries, retry_after
 from agentproc.providers.seeing import Seeing
 from agentproc.providers.sse import EventTooLarge, SseDecoder
@@ -80,7 +80,8 @@ _START_BYTES: Final = 2000
 _SUGGESTIONS: Final[dict[int, str]] = {
     401: "Check the Model's apiKey, or the environment variable that it comes from.",
     403: "Check that the key may use this model, and that the endpoint is the vendor's.",
-    404: "Check the Model's model and endpoint.",
+    404: "Check the path of the Model's endpoint, which most servers want to end with /v1, and the name of the model.",
+    405: "Check the path of the Model's endpoint, which most servers want to end with /v1.",
     429: "Wait, or raise the limits of your account.",
 }
 
@@ -282,7 +283,8 @@ class HttpProvider:
             kind = plain(response.headers.get("content-type", "no content-type"))[:80]
             text = start.decode("utf-8", "replace")
             words = page_title(text) or plain(text)[:200]
-            raise Fault("broken", f"no event stream but {kind}: {words}" if words else "an empty answer")
+            message = f"no event stream but {kind}: {words}" if words else "an empty answer"
+            raise Fault("broken", message, suggestion=ADVICE["page"])
 
     async def _read_rest(self, response: Response) -> None:
         """Read the end mark behind a complete answer. Any other data there is not worth waiting for."""

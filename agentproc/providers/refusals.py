@@ -41,6 +41,17 @@ _PERHAPS_SPENT: Final = re.compile(r"exceeded your current quota|\bbilling\b", r
 _LOADING: Final = re.compile(
     r"\bload(?:ing|ed yet)\b.{0,80}\bmodel\b|\bmodel\b.{0,200}\bload(?:ing|ed yet)\b", re.IGNORECASE
 )
+#: What a person can do about a server that gives no answer at all, by what was seen of it.
+ADVICE: Final[Mapping[str, str]] = {
+    "refused": "Nothing listens there: start the model server, or correct host and port of the Model's endpoint.",
+    "no host": "Correct the host in the Model's endpoint, or look at the network and the DNS of this machine.",
+    "unreachable": "Check host and port of the Model's endpoint, and the network and firewalls in between.",
+    "certificate": "Check the endpoint's host; for an authority of your own, name its file in SSL_CERT_FILE.",
+    "silent": "It takes requests and does not answer: look at its log; it may be loading its model, or be overloaded.",
+    "closed": "It ends connections without an answer: look at its log, and whether the endpoint is http or https.",
+    "cut off": "Send it again. If it is cut off again, look at the log of the server and at proxies in between.",
+    "page": "What answers there is no model server: check the path of the Model's endpoint; most end with /v1.",
+}
 _PAYMENT_REQUIRED: Final = 402
 _UNAVAILABLE: Final = 503
 

@@ -61,7 +61,7 @@ class Administration:
         self._of_operators: dict[str, Op] = {
             **self._of_all,
             "peers": self._peers,
-            "why": lambda who, frame, asked, now: self._waits.tell(who, frame, now),
+            "why": lambda who, frame, asked, now: self._waits.tell(who, frame, asked.get("eventId"), now),
             "gates": lambda who, frame, asked, now: gates.tell(who, frame, asked.get("forget") is True, now),
             "events": lambda who, frame, asked, now: cancels.list_events(
                 who, frame, asked.get("agent"), asked.get("instanceKey"), now

@@ -106,6 +106,8 @@ class Bus:
         self.budgets = self.mailbox.budgets
         #: The supervisor's connection, if one is there.
         self.control: Connection | None = None
+        #: Since when the oldest decision waits for the disk, as the loop has seen; None: none does.
+        self.disk_since: float | None = None
         #: True while the kernel stops: the broker accepts and hands out nothing new.
         self.closing = False
         #: The reason that agents were told when the kernel began to stop, and the end of their time (broker's clock).

@@ -42,6 +42,8 @@ class Call(Struct, gc=False):
     asks: bool = False
     #: Of a script of an agent whose calls a person may have to decide: its payload; else b"".
     script: bytes = b""
+    #: Its tool host has said that it waits for its jail; None: it does not.
+    jail_since: float | None = None
 
     def overdue(self, now: float) -> bool:
         """Whether its deadline has passed."""

@@ -183,6 +183,8 @@ class Work:
         "position",
         "progressed",
         "requests",
+        "step",
+        "wait",
     )
 
     def __init__(self) -> None:
@@ -201,6 +203,10 @@ class Work:
         self.progressed = False
         #: How many messages its turn has stored, as its holder said last.
         self.position = 0
+        #: The step of its turn, as far as its holder has said; 0: not known.
+        self.step = 0
+        #: What its holder says that the turn waits for: since when this broker knows it, and a RuntimeEvent.
+        self.wait: tuple[float, Raw] | None = None
         #: A holder that is silent until this moment counts as hung (seconds on the broker's clock).
         self.lease_until = 0.0
         #: Its answer.

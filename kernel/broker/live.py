@@ -8,6 +8,7 @@ Rules.
   wait behind news.
 - The number of frames per second for one client is limited, whatever agents send. This limit, the size of a frame and
   the socket's HWM bound the memory that one client can occupy.
+- What a turn waits for is kept with its event as well, whoever listens, until the turn says that it goes on.
 
 Source: docs/design/wire.md section 8; PROTOCOL.md "Live events".
 """
@@ -48,6 +49,8 @@ class Live:
         ):
             counters["live_refused"] += 1
             return
+        if frame.stage is not None:  # it waits, or goes on: for waits.py
+            event.work.wait = (now, frame.payload) if frame.stage == "waits" else None
         asker = event.asker
         reply_to = event.content.reply_to
         if not event.live or reply_to is None or asker is None or self._clients.get(asker.ident) is not asker:

@@ -60,6 +60,7 @@ class BrokerLoop:
         self._next_report = 0.0
         #: Batches that the journal has not settled yet, in order.
         self._unsettled: deque[list[Staged]] = deque()
+        self._oldest: list[Staged] | None = None  # of them, at the last tick
         self._stop = False
         self._wake_r, self._wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
@@ -117,6 +118,7 @@ class BrokerLoop:
         self._sockets.tick(now)
         self._router.tick(now)
         self._flush(now)
+        self._look_at_disk(now)
         self._journal.catch_up()
         self._report_faults()
         self._report_notices()
@@ -124,6 +126,12 @@ class BrokerLoop:
         self._report_decisions()
         if self._keeper is not None:
             self._tidy(self._keeper, now)
+
+    def _look_at_disk(self, now: float) -> None:
+        """Note since when the oldest decision waits for the disk."""
+        oldest = self._unsettled[0] if self._unsettled else None
+        if oldest is not self._oldest:
+            self._oldest, self._bus.disk_since = oldest, None if oldest is None else now
 
     def close(self) -> None:
         """Tell the peers, let what is queued leave, free the paths."""

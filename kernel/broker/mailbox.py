@@ -190,7 +190,7 @@ class Mailbox:
         instance.leased = event
         self.holding[instance] = None
         event.state = "leased"
-        event.work.progressed = False
+        event.work.progressed, event.work.wait = False, None
         event.work.lease_until = now + LEASE_S
 
     def give_back(self, instance: Instance) -> None:

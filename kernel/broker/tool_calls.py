@@ -101,7 +101,7 @@ class ToolCalls:
         frame.chain = event.content.chain
         frame.root_event = event.root
         frame.trace_id = event.content.trace_id
-        frame.source = frame.auth = frame.within = None
+        frame.source = frame.auth = frame.within = frame.step = None
         host = instance.host or self._host_for(instance)
         if host is None:
             self._calls.wait(call, encode_value(frame))
@@ -133,6 +133,7 @@ class ToolCalls:
             self._forget_oldest(event)
         work.calls.setdefault(call_id, None)
         event.moved(frame.position)
+        work.step = frame.step or work.step
         first_sent = frame.first_sent_ms
         if first_sent is not None and first_sent < self._bus.started_ms:
             # The call is older than this broker: it is not known here which host got it, if any.
@@ -211,6 +212,9 @@ class ToolCalls:
             frame.to = call.event.instance.agent
             frame.instance_key = call.event.instance.key
             frame.root_event = None
+            if frame.stage is not None:  # it waits for its jail, or no longer does
+                call.jail_since = now if frame.stage == "waits" else None
+                return
             self._bus.send(call.event.instance.conn, frame)
 
     def completed(self, connection: Connection, frame: Frame, now: float) -> None:

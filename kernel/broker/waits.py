@@ -8,7 +8,11 @@ Kinds of waits.
 - `tool`: the turn has calls open. Without a tool host they wait for one.
 - `approval`: calls of the turn wait for a person, and messages wait behind them.
 - `budget`: the turn's next model call waits until model calls of others give something back to a budget.
-- `model`: the turn's next model call waits in the line before its server.
+- `model`: the turn's next model call waits in the line before its server, or its model has sent nothing for a while, or
+  it is asked again soon after a try that failed.
+- `jail`: calls of the turn wait for a jail to begin with them.
+- `extension`: a layer of an extension is not done with the turn.
+- `disk`: decisions wait for the disk of the state, which is slow, or has no room for the ends of turns.
 
 It also lists circles of turns that wait for each other's answers. A request that would close a circle is refused, so
 there should be none. And it lists stuck leases: the holder was silent for so long that renewals are missing.
@@ -16,8 +20,10 @@ there should be none. And it lists stuck leases: the holder was silent for so lo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Final
+
+from msgspec import Raw
 
 from kernel.broker.approvals.items import Item
 from kernel.broker.budgets.desk import Budgets
@@ -27,13 +33,17 @@ from kernel.broker.entities import Connection, Event, Instance
 from kernel.broker.gate.desk import Gates
 from kernel.broker.mailbox import LEASE_S
 from kernel.broker.one_frame import LIST_BYTES, fitting
-from schemas.codec import to_raw
+from schemas.codec import from_raw, to_raw
+from schemas.errors import GoondanError
 from schemas.frames import Frame
+from schemas.runtime_events import RuntimeEvent, Wait
 
 #: Waits of one answer: it has to fit a frame.
 MAX_LISTED: Final = 1000
 #: A holder renews every 10 s; one that has missed two renewals is called stuck (seconds).
 STUCK_S: Final = 25.0
+#: A decision that waits for so long for the disk (seconds) is a wait that somebody notices.
+DISK_S: Final = 1.0
 #: Items and tools that are named of a turn that waits for a person.
 MAX_ITEMS: Final = 20
 #: Claims that are named of an instance that waits for a place.
@@ -48,24 +58,24 @@ class Waits:
         self._gates = gates
         self._budgets = budgets
 
-    def tell(self, connection: Connection, frame: Frame, now: float) -> None:
-        """`{op: "why"}`: `{waits, more, cycles, stuck}`; times are milliseconds that something has lasted."""
-        instances = [*self._bus.mailbox.instances.values()]
-        calls: dict[Event, list[Call]] = {}
-        for call in self._bus.calls.open.values():
-            calls.setdefault(call.event, []).append(call)
-        items: dict[Event, list[Item]] = {}
-        for item in self._bus.approvals.values():
-            if item.open:
-                items.setdefault(item.event, []).append(item)
-        waits = [row for instance in instances for row in self._of(instance, calls, now)]
-        waits += [self._for_person(event, asked, now) for event, asked in items.items()]
-        for event, since in self._budgets.waiting:
-            waits.append({**_row("budget", event.instance, since, now), "eventId": event.id, "root": event.root})
-        for event, since, before, held_until in self._gates.waiting(now):
-            held_ms = max(0, round((held_until - now) * 1000))
-            waited = _row("model", event.instance, since, now)
-            waits.append({**waited, "eventId": event.id, "before": before, "heldMs": held_ms})
+    def tell(self, connection: Connection, frame: Frame, event_id: Any, now: float) -> None:
+        """`{op: "why", eventId?}`: `{waits, more, cycles, stuck}`; times are milliseconds that something has lasted.
+
+        With an event: only of its turn, and of the requests that its turn waits for, and so on. A turn of them that
+        waits for nothing has a row `works`.
+        """
+        events = None if event_id is None else _below(self._bus.mailbox.events.get(str(event_id)))
+        every = self._bus.mailbox.instances.values() if events is None else [event.instance for event in events]
+        instances = list(dict.fromkeys(every))
+        waits = [row for instance in instances for row in self._of(instance, events, now)]
+        waits += [row for event, row in self._elsewhere(now) if events is None or event is None or event in events]
+        for event in events or ():
+            if event.instance.leased is event and not any(row.get("eventId") == event.id for row in waits):
+                waits.append({**_row("works", event.instance, event.since, now), "eventId": event.id})
+        for each in waits:
+            turn = self._bus.mailbox.events.get(each.get("eventId", ""))
+            if turn is not None and turn.state == "leased" and turn.work.step:
+                each.setdefault("step", turn.work.step)
         waits.sort(key=lambda row: -row["forMs"])
         edges = {instance.address: [event.instance.address for event in _asked(instance)] for instance in instances}
         stuck = [row for instance in instances if (row := self._stuck(instance, now)) is not None]
@@ -78,36 +88,78 @@ class Waits:
         }
         self._bus.send(connection, Frame("reply", in_reply_to=frame.id, payload=to_raw(body)))
 
-    def _of(self, instance: Instance, open_calls: Mapping[Event, list[Call]], now: float) -> Iterator[dict[str, Any]]:
+    def _of(self, instance: Instance, events: Collection[Event] | None, now: float) -> Iterator[dict[str, Any]]:
+        """What an instance waits for; `events`: what only these do."""
+        if events is None or instance.leased in events:
+            yield from self._of_turn(instance, now)
+        if events is None or instance.leased not in events:
+            yield from self._of_queue(instance, events, now)
+
+    def _elsewhere(self, now: float) -> Iterator[tuple[Event | None, dict[str, Any]]]:
+        """What is known of waits elsewhere than at the instances, each with its event; None: it is everybody's."""
+        bus, calls, items = self._bus, dict[Event, list[Call]](), dict[Event, list[Item]]()
+        for call in bus.calls.open.values():
+            calls.setdefault(call.event, []).append(call)
+        for event, made in calls.items():
+            for kind in ("tool", "jail"):
+                these = [call for call in made if (kind == "jail") == (call.jail_since is not None)]
+                if these and event.instance.leased is event:
+                    yield (
+                        event,
+                        {
+                            **_row(kind, event.instance, min(call.began for call in these), now),
+                            "eventId": event.id,
+                            "tools": sorted({call.tool or "" for call in these}),
+                            "calls": len(these),
+                            "host": all(call.host is not None for call in these),
+                        },
+                    )
+        for item in bus.approvals.values():
+            if item.open:
+                items.setdefault(item.event, []).append(item)
+        for event, asked in items.items():
+            yield event, self._for_person(event, asked, now)
+        for event, since in self._budgets.waiting:
+            yield event, {**_row("budget", event.instance, since, now), "eventId": event.id, "root": event.root}
+        for event, since, before, held_until in self._gates.waiting(now):
+            place = {"eventId": event.id, "before": before, "heldMs": _ms(held_until - now)}
+            yield event, {**_row("model", event.instance, since, now), **place}
+        if bus.disk_since is not None and now - bus.disk_since >= DISK_S:
+            yield None, {"kind": "disk", "agent": "", "instanceKey": "", "forMs": _ms(now - bus.disk_since)}
+
+    def _of_turn(self, instance: Instance, now: float) -> Iterator[dict[str, Any]]:
+        """What the turn of an instance waits for: other agents, and what its holder has said."""
         turn = instance.leased
+        if turn is None:
+            return
         for asked in _asked(instance):
             yield {
                 **_row("answer", instance, asked.since, now),
-                "eventId": None if turn is None else turn.id,
+                "eventId": turn.id,
                 "target": asked.instance.agent,
                 "targetKey": asked.instance.key,
                 "targetEventId": asked.id,
             }
-        calls = [] if turn is None else open_calls.get(turn, [])
-        if turn is not None and calls:
-            yield {
-                **_row("tool", instance, min(call.began for call in calls), now),
-                "eventId": turn.id,
-                "tools": sorted({call.tool or "" for call in calls}),
-                "calls": len(calls),
-                "host": all(call.host is not None for call in calls),
-            }
+        if turn.work.wait is not None and (told := _told(*turn.work.wait, instance, now)) is not None:
+            yield {**told, "eventId": turn.id}
+
+    def _of_queue(self, instance: Instance, events: Collection[Event] | None, now: float) -> Iterator[dict[str, Any]]:
+        """What the messages of an instance wait for. `events`: how many are before the first of these is told."""
+        turn = instance.leased
         waiting = [event for event in instance.queue if not event.ending]
         if not waiting and not instance.spawns:
             return
-        since = min([event.since for event in waiting] or [now])
+        since, more = min([event.since for event in waiting] or [now]), {"messages": len(waiting)}
+        if events is not None:
+            mine = next((at for at, event in enumerate(waiting) if event in events), 0)
+            since, more = waiting[mine].since if waiting else now, {**more, "before": mine + (turn is not None)}
         if turn is not None:
-            yield {**_row("turn", instance, since, now), "messages": len(waiting), "eventId": turn.id}
+            yield {**_row("turn", instance, since, now), **more, "eventId": turn.id}
         elif self._bus.mailbox.places.waits(instance):
             claims = [{"session": event.session, "root": event.root} for event in waiting[:MAX_CLAIMS]]
-            yield {**_row("place", instance, since, now), "messages": len(waiting), "claims": claims}
+            yield {**_row("place", instance, since, now), **more, "claims": claims}
         elif instance.conn is None and not (instance.queue and instance.queue[0].waits):
-            yield {**_row("process", instance, since, now), "messages": len(waiting), "leaving": instance.leaving}
+            yield {**_row("process", instance, since, now), **more, "leaving": instance.leaving}
 
     def _for_person(self, event: Event, items: list[Item], now: float) -> dict[str, Any]:
         instance = event.instance
@@ -169,6 +221,34 @@ def _asked(instance: Instance) -> list[Event]:
     return [] if instance.leased is None else [event for event in instance.leased.work.requests if not event.finished]
 
 
+def _below(event: Event | None) -> list[Event]:
+    """An event, the requests that its turn waits for, those that their turns wait for, and so on."""
+    found = [] if event is None else [event]
+    for one in found:  # it grows
+        if one.instance.leased is one:
+            found += [request for request in _asked(one.instance) if request not in found]
+    return found
+
+
+def _told(at: float, payload: Raw, instance: Instance, now: float) -> dict[str, Any] | None:
+    """What a turn has said that it waits for. None when it cannot be read."""
+    try:
+        told = from_raw(payload, RuntimeEvent)
+    except GoondanError:
+        return None
+    wait = told.wait or Wait()
+    row = _row("extension", instance, at - wait.waited_ms / 1000, now)
+    row["step"] = told.step
+    if told.kind == "extension.waits":
+        return {**row, "extension": wait.extension or "", "point": wait.point or ""}
+    again_ms = None if wait.wait_ms is None else _ms(at + wait.wait_ms / 1000 - now)
+    row |= {"kind": "model", "model": wait.model or "", "attempt": wait.attempt}
+    return row if told.message is None else {**row, "message": told.message, "againMs": again_ms}
+
+
 def _row(kind: str, instance: Instance, since: float, now: float) -> dict[str, Any]:
-    lasted = max(0, round((now - since) * 1000))
-    return {"kind": kind, "agent": instance.agent, "instanceKey": instance.key, "forMs": lasted}
+    return {"kind": kind, "agent": instance.agent, "instanceKey": instance.key, "forMs": _ms(now - since)}
+
+
+def _ms(seconds: float) -> int:
+    return max(0, round(seconds * 1000))

@@ -21,14 +21,17 @@ from typing import Final
 from msgspec import Struct
 
 from kernel.cli.plain import duration, one_line
-from kernel.cli.waits import in_line
-from schemas.frames import RuntimeEvent
+from schemas.runtime_events import RuntimeEvent
 
 #: The longest name of a tool in the status, and the longest message of it (characters).
 MAX_NAME: Final = 60
 MAX_WORDS: Final = 100
 #: The most running tools that are known by name.
 MAX_TOOLS: Final = 1000
+
+
+#: News of waits, of which the broker is asked instead: they may be lost.
+_WAITS: Final = ("model.waits", "extension.waits", "waits.over")
 
 
 class Say(Struct, frozen=True):
@@ -85,11 +88,13 @@ class TurnRenderer:
         self._thinking = False  # what was shown last is reasoning
         self._tools: dict[str, _Call] = {}
         self._progress = ""
-        self._waits = ""  # what the model is waited for, until the next news
+        #: What the turn waits for, until the next news of it; "": nothing that is known (following.py).
+        self.waits = ""
 
     def handle(self, event: RuntimeEvent, now: float = 0.0) -> list[Shown]:
         """The things to show for an event that comes at `now` (seconds on any clock)."""
-        self._waits = _for_model(event)
+        if event.kind not in _WAITS:
+            self.waits = ""
         return self._handle(event, now)
 
     def _handle(self, event: RuntimeEvent, now: float) -> list[Shown]:
@@ -115,7 +120,7 @@ class TurnRenderer:
             self._progress = _progress(event)
         elif event.kind == "tool.waits":
             self._progress = "waits for a person (gdn approve)"
-        elif event.kind != "model.waits":
+        elif event.kind not in _WAITS:
             call = self._tools.pop(event.tool_call_id or "", None)
             self._progress = ""
             if event.kind in ("tool.completed", "tool.failed"):
@@ -140,8 +145,8 @@ class TurnRenderer:
             parts.append(f"{first} and {more} more" if more else first)
             if self._progress:
                 parts.append(self._progress)
-        if self._waits:
-            parts.append(self._waits)
+        if self.waits:
+            parts.append(self.waits)
         return ", ".join([*parts, f"{seconds:.0f} s"])
 
     # --- inside
@@ -209,17 +214,6 @@ def _call_line(event: RuntimeEvent, call: _Call | None, now: float) -> str:
     name = one_line(event.tool_name or "", MAX_NAME) if call is None else f"{call.name} {call.arguments}".rstrip()
     outcome = "ok" if event.kind == "tool.completed" else f"failed {one_line(event.code or '', MAX_NAME)}".rstrip()
     return ", ".join([name, outcome, *([] if call is None else [duration(round(1000 * max(0.0, now - call.since)))])])
-
-
-def _for_model(event: RuntimeEvent) -> str:
-    """Why the model is not asked now, and for how long; "" for other news."""
-    if event.kind != "model.waits":
-        return ""
-    seconds = max(0, event.wait_ms or 0) / 1000
-    if event.before is not None:
-        return f"waiting for the model: {in_line(event.before, event.wait_ms or 0)}"
-    words = one_line(event.message or "no answer", MAX_WORDS)
-    return f"waiting for the model: {words}; again in {seconds:.0f} s"
 
 
 def _progress(event: RuntimeEvent) -> str:

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from kernel.cli.screen import Screen
     from kernel.cli.session import Listener, Session
     from schemas.errors import GoondanError
-    from schemas.frames import Answer, ErrorPayload, FilePart, RuntimeEvent
+    from schemas.frames import Answer, ErrorPayload, FilePart
+    from schemas.runtime_events import RuntimeEvent
 
 #: The most lines without an answer. No more lines are read before one is answered.
 MAX_IN_FLIGHT: Final = 64
@@ -412,9 +413,10 @@ class _Talk:
     async def _turn(self, session: Session, line: Line, interrupts: Interrupts, prompt: Prompt) -> None:
         import asyncio
 
+        from kernel.cli.following import follow
         from kernel.cli.interrupts import Cancelling, was_cancelled
         from kernel.cli.output import write
-        from kernel.cli.screen import Screen
+        from kernel.cli.screen import Screen, shows_status
 
         screen = Screen(text=not self._as_json)
         event_id = session.new_id()
@@ -433,6 +435,8 @@ class _Talk:
 
         asking = asyncio.ensure_future(self._ask(session, line, event_id, hear))
         questions = asyncio.ensure_future(self._asked.ask_each(prompt, screen))
+        place = self._kernel.entry_agent or "", self._commands.instance
+        following = asyncio.ensure_future(follow(session, *place, event_id, screen if shows_status() else None))
         try:
             with prompt.ahead(lambda line: self._enqueue(line, screen.note)):
                 told = await cancelling.wait(asking)
@@ -445,6 +449,7 @@ class _Talk:
                 self._show(told, screen)
         finally:
             questions.cancel()
+            following.cancel()
             screen.close()
 
     def _enqueue(self, line: Line, tell: Callable[[str], None]) -> None:

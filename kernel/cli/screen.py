@@ -21,7 +21,8 @@ from kernel.cli.plain import fit, flowing
 from kernel.cli.renderer import Break, Remark, Say, Shown, Think, TurnRenderer
 from kernel.cli.session import Listener
 from kernel.cli.terminal import shown_line, shown_text, style_of
-from schemas.frames import Answer, RuntimeEvent
+from schemas.frames import Answer
+from schemas.runtime_events import RuntimeEvent
 
 #: How long an answer may take before the status is shown (seconds).
 PATIENCE_S: Final = 0.5
@@ -32,21 +33,33 @@ _ERASE: Final = "\r\x1b[K"
 
 
 async def shown(
-    ask: Callable[[Listener | None], Awaitable[Answer]], *, reasoning: bool = False, raw: bool = False
+    ask: Callable[[Listener | None], Awaitable[Answer]],
+    follow: Callable[[Screen | None], Awaitable[None]],
+    *,
+    reasoning: bool = False,
+    text: bool = True,
+    raw: bool = False,
 ) -> Answer:
-    """Ask, show live events on terminals meanwhile, and print the text of a completed answer. `reasoning`: print the
-    reasoning, too, if no terminal has shown it. `raw`: the text is printed as it is, and nothing else is shown.
+    """Ask, show live events on terminals meanwhile, and print the text of a completed answer. `follow` tells what the
+    turn waits for: on a screen with a status, or (None) in lines. `reasoning`: print the reasoning, too, if no terminal
+    has shown it. `text`: False prints nothing of the answer. `raw`: the text is printed as it is, and nothing else is
+    shown.
 
     Raises what `ask` raises. An answer that failed is not printed.
     """
-    if raw or not wants_live():
-        answer = await ask(None)
-        if reasoning:
+    if raw or not text or not wants_live():
+        following = asyncio.ensure_future(follow(None))
+        try:
+            answer = await ask(None)
+        finally:
+            following.cancel()
+        if reasoning and text:
             tell_reasoning(answer)
-        if answer.status == "completed":
+        if answer.status == "completed" and text:
             write_text(answer.response or "", raw=raw)
         return answer
     screen = Screen()
+    following = asyncio.ensure_future(follow(screen if shows_status() else None))
     try:
         answer = await ask(screen.handle)
         if reasoning and answer.reasoning:
@@ -56,6 +69,7 @@ async def shown(
             screen.end(answer.response or "")
         return answer
     finally:
+        following.cancel()
         screen.close()
 
 
@@ -114,6 +128,10 @@ class Screen:
                 write_text("")
         else:
             write_text(response)
+
+    def tell_wait(self, text: str) -> None:
+        """What the turn waits for; "": nothing."""
+        self._renderer.waits = text
 
     def note(self, text: str) -> None:
         """Say something else on stderr, behind the line that is open now: it never stands inside the text."""

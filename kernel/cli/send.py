@@ -11,15 +11,12 @@ from kernel.cli import options
 if TYPE_CHECKING:
     from kernel.cli.attach import Kernel
     from kernel.cli.message_files import OpenFile
-    from kernel.cli.session import Listener, Session
+    from kernel.cli.screen import Screen
+    from kernel.cli.session import Listener
     from schemas.frames import Answer, ErrorPayload
 
 #: How long `send` waits by default (seconds): longer than most turns take, and short enough for a forgotten terminal.
 DEFAULT_TIMEOUT_S: Final = 600.0
-#: How long a message may wait before a person is told what it waits for (seconds). An idle agent has begun by then.
-QUEUE_NOTICE_S: Final = 0.5
-#: How long the broker may take to say which work an instance has (seconds). After that the person is not told.
-QUEUE_ANSWER_S: Final = 5.0
 #: The longest event id (characters). The broker refuses longer ones.
 MAX_EVENT_ID: Final = 256
 
@@ -215,6 +212,7 @@ async def _send(
     """
     import asyncio
 
+    from kernel.cli.following import follow
     from kernel.cli.interrupts import Cancelling, Interrupts
     from kernel.cli.screen import shown
     from kernel.cli.session import USER_MESSAGE, WELCOME_S, Session
@@ -253,34 +251,12 @@ async def _send(
 
         cancelling = Cancelling(session, lambda: [known_id])
         with Interrupts(cancelling.came) as interrupts:
-            asking = ask(None) if as_json else shown(ask, reasoning=reasoning, raw=raw)
-            telling = None if as_json else asyncio.ensure_future(_tell_turn(session, agent, instance, known_id))
-            try:
-                answer = await cancelling.wait(asyncio.ensure_future(asking))
-            finally:
-                if telling is not None:
-                    telling.cancel()
+
+            async def tell(screen: Screen | None) -> None:
+                await follow(session, agent, instance, known_id, screen)
+
+            asking = shown(ask, tell, reasoning=reasoning, text=not as_json, raw=raw)
+            answer = await cancelling.wait(asyncio.ensure_future(asking))
         if answer is None:
             raise SystemExit(interrupts.status)
         return known_id, answer, interrupts.status
-
-
-async def _tell_turn(session: Session, agent: str, instance: str, event_id: str) -> None:
-    """Say once on stderr how many messages are before this one at its instance, if there are any."""
-    import asyncio
-    import sys
-    from contextlib import suppress
-
-    from kernel.cli.output import write
-    from kernel.cli.terminal import printable
-    from schemas.errors import GoondanError
-
-    await asyncio.sleep(QUEUE_NOTICE_S)
-    with suppress(GoondanError):
-        question = {"op": "events", "agent": agent, "instanceKey": instance}
-        listed = (await session.admin(question, QUEUE_ANSWER_S))["events"]
-        before = next((at for at, event in enumerate(listed) if event["eventId"] == event_id), 0)
-        if before:
-            what = "1 message" if before == 1 else f"{before} messages"
-            place = printable(f"{agent}/{instance}")
-            write(f"gdn: {place} is busy; {what} before yours (gdn ps --why shows for what)", stream=sys.stderr)

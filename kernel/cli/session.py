@@ -18,8 +18,9 @@ from kernel.cli.message_files import OpenFile, lay_down
 from schemas.blobs import INLINE_FRAME_BYTES
 from schemas.codec import from_raw, to_raw
 from schemas.errors import GoondanError, fail
-from schemas.frames import AgentEvent, Answer, FilePart, Frame, ReplyTo, RuntimeEvent, Shutdown
+from schemas.frames import AgentEvent, Answer, FilePart, Frame, ReplyTo, Shutdown
 from schemas.link import Link
+from schemas.runtime_events import RuntimeEvent
 from schemas.system.secrecy import close_memory
 from schemas.times import rfc3339
 from schemas.tokens import SOCKETS

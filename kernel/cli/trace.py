@@ -145,6 +145,10 @@ def _turn(trace: Trace, start: str, style: Style) -> Iterator[Line]:
     if trace.status == "interrupted":
         words = f"interrupted since {printable(trace.last_at or trace.started_at)}: its kernel has ended"
         yield None, f"  {style.warning(f'{words}; it goes on when the kernel starts again')}"
+    for hang in trace.hangs:
+        took = "and has not gone on" if hang.duration_ms is None else f"for {duration(hang.duration_ms)}"
+        words = f"extension {printable(hang.extension)} hung at {printable(hang.point)} {took}"
+        yield _offset(start, hang.started_at), style.warning(words)
     for step in trace.steps:
         yield from _step(step, start, style)
     if trace.turns:

@@ -21,7 +21,8 @@ from kernel.cli.interrupts import CANCEL_S
 from kernel.cli.session import Session
 from kernel.mcp.offering import call_result, failure, named, offered
 from schemas.errors import GoondanError, fail
-from schemas.frames import OPERATOR_CALL, OPERATOR_TOOLS, OperatorCall, OperatorTool, RuntimeEvent
+from schemas.frames import OPERATOR_CALL, OPERATOR_TOOLS, OperatorCall, OperatorTool
+from schemas.runtime_events import RuntimeEvent
 
 #: How long a list of tools is good (seconds). A client may ask often, and each look is a turn of the agent.
 LIST_S: Final = 1.0

@@ -34,7 +34,6 @@ from schemas.frames import (
     OperatorCall,
     ReplyTo,
     RestartRequest,
-    RuntimeEvent,
     Shutdown,
     Source,
     ToolCallPayload,
@@ -42,6 +41,7 @@ from schemas.frames import (
     ToolResult,
     Welcome,
 )
+from schemas.runtime_events import RuntimeEvent
 from schemas.vectors.bad import FILE_NAME, TIME, nested
 from schemas.vectors.changesets import changeset_frames
 from schemas.vectors.gates import gate_frames
@@ -275,6 +275,7 @@ def good_frames() -> list[tuple[str, Frame, str | None]]:
                 span_id="df11055600cae3f3",
                 parent_span_id="dce0018eefc9dfaf",
                 payload=to_raw(call),
+                step=2,
             ),
             "ToolCallPayload",
         ),

@@ -153,7 +153,10 @@ async def test_an_answer_in_a_pipe_has_no_escape_sequences_unless_they_are_wante
     async def ask(listener: object) -> Answer:
         return Answer(turn_id="t", status="completed", response=text)
 
-    await shown(ask, raw=raw)
+    async def follow(screen: object) -> None:
+        pass
+
+    await shown(ask, follow, raw=raw)
     assert capsys.readouterr().out == (f"{text}\n" if raw else "a\\x1b]0;pwned\\x07\tb\n\\x9b31mc\n")
 
 

@@ -19,9 +19,10 @@ from agentproc.providers.choose import wire_of
 from agentproc.providers.http import HttpProvider
 from agentproc.turn import AskModel
 from schemas.codec import encode, from_raw
-from schemas.frames import OPERATOR, Frame, RuntimeEvent
+from schemas.frames import OPERATOR, Frame
 from schemas.launch import ModelSpec
 from schemas.redaction import Redactor
+from schemas.runtime_events import RuntimeEvent
 from tests.unit.agentproc.fakes import FakeLink, event_frame
 from tests.unit.agentproc.turns import Make, Runners
 

@@ -9,7 +9,18 @@ import msgspec
 import pytest
 from msgspec import Raw
 
-from schemas import approvals, budgets, changesets, frames, live_config, mcp, model_gate, oauth, tool_asks
+from schemas import (
+    approvals,
+    budgets,
+    changesets,
+    frames,
+    live_config,
+    mcp,
+    model_gate,
+    oauth,
+    runtime_events,
+    tool_asks,
+)
 from schemas.blobs import MAX_BLOB_BYTES, check_reference
 from schemas.blobs import describe as describe_payload
 from schemas.codec import MAX_DEPTH, MAX_FRAME_BYTES, FrameError, decode, encode, encode_value, from_raw
@@ -48,12 +59,12 @@ KINDS: dict[str, Any] = {
     "Credit": frames.Credit,
     "ErrorPayload": frames.ErrorPayload,
     "Hello": frames.Hello,
-    "RuntimeEvent": frames.RuntimeEvent,
+    "RuntimeEvent": runtime_events.RuntimeEvent,
     "InstanceEnd": frames.InstanceEnd,
     "InstanceEnded": frames.InstanceEnded,
     "Shutdown": frames.Shutdown,
     "ToolCallPayload": frames.ToolCallPayload,
-    "ToolProgress": frames.ToolProgress,
+    "ToolProgress": runtime_events.ToolProgress,
     "ToolResult": frames.ToolResult,
     "Welcome": frames.Welcome,
     "ToolAnswer": tool_asks.ToolAnswer,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import logging
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -13,6 +14,7 @@ import msgspec
 import pytest
 
 from agentproc.conversation import AssistantData, Message, MessageSource, ToolCallPart, ToolResultPart, result_message
+from agentproc.providers import connection
 from agentproc.providers.base import ModelAnswer, TextDelta
 from agentproc.providers.choose import wire_of
 from agentproc.providers.connection import Patience
@@ -157,6 +159,35 @@ async def test_nobody_listens_there(ask: Ask) -> None:
     message = await asker.fails("http://user:hidden@127.0.0.1:1", "m")
     assert "a user or a password in it" in message and "hidden" not in message
     assert len(asker.waits) == BUSY, "it is not tried again"
+
+
+@pytest.mark.parametrize(
+    ("how", "advice"),
+    [
+        ("401", "Check the Model's apiKey"),
+        ("404", "Check the path of the Model's endpoint"),
+        ("half", "If it is cut off again"),
+        ("drop", "It ends connections without an answer"),
+        ("silent", "It takes requests and does not answer"),
+        ("html", "What answers there is no model server"),
+        ("http://127.0.0.1:1", "Nothing listens there: start the model server"),
+    ],
+)
+async def test_the_advice_fits_what_was_seen_of_the_server(ask: Ask, base: str, how: str, advice: str) -> None:
+    there = (how, "m") if how.startswith("http") else (base, how)
+    with pytest.raises(GoondanError) as caught:
+        await ask("openai", silent=how == "silent").model.complete(question("openai", *there))
+    assert advice in (caught.value.info.suggestion or "")
+
+
+async def test_a_host_that_nobody_knows_is_told_as_one(ask: Ask, base: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def unknown(*asked: object) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(connection, "_addresses", unknown)
+    with pytest.raises(GoondanError, match="no connection: Name or service not known") as caught:
+        await ask("openai").model.complete(question("openai", base, "m"))
+    assert "Correct the host in the Model's endpoint" in (caught.value.info.suggestion or "")
 
 
 @pytest.mark.parametrize("address", ["nonsense", "ftp://127.0.0.1", "http://[bad", "http://" + "a" * 300 + ".test"])

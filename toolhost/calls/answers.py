@@ -20,18 +20,10 @@ from msgspec import Raw
 
 from schemas.codec import encode_value, to_raw
 from schemas.errors import tool_error
-from schemas.frames import (
-    OPERATOR_AGENT,
-    TOOL_COMPLETED,
-    AgentEvent,
-    Completion,
-    Frame,
-    ToolError,
-    ToolProgress,
-    ToolResult,
-)
+from schemas.frames import OPERATOR_AGENT, TOOL_COMPLETED, AgentEvent, Completion, Frame, ToolError, ToolResult
 from schemas.launch import DEFAULT_ERROR_LIMIT, ToolSpec
 from schemas.mcp import McpListing
+from schemas.runtime_events import ToolProgress
 from schemas.spans import call_span
 from schemas.times import rfc3339
 from schemas.worker_frames import Progress

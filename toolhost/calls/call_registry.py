@@ -109,6 +109,8 @@ class Call(Struct, eq=False, kw_only=True):
     started: float = 0.0
     #: When its last progress was passed on (seconds, on the loop's clock).
     progress_at: float = 0.0
+    #: How often the host has looked and its jail had not got it.
+    looked: int = 0
     #: How many connections of its jail had been denied when it began.
     denied_before: int = 0
     #: The codes of the errors that the bus has answered its questions with: its handler may say them, too.
@@ -237,6 +239,22 @@ class CallRegistry:
         return found
 
     # --- views
+
+    def waits(self) -> list[tuple[Call, bool]]:
+        """The open calls that have waited for their jail for two looks, and again after ten, since news may be lost,
+        each with True. And those that were among them and have it now. Call once a second.
+        """
+        found = []
+        for call in self._open.values():
+            if call.state == "waiting":
+                call.looked += 1
+                if call.looked % 10 == 3:
+                    found.append((call, True))
+            elif call.looked:
+                if call.looked >= 3:
+                    found.append((call, False))
+                call.looked = 0
+        return found
 
     def known_ids(self, max_bytes: int = HELLO_BYTES) -> list[str]:
         """CallIds that this host answers for, for `hello`: open ones first, then those with the newest results.

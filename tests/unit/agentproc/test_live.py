@@ -20,7 +20,8 @@ from agentproc.turn import AskModel, End
 from schemas.address import instance_dir
 from schemas.codec import MAX_FRAME_BYTES, encode, from_raw, to_raw
 from schemas.errors import fail
-from schemas.frames import OPERATOR, Frame, RuntimeEvent
+from schemas.frames import OPERATOR, Frame
+from schemas.runtime_events import RuntimeEvent
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, make_spec, says, wants
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from agentproc.model_gate import GatedRequest, ModelGates
+from agentproc.notes import ModelAttempts
 from agentproc.providers.base import ModelAnswer, ModelNews, Usage
 from agentproc.providers.rate_limits import exhausted_wait, is_low, rate_limits
 from agentproc.providers.tries import Tries
@@ -104,6 +105,19 @@ async def test_a_request_waits_for_its_permit_and_gives_it_back() -> None:
     (over,) = agent.broker.sent
     assert from_raw(over.payload, PermitOver) == PermitOver(asked.id, "main", True, 7, RateLimits(5))
     assert agent.gates.held() == []
+
+
+@pytest.mark.parametrize(("others", "waited", "paused"), [(True, 3.0, 0.0), (False, 0.0, 3.0)])
+async def test_only_a_request_behind_others_has_waited_for_others(others: bool, waited: float, paused: float) -> None:
+    agent = Agent(limited=True)
+    task = await agent.enter(agent.request())
+    agent.broker.grant(state="lesson", others=others)
+    await task
+    attempts = ModelAttempts()
+    told: list[ModelNews] = [*agent.news, "asking"]
+    for news in told:
+        attempts.hear(news, 10.0 if news == "queued" else 13.0)
+    assert (attempts.waited_s, attempts.paused_s) == (waited, paused)
 
 
 async def test_a_refused_request_asks_again_under_its_id_also_at_an_open_gate() -> None:

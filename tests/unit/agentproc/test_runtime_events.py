@@ -15,10 +15,11 @@ from agentproc.providers.base import ModelAnswer, Usage
 from agentproc.store import ConversationStore
 from schemas.codec import from_raw, to_raw
 from schemas.errors import GoondanError, fail
-from schemas.frames import RuntimeEvent, ToolResult
+from schemas.frames import ToolResult
 from schemas.launch import ModelSpec
 from schemas.receipts import CallReceipt, JailReceipt, Receipt
 from schemas.redaction import Redactor
+from schemas.runtime_events import RuntimeEvent
 from schemas.spans import call_span, model_span, step_span, turn_span
 from schemas.trace_index import of_trace
 from schemas.traces import CONVERSATION_FORMAT, MAX_NOTED_MESSAGE, SHORT_CHARS, WHOLE_CHARS, in_short

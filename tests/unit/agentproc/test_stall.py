@@ -50,6 +50,25 @@ def test_news_of_a_model_call_that_is_over_changes_nothing() -> None:
     assert clock.due is None
 
 
+def test_a_person_is_told_after_two_seconds_of_silence_and_again_every_ten() -> None:
+    clock = StallClock(600)
+    assert (clock.look_at, clock.notice(1e9)) == (None, None)
+    clock.begin(100)
+    clock.asking(100)
+    assert (clock.look_at, clock.notice(101.9), clock.notice(102)) == (102, None, 2)
+    assert (clock.look_at, clock.notice(111.9), clock.notice(112)) == (112, None, 12)
+    clock.content(113)
+    assert (clock.look_at, clock.notice(114), clock.notice(115)) == (115, None, 2)
+    clock.waiting(116)  # a try has failed
+    assert (clock.look_at, clock.notice(200)) == (None, None)
+    clock.asking(200)
+    assert (clock.look_at, clock.notice(201), clock.notice(202)) == (202, None, 89)
+    assert StallClock(1).look_at is None
+    short = StallClock(1)
+    short.begin(0)
+    assert short.look_at == 1  # the turn stalls before
+
+
 @given(st.lists(st.tuples(st.sampled_from(["asking", "waiting", "content"]), st.integers(0, 50)), max_size=40))
 def test_only_time_at_the_model_without_content_counts(news: list[tuple[str, int]]) -> None:
     """Against a second by second count."""

@@ -16,7 +16,7 @@ from kernel.cli.plain import fit, flowing, one_line
 from kernel.cli.prompt import continues
 from kernel.cli.renderer import Break, Remark, Say, Shown, Think, TurnRenderer
 from kernel.cli.screen import has_cursor
-from schemas.frames import RuntimeEvent
+from schemas.runtime_events import RuntimeEvent, Wait
 
 
 def text(step: int, at: int, piece: str, *, again: bool = False) -> RuntimeEvent:
@@ -144,19 +144,16 @@ def test_the_status_tells_step_tools_and_progress() -> None:
     assert renderer.status(3) == "working, step 2, 3 s"
 
 
-def test_the_status_tells_why_the_model_is_waited_for() -> None:
+def test_the_status_tells_what_is_waited_for_until_there_is_news() -> None:
     renderer = TurnRenderer()
     renderer.handle(RuntimeEvent(kind="step.started", step=1))
-    renderer.handle(RuntimeEvent(kind="model.waits", step=1, before=12, wait_ms=400))
-    assert renderer.status(3) == "working, waiting for the model: 12 before it, 3 s"
-    renderer.handle(RuntimeEvent(kind="model.waits", step=1, before=0, wait_ms=6000))
-    assert renderer.status(3) == "working, waiting for the model: held back for 6s by the limit of its server, 3 s"
-    renderer.handle(RuntimeEvent(kind="model.waits", step=1, before=0, wait_ms=0))
-    assert renderer.status(3) == "working, waiting for the model: it is next, 3 s"
-    renderer.handle(RuntimeEvent(kind="model.waits", step=1, message="503 Loading\x1b[2J model\n", wait_ms=4000))
-    assert renderer.status(3) == r"working, waiting for the model: 503 Loading\x1b[2J model ; again in 4 s, 3 s"
+    renderer.waits = "waits for its model openai/m: nothing came for 5s (try 1)"
+    assert renderer.status(6) == "working, waits for its model openai/m: nothing came for 5s (try 1), 6 s"
+    for kind in ("model.waits", "extension.waits", "waits.over"):
+        renderer.handle(RuntimeEvent(kind=kind, step=1, message="503", wait=Wait(wait_ms=4000, attempt=2)))
+    assert renderer.waits
     renderer.handle(RuntimeEvent(kind="text", step=1, text="hi"))
-    assert renderer.status(3) == "working, 3 s"
+    assert renderer.status(7) == "working, 7 s"
 
 
 # --- terminals

@@ -17,14 +17,22 @@ from agentproc.store import ConversationStore
 from kernel.cli.plain import duration
 from kernel.cli.terminal import Style
 from kernel.cli.trace import render
-from kernel.trace import Note, Trace, Turn, between_ms, said_in, tell
+from kernel.trace import Hang, Note, Trace, Turn, between_ms, said_in, tell
 from kernel.trace_search import Search
 from kernel.trace_tree import total_of
 from schemas.address import instance_dir
 from schemas.errors import GoondanError, error_payload
 from schemas.frames import AgentEvent, Answer
 from schemas.receipts import CallReceipt, JailReceipt, Receipt, kept
-from schemas.traces import SHORT_CHARS, CallDetail, ModelDetail, ResultDetail, encode_detail, encode_receipt
+from schemas.traces import (
+    SHORT_CHARS,
+    CallDetail,
+    LayerDetail,
+    ModelDetail,
+    ResultDetail,
+    encode_detail,
+    encode_receipt,
+)
 
 _KEYS = ("id", "data", "role", "content", "toolCallId", "args", "result", "output")
 
@@ -74,6 +82,25 @@ def test_a_turn_is_told_by_steps_with_durations_and_sums() -> None:
     ]
     assert second.model is not None
     assert (second.step, second.model.duration_ms, second.tools) == (2, 500, [])
+
+
+def test_a_layer_that_hung_is_shown_with_its_point_and_since_when() -> None:
+    layer = encode_detail(LayerDetail("guard", "step.pre"))
+    notes = [WHOLE[0], Note("extension.waits", at(100), layer), Note("extension.over", at(2400), layer), *WHOLE[1:]]
+    trace = tell(turn(), notes)
+    assert trace.hangs == [Hang(extension="guard", point="step.pre", started_at=at(100), duration_ms=2300)]
+    shown = "\n".join(render(trace, Style(False)))
+    assert "+100 ms  extension guard hung at step.pre for 2.30 s" in shown
+    trace = tell(turn(status="running", ended_at=None), notes[:2])
+    assert "extension guard hung at step.pre and has not gone on" in "\n".join(render(trace, Style(False)))
+
+
+def test_a_request_that_only_the_servers_limit_held_back_has_not_waited_for_others() -> None:
+    detail = encode_detail(ModelDetail(step=1, model="openai/m", paused_ms=2800))
+    trace = tell(turn(), [*WHOLE[:2], Note("model.answered", at(800), detail), WHOLE[-1]])
+    shown = "\n".join(render(trace, Style(False)))
+    assert "held back 2.80 s" in shown
+    assert "for others" not in shown
 
 
 @pytest.mark.parametrize(("status", "open_as"), [("running", "running"), ("failed", "lost"), ("abandoned", "lost")])

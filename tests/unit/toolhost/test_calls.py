@@ -46,6 +46,21 @@ def test_open_then_kept_then_unknown() -> None:
     assert (book.kept_bytes, book.known_ids()) == (0, [])
 
 
+def test_a_call_that_its_jail_has_not_got_is_told_and_when_it_has_it() -> None:
+    book = CallRegistry()
+    waiting, quick = call("1"), call("2")
+    for one in (waiting, quick):
+        book.open(one)
+    assert book.waits() == []
+    quick.state = "running"
+    assert book.waits() == []
+    assert book.waits() == [(waiting, True)]
+    assert [told for _ in range(10) for told in book.waits()] == [(waiting, True)]  # news may be lost
+    waiting.state = "running"
+    assert book.waits() == [(waiting, False)]
+    assert book.waits() == []
+
+
 def test_kept_results_are_bounded_in_bytes_and_stay_known() -> None:
     book = CallRegistry(kept_bytes=5000)
     for number in range(10):

@@ -10,8 +10,11 @@ import pytest
 
 from agentproc.extensions import patience as patience_module
 from agentproc.extensions.patience import Watch
+from agentproc.extensions.pipeline import Layer
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, says, wants
 from tests.unit.agentproc.turns import Make, api_of, settle, the_answer
+
+LAYER = Layer("guard", lambda ctx: ctx, point="step.pre")
 
 
 @pytest.fixture(autouse=True)
@@ -100,7 +103,7 @@ async def test_time_adds_up_over_several_waits() -> None:
 
     async def layer() -> bool:
         nonlocal waits
-        patience = watch.enter()
+        patience = watch.enter(LAYER)
         try:
             while True:
                 await asyncio.sleep(0.02)
@@ -121,7 +124,7 @@ async def test_standing_still_may_overlap() -> None:
     watch = Watch()
 
     async def layer() -> bool:
-        patience = watch.enter()
+        patience = watch.enter(LAYER)
 
         async def stand(seconds: float) -> None:
             with patience.standing():
@@ -139,7 +142,7 @@ async def test_a_layer_that_somebody_cancels_is_cancelled_and_not_late() -> None
     watch, late = Watch(), list[bool]()
 
     async def layer() -> None:
-        patience = watch.enter()
+        patience = watch.enter(LAYER)
         try:
             await asyncio.sleep(60)
         except asyncio.CancelledError:
@@ -159,7 +162,7 @@ async def test_one_that_is_late_and_cancelled_at_once_is_cancelled() -> None:
     watch, late = Watch(), list[bool]()
 
     async def layer() -> None:
-        patience = watch.enter()
+        patience = watch.enter(LAYER)
         try:
             await asyncio.sleep(60)
         except asyncio.CancelledError:
@@ -175,3 +178,32 @@ async def test_one_that_is_late_and_cancelled_at_once_is_cancelled() -> None:
         await task
     assert late == [False]
     watch.close()
+
+
+async def test_a_layer_that_hangs_is_told_with_its_point_and_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, seconds in (("LOOK_S", 0.02), ("HANGS_S", 0.06), ("LAYER_S", 60.0)):
+        monkeypatch.setattr(patience_module, name, seconds)
+    watch, told = Watch(), list[tuple[str, str | None, float | None]]()
+    watch.told = lambda layer, seconds: told.append((layer.extension, layer.point, seconds))
+    patience = watch.enter(LAYER)
+    with patience.standing():  # what it waits for has a limit of its own
+        await asyncio.sleep(0.15)
+    assert told == []
+    while len(told) < 2:
+        await asyncio.sleep(0.01)
+    with patience.standing():
+        assert told[-1][2] is None
+    watch.leave(patience)
+    assert all(row[:2] == ("guard", "step.pre") for row in told)
+    assert [row[2] is None for row in told] == [False] * (len(told) - 1) + [True]
+    assert (told[0][2] or 0) >= 0.06
+    watch.close()
+
+
+async def test_a_quick_layer_tells_nothing() -> None:
+    watch, told = Watch(), list[Any]()
+    watch.told = lambda *news: told.append(news)
+    watch.leave(watch.enter(LAYER))
+    await asyncio.sleep(0)
+    watch._look()
+    assert told == []

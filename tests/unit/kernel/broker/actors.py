@@ -24,19 +24,9 @@ from schemas.control import (
     WhichChangesets,
 )
 from schemas.errors import error_payload
-from schemas.frames import (
-    ORCHESTRATOR,
-    AgentEvent,
-    Answer,
-    FilePart,
-    Frame,
-    InstanceEnd,
-    InstanceEnded,
-    Lease,
-    ReplyTo,
-    RuntimeEvent,
-)
+from schemas.frames import ORCHESTRATOR, AgentEvent, Answer, FilePart, Frame, InstanceEnd, InstanceEnded, Lease, ReplyTo
 from schemas.peer import Deliver, Greet, LinkRefused, Peer, Reply, Settled, Welcomed, encode_reference
+from schemas.runtime_events import RuntimeEvent
 from schemas.tokens import Claims, mint
 from tests.unit.kernel.broker.swarm import TOOL
 

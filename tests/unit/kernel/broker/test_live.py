@@ -11,7 +11,8 @@ from kernel.broker.bus import Lossy
 from kernel.broker.entities import CLIENTS
 from kernel.broker.live import MAX_LIVE_BYTES
 from schemas.codec import decode, encode, to_raw
-from schemas.frames import Frame, RuntimeEvent
+from schemas.frames import Frame
+from schemas.runtime_events import RuntimeEvent
 from tests.unit.kernel.broker.actors import Agent
 from tests.unit.kernel.broker.world import World
 
@@ -58,6 +59,29 @@ def test_the_asker_hears_the_holder() -> None:
     assert (frame.from_, frame.instance_key, frame.event_id, frame.in_reply_to) == ("coder", "k", "c0e0", "corr-c0e0")
     assert (frame.epoch, frame.chain, frame.source) == (None, None, None)
     assert world.router.bus.counters["live"] == 2
+
+
+@pytest.mark.parametrize("live", [True, False])
+def test_what_a_turn_waits_for_is_kept_whoever_listens_until_it_goes_on(live: bool) -> None:
+    world, agent = working(live=live)
+    event, wait = world.router.bus.mailbox.events["c0e0"], news(agent)
+    wait.stage = "waits"
+    assert len(say(world, agent, wait)) == live
+    assert event.work.wait == (world.now, wait.payload)
+    say(world, agent, news(agent))
+    assert event.work.wait is not None
+    over = news(agent)
+    over.stage = "over"
+    say(world, agent, over)
+    assert event.work.wait is None
+
+
+def test_only_the_holder_says_what_a_turn_waits_for() -> None:
+    world, agent = working()
+    wait = news(agent)
+    wait.stage, wait.epoch = "waits", (wait.epoch or 0) + 1
+    say(world, agent, wait)
+    assert world.router.bus.mailbox.events["c0e0"].work.wait is None
 
 
 def test_what_an_agent_writes_into_the_header_reaches_nobody() -> None:

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+from collections import deque
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import Raw, structs
 
 from kernel.broker.budgets.desk import Budgets
 from kernel.broker.bus import Bus
-from kernel.broker.calls import Calls
+from kernel.broker.calls import Call, Calls
 from kernel.broker.entities import Connection, Content, Event
 from kernel.broker.epochs import Epochs
 from kernel.broker.gate.desk import Gates
 from kernel.broker.journal.memory import MemoryJournal
+from kernel.broker.loop import BrokerLoop
 from kernel.broker.mailbox import Mailbox, Quotas
 from kernel.broker.waits import Waits, circles
-from kernel.cli.waits import render
-from schemas.codec import from_raw
+from kernel.cli.following import new_lines
+from kernel.cli.waits import render, status_of, wait_line
+from schemas.codec import from_raw, to_raw
 from schemas.frames import Frame
+from schemas.runtime_events import RuntimeEvent, Wait
 
 
 @pytest.mark.parametrize(
@@ -91,6 +97,10 @@ def test_what_a_person_reads() -> None:
     assert render({"waits": [], "more": 0, "cycles": [], "stuck": []}) == ["nobody waits"]
 
 
+#: A model says nothing for two seconds.
+SILENT = RuntimeEvent(kind="model.waits", step=2, wait=Wait(waited_ms=2000, model="openai/m", attempt=1))
+
+
 class _Open:
     """Gates at which nobody waits."""
 
@@ -107,6 +117,7 @@ class _Look:
         self.approvals: dict[str, Any] = {}
         self.sent: list[dict[str, Any]] = []
         self.waiting: list[tuple[Event, float]] = []  # of budgets
+        self.disk_since: float | None = None
         self.turn = self.event("e1", "a")
         self.mailbox.lease(self.turn, 10.0)
 
@@ -120,10 +131,20 @@ class _Look:
     def send(self, connection: object, frame: Frame) -> None:
         self.sent.append(from_raw(frame.payload, dict))
 
-    def ask(self, now: float) -> dict[str, Any]:
+    def ask(self, now: float, event_id: str | None = None) -> dict[str, Any]:
         waits = Waits(cast(Bus, self), cast(Budgets, self), cast(Gates, _Open()))
-        waits.tell(cast(Connection, None), Frame("admin", id="f"), now)
+        waits.tell(cast(Connection, None), Frame("admin", id="f"), event_id, now)
         return self.sent.pop()
+
+    def request(self, event_id: str, agent: str, asking: Event) -> Event:
+        """A request of the turn of `asking`."""
+        request = self.event(event_id, agent)
+        asking.work.requests[request] = None
+        return request
+
+    def call(self, event: Event, tool: str, *, jail_since: float | None = None) -> None:
+        call = Call(f"t/{tool}", event, "f", tool, None, 11.0, host=cast(Connection, self), jail_since=jail_since)
+        self.calls.open[call.id] = call
 
 
 def test_who_waits_for_a_place_and_whose_it_would_be() -> None:
@@ -160,3 +181,97 @@ def test_two_turns_that_wait_for_each_other_are_a_circle() -> None:
     answer = look.ask(12.0)
     assert answer["cycles"] == [["a/k", "b/k"]]
     assert sorted(row["kind"] for row in answer["waits"]) == ["answer", "answer", "turn", "turn"]
+
+
+def test_what_a_turn_says_that_it_waits_for_is_a_wait_until_it_goes_on() -> None:
+    look = _Look()
+    failed = structs.replace(SILENT, message="no connection: refused")
+    failed = structs.replace(failed, wait=Wait(waited_ms=2000, model="openai/m", attempt=1, wait_ms=4000))
+    look.turn.work.wait = 12.0, to_raw(SILENT)
+    [row] = look.ask(15.0)["waits"]
+    about = {"agent": "a", "instanceKey": "k", "eventId": "e1", "step": 2, "forMs": 5000}
+    assert row == about | {"kind": "model", "model": "openai/m", "attempt": 1}
+    assert wait_line(row) == "a/k (step 2) waits for its model openai/m: nothing came for 5s (try 1)"
+    look.turn.work.wait = 12.0, to_raw(failed)
+    [row] = look.ask(13.0)["waits"]
+    assert wait_line(row) == "a/k (step 2) waits for its model openai/m: no connection: refused; try 2 in 3s"
+    hangs = RuntimeEvent(kind="extension.waits", step=2, wait=Wait(waited_ms=3000, extension="guard", point="step.pre"))
+    look.turn.work.wait = 12.0, to_raw(hangs)
+    [row] = look.ask(13.0)["waits"]
+    assert row == about | {"kind": "extension", "extension": "guard", "point": "step.pre", "forMs": 4000}
+    assert wait_line(row) == "a/k (step 2) waits for the extension guard, which hangs at step.pre"
+    look.turn.work.wait = 12.0, Raw(b"\xc1")
+    assert look.ask(13.0)["waits"] == []
+    look.turn.work.wait = None
+    assert look.ask(13.0)["waits"] == []
+
+
+def test_a_call_without_its_jail_and_a_disk_that_takes_nothing_are_waits() -> None:
+    look = _Look()
+    look.call(look.turn, "bash__exec")
+    look.call(look.turn, "build__run", jail_since=12.0)
+    look.disk_since = 12.5
+    rows = {row["kind"]: row for row in look.ask(14.0)["waits"]}
+    assert (rows["tool"]["tools"], rows["jail"]["tools"]) == (["bash__exec"], ["build__run"])
+    assert wait_line(rows["jail"]) == "a/k waits for a jail for build__run"
+    assert wait_line(rows["disk"]) == "the kernel waits for the disk of its state, which is slow or has no room"
+    assert "disk" not in {row["kind"] for row in look.ask(13.0)["waits"]}
+
+
+def test_since_when_the_oldest_decision_waits_for_the_disk() -> None:
+    loop, bus = BrokerLoop.__new__(BrokerLoop), SimpleNamespace(disk_since=None)
+    loop._unsettled, loop._oldest, loop._bus = deque([[], []]), None, cast(Bus, bus)
+    since = []
+    for now, settles in ((5.0, False), (6.0, True), (7.0, True), (8.0, False)):
+        loop._look_at_disk(now)
+        since.append(bus.disk_since)
+        if settles:
+            loop._unsettled.popleft()
+    assert since == [5.0, 5.0, 7.0, None]
+
+
+def test_of_one_event_only_its_turn_and_those_below_it_are_told() -> None:
+    look = _Look()
+    other = look.event("e9", "z")
+    look.mailbox.lease(other, 10.0)
+    look.call(other, "wait__seconds")
+    asked = look.request("e2", "b", look.turn)
+    assert {row["kind"] for row in look.ask(14.0, "e1")["waits"]} == {"answer", "process"}
+    look.mailbox.lease(asked, 10.0)
+    rows = look.ask(14.0, "e1")["waits"]
+    assert {(row["kind"], row["agent"]) for row in rows} == {("works", "b"), ("answer", "a")}
+    assert status_of(rows, ("a", "k")) == "b/k works"
+    look.call(asked, "bash__exec")
+    asked.work.step = 3
+    assert status_of(look.ask(14.0, "e1")["waits"], ("a", "k")) == "b/k works, step 3, bash__exec"
+    look.calls.open.clear()
+    asked.work.wait = 12.0, to_raw(structs.replace(SILENT, step=4))
+    below = "b/k (step 4) waits for its model openai/m: nothing came for 4s (try 1)"
+    assert status_of(look.ask(14.0, "e1")["waits"], ("a", "k")) == below
+    assert look.ask(14.0, "no such event")["waits"] == []
+    look.turn.work.wait = 12.0, to_raw(SILENT)
+    own = "waits for its model openai/m: nothing came for 4s (try 1)"
+    assert status_of(look.ask(14.0, "e1")["waits"], ("a", "k")) == own
+
+
+def test_a_request_behind_other_messages_says_behind_how_many() -> None:
+    look = _Look()
+    busy = look.event("e5", "b")
+    look.mailbox.lease(busy, 10.0)
+    look.event("e6", "b")
+    look.request("e7", "b", look.turn)
+    rows = look.ask(14.0, "e1")["waits"]
+    assert {row["kind"]: row.get("before") for row in rows} == {"answer": None, "turn": 2}
+    assert status_of(rows, ("a", "k")) == "queued behind 2 messages of b/k"
+    assert status_of(look.ask(14.0, "e6")["waits"], ("b", "k")) == "queued behind 1 message"
+
+
+def test_a_wait_is_told_once_and_again_when_it_has_lasted_five_times_as_long() -> None:
+    told: dict[tuple[str, ...], int] = {}
+    row = {"kind": "model", "agent": "a", "instanceKey": "k", "forMs": 2000, "model": "openai/m", "attempt": 1}
+    assert list(new_lines([row], told)) == ["a/k waits for its model openai/m: nothing came for 2s (try 1)"]
+    assert list(new_lines([{**row, "forMs": 9000}], told)) == []
+    assert len(list(new_lines([{**row, "forMs": 10_000}], told))) == 1
+    assert len(list(new_lines([{**row, "message": "503", "forMs": 400}], told))) == 0
+    assert len(list(new_lines([{**row, "message": "503", "forMs": 600}], told))) == 1
+    assert list(new_lines([{**row, "kind": "tool", "tools": ["x"], "host": True}], told)) == []
