@@ -32,15 +32,22 @@ def command(by: str | None, agent: str | None, number: int, bundle: str | None, 
     """List the calls of tools that a catalog, a rule, a grant, a budget, a person or an extension refused, the last one
     first: when, whose, with what, why, and the line that would allow it.
     """
+    import sys
+
     from kernel.cli.output import write, write_json
     from kernel.cli.state import state_of
     from kernel.paths import find_bundle
     from kernel.trace_files import conversation_files, read_file
+    from schemas.errors import GoondanError
 
     agent, instance = options.named(agent, None)
     found: list[dict[str, Any]] = []
     for place in conversation_files(state_of(find_bundle(bundle)), agent, instance):
-        rows = read_file(place, lambda db: list(_refused(db, by, number))) or []
+        try:
+            rows = read_file(place, lambda db: list(_refused(db, by, number))) or []
+        except GoondanError as error:  # the others are shown
+            write(f"not read: {error.info.message}", stream=sys.stderr)
+            continue
         found += [{"agent": place.agent, "instanceKey": place.instance_key, **row} for row in rows]
     found = sorted(found, key=lambda row: str(row["at"]), reverse=True)[:number]
     write_json(found) if as_json else write(*render(found))

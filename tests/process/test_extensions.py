@@ -98,6 +98,10 @@ def test_an_extension_works_around_turns_and_calls_of_a_running_swarm() -> None:
         assert (missing["by"], missing["allow"]) == ("catalog", "Agent/main: spec.tools: [Tool/json-query]")
         shown = kernel.gdn("denied").out.splitlines()
         assert shown[3] == "    to allow it: Agent/main: spec.tools: [Tool/json-query]"
+        broken = kernel.state_dirs[0] / "instances" / "main" / "broken"
+        broken.mkdir()
+        (broken / "conversation.db").write_bytes(b"no database" * 100)
+        assert (kernel.gdn("denied").out.splitlines(), "not read: " in kernel.gdn("denied").err) == (shown, True)
         trace = kernel.gdn("trace", refused["turnId"]).out
         assert "refused by extension; to allow it: the config or the code of Extension/guard, which decides" in trace
         assert "(turn 1)" in ended.out
