@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from msgspec import Raw
+from msgspec.structs import replace
 
 from schemas.errors import tool_error
 from schemas.frames import ToolError
@@ -313,6 +314,9 @@ class LiveSession:
 
     def explained(self, error: WorkerError) -> WorkerError:
         """A handler's error together with the wall or the limit that it met, as far as that is known at once."""
+        if self.tool.server is not None and error.message.startswith(_THE_SERVER):
+            message = f"the MCP server {self.tool.name}{error.message.removeprefix(_THE_SERVER)}"
+            error = replace(error, message=message)
         if self.network is None:
             error = without_network(error)
         usage = self.jail.usage
@@ -381,6 +385,10 @@ class LiveSession:
             if pid is None or self.session.server
             else WorkerNews(op="exit", pid=pid, tool=self.jail.name, cause=cause)
         )
+
+
+#: How a worker begins what it says of its server, whose name it does not know.
+_THE_SERVER: Final = "the server"
 
 
 def unavailable(message: str) -> ToolError:
