@@ -84,6 +84,11 @@ _SUGGESTIONS: Final[dict[int, str]] = {
     405: "Check the path of the Model's endpoint, which most servers want to end with /v1.",
     429: "Wait, or raise the limits of your account.",
 }
+#: The same for statuses of one kind, by their first digit.
+_KINDS: Final[dict[int, str]] = {
+    3: "Write the address that it redirects to into the Model's endpoint, if it is to have the key.",
+    5: "The fault is the server's own: send it again later, and look at its log or its status page.",
+}
 
 #: Statuses of a request that a server does not understand.
 _UNREAD: Final = frozenset((400, 422))
@@ -330,7 +335,7 @@ class HttpProvider:
             return ContextOverflow(redact(message), fault.overflow)
         if fault.kind == "quota" or (fault.kind == "limited" and asks_too_long):
             return fail("E_MODEL_QUOTA", redact(message))
-        suggestion = fault.suggestion or _SUGGESTIONS.get(fault.status or 0)
+        suggestion = fault.suggestion or _SUGGESTIONS.get(fault.status or 0) or _KINDS.get((fault.status or 0) // 100)
         if listing and (fault.status is None or fault.status not in (401, 403, 429)):
             suggestion = _NO_LIST
         return ModelFailure(redact(message), suggestion=suggestion, usage=fault.usage)

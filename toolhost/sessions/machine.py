@@ -440,8 +440,9 @@ def _ran_out(call: Call, session: JailSession | None) -> str:
         return f"the call ran out of its {call.allowed_ms} ms before it could start"
     if session.server:
         silent = call.total is not None and call.deadline is not None and call.deadline < call.total
+        up = f"it was given up, and the MCP server {call.tool.name} was told"
         if silent:
-            return f"there was no news of the call for {call.idle_s:g} s; it was given up, and the MCP server {call.tool.name} was told"
-        return f"the call ran out of its {call.allowed_ms} ms; it was given up, and the MCP server {call.tool.name} was told"
+            return f"there was no news of the call for {call.idle_s:g} s; {up}"
+        return f"the call ran out of its {call.allowed_ms} ms; {up}"
     ended = "its processes were" if session.forks else "its jail was"
     return f"the call ran out of its {call.allowed_ms} ms and {ended} ended"
