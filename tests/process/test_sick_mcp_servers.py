@@ -59,7 +59,7 @@ async def test_the_place_the_cause_and_a_next_step_that_works(asker: Asker, case
     assert case["says"] in error.message
     assert case["step"] in error.suggestion
     shown = result_text(ToolResult(status="error", error=error))
-    assert case["says"] in shown and FOR_MODELS.get(error.code, CODES[error.code]) in shown
+    assert case["says"] in shown and FOR_MODELS.get(case["code"], CODES[case["code"]]) in shown
     assert "gdn " not in shown
     mended = await asker.bench.call(f"{case['name']}-mended__{case['tool']}", {})
     assert mended["status"] == "ok", mended
