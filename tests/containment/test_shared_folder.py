@@ -143,7 +143,7 @@ async def test_what_all_write_counts_once_and_ends_one_of_them(short_tmp: Path) 
             assert "files" in await said(made, agent, "write", workdir, name=agent)
         assert "files" in await said(made, "coder", "write", workdir, name="first", mb=60)
         over = await said(made, "reviewer", "write", workdir, name="second", mb=60)
-        assert "the limit diskMb was reached: 100 MiB" in over["message"]
+        assert "the limit diskMb was reached" in over["message"]
         assert sum(path.stat().st_size for path in workdir.iterdir()) < 2 * DISK << 20
         for agent in ("planner", "coder"):
             assert "files" in await said(made, agent, "write", workdir, name=agent, mb=20)
