@@ -82,7 +82,7 @@ def with_private_copy(plan: KernelPlan, root: str) -> KernelPlan:
         return replace(
             spec,
             entry=moved(spec.entry),
-            root=moved(spec.root),
+            root=moved(whole),
             sandbox=reading(spec.sandbox, whole),
             narrowed=narrowed,
             server=shared,
@@ -90,7 +90,8 @@ def with_private_copy(plan: KernelPlan, root: str) -> KernelPlan:
         )
 
     def reading(sandbox: SandboxSpec, whole: str) -> SandboxSpec:
-        seen = [moved(path) if within(path, whole) else path for path in sandbox.filesystem.read]
+        # The copy is shown as the tool's own folder. As a grant it would be refused: it lies beside the kernel's state.
+        seen = [path for path in sandbox.filesystem.read if path != whole]
         return replace(sandbox, filesystem=replace(sandbox.filesystem, read=seen))
 
     def server(spec: McpServerSpec, folder: str) -> McpServerSpec:

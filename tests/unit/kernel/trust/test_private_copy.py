@@ -174,5 +174,6 @@ def test_an_installed_server_takes_the_packages_that_it_may_read_along(root: Pat
     assert moved.server is not None
     assert moved.server.command == ["node", f"{copied}/node_modules/server/dist/index.js"]
     assert os.path.isfile(f"{copied}/node_modules/dependency/index.js")
+    assert moved.root == copied, "it is shown as the server's own folder; no grant may lead into the state"
     for granted in (moved.sandbox, moved.narrowed["a"]):
-        assert granted.filesystem.read == [copied, "/opt/node"]
+        assert granted.filesystem.read == ["/opt/node"]
