@@ -1,5 +1,4 @@
-"""The tables of a conversation file: made in a new file, brought up to date in an older one, and begun again for a
-later generation.
+"""The tables of a conversation file: made in a new file, and begun again for a later generation.
 
 Source: docs/design/turns.md section 4.
 """
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from schemas.errors import fail
-from schemas.traces import CONVERSATION_FORMAT, TRACE_COLUMNS, TRACE_TABLES, TRACED_FORMAT
+from schemas.traces import CONVERSATION_FORMAT, TRACE_TABLES
 
 _SCHEMA: Final = """\
 CREATE TABLE meta (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
@@ -37,7 +36,7 @@ def prepare(db: sqlite3.Connection, path: Path, generation: int) -> None:
     """Make the tables of the file at `path` usable for this version of the code. When the file is of an earlier
     `generation`, its messages are put aside.
 
-    Raises GoondanError E_STATE for the format of a later version, sqlite3.Error, OSError.
+    Raises GoondanError E_STATE for the format of another version, sqlite3.Error, OSError.
     """
     boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     version = db.execute("PRAGMA user_version").fetchone()[0]
@@ -48,16 +47,6 @@ def prepare(db: sqlite3.Connection, path: Path, generation: int) -> None:
             for statement in (_SCHEMA + TRACE_TABLES).split(";\n"):
                 db.execute(statement)
             db.execute("INSERT INTO meta VALUES ('epoch', 0), ('boot', ?)", (boot,))
-            db.execute(f"PRAGMA user_version = {CONVERSATION_FORMAT}")
-        db.execute("COMMIT")
-    elif version < CONVERSATION_FORMAT:
-        db.execute("BEGIN IMMEDIATE")
-        version = db.execute("PRAGMA user_version").fetchone()[0]
-        if version < 2:
-            db.execute("ALTER TABLE events ADD COLUMN origin TEXT")
-        if version < TRACED_FORMAT:
-            for table, column in TRACE_COLUMNS:
-                db.execute(f"ALTER TABLE {table} ADD COLUMN {column}")
             db.execute(f"PRAGMA user_version = {CONVERSATION_FORMAT}")
         db.execute("COMMIT")
     elif version != CONVERSATION_FORMAT:

@@ -24,7 +24,7 @@ from schemas.address import instance_dir, path_segment, segment_key
 from schemas.codec import DECODE_ERRORS
 from schemas.errors import fail
 from schemas.frames import AgentEvent, Answer
-from schemas.traces import CONVERSATION_FILE, CONVERSATION_FORMAT, TRACED_FORMAT
+from schemas.traces import CONVERSATION_FILE, CONVERSATION_FORMAT
 
 _T = TypeVar("_T")
 
@@ -35,11 +35,11 @@ MAX_NOTES: Final = 20_000
 
 _LAST: Final = "SELECT seq FROM turns ORDER BY started_at DESC, seq DESC LIMIT 1"
 _NAMED: Final = "SELECT seq FROM turns WHERE turn_id = ?1 OR event_key = ?1 ORDER BY started_at DESC, seq DESC LIMIT 1"
-_TURN: Final = "SELECT turn_id, event_key, attempt, status, started_at, ended_at, answer"
-_TRACED: Final = ", trace_id, parent_span_id, waited_ms, first_note FROM turns WHERE seq = ?"
-_UNTRACED: Final = ", NULL, NULL, NULL, NULL FROM turns WHERE seq = ?"
-_NOTES: Final = "SELECT type, at, detail, turn_id FROM runtime_events WHERE turn_id = ? ORDER BY seq LIMIT ?"
-_NOTES_FROM: Final = "SELECT type, at, detail, turn_id FROM runtime_events WHERE seq >= ? ORDER BY seq LIMIT ?"
+_TURN: Final = (
+    "SELECT turn_id, event_key, attempt, status, started_at, ended_at, answer, trace_id, parent_span_id, waited_ms, "
+    "first_note FROM turns WHERE seq = ?"
+)
+_NOTES: Final = "SELECT type, at, detail, turn_id FROM runtime_events WHERE seq >= ? ORDER BY seq LIMIT ?"
 #: The digits of a position stand between `.` and `.:`.
 _MESSAGES: Final = (
     "SELECT message FROM base WHERE id > ?1 AND id < ?2 AND length(message) <= ?4 "
@@ -148,33 +148,30 @@ def _query(place: ConversationFile, read: Callable[[sqlite3.Connection], _T], op
         version = db.execute("PRAGMA user_version").fetchone()[0]
         if version == 0:
             return None  # it is being made
-        if version > CONVERSATION_FORMAT:
-            message = f"{place.path} has format {version}, this version reads up to {CONVERSATION_FORMAT}"
+        if version != CONVERSATION_FORMAT:
+            message = f"{place.path} has format {version}, this version reads {CONVERSATION_FORMAT}"
             raise fail("E_STATE", message)
         db.execute("BEGIN")  # one moment for all reads
         return read(db)
 
 
 def _turns(db: sqlite3.Connection, place: ConversationFile, which: Which, since: str | None) -> list[Trace]:
-    traced = db.execute("PRAGMA user_version").fetchone()[0] >= TRACED_FORMAT
-    return [_turn(db, place, seq, since, traced=traced) for seq in _chosen(db, which, traced=traced)]
+    return [_turn(db, place, seq, since) for seq in _chosen(db, which)]
 
 
-def _chosen(db: sqlite3.Connection, which: Which, *, traced: bool) -> list[int]:
+def _chosen(db: sqlite3.Connection, which: Which) -> list[int]:
     """The rows of the turns that are wanted."""
     if which.events:
         found = [db.execute("SELECT seq FROM turns WHERE event_key = ?", (event,)).fetchone() for event in which.events]
         return [row[0] for row in found if row is not None]
     if which.trace is not None:
-        if not traced:
-            return []
         return [seq for (seq,) in db.execute("SELECT seq FROM turns WHERE trace_id = ? ORDER BY seq", (which.trace,))]
     rows = db.execute(_LAST) if which.name is None else db.execute(_NAMED, (which.name,))
     return [seq for (seq,) in rows]
 
 
-def _turn(db: sqlite3.Connection, place: ConversationFile, seq: int, since: str | None, *, traced: bool) -> Trace:
-    row = db.execute(_TURN + (_TRACED if traced else _UNTRACED), (seq,)).fetchone()
+def _turn(db: sqlite3.Connection, place: ConversationFile, seq: int, since: str | None) -> Trace:
+    row = db.execute(_TURN, (seq,)).fetchone()
     turn_id, event_id, attempt, status, started_at, ended_at, answer, trace_id, parent, waited_ms, first_note = row
     said = _answer(answer)
     found = {
@@ -209,13 +206,9 @@ def _messages(db: sqlite3.Connection, turn_id: str) -> Iterator[Any]:
             yield msgspec.msgpack.decode(data)
 
 
-def _notes(db: sqlite3.Connection, turn_id: str, first_note: int | None) -> list[Note]:
+def _notes(db: sqlite3.Connection, turn_id: str, first_note: int) -> list[Note]:
     found = []
-    if first_note is None:  # of an earlier version, which all notes have to be looked through for
-        rows = db.execute(_NOTES, (turn_id, MAX_NOTES))
-    else:
-        rows = db.execute(_NOTES_FROM, (first_note, MAX_NOTES))
-    for kind, at, detail, whose in rows:
+    for kind, at, detail, whose in db.execute(_NOTES, (first_note, MAX_NOTES)):
         if whose != turn_id:
             break  # an instance has one turn at a time
         if isinstance(kind, str) and isinstance(at, str):

@@ -1,8 +1,7 @@
 """Finding turns and traces in a workspace: by the index that agents write (schemas/trace_index.py), else in the files.
 
-A turn that is not in the index may be older than the index: a turn of an earlier version, or one that it has forgotten.
-They are looked for in every file of a workspace that has few; beside many instances only if that is wished, since it
-takes long.
+A turn that the index has forgotten is looked for in every file of a workspace that has few; beside many instances only
+if that is wished, since it takes long.
 
 Source: docs/decisions/018 and 059.
 """

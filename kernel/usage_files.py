@@ -19,7 +19,7 @@ from kernel.trace_files import conversation_files, read_file
 from kernel.usage import Found, Sum, TurnSum
 from schemas.codec import DECODE_ERRORS
 from schemas.errors import GoondanError
-from schemas.traces import TRACED_FORMAT, used_by_note
+from schemas.traces import used_by_note
 from schemas.usage import ROWS, Part, Usage, Used, part_of, read_used, used_of
 
 _SUMS: Final = "SELECT name, value FROM meta WHERE name >= ? AND name < ?"
@@ -71,8 +71,6 @@ class _Reader(Struct, frozen=True):
     def read(self, db: sqlite3.Connection) -> Found:
         """The sums, and the turns."""
         found = Found([], [])
-        if db.execute("PRAGMA user_version").fetchone()[0] < TRACED_FORMAT:
-            return found  # of a time when nothing was counted
         for name, value in db.execute(_SUMS, (ROWS, ROWS[:-1] + chr(ord(ROWS[-1]) + 1))):
             part, used = part_of(name), read_used(value)
             if part is not None and used is not None:

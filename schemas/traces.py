@@ -37,12 +37,9 @@ from schemas.receipts import Receipt
 from schemas.results import cut_message
 from schemas.usage import Part, Used
 
-#: The file of an instance, in schemas.address.instance_dir; `PRAGMA user_version` is its format. An agent that
-#: opens the file of an earlier format brings it up to this one.
+#: The file of an instance, in schemas.address.instance_dir; `PRAGMA user_version` is its format.
 CONVERSATION_FILE: Final = "conversation.db"
 CONVERSATION_FORMAT: Final = 3
-#: The first format whose tables below have the columns of TRACE_COLUMNS.
-TRACED_FORMAT: Final = 3
 #: The tables that are read by others than their writer.
 TRACE_TABLES: Final = """\
 CREATE TABLE turns (
@@ -56,15 +53,6 @@ CREATE TABLE runtime_events (
     span_id TEXT, parent_span_id TEXT
 );
 """
-#: What format 3 has added to them.
-TRACE_COLUMNS: Final = (
-    ("turns", "trace_id TEXT"),
-    ("turns", "parent_span_id TEXT"),
-    ("turns", "waited_ms INTEGER"),
-    ("turns", "first_note INTEGER"),
-    ("runtime_events", "span_id TEXT"),
-    ("runtime_events", "parent_span_id TEXT"),
-)
 #: An error's message in a note (characters); the whole is in the answer, or in the call's result.
 MAX_NOTED_MESSAGE: Final = 500
 #: Arguments, a result or a message in short (characters).

@@ -16,7 +16,6 @@ from kernel.broker.journal.records import EPOCHS
 from kernel.broker.ledger import EPOCH_BLOCK, Ledger
 from kernel.broker.recovery import BadRow, reserved_epochs, restore
 from kernel.broker.router import Router
-from kernel.broker.spawn_file import SpawnFile
 from schemas.errors import fail
 from schemas.launch import KernelPlan
 from schemas.visible import visible_line
@@ -61,11 +60,6 @@ def assemble(
     if new_kernel:  # which has read the bundle
         for wish in bus.wishes.values():
             wish.state = "done"
-    older = SpawnFile(plan.state_dir)
-    for record in older.read():
-        store.commit(ledger.spawned(record).writes, wall_ms())
-        restored.spawned.append(record)
-    older.remove()
     return Router(bus, InstanceFolders(plan.state_dir), restored)
 
 

@@ -22,7 +22,7 @@ from schemas.redaction import Redactor
 from schemas.runtime_events import RuntimeEvent
 from schemas.spans import call_span, model_span, step_span, turn_span
 from schemas.trace_index import of_trace
-from schemas.traces import CONVERSATION_FORMAT, MAX_NOTED_MESSAGE, SHORT_CHARS, WHOLE_CHARS, in_short
+from schemas.traces import MAX_NOTED_MESSAGE, SHORT_CHARS, WHOLE_CHARS, in_short
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, says, wants
 from tests.unit.agentproc.turns import Make, the_answer
 
@@ -237,29 +237,6 @@ async def test_a_turn_is_in_the_index_and_goes_on_without_one(make: Make, tmp_pa
     path.mkdir()
     await make(link, FakeModel(says("two"))).run(event_frame("e2", "go", trace_id=TRACE))
     assert [answer.response for answer in link.answers()] == ["one", "two"]
-
-
-@pytest.mark.parametrize("version", [1, 2])
-async def test_files_of_earlier_formats_get_traces(make: Make, tmp_path: Path, version: int) -> None:
-    """With the tables as they were, and a turn in them."""
-    before = make(FakeLink(), FakeModel(says("one")))
-    await before.run(event_frame("e1", "go"))
-    await before.close()
-    path = next(tmp_path.rglob("conversation.db"))
-    with closing(sqlite3.connect(path)) as db:
-        for column in ("trace_id", "parent_span_id", "waited_ms", "first_note"):
-            db.execute(f"ALTER TABLE turns DROP COLUMN {column}")
-        for column in ("span_id", "parent_span_id"):
-            db.execute(f"ALTER TABLE runtime_events DROP COLUMN {column}")
-        if version == 1:
-            db.execute("ALTER TABLE events DROP COLUMN origin")
-        db.execute(f"PRAGMA user_version = {version}")
-        db.commit()
-    await make(FakeLink(), FakeModel(says("two"))).run(event_frame("e2", "go", trace_id=TRACE))
-    assert rows(tmp_path, "PRAGMA user_version") == [(CONVERSATION_FORMAT,)]
-    assert rows(tmp_path, "SELECT trace_id FROM turns ORDER BY seq") == [(None,), (TRACE,)]
-    with closing(ConversationStore(str(path.parent))) as store:
-        assert len(store.load_messages()) == 4
 
 
 def test_a_later_attempt_begins_anew(tmp_path: Path) -> None:

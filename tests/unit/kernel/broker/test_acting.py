@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from kernel.broker import directory
 from kernel.broker.entities import AGENTS, CONTROL, TOOLS, Connection
-from kernel.broker.spawn_file import SpawnFile
-from kernel.broker.spawns import SpawnRecord
 from kernel.broker.workdirs import Beneath, Workdir, check_opened, shared
 from schemas.codec import decode, encode, from_raw, to_raw
 from schemas.control import Exited, Principal, Ready, SpawnFailed
@@ -490,22 +486,6 @@ def test_a_new_broker_knows_who_spawned_what_and_where_it_works() -> None:
     assert (known.spawned.owner_agent, known.spawned.owner_key) == ("coder", "k")
     assert known.spawned.created == 1000.0
     assert ("reviewer", "b") in world.router.bus.mailbox.instances
-
-
-def test_what_an_older_kernel_remembered_of_instances_is_read_once(tmp_path: Path) -> None:
-    path = tmp_path / "spawned.jsonl"
-    lines = [SpawnRecord("reviewer", "a", "coder", "k"), SpawnRecord("reviewer", "b", "coder", "k")]
-    lines += [SpawnRecord("reviewer", "b", gone=True), SpawnRecord("nobody", "c", "coder", "k")]
-    path.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines) + b'{"agent": "cut o\n\xff\n[]\n')
-    file = SpawnFile(str(tmp_path))
-    assert [(record.agent, record.key) for record in file.read()] == [("reviewer", "a"), ("nobody", "c")]
-    link = tmp_path / "elsewhere"
-    path.rename(link)
-    path.symlink_to(link)
-    assert file.read() == [], "a link is not followed"
-    file.remove()
-    assert link.exists()
-    assert not path.is_symlink()
 
 
 def test_agents_ask_the_same_for_themselves() -> None:
