@@ -5,11 +5,25 @@ Source: docs/approvals.md.
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from kernel.cli import options
+from kernel.cli.approval_text import (
+    COLUMNS,
+    WHOLE_DIGITS,
+    answered_lines,
+    is_long,
+    item_lines,
+    list_lines,
+    whole_digest,
+)
+from kernel.cli.operator_question import ask_broker
+from kernel.cli.output import columns_of, write, write_json
+from schemas.approvals import MAX_ANSWER_BYTES
+from schemas.errors import fail
 
 if TYPE_CHECKING:
     from msgspec import Raw
@@ -32,11 +46,6 @@ def command() -> None:
 @options.as_json
 def list_(everything: bool, answered: bool, bundle: str | None, as_json: bool) -> int:
     """List what waits, the oldest first."""
-    import sys
-
-    from kernel.cli.approval_text import COLUMNS, answered_lines, list_lines
-    from kernel.cli.operator_question import ask_broker
-    from kernel.cli.output import columns_of, write, write_json
 
     answer = ask_broker(bundle, {"op": "approve.list", "all": everything, "answered": answered})
     if as_json:
@@ -54,12 +63,8 @@ def list_(everything: bool, answered: bool, bundle: str | None, as_json: bool) -
 @options.as_json
 def show(id: str, bundle: str | None, as_json: bool) -> int:
     """Show one item with all of its arguments. ID is a callId or a code."""
-    import sys
 
-    from kernel.cli.approval_text import COLUMNS, is_long, item_lines, whole_digest
     from kernel.cli.named_files import with_files
-    from kernel.cli.operator_question import ask_broker
-    from kernel.cli.output import columns_of, write, write_json
 
     answer = ask_broker(bundle, {"op": "approve.show", "id": id})
     if as_json:
@@ -77,7 +82,6 @@ def show(id: str, bundle: str | None, as_json: bool) -> int:
 @options.as_json
 def yes(id: str, reason: str | None, whole: str, bundle: str | None, as_json: bool) -> int:
     """Let a call run, once. ID is a callId or a code."""
-    from kernel.cli.operator_question import ask_broker
 
     check_read(ask_broker(bundle, {"op": "approve.show", "id": id}), whole)
     return _decide(bundle, as_json, {"id": id, "decision": "yes", "reason": reason})
@@ -101,12 +105,8 @@ def no(id: str, reason: str | None, bundle: str | None, as_json: bool) -> int:
 @options.as_json
 def answer(id: str, json: str | None, whole: str, bundle: str | None, as_json: bool) -> int:
     """Answer a question with a JSON value; without one it is read from standard input. ID is a callId or a code."""
-    import sys
 
     from kernel.cli.batch import parse_json
-    from kernel.cli.operator_question import ask_broker
-    from schemas.approvals import MAX_ANSWER_BYTES
-    from schemas.errors import fail
 
     text: str | bytes = json if json is not None else sys.stdin.buffer.read(MAX_ANSWER_BYTES * 6 + 1)
     value = parse_json(text)
@@ -120,8 +120,6 @@ def answer(id: str, json: str | None, whole: str, bundle: str | None, as_json: b
 
 def check_read(item: dict[str, Any], whole: str) -> None:
     """Check that who agrees to a long item was shown all of it. Raises GoondanError E_USAGE."""
-    from kernel.cli.approval_text import WHOLE_DIGITS, is_long, whole_digest
-    from schemas.errors import fail
 
     given = whole.removeprefix("sha256:")
     if is_long(item) and (len(given) < WHOLE_DIGITS or not whole_digest(item).startswith(given)):
@@ -141,9 +139,7 @@ def answer_issues(schema: Any, value: Any) -> list[str]:
 
 def encoded_answer(value: Any) -> Raw:
     """An answer in the form that goes to the broker. Raises GoondanError E_USAGE."""
-    from schemas.approvals import MAX_ANSWER_BYTES
     from schemas.codec import to_raw
-    from schemas.errors import fail
 
     raw = to_raw(value)
     if len(memoryview(raw)) > MAX_ANSWER_BYTES:
@@ -152,8 +148,6 @@ def encoded_answer(value: Any) -> Raw:
 
 
 def _decide(bundle: str | None, as_json: bool, decision: dict[str, Any]) -> int:
-    from kernel.cli.operator_question import ask_broker
-    from kernel.cli.output import write, write_json
 
     told = ask_broker(bundle, {"op": "approve.answer", **decision})
     if as_json:

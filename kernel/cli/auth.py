@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from kernel.cli import options
+from kernel.cli.output import write, write_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -54,7 +55,6 @@ def login(
     as_json: bool,
 ) -> int:
     """Have a person agree to an OAuthApp: show the page to open, and wait until they have."""
-    from kernel.cli.output import write, write_json
 
     question: dict[str, Any] = {"app": _name_of(app), "subject": subject, "device": device}
 
@@ -81,7 +81,6 @@ def login(
 @options.as_json
 def list_(bundle: str | None, policy: str | None, trust: bool, as_json: bool) -> int:
     """List what was agreed to, and who is being asked. No token is shown."""
-    from kernel.cli.output import write, write_json
 
     found = _with_kernel(lambda session: session.admin({"op": "auth.list"}, _PATIENCE_S), bundle, policy, trust)
     if as_json:
@@ -100,7 +99,6 @@ def list_(bundle: str | None, policy: str | None, trust: bool, as_json: bool) ->
 @options.as_json
 def revoke(app: str, subject: str | None, bundle: str | None, policy: str | None, trust: bool, as_json: bool) -> int:
     """Forget the tokens of an OAuthApp, and have its server forget them. Exit status 1 if the server did not."""
-    from kernel.cli.output import write, write_json
     from schemas.errors import fail
 
     name = _name_of(app)

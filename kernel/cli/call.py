@@ -14,13 +14,24 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from kernel.cli import options
+from kernel.cli.batch import (
+    MAX_LINE_BYTES,
+    BadLine,
+    ToolCall,
+    check_instance,
+    is_pair,
+    parse_arguments,
+    parse_line,
+    parse_pairs,
+)
+from kernel.cli.output import is_terminal, print_error, write, write_json, write_pretty
+from kernel.cli.workdir import absolute_workdir
+from schemas.errors import GoondanError, fail
 
 if TYPE_CHECKING:
     from kernel.cli.attach import Kernel
-    from kernel.cli.batch import ToolCall
     from kernel.cli.lines import Line
     from kernel.cli.session import Listener, Session
-    from schemas.errors import GoondanError
     from schemas.frames import Answer
 
 #: The most lines of a batch that have no result yet. So many keep every core busy, and a file of any length still takes
@@ -62,10 +73,7 @@ def command(
 ) -> int:
     """Call one tool, or a batch of tools, in the sandbox."""
     from kernel.cli.attach import attach_or_start, locate
-    from kernel.cli.batch import MAX_LINE_BYTES, ToolCall, check_instance, is_pair, parse_arguments, parse_pairs
     from kernel.cli.standard_input import FROM_STDIN, read_all
-    from kernel.cli.workdir import absolute_workdir
-    from schemas.errors import fail
 
     if (tool is None) == (batch is None):
         raise fail("E_USAGE", "name a tool, or give --batch FILE")
@@ -104,7 +112,6 @@ def _declared(tool: str, bundle: str | None) -> dict[str, Any]:
 
 def check_grant(text: str) -> None:
     """`HOST:PORT`, or `*.DOMAIN:PORT`. Raises GoondanError E_USAGE."""
-    from schemas.errors import fail
     from schemas.hosts import BadHost, parse_rule
 
     try:
@@ -115,7 +122,6 @@ def check_grant(text: str) -> None:
 
 def open_batch(name: str) -> int:
     """The descriptor to read lines from. Raises GoondanError E_USAGE."""
-    from schemas.errors import fail
 
     if name == "-":
         return 0
@@ -132,8 +138,6 @@ def _one(kernel: Kernel, call: ToolCall, as_json: bool) -> int:
     import asyncio
 
     from kernel.cli.interrupts import was_cancelled
-    from kernel.cli.output import is_terminal, print_error, write, write_json, write_pretty
-    from schemas.errors import GoondanError
 
     result: dict[str, Any] = {}
     cancelled: GoondanError | None = None
@@ -204,8 +208,6 @@ def tool_result(answer: Answer) -> dict[str, Any]:
     """The ToolResult in an answer. Raises GoondanError when the turn failed without one."""
     import msgspec
 
-    from schemas.errors import GoondanError, fail
-
     if answer.output is not None:
         result = msgspec.msgpack.decode(answer.output)
         if isinstance(result, dict) and "status" in result:
@@ -254,7 +256,6 @@ class _Batch:
     async def run(self) -> None:
         import asyncio
 
-        from kernel.cli.batch import MAX_LINE_BYTES
         from kernel.cli.interrupts import Cancelling, Interrupts
         from kernel.cli.lines import LineReader
         from kernel.cli.session import Session
@@ -316,10 +317,7 @@ class _Batch:
             raise lines.error
 
     async def _line(self, session: Session, line: Line) -> None:
-        from kernel.cli.batch import BadLine, parse_line
-        from kernel.cli.output import write_json
         from kernel.cli.session import GONE
-        from schemas.errors import GoondanError, fail
 
         known: Any = None
         try:
@@ -346,8 +344,6 @@ class _Batch:
 
     def _placed(self, call: ToolCall) -> ToolCall:
         from msgspec.structs import replace
-
-        from kernel.cli.workdir import absolute_workdir
 
         if call.workdir is not None:
             return replace(call, workdir=absolute_workdir(call.workdir, self._kernel.place))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from kernel.cli import options
+from schemas.errors import fail
 
 if TYPE_CHECKING:
     from kernel.cli.attach import Kernel
@@ -48,7 +49,6 @@ def command(
     from kernel.cli.output import write, write_json
     from kernel.cli.plain import one_line
     from kernel.paths import is_utf8
-    from schemas.errors import fail
 
     if (event_id is None) == (agent is None):
         raise fail("E_USAGE", "give EVENT_ID or --agent, one of them")
@@ -75,7 +75,6 @@ async def _cancel(
 ) -> tuple[str, str]:
     """The event's id, and how it ended. Raises GoondanError E_EVENT_NOT_FOUND."""
     from kernel.cli.session import WELCOME_S, Session
-    from schemas.errors import fail
 
     async with Session(kernel, min(timeout_s, WELCOME_S)) as session:
         if event_id is None:

@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from kernel.cli import options
+from kernel.cli.attach import locate
+from kernel.cli.output import write, write_json
+from schemas.errors import GoondanError, fail
 
 if TYPE_CHECKING:
     from kernel.changesets.engine import Engine
@@ -30,7 +33,6 @@ def command() -> None:
 @options.as_json
 def list_(bundle: str | None, as_json: bool) -> int:
     """List the open changesets and those that were committed, the latest first."""
-    from kernel.cli.output import write, write_json
 
     records = _engine(bundle).records.all()
     if as_json:
@@ -48,7 +50,6 @@ def list_(bundle: str | None, as_json: bool) -> int:
 @options.as_json
 def diff(changeset_id: str, bundle: str | None, as_json: bool) -> int:
     """Show what a changeset has changed, or would change, as a patch."""
-    from kernel.cli.output import write, write_json
     from kernel.cli.terminal import printable
 
     engine = _engine(bundle)
@@ -69,9 +70,6 @@ def revert(changeset_id: str, bundle: str | None, as_json: bool) -> int:
     """Take a committed changeset back with a new commit; in a running swarm it is in force from the next step."""
     import msgspec
 
-    from kernel.cli.output import write, write_json
-    from schemas.errors import fail
-
     done = _revert(bundle, changeset_id)
     if done.error is not None:
         raise fail(done.error.code, done.error.message)
@@ -86,9 +84,7 @@ def _revert(bundle: str | None, changeset_id: str) -> CommittedChangeset:
     """Revert in the kernel, if one runs, so that its agents get the change. Otherwise revert here."""
     from kernel.changesets.engine import not_committed
     from kernel.changesets.recovery import locked
-    from kernel.cli.attach import locate
     from kernel.supervisor_client import SupervisorClient
-    from schemas.errors import GoondanError, fail
 
     client = SupervisorClient.connect(locate(bundle).state_dir)
     if client is not None:
@@ -114,7 +110,6 @@ def _engine(bundle: str | None) -> Engine:
     import os
 
     from kernel.changesets.engine import Engine
-    from kernel.cli.attach import locate
     from kernel.supervisor.options import Options
 
     place = locate(bundle)

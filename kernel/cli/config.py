@@ -8,8 +8,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 import click
+import msgspec
 
 from kernel.cli import options
+from kernel.cli.operator_question import ask_broker
+from kernel.cli.output import error_lines, write, write_json, write_pretty
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,8 +41,6 @@ def command() -> None:
 @options.as_json
 def list_(agent: str | None, instance: str | None, bundle: str | None, as_json: bool) -> int:
     """List what was proposed, by whom, and what came of it; the oldest first."""
-    from kernel.cli.operator_question import ask_broker
-    from kernel.cli.output import write, write_json
 
     agent, instance = options.named(agent, instance)
     answer = ask_broker(bundle, {"op": "config.list", "agent": agent, "instanceKey": instance})
@@ -57,8 +58,6 @@ def list_(agent: str | None, instance: str | None, bundle: str | None, as_json: 
 @options.as_json
 def show(agent: str, instance: str | None, bundle: str | None, as_json: bool) -> int:
     """Show the prompt, tools and extensions that are in force. Of an extension's config it shows what patches set."""
-    from kernel.cli.operator_question import ask_broker
-    from kernel.cli.output import write_json, write_pretty
 
     agent, instance = options.named(agent, instance)
     answer = ask_broker(bundle, {"op": "config.show", "agent": agent, "instanceKey": instance})
@@ -89,9 +88,6 @@ def propose(
     For example: '[{"op": "add", "path": "/tools/-", "value": "Tool/notes"}]'
     """
     import os
-
-    from kernel.cli.operator_question import ask_broker
-    from kernel.cli.output import error_lines, write, write_json
 
     agent, instance = options.named(agent, instance)
     question = {
@@ -126,8 +122,6 @@ def propose(
 @options.as_json
 def revert(patch_id: str, bundle: str | None, as_json: bool) -> int:
     """Take one patch back, by its id; the others stay as they are."""
-    from kernel.cli.operator_question import ask_broker
-    from kernel.cli.output import write, write_json
 
     answer = ask_broker(bundle, {"op": "config.revert", "patchId": patch_id})
     if as_json:
@@ -139,8 +133,6 @@ def revert(patch_id: str, bundle: str | None, as_json: bool) -> int:
 
 def render(answer: Mapping[str, Any]) -> list[str]:
     """The lines of each patch: its name and who proposed it, what it changes, and whether it was accepted."""
-
-    import msgspec
 
     from kernel.cli.plain import one_line
     from schemas.times import rfc3339_seconds
@@ -175,7 +167,6 @@ def _who(patch: Mapping[str, Any]) -> str:
 
 
 def _read(text: str) -> Any:
-    import msgspec
 
     from schemas.errors import fail
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeVar
 
+from kernel.cli.output import columns_of, is_terminal, write
 from schemas.errors import GoondanError
 
 if TYPE_CHECKING:
@@ -84,14 +85,12 @@ def look_again(place: Where) -> Inspected:
 
 def can_ask() -> bool:
     """Whether a person is at the terminal, and did not ask for JSON."""
-    from kernel.cli.output import is_terminal
 
     return is_terminal(sys.stdin) and is_terminal(sys.stderr) and "--json" not in sys.argv
 
 
 def ask(inspected: Inspected) -> Answer:
     """Show what the bundle asks for, and ask the person. Anything but a clear yes is a no."""
-    from kernel.cli.output import columns_of, write
     from kernel.cli.terminal import style_of
     from kernel.cli.trust_screen import question, screen
 
@@ -108,7 +107,6 @@ def ask(inspected: Inspected) -> Answer:
 
 def confirmed(question: str) -> bool:
     """Whether the person at the terminal says yes. Anything but a clear yes is a no."""
-    from kernel.cli.output import write
 
     _drop_typed_ahead()
     write(question, stream=sys.stderr)

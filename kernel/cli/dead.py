@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kernel.cli import options
+from kernel.cli.operator_question import ask_broker
+from kernel.cli.output import write, write_json, write_pretty
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,8 +31,6 @@ def command() -> None:
 @options.as_json
 def list_(bundle: str | None, as_json: bool) -> int:
     """List them, the oldest first, each with the reason."""
-    from kernel.cli.operator_question import ask_broker
-    from kernel.cli.output import write, write_json
 
     answer = ask_broker(bundle, {"op": "dead.list"})
     if as_json:
@@ -46,8 +46,6 @@ def list_(bundle: str | None, as_json: bool) -> int:
 @options.as_json
 def show(event_id: str, bundle: str | None, as_json: bool) -> int:
     """Show one with what it asked."""
-    from kernel.cli.operator_question import ask_broker
-    from kernel.cli.output import write, write_json, write_pretty
 
     answer = ask_broker(bundle, {"op": "dead.show", "eventId": event_id})
     if as_json:
@@ -67,8 +65,6 @@ def show(event_id: str, bundle: str | None, as_json: bool) -> int:
 @options.as_json
 def requeue(event_id: str, bundle: str | None, as_json: bool) -> int:
     """Send one again, as a new message behind those that wait. Its answer goes to nobody; gdn trace shows it."""
-    from kernel.cli.operator_question import ask_broker
-    from kernel.cli.output import write, write_json
 
     answer = ask_broker(bundle, {"op": "dead.requeue", "eventId": event_id})
     if as_json:
@@ -84,8 +80,6 @@ def requeue(event_id: str, bundle: str | None, as_json: bool) -> int:
 @options.as_json
 def drop(event_id: str, bundle: str | None, as_json: bool) -> int:
     """Forget one."""
-    from kernel.cli.operator_question import ask_broker
-    from kernel.cli.output import write, write_json
 
     answer = ask_broker(bundle, {"op": "dead.drop", "eventId": event_id})
     if as_json:

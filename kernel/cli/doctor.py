@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 import click
 
 from kernel.cli import options
+from kernel.cli.output import write, write_json
+from kernel.cli.terminal import Style, printable, style_of
 
 if TYPE_CHECKING:
-    from kernel.cli.terminal import Style
     from kernel.doctor.findings import Finding
 
 
@@ -33,8 +34,6 @@ def command(forget_server: bool, bundle: str | None, as_json: bool) -> int:
     if forget_server:
         return _forget_server(as_json)
 
-    from kernel.cli.output import write, write_json
-    from kernel.cli.terminal import style_of
     from kernel.doctor.findings import judge
     from kernel.doctor.look import look
 
@@ -50,7 +49,6 @@ def command(forget_server: bool, bundle: str | None, as_json: bool) -> int:
 
 
 def _forget_server(as_json: bool) -> int:
-    from kernel.cli.output import write, write_json
     from kernel.cli.state import checked_root
     from kernel.model_server import choice
 
@@ -75,7 +73,6 @@ def _offer_server(bundle: str | None) -> None:
 
 def render(findings: Iterable[Finding], style: Style) -> list[str]:
     """The report for a person, by area, and the number of problems and warnings."""
-    from kernel.cli.terminal import printable
 
     paint = {"ok": style.good, "warning": style.warning, "problem": style.bad}
     lines: list[str] = []

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kernel.cli import options
+from kernel.cli.terminal import Style, printable, style_of
 
 if TYPE_CHECKING:
     from kernel.bundle.loader import Inspected
-    from kernel.cli.terminal import Style
 
 
 @click.command(name="list")
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 def command(bundle: str | None, as_json: bool) -> int:
     """List every extension of the bundle and of the bundled package."""
     from kernel.cli.output import write, write_json
-    from kernel.cli.terminal import style_of
     from kernel.cli.tool_catalog import look
 
     inspected = look(bundle)
@@ -60,7 +59,6 @@ def describe(inspected: Inspected) -> list[dict[str, Any]]:
 
 def table(rows: list[dict[str, Any]], style: Style) -> list[str]:
     """One line for each: its name, its source, the keys of its config, and the agents that use it."""
-    from kernel.cli.terminal import printable
 
     names, sources = (max(len(row[column]) for row in rows) for column in ("name", "source"))
     lines = []

@@ -20,13 +20,14 @@ import click
 import msgspec
 
 from kernel.cli import options
+from kernel.cli.terminal import Style, printable, style_of
+from schemas.errors import fail
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from kernel.bundle.loader import Inspected
     from kernel.cli.attach import BundleTarget
-    from kernel.cli.terminal import Style
     from schemas.launch import AgentSpec, ExtensionSpec, KernelPlan
 
 #: How long a trial may take before its process is killed (seconds): `register` has 30 and the turn 70.
@@ -63,10 +64,8 @@ def command(target: str | None, bundle: str | None, trust: bool, as_json: bool) 
     from kernel.bundle.loader import open_bundle
     from kernel.cli.attach import locate
     from kernel.cli.output import write, write_json
-    from kernel.cli.terminal import style_of
     from kernel.cli.tool_test import is_path
     from kernel.trust.asking import Asking
-    from schemas.errors import fail
 
     path, name = (target, None) if target is not None and is_path(target) else (bundle, target)
     if path is not bundle and bundle is not None:
@@ -109,7 +108,6 @@ def trials(inspected: Inspected, name: str | None) -> Iterator[Trial]:
     """One trial for each extension and each agent that uses it. Raises GoondanError E_CONFIG_MISSING_REF."""
     from kernel.bundle.base_extensions import BaseExtensions
     from kernel.bundle.problems import did_you_mean, shown
-    from schemas.errors import fail
 
     own, base = inspected.checked.extensions, BaseExtensions()
     if name is not None and name not in own and base.find(name) is None:
@@ -135,7 +133,6 @@ def check_asked(wanted: list[Trial]) -> None:
     Raises GoondanError E_BUNDLE_UNTRUSTED.
     """
     from kernel.trust.judge import everything_trusted
-    from schemas.errors import fail
 
     for trial in wanted:
         if not trial.agent and not trial.extension.bundled and not everything_trusted(os.environ):
@@ -240,7 +237,6 @@ def spec_of(trial: Trial, plan: KernelPlan, state: str) -> AgentSpec:
 def render(report: dict[str, Any], style: Style) -> list[str]:
     """The report for a person: the problems with their places, one line for each trial, and the sums."""
     from kernel.bundle.text import counts, problem_lines, short_path
-    from kernel.cli.terminal import printable
 
     cwd = os.getcwd()
     lines = problem_lines(report["errors"], cwd) + problem_lines(report["warnings"], cwd, warning=True)

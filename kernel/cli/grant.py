@@ -11,6 +11,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kernel.cli import grant_skill, options
+from kernel.cli.output import write, write_json
+from kernel.cli.state import state_of
+from kernel.paths import find_bundle, root_of
+from schemas.errors import fail
 
 if TYPE_CHECKING:
     from kernel.bundle.loader import Inspected
@@ -32,7 +36,6 @@ command.add_command(grant_skill.command)
 @options.as_json
 def list_(bundle: str | None, policy: str | None, as_json: bool) -> int:
     """Show every tool that asks for more than the defaults, and what it gets."""
-    from kernel.cli.output import write, write_json
 
     inspected, _ = _inspect(bundle, policy)
     rows = inspected.redact.all_of([_row(tool, inspected) for tool in _asking(inspected)])
@@ -55,9 +58,7 @@ def list_(bundle: str | None, policy: str | None, as_json: bool) -> int:
 def accept(tool: str, bundle: str | None, as_json: bool) -> int:
     """Grant a packaged TOOL (PACKAGE/NAME) what it requests, for exactly the code that is there now."""
     from kernel.bundle.granting import dangers
-    from kernel.cli.output import write, write_json
     from kernel.grants.policy_file import Accepted, write_decisions
-    from schemas.errors import fail
 
     inspected, path = _inspect(bundle, None)
     found = _packaged(inspected, tool)
@@ -88,9 +89,7 @@ def accept(tool: str, bundle: str | None, as_json: bool) -> int:
 @options.as_json
 def revoke(tool: str, bundle: str | None, as_json: bool) -> int:
     """Take back what was accepted for TOOL."""
-    from kernel.cli.output import write, write_json
     from kernel.grants.policy_file import Accepted, write_decisions
-    from schemas.errors import fail
 
     inspected, path = _inspect(bundle, None)
     accepted = inspected.grant_context.accepted
@@ -114,11 +113,8 @@ def revoke(tool: str, bundle: str | None, as_json: bool) -> int:
 def files(accept: bool, bundle: str | None, policy: str | None, as_json: bool) -> int:
     """Show files of the bundle that a tool may have written; a kernel starts when you have accepted them."""
     from kernel.bundle.loader import inspect_bundle
-    from kernel.cli.output import write, write_json
-    from kernel.cli.state import state_of
     from kernel.cli.terminal import printable
     from kernel.grants.written import accept as accept_files
-    from kernel.paths import find_bundle, root_of
 
     path = find_bundle(bundle)
     state = state_of(path)
@@ -153,9 +149,7 @@ def _inspect(bundle: str | None, policy: str | None) -> tuple[Inspected, str]:
     """The bundle, and the path of the state root's policy. Raises BundleError only for errors that hide its tools."""
     from kernel.bundle.loader import inspect_bundle
     from kernel.bundle.problems import BundleError
-    from kernel.cli.state import state_of
     from kernel.grants.policy_file import POLICY_FILE
-    from kernel.paths import find_bundle, root_of
 
     path = find_bundle(bundle)
     state = state_of(path)
@@ -201,7 +195,6 @@ def _pinned(inspected: Inspected) -> list[PinnedSkill]:
 
 
 def _packaged(inspected: Inspected, tool: str) -> CheckedTool:
-    from schemas.errors import fail
 
     packaged = {found.id: found for found in inspected.checked.tools.values() if found.package}
     if tool not in packaged:

@@ -10,12 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kernel.bundle.problems import BundleError, Report
 from kernel.cli import options
+from kernel.cli.output import write as write_lines
+from kernel.cli.output import write_json
+from kernel.paths import state_root
+from schemas.errors import fail
+from schemas.launch import SandboxSpec
+from schemas.resources import FilesystemPart, NetworkAllow, SandboxPart
+from schemas.skills import MAX_SKILL_BYTES, MAX_SKILL_FILES, SKILL_FILE, SkillText, read_skill_text
 
 if TYPE_CHECKING:
     from kernel.grants.policy_file import PinnedSkill
-    from schemas.resources import SandboxPart
-    from schemas.skills import SkillText
 
 
 @click.command(name="skill")
@@ -43,12 +49,8 @@ def command(
     and what you name here. Another byte in the folder, and it has the defaults again.
     """
     from kernel.bundle.lookup import Unreadable
-    from kernel.cli.output import write as write_lines
-    from kernel.cli.output import write_json
     from kernel.grants.pins import pin
     from kernel.grants.policy_file import PinnedSkill, write_decisions
-    from schemas.errors import fail
-    from schemas.skills import MAX_SKILL_BYTES, MAX_SKILL_FILES
 
     named = bool(network or env or read or write)
     if (pins and unpin) or (named and not pins):
@@ -97,8 +99,6 @@ def _lines(name: str, told: SkillText, digest: str, gets: list[str] | None) -> l
 def _read(path: str) -> SkillText:
     from kernel.bundle.files import read_file
     from kernel.bundle.lookup import MAX_FILE_BYTES, Unreadable
-    from schemas.errors import fail
-    from schemas.skills import SKILL_FILE, read_skill_text
 
     try:
         data = read_file(os.path.join(path, SKILL_FILE), MAX_FILE_BYTES)
@@ -109,9 +109,7 @@ def _read(path: str) -> SkillText:
 
 def _decisions() -> tuple[str, list[Any], list[PinnedSkill]]:
     """The path of the operator's policy, and what `gdn grant` has written there. Raises BundleError."""
-    from kernel.bundle.problems import BundleError, Report
     from kernel.grants.policy_file import POLICY_FILE, read_policies
-    from kernel.paths import state_root
 
     path, report = os.path.join(state_root(), POLICY_FILE), Report()
     found = read_policies([path], report)
@@ -121,7 +119,6 @@ def _decisions() -> tuple[str, list[Any], list[PinnedSkill]]:
 
 
 def _part(network: tuple[str, ...], env: tuple[str, ...], read: tuple[str, ...], write: tuple[str, ...]) -> SandboxPart:
-    from schemas.resources import FilesystemPart, NetworkAllow, SandboxPart
 
     places = [[os.path.abspath(os.path.expanduser(path)) for path in paths] for paths in (read, write)]
     return SandboxPart(
@@ -137,15 +134,10 @@ def _check(pinned: PinnedSkill) -> None:
     from kernel.bundle.files import BundleFiles
     from kernel.bundle.grant_context import gather
     from kernel.bundle.granting import dangers, resolve_part
-    from kernel.bundle.problems import Report
     from kernel.bundle.variables import VARIABLE_NAME
     from kernel.grants.merge import widen
-    from kernel.paths import state_root
-    from schemas.errors import fail
     from schemas.hosts import BadHost, parse_rule
-    from schemas.launch import SandboxSpec
     from schemas.policies import SwarmPolicy
-    from schemas.resources import NetworkAllow
 
     sandbox = pinned.sandbox
     for host in sandbox.network.allow if isinstance(sandbox.network, NetworkAllow) else []:
@@ -167,7 +159,6 @@ def _gets(pinned: PinnedSkill | None) -> list[str] | None:
     from kernel.bundle.files import BundleFiles
     from kernel.bundle.granting import resolve_part
     from kernel.grants.merge import requested, widen
-    from schemas.launch import SandboxSpec
 
     if pinned is None:
         return None

@@ -15,6 +15,8 @@ from typing import Final
 import click
 
 from kernel.cli import options
+from kernel.paths import BUNDLE_FILE, find_bundle, root_of, state_dir
+from schemas.errors import GoondanError
 
 #: Template -> a command to try with it, besides `gdn run`. Its files are in kernel/templates/<template>.
 TEMPLATES: Final[dict[str, list[tuple[str, str]]]] = {
@@ -82,8 +84,6 @@ def command(folder: str, template: str, force: bool, as_json: bool) -> int:
 def _offer_server(folder: str) -> None:
     """Ask about a model server that runs here: the new bundle takes the model of the environment."""
     from kernel.cli.model_server import offer
-    from kernel.paths import BUNDLE_FILE, find_bundle, root_of, state_dir
-    from schemas.errors import GoondanError
 
     with suppress(GoondanError):  # the bundle is written; the first run asks again
         path = find_bundle(os.path.join(folder, BUNDLE_FILE))
@@ -106,9 +106,7 @@ def _trust(folder: str) -> None:
     from kernel.bundle.loader import inspect_bundle
     from kernel.cli.consent import remember
     from kernel.cli.state import state_of
-    from kernel.paths import BUNDLE_FILE, find_bundle
     from kernel.trust.powers import others
-    from schemas.errors import GoondanError
 
     with suppress(GoondanError):  # if this fails, the first run asks
         path = find_bundle(os.path.join(folder, BUNDLE_FILE))

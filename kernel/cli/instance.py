@@ -11,11 +11,18 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import click
 
 from kernel.cli import options
+from kernel.cli.attach import BundleTarget, attach, attach_or_start, locate
+from kernel.cli.batch import check_instance
+from kernel.cli.consent import can_ask, confirmed
+from kernel.cli.operator_question import ask_broker, ask_kernel
+from kernel.cli.output import write, write_json
+from kernel.cli.plain import one_line
+from kernel.instances import instances
+from schemas.errors import GoondanError, fail
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kernel.cli.attach import BundleTarget
     from kernel.conversations import Overview
     from schemas.frames import ConversationEdited
     from schemas.usage import Usage
@@ -39,9 +46,6 @@ def list_(bundle: str | None, agent: str | None, as_json: bool) -> int:
 
     Calls of `gdn call` have an agent of their own, which --agent _operator shows.
     """
-    from kernel.cli.attach import locate
-    from kernel.cli.output import write, write_json
-    from kernel.instances import instances
 
     place = locate(bundle)
     running = _processes(place)
@@ -67,15 +71,9 @@ def show(agent: str, key: str, bundle: str | None, as_json: bool) -> int:
     """
     import time
 
-    from kernel.cli.attach import locate
-    from kernel.cli.batch import check_instance
-    from kernel.cli.output import write, write_json
-    from kernel.cli.plain import one_line
     from kernel.conversations import overview
-    from kernel.instances import instances
     from kernel.trace_search import Search
     from schemas.address import instance_workdir
-    from schemas.errors import GoondanError, fail
     from schemas.times import rfc3339
 
     agent, key = options.named(agent, key)
@@ -119,12 +117,7 @@ def export(agent: str, key: str, bundle: str | None) -> int:
     """Print a conversation as one JSON document, with all its messages: {agent, instanceKey, messages}. KEY is
     `default` if left out.
     """
-    from kernel.cli.attach import locate
-    from kernel.cli.batch import check_instance
-    from kernel.cli.output import write_json
     from kernel.conversations import messages
-    from kernel.instances import instances
-    from schemas.errors import fail
 
     agent, key = options.named(agent, key)
     check_instance(key)
@@ -147,8 +140,6 @@ def undo(agent: str, key: str, bundle: str | None, as_json: bool) -> int:
     What its tools have done stays done, and its trace stays. An instance that has work is refused. KEY is `default` if
     left out. Without a kernel one is started for it.
     """
-    from kernel.cli.output import write, write_json
-    from kernel.cli.plain import one_line
 
     done = _edit(agent, key, bundle, "undo")
     if as_json:
@@ -170,10 +161,6 @@ def reset(agent: str, key: str, bundle: str | None, files: bool, yes: bool, as_j
 
     An instance that has work is refused. KEY is `default` if left out. Without a kernel one is started for it.
     """
-    from kernel.cli.consent import can_ask, confirmed
-    from kernel.cli.output import write, write_json
-    from kernel.cli.plain import one_line
-    from schemas.errors import fail
 
     agent, key = options.named(agent, key)
     if files:
@@ -200,7 +187,6 @@ def delete(agent: str, key: str | None, bundle: str | None, force: bool, yes: bo
     One that has work is refused, unless --force is given. A workdir that others work in stays, and so does a folder of
     your own. What is sent to it later begins a new one. A kernel must run.
     """
-    from schemas.errors import fail
 
     agent, key = options.named(agent, key)
     if key is None:
@@ -209,13 +195,6 @@ def delete(agent: str, key: str | None, bundle: str | None, force: bool, yes: bo
 
 
 def _delete(agent: str, key: str, bundle: str | None, *, force: bool, yes: bool, as_json: bool) -> int:
-    from kernel.cli.attach import attach, locate
-    from kernel.cli.batch import check_instance
-    from kernel.cli.consent import can_ask, confirmed
-    from kernel.cli.operator_question import ask_kernel
-    from kernel.cli.output import write, write_json
-    from kernel.cli.plain import one_line
-    from schemas.errors import fail
 
     check_instance(key)
     place = locate(bundle)
@@ -236,12 +215,8 @@ def _edit(agent: str, key: str, bundle: str | None, kind: Literal["undo", "reset
     """Have the agent change its conversation. Raises GoondanError E_INSTANCE_NOT_FOUND for one that nobody began."""
     import asyncio
 
-    from kernel.cli.attach import attach_or_start, locate
-    from kernel.cli.batch import check_instance
     from kernel.cli.conversation import Conversation
     from kernel.cli.session import Session
-    from kernel.instances import instances
-    from schemas.errors import fail
 
     agent, key = options.named(agent, key)
     check_instance(key)
@@ -277,8 +252,6 @@ def token_text(used: Usage | None) -> str:
 
 def _generation(place: BundleTarget, agent: str) -> int:
     """From when on a conversation counts, as the kernel that runs says. 0 when none runs, or it has no such agent."""
-    from kernel.cli.operator_question import ask_broker
-    from schemas.errors import GoondanError
 
     try:
         return int(ask_broker(place.bundle, {"op": "generation", "agent": agent})["generation"])
@@ -290,7 +263,6 @@ def _generation(place: BundleTarget, agent: str) -> int:
 
 def _question(place: BundleTarget, agent: str, key: str, name: str) -> str:
     """The question, with what will be deleted."""
-    from kernel.instances import instances
 
     found = next(iter(instances(place.state_dir, agent, key)), None)
     size = "" if found is None else f" ({max(1, found.bytes // 1024)} KiB)"
@@ -301,7 +273,6 @@ def render(rows: Sequence[dict[str, Any]]) -> list[str]:
     """One line for each instance: its status, its size, and when it was written last. Its name comes last, because it
     is text from outside; all commands take it as it stands there.
     """
-    from kernel.cli.plain import one_line
     from kernel.cli.terminal import OPERATOR_NOTE, columns
     from schemas.frames import OPERATOR_AGENT
 
@@ -338,8 +309,6 @@ def _processes(place: BundleTarget) -> dict[tuple[str, str], dict[str, Any]]:
 
 def _events(place: BundleTarget, agent: str, key: str) -> tuple[list[dict[str, Any]], int]:
     """The event that the instance works on and the events that wait for it. Empty when no kernel runs."""
-    from kernel.cli.operator_question import ask_broker
-    from schemas.errors import GoondanError
 
     try:
         answer = ask_broker(place.bundle, {"op": "events", "agent": agent, "instanceKey": key})

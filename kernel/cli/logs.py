@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from kernel.cli import options
+from kernel.cli.terminal import Style, printable, style_of
 
 if TYPE_CHECKING:
-    from kernel.cli.terminal import Style
     from kernel.logs import LogLine
 
 #: Lines shown without --lines.
@@ -45,7 +45,6 @@ def command(follow: bool, role: str | None, lines: int, bundle: str | None) -> i
 
     from kernel.cli.output import write
     from kernel.cli.state import state_of
-    from kernel.cli.terminal import style_of
     from kernel.log_files import Log, log_files
     from kernel.logs import AGENT, ROLES, merge
     from kernel.paths import find_bundle
@@ -77,8 +76,6 @@ def command(follow: bool, role: str | None, lines: int, bundle: str | None) -> i
 def render(entries: Iterable[LogLine], style: Style) -> list[str]:
     """One line for each entry: local time, role, level unless it is INFO, text. Control characters are escaped."""
     from zlib import crc32
-
-    from kernel.cli.terminal import printable
 
     lines = []
     for entry in entries:

@@ -21,11 +21,16 @@ import click
 
 from kernel import mcp
 from kernel.cli import options
+from kernel.cli.call import check_grant, perform
+from kernel.cli.output import write as say
+from kernel.cli.output import write_json
+from kernel.mcp.document import MAX_NAME, PREFIX, extension_document, yaml_text
+from kernel.mcp.installing import CALL, MODULE, Installed, arguments, bundle_text, program_of
+from schemas.errors import fail
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from kernel.mcp.installing import Installed
     from kernel.mcp.packages import PackageCommand
 
 #: The folder of a bundle that installed servers lie in, each in a folder of its own.
@@ -69,12 +74,8 @@ def command(
 ) -> int:
     """Install the package of an MCP server, pinned, and write its Extension document."""
     from kernel.bundle.base import base_tools
-    from kernel.cli.call import check_grant
     from kernel.cli.new_resource import check_name
-    from kernel.cli.output import write as say
-    from kernel.mcp.document import MAX_NAME, PREFIX, extension_document
     from kernel.mcp.packages import package_command
-    from schemas.errors import fail
     from schemas.secret_values import VARIABLE
 
     name = name.removeprefix(PREFIX)
@@ -115,7 +116,6 @@ def known_server(name: str) -> dict[str, Any]:
 
     Raises GoondanError E_USAGE.
     """
-    from schemas.errors import fail
 
     with open(os.path.join(os.path.dirname(mcp.__file__), "known_servers.json"), encoding="utf-8") as file:
         known: dict[str, dict[str, Any]] = json.load(file)
@@ -128,7 +128,6 @@ def known_server(name: str) -> dict[str, Any]:
 @contextmanager
 def _place(folder: str, name: str, replace: bool) -> Iterator[str]:
     """The folder to install into, empty. What was there before comes back when something fails."""
-    from schemas.errors import fail
 
     above = os.path.join(folder, FOLDER)
     target, before = os.path.join(above, name), os.path.join(above, f".{name}.before")
@@ -162,14 +161,11 @@ def _install(found: PackageCommand, target: str, allow_net: tuple[str, ...]) -> 
     """Install into the folder. Raises GoondanError E_MCP_INSTALL."""
     import msgspec
 
-    from kernel.cli.output import write
-    from kernel.mcp.installing import Installed, arguments, bundle_text
     from kernel.mcp.registries import reachable, source_of
-    from schemas.errors import fail
 
     source = source_of(found)
     grants, via = reachable(source.hosts)
-    write(f"installing {found.package}, from {', '.join(source.hosts) or 'folders'}", stream=sys.stderr)
+    say(f"installing {found.package}, from {', '.join(source.hosts) or 'folders'}", stream=sys.stderr)
     text = bundle_text(target, [*grants, *allow_net], source.reads)
     asked = arguments(found, target, source.installer, source.settings, via, source.certificates)
     result = _called(text, asked)
@@ -188,11 +184,9 @@ def _called(bundle: str, asked: dict[str, Any]) -> dict[str, Any]:
 
     from kernel.cli.attach import attach_or_start, locate
     from kernel.cli.batch import ToolCall
-    from kernel.cli.call import perform
     from kernel.cli.options import DEFAULT_INSTANCE
     from kernel.cli.session import Session
     from kernel.mcp import jailed_install
-    from kernel.mcp.installing import CALL, MODULE
 
     # Beside everything of the user's: no policy widens this jail, and no record of trust is made.
     with tempfile.TemporaryDirectory(prefix="goondan-mcp-") as own:
@@ -218,9 +212,7 @@ def _called(bundle: str, asked: dict[str, Any]) -> dict[str, Any]:
 
 def _transport(found: PackageCommand, installed: Installed, name: str, target: str) -> tuple[dict[str, Any], list[str]]:
     """How the installed program is started, and what its jail reads. Raises GoondanError E_MCP_INSTALL."""
-    from kernel.mcp.installing import program_of
     from kernel.mcp.registries import interpreter_reads, node_command
-    from schemas.errors import fail
 
     program = program_of(found, installed)
     if program is None:
@@ -265,9 +257,6 @@ def _report(
 ) -> None:
     from kernel.cli.consent import can_ask, confirmed
     from kernel.cli.mcp_document import add_to_bundle, entry_agent
-    from kernel.cli.output import write as say
-    from kernel.cli.output import write_json
-    from kernel.mcp.document import yaml_text
 
     name = document["metadata"]["name"]
     notes = [

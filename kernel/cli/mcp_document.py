@@ -6,6 +6,8 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from schemas.errors import fail
+
 
 def add_to_bundle(documents: Sequence[Mapping[str, Any]], folder: str, agent: str | None = None) -> str:
     """Add documents to the bundle of a folder, all or none, and have an agent name them; the path of its goondan.yaml.
@@ -17,7 +19,6 @@ def add_to_bundle(documents: Sequence[Mapping[str, Any]], folder: str, agent: st
     from kernel.cli.placing import Placing
     from kernel.mcp.document import yaml_text
     from kernel.paths import BUNDLE_FILE
-    from schemas.errors import fail
 
     folder = os.path.expanduser(folder)
     path = os.path.join(folder, BUNDLE_FILE)
@@ -60,7 +61,6 @@ def naming(path: str, data: bytes, agent: str, extension: str) -> bytes:
     Raises GoondanError E_INIT.
     """
     from kernel.bundle.positions import Budget, Mapping, Sequence, compose, decode, plain
-    from schemas.errors import fail
 
     text, ref = str(decode(data)), f"Extension/{extension}"
     for node in compose(text, Budget()).documents:

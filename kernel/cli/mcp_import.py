@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from kernel.cli import options
+from schemas.errors import fail
 
 if TYPE_CHECKING:
     from kernel.mcp.imported import Imported
@@ -41,7 +42,6 @@ def command(file: str, write: bool, folder: str, as_json: bool) -> int:
     from kernel.cli.standard_input import FROM_STDIN, read_all
     from kernel.mcp.foreign import plain_json, servers_of
     from kernel.mcp.imported import import_servers
-    from schemas.errors import fail
 
     data = read_all(MAX_FILE) if file == FROM_STDIN else _read(file)
     try:
@@ -56,7 +56,6 @@ def command(file: str, write: bool, folder: str, as_json: bool) -> int:
 
 def _read(path: str) -> bytes:
     from schemas.blobs import too_large
-    from schemas.errors import fail
 
     try:
         fd = os.open(os.path.expanduser(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)

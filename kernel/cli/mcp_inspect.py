@@ -16,6 +16,19 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from kernel.cli import options
+from kernel.cli.call import check_grant, tool_result
+from kernel.mcp.inspecting import (
+    AGENT,
+    MODULE,
+    MODULE_TEXT,
+    REPORT,
+    SERVER,
+    bundle_text,
+    grants,
+    program_folder,
+    refusals,
+)
+from schemas.errors import GoondanError, fail
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,9 +65,7 @@ def command(
     as_json: bool,
 ) -> int:
     """Start an MCP server in a jail; show what it offers, what it was refused, and the grants that it would need."""
-    from kernel.cli.call import check_grant
     from kernel.mcp.packages import package_command
-    from schemas.errors import fail
 
     for grant in network:
         check_grant(grant)
@@ -83,7 +94,6 @@ def _whole(word: str) -> str:
 
 def _own_folders(words: list[str]) -> list[str]:
     """The folders of the program itself: without them nothing could be started."""
-    from kernel.mcp.inspecting import program_folder
 
     own = [program_folder(word) for word in words if word.startswith("/") and os.path.isfile(word)]
     return [folder for folder in dict.fromkeys(own) if folder and not folder.startswith(("/usr/", "/bin", "/lib"))]
@@ -105,9 +115,7 @@ def inspected(
 
     from kernel.cli.attach import attach_or_start, locate
     from kernel.cli.session import Session
-    from kernel.mcp.inspecting import MODULE, MODULE_TEXT, bundle_text, grants, refusals
     from kernel.supervisor_client import SupervisorClient
-    from schemas.errors import GoondanError
 
     with tempfile.TemporaryDirectory(prefix="goondan-inspect-") as own:
         os.environ["GOONDAN_STATE_ROOT"] = os.path.join(own, "state")
@@ -148,8 +156,6 @@ def inspected(
 
 async def _asked(session: Session) -> dict[str, Any]:
     """The tools of the agent that has the server, and the blocks that its step was given."""
-    from kernel.cli.call import tool_result
-    from kernel.mcp.inspecting import AGENT, REPORT, SERVER
     from schemas.frames import OPERATOR_CALL, OPERATOR_TOOLS, OperatorCall
 
     async def ask(kind: str, input: Any) -> Any:
@@ -183,8 +189,6 @@ def _is_ours(tool: dict[str, Any]) -> bool:
 def _log_lines(state_dir: str) -> list[str]:
     """What the tool host has logged about the server, with the server's own words."""
     import json
-
-    from kernel.mcp.inspecting import SERVER
 
     found = []
     for path in sorted(Path(state_dir, "logs").glob("toolhost*")):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kernel.cli import options
+from kernel.cli.terminal import columns, printable
 
 if TYPE_CHECKING:
     from schemas.tool_host_reports import WorkerNews
@@ -100,7 +101,6 @@ def idle_row(prefix: str, extension: str, transport: str) -> dict[str, Any]:
 
 def render(rows: list[dict[str, Any]]) -> list[str]:
     """The table, with the last error of a server below it. What servers and agents are called is text from outside."""
-    from kernel.cli.terminal import columns, printable
 
     head, *lines = columns([_COLUMNS, *map(_cells, rows)])
     shown = [head]
@@ -112,7 +112,6 @@ def render(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def _cells(one: dict[str, Any]) -> tuple[str, ...]:
-    from kernel.cli.terminal import printable
 
     instance = one["instanceKey"] or "-"
     if one["agent"]:

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from kernel.cli import options
+from kernel.cli.output import write, write_json
+from schemas.errors import fail
 
 if TYPE_CHECKING:
     from kernel.cli.attach import Kernel
@@ -71,7 +73,6 @@ def command(
     from kernel.cli.batch import check_instance
     from kernel.cli.workdir import absolute_workdir
     from schemas.address import is_resource_name
-    from schemas.errors import fail
 
     if not is_resource_name(agent):
         raise fail("E_USAGE", f"{agent[:100]!r} is not the name of an agent")
@@ -169,10 +170,8 @@ class _Serving:
         await serve_stdio(server)
 
     async def _http(self, server: Any, http: _Http) -> None:
-        from kernel.cli.output import write, write_json
         from kernel.mcp.http_gate import PATH, Gate
         from kernel.mcp_server.http import HttpService, listen
-        from schemas.errors import fail
 
         try:
             listening = listen(http.port)
@@ -199,7 +198,6 @@ class _Serving:
 
     def _say(self, tools: list[Any]) -> None:
         """Tell the operator what is offered."""
-        from kernel.cli.output import write
         from kernel.mcp.offering import offered
 
         names = [tool.name for tool in offered(tools, self._patterns)]
@@ -233,8 +231,6 @@ def _version() -> str:
 def _token(path: str) -> str:
     """The token in a file, which is made with a fresh one if it is not there. Raises GoondanError E_USAGE."""
     import stat
-
-    from schemas.errors import fail
 
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

@@ -14,7 +14,9 @@ from typing import Final, NamedTuple
 
 import click
 
+from kernel.bundle.problems import BundleError, Report, shown
 from kernel.cli import options
+from schemas.errors import CODES, fail
 
 _END_HINT: Final = "End the file with a complete document, without --- behind it."
 
@@ -53,7 +55,6 @@ class NewResource(NamedTuple):
         from kernel.cli.placing import Placing
         from kernel.cli.terminal import printable
         from kernel.paths import BUNDLE_FILE
-        from schemas.errors import fail
 
         folder = os.path.expanduser(folder)
         files = self.filled(name)
@@ -102,9 +103,7 @@ def check_name(name: str, kind: str, bundled: Container[str], *, fits: bool = Tr
 
     Raises GoondanError E_USAGE, E_INIT.
     """
-    from kernel.bundle.problems import shown
     from schemas.address import is_resource_name
-    from schemas.errors import CODES, fail
 
     if not is_resource_name(name) or not fits:
         message = f"{shown(name)} cannot be the name of a new {kind}"
@@ -127,8 +126,6 @@ def read_bundle(path: str, name: str, kind: str) -> bytes | None:
     """
     from kernel.bundle.documents import load_documents
     from kernel.bundle.positions import Scalar, node_at
-    from kernel.bundle.problems import BundleError, Report
-    from schemas.errors import fail
 
     if not os.path.lexists(path):
         return None
@@ -150,7 +147,6 @@ def read_bundle(path: str, name: str, kind: str) -> bytes | None:
 def addition(path: str, before: bytes, document: bytes) -> bytes:
     """The text to append to a file in order to add a document. Raises GoondanError E_INIT."""
     from kernel.bundle.positions import Budget, Composed, Fault, compose, decode
-    from schemas.errors import fail
 
     def documents(data: bytes) -> int:
         text = decode(data)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from schemas.errors import GoondanError, fail
+
 if TYPE_CHECKING:
     from kernel.cli.attach import Kernel
 
@@ -52,8 +54,6 @@ def learned_limits(bundle: str | None) -> list[dict[str, Any]]:
     """
     from contextlib import suppress
 
-    from schemas.errors import GoondanError
-
     with suppress(GoondanError):
         return list(ask_broker(bundle, {"op": "gates"}, LIMITS_S)["gates"])
     return []
@@ -64,7 +64,6 @@ def check_texts(question: Mapping[str, Any]) -> None:
     it.
     """
     from kernel.paths import is_utf8
-    from schemas.errors import fail
 
     for field, value in question.items():
         if isinstance(value, str) and not is_utf8(value):

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Final, Protocol
 
 from kernel.cli import history
@@ -128,7 +128,6 @@ class PlainPrompt:
 def _forget_typed() -> None:
     """Throw away text that was typed before a question: it is no answer."""
     import termios
-    from contextlib import suppress
 
     with suppress(termios.error, OSError):
         termios.tcflush(0, termios.TCIFLUSH)

@@ -8,6 +8,11 @@ from typing import TYPE_CHECKING
 import click
 
 from kernel.cli import options
+from kernel.cli.operator_question import ask_broker, ask_kernel, learned_limits
+from kernel.cli.output import write, write_json
+from kernel.cli.terminal import OPERATOR_NOTE, columns
+from kernel.cli.waits import render as render_waits
+from kernel.cli.waits import render_limits
 
 if TYPE_CHECKING:
     from kernel.cli.attach import ByHand
@@ -33,9 +38,6 @@ def command(bundle: str | None, everywhere: bool, why: bool, forget_limits: bool
     if why or forget_limits:
         return _why(bundle, as_json) if why else _forget(bundle, as_json)
     from kernel.cli.attach import by_hand, locate
-    from kernel.cli.operator_question import learned_limits
-    from kernel.cli.output import write, write_json
-    from kernel.cli.waits import render_limits
     from kernel.supervisor_client import SupervisorClient
 
     place = locate(bundle)
@@ -60,8 +62,6 @@ def command(bundle: str | None, everywhere: bool, why: bool, forget_limits: bool
 
 
 def _all(as_json: bool) -> int:
-    from kernel.cli.output import write, write_json
-    from kernel.cli.terminal import columns
     from kernel.running import kernels
 
     found, now = kernels(), datetime.datetime.now(datetime.UTC)
@@ -74,9 +74,6 @@ def _all(as_json: bool) -> int:
 
 
 def _why(bundle: str | None, as_json: bool) -> int:
-    from kernel.cli.operator_question import ask_broker
-    from kernel.cli.output import write, write_json
-    from kernel.cli.waits import render as render_waits
 
     answer = ask_broker(bundle, {"op": "why"})
     write_json(answer) if as_json else write(*render_waits(answer))
@@ -84,9 +81,6 @@ def _why(bundle: str | None, as_json: bool) -> int:
 
 
 def _forget(bundle: str | None, as_json: bool) -> int:
-    from kernel.cli.operator_question import ask_broker
-    from kernel.cli.output import write, write_json
-    from kernel.cli.waits import render_limits
 
     answer = ask_broker(bundle, {"op": "gates", "forget": True})
     lines = [f"forgotten: {line}" for line in render_limits(answer["gates"])] or ["nothing was learned"]
@@ -100,7 +94,6 @@ def external(broker: ByHand) -> list[ProcessInfo]:
     """
     import time
 
-    from kernel.cli.operator_question import ask_kernel
     from kernel.supervisor_client import ProcessInfo
     from schemas.link import boottime_ms
     from schemas.times import rfc3339
@@ -128,7 +121,6 @@ def external(broker: ByHand) -> list[ProcessInfo]:
 
 def render(rows: list[ProcessInfo], now: datetime.datetime) -> list[str]:
     """The table: one line for each process, columns as wide as their content."""
-    from kernel.cli.terminal import OPERATOR_NOTE, columns
     from schemas.frames import OPERATOR_AGENT
 
     cells = [

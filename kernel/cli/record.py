@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from kernel.cli import options
+from kernel.cli.output import error_lines, write, write_json, write_text
+from schemas.errors import fail
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -54,9 +56,7 @@ def command(
     from kernel.bundle.recordings import RECORD_VARIABLE
     from kernel.cli.attach import locate, start
     from kernel.cli.message_files import open_files
-    from kernel.cli.output import write, write_json
     from kernel.recordings import collect, make
-    from schemas.errors import fail
 
     if os.path.lexists(file) and not force:
         raise fail("E_USAGE", f"{file} is there already", suggestion="Give --force to replace it.")
@@ -124,7 +124,6 @@ def asked(kernel: Kernel, messages: Iterable[Sent], then: Callable[[Answer], boo
 
 
 def _show(answer: Answer) -> bool:
-    from kernel.cli.output import error_lines, write, write_text
 
     if answer.error is not None:
         write(*error_lines(answer.error), stream=sys.stderr)
@@ -137,7 +136,6 @@ def _lines() -> list[str]:
     """The lines of standard input. Raises GoondanError E_USAGE when there is none."""
     from kernel.cli.lines import MAX_LINE_BYTES
     from kernel.cli.standard_input import read_all
-    from schemas.errors import fail
 
     text = read_all(MAX_LINE_BYTES).decode("utf-8", "replace")
     lines = [line for line in text.split("\n") if line.strip()]
@@ -164,8 +162,6 @@ def _redactor(place: BundleTarget) -> Callable[[str], str]:
 def _write(file: str, data: bytes) -> None:
     """Put the file in its place, whole. Raises GoondanError E_USAGE."""
     from contextlib import suppress
-
-    from schemas.errors import fail
 
     beside = f"{file}.new-{os.getpid()}"
     try:

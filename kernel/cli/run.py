@@ -14,13 +14,15 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import click
 
 from kernel.cli import options
+from kernel.cli.attach import BundleTarget, Kernel, Started, hold, join_or_start, locate
+from kernel.cli.output import error_lines, is_terminal, write, write_json, write_text
+from schemas.errors import GoondanError, fail
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Sequence
 
     from kernel.cli.asked import Asked
-    from kernel.cli.attach import BundleTarget, Kernel
     from kernel.cli.console_commands import Command, Commands
     from kernel.cli.interrupts import Interrupts
     from kernel.cli.lines import Line, LineReader
@@ -28,7 +30,6 @@ if TYPE_CHECKING:
     from kernel.cli.prompt import Prompt
     from kernel.cli.screen import Screen
     from kernel.cli.session import Listener, Session
-    from schemas.errors import GoondanError
     from schemas.frames import Answer, ErrorPayload, FilePart
     from schemas.runtime_events import RuntimeEvent
 
@@ -108,10 +109,8 @@ def command(
     The conversation of the instance goes on where it was; --new begins another one. A swarm that ran before goes on
     when this command ends.
     """
-    from kernel.cli.attach import locate
     from kernel.cli.batch import check_instance
     from kernel.cli.workdir import absolute_workdir
-    from schemas.errors import fail
 
     place = locate(bundle, policy, trust=trust, accept_loss=accept_loss, watch=watch)
     of_messages = {"--workdir": workdir is not None, "--instance": instance is not None, "--new": is_new}
@@ -132,9 +131,7 @@ def command(
 
 def _detach(place: BundleTarget, as_json: bool) -> int:
     from kernel import lock
-    from kernel.cli.attach import Started
     from kernel.cli.consent import started_when_trusted
-    from kernel.cli.output import write, write_json
 
     def begin(agreed: Any) -> Started:
         started = Started(place, detach=True, agreed=agreed)
@@ -162,8 +159,6 @@ def _detach(place: BundleTarget, as_json: bool) -> int:
 
 def _model_of(place: BundleTarget) -> str | None:
     """The entry agent's model, as the kernel that has just started says."""
-    from kernel.cli.attach import hold
-    from schemas.errors import GoondanError
 
     try:
         kernel = hold(place)
@@ -182,9 +177,6 @@ def _model_of(place: BundleTarget) -> str | None:
 
 def _talk(place: BundleTarget, wishes: _Wishes) -> int:
     import asyncio
-
-    from kernel.cli.attach import join_or_start
-    from kernel.cli.output import is_terminal, write, write_json
 
     look: ModelLook | None = None
     if is_terminal(sys.stdin) and is_terminal(sys.stderr):
@@ -241,7 +233,6 @@ class _Talk:
         from kernel.cli.asked import Asked
         from kernel.cli.console_commands import Commands
         from kernel.cli.lines import MAX_LINE_BYTES, LineReader
-        from kernel.cli.output import is_terminal
         from kernel.cli.session import Session
 
         async with Session(self._kernel) as session:
@@ -311,8 +302,6 @@ class _Talk:
         import asyncio
         from contextlib import suppress
 
-        from schemas.errors import GoondanError, fail
-
         while not asked.done():
             if reading.done() and not self._stuck and event_id in self._asked.blocked:
                 with suppress(GoondanError):
@@ -335,7 +324,6 @@ class _Talk:
         from kernel.cli.history import FILE
         from kernel.cli.interrupts import Interrupts
         from kernel.cli.lines import MAX_LINE_BYTES
-        from kernel.cli.output import write
         from kernel.cli.prompt import open_prompt
 
         prompt = open_prompt(f"{self._kernel.place.state_dir}/{FILE}", MAX_LINE_BYTES)
@@ -354,7 +342,6 @@ class _Talk:
 
     async def _tell_instance(self) -> None:
         """Say which conversation goes on, and under which name a new one is found again."""
-        from kernel.cli.output import write
 
         if self._as_json:
             return
@@ -371,7 +358,6 @@ class _Talk:
         """
         import asyncio
 
-        from kernel.cli.output import write
         from kernel.cli.prompt import PROMPT
 
         await self._asked.ask_waiting(prompt)
@@ -390,8 +376,6 @@ class _Talk:
     async def _carry_out(self, session: Session, line: Line, interrupts: Interrupts, prompt: Prompt) -> None:
         """Carry a command out. Ctrl-C ends the waiting for it."""
         import asyncio
-
-        from kernel.cli.output import write
 
         asking = asyncio.ensure_future(self._ask(session, line))
 
@@ -415,7 +399,6 @@ class _Talk:
 
         from kernel.cli.following import follow
         from kernel.cli.interrupts import Cancelling, was_cancelled
-        from kernel.cli.output import write
         from kernel.cli.screen import Screen, shows_status
 
         screen = Screen(text=not self._as_json)
@@ -464,7 +447,6 @@ class _Talk:
 
     def _drop_queue(self, prompt: Prompt) -> None:
         """Drop the lines that wait, and say so."""
-        from kernel.cli.output import write
 
         prompt.forget_ahead()
         dropped, self._queue = self._queue, []
@@ -479,7 +461,6 @@ class _Talk:
         """
         from kernel.cli.lines import MAX_LINE_BYTES
         from kernel.cli.session import GONE, USER_MESSAGE
-        from schemas.errors import GoondanError, fail
 
         event_id = event_id or session.new_id()
         command = _command_of(line)
@@ -525,7 +506,6 @@ class _Talk:
 
     def _show(self, told: _Told, screen: Screen | None = None) -> None:
         from kernel.cli.answered import kept_lines, tell_cut_off, tell_reasoning, tell_servers, tell_usage
-        from kernel.cli.output import error_lines, write, write_text
 
         answer, error = told.answer, told.error
         if told.command is not None and error is None:

@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import click
 
 from kernel.cli import options
+from kernel.cli.answered import CUT_OFF_STATUS, kept_lines, tell_cut_off, tell_servers, tell_usage
+from kernel.cli.output import error_lines, write, write_json
+from schemas.codec import from_raw, replace_surrogates
 
 if TYPE_CHECKING:
     from kernel.cli.attach import Kernel
@@ -73,15 +76,12 @@ def command(
     """
     import asyncio
 
-    from kernel.cli.answered import tell_servers
     from kernel.cli.attach import attach, locate
     from kernel.cli.batch import check_instance
     from kernel.cli.lines import MAX_LINE_BYTES
     from kernel.cli.message_files import close_files, open_files
-    from kernel.cli.output import write, write_json
     from kernel.cli.standard_input import FROM_STDIN, read_all
     from kernel.cli.workdir import absolute_workdir
-    from schemas.codec import replace_surrogates
     from schemas.errors import fail
     from schemas.spans import is_trace_id
 
@@ -125,9 +125,7 @@ def command(
 
 def _tell(event_id: str, answer: Answer, interrupted: int, as_json: bool, reasoning: bool) -> int:
     """Print what is not on stdout yet, and return the exit status. `interrupted`: that of SIGINT if it came, else 0."""
-    from kernel.cli.answered import CUT_OFF_STATUS, tell_cut_off, tell_usage
     from kernel.cli.interrupts import was_cancelled
-    from kernel.cli.output import write_json
 
     cancelled = bool(interrupted) and was_cancelled(answer.error)
     if as_json:
@@ -148,8 +146,6 @@ def _tell_failure(error: ErrorPayload, event_id: str, *, cancelled: bool) -> Non
     """Say on stderr why there is no answer, and after a timeout under which id it can be asked for."""
     import sys
 
-    from kernel.cli.answered import kept_lines
-    from kernel.cli.output import error_lines, write
     from kernel.cli.terminal import printable
 
     write(*(["cancelled"] if cancelled else [*error_lines(error), *kept_lines(error, event_id)]), stream=sys.stderr)
@@ -159,7 +155,6 @@ def _tell_failure(error: ErrorPayload, event_id: str, *, cancelled: bool) -> Non
 
 def answer_document(event_id: str, answer: Answer, *, reasoning: bool = False) -> dict[str, Any]:
     """An answer as the JSON document of `send` and `run`. `reasoning`: with the model's reasoning, if there is any."""
-    from schemas.codec import from_raw
 
     document: dict[str, Any] = {
         "eventId": event_id,

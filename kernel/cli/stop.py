@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 import click
 
 from kernel.cli import options
+from kernel.cli.attach import STOP_S, BundleTarget, end_of, locate
+from kernel.cli.output import write, write_json
 
 if TYPE_CHECKING:
     from kernel.cli.attach import BundleTarget
@@ -25,11 +28,8 @@ HEAR_POLL_S: Final = 0.01
 @options.as_json
 def command(bundle: str | None, as_json: bool) -> int:
     """Stop a running swarm."""
-    from contextlib import suppress
 
     from kernel import lock
-    from kernel.cli.attach import STOP_S, end_of, locate
-    from kernel.cli.output import write, write_json
     from kernel.supervisor_client import SupervisorClient
     from schemas.errors import GoondanError, fail
 
@@ -62,9 +62,6 @@ def _end(pidfd: int, place: BundleTarget, as_json: bool, until: float) -> int:
     """End a supervisor whose runtime directory is gone: it still holds the lock, and still takes signals."""
     import os
     import signal
-    from contextlib import suppress
-
-    from kernel.cli.attach import end_of
 
     try:
         with suppress(ProcessLookupError):
@@ -98,7 +95,6 @@ def _hears(pidfd: int) -> bool:
 
 
 def _report(orderly: bool, as_json: bool) -> None:
-    from kernel.cli.output import write, write_json
 
     if as_json:
         write_json({"stopped": True, "killed": not orderly})

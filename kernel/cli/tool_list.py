@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from kernel.cli import options
+from kernel.cli.terminal import Style, printable, style_of
 
 if TYPE_CHECKING:
     from kernel.bundle.tools import CheckedTool
-    from kernel.cli.terminal import Style
 
 #: The least width of a description on a narrow terminal (characters).
 _MIN_WORDS: Final = 20
@@ -31,7 +31,6 @@ _MIN_WORDS: Final = 20
 def command(bundle: str | None, as_json: bool) -> int:
     """List every tool of the bundle and of the bundled package. What extensions add at run time is not known here."""
     from kernel.cli.output import is_terminal, write, write_json
-    from kernel.cli.terminal import style_of
     from kernel.cli.tool_catalog import look
 
     inspected = look(bundle)
@@ -68,7 +67,6 @@ def table(tools: Iterable[CheckedTool], style: Style, width: int | None) -> list
     """One line for each export: its name, its source and the first sentence of its description. `width` is the width of
     the line (characters); None: there is no limit.
     """
-    from kernel.cli.terminal import printable
 
     rows = [(row["name"], row["source"], row.get("description", "")) for row in describe(tools)]
     if not rows:

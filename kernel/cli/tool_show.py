@@ -15,13 +15,17 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import click
+from msgspec import Struct, to_builtins
 
+from kernel.bundle.examples import short
 from kernel.cli import options
+from kernel.cli.terminal import Style, printable, style_of
+from kernel.cli.tool_catalog import find, look, source
+from schemas.address import build_tool_name, tool_identity
 
 if TYPE_CHECKING:
     from kernel.bundle.parameters import Parameter
     from kernel.bundle.tools import CheckedTool
-    from kernel.cli.terminal import Style
     from schemas.resources import ToolExport
 
 
@@ -31,11 +35,8 @@ if TYPE_CHECKING:
 @options.as_json
 def command(name: str, bundle: str | None, as_json: bool) -> int:
     """Show a tool: its parameters, aliases, limits, sandbox and examples."""
-    from msgspec import to_builtins
 
     from kernel.cli.output import write, write_json
-    from kernel.cli.terminal import style_of
-    from kernel.cli.tool_catalog import find, look
 
     inspected = look(bundle)
     tool, export = find(inspected.checked.tools, name)
@@ -50,8 +51,6 @@ def command(name: str, bundle: str | None, as_json: bool) -> int:
 
 def describe(tool: CheckedTool, exports: Iterable[ToolExport]) -> dict[str, Any]:
     """The document of --json."""
-    from kernel.cli.tool_catalog import source
-    from schemas.address import build_tool_name, tool_identity
 
     place = tool.document.place("metadata", "name")
     gets = {} if granted_as_requested(tool) else {"granted": whole(tool.granted)}
@@ -80,7 +79,6 @@ def whole(value: Any) -> Any:
     """A struct as JSON with all its fields. The wire leaves out fields that have their default; this document does
     not.
     """
-    from msgspec import Struct
 
     if isinstance(value, Struct):
         names = zip(value.__struct_fields__, value.__struct_encode_fields__, strict=True)
@@ -98,9 +96,6 @@ def _says(value: Any) -> bool:
 def render(tool: CheckedTool, exports: Iterable[ToolExport], style: Style) -> list[str]:
     """The page for a person."""
     from kernel.bundle.text import short_path
-    from kernel.cli.terminal import printable
-    from kernel.cli.tool_catalog import source
-    from schemas.address import build_tool_name, tool_identity
 
     place = tool.document.place("metadata", "name")
     where = f"{short_path(place.file, os.getcwd())}:{place.line}"
@@ -134,7 +129,6 @@ def _parameters(export: ToolExport, style: Style) -> list[str]:
 
 
 def _cells(row: Parameter) -> tuple[str, ...]:
-    from kernel.cli.terminal import printable
 
     words = " ".join(row.description.split())
     required = "required" if row.required else ""
@@ -142,7 +136,6 @@ def _cells(row: Parameter) -> tuple[str, ...]:
 
 
 def _remarks(export: ToolExport) -> list[str]:
-    from kernel.cli.terminal import printable
 
     found = [f"also called {printable(alias)}: {printable(name)}" for alias, name in export.aliases.items()]
     if export.idempotent:
@@ -153,8 +146,6 @@ def _remarks(export: ToolExport) -> list[str]:
 
 
 def _examples(export: ToolExport) -> list[str]:
-    from kernel.bundle.examples import short
-    from kernel.cli.terminal import printable
 
     lines = []
     for example in export.examples:
@@ -164,8 +155,6 @@ def _examples(export: ToolExport) -> list[str]:
 
 
 def _sandbox(tool: CheckedTool) -> list[str]:
-    from kernel.bundle.examples import short
-    from kernel.cli.terminal import printable
 
     asked = whole(tool.body.sandbox)
     limits = asked.pop("limits")

@@ -24,19 +24,21 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 import msgspec
 
+from kernel.bundle.examples import Outcome, short
 from kernel.cli import options
+from kernel.cli.attach import BundleTarget, attach_or_start, locate
+from kernel.cli.call import check_grant, perform
+from kernel.cli.terminal import Style, printable, style_of
+from schemas.address import build_tool_name
+from schemas.resources import BASE_PACKAGE, Example, ToolExport
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from kernel.bundle.examples import Outcome
     from kernel.bundle.loader import Inspected
     from kernel.bundle.problems import Problem
     from kernel.bundle.tools import CheckedTool
-    from kernel.cli.attach import BundleTarget
     from kernel.cli.session import Session
-    from kernel.cli.terminal import Style
-    from schemas.resources import Example, ToolExport
 
 #: The folder beside a tool's entry. The workdir of every example gets its files.
 FILES: Final = "examples"
@@ -89,10 +91,7 @@ def command(target: str | None, bundle: str | None, network: bool, allow_net: tu
 
     Without either, every tool of the bundle.
     """
-    from kernel.cli.attach import locate
-    from kernel.cli.call import check_grant
     from kernel.cli.output import write, write_json
-    from kernel.cli.terminal import style_of
 
     for grant in allow_net:
         check_grant(grant)
@@ -127,7 +126,6 @@ def hidden(outcome: Outcome, inspected: Inspected) -> Outcome:
 
 def is_path(target: str) -> bool:
     """Whether a target is a path: it looks like one, and is not the name of a Tool or of the package."""
-    from schemas.resources import BASE_PACKAGE
 
     if target == BASE_PACKAGE or target.startswith("Tool/"):
         return False
@@ -144,7 +142,6 @@ def examine(place: BundleTarget, name: str | None) -> tuple[Inspected, list[Subj
     from kernel.bundle.loader import inspect_bundle
     from kernel.bundle.problems import Report as Problems
     from kernel.cli.tool_catalog import find
-    from schemas.resources import BASE_PACKAGE
 
     inspected = inspect_bundle(place.bundle, state_dir=place.state_dir)
     tools = inspected.checked.tools
@@ -196,7 +193,6 @@ class Run(msgspec.Struct):
 
 def planned(subjects: list[Subject], network: bool) -> Iterator[Run]:
     """Every example, in the order of the manifest."""
-    from schemas.address import build_tool_name
 
     for subject in subjects:
         tool = subject.tool
@@ -220,7 +216,6 @@ def run_all(place: BundleTarget, plan: list[Run], allow_net: tuple[str, ...]) ->
     """
     import asyncio
 
-    from kernel.cli.attach import attach_or_start
     from kernel.cli.session import Session
 
     if not any(not run.reason for run in plan):
@@ -241,7 +236,6 @@ async def run_one(session: Session, run: Run) -> Outcome:
     """Run one example: a real call in a workdir of its own. Raises GoondanError when there is no result at all."""
     from kernel.bundle.examples import judge
     from kernel.cli.batch import ToolCall
-    from kernel.cli.call import perform
 
     if run.reason:
         return outcome_of(run, "skipped", reason=run.reason)
@@ -257,7 +251,6 @@ async def run_one(session: Session, run: Run) -> Outcome:
 
 def outcome_of(run: Run, status: str, **known: Any) -> Outcome:
     """The outcome of an example, with its place in the manifest."""
-    from kernel.bundle.examples import Outcome
 
     names = [export.name for export in run.subject.body.exports]
     export = names.index(run.full_name.partition("__")[2])
@@ -286,7 +279,6 @@ def workdir(tool: CheckedTool) -> Iterator[str]:
 
 
 def _exports(subjects: list[Subject]) -> Iterator[tuple[str, ToolExport]]:
-    from schemas.address import build_tool_name
 
     for subject in subjects:
         for export in subject.exports:
@@ -295,9 +287,7 @@ def _exports(subjects: list[Subject]) -> Iterator[tuple[str, ToolExport]]:
 
 def render(report: Report, style: Style) -> list[str]:
     """The report for a person: the problems with their places, one line for each example, and the sums."""
-    from kernel.bundle.examples import short
     from kernel.bundle.text import counts, problem_lines, short_path
-    from kernel.cli.terminal import printable
 
     cwd = os.getcwd()
     lines = problem_lines(report.errors, cwd) + problem_lines(report.warnings, cwd, warning=True)

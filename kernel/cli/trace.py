@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from kernel.cli import options
-from kernel.cli.plain import duration
+from kernel.cli.plain import duration, one_line
+from kernel.cli.terminal import Style, printable, style_of
+from kernel.trace import ModelCall, Step, Tokens, ToolCall, Trace, between_ms
+from kernel.trace_tree import TraceTree, total_of
 
 if TYPE_CHECKING:
-    from kernel.cli.terminal import Style
-    from kernel.trace import ModelCall, Step, Tokens, ToolCall, Trace
-    from kernel.trace_tree import TraceTree
     from schemas.receipts import JailReceipt
     from schemas.traces import TryDetail
 
@@ -65,9 +65,7 @@ def command(
 
     from kernel.cli.output import write, write_json
     from kernel.cli.state import state_of
-    from kernel.cli.terminal import style_of
     from kernel.paths import find_bundle
-    from kernel.trace_tree import total_of
     from schemas.errors import fail
 
     if last and turn is not None:
@@ -101,9 +99,6 @@ def _find(
 
 def render(found: Trace | TraceTree, style: Style) -> list[str]:
     """A turn or a trace for a person: one line for each step, call and turn, with the time since the beginning."""
-    from kernel.cli.terminal import printable
-    from kernel.trace import Trace
-    from kernel.trace_tree import total_of
 
     total = total_of(found)
     if isinstance(found, Trace):
@@ -131,7 +126,6 @@ def render(found: Trace | TraceTree, style: Style) -> list[str]:
 
 def _turn(trace: Trace, start: str, style: Style) -> Iterator[Line]:
     """The lines of one turn, and of everything below it."""
-    from kernel.cli.terminal import printable
 
     whose = f"{printable(trace.agent)}/{'…' if trace.instance_key is None else printable(trace.instance_key)}"
     took = f" in {duration(trace.duration_ms)}" if trace.duration_ms is not None else ""
@@ -216,7 +210,6 @@ def _inner(script: ToolCall, stem: str, start: str, style: Style) -> Iterator[Li
 
 def _said(call: ToolCall, stem: str, style: Style) -> Iterator[Line]:
     """The arguments of a call and what it gave, each in one line, as far as they are known."""
-    from kernel.cli.plain import one_line
 
     allow = None if call.refused is None else f"{call.refused.by}; to allow it: {call.refused.allow}"
     for what, text in (("with", call.args), ("gave", call.output or call.message), ("refused by", allow)):
@@ -234,7 +227,6 @@ def _below(turns: list[Trace], stem: str, start: str, style: Style) -> Iterator[
 
 
 def _model(call: ModelCall, style: Style) -> str:
-    from kernel.cli.terminal import printable
 
     what = [f"model {printable(call.model)}" if call.model else "model", _status(call.status, style, call.code)]
     what.append(duration(call.duration_ms) if call.duration_ms is not None else "")
@@ -252,14 +244,12 @@ def _model(call: ModelCall, style: Style) -> str:
 
 def _try(failed: TryDetail) -> str:
     """An attempt that failed and was followed by another one."""
-    from kernel.cli.terminal import printable
 
     after = f"; the next {duration(failed.waited_ms)} later" if failed.waited_ms else ""
     return f"tried: {printable(failed.error)}{after}"
 
 
 def _tool(call: ToolCall, style: Style) -> str:
-    from kernel.cli.terminal import printable
 
     took = duration(call.duration_ms) if call.duration_ms is not None else ""
     what = [printable(call.tool_name), _status(call.status, style, call.code), took]
@@ -272,7 +262,6 @@ def _tool(call: ToolCall, style: Style) -> str:
 
 def _jail(jail: JailReceipt) -> str:
     """What the tool host observed of the jail before the call had its result."""
-    from kernel.cli.terminal import printable
 
     what = [f"jail {jail.tier}", f"peak {jail.peak_memory_kb / 1024:.1f} MiB", f"cpu {duration(jail.cpu_ms)}"]
     if jail.denied:
@@ -283,7 +272,6 @@ def _jail(jail: JailReceipt) -> str:
 
 
 def _status(status: str, style: Style, code: str | None = None) -> str:
-    from kernel.cli.terminal import printable
 
     text = printable(status if code is None else f"{status} {code}")
     if status in ("completed", "answered", "ok"):
@@ -306,7 +294,6 @@ def _used(counts: Tokens) -> str:
 
 
 def _offset(start: str, at: str) -> str:
-    from kernel.trace import between_ms
 
     after = between_ms(start, at)
     return "" if after is None else f"+{duration(after)}"

@@ -11,6 +11,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kernel.cli import options
+from kernel.cli.output import columns_of, is_terminal, write, write_json
+from kernel.cli.state import checked_root, state_of
+from kernel.cli.trust_screen import screen, words
+from kernel.paths import find_bundle
+from schemas.errors import fail
 
 if TYPE_CHECKING:
     from kernel.bundle.loader import Inspected
@@ -30,7 +35,6 @@ def command(path: str | None, show: bool, list_: bool, revoke: bool, own: bool, 
 
     Shows what it can do beyond its jails and, on a terminal, asks. Without a terminal the command itself is the answer.
     """
-    from schemas.errors import fail
 
     if show + list_ + revoke + state_root > 1 or (own and (show or list_ or revoke or state_root)):
         raise fail("E_USAGE", "give one of --show, --list, --revoke, --own and --state-root")
@@ -48,9 +52,6 @@ def command(path: str | None, show: bool, list_: bool, revoke: bool, own: bool, 
 def _trust(path: str | None, as_json: bool, *, show: bool, own: bool) -> int:
     from kernel.cli.attach import BundleTarget
     from kernel.cli.consent import ask, can_ask, look_again, remember
-    from kernel.cli.output import write, write_json
-    from kernel.cli.state import state_of
-    from kernel.paths import find_bundle
     from kernel.trust.judge import untrusted
 
     bundle = find_bundle(path)
@@ -83,9 +84,7 @@ def _shown(inspected: Inspected) -> list[str]:
     """The screen. Without a terminal, values of the environment are hidden: addresses can contain them, and the output
     may end up in a log.
     """
-    from kernel.cli.output import columns_of, is_terminal
     from kernel.cli.terminal import style_of
-    from kernel.cli.trust_screen import screen
 
     judgement = inspected.judgement if is_terminal(sys.stdout) else _without_values(inspected)
     return screen(judgement, inspected.path, style_of(sys.stdout), columns_of(sys.stdout, 80))
@@ -126,10 +125,7 @@ def _document(inspected: Inspected, trusted: bool) -> dict[str, Any]:
 
 
 def _confirm(as_json: bool) -> int:
-    from kernel.cli.output import write, write_json
-    from kernel.cli.state import checked_root
     from kernel.state_root import confirm, doubt
-    from schemas.errors import fail
 
     root = checked_root()
     confirm(root)
@@ -144,9 +140,6 @@ def _confirm(as_json: bool) -> int:
 
 
 def _list(as_json: bool) -> int:
-    from kernel.cli.output import write, write_json
-    from kernel.cli.state import checked_root
-    from kernel.cli.trust_screen import words
     from kernel.trust.records import every
 
     found = every(checked_root())
@@ -163,9 +156,6 @@ def _list(as_json: bool) -> int:
 
 
 def _revoke(path: str | None, as_json: bool) -> int:
-    from kernel.cli.output import write, write_json
-    from kernel.cli.state import checked_root
-    from kernel.paths import find_bundle
     from kernel.trust.records import forget
 
     # The records can still name a folder that is gone.

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from kernel.bundle.problems import BundleError, Problem
 from kernel.cli import options
-from schemas.errors import GoondanError
+from schemas.errors import GoondanError, fail
 
 if TYPE_CHECKING:
     from kernel.bundle.checked import CheckedAgent
     from kernel.bundle.loader import Inspected
-    from kernel.bundle.problems import Problem
 
 #: Exit status for a bundle that cannot run.
 INVALID: Final = 2
@@ -37,11 +37,9 @@ def command(path: str | None, bundle: str | None, policy: str | None, as_json: b
     nothing is started.
     """
     from kernel.bundle.loader import inspect_bundle
-    from kernel.bundle.problems import BundleError
     from kernel.cli.output import write, write_json
     from kernel.cli.state import state_of
     from kernel.paths import find_bundle
-    from schemas.errors import fail
 
     if path is not None and bundle is not None:
         raise fail("E_USAGE", "give BUNDLE or --bundle, not both")
@@ -153,7 +151,6 @@ def _cwd() -> str:
 
 
 def _problem(error: GoondanError, file: str) -> Problem:
-    from kernel.bundle.problems import Problem
 
     info = error.info
     return Problem(
