@@ -51,37 +51,6 @@ class Note(Struct, frozen=True):
     detail: str | None = None
 
 
-class Turn(Struct, frozen=True, kw_only=True):
-    """One row of `turns`, whose it is, and how its answer ended."""
-
-    #: The turn.
-    turn_id: str
-    #: The event that it was for.
-    event_id: str
-    #: The agent.
-    agent: str
-    #: Its instance. None: the key is too long to stand in a path.
-    instance_key: str | None
-    #: How often the event was begun.
-    attempt: int
-    #: The state of the turn.
-    status: str
-    #: When it began: RFC 3339 in UTC.
-    started_at: str
-    #: When it ended. None: it has not ended.
-    ended_at: str | None = None
-    #: Why the model ended its last message.
-    finish_reason: str | None = None
-    #: Why it failed.
-    error: ErrorPayload | None = None
-    #: Its trace.
-    trace_id: str | None = None
-    #: The span that it is a part of.
-    parent_span_id: str | None = None
-    #: How long its event had waited (milliseconds).
-    waited_ms: int | None = None
-
-
 class Waits(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
     """The times of a turn in which nothing of it was at work (milliseconds)."""
 
@@ -329,29 +298,15 @@ def said_in(messages: Iterable[Any]) -> Said:
     return said
 
 
-def tell(turn: Turn, notes: Iterable[Note], said: Said | None = None, *, interrupted: bool = False) -> Trace:
+def tell(trace: Trace, notes: Iterable[Note], said: Said | None = None, *, interrupted: bool = False) -> Trace:
     """The story of a turn from its notes, in the order in which they were written, and from what its messages have
-    `said`. `interrupted`: no process works on it if it has no end.
+    `said`. `trace` has what its row in `turns` says, and gets the rest. `interrupted`: no process works on it if it has
+    no end.
     """
-    trace = Trace(
-        turn_id=turn.turn_id,
-        event_id=turn.event_id,
-        agent=turn.agent,
-        instance_key=turn.instance_key,
-        attempt=turn.attempt,
-        status=turn.status,
-        started_at=turn.started_at,
-        ended_at=turn.ended_at,
-        duration_ms=None if turn.ended_at is None else between_ms(turn.started_at, turn.ended_at),
-        finish_reason=turn.finish_reason,
-        steps=[],
-        error=turn.error,
-        trace_id=turn.trace_id,
-        span_id=turn_span(turn.turn_id),
-        parent_span_id=turn.parent_span_id,
-        waits=None if turn.waited_ms is None else Waits(queue_ms=turn.waited_ms),
-        last_at=turn.ended_at or turn.started_at,
-    )
+    trace.span_id = turn_span(trace.turn_id)
+    trace.last_at = trace.ended_at or trace.started_at
+    if trace.ended_at is not None:
+        trace.duration_ms = between_ms(trace.started_at, trace.ended_at)
     calls: dict[str, ToolCall] = {}
     for note in notes:
         if (add := _ADD.get(note.kind)) is not None:
@@ -362,7 +317,7 @@ def tell(turn: Turn, notes: Iterable[Note], said: Said | None = None, *, interru
         for call in calls.values():
             call.args = call.args or said.args.get(call.tool_call_id)
             call.output = call.output or said.outputs.get(call.tool_call_id)
-    if turn.status != "running":
+    if trace.status != "running":
         _close(trace, calls, "lost")
     elif interrupted:
         trace.status = "interrupted"
@@ -469,7 +424,6 @@ def _model_ended(trace: Trace, calls: dict[str, ToolCall], note: Note) -> None:
     call.cut_off = detail.cut_off
 
 
-#: What each kind of note adds; another version may write others.
 def _layer_hangs(trace: Trace, calls: dict[str, ToolCall], note: Note) -> None:
     if (layer := _read(note, LayerDetail)) is not None:
         trace.hangs.append(Hang(extension=layer.extension, point=layer.point, started_at=note.at))
@@ -481,6 +435,7 @@ def _layer_goes_on(trace: Trace, calls: dict[str, ToolCall], note: Note) -> None
             hang.duration_ms = between_ms(hang.started_at, note.at)
 
 
+#: What each kind of note adds; another version may write others.
 _ADD: Final[dict[str, Callable[[Trace, dict[str, ToolCall], Note], None]]] = {
     "turn.resumed": _resumed,
     "turn.started": _started,

@@ -18,7 +18,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 from msgspec import Struct
 
-from kernel.trace import Note, Trace, Turn, said_in, tell
+from kernel.trace import Note, Trace, said_in, tell
 from kernel.trace_tree import moment
 from schemas.address import instance_dir, path_segment, segment_key
 from schemas.codec import DECODE_ERRORS
@@ -175,27 +175,28 @@ def _turn(db: sqlite3.Connection, place: ConversationFile, seq: int, since: str 
     turn_id, event_id, attempt, status, started_at, ended_at, answer, trace_id, parent, waited_ms, first_note = row
     said = _answer(answer)
     found = {
-        "turn_id": turn_id,
-        "event_id": event_id,
+        "turnId": turn_id,
+        "eventId": event_id,
         "agent": place.agent,
-        "instance_key": place.instance_key,
+        "instanceKey": place.instance_key,
         "attempt": attempt,
         "status": status,
-        "started_at": started_at,
-        "ended_at": ended_at,
-        "finish_reason": None if said is None else said.finish_reason,
+        "startedAt": started_at,
+        "endedAt": ended_at,
+        "finishReason": None if said is None else said.finish_reason,
         "error": None if said is None else said.error,
-        "trace_id": trace_id,
-        "parent_span_id": parent,
-        "waited_ms": waited_ms,
+        "traceId": trace_id,
+        "parentSpanId": parent,
+        "waits": None if waited_ms is None else {"queueMs": waited_ms},
+        "steps": [],
     }
     try:
-        turn = msgspec.convert(found, Turn)  # SQLite keeps values of any type in any column
+        trace = msgspec.convert(found, Trace)  # SQLite keeps values of any type in any column
     except msgspec.ValidationError as error:
         raise fail("E_STATE", f"{place.path}: a turn cannot be read: {error}") from None
     notes = _notes(db, turn_id, first_note)
     over = _is_over(notes[-1].at if notes else started_at, since)
-    return tell(turn, notes, said_in(_messages(db, turn_id)), interrupted=over)
+    return tell(trace, notes, said_in(_messages(db, turn_id)), interrupted=over)
 
 
 def _messages(db: sqlite3.Connection, turn_id: str) -> Iterator[Any]:

@@ -46,7 +46,6 @@ def command() -> None:
 @options.as_json
 def list_(everything: bool, answered: bool, bundle: str | None, as_json: bool) -> int:
     """List what waits, the oldest first."""
-
     answer = ask_broker(bundle, {"op": "approve.list", "all": everything, "answered": answered})
     if as_json:
         write_json(answer)
@@ -63,7 +62,6 @@ def list_(everything: bool, answered: bool, bundle: str | None, as_json: bool) -
 @options.as_json
 def show(id: str, bundle: str | None, as_json: bool) -> int:
     """Show one item with all of its arguments. ID is a callId or a code."""
-
     from kernel.cli.named_files import with_files
 
     answer = ask_broker(bundle, {"op": "approve.show", "id": id})
@@ -82,7 +80,6 @@ def show(id: str, bundle: str | None, as_json: bool) -> int:
 @options.as_json
 def yes(id: str, reason: str | None, whole: str, bundle: str | None, as_json: bool) -> int:
     """Let a call run, once. ID is a callId or a code."""
-
     check_read(ask_broker(bundle, {"op": "approve.show", "id": id}), whole)
     return _decide(bundle, as_json, {"id": id, "decision": "yes", "reason": reason})
 
@@ -105,7 +102,6 @@ def no(id: str, reason: str | None, bundle: str | None, as_json: bool) -> int:
 @options.as_json
 def answer(id: str, json: str | None, whole: str, bundle: str | None, as_json: bool) -> int:
     """Answer a question with a JSON value; without one it is read from standard input. ID is a callId or a code."""
-
     from kernel.cli.batch import parse_json
 
     text: str | bytes = json if json is not None else sys.stdin.buffer.read(MAX_ANSWER_BYTES * 6 + 1)
@@ -120,7 +116,6 @@ def answer(id: str, json: str | None, whole: str, bundle: str | None, as_json: b
 
 def check_read(item: dict[str, Any], whole: str) -> None:
     """Check that who agrees to a long item was shown all of it. Raises GoondanError E_USAGE."""
-
     given = whole.removeprefix("sha256:")
     if is_long(item) and (len(given) < WHOLE_DIGITS or not whole_digest(item).startswith(given)):
         hint = f"Read `gdn approve show {item['code']}`. Its last line has the digest for --whole."
@@ -148,7 +143,6 @@ def encoded_answer(value: Any) -> Raw:
 
 
 def _decide(bundle: str | None, as_json: bool, decision: dict[str, Any]) -> int:
-
     told = ask_broker(bundle, {"op": "approve.answer", **decision})
     if as_json:
         write_json(told)

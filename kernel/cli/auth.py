@@ -55,7 +55,6 @@ def login(
     as_json: bool,
 ) -> int:
     """Have a person agree to an OAuthApp: show the page to open, and wait until they have."""
-
     question: dict[str, Any] = {"app": _name_of(app), "subject": subject, "device": device}
 
     async def ask(session: Session) -> dict[str, Any]:
@@ -81,7 +80,6 @@ def login(
 @options.as_json
 def list_(bundle: str | None, policy: str | None, trust: bool, as_json: bool) -> int:
     """List what was agreed to, and who is being asked. No token is shown."""
-
     found = _with_kernel(lambda session: session.admin({"op": "auth.list"}, _PATIENCE_S), bundle, policy, trust)
     if as_json:
         write_json(found)

@@ -122,7 +122,6 @@ def check_grant(text: str) -> None:
 
 def open_batch(name: str) -> int:
     """The descriptor to read lines from. Raises GoondanError E_USAGE."""
-
     if name == "-":
         return 0
     try:

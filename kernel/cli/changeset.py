@@ -33,7 +33,6 @@ def command() -> None:
 @options.as_json
 def list_(bundle: str | None, as_json: bool) -> int:
     """List the open changesets and those that were committed, the latest first."""
-
     records = _engine(bundle).records.all()
     if as_json:
         write_json({"changesets": [_plain(record) for record in records]})

@@ -41,7 +41,6 @@ def command() -> None:
 @options.as_json
 def list_(agent: str | None, instance: str | None, bundle: str | None, as_json: bool) -> int:
     """List what was proposed, by whom, and what came of it; the oldest first."""
-
     agent, instance = options.named(agent, instance)
     answer = ask_broker(bundle, {"op": "config.list", "agent": agent, "instanceKey": instance})
     if as_json:
@@ -58,7 +57,6 @@ def list_(agent: str | None, instance: str | None, bundle: str | None, as_json: 
 @options.as_json
 def show(agent: str, instance: str | None, bundle: str | None, as_json: bool) -> int:
     """Show the prompt, tools and extensions that are in force. Of an extension's config it shows what patches set."""
-
     agent, instance = options.named(agent, instance)
     answer = ask_broker(bundle, {"op": "config.show", "agent": agent, "instanceKey": instance})
     (write_json if as_json else write_pretty)(answer)
@@ -108,8 +106,6 @@ def propose(
     else:
         import sys
 
-        import msgspec
-
         from schemas.frames import ErrorPayload
 
         write(*error_lines(msgspec.convert(answer["error"], ErrorPayload)), stream=sys.stderr)
@@ -122,7 +118,6 @@ def propose(
 @options.as_json
 def revert(patch_id: str, bundle: str | None, as_json: bool) -> int:
     """Take one patch back, by its id; the others stay as they are."""
-
     answer = ask_broker(bundle, {"op": "config.revert", "patchId": patch_id})
     if as_json:
         write_json(answer)
@@ -133,7 +128,6 @@ def revert(patch_id: str, bundle: str | None, as_json: bool) -> int:
 
 def render(answer: Mapping[str, Any]) -> list[str]:
     """The lines of each patch: its name and who proposed it, what it changes, and whether it was accepted."""
-
     from kernel.cli.plain import one_line
     from schemas.times import rfc3339_seconds
 
@@ -167,7 +161,6 @@ def _who(patch: Mapping[str, Any]) -> str:
 
 
 def _read(text: str) -> Any:
-
     from schemas.errors import fail
 
     try:

@@ -85,7 +85,6 @@ def look_again(place: Where) -> Inspected:
 
 def can_ask() -> bool:
     """Whether a person is at the terminal, and did not ask for JSON."""
-
     return is_terminal(sys.stdin) and is_terminal(sys.stderr) and "--json" not in sys.argv
 
 
@@ -107,7 +106,6 @@ def ask(inspected: Inspected) -> Answer:
 
 def confirmed(question: str) -> bool:
     """Whether the person at the terminal says yes. Anything but a clear yes is a no."""
-
     _drop_typed_ahead()
     write(question, stream=sys.stderr)
     return os.read(sys.stdin.fileno(), MAX_ANSWER).decode("utf-8", "replace").strip().lower() in ("y", "yes")

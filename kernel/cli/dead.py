@@ -31,7 +31,6 @@ def command() -> None:
 @options.as_json
 def list_(bundle: str | None, as_json: bool) -> int:
     """List them, the oldest first, each with the reason."""
-
     answer = ask_broker(bundle, {"op": "dead.list"})
     if as_json:
         write_json(answer)
@@ -46,7 +45,6 @@ def list_(bundle: str | None, as_json: bool) -> int:
 @options.as_json
 def show(event_id: str, bundle: str | None, as_json: bool) -> int:
     """Show one with what it asked."""
-
     answer = ask_broker(bundle, {"op": "dead.show", "eventId": event_id})
     if as_json:
         write_json(answer)
@@ -65,7 +63,6 @@ def show(event_id: str, bundle: str | None, as_json: bool) -> int:
 @options.as_json
 def requeue(event_id: str, bundle: str | None, as_json: bool) -> int:
     """Send one again, as a new message behind those that wait. Its answer goes to nobody; gdn trace shows it."""
-
     answer = ask_broker(bundle, {"op": "dead.requeue", "eventId": event_id})
     if as_json:
         write_json(answer)
@@ -80,7 +77,6 @@ def requeue(event_id: str, bundle: str | None, as_json: bool) -> int:
 @options.as_json
 def drop(event_id: str, bundle: str | None, as_json: bool) -> int:
     """Forget one."""
-
     answer = ask_broker(bundle, {"op": "dead.drop", "eventId": event_id})
     if as_json:
         write_json(answer)

@@ -73,7 +73,6 @@ def _offer_server(bundle: str | None) -> None:
 
 def render(findings: Iterable[Finding], style: Style) -> list[str]:
     """The report for a person, by area, and the number of problems and warnings."""
-
     paint = {"ok": style.good, "warning": style.warning, "problem": style.bad}
     lines: list[str] = []
     area = ""

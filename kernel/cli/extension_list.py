@@ -59,7 +59,6 @@ def describe(inspected: Inspected) -> list[dict[str, Any]]:
 
 def table(rows: list[dict[str, Any]], style: Style) -> list[str]:
     """One line for each: its name, its source, the keys of its config, and the agents that use it."""
-
     names, sources = (max(len(row[column]) for row in rows) for column in ("name", "source"))
     lines = []
     for row in rows:

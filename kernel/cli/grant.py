@@ -36,7 +36,6 @@ command.add_command(grant_skill.command)
 @options.as_json
 def list_(bundle: str | None, policy: str | None, as_json: bool) -> int:
     """Show every tool that asks for more than the defaults, and what it gets."""
-
     inspected, _ = _inspect(bundle, policy)
     rows = inspected.redact.all_of([_row(tool, inspected) for tool in _asking(inspected)])
     if as_json:
@@ -195,7 +194,6 @@ def _pinned(inspected: Inspected) -> list[PinnedSkill]:
 
 
 def _packaged(inspected: Inspected, tool: str) -> CheckedTool:
-
     packaged = {found.id: found for found in inspected.checked.tools.values() if found.package}
     if tool not in packaged:
         known = ", ".join(sorted(packaged)) or "none"

@@ -119,7 +119,6 @@ def _decisions() -> tuple[str, list[Any], list[PinnedSkill]]:
 
 
 def _part(network: tuple[str, ...], env: tuple[str, ...], read: tuple[str, ...], write: tuple[str, ...]) -> SandboxPart:
-
     places = [[os.path.abspath(os.path.expanduser(path)) for path in paths] for paths in (read, write)]
     return SandboxPart(
         network=NetworkAllow(list(network)) if network else None,

@@ -46,7 +46,6 @@ def list_(bundle: str | None, agent: str | None, as_json: bool) -> int:
 
     Calls of `gdn call` have an agent of their own, which --agent _operator shows.
     """
-
     place = locate(bundle)
     running = _processes(place)
     rows = [
@@ -140,7 +139,6 @@ def undo(agent: str, key: str, bundle: str | None, as_json: bool) -> int:
     What its tools have done stays done, and its trace stays. An instance that has work is refused. KEY is `default` if
     left out. Without a kernel one is started for it.
     """
-
     done = _edit(agent, key, bundle, "undo")
     if as_json:
         write_json(done)
@@ -161,7 +159,6 @@ def reset(agent: str, key: str, bundle: str | None, files: bool, yes: bool, as_j
 
     An instance that has work is refused. KEY is `default` if left out. Without a kernel one is started for it.
     """
-
     agent, key = options.named(agent, key)
     if files:
         return _delete(agent, key, bundle, force=False, yes=yes, as_json=as_json)
@@ -187,7 +184,6 @@ def delete(agent: str, key: str | None, bundle: str | None, force: bool, yes: bo
     One that has work is refused, unless --force is given. A workdir that others work in stays, and so does a folder of
     your own. What is sent to it later begins a new one. A kernel must run.
     """
-
     agent, key = options.named(agent, key)
     if key is None:
         raise fail("E_USAGE", "name the instance: AGENT KEY, or AGENT/KEY")
@@ -195,7 +191,6 @@ def delete(agent: str, key: str | None, bundle: str | None, force: bool, yes: bo
 
 
 def _delete(agent: str, key: str, bundle: str | None, *, force: bool, yes: bool, as_json: bool) -> int:
-
     check_instance(key)
     place = locate(bundle)
     kernel = attach(place)
@@ -252,7 +247,6 @@ def token_text(used: Usage | None) -> str:
 
 def _generation(place: BundleTarget, agent: str) -> int:
     """From when on a conversation counts, as the kernel that runs says. 0 when none runs, or it has no such agent."""
-
     try:
         return int(ask_broker(place.bundle, {"op": "generation", "agent": agent})["generation"])
     except GoondanError as error:
@@ -263,7 +257,6 @@ def _generation(place: BundleTarget, agent: str) -> int:
 
 def _question(place: BundleTarget, agent: str, key: str, name: str) -> str:
     """The question, with what will be deleted."""
-
     found = next(iter(instances(place.state_dir, agent, key)), None)
     size = "" if found is None else f" ({max(1, found.bytes // 1024)} KiB)"
     return f"Delete {name}, with its conversation{size} and the files in its workdir? It cannot be brought back. [y/N] "
@@ -309,7 +302,6 @@ def _processes(place: BundleTarget) -> dict[tuple[str, str], dict[str, Any]]:
 
 def _events(place: BundleTarget, agent: str, key: str) -> tuple[list[dict[str, Any]], int]:
     """The event that the instance works on and the events that wait for it. Empty when no kernel runs."""
-
     try:
         answer = ask_broker(place.bundle, {"op": "events", "agent": agent, "instanceKey": key})
     except GoondanError as error:

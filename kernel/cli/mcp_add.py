@@ -116,7 +116,6 @@ def known_server(name: str) -> dict[str, Any]:
 
     Raises GoondanError E_USAGE.
     """
-
     with open(os.path.join(os.path.dirname(mcp.__file__), "known_servers.json"), encoding="utf-8") as file:
         known: dict[str, dict[str, Any]] = json.load(file)
     if name not in known:
@@ -128,7 +127,6 @@ def known_server(name: str) -> dict[str, Any]:
 @contextmanager
 def _place(folder: str, name: str, replace: bool) -> Iterator[str]:
     """The folder to install into, empty. What was there before comes back when something fails."""
-
     above = os.path.join(folder, FOLDER)
     target, before = os.path.join(above, name), os.path.join(above, f".{name}.before")
     if os.path.islink(above) or os.path.islink(target):

@@ -94,7 +94,6 @@ def _whole(word: str) -> str:
 
 def _own_folders(words: list[str]) -> list[str]:
     """The folders of the program itself: without them nothing could be started."""
-
     own = [program_folder(word) for word in words if word.startswith("/") and os.path.isfile(word)]
     return [folder for folder in dict.fromkeys(own) if folder and not folder.startswith(("/usr/", "/bin", "/lib"))]
 

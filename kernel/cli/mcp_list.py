@@ -101,7 +101,6 @@ def idle_row(prefix: str, extension: str, transport: str) -> dict[str, Any]:
 
 def render(rows: list[dict[str, Any]]) -> list[str]:
     """The table, with the last error of a server below it. What servers and agents are called is text from outside."""
-
     head, *lines = columns([_COLUMNS, *map(_cells, rows)])
     shown = [head]
     for one, line in zip(rows, lines, strict=True):
@@ -112,7 +111,6 @@ def render(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def _cells(one: dict[str, Any]) -> tuple[str, ...]:
-
     instance = one["instanceKey"] or "-"
     if one["agent"]:
         instance = f"{one['agent']}/{instance}"

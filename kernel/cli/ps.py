@@ -74,14 +74,12 @@ def _all(as_json: bool) -> int:
 
 
 def _why(bundle: str | None, as_json: bool) -> int:
-
     answer = ask_broker(bundle, {"op": "why"})
     write_json(answer) if as_json else write(*render_waits(answer))
     return 0
 
 
 def _forget(bundle: str | None, as_json: bool) -> int:
-
     answer = ask_broker(bundle, {"op": "gates", "forget": True})
     lines = [f"forgotten: {line}" for line in render_limits(answer["gates"])] or ["nothing was learned"]
     write_json(answer["gates"]) if as_json else write(*lines)

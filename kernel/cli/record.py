@@ -124,7 +124,6 @@ def asked(kernel: Kernel, messages: Iterable[Sent], then: Callable[[Answer], boo
 
 
 def _show(answer: Answer) -> bool:
-
     if answer.error is not None:
         write(*error_lines(answer.error), stream=sys.stderr)
     else:

@@ -159,7 +159,6 @@ def _detach(place: BundleTarget, as_json: bool) -> int:
 
 def _model_of(place: BundleTarget) -> str | None:
     """The entry agent's model, as the kernel that has just started says."""
-
     try:
         kernel = hold(place)
     except GoondanError:
@@ -342,7 +341,6 @@ class _Talk:
 
     async def _tell_instance(self) -> None:
         """Say which conversation goes on, and under which name a new one is found again."""
-
         if self._as_json:
             return
         told = await self._commands.goes_on()
@@ -447,7 +445,6 @@ class _Talk:
 
     def _drop_queue(self, prompt: Prompt) -> None:
         """Drop the lines that wait, and say so."""
-
         prompt.forget_ahead()
         dropped, self._queue = self._queue, []
         if dropped:

@@ -155,7 +155,6 @@ def _tell_failure(error: ErrorPayload, event_id: str, *, cancelled: bool) -> Non
 
 def answer_document(event_id: str, answer: Answer, *, reasoning: bool = False) -> dict[str, Any]:
     """An answer as the JSON document of `send` and `run`. `reasoning`: with the model's reasoning, if there is any."""
-
     document: dict[str, Any] = {
         "eventId": event_id,
         "turnId": answer.turn_id,

@@ -28,7 +28,6 @@ HEAR_POLL_S: Final = 0.01
 @options.as_json
 def command(bundle: str | None, as_json: bool) -> int:
     """Stop a running swarm."""
-
     from kernel import lock
     from kernel.supervisor_client import SupervisorClient
     from schemas.errors import GoondanError, fail
@@ -95,7 +94,6 @@ def _hears(pidfd: int) -> bool:
 
 
 def _report(orderly: bool, as_json: bool) -> None:
-
     if as_json:
         write_json({"stopped": True, "killed": not orderly})
     else:

@@ -67,7 +67,6 @@ def table(tools: Iterable[CheckedTool], style: Style, width: int | None) -> list
     """One line for each export: its name, its source and the first sentence of its description. `width` is the width of
     the line (characters); None: there is no limit.
     """
-
     rows = [(row["name"], row["source"], row.get("description", "")) for row in describe(tools)]
     if not rows:
         return ["no tools"]

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 @options.as_json
 def command(name: str, bundle: str | None, as_json: bool) -> int:
     """Show a tool: its parameters, aliases, limits, sandbox and examples."""
-
     from kernel.cli.output import write, write_json
 
     inspected = look(bundle)
@@ -51,7 +50,6 @@ def command(name: str, bundle: str | None, as_json: bool) -> int:
 
 def describe(tool: CheckedTool, exports: Iterable[ToolExport]) -> dict[str, Any]:
     """The document of --json."""
-
     place = tool.document.place("metadata", "name")
     gets = {} if granted_as_requested(tool) else {"granted": whole(tool.granted)}
     return {
@@ -79,7 +77,6 @@ def whole(value: Any) -> Any:
     """A struct as JSON with all its fields. The wire leaves out fields that have their default; this document does
     not.
     """
-
     if isinstance(value, Struct):
         names = zip(value.__struct_fields__, value.__struct_encode_fields__, strict=True)
         return {key: whole(getattr(value, name)) for name, key in names}
@@ -129,14 +126,12 @@ def _parameters(export: ToolExport, style: Style) -> list[str]:
 
 
 def _cells(row: Parameter) -> tuple[str, ...]:
-
     words = " ".join(row.description.split())
     required = "required" if row.required else ""
     return tuple(printable(text) for text in (row.name, row.type, required, row.default, words))
 
 
 def _remarks(export: ToolExport) -> list[str]:
-
     found = [f"also called {printable(alias)}: {printable(name)}" for alias, name in export.aliases.items()]
     if export.idempotent:
         found.append("idempotent: it is called again when its outcome is unknown, and once more when its process ends")
@@ -146,7 +141,6 @@ def _remarks(export: ToolExport) -> list[str]:
 
 
 def _examples(export: ToolExport) -> list[str]:
-
     lines = []
     for example in export.examples:
         answer = "" if example.output is None else f"  → {printable(short(example.output))}"
@@ -155,7 +149,6 @@ def _examples(export: ToolExport) -> list[str]:
 
 
 def _sandbox(tool: CheckedTool) -> list[str]:
-
     asked = whole(tool.body.sandbox)
     limits = asked.pop("limits")
     rows = {"error messages": f"at most {tool.body.error_message_limit} characters", "entry": tool.entry}

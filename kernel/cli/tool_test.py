@@ -126,7 +126,6 @@ def hidden(outcome: Outcome, inspected: Inspected) -> Outcome:
 
 def is_path(target: str) -> bool:
     """Whether a target is a path: it looks like one, and is not the name of a Tool or of the package."""
-
     if target == BASE_PACKAGE or target.startswith("Tool/"):
         return False
     return "/" in target or target in (".", "..") or target.endswith((".yaml", ".yml"))
@@ -193,7 +192,6 @@ class Run(msgspec.Struct):
 
 def planned(subjects: list[Subject], network: bool) -> Iterator[Run]:
     """Every example, in the order of the manifest."""
-
     for subject in subjects:
         tool = subject.tool
         closed = tool.body.sandbox.network != "none" and not network
@@ -251,7 +249,6 @@ async def run_one(session: Session, run: Run) -> Outcome:
 
 def outcome_of(run: Run, status: str, **known: Any) -> Outcome:
     """The outcome of an example, with its place in the manifest."""
-
     names = [export.name for export in run.subject.body.exports]
     export = names.index(run.full_name.partition("__")[2])
     place = run.subject.document.key("spec", "exports", export, "examples", run.index, "input")
@@ -279,7 +276,6 @@ def workdir(tool: CheckedTool) -> Iterator[str]:
 
 
 def _exports(subjects: list[Subject]) -> Iterator[tuple[str, ToolExport]]:
-
     for subject in subjects:
         for export in subject.exports:
             yield build_tool_name(subject.tool.name, export.name), export

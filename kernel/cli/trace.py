@@ -99,7 +99,6 @@ def _find(
 
 def render(found: Trace | TraceTree, style: Style) -> list[str]:
     """A turn or a trace for a person: one line for each step, call and turn, with the time since the beginning."""
-
     total = total_of(found)
     if isinstance(found, Trace):
         lines = list(_turn(found, found.started_at, style))
@@ -126,7 +125,6 @@ def render(found: Trace | TraceTree, style: Style) -> list[str]:
 
 def _turn(trace: Trace, start: str, style: Style) -> Iterator[Line]:
     """The lines of one turn, and of everything below it."""
-
     whose = f"{printable(trace.agent)}/{'…' if trace.instance_key is None else printable(trace.instance_key)}"
     took = f" in {duration(trace.duration_ms)}" if trace.duration_ms is not None else ""
     attempt = f", attempt {trace.attempt}" if trace.attempt > 1 else ""
@@ -210,7 +208,6 @@ def _inner(script: ToolCall, stem: str, start: str, style: Style) -> Iterator[Li
 
 def _said(call: ToolCall, stem: str, style: Style) -> Iterator[Line]:
     """The arguments of a call and what it gave, each in one line, as far as they are known."""
-
     allow = None if call.refused is None else f"{call.refused.by}; to allow it: {call.refused.allow}"
     for what, text in (("with", call.args), ("gave", call.output or call.message), ("refused by", allow)):
         if text:
@@ -227,7 +224,6 @@ def _below(turns: list[Trace], stem: str, start: str, style: Style) -> Iterator[
 
 
 def _model(call: ModelCall, style: Style) -> str:
-
     what = [f"model {printable(call.model)}" if call.model else "model", _status(call.status, style, call.code)]
     what.append(duration(call.duration_ms) if call.duration_ms is not None else "")
     what.append(_used(call))
@@ -244,13 +240,11 @@ def _model(call: ModelCall, style: Style) -> str:
 
 def _try(failed: TryDetail) -> str:
     """An attempt that failed and was followed by another one."""
-
     after = f"; the next {duration(failed.waited_ms)} later" if failed.waited_ms else ""
     return f"tried: {printable(failed.error)}{after}"
 
 
 def _tool(call: ToolCall, style: Style) -> str:
-
     took = duration(call.duration_ms) if call.duration_ms is not None else ""
     what = [printable(call.tool_name), _status(call.status, style, call.code), took]
     if call.turns and call.work_ms is not None:
@@ -262,7 +256,6 @@ def _tool(call: ToolCall, style: Style) -> str:
 
 def _jail(jail: JailReceipt) -> str:
     """What the tool host observed of the jail before the call had its result."""
-
     what = [f"jail {jail.tier}", f"peak {jail.peak_memory_kb / 1024:.1f} MiB", f"cpu {duration(jail.cpu_ms)}"]
     if jail.denied:
         what.append(f"denied {' '.join(printable(host) for host in jail.denied)}")
@@ -272,7 +265,6 @@ def _jail(jail: JailReceipt) -> str:
 
 
 def _status(status: str, style: Style, code: str | None = None) -> str:
-
     text = printable(status if code is None else f"{status} {code}")
     if status in ("completed", "answered", "ok"):
         return style.good(text)
@@ -294,6 +286,5 @@ def _used(counts: Tokens) -> str:
 
 
 def _offset(start: str, at: str) -> str:
-
     after = between_ms(start, at)
     return "" if after is None else f"+{duration(after)}"

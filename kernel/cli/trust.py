@@ -35,7 +35,6 @@ def command(path: str | None, show: bool, list_: bool, revoke: bool, own: bool, 
 
     Shows what it can do beyond its jails and, on a terminal, asks. Without a terminal the command itself is the answer.
     """
-
     if show + list_ + revoke + state_root > 1 or (own and (show or list_ or revoke or state_root)):
         raise fail("E_USAGE", "give one of --show, --list, --revoke, --own and --state-root")
     if state_root:

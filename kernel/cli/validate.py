@@ -151,7 +151,6 @@ def _cwd() -> str:
 
 
 def _problem(error: GoondanError, file: str) -> Problem:
-
     info = error.info
     return Problem(
         code=info.code, message=info.message, file=file, suggestion=info.suggestion or "", help_url=info.help_url

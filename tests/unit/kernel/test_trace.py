@@ -17,7 +17,7 @@ from agentproc.store import ConversationStore
 from kernel.cli.plain import duration
 from kernel.cli.terminal import Style
 from kernel.cli.trace import render
-from kernel.trace import Hang, Note, Trace, Turn, between_ms, said_in, tell
+from kernel.trace import Hang, Note, Trace, between_ms, said_in, tell
 from kernel.trace_search import Search
 from kernel.trace_tree import total_of
 from schemas.address import instance_dir
@@ -41,7 +41,7 @@ def at(ms: int) -> str:
     return f"2026-01-01T00:00:{ms // 1000:02}.{ms % 1000:03}Z"
 
 
-def turn(**changes: Any) -> Turn:
+def turn(**changes: Any) -> Trace:
     known: dict[str, Any] = {
         "turn_id": "t1",
         "event_id": "e1",
@@ -52,7 +52,7 @@ def turn(**changes: Any) -> Turn:
         "started_at": at(0),
         "ended_at": at(2500),
     }
-    return Turn(**{**known, **changes})
+    return Trace(**{**known, **changes}, steps=[])
 
 
 WHOLE = [

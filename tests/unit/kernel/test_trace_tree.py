@@ -18,7 +18,7 @@ from kernel import trace_search
 from kernel.cli import turns
 from kernel.cli.terminal import Style
 from kernel.cli.trace import _find, render
-from kernel.trace import Note, Trace, Turn, Waits, tell
+from kernel.trace import Note, Trace, Waits, tell
 from kernel.trace_search import Search
 from kernel.trace_tree import MAX_DEPTH, _common, _length, _union, _without, below, find, grow, total_of, tree_of
 from schemas.address import instance_dir
@@ -60,7 +60,9 @@ def turn(name: str, start: int, end: int | None, notes: list[Note], parent: str 
         "parent_span_id": parent,
     }
     interrupted = changes.pop("interrupted", False)
-    return tell(Turn(**{**known, **changes}), notes, interrupted=interrupted)
+    waited_ms = changes.pop("waited_ms", None)
+    waits = None if waited_ms is None else Waits(queue_ms=waited_ms)
+    return tell(Trace(**{**known, **changes}, steps=[], waits=waits), notes, interrupted=interrupted)
 
 
 def step(number: int, start: int, answered: int, **detail: Any) -> list[Note]:
