@@ -21,7 +21,7 @@ from kernel.cli.approval_text import (
     whole_digest,
 )
 from kernel.cli.operator_question import ask_broker
-from kernel.cli.output import columns_of, write, write_json
+from kernel.cli.output import columns_of, write, write_json, write_result
 from schemas.approvals import MAX_ANSWER_BYTES
 from schemas.errors import fail
 
@@ -144,8 +144,5 @@ def encoded_answer(value: Any) -> Raw:
 
 def _decide(bundle: str | None, as_json: bool, decision: dict[str, Any]) -> int:
     told = ask_broker(bundle, {"op": "approve.answer", **decision})
-    if as_json:
-        write_json(told)
-    else:
-        write(f"{told['code']} is {told['state']}")
+    write_result(told, f"{told['code']} is {told['state']}", as_json=as_json)
     return 0

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from kernel.cli import options
-from kernel.cli.output import write, write_json
+from kernel.cli.output import write, write_result
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -66,10 +66,8 @@ def login(
         }
 
     done = _with_kernel(ask, bundle, policy, trust)
-    if as_json:
-        write_json(done)
-    else:
-        write(f"{done['subject']} has agreed to {done['app']}: {' '.join(done['scopes']) or 'no scopes'}")
+    text = f"{done['subject']} has agreed to {done['app']}: {' '.join(done['scopes']) or 'no scopes'}"
+    write_result(done, text, as_json=as_json)
     return 0
 
 
@@ -81,10 +79,7 @@ def login(
 def list_(bundle: str | None, policy: str | None, trust: bool, as_json: bool) -> int:
     """List what was agreed to, and who is being asked. No token is shown."""
     found = _with_kernel(lambda session: session.admin({"op": "auth.list"}, _PATIENCE_S), bundle, policy, trust)
-    if as_json:
-        write_json(found)
-    else:
-        write(*render(found))
+    write_result(found, *render(found), as_json=as_json)
     return 0
 
 
@@ -108,10 +103,7 @@ def revoke(app: str, subject: str | None, bundle: str | None, policy: str | None
     )
     if not done["revoked"]:
         raise fail("E_OAUTH_APP", f"no token of {name} is held for this subject", suggestion="See `gdn auth list`.")
-    if as_json:
-        write_json({"app": name, **done})
-    else:
-        write(f"forgotten here; the server: {done['server']}")
+    write_result({"app": name, **done}, f"forgotten here; the server: {done['server']}", as_json=as_json)
     return 1 if str(done["server"]).startswith("failed") else 0
 
 

@@ -27,14 +27,11 @@ _COLUMNS: Final = ("calls", "modelCalls", "toolCalls", "tokens", "inputTokens", 
 def command(event_id: str | None, bundle: str | None, as_json: bool) -> int:
     """Show what messages have used of their budgets, and who has used it: of one, or of all that are worked on."""
     from kernel.cli.operator_question import ask_broker
-    from kernel.cli.output import write, write_json
+    from kernel.cli.output import write_result
 
     question = {"op": "budget"} if event_id is None else {"op": "budget", "eventId": event_id}
     answer = ask_broker(bundle, question)
-    if as_json:
-        write_json(answer)
-    else:
-        write(*render(answer))
+    write_result(answer, *render(answer), as_json=as_json)
     return 0
 
 

@@ -11,7 +11,7 @@ import click
 
 from kernel.cli import options
 from kernel.cli.attach import locate
-from kernel.cli.output import write, write_json
+from kernel.cli.output import write, write_json, write_result
 from schemas.errors import GoondanError, fail
 
 if TYPE_CHECKING:
@@ -72,10 +72,8 @@ def revert(changeset_id: str, bundle: str | None, as_json: bool) -> int:
     done = _revert(bundle, changeset_id)
     if done.error is not None:
         raise fail(done.error.code, done.error.message)
-    if as_json:
-        write_json(msgspec.to_builtins(done))
-    else:
-        write(f"took changeset {changeset_id} back: {(done.new_ref or '').removeprefix('git:')[:12]}")
+    text = f"took changeset {changeset_id} back: {(done.new_ref or '').removeprefix('git:')[:12]}"
+    write_result(msgspec.to_builtins(done), text, as_json=as_json)
     return 0
 
 

@@ -12,7 +12,7 @@ import msgspec
 
 from kernel.cli import options
 from kernel.cli.operator_question import ask_broker
-from kernel.cli.output import error_lines, write, write_json, write_pretty
+from kernel.cli.output import error_lines, write, write_json, write_pretty, write_result
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -43,10 +43,7 @@ def list_(agent: str | None, instance: str | None, bundle: str | None, as_json: 
     """List what was proposed, by whom, and what came of it; the oldest first."""
     agent, instance = options.named(agent, instance)
     answer = ask_broker(bundle, {"op": "config.list", "agent": agent, "instanceKey": instance})
-    if as_json:
-        write_json(answer)
-    else:
-        write(*render(answer))
+    write_result(answer, *render(answer), as_json=as_json)
     return 0
 
 
@@ -119,10 +116,7 @@ def propose(
 def revert(patch_id: str, bundle: str | None, as_json: bool) -> int:
     """Take one patch back, by its id; the others stay as they are."""
     answer = ask_broker(bundle, {"op": "config.revert", "patchId": patch_id})
-    if as_json:
-        write_json(answer)
-    else:
-        write(f"{patch_id} is reverted (revision {answer['revision']})")
+    write_result(answer, f"{patch_id} is reverted (revision {answer['revision']})", as_json=as_json)
     return 0
 
 

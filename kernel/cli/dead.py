@@ -15,7 +15,7 @@ import click
 
 from kernel.cli import options
 from kernel.cli.operator_question import ask_broker
-from kernel.cli.output import write, write_json, write_pretty
+from kernel.cli.output import write, write_json, write_pretty, write_result
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,10 +32,7 @@ def command() -> None:
 def list_(bundle: str | None, as_json: bool) -> int:
     """List them, the oldest first, each with the reason."""
     answer = ask_broker(bundle, {"op": "dead.list"})
-    if as_json:
-        write_json(answer)
-    else:
-        write(*render(answer["events"], answer["more"]))
+    write_result(answer, *render(answer["events"], answer["more"]), as_json=as_json)
     return 0
 
 
@@ -64,10 +61,7 @@ def show(event_id: str, bundle: str | None, as_json: bool) -> int:
 def requeue(event_id: str, bundle: str | None, as_json: bool) -> int:
     """Send one again, as a new message behind those that wait. Its answer goes to nobody; gdn trace shows it."""
     answer = ask_broker(bundle, {"op": "dead.requeue", "eventId": event_id})
-    if as_json:
-        write_json(answer)
-    else:
-        write(f"{event_id} waits again, as {answer['newEventId']}")
+    write_result(answer, f"{event_id} waits again, as {answer['newEventId']}", as_json=as_json)
     return 0
 
 
@@ -78,10 +72,7 @@ def requeue(event_id: str, bundle: str | None, as_json: bool) -> int:
 def drop(event_id: str, bundle: str | None, as_json: bool) -> int:
     """Forget one."""
     answer = ask_broker(bundle, {"op": "dead.drop", "eventId": event_id})
-    if as_json:
-        write_json(answer)
-    else:
-        write(f"dropped {event_id}")
+    write_result(answer, f"dropped {event_id}", as_json=as_json)
     return 0
 
 

@@ -34,7 +34,7 @@ def command(by: str | None, agent: str | None, number: int, bundle: str | None, 
     """
     import sys
 
-    from kernel.cli.output import write, write_json
+    from kernel.cli.output import write, write_result
     from kernel.cli.state import state_of
     from kernel.paths import find_bundle
     from kernel.trace_files import conversation_files, read_file
@@ -50,7 +50,7 @@ def command(by: str | None, agent: str | None, number: int, bundle: str | None, 
             continue
         found += [{"agent": place.agent, "instanceKey": place.instance_key, **row} for row in rows]
     found = sorted(found, key=lambda row: str(row["at"]), reverse=True)[:number]
-    write_json(found) if as_json else write(*render(found))
+    write_result(found, *render(found), as_json=as_json)
     return 0
 
 

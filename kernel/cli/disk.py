@@ -52,7 +52,7 @@ def _do(action: str, as_json: bool) -> int:
 
     import msgspec
 
-    from kernel.cli.output import write, write_json
+    from kernel.cli.output import write_result
     from kernel.cli.state import checked_root
     from kernel.spawn import command as program
     from schemas.errors import fail
@@ -63,10 +63,7 @@ def _do(action: str, as_json: bool) -> int:
         rows = msgspec.json.decode(done.stdout)
     except (OSError, subprocess.SubprocessError, msgspec.DecodeError) as error:
         raise fail("E_STATE", f"the workdirs could not be gone through: {error}") from None
-    if as_json:
-        write_json(rows)
-    else:
-        write(*render(rows))
+    write_result(rows, *render(rows), as_json=as_json)
     return 1 if any(row["problem"] for row in rows) else 0
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kernel.cli import options
-from kernel.cli.output import write, write_json
+from kernel.cli.output import write_result
 from kernel.cli.terminal import Style, printable, style_of
 
 if TYPE_CHECKING:
@@ -40,10 +40,9 @@ def command(forget_server: bool, bundle: str | None, as_json: bool) -> int:
     findings = judge(look(bundle))
     problems = sum(finding.level == "problem" for finding in findings)
     warnings = sum(finding.level == "warning" for finding in findings)
-    if as_json:
-        write_json({"ok": problems == 0, "problems": problems, "warnings": warnings, "findings": findings})
-    else:
-        write(*render(findings, style_of(sys.stdout)))
+    document = {"ok": problems == 0, "problems": problems, "warnings": warnings, "findings": findings}
+    write_result(document, *render(findings, style_of(sys.stdout)), as_json=as_json)
+    if not as_json:
         _offer_server(bundle)
     return 1 if problems else 0
 
@@ -54,7 +53,7 @@ def _forget_server(as_json: bool) -> int:
 
     forgotten = choice.forget(checked_root())
     text = "forgotten: no model server of this machine is chosen" if forgotten else "no model server was chosen"
-    write_json({"forgotten": forgotten}) if as_json else write(text)
+    write_result({"forgotten": forgotten}, text, as_json=as_json)
     return 0
 
 

@@ -26,7 +26,7 @@ def command(code: str, as_json: bool) -> int:
     such as ENOENT.
     """
     from kernel.bundle.problems import did_you_mean
-    from kernel.cli.output import write, write_json
+    from kernel.cli.output import write_result
     from schemas.errors import CODES, fail, help_url, is_os_error_code
 
     name = code.strip("[] ").rpartition("/")[2].upper()
@@ -34,7 +34,7 @@ def command(code: str, as_json: bool) -> int:
         message = f"no error has the code {code[:80]!r}"
         raise fail("E_USAGE", message, suggestion=did_you_mean(name, CODES) or "docs/errors.md has all codes.")
     text = page(name)
-    write_json({"code": name, "text": text, "helpUrl": help_url(name)}) if as_json else write(*text.splitlines())
+    write_result({"code": name, "text": text, "helpUrl": help_url(name)}, *text.splitlines(), as_json=as_json)
     return 0
 
 

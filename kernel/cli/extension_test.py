@@ -63,7 +63,7 @@ def command(target: str | None, bundle: str | None, trust: bool, as_json: bool) 
     """
     from kernel.bundle.loader import open_bundle
     from kernel.cli.attach import locate
-    from kernel.cli.output import write, write_json
+    from kernel.cli.output import write_result
     from kernel.cli.tool_test import is_path
     from kernel.trust.asking import Asking
 
@@ -90,10 +90,7 @@ def command(target: str | None, bundle: str | None, trust: bool, as_json: bool) 
         report["trials"] = inspected.redact.all_of([run_one(trial, plan) for trial in wanted])
         report["passed"] = sum(result["status"] == "passed" for result in report["trials"])
         report["failed"] = len(report["trials"]) - report["passed"]
-    if as_json:
-        write_json(report)
-    else:
-        write(*render(report, style_of(sys.stdout)))
+    write_result(report, *render(report, style_of(sys.stdout)), as_json=as_json)
     return INVALID if not report["valid"] else int(report["failed"] > 0)
 
 

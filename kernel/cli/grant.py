@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kernel.cli import grant_skill, options
-from kernel.cli.output import write, write_json
+from kernel.cli.output import write, write_json, write_result
 from kernel.cli.state import state_of
 from kernel.paths import find_bundle, root_of
 from schemas.errors import fail
@@ -97,10 +97,8 @@ def revoke(tool: str, bundle: str | None, as_json: bool) -> int:
         raise fail("E_USAGE", f"nothing was accepted for {tool[:100]!r}", suggestion=f"Accepted are: {known}.")
     left = [Accepted(name, pinned) for name, pinned in sorted(accepted.items()) if name != tool]
     write_decisions(path, left, _pinned(inspected))
-    if as_json:
-        write_json({"tool": tool, "status": "revoked", "policy": path})
-    else:
-        write(f"revoked for {tool}. A kernel that runs keeps it until it is stopped.")
+    text = f"revoked for {tool}. A kernel that runs keeps it until it is stopped."
+    write_result({"tool": tool, "status": "revoked", "policy": path}, text, as_json=as_json)
     return 0
 
 

@@ -15,7 +15,7 @@ from kernel.cli.attach import BundleTarget, attach, attach_or_start, locate
 from kernel.cli.batch import check_instance
 from kernel.cli.consent import can_ask, confirmed
 from kernel.cli.operator_question import ask_broker, ask_kernel
-from kernel.cli.output import write, write_json
+from kernel.cli.output import write, write_json, write_result
 from kernel.cli.plain import one_line
 from kernel.instances import instances
 from schemas.errors import GoondanError, fail
@@ -55,7 +55,7 @@ def list_(bundle: str | None, agent: str | None, as_json: bool) -> int:
         }
         for found in instances(place.state_dir, agent)
     ]
-    write_json(rows) if as_json else write(*render(rows))
+    write_result(rows, *render(rows), as_json=as_json)
     return 0
 
 
@@ -140,10 +140,8 @@ def undo(agent: str, key: str, bundle: str | None, as_json: bool) -> int:
     left out. Without a kernel one is started for it.
     """
     done = _edit(agent, key, bundle, "undo")
-    if as_json:
-        write_json(done)
-    else:
-        write(f"took back {one_line(done.said or '', 60)!r}: {done.removed} messages, {done.left} are left")
+    text = f"took back {one_line(done.said or '', 60)!r}: {done.removed} messages, {done.left} are left"
+    write_result(done, text, as_json=as_json)
     return 0
 
 
@@ -167,7 +165,7 @@ def reset(agent: str, key: str, bundle: str | None, files: bool, yes: bool, as_j
     if not yes and can_ask() and not confirmed(question):
         raise fail("E_CANCELLED", f"{name} was not reset", suggestion="Answer y, or give --yes.")
     done = _edit(agent, key, bundle, "reset")
-    write_json(done) if as_json else write(f"{name} begins again; {done.removed} messages were removed")
+    write_result(done, f"{name} begins again; {done.removed} messages were removed", as_json=as_json)
     return 0
 
 
@@ -202,7 +200,7 @@ def _delete(agent: str, key: str, bundle: str | None, *, force: bool, yes: bool,
         answer = ask_kernel(kernel, question, _DELETE_S)
     finally:
         kernel.finish()
-    write_json(answer) if as_json else write(f"deleted {name}")
+    write_result(answer, f"deleted {name}", as_json=as_json)
     return 0
 
 

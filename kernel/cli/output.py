@@ -55,6 +55,14 @@ def write_json(value: Any) -> None:
     _put_json(_encoded(value))
 
 
+def write_result(document: Any, *lines: str, as_json: bool) -> None:
+    """Print what a command has found or done: one JSON document, or lines for a person."""
+    if as_json:
+        write_json(document)
+    else:
+        write(*lines)
+
+
 def write_pretty(value: Any) -> None:
     """Print one JSON document for a person."""
     _put_json(msgspec.json.format(_encoded(value), indent=2))

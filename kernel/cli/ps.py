@@ -9,7 +9,7 @@ import click
 
 from kernel.cli import options
 from kernel.cli.operator_question import ask_broker, ask_kernel, learned_limits
-from kernel.cli.output import write, write_json
+from kernel.cli.output import write, write_json, write_result
 from kernel.cli.terminal import OPERATOR_NOTE, columns
 from kernel.cli.waits import render as render_waits
 from kernel.cli.waits import render_limits
@@ -69,20 +69,20 @@ def _all(as_json: bool) -> int:
         (str(one.pid), _age(one.started_at, now), one.entry_agent or "-", one.bundle, one.state_dir) for one in found
     ]
     table = columns([("PID", "SINCE", "ENTRY", "BUNDLE", "STATE"), *lines])
-    write_json(found) if as_json else write(*(table if found else ["no kernel of yours runs"]))
+    write_result(found, *(table if found else ["no kernel of yours runs"]), as_json=as_json)
     return 0
 
 
 def _why(bundle: str | None, as_json: bool) -> int:
     answer = ask_broker(bundle, {"op": "why"})
-    write_json(answer) if as_json else write(*render_waits(answer))
+    write_result(answer, *render_waits(answer), as_json=as_json)
     return 0
 
 
 def _forget(bundle: str | None, as_json: bool) -> int:
     answer = ask_broker(bundle, {"op": "gates", "forget": True})
     lines = [f"forgotten: {line}" for line in render_limits(answer["gates"])] or ["nothing was learned"]
-    write_json(answer["gates"]) if as_json else write(*lines)
+    write_result(answer["gates"], *lines, as_json=as_json)
     return 0
 
 

@@ -33,7 +33,7 @@ def command(bundle: str | None, agent: str | None, fresh: bool, as_json: bool) -
     """
     from kernel import lock
     from kernel.cli.attach import locate
-    from kernel.cli.output import write, write_json
+    from kernel.cli.output import write, write_json, write_result
     from kernel.cli.plain import one_line
     from kernel.supervisor_client import SupervisorClient
     from schemas.errors import fail
@@ -53,10 +53,8 @@ def command(bundle: str | None, agent: str | None, fresh: bool, as_json: bool) -
         client.close()
     if agent is not None:
         many = reply.restarted or 0
-        if as_json:
-            write_json({"restarted": "agent", "agent": agent, "processes": many, "fresh": fresh})
-        else:
-            write(f"restarted {many} process{'' if many == 1 else 'es'} of {one_line(agent, 100)}")
+        text = f"restarted {many} process{'' if many == 1 else 'es'} of {one_line(agent, 100)}"
+        write_result({"restarted": "agent", "agent": agent, "processes": many, "fresh": fresh}, text, as_json=as_json)
     elif as_json:
         write_json({"restarted": "kernel", "pid": pid, "fresh": fresh})
     else:

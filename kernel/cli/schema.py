@@ -20,14 +20,11 @@ def command() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def export(folder: str, as_json: bool) -> int:
     """Write the schemas of bundles, frames and workers into DIR."""
-    from kernel.cli.output import write, write_json
+    from kernel.cli.output import write_result
     from kernel.cli.placing import Placing
     from schemas.export import export as schemas
 
     with Placing(folder) as placing:
         files = [os.path.join(folder, name) for name in placing.write(schemas(), replace=True)]
-    if as_json:
-        write_json({"files": files})
-    else:
-        write(*files)
+    write_result({"files": files}, *files, as_json=as_json)
     return 0

@@ -8,7 +8,7 @@ import click
 
 from kernel.cli import options
 from kernel.cli.answered import CUT_OFF_STATUS, kept_lines, tell_cut_off, tell_servers, tell_usage
-from kernel.cli.output import error_lines, write, write_json
+from kernel.cli.output import error_lines, write, write_json, write_result
 from schemas.codec import from_raw, replace_surrogates
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def command(
     known_id, answer, interrupted = sent
     if isinstance(answer, str) or answer is None:
         document = {"eventId": known_id, "status": "accepted"} | ({} if answer is None else {"traceId": answer})
-        write_json(document) if as_json else write(known_id)
+        write_result(document, known_id, as_json=as_json)
         return 0
     return _tell(known_id, answer, interrupted, as_json, reasoning)
 

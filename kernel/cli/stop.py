@@ -10,7 +10,7 @@ import click
 
 from kernel.cli import options
 from kernel.cli.attach import STOP_S, BundleTarget, end_of, locate
-from kernel.cli.output import write, write_json
+from kernel.cli.output import write_result
 
 if TYPE_CHECKING:
     from kernel.cli.attach import BundleTarget
@@ -45,7 +45,7 @@ def command(bundle: str | None, as_json: bool) -> int:
         if not lock.clear_after_death(place.state_dir):
             message = f"processes of a killed kernel with the state in {place.state_dir} do not end"
             raise fail("E_KERNEL_RUNNING", message)
-        write_json({"stopped": False}) if as_json else write("no kernel runs " + place.bundle)
+        write_result({"stopped": False}, "no kernel runs " + place.bundle, as_json=as_json)
         return 0
     patience = DEAF_S
     with suppress(GoondanError):
@@ -94,7 +94,5 @@ def _hears(pidfd: int) -> bool:
 
 
 def _report(orderly: bool, as_json: bool) -> None:
-    if as_json:
-        write_json({"stopped": True, "killed": not orderly})
-    else:
-        write("stopped" if orderly else "did not stop in time and was killed")
+    text = "stopped" if orderly else "did not stop in time and was killed"
+    write_result({"stopped": True, "killed": not orderly}, text, as_json=as_json)

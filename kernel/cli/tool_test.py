@@ -91,7 +91,7 @@ def command(target: str | None, bundle: str | None, network: bool, allow_net: tu
 
     Without either, every tool of the bundle.
     """
-    from kernel.cli.output import write, write_json
+    from kernel.cli.output import write_result
 
     for grant in allow_net:
         check_grant(grant)
@@ -110,10 +110,7 @@ def command(target: str | None, bundle: str | None, network: bool, allow_net: tu
             sum(outcome.status == status for outcome in report.examples) for status in ("passed", "failed", "skipped")
         )
         report.without_examples = [full for full, export in _exports(subjects) if not export.examples]
-    if as_json:
-        write_json(report)
-    else:
-        write(*render(report, style_of(sys.stdout)))
+    write_result(report, *render(report, style_of(sys.stdout)), as_json=as_json)
     return INVALID if not report.valid else int(report.failed > 0)
 
 

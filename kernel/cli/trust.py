@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kernel.cli import options
-from kernel.cli.output import columns_of, is_terminal, write, write_json
+from kernel.cli.output import columns_of, is_terminal, write, write_json, write_result
 from kernel.cli.state import checked_root, state_of
 from kernel.cli.trust_screen import screen, words
 from kernel.paths import find_bundle
@@ -72,10 +72,7 @@ def _trust(path: str | None, as_json: bool, *, show: bool, own: bool) -> int:
     elif not as_json and not judgement.trusted:
         write(*_shown(inspected))
     remember(inspected, place.state_dir, how="command", own=own or None)
-    if as_json:
-        write_json(_document(inspected, True))
-    else:
-        write(f"trusted: {bundle}")
+    write_result(_document(inspected, True), f"trusted: {bundle}", as_json=as_json)
     return 0
 
 
@@ -131,10 +128,7 @@ def _confirm(as_json: bool) -> int:
     why = doubt(root)
     if why is not None:
         raise fail("E_STATE", why, suggestion="Set GOONDAN_STATE_ROOT to a folder of your own outside of it.")
-    if as_json:
-        write_json({"stateRoot": root, "believed": True})
-    else:
-        write(f"believed: what is in {root}")
+    write_result({"stateRoot": root, "believed": True}, f"believed: what is in {root}", as_json=as_json)
     return 0
 
 

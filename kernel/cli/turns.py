@@ -33,7 +33,7 @@ def command(number: int, bundle: str | None, as_json: bool) -> int:
 
     from msgspec import structs
 
-    from kernel.cli.output import write, write_json
+    from kernel.cli.output import write_result
     from kernel.cli.state import state_of
     from kernel.paths import find_bundle
     from kernel.trace_search import Search
@@ -42,10 +42,11 @@ def command(number: int, bundle: str | None, as_json: bool) -> int:
 
     found = Search(state_of(find_bundle(bundle)), rfc3339(time.time())).messages(number)
     totals = [(turn, total_of(turn)) for turn in found]
-    if as_json:
-        write_json([structs.replace(turn, total=total, steps=[], turns=[]) for turn, total in totals])
-    else:
-        write(*(render(totals) if found else ["no message yet"]))
+    write_result(
+        [structs.replace(turn, total=total, steps=[], turns=[]) for turn, total in totals],
+        *(render(totals) if found else ["no message yet"]),
+        as_json=as_json,
+    )
     return 0
 
 

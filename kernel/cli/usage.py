@@ -39,7 +39,7 @@ def command(by: str, since: str | None, bundle: str | None, as_json: bool) -> in
     import datetime
 
     from kernel.cli.operator_question import learned_limits
-    from kernel.cli.output import write, write_json
+    from kernel.cli.output import write_result
     from kernel.cli.state import state_of
     from kernel.cli.waits import render_limits
     from kernel.paths import find_bundle
@@ -51,7 +51,7 @@ def command(by: str, since: str | None, bundle: str | None, as_json: bool) -> in
     document = report(found, cast("By", by), day)
     if limits := learned_limits(bundle):
         document["learnedLimits"] = limits
-    write_json(document) if as_json else write(*render(document), *render_limits(limits))
+    write_result(document, *render(document), *render_limits(limits), as_json=as_json)
     return 0
 
 

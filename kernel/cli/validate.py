@@ -37,7 +37,7 @@ def command(path: str | None, bundle: str | None, policy: str | None, as_json: b
     nothing is started.
     """
     from kernel.bundle.loader import inspect_bundle
-    from kernel.cli.output import write, write_json
+    from kernel.cli.output import write_result
     from kernel.cli.state import state_of
     from kernel.paths import find_bundle
 
@@ -53,10 +53,7 @@ def command(path: str | None, bundle: str | None, policy: str | None, as_json: b
         report, lines = _refused([_problem(error, named or "")])
     else:
         report, lines = describe(inspected), human(inspected, _cwd())
-    if as_json:
-        write_json(report)
-    else:
-        write(*lines)
+    write_result(report, *lines, as_json=as_json)
     return 0 if report["valid"] else INVALID
 
 
