@@ -14,8 +14,8 @@ is looked for as it is and no other way: everything else would hit ordinary word
 The cost is linear in the text's length: all but regular characters are deleted in one pass, and the rest is searched.
 Where they have stood is worked out only around a hit.
 
-This file stands twice, in schemas/ and in toolhost/base/goondan_base/: a jail does not show `schemas`. It imports only
-what it needs, because a jail starts in milliseconds.
+Bundled tools import this file by a link to it in toolhost/base/goondan_base/, and a jail shows no other file of
+`schemas`. It imports only what it needs, because a jail starts in milliseconds.
 """
 
 from __future__ import annotations

@@ -69,6 +69,8 @@ BUNDLE_FILES: Final = ("goondan.yaml", "goondan.yml")
 
 #: The folder of this package.
 _PACKAGE: Final = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+#: What `goondan_base/redaction.py` is a link to: bundled tools see this file of `schemas`, and no other.
+_REDACTION: Final = f"{os.path.dirname(_PACKAGE)}/schemas/redaction.py"
 #: The parts of a checkout of the kernel besides its packages.
 CHECKOUT: Final = ("Makefile", "scripts", ".ci", "pyproject.toml", "constraints.txt", "tests/conftest.py")
 
@@ -251,7 +253,7 @@ def look_up(
     if real is not None:
         check_workdir(real, host)  # before anything is made in it
     workspace = None if real is None else workspace_of(real, os.path.realpath(spec.state_dir))
-    read: list[HostPath] = []
+    read = [HostPath(_REDACTION, "file")] if tool.bundled else []
     for path in sandbox.filesystem.read:
         read += _everything(host) if path == "/" else [_grant(path, root, powers, tool)]
     write = [_grant(path, root, powers, tool) for path in sandbox.filesystem.write]
