@@ -27,19 +27,17 @@ from agentproc.providers.refusals import stream_fault
 from agentproc.providers.sse import SseEvent
 from agentproc.providers.vendor import (
     MAX_CALLS,
-    AnswerSize,
+    AnswerReader,
     Fault,
-    Thoughts,
+    Vendor,
     WireRequest,
     decode_json,
-    empty,
     encode_json,
     error_words,
     headers_of,
     model_name,
     put_last,
     tokens,
-    written_calls,
 )
 from agentproc.turn import AskedCall
 from schemas.attached_files import PDF
@@ -103,7 +101,7 @@ class Tool(Struct, frozen=True, omit_defaults=True):
     description: str | None = None
 
 
-class Anthropic:
+class Anthropic(Vendor):
     """The vendor's requests and answers."""
 
     name = "anthropic"
@@ -137,10 +135,6 @@ class Anthropic:
             put_last(body, "tool_choice", _tool_choice(choice))
         return WireRequest(f"{self._base(model)}/v1/messages", _headers(model), encode_json(body))
 
-    def forget(self) -> None:
-        """Drop the conversation."""
-        self._written.forget()
-
     def reader(self, request: ModelRequest) -> Reader:
         """The reader for one answer."""
         return Reader(request.model.model)
@@ -156,9 +150,6 @@ class Anthropic:
     def listing(self, request: ModelRequest) -> WireRequest:
         """GET /v1/models."""
         return WireRequest(f"{self._base(request.model)}/v1/models", _headers(request.model), b"")
-
-    def _base(self, model: ModelSpec) -> str:
-        return (model.endpoint or self.server).rstrip("/")
 
 
 def _headers(model: ModelSpec) -> dict[str, str]:
@@ -380,25 +371,15 @@ class _Open:
         return _text(self.block.get("type"))
 
 
-class Reader:
+class Reader(AnswerReader):
     """Reads one answer."""
 
     def __init__(self, model: str) -> None:
-        self.done = False
-        self._model = model
+        super().__init__(model)
         self._blocks: dict[int, _Open] = {}
-        self._thoughts = Thoughts()
-        self._size = AnswerSize()
-        self._stop: str | None = None
         self._usage: _Usage | None = None
         self._output_tokens = 0
         self._thinking_tokens = 0
-        self._answered: str | None = None
-
-    @property
-    def content(self) -> int:
-        """How much the model has said so far (characters)."""
-        return self._size.chars
 
     def read(self, event: SseEvent) -> str:
         """Take the next event. Returns the text that it adds."""
@@ -433,34 +414,22 @@ class Reader:
         self._stop, self.done, self._answered = message.stop_reason, True, model_name(message.model)
         return "".join([self._begin(index, block) for index, block in enumerate(message.content)])
 
-    def take_reasoning(self) -> str:
-        """The reasoning that was read since the last call."""
-        return self._thoughts.take()
-
     def answer(self) -> ModelAnswer:
         """The answer. To be called after everything was read."""
         if not self.done and self._stop is None:
             raise Fault("broken", "half an answer: its end is missing")
         blocks = [self._blocks[index] for index in sorted(self._blocks)]
-        text = "".join([piece for block in blocks if block.kind == "text" for piece in block.pieces])
-        calls = [_call(block) for block in blocks if block.kind == "tool_use"]
-        if self._stop in _CUT:
-            calls = written_calls(calls, [not "".join(block.pieces) for block in blocks if block.kind == "tool_use"])
+        asked = [block for block in blocks if block.kind == "tool_use"]
         counted = self._usage
-        usage = None if counted is None else _counted(counted, self._output_tokens, self._thinking_tokens)
-        if not calls and not text.strip():
-            usual = ("end_turn", "stop_sequence", "tool_use")
-            reasoned = any(block.kind in _THINKING for block in blocks)
-            raise empty(self._stop, usual, cut=self._stop in _CUT, reasoned=reasoned, usage=usage)
-        return ModelAnswer(
-            text=text,
-            calls=calls,
-            finish_reason=self._stop,
-            usage=usage,
-            metadata=self._keep(blocks),
-            reasoning=self._thoughts.text,
-            cut_off=self._stop in _CUT,
-            model=self._answered,
+        return self._whole(
+            "".join([piece for block in blocks if block.kind == "text" for piece in block.pieces]),
+            [_call(block) for block in asked],
+            self._keep(blocks),
+            usage=None if counted is None else _counted(counted, self._output_tokens, self._thinking_tokens),
+            usual=("end_turn", "stop_sequence", "tool_use"),
+            cut=self._stop in _CUT,
+            unwritten=bool(asked) and not any(asked[-1].pieces),
+            reasoned=any(block.kind in _THINKING for block in blocks),
         )
 
     # --- inside

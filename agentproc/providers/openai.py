@@ -26,23 +26,21 @@ from agentproc.providers.refusals import stream_fault
 from agentproc.providers.sse import SseEvent
 from agentproc.providers.vendor import (
     MAX_CALLS,
-    AnswerSize,
+    AnswerReader,
     Fault,
-    Thoughts,
+    Vendor,
     WireRequest,
     decode_json,
-    empty,
     encode_json,
     error_words,
     headers_of,
     model_name,
     put_last,
     tokens,
-    written_calls,
 )
 from agentproc.turn import AskedCall
 from schemas.attached_files import PDF
-from schemas.launch import CatalogItem, ModelSpec
+from schemas.launch import CatalogItem
 from schemas.model_providers import BY_NAME
 from schemas.structured import ForcedTool, ToolChoice
 
@@ -56,7 +54,7 @@ _NAMES_REASONING: Final = re.compile(r"\breasoning(?:_content)?\b")
 _KNOWN: Final = frozenset(("index", "id", "type", "function"))
 
 
-class OpenAI:
+class OpenAI(Vendor):
     """The vendor's requests and answers."""
 
     name = "openai"
@@ -85,10 +83,6 @@ class OpenAI:
             put_last(body, "tool_choice", _tool_choice(choice))
         return WireRequest(f"{self._base(model)}/chat/completions", headers_of(model), encode_json(body))
 
-    def forget(self) -> None:
-        """Drop the conversation."""
-        self._written.forget()
-
     def reader(self, request: ModelRequest) -> Reader:
         """The reader for one answer."""
         return Reader(request.model.model)
@@ -103,13 +97,6 @@ class OpenAI:
         self._reasons = False
         self._written.forget()
         return True
-
-    def listing(self, request: ModelRequest) -> WireRequest:
-        """GET /models."""
-        return WireRequest(f"{self._base(request.model)}/models", headers_of(request.model), b"")
-
-    def _base(self, model: ModelSpec) -> str:
-        return (model.endpoint or self.server).rstrip("/")
 
 
 # --- the request ------------------------------------------------------------------------------------------------------
@@ -297,25 +284,15 @@ class _Call:
         return asked_call(self.id, self.name, "".join(self.pieces) if self.whole is None else self.whole)
 
 
-class Reader:
+class Reader(AnswerReader):
     """Reads the first choice of one answer."""
 
     def __init__(self, model: str) -> None:
-        self.done = False
-        self._model = model
+        super().__init__(model)
         self._text: list[str] = []
         self._calls: list[_Call] = []
-        self._size = AnswerSize()
-        self._thoughts = Thoughts()
         self._reasoning = ""  # the name that the server gives to reasoning
-        self._answered: str | None = None
-        self._stop: str | None = None
         self._usage: Usage | None = None
-
-    @property
-    def content(self) -> int:
-        """How much the model has said so far (characters), with the reasoning that many servers stream."""
-        return self._size.chars
 
     def read(self, event: SseEvent) -> str:
         """Take the next event. Returns the text that it adds."""
@@ -331,31 +308,20 @@ class Reader:
         self.done = True
         return text
 
-    def take_reasoning(self) -> str:
-        """The reasoning that was read since the last call."""
-        return self._thoughts.take()
-
     def answer(self) -> ModelAnswer:
         """The answer. To be called after everything was read."""
         if not self.done and self._stop is None:
             raise Fault("broken", "half an answer: its end is missing")
-        text = "".join(self._text)
-        calls = [call.asked() for call in self._calls]
-        if self._stop == "length":
-            calls = written_calls(calls, [call.whole is None and not "".join(call.pieces) for call in self._calls])
-        if not calls and not text.strip():
-            usual = ("stop", "tool_calls", "function_call")
-            cut, reasoned = self._stop == "length", bool(self._thoughts.text)
-            raise empty(self._stop, usual, cut=cut, reasoned=reasoned, usage=self._usage)
-        return ModelAnswer(
-            text=text,
-            calls=calls,
-            finish_reason=self._stop,
+        last = self._calls[-1] if self._calls else None
+        return self._whole(
+            "".join(self._text),
+            [call.asked() for call in self._calls],
+            self._keep([call.extra for call in self._calls]),
             usage=self._usage,
-            metadata=self._keep([call.extra for call in self._calls]),
-            reasoning=self._thoughts.text,
-            cut_off=self._stop == "length",
-            model=self._answered,
+            usual=("stop", "tool_calls", "function_call"),
+            cut=self._stop == "length",
+            unwritten=last is not None and last.whole is None and not any(last.pieces),
+            reasoned=bool(self._thoughts.text),
         )
 
     # --- inside

@@ -28,22 +28,20 @@ from agentproc.providers.refusals import stream_fault
 from agentproc.providers.sse import SseEvent
 from agentproc.providers.vendor import (
     MAX_CALLS,
-    AnswerSize,
+    AnswerReader,
     Fault,
-    Thoughts,
+    Vendor,
     WireRequest,
     decode_json,
-    empty,
     encode_json,
     error_words,
     headers_of,
     model_name,
     put_last,
     tokens,
-    written_calls,
 )
 from schemas.attached_files import PDF
-from schemas.launch import CatalogItem, ModelSpec
+from schemas.launch import CatalogItem
 from schemas.model_providers import BY_NAME
 from schemas.structured import ForcedTool, ToolChoice
 
@@ -57,7 +55,7 @@ _WHOLE: Final = "completed"
 _EMPTY_ITEM: Final = 512
 
 
-class Responses:
+class Responses(Vendor):
     """The vendor's requests and answers."""
 
     name = "responses"
@@ -86,10 +84,6 @@ class Responses:
             put_last(body, "tool_choice", _tool_choice(choice))
         return WireRequest(f"{self._base(model)}/responses", headers_of(model), encode_json(body))
 
-    def forget(self) -> None:
-        """Drop the conversation."""
-        self._written.forget()
-
     def reader(self, request: ModelRequest) -> Reader:
         """The reader for one answer."""
         limit = request.model.params.get(_CUT)
@@ -105,13 +99,6 @@ class Responses:
         refused = bool(self._include) and request.model.endpoint is not None and named
         self._include = () if refused else self._include
         return refused
-
-    def listing(self, request: ModelRequest) -> WireRequest:
-        """GET /models."""
-        return WireRequest(f"{self._base(request.model)}/models", headers_of(request.model), b"")
-
-    def _base(self, model: ModelSpec) -> str:
-        return (model.endpoint or self.server).rstrip("/")
 
 
 # --- the request ------------------------------------------------------------------------------------------------------
@@ -296,25 +283,15 @@ class _Item:
         self.whole: dict[str, Any] | None = None
 
 
-class Reader:
+class Reader(AnswerReader):
     """Reads one answer. `limit` are the most tokens that were asked for; None: no limit was named."""
 
     def __init__(self, model: str, limit: int | None = None) -> None:
-        self.done = False
-        self._model = model
+        super().__init__(model)
         self._limit = limit
         #: By number and kind: some servers give every item the same number.
         self._items: dict[tuple[int, str], _Item] = {}
-        self._size = AnswerSize()
-        self._thoughts = Thoughts()
-        self._stop: str | None = None
         self._usage: Usage | None = None
-        self._answered: str | None = None
-
-    @property
-    def content(self) -> int:
-        """How much the model has said so far (characters)."""
-        return self._size.chars
 
     def read(self, event: SseEvent) -> str:
         """Take the next event. Returns the text that it adds."""
@@ -328,33 +305,21 @@ class Reader:
         """Take the whole response of a server that does not stream."""
         return self._end(decode_json(_decode_response, body))
 
-    def take_reasoning(self) -> str:
-        """The reasoning that was read since the last call."""
-        return self._thoughts.take()
-
     def answer(self) -> ModelAnswer:
         """The answer. To be called after everything was read."""
         if not self.done:
             raise Fault("broken", "half an answer: its end is missing")
         items = [self._items[key] for key in sorted(self._items, key=_number)]
-        text = "".join([piece for item in items if item.kind == "message" for piece in item.pieces])
         asked = [item for item in items if item.kind == "function_call"]
-        calls = [asked_call(item.call_id, item.name, "".join(item.pieces)) for item in asked]
-        cut = self._stop == _CUT
-        if cut:
-            calls = written_calls(calls, [not "".join(item.pieces) for item in asked])
-        if not calls and not text.strip():
-            reasoned = any(item.kind == "reasoning" for item in items)
-            raise empty(self._stop, (_WHOLE,), cut=cut, reasoned=reasoned, usage=self._usage)
-        return ModelAnswer(
-            text=text,
-            calls=calls,
-            finish_reason=self._stop,
+        return self._whole(
+            "".join([piece for item in items if item.kind == "message" for piece in item.pieces]),
+            [asked_call(item.call_id, item.name, "".join(item.pieces)) for item in asked],
+            self._keep(items),
             usage=self._usage,
-            metadata=self._keep(items),
-            reasoning=self._thoughts.text,
-            cut_off=cut,
-            model=self._answered,
+            usual=(_WHOLE,),
+            cut=self._stop == _CUT,
+            unwritten=bool(asked) and not any(asked[-1].pieces),
+            reasoned=any(item.kind == "reasoning" for item in items),
         )
 
     # --- inside

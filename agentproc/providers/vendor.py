@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, Final, Literal, Protocol, TypeVar
 
@@ -17,6 +18,7 @@ import msgspec
 from msgspec import Struct
 
 from agentproc.providers.base import ModelAnswer, ModelRequest, Usage
+from agentproc.providers.history import Written
 from agentproc.providers.overflow import Overflow
 from agentproc.providers.sse import SseEvent
 from agentproc.turn import AskedCall
@@ -84,31 +86,77 @@ class WireRequest(Struct, frozen=True):
     body: bytes
 
 
-class AnswerReader(Protocol):
+class AnswerReader(ABC):
     """Reads one answer: events of a stream, or one whole document. Every method raises Fault when the answer is not
     valid.
     """
 
-    done: bool
-    """Whether the stream has said that it is complete."""
+    def __init__(self, model: str) -> None:
+        """`model` is the name of the model that was asked."""
+        #: Whether the stream has said that it is complete.
+        self.done = False
+        self._model = model
+        self._size = AnswerSize()
+        self._thoughts = Thoughts()
+        self._answered: str | None = None  # the name of the model that answers
+        self._stop: str | None = None  # why the model stopped
 
     @property
     def content(self) -> int:
         """How much the model has said so far (characters): text, arguments, thinking. Data that a server sends to keep
         a connection alive does not count.
         """
+        return self._size.chars
 
+    @abstractmethod
     def read(self, event: SseEvent) -> str:
         """Take the next event. Returns the text that it adds."""
 
+    @abstractmethod
     def read_whole(self, body: bytes) -> str:
         """Take the whole answer of a server that does not stream. Returns its text."""
 
     def take_reasoning(self) -> str:
         """The reasoning that was read since the last call."""
+        return self._thoughts.take()
 
+    @abstractmethod
     def answer(self) -> ModelAnswer:
         """The answer. To be called after everything was read."""
+
+    def _whole(
+        self,
+        text: str,
+        calls: list[AskedCall],
+        metadata: dict[str, Any] | None,
+        *,
+        usage: Usage | None,
+        usual: tuple[str, ...],
+        cut: bool,
+        unwritten: bool,
+        reasoned: bool,
+    ) -> ModelAnswer:
+        """The answer with this text and these calls. `usual` are the words of a model that has stopped by itself.
+        `cut`: it has reached its limit of tokens; then a last call that was not written to its end is dropped.
+        `unwritten`: nothing was written of the last call's arguments. `reasoned`: the answer has reasoning.
+        Raises Fault when there are neither text nor calls.
+        """
+        if cut and calls and (calls[-1].broken is not None or unwritten):
+            last = calls[-1]
+            reason = "they were cut off, because the answer reached its token limit"
+            calls = [*calls[:-1], AskedCall(last.id, last.name, {}, reason)]
+        if not calls and not text.strip():
+            raise _empty(self._stop, usual, cut=cut, reasoned=reasoned, usage=usage)
+        return ModelAnswer(
+            text=text,
+            calls=calls,
+            finish_reason=self._stop,
+            usage=usage,
+            metadata=metadata,
+            reasoning=self._thoughts.text,
+            cut_off=cut,
+            model=self._answered,
+        )
 
 
 class Vendor(Protocol):
@@ -117,12 +165,14 @@ class Vendor(Protocol):
     name: str
     server: str
     """Base URL when the model names none."""
+    _written: Written[Any]
 
     def request(self, request: ModelRequest) -> WireRequest:
         """The request to send. The written conversation is kept for the next request, until `forget`."""
 
     def forget(self) -> None:
         """Drop the conversation: the next request belongs to another turn."""
+        self._written.forget()
 
     def reader(self, request: ModelRequest) -> AnswerReader:
         """A reader for one answer to the request."""
@@ -134,6 +184,10 @@ class Vendor(Protocol):
 
     def listing(self, request: ModelRequest) -> WireRequest:
         """The GET request for the names of the server's models; `first_model` reads the answer."""
+        return WireRequest(f"{self._base(request.model)}/models", headers_of(request.model), b"")
+
+    def _base(self, model: ModelSpec) -> str:
+        return (model.endpoint or self.server).rstrip("/")
 
 
 def headers_of(model: ModelSpec, vendors: Mapping[str, str] = _NO_HEADERS) -> dict[str, str]:
@@ -251,16 +305,7 @@ def tokens(count: int | None) -> int:
     return max(0, min(count or 0, MAX_TOKENS))
 
 
-def written_calls(calls: list[AskedCall], unwritten: list[bool]) -> list[AskedCall]:
-    """The calls of an answer that reached its token limit. A last call that was not written to its end is dropped."""
-    if calls and (calls[-1].broken is not None or unwritten[-1]):
-        last = calls[-1]
-        reason = "they were cut off, because the answer reached its token limit"
-        return [*calls[:-1], AskedCall(last.id, last.name, {}, reason)]
-    return calls
-
-
-def empty(stop: str | None, usual: tuple[str, ...], *, cut: bool, reasoned: bool, usage: Usage | None) -> Fault:
+def _empty(stop: str | None, usual: tuple[str, ...], *, cut: bool, reasoned: bool, usage: Usage | None) -> Fault:
     """The fault of an answer without text and calls. `stop` is why the model stopped, and another try is worth it when
     that is one of `usual`. `cut`: it has reached its limit of tokens. `reasoned`: the answer has reasoning.
     """
