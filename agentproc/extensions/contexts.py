@@ -29,6 +29,7 @@ from schemas.codec import from_raw
 from schemas.errors import fail
 from schemas.frames import AgentEvent, ErrorPayload, ToolError, ToolResult
 from schemas.launch import CatalogItem
+from schemas.questions import TIMEOUT_MS
 from schemas.structured import ForcedTool, ToolChoice
 
 
@@ -197,8 +198,15 @@ class TurnInfo(Struct, frozen=True):
     metadata: dict[str, Any]
 
 
-class Agents(Protocol):
-    """The other agents of the swarm, as one layer asks them (agentproc/extensions/asking.py documents the results)."""
+class Agents:
+    """`ctx.agents`, `ctx.runtime`. A failure raises GoondanError with one of these codes: E_AGENT_NOT_FOUND,
+    E_AGENT_TIMEOUT, E_AGENT_FAILED, E_AGENT_CYCLE, E_AGENT_SPAWN_FAILED, E_TOOL_INVALID_ARGS, E_FRAME_TOO_LARGE.
+    """
+
+    __slots__ = ("_ask",)
+
+    def __init__(self, ask: Callable[[Literal["request", "send"], dict[str, Any]], Awaitable[dict[str, Any]]]) -> None:
+        self._ask = ask
 
     async def request(
         self,
@@ -211,7 +219,26 @@ class Agents(Protocol):
         async_: bool = False,
         metadata: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """Have another agent run a turn, and return its answer."""
+        """Have another agent run a turn. Returns {target, eventId, correlationId, accepted, async, response};
+        `response` is its answer.
+
+        `instance_key` is the caller's own by default. `timeout_ms` is 60,000 by default and never more than the turn
+        has left. With `async_` the call returns at once and `response` is None. The answer becomes a message of this
+        conversation, and there is no time limit unless `timeout_ms` gives one.
+        """
+        patience = None if async_ else TIMEOUT_MS
+        return await self._ask(
+            "request",
+            {
+                "target": target,
+                "input": input,
+                "instance_key": instance_key,
+                "event_type": event_type,
+                "timeout_ms": patience if timeout_ms is None else int(timeout_ms),
+                "metadata": metadata,
+                "asynchronous": async_,
+            },
+        )
 
     async def send(
         self,
@@ -222,7 +249,9 @@ class Agents(Protocol):
         event_type: str | None = None,
         metadata: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """Have another agent run a turn, and do not wait for it."""
+        """Have another agent run a turn and do not wait for it. Returns {target, eventId, accepted, sent}."""
+        given = {"target": target, "input": input, "instance_key": instance_key, "event_type": event_type}
+        return await self._ask("send", {**given, "metadata": metadata})
 
 
 class TurnScope:
