@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
@@ -184,15 +184,11 @@ def _written(
         return []
     from kernel.grants.written import find_written
 
-    modules = (
-        os.path.join(os.path.dirname(extension.entry), name)
-        for agent in checked.agents.values()
-        for extension in agent.extensions
-        for name in extension.modules or ()
-    )
     own_tools = (tool.root for tool in checked.runs_in_jails if tool.root and not tool.bundled and not tool.package)
     read = {source.path: source.data for source in loaded.sources}
-    paths = [*read, *checked.files, *modules, *checked.extension_roots, *own_tools, *([policy] if policy else [])]
+    paths = [*read, *checked.files, *_modules(checked), *checked.extension_roots, *own_tools]
+    if policy:
+        paths.append(policy)
     found = find_written([path for path in paths if path not in instead], root, read=read)
     for file in found:
         message = f"a tool may have written this file: tools could write to {file.folder} when it was changed last"
@@ -282,19 +278,20 @@ def open_bundle(
         from kernel.trust.private_copy import with_private_copy
 
         plan = with_private_copy(plan, loaded.root)
-    modules = (
-        os.path.join(os.path.dirname(extension.entry), name)
-        for agent in checked.agents.values()
-        for extension in agent.extensions
-        for name in extension.modules or ()
-    )
     documents = (document for package in inspected.packages for document in package.documents)
-    files = [*(source.path for source in loaded.sources), *checked.files, *modules, *documents]
+    files = [*(source.path for source in loaded.sources), *checked.files, *_modules(checked), *documents]
     if policy is not None:
         files.append(policy)
     return OpenedBundle(
         plan, powers, files, [tool.root for tool in checked.runs_in_jails if tool.root and not tool.bundled]
     )
+
+
+def _modules(checked: Checked) -> Iterator[str]:
+    """The paths of the modules of extensions."""
+    for agent in checked.agents.values():
+        for extension in agent.extensions:
+            yield from (os.path.join(os.path.dirname(extension.entry), name) for name in extension.modules or ())
 
 
 def revision(loaded: Loaded, checked: Checked, digests: Mapping[str, str]) -> str:

@@ -17,7 +17,7 @@ from kernel.cli.consent import can_ask, confirmed
 from kernel.cli.operator_question import ask_broker, ask_kernel
 from kernel.cli.output import write, write_json, write_result
 from kernel.cli.plain import one_line
-from kernel.instances import instances
+from kernel.instances import Found, instances
 from schemas.errors import GoondanError, fail
 
 if TYPE_CHECKING:
@@ -76,11 +76,7 @@ def show(agent: str, key: str, bundle: str | None, as_json: bool) -> int:
     from schemas.times import rfc3339
 
     agent, key = options.named(agent, key)
-    check_instance(key)
-    place = locate(bundle)
-    found = next(iter(instances(place.state_dir, agent, key)), None)
-    if found is None:
-        raise fail("E_INSTANCE_NOT_FOUND", f"there is no instance {agent[:100]}/{key[:100]}")
+    place, found = _begun(agent, key, bundle)
     process = _processes(place).get((agent, key))
     document: dict[str, Any] = {**found.document(), "status": "dormant", "pid": None, "restarts": 0, "lastExit": None}
     document |= process or {}
@@ -119,10 +115,7 @@ def export(agent: str, key: str, bundle: str | None) -> int:
     from kernel.conversations import messages
 
     agent, key = options.named(agent, key)
-    check_instance(key)
-    place = locate(bundle)
-    if next(iter(instances(place.state_dir, agent, key)), None) is None:
-        raise fail("E_INSTANCE_NOT_FOUND", f"there is no instance {agent[:100]}/{key[:100]}")
+    place, _ = _begun(agent, key, bundle)
     found = messages(place.state_dir, agent, key, _generation(place, agent))
     write_json({"agent": agent, "instanceKey": key, "messages": found})
     return 0
@@ -212,10 +205,7 @@ def _edit(agent: str, key: str, bundle: str | None, kind: Literal["undo", "reset
     from kernel.cli.session import Session
 
     agent, key = options.named(agent, key)
-    check_instance(key)
-    place = locate(bundle)
-    if next(iter(instances(place.state_dir, agent, key)), None) is None:
-        raise fail("E_INSTANCE_NOT_FOUND", f"there is no instance {agent[:100]}/{key[:100]}")
+    place, _ = _begun(agent, key, bundle)
     kernel = attach_or_start(place, ())
 
     async def change() -> ConversationEdited:
@@ -227,6 +217,16 @@ def _edit(agent: str, key: str, bundle: str | None, kind: Literal["undo", "reset
         return asyncio.run(change())
     finally:
         kernel.finish()
+
+
+def _begun(agent: str, key: str, bundle: str | None) -> tuple[BundleTarget, Found]:
+    """An instance, and whose it is. Raises GoondanError E_INSTANCE_NOT_FOUND for one that nobody began."""
+    check_instance(key)
+    place = locate(bundle)
+    found = next(iter(instances(place.state_dir, agent, key)), None)
+    if found is None:
+        raise fail("E_INSTANCE_NOT_FOUND", f"there is no instance {agent[:100]}/{key[:100]}")
+    return place, found
 
 
 def span_text(numbers: Overview) -> str:

@@ -214,34 +214,13 @@ async def _send(
     agent, instance, text, event_id, trace_id, workdir, opened = told
     async with Session(kernel, min(timeout_s, WELCOME_S)) as session:
         known_id = event_id or session.new_id()
-        files = session.lay_down(opened)
+        about: dict[str, Any] = {"event_id": known_id, "workdir": workdir, "timeout_s": timeout_s}
+        about |= {"trace_id": trace_id, "files": session.lay_down(opened)}
         if not wait:
-            trace = await session.tell(
-                agent,
-                instance,
-                USER_MESSAGE,
-                text,
-                event_id=known_id,
-                workdir=workdir,
-                timeout_s=timeout_s,
-                trace_id=trace_id,
-                files=files,
-            )
-            return known_id, trace, 0
+            return known_id, await session.tell(agent, instance, USER_MESSAGE, text, **about), 0
 
         async def ask(listener: Listener | None) -> Answer:
-            return await session.ask(
-                agent,
-                instance,
-                USER_MESSAGE,
-                text,
-                event_id=known_id,
-                workdir=workdir,
-                timeout_s=timeout_s,
-                listener=listener,
-                trace_id=trace_id,
-                files=files,
-            )
+            return await session.ask(agent, instance, USER_MESSAGE, text, listener=listener, **about)
 
         cancelling = Cancelling(session, lambda: [known_id])
         with Interrupts(cancelling.came) as interrupts:

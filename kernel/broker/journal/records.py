@@ -18,7 +18,7 @@ from msgspec import Raw, Struct
 from kernel.broker.budgets.amounts import Spend
 from kernel.broker.workdirs import Beneath
 from schemas.approvals import ApprovalDecided
-from schemas.effective_config import Change
+from schemas.effective_config import Change, Touched
 from schemas.frames import NO_PAYLOAD, Blob, ErrorPayload, FilePart, OptionalRaw, ReplyTo, Source
 
 #: How an event ended. `done` and `failed` are the agent's word, the others the broker's.
@@ -188,8 +188,11 @@ class FreshStart(Struct, frozen=True, array_like=True, tag="fresh"):
     generation: int
 
 
-class ConfigPatched(Struct, frozen=True, array_like=True, tag="config", kw_only=True):
-    """A patch of an agent's configuration was accepted, and perhaps reverted since; or a proposal was rejected."""
+class ConfigPatched(Struct, array_like=True, tag="config", kw_only=True):
+    """A patch of an agent's configuration was accepted, and perhaps reverted since; or a proposal was rejected.
+
+    Not frozen: the broker's Patch is one with more fields.
+    """
 
     #: Its number in the order of decisions.
     number: int
@@ -202,7 +205,7 @@ class ConfigPatched(Struct, frozen=True, array_like=True, tag="config", kw_only=
     #: What it changes.
     change: Change
     #: The parts of the configuration that it touches: names from the outside in.
-    touched: list[list[str]]
+    touched: frozenset[Touched]
     #: From this revision on it does not count; 0: it counts.
     reverted: int = 0
     #: Its operations without their values.

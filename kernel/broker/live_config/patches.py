@@ -18,11 +18,10 @@ from collections.abc import Iterable, Iterator
 from typing import Final, Literal
 
 import msgspec
-from msgspec import Struct
 
+from kernel.broker.journal.records import ConfigPatched
 from schemas.effective_config import ORDER, Change, Touched, overlap, touches
 from schemas.errors import fail
-from schemas.frames import ErrorPayload
 
 #: Patches that are remembered for one instance, and as many for all of an agent: each new patch is compared with them.
 MAX_PATCHES: Final = 200
@@ -36,47 +35,13 @@ MAX_CHANGES_BYTES: Final = 256 << 10
 State = Literal["staged", "accepted", "reverted", "rejected"]
 
 
-class Patch(Struct):
-    """One patch."""
+class Patch(ConfigPatched, kw_only=True):
+    """One patch: what the journal keeps of it, and how far it is."""
 
-    #: Its number in the order of decisions.
-    number: int
-    #: The id of the proposal.
-    id: str
-    #: The agent that it is for.
-    agent: str
-    #: The instance that it is for; None: all instances of the agent.
-    key: str | None
-    #: What it changes.
-    change: Change
-    #: The parts of the configuration that it touches.
-    touched: frozenset[Touched]
     #: The state of the patch.
     state: State = "staged"
-    #: From this revision on it does not count; 0: it counts.
-    reverted: int = 0
-    #: The same, while the revert is on its way into the journal.
+    #: As `reverted`, while the revert is on its way into the journal.
     reverting: int = 0
-    #: Its operations without their values.
-    asked: list[str] = []
-    #: Who proposed it: AGENT or OPERATOR (service.py).
-    by: str = ""
-    #: The instance key of the agent that proposed it.
-    by_key: str | None = None
-    #: The extension that proposed it, as its agent says.
-    extension: str | None = None
-    #: The event whose turn proposed it.
-    event_id: str | None = None
-    #: Why, in the proposer's words.
-    reason: str = ""
-    #: The revision that it was made from.
-    made_from: int = 0
-    #: When (milliseconds since 1970).
-    at_ms: int = 0
-    #: The tools in it that extensions had registered and that are not in the bundle.
-    dynamic: list[str] = []
-    #: Why it was rejected; None when it was not.
-    error: ErrorPayload | None = None
     #: Size of its change as msgpack (bytes).
     size: int = 0
 

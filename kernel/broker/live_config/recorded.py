@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 import msgspec
+from msgspec import structs
 
 from kernel.broker.journal.records import ConfigPatched
 from kernel.broker.live_config.patches import Patch, State
 
-#: Fields of a patch that a record has under the same name, as they are.
-_SAME: Final = (
-    "number", "id", "agent", "key", "change", "asked", "by", "by_key", "extension", "event_id", "reason", "made_from",
-    "at_ms", "dynamic", "error",
-)  # fmt: skip
-
 
 def record_of(patch: Patch, *, reverted: int = 0) -> ConfigPatched:
     """The record of a patch."""
-    touched = sorted(list(names) for names in patch.touched)
-    return ConfigPatched(touched=touched, reverted=reverted, **{name: getattr(patch, name) for name in _SAME})
+    fields = {name: getattr(patch, name) for name in ConfigPatched.__struct_fields__}
+    return ConfigPatched(**{**fields, "reverted": reverted})
 
 
 def patch_of(record: ConfigPatched) -> Patch:
     """The patch of a record."""
     state: State = "rejected" if record.error is not None else "reverted" if record.reverted else "accepted"
-    touched = frozenset(tuple(names) for names in record.touched)
-    fields = {name: getattr(record, name) for name in _SAME}
-    return Patch(touched=touched, state=state, reverted=record.reverted, **fields)
+    return Patch(**structs.asdict(record), state=state)
 
 
 def entry_of(patch: Patch, idle: list[str]) -> dict[str, Any]:

@@ -141,12 +141,12 @@ class LiveConfigs:
             raise fail("E_FORBIDDEN", "only an agent with extensions may propose a patch")
         event = instance.leased
         patch = Patch(
-            0,
-            proposal.id,
-            instance.agent,
-            instance.key if proposal.scope == "instance" else None,
-            Change(),
-            frozenset(),
+            number=0,
+            id=proposal.id,
+            agent=instance.agent,
+            key=instance.key if proposal.scope == "instance" else None,
+            change=Change(),
+            touched=frozenset(),
             by=AGENT,
             by_key=instance.key,
             extension=None if proposal.extension is None else proposal.extension[:_MAX_NAME],
@@ -285,7 +285,7 @@ class LiveConfigs:
             proposal = msgspec.convert(fields, ConfigProposal)
         except msgspec.ValidationError as error:
             raise fail("E_CONFIG_INVALID_VALUE", f"no patch: {error}") from None
-        patch = Patch(0, proposal.id, agent, key, Change(), frozenset(), by=OPERATOR)
+        patch = Patch(number=0, id=proposal.id, agent=agent, key=key, change=Change(), touched=frozenset(), by=OPERATOR)
         if not self._told_again(connection, frame, patch):
             self._decide(connection, frame, patch, proposal, Proposer(True), now)
 
