@@ -32,7 +32,7 @@ from toolhost.calls.asks import may_ask
 from toolhost.calls.call_registry import Call
 from toolhost.calls.listings import Listing
 from toolhost.calls.pending import Work
-from toolhost.sessions.pool import Assign, End, JailPool, Start
+from toolhost.sessions.pool import Assign, End, JailPool, OfCall, OfSession, Start
 from toolhost.sessions.session import JailSession
 from toolhost.untrusted import Violation
 
@@ -82,13 +82,9 @@ class Finish(Struct, frozen=True):
     payload: Raw
 
 
-class Conclude(Struct, frozen=True):
+class Conclude(OfCall, frozen=True):
     """The call, or the work that went on after it, has ended with its worker's result."""
 
-    #: Where it ran.
-    session: JailSession
-    #: The call.
-    call: Call
     #: The work that went on after the call; None when the call itself ends.
     work: Work | None
     #: What the worker sent.
@@ -97,76 +93,48 @@ class Conclude(Struct, frozen=True):
     payload: Raw
 
 
-class AskToStop(Struct, frozen=True):
+class AskToStop(OfCall, frozen=True):
     """Ask the handler of a call to stop."""
 
-    #: The session of the jail.
-    session: JailSession
-    #: The call.
-    call: Call
 
-
-class LeaveCall(Struct, frozen=True):
+class LeaveCall(OfCall, frozen=True):
     """Let the own processes of a call end, together with everything that the call has left behind."""
 
-    #: The session of the jail.
-    session: JailSession
-    #: The call.
-    call: Call
 
-
-class EndCall(Struct, frozen=True):
+class EndCall(OfCall, frozen=True):
     """End the own processes of a call."""
 
-    #: Where it runs.
-    session: JailSession
-    #: The call.
-    call: Call
     #: Why, for the receipt.
     reason: str
 
 
-class Leave(Struct, frozen=True):
+class Leave(OfSession, frozen=True):
     """Ask the worker to leave."""
 
-    #: The session of the jail.
-    session: JailSession
 
-
-class Terminate(Struct, frozen=True):
+class Terminate(OfSession, frozen=True):
     """Ask the program of a server to end, by a signal."""
 
-    #: The session of the jail.
-    session: JailSession
 
-
-class Kill(Struct, frozen=True):
+class Kill(OfSession, frozen=True):
     """End the jail. From now on receipts name `reason` as the cause of its end."""
 
-    #: The session of the jail.
-    session: JailSession
     #: The cause of its end, for receipts.
     reason: str
 
 
-class Wait(Struct, frozen=True):
+class Wait(OfSession, frozen=True):
     """Call `waited` after some time. A session waits for one thing at a time; the last request counts."""
 
-    #: The session.
-    session: JailSession
     #: How long to wait.
     seconds: float
     #: What the session waits for.
     then: Waiting
 
 
-class WaitForStop(Struct, frozen=True):
+class WaitForStop(OfCall, frozen=True):
     """Call `did_not_stop` after so many seconds."""
 
-    #: Where the call runs.
-    session: JailSession
-    #: The call.
-    call: Call
     #: How long to wait.
     seconds: float
 

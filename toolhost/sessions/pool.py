@@ -38,29 +38,30 @@ LEFT_PART: Final = 8
 MAX_SERVERS: Final = 64
 
 
-class Start(Struct, frozen=True):
-    """Launch a jail for this session, and then call `launched` or `failed`. `call` is one of those that need it."""
+class OfSession(Struct, frozen=True):
+    """An action about one session."""
 
     #: The session of the jail.
     session: JailSession
-    #: One of the calls that need it.
-    call: Call
 
 
-class Assign(Struct, frozen=True):
-    """Run this call in this session, whose jail is there."""
+class OfCall(OfSession, frozen=True):
+    """An action about one call in a session."""
 
-    #: The session of the jail.
-    session: JailSession
     #: The call.
     call: Call
 
 
-class End(Struct, frozen=True):
-    """End this session's jail; it runs nothing."""
+class Start(OfCall, frozen=True):
+    """Launch a jail for this session, and then call `launched` or `failed`. `call` is one of those that need it."""
 
-    #: The session of the jail.
-    session: JailSession
+
+class Assign(OfCall, frozen=True):
+    """Run this call in this session, whose jail is there."""
+
+
+class End(OfSession, frozen=True):
+    """End this session's jail; it runs nothing."""
 
 
 PoolAction = Start | Assign | End
