@@ -328,8 +328,16 @@ def status_line(answer: Answer) -> str:
     return f"HTTP {answer.status} {answer.reason}".rstrip()
 
 
-def exported(service: Service, handler: Callable[[Bot, ToolContext, dict[str, Any]], dict[str, Any]]) -> Handler:
-    """Make a handler that gets its bot as an argument. Its output and errors never contain the token."""
+def exported(
+    service: Service, **handlers: Callable[[Bot, ToolContext, dict[str, Any]], dict[str, Any]]
+) -> dict[str, Handler]:
+    """Handlers that get their bot as an argument, by the names of their exports. Their outputs and errors never contain
+    the token.
+    """
+    return {name: _with_bot(service, handler) for name, handler in handlers.items()}
+
+
+def _with_bot(service: Service, handler: Callable[[Bot, ToolContext, dict[str, Any]], dict[str, Any]]) -> Handler:
 
     def run(ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
         bot = Bot(service, ctx, input)

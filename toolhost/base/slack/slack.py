@@ -154,17 +154,7 @@ def download_file(bot: Bot, ctx: ToolContext, input: dict[str, Any]) -> dict[str
     }
 
 
-handlers = {
-    name: exported(SLACK, handler)
-    for name, handler in {
-        "send": send,
-        "read": read,
-        "edit": edit,
-        "delete": delete,
-        "react": react,
-        "downloadFile": download_file,
-    }.items()
-}
+handlers = exported(SLACK, send=send, read=read, edit=edit, delete=delete, react=react, downloadFile=download_file)
 
 
 # --- arguments and answers ------------------------------------------------------------------------------------------
@@ -172,18 +162,20 @@ handlers = {
 
 def channel_id(input: dict[str, Any]) -> str:
     """The channel, under either of its names."""
-    channel = first_text(input, "channelId", "channel")
-    if channel is None:
-        raise InvalidInput("'channelId' must be a non-empty string")
-    return channel
+    return needed_text(input, "channelId", "channel")
+
+
+def needed_text(input: dict[str, Any], *names: str) -> str:
+    """The first of these arguments that is a text and not blank. An error names the first of the names."""
+    found = first_text(input, *names)
+    if found is None:
+        raise InvalidInput(f"'{names[0]}' must be a non-empty string")
+    return found
 
 
 def message_ts(input: dict[str, Any]) -> str:
     """The timestamp that names a message, under any of its names."""
-    message = first_text(input, *TIMESTAMPS)
-    if message is None:
-        raise InvalidInput("'messageTs' must be a non-empty string")
-    return message
+    return needed_text(input, *TIMESTAMPS)
 
 
 def emoji_name(given: str) -> str:

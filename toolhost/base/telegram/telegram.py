@@ -164,17 +164,15 @@ def download_file(bot: Bot, ctx: ToolContext, input: dict[str, Any]) -> dict[str
     }
 
 
-handlers = {
-    name: exported(TELEGRAM, handler)
-    for name, handler in {
-        "send": send,
-        "edit": edit,
-        "delete": delete,
-        "react": react,
-        "setChatAction": set_chat_action,
-        "downloadFile": download_file,
-    }.items()
-}
+handlers = exported(
+    TELEGRAM,
+    send=send,
+    edit=edit,
+    delete=delete,
+    react=react,
+    setChatAction=set_chat_action,
+    downloadFile=download_file,
+)
 
 
 # --- arguments and answers ------------------------------------------------------------------------------------------
