@@ -32,7 +32,6 @@ from schemas.frames import OPERATOR, Frame
 from schemas.model_gate import PlaceInLine
 from schemas.runtime_events import RuntimeEvent, RuntimeEventKind, ToolProgress, Wait
 from schemas.spans import call_span, step_span, turn_span
-from schemas.traces import NoteKind
 
 #: How often text is sent while it flows (seconds). The eye cannot see shorter steps.
 BATCH_S: Final = 0.03
@@ -133,7 +132,7 @@ class LiveFeed:
                     code = part.result.error.code if part.result.error is not None else None
                     self._tell_tool("tool.failed" if failed else "tool.completed", part, code)
         for ending in endings:
-            told = RuntimeEvent(kind=_KINDS[ending.kind], step=ending.step, error=ending.error)
+            told = RuntimeEvent(kind=ending.kind, step=ending.step, error=ending.error)
             self._send(told, ending.span_id, ending.parent_span_id)
         for action in actions:
             if isinstance(action, AskModel):
@@ -290,15 +289,6 @@ class LiveFeed:
         frame = Frame("runtime.event", event_id=self._event_id, epoch=self._epoch, stage=stage, payload=to_raw(event))
         frame.span_id, frame.parent_span_id = span_id, parent_span_id
         self._link.send(frame)
-
-
-#: The names of the ends of turns and steps in the news.
-_KINDS: Final[dict[NoteKind, RuntimeEventKind]] = {
-    "turn.completed": "turn.completed",
-    "turn.failed": "turn.failed",
-    "step.completed": "step.completed",
-    "step.failed": "step.failed",
-}
 
 
 def _short(text: str, limit: int) -> str:

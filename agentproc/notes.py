@@ -15,7 +15,7 @@ import json
 import logging
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import Raw, Struct, structs
 
@@ -56,12 +56,15 @@ from schemas.usage import Used
 
 log = logging.getLogger("agentproc")
 
+#: The ends of turns and steps. Notes and live news have the same names for them.
+EndKind = Literal["turn.completed", "turn.failed", "step.completed", "step.failed"]
+
 
 class Ending(Struct, frozen=True):
     """The end of the turn or of one of its steps, as it was noted, for live news."""
 
-    #: The kind of the note.
-    kind: NoteKind
+    #: The kind of the note, and of the news.
+    kind: EndKind
     #: The span of the turn or the step.
     span_id: str
     #: The span around it; None: there is none.
@@ -330,7 +333,7 @@ class TurnNotes:
 
     def _end(
         self,
-        kind: NoteKind,
+        kind: EndKind,
         at: str,
         span_id: str,
         parent_span_id: str | None,

@@ -416,8 +416,6 @@ class Reader(AnswerReader):
 
     def answer(self) -> ModelAnswer:
         """The answer. To be called after everything was read."""
-        if not self.done and self._stop is None:
-            raise Fault("broken", "half an answer: its end is missing")
         blocks = [self._blocks[index] for index in sorted(self._blocks)]
         asked = [block for block in blocks if block.kind == "tool_use"]
         counted = self._usage

@@ -139,8 +139,10 @@ class AnswerReader(ABC):
         """The answer with this text and these calls. `usual` are the words of a model that has stopped by itself.
         `cut`: it has reached its limit of tokens; then a last call that was not written to its end is dropped.
         `unwritten`: nothing was written of the last call's arguments. `reasoned`: the answer has reasoning.
-        Raises Fault when there are neither text nor calls.
+        Raises Fault when its end is missing, and when there are neither text nor calls.
         """
+        if not self.done and self._stop is None:
+            raise Fault("broken", "half an answer: its end is missing")
         if cut and calls and (calls[-1].broken is not None or unwritten):
             last = calls[-1]
             reason = "they were cut off, because the answer reached its token limit"
