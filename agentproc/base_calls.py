@@ -10,7 +10,6 @@ Source: docs/decisions/051; requirements CALL-01 to CALL-04, AGENTS-05.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable
 from typing import Any, Final
@@ -22,6 +21,7 @@ from agentproc.calls import failed_result
 from agentproc.catalog import Allowed, StepCatalog
 from agentproc.conversation import error_result
 from agentproc.extensions.values import output_of, tool_error_of
+from agentproc.open_calls import OpenCalls
 from agentproc.swarm import Handler, Swarm
 from schemas.address import build_tool_name
 from schemas.errors import GoondanError
@@ -43,13 +43,12 @@ HANDLERS: Final[dict[str, Handler]] = {
 log = logging.getLogger("agentproc")
 
 
-class BaseCalls:
+class BaseCalls(OpenCalls):
     """The calls of one turn."""
 
     def __init__(self, swarm: Swarm) -> None:
         self._swarm = swarm
-        self._loop = asyncio.get_running_loop()
-        self._open: dict[str, asyncio.Task[None]] = {}
+        super().__init__()
 
     def start(
         self, catalog: StepCatalog, name: str, args: Any, *, tool_call_id: str, done: Callable[[ToolResult], None]
@@ -77,14 +76,3 @@ class BaseCalls:
         except Exception as error:
             log.exception("bundled tool %s", name)
             return error_result(tool_error_of(error, "E_INTERNAL"))
-
-    def drop(self, tool_call_id: str) -> None:
-        """Give a call up. Its `done` is not called any more."""
-        task = self._open.pop(tool_call_id, None)
-        if task is not None:
-            task.cancel()
-
-    def close(self) -> None:
-        """Give every call up."""
-        for tool_call_id in list(self._open):
-            self.drop(tool_call_id)

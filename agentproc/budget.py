@@ -25,6 +25,7 @@ import msgspec
 from agentproc.context.estimate import FIRST_SURELY
 from agentproc.conversation import error_result
 from agentproc.extensions.values import tool_error_of
+from agentproc.open_calls import OpenCalls
 from agentproc.providers.base import ModelAnswer, ModelNews, ModelRequest
 from agentproc.providers.output_limit import limited_output, output_limit
 from schemas.budgets import MAX_TOKENS_NAMED, BudgetGranted, BudgetReserve, BudgetSettle
@@ -59,16 +60,15 @@ class Notices(Protocol):
     def emit(self, kind: Any, payload: Any = None, *, emitter: str) -> None: ...
 
 
-class TurnBudget:
-    """The budgets of one turn."""
+class TurnBudget(OpenCalls):
+    """The budgets of one turn. Open are the calls that are counted just now."""
 
     def __init__(self, link: BudgetLink, notices: Notices, event_id: str, epoch: int) -> None:
         self._link = link
         self._notices = notices
         self._event_id = event_id
         self._epoch = epoch
-        self._loop = asyncio.get_running_loop()
-        self._counting: dict[str, asyncio.Task[None]] = {}
+        super().__init__()
 
     # --- model calls
 
@@ -133,25 +133,14 @@ class TurnBudget:
             try:
                 await self._post(self._frame("budget.reserve", BudgetReserve(call_id, "tool")))
             except GoondanError as error:
-                self._counting.pop(tool_call_id, None)
+                self._open.pop(tool_call_id, None)
                 if error.info.code != "E_LEASE_LOST":  # else it is somebody else's call now
                     refused(error_result(tool_error_of(error, "E_BUDGET_SPENT")))
             else:
-                self._counting.pop(tool_call_id, None)
+                self._open.pop(tool_call_id, None)
                 start()
 
-        self._counting[tool_call_id] = self._loop.create_task(counted())
-
-    def drop(self, tool_call_id: str) -> None:
-        """Give a call up."""
-        task = self._counting.pop(tool_call_id, None)
-        if task is not None:
-            task.cancel()
-
-    def close(self) -> None:
-        """End the turn's budgets."""
-        for tool_call_id in list(self._counting):
-            self.drop(tool_call_id)
+        self._open[tool_call_id] = self._loop.create_task(counted())
 
     # --- inside
 

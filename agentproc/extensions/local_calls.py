@@ -11,7 +11,6 @@ Source: requirements DYNAMIC-07, CALL-01 to CALL-04; docs/decisions/073.
 
 from __future__ import annotations
 
-import asyncio
 import copy
 from collections.abc import Callable
 from typing import Any
@@ -23,12 +22,13 @@ from agentproc.extensions.bundle_changes import current_call
 from agentproc.extensions.contexts import Agents
 from agentproc.extensions.dynamic_tools import DynamicTool, call_context, run_handler
 from agentproc.extensions.values import tool_error_of
+from agentproc.open_calls import OpenCalls
 from agentproc.store import ConversationStore
 from schemas.errors import GoondanError, tool_error
 from schemas.frames import ToolError, ToolResult
 
 
-class LocalCalls:
+class LocalCalls(OpenCalls):
     """The calls of one turn that run here. `workdir` is the instance's. `ask` makes the `ctx.runtime` of a call. `lost`
     is called when the lease is gone.
     """
@@ -48,8 +48,7 @@ class LocalCalls:
         self._store = store
         self._ask = ask
         self._lost = lost
-        self._loop = asyncio.get_running_loop()
-        self._open: dict[str, asyncio.Task[None]] = {}
+        super().__init__()
 
     def start(
         self,
@@ -113,14 +112,3 @@ class LocalCalls:
         with self._store.write(reserve=True):
             self._store.record_start(turn_id, tool_call_id)
         return None
-
-    def drop(self, tool_call_id: str) -> None:
-        """Give a call up. Its `done` is not called any more."""
-        task = self._open.pop(tool_call_id, None)
-        if task is not None:
-            task.cancel()
-
-    def close(self) -> None:
-        """Give every call up."""
-        for tool_call_id in list(self._open):
-            self.drop(tool_call_id)
