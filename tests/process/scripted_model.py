@@ -30,7 +30,9 @@ class ScriptedModel:
     def answer(self, body: dict[str, Any]) -> Answer:
         """The next answer of the turn that the last user message began."""
         messages = body["messages"]
-        users = [number for number, message in enumerate(messages) if message["role"] == "user"]
+        # What extensions say beside the conversation is no message of a person.
+        said_by_a_person = [m["role"] == "user" and not _text(m).startswith("<context ") for m in messages]
+        users = [number for number, is_one in enumerate(said_by_a_person) if is_one]
         known = [number for number in users if _text(messages[number]) in self.scripts] if self.by_first else []
         at = max(known or users)
         said = _text(messages[at])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Iterator
@@ -27,18 +28,20 @@ spec:
   exports: [{name: look}]
   sandbox: {filesystem: {read: [/]}, env: [ACME_KEY]}
 """
+#: It tells a digest of the key: the key itself would be taken out of what a jail says.
 LOOK = """\
-import os
+import hashlib, os
 def look(ctx, input):
     try:
         home = sorted(os.listdir(input["folder"]))
     except OSError as error:
         home = type(error).__name__
-    return {"key": os.environ.get("ACME_KEY"), "folder": home, "workdir": os.listdir(ctx.workdir)}
+    return {"key": hashlib.sha256(os.environ.get("ACME_KEY", "").encode()).hexdigest(), "folder": home, "workdir": os.listdir(ctx.workdir)}
 handlers = {"look": look}
 """
 TOOL = '  tools: [Tool/bash, {kind: Tool, name: forecast, package: "@acme/weather"}]\n'
 SECRET = "acme-secret-7531"
+KEY_DIGEST, NO_KEY = (hashlib.sha256(key.encode()).hexdigest() for key in (SECRET, ""))
 
 
 @pytest.fixture
@@ -60,32 +63,32 @@ def look(swarm: Sandbox, folder: Path | str) -> Any:
 @pytest.mark.timeout(180)  # four kernels, one after the other
 def test_a_packaged_tool_gets_neither_key_nor_files_until_the_operator_accepts(swarm: Sandbox) -> None:
     top = "/var"
-    assert look(swarm, top) == {"key": None, "folder": "FileNotFoundError", "workdir": []}
+    assert look(swarm, top) == {"key": NO_KEY, "folder": "FileNotFoundError", "workdir": []}
     (row,) = (row for row in swarm.gdn("grant", "list", "--json").json if row["tool"] == "@acme/weather/forecast")
     assert (row["status"], row["requested"], row["granted"]) == ("pending", ["read: /", "env: ACME_KEY"], [])
     accepted = swarm.gdn("grant", "accept", "@acme/weather/forecast")
     assert accepted.status == 0, accepted.err
     assert "env: ACME_KEY" in accepted.out
     seen = look(swarm, top)
-    assert seen["key"] == SECRET
+    assert seen["key"] == KEY_DIGEST
     assert "lib" in seen["folder"]
     # Another byte of code, and it is a stranger's again.
     code = swarm.home / "state" / "packages" / "@acme" / "weather" / "tools" / "forecast.py"
     code.write_text(LOOK + "# changed\n")
-    assert look(swarm, top)["key"] is None
+    assert look(swarm, top)["key"] == NO_KEY
     assert "not the one that was accepted" in swarm.gdn("grant", "list").out
     assert swarm.gdn("grant", "accept", "@acme/weather/forecast").status == 0
     (row,) = (row for row in swarm.gdn("grant", "list", "--json").json if row["tool"] == "@acme/weather/forecast")
     assert row["granted"] == row["requested"]
     assert swarm.gdn("grant", "revoke", "@acme/weather/forecast").status == 0
-    assert look(swarm, top)["key"] is None
+    assert look(swarm, top)["key"] == NO_KEY
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="their files in /proc are closed to all but root")
 def test_granted_values_are_in_no_environment_and_no_command_line(swarm: Sandbox) -> None:
     assert swarm.gdn("grant", "accept", "@acme/weather/forecast").status == 0
     swarm.detach()
-    assert look(swarm, "/nonexistent")["key"] == SECRET
+    assert look(swarm, "/nonexistent")["key"] == KEY_DIGEST
     for pid, command in swarm.processes().items():
         assert SECRET not in command
         if "supervisor" in command:
@@ -99,7 +102,7 @@ def test_what_is_wrong_with_a_grant_is_said(swarm: Sandbox) -> None:
     assert swarm.gdn("grant", "revoke", "forecast").status == 2
     package = swarm.home / "state" / "packages" / "@acme" / "weather" / "goondan.yaml"
     package.write_text(PACKAGE.replace("read: [/]", "write: [/]"))
-    assert look(swarm, "/root")["key"] is None
+    assert look(swarm, "/root")["key"] == NO_KEY
     dangerous = swarm.gdn("grant", "accept", "@acme/weather/forecast", "--json")
     assert dangerous.status == 2
     assert dangerous.json["error"]["code"] == "E_CONFIG_DANGEROUS"

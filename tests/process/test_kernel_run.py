@@ -118,7 +118,7 @@ def test_an_invalid_bundle_is_reported_whole_and_starts_nothing(kernel: Sandbox)
         result = kernel.gdn(*command)
         assert result.status == 2
         assert result.out == ""
-        assert result.err.count("E_CONFIG_MISSING_REF") == 2
+        assert result.err.count(": E_CONFIG_MISSING_REF ") == 2
         assert "goondan.yaml:10" in result.err
     as_json = kernel.gdn("run", "--json")
     assert as_json.status == 2

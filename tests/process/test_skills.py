@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -39,7 +40,9 @@ def test_skills_of_a_workdir_run_in_jails_and_a_pinned_one_has_its_grant() -> No
         assert (shown["pinned"], shown["description"]) == (False, "Deploy to Production")
         pinned = kernel.gdn("grant", "skill", str(deploy), "--pin", "--env", "DEPLOY_TOKEN")
         assert "+ env: DEPLOY_TOKEN" in pinned.out, pinned.err
-        token = {"command": "./scripts/run.sh x; echo token=$DEPLOY_TOKEN; ls /root /home 2>&1 | wc -l"}
+        token = {
+            "command": "./scripts/run.sh x; echo token=$(printf %s $DEPLOY_TOKEN | md5sum); ls /root /home 2>&1 | wc -l"
+        }
         script = {"name": "bundled", "command": "./scripts/run.py", "args": ["a b"]}
         node = {"name": "other", "command": "scripts/run.js z" if shutil.which("node") else "echo node z known"}
         listed, one, other, bundled, js, unknown, fine = run_each(
@@ -56,7 +59,10 @@ def test_skills_of_a_workdir_run_in_jails_and_a_pinned_one_has_its_grant() -> No
         assert {item["name"]: item["description"] for item in listed["items"]} == {
             "deploy": "Deploy to Production", "other": "Runs.", "bundled": "Runs.",
         }  # fmt: skip
-        assert one["stdout"].splitlines()[:2] == [f"bash x in {deploy}", f"token={TOKEN}"]
+        assert one["stdout"].splitlines()[:2] == [
+            f"bash x in {deploy}",
+            f"token={hashlib.md5(TOKEN.encode()).hexdigest()}  -",
+        ]
         assert other["stdout"].splitlines()[:2] == [f"bash x in {deploy.parent}/other", "token="]
         assert bundled["stdout"] == "python ['a b'] known"
         assert js["stdout"] == "node z known"

@@ -11,7 +11,6 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-import shlex
 import stat
 import subprocess
 import sys
@@ -26,6 +25,7 @@ from schemas.errors import GoondanError, fail
 from schemas.grantable import within
 from schemas.hidden import workspace_of
 from schemas.launch import SandboxSpec, ToolHostSpec, ToolSpec
+from schemas.system.shell import quoted
 from toolhost.policy.beneath import folder_beneath
 from toolhost.policy.bytecode import compile_sources
 from toolhost.policy.guarding import MADE_NAMES, dotfiles, existing, refuse_links, repositories
@@ -330,7 +330,7 @@ def _check_entered(folder: str, powers: Powers) -> None:
         return
     message = f"the workdir {folder} cannot be entered: its mode is {stat.S_IMODE(found.st_mode):04o}"
     who = f"Its owner, user {found.st_uid}," if found.st_uid != powers.operator else "You, its owner,"
-    raise fail("E_SANDBOX_DENIED", message, suggestion=f"{who} can mend it: `chmod u+rwx {shlex.quote(folder)}`.")
+    raise fail("E_SANDBOX_DENIED", message, suggestion=f"{who} can mend it: `chmod u+rwx {quoted(folder)}`.")
 
 
 def _holds_documents(folder: str) -> GoondanError:
@@ -420,6 +420,6 @@ def _venv(sandbox: SandboxSpec, root: str, powers: Powers) -> tuple[str | None, 
     site = f"{place.path}/lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
     if not os.path.isdir(site):
         message = f"python.venv {sandbox.python.venv} has no {site}"
-        anew = f"Make it anew: {sys.executable} -m venv --clear {shlex.quote(place.path)}."
+        anew = f"Make it anew: {sys.executable} -m venv --clear {quoted(place.path)}."
         raise fail("E_SANDBOX_DENIED", message, suggestion=anew)
     return place.path, site

@@ -184,9 +184,10 @@ DOCUMENTS: list[tuple[str, str, str]] = [
     ("config: {level: 1}", "config: {level: 1, transport: {command: [sh]}}", "E_CHANGESET_DENIED"),
     ("config: {level: 1}", "config: {level: 1, sandbox: {network: true}}", "E_CHANGESET_DENIED"),
     ("config: {level: 1}", "config: {a: {permissions: [agents]}}", "E_CHANGESET_DENIED"),
-    ("entry: ./extensions/prompts.py", "entry: ./extensions/other.py", "E_CHANGESET_DENIED"),
-    ("entry: ./tools/words.py", "entry: ./tools/words.py\n  sandbox: {network: true}", "E_CHANGESET_DENIED"),
-    ("provider: embedded", "provider: openai, model: m", "E_CHANGESET_DENIED"),
+    ("entry: ./extensions/prompts.py", "entry: ./extensions/other.py", "E_CHANGESET_INVALID"),
+    ("entry: ./tools/words.py", "entry: ./tools/words.py\n  sandbox: {network: public}", "E_CHANGESET_DENIED"),
+    ("provider: embedded", "provider: openai, model: m", "E_CHANGESET_INVALID"),  # without a key
+    ("provider: embedded", "provider: openai, model: m, apiKey: {value: k}", "E_CHANGESET_DENIED"),
     ("modelConfig: {modelRef: Model/console}", "modelConfig: {modelRef: Model/console, params: {a: 1}}", ""),
     ("metadata: {name: assistant}", "metadata: {name: helper}", ""),
     ("metadata: {name: demo}", "metadata: {name: demo, annotations: {a: b}}", ""),
