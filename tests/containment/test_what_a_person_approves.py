@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from kernel.cli import approve, operator_question
+from kernel.cli import approve
 from kernel.cli.approval_text import (
     MARK,
     MAX_LINES,
@@ -182,7 +182,7 @@ def test_the_commands_want_the_digest_of_the_whole(
         asked.append(question["op"])
         return item if question["op"] == "approve.show" else {"code": item["code"], "state": "approved"}
 
-    monkeypatch.setattr(operator_question, "ask_broker", ask)
+    monkeypatch.setattr(approve, "ask_broker", ask)
     digest = whole_digest(item)
     for wrong in ([], ["--whole", digest[:4]], ["--whole", "0" * 64]):
         done = CliRunner().invoke(approve.command, [*command, *wrong])

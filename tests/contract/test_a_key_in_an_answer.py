@@ -98,7 +98,7 @@ def cases() -> list[tuple[str, tuple[Any, ...]]]:
 class Server:
     """As much of a connection as a provider needs: it gives these answers, one a request."""
 
-    status, reason = 200, "OK"
+    status, reason, coding = 200, "OK", ""
 
     def __init__(self, *answers: list[dict[str, Any]]) -> None:
         self.answers = list(answers)

@@ -36,7 +36,8 @@ def look(ctx, input):
         home = sorted(os.listdir(input["folder"]))
     except OSError as error:
         home = type(error).__name__
-    return {"key": hashlib.sha256(os.environ.get("ACME_KEY", "").encode()).hexdigest(), "folder": home, "workdir": os.listdir(ctx.workdir)}
+    key = hashlib.sha256(os.environ.get("ACME_KEY", "").encode()).hexdigest()
+    return {"key": key, "folder": home, "workdir": os.listdir(ctx.workdir)}
 handlers = {"look": look}
 """
 TOOL = '  tools: [Tool/bash, {kind: Tool, name: forecast, package: "@acme/weather"}]\n'

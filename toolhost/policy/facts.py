@@ -313,7 +313,7 @@ def _workdir(path: str, base: str | None, state_dir: str, powers: Powers) -> str
     if not is_path(path):
         raise fail("E_SANDBOX_DENIED", f"the workdir {path[:200]!r} is no absolute path that the system takes")
     top = os.path.normpath(path if base is None else base)
-    if workspace_of(top, state_dir) is not None:
+    if workspace_of(top, state_dir) is not None and not os.path.islink(top):  # a link is judged by where it leads
         powers.make_workdir(top, state_dir)
     real = os.path.realpath(path) if base is None else folder_beneath(top, os.path.normpath(path))
     if not os.path.isdir(real):

@@ -20,7 +20,7 @@ from kernel.cli.trust_screen import MAX_ROW, screen
 from kernel.paths import root_of
 from kernel.trust import records
 from kernel.trust.powers import Power, Variable
-from schemas import launch, resources
+from schemas import launch, policies, resources
 
 SECRET = "AWS_SECRET_ACCESS_KEY"
 ENV = {
@@ -343,7 +343,7 @@ FIELDS: dict[str, str] = {
     "ModelBody: model recording": TEXT, "ModelBody: params": "Endpoint", "ModelConfig: modelRef": TEXT,
     "ModelConfig: params": "Endpoint", "Prompt: system systemRef": TEXT,
     "ToolCallPolicy: allowRegistry extensionsMayAdd": "Setting",
-    "AgentPolicy: toolCalls": "what is in it", "AgentPolicy: stallTimeoutS requestTimeoutMs": NONE,
+    "AgentPolicy: toolCalls": "what is in it", "AgentPolicy: stallTimeoutS requestTimeoutMs traces": NONE,
     "AgentPolicy: conversationMb": "Setting",
     "AgentBody: modelConfig prompt tools sandbox policy output": "what is in it", "AgentBody: extensions": "Module",
     "AgentBody: toolChoice workdir": NONE, "SwarmBody: workdir": NONE,
@@ -369,7 +369,7 @@ FIELDS: dict[str, str] = {
 
 def test_every_field_of_a_bundle_has_been_thought_about() -> None:
     kinds = {kind.__name__ for kind in resources.DOCUMENTS.values()}
-    structs = [*vars(resources).values(), launch.Filesystem, launch.Limits, launch.PythonSpec]
+    structs = [*vars(resources).values(), *vars(policies).values(), launch.Filesystem, launch.Limits, launch.PythonSpec]
     there = {
         (kind.__name__, field)
         for kind in structs
