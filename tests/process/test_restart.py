@@ -91,7 +91,9 @@ def test_a_restart_keeps_the_pid_the_conversation_and_everyone_who_waits(talk: T
     assert not {after[role] for role in ("broker", "toolhost", "forkserver")} & set(before.values())
     assert talk.hear() == "42"
     out, err = waiting.communicate(timeout=20)
-    assert (waiting.returncode, out.decode(), err.decode()) == (0, "waited\n", "")
+    assert (waiting.returncode, out.decode()) == (0, "waited\n")
+    # On a busy machine the start takes longer than two seconds, and then it says what it waits for.
+    assert all(line.startswith("gdn: main/other waits for ") for line in err.decode().splitlines()), err
     # The conversation is the same one: the trace has the turn of before.
     talk.say("/bash__exec command='echo again'")
     assert talk.hear() == "again"

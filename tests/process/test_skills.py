@@ -61,7 +61,7 @@ def test_skills_of_a_workdir_run_in_jails_and_a_pinned_one_has_its_grant() -> No
         }  # fmt: skip
         assert one["stdout"].splitlines()[:2] == [
             f"bash x in {deploy}",
-            f"token={hashlib.md5(TOKEN.encode()).hexdigest()}  -",
+            f"token={hashlib.md5(TOKEN.encode()).hexdigest()} -",
         ]
         assert other["stdout"].splitlines()[:2] == [f"bash x in {deploy.parent}/other", "token="]
         assert bundled["stdout"] == "python ['a b'] known"
