@@ -12,6 +12,7 @@ import os
 import statistics
 import time
 from collections import Counter
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 from subprocess import PIPE
 from threading import Thread
@@ -181,10 +182,11 @@ def held(kernel: Sandbox) -> dict[str, float]:
     """The memory of every process that lives as long as the kernel, by role and name (MiB)."""
     roles = ("broker", "toolhost", "agent", "supervisor")
     rows = [row for row in kernel.ps() if row["role"] in roles and row["pid"]]
-    return {
-        f"{row['role']} {row.get('name', '')} {row.get('instanceKey', '')}".strip(): memory_mib(row["pid"])
-        for row in rows
-    }
+    found = {}
+    for row in rows:
+        with suppress(FileNotFoundError):  # an agent may have retired since
+            found[f"{row['role']} {row.get('name', '')} {row.get('instanceKey', '')}".strip()] = memory_mib(row["pid"])
+    return found
 
 
 def middle(samples: list[dict[str, float]]) -> dict[str, float]:
