@@ -210,7 +210,7 @@ def _checked_key(asker: Asker, target: Any, key: Any) -> str:
         raise _invalid(f"target is the name of an agent, of 1 to {_MAX_TARGET} characters")
     wanted = asker.instance_key if key is None else key
     if not isinstance(wanted, str) or not is_instance_key(wanted):
-        raise _invalid("instanceKey has 1 to 256 characters, none of them a control character")
+        raise _invalid("instanceKey has 1 to 256 visible characters")
     if (target, wanted) == (asker.agent, asker.instance_key):
         message = f"agent {target!r} with instance key {wanted!r} is the one that asks"
         raise fail("E_AGENT_CYCLE", message, suggestion="Give another instanceKey, or name another agent.")

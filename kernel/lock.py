@@ -99,7 +99,10 @@ def lock(state_dir: str) -> Locks:
                 fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 os.close(lock_fd)
-                raise fail("E_KERNEL_RUNNING", f"a kernel already runs with the state in {state_dir}") from None
+                record = _read_record(folder.fd)
+                sockets = "" if record is None else f"; its sockets are in {record.run_dir}"
+                message = f"a kernel already runs with the state in {state_dir}{sockets}"
+                raise fail("E_KERNEL_RUNNING", message) from None
             with suppress(FileNotFoundError):
                 if os.path.samestat(os.stat(f"{path}/{LOCK}", follow_symlinks=False), os.fstat(lock_fd)):
                     alive_fd = _open(ALIVE, folder)

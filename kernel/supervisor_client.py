@@ -69,6 +69,8 @@ class ProcessInfo(msgspec.Struct, rename="camel", kw_only=True):
     restarts: int
     #: Why it ended last.
     last_exit: str | None
+    #: Of the broker: the folder of its sockets and of the operator's token.
+    run_dir: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class Request(msgspec.Struct, rename="camel", omit_defaults=True):

@@ -13,6 +13,8 @@ import hashlib
 import re
 from typing import Final, NamedTuple
 
+from schemas.visible import is_visible
+
 SEPARATOR: Final = "__"
 #: A resource's metadata.name: also safe as a folder name and, joined by `__`, as a model's tool name.
 RESOURCE_NAME: Final = re.compile(r"[a-z0-9](?:[a-z0-9_-]{0,62}[a-z0-9-])?\Z")
@@ -22,8 +24,9 @@ EXPORT_NAME: Final = re.compile(r"[a-z0-9_-]{1,64}\Z")
 SHOWN_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 #: Vendors refuse longer tool names; so do we, at validation.
 MAX_TOOL_NAME: Final = 64
-#: Longer keys are refused where they enter; they are identifiers, not documents.
-MAX_INSTANCE_KEY: Final = 256
+#: Characters of a name on the wire. Longer ones are refused where they enter; they are identifiers, not documents.
+MAX_NAME: Final = 256
+MAX_INSTANCE_KEY: Final = MAX_NAME
 #: What an id from outside is made of. All that ids of ours have besides, such as `/`, `>`, `~`, `?` and `@`, says
 #: something: no id from outside can say it.
 _GIVEN_ID: Final = re.compile(r"[A-Za-z0-9_.:-]+")
@@ -80,8 +83,15 @@ def is_shown_name(name: str) -> bool:
 
 
 def is_instance_key(key: str) -> bool:
-    """Whether `key` may name an instance: 1 to 256 characters, none of them a control character."""
-    return 0 < len(key) <= MAX_INSTANCE_KEY and all(c >= " " and c != "\x7f" for c in key)
+    """Whether `key` may name an instance: any name on the wire may."""
+    return is_name(key)
+
+
+def is_name(text: str, most: int = MAX_NAME) -> bool:
+    """Whether `text` may be a name on the wire, such as `id`, `eventId`, `callId` and `instanceKey`: 1 to `most`
+    characters that a person can see (schemas/visible.py). PROTOCOL.md "Names" has the rule.
+    """
+    return 0 < len(text) <= most and is_visible(text)
 
 
 def is_given_id(text: str, most: int) -> bool:

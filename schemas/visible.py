@@ -82,6 +82,13 @@ def visible_line(text: str) -> str:
     return re.sub(_STEERING, lambda match: match[0] if is_needed(match) else by_number(match[0]), text)
 
 
+def is_visible(text: str) -> bool:
+    """Whether `text` is one line of characters that are seen: visible_line would change none, and it has no tab."""
+    if text.isascii():
+        return text.isprintable()
+    return "\t" not in text and visible_line(text) == text
+
+
 def visible_names(text: str) -> str:
     """The same, with letters shown by their number that look like those of ASCII beside them: `p\\u0430ypal.com`."""
     if text.isascii():

@@ -20,6 +20,7 @@ from msgspec import Struct
 
 from kernel.broker.bus import RETRY_AFTER_MS, RETURN_S, Bus
 from kernel.broker.entities import Connection
+from schemas.address import is_name
 from schemas.changesets import ChangesetWish, CommitChangeset, OpenChangeset
 from schemas.codec import from_raw, to_raw
 from schemas.control import ChangesetAnswered, ChangesetAsked, ChangesetsHeld, ChangesetsOver, WhichChangesets
@@ -57,8 +58,8 @@ class Changesets:
         """`changeset.open` and `changeset.commit` from an agent."""
         instance, bus = connection.instance, self._bus
         call_id = frame.call_id
-        if not call_id or len(call_id) > MAX_CALL_ID:
-            raise fail("E_FRAME_INVALID", f"{frame.type} needs a callId of 1 to {MAX_CALL_ID} characters")
+        if not call_id or not is_name(call_id, MAX_CALL_ID):
+            raise fail("E_FRAME_INVALID", f"{frame.type} needs a callId of 1 to {MAX_CALL_ID} visible characters")
         if instance is None or instance.agent == OPERATOR_AGENT:
             raise fail("E_FORBIDDEN", "only agents of the bundle have changesets")
         if instance.leased is None:

@@ -106,7 +106,7 @@ class Deletions:
         if not isinstance(agent, str) or not (is_resource_name(agent) or agent == OPERATOR_AGENT):
             raise fail("E_AGENT_NOT_FOUND", f"{str(agent)[:100]!r} is no agent's name")
         if not isinstance(key, str) or not is_instance_key(key):
-            message = f"instanceKey must be 1 to {MAX_ID} characters without control characters"
+            message = f"instanceKey must be 1 to {MAX_ID} visible characters"
             raise fail("E_FRAME_INVALID", message)
         deletion = self._active.get((agent, key))
         if deletion is None:

@@ -122,8 +122,8 @@ class Directory:
         if target == OPERATOR_AGENT or target not in self._bus.plan.agents:
             known = ", ".join(sorted(name for name in self._bus.plan.agents if name != OPERATOR_AGENT))[:500]
             raise fail("E_AGENT_NOT_FOUND", f"no agent {target[:100]!r}; there are: {known}")
-        if not is_instance_key(key) or len(frame.id) > MAX_ID:
-            message = f"instanceKey must be 1 to {MAX_ID} characters without control characters, id at most as many"
+        if not is_instance_key(key):
+            message = f"instanceKey must be 1 to {MAX_ID} visible characters"
             raise fail("E_FRAME_INVALID", message)
         if self._bus.closing:
             raise GoondanError(error_payload("E_OVERLOADED", "the kernel is stopping", retry_after_ms=1000))

@@ -13,6 +13,7 @@ Source: docs/design/delivery.md sections 2, 5 and 7.
 
 from __future__ import annotations
 
+import hashlib
 from typing import Final
 
 from msgspec import Raw
@@ -24,14 +25,13 @@ from kernel.broker.budgets.desk import Budgets
 from kernel.broker.bus import MAX_CORRELATION, MAX_ID, RETRY_AFTER_MS, Bus
 from kernel.broker.dead_letters import REQUEUED_SUFFIX
 from kernel.broker.entities import CLIENTS, Connection, Content, Event, Instance, Staged
-from kernel.broker.journal.interface import Ended
 from kernel.broker.journal.records import Finished, event_digest, event_subject
 from kernel.broker.journal.records import decode as decode_record
 from kernel.broker.mailbox import MAX_LATE, MAX_QUEUED
 from kernel.broker.shares import describe_shortage
 from kernel.broker.tracing import trace_of
 from kernel.broker.workdirs import passed_on
-from schemas.address import MAX_PATH_BYTES, is_given_id, is_instance_key, is_path
+from schemas.address import MAX_PATH_BYTES, is_given_id, is_instance_key, is_name, is_path
 from schemas.errors import GoondanError, error_payload
 from schemas.frames import OPERATOR_AGENT, ErrorPayload, Frame, ReplyTo
 from schemas.questions import ANSWER_SUFFIX
@@ -73,8 +73,8 @@ class Intake:
 
     def _event(self, connection: Connection, actor: Actor, instance: Instance, frame: Frame, now: float) -> None:
         event_id = frame.event_id
-        if not event_id or len(event_id) > MAX_ID or len(frame.id) > MAX_ID:
-            message = f"an event needs an eventId of 1 to {MAX_ID} characters"
+        if not event_id or not is_name(event_id, MAX_ID):
+            message = f"an event needs an eventId of 1 to {MAX_ID} visible characters"
             raise GoondanError(error_payload("E_FRAME_INVALID", message))
         if connection.cls == CLIENTS and not is_given_id(event_id, MAX_ID):
             raise GoondanError(error_payload("E_FRAME_INVALID", _BAD_ID, suggestion="Choose another id, as 1a2b-3."))
@@ -85,14 +85,19 @@ class Intake:
             message = f"an eventId does not end with {ANSWER_SUFFIX}: answers have such ids"
             raise GoondanError(error_payload("E_FRAME_INVALID", message))
         _check_kept(frame)
-        digest = event_digest(instance.agent, instance.key, actor.sender, frame.digest)
+        said = _said(frame) if connection.cls == CLIENTS else frame.digest
+        digest = event_digest(instance.agent, instance.key, actor.sender, said)
         known = self._mailbox.events.get(event_id) or self._mailbox.dead.get(event_id)
-        if known is not None:
-            self._repeat(known, actor, connection, frame, digest)
-            return
-        ended = self._bus.archive.find_ended(event_subject(event_id))
-        if ended is not None:
-            self._late_repeat(event_id, instance, ended, actor, connection, frame, digest)
+        ended = None if known is not None else self._bus.archive.find_ended(event_subject(event_id))
+        if known is not None or ended is not None:
+            # Earlier kernels have kept what a client's event says of itself, and nothing of its content.
+            same = (digest, event_digest(instance.agent, instance.key, actor.sender, frame.digest))
+            if known is not None:
+                self._repeat(known, actor, connection, frame, same)
+            elif ended is not None and ended.digest in same:
+                self._late_repeat(event_id, instance, actor, connection, frame)
+            else:
+                raise _id_in_use()
             return
         chain = self._chain(actor, frame, instance)
         trace_id, parent_span_id = trace_of(actor, frame, self._bus.booted_at + now)
@@ -147,7 +152,7 @@ class Intake:
             known = ", ".join(sorted(name for name in agents if name != OPERATOR_AGENT))[:500]
             raise GoondanError(error_payload("E_AGENT_NOT_FOUND", f"no agent {agent[:100]!r}; there are: {known}"))
         if not is_instance_key(key):
-            message = "instanceKey must be 1 to 256 characters without control characters"
+            message = f"instanceKey must be 1 to {MAX_ID} visible characters"
             raise GoondanError(error_payload("E_FRAME_INVALID", message))
         if frame.workdir is not None and not operator:
             raise GoondanError(error_payload("E_FORBIDDEN", "only an operator may name a workdir"))
@@ -240,18 +245,20 @@ class Intake:
             return describe_shortage(shortage, root, what, amount, pool.capacity)
         return None
 
-    def _repeat(self, event: Event, actor: Actor, connection: Connection, frame: Frame, digest: bytes) -> None:
+    def _repeat(
+        self, event: Event, actor: Actor, connection: Connection, frame: Frame, same: tuple[bytes, ...]
+    ) -> None:
         self._mailbox.contents.recall(event)
         try:
-            self._heard_again(event, actor, connection, frame, digest)
+            if event.sender != actor.sender or event.content.digest not in same:
+                raise _id_in_use()
+            self._heard_again(event, actor, connection, frame)
         finally:
             if event.state == "accepted":
                 self._mailbox.contents.rests(event)
 
-    def _heard_again(self, event: Event, actor: Actor, connection: Connection, frame: Frame, digest: bytes) -> None:
+    def _heard_again(self, event: Event, actor: Actor, connection: Connection, frame: Frame) -> None:
         content = event.content
-        if event.sender != actor.sender or content.digest != digest:
-            raise _id_in_use()
         self._discard(frame)
         event.asker = connection
         event.live = _wants_live(connection, frame)
@@ -273,18 +280,9 @@ class Intake:
             self._approvals.clocks.tell_asker(event)
 
     def _late_repeat(
-        self,
-        event_id: str,
-        instance: Instance,
-        ended: Ended,
-        actor: Actor,
-        connection: Connection,
-        frame: Frame,
-        digest: bytes,
+        self, event_id: str, instance: Instance, actor: Actor, connection: Connection, frame: Frame
     ) -> None:
         """A repeat of an event that has ended and is forgotten here. Nothing is done twice. Its answer may be kept."""
-        if ended.digest != digest:
-            raise _id_in_use()
         self._discard(frame)
         content = Content(reply_to=_reply_to(actor, frame))  # its trace is named in the answer
         event = Event(event_id, instance, sender=actor.sender, content=content, call_id=actor.call_id)
@@ -343,11 +341,23 @@ class Intake:
 def _check_kept(frame: Frame) -> None:
     """Raise GoondanError for header texts that are kept with the event and are longer than ids may be."""
     reply_to = frame.reply_to
-    if reply_to is not None and (len(reply_to.correlation_id) > MAX_CORRELATION or len(reply_to.target) > MAX_ID):
-        message = f"replyTo has a correlationId of at most {MAX_CORRELATION} characters, and a target of {MAX_ID}"
+    if reply_to is not None and not (
+        is_name(reply_to.correlation_id, MAX_CORRELATION) and is_name(reply_to.target, MAX_ID)
+    ):
+        message = f"replyTo has a correlationId of 1 to {MAX_CORRELATION} visible characters, and a target of {MAX_ID}"
         raise GoondanError(error_payload("E_FRAME_INVALID", message))
     if frame.trace_id is not None and len(frame.trace_id) > MAX_ID:
         raise GoondanError(error_payload("E_FRAME_INVALID", f"traceId has at most {MAX_ID} characters"))
+
+
+def _said(frame: Frame) -> str | None:
+    """What the content of a client's event is compared by: the digest that the client gives, else the SHA-256 of its
+    payload's bytes, in the frame or in a file, with those of its files.
+    """
+    if frame.digest:
+        return frame.digest
+    payload = hashlib.sha256(frame.payload).hexdigest() if frame.blob is None else frame.blob.digest
+    return "+".join([payload, *(file.blob.digest for file in frame.files or ())])
 
 
 def _is_first(actor: Actor, event: Event) -> bool:

@@ -17,6 +17,7 @@ from typing import Final
 
 from kernel.broker.entities import AGENTS, CLASSES, CLIENTS, Connection
 from kernel.broker.launches import EndedLaunches
+from schemas.address import is_name
 from schemas.errors import GoondanError, fail
 from schemas.frames import PROTOCOL_VERSION, Hello
 from schemas.tokens import Claims, verify
@@ -51,8 +52,8 @@ class Presence:
         """
         if PROTOCOL_VERSION not in hello.versions:
             raise fail("E_VERSION", f"version {PROTOCOL_VERSION} is spoken here, the peer speaks {hello.versions[:8]}")
-        if len(hello.incarnation) > MAX_INCARNATION:
-            raise fail("E_FRAME_INVALID", f"incarnation has at most {MAX_INCARNATION} characters")
+        if not is_name(hello.incarnation, MAX_INCARNATION):
+            raise fail("E_FRAME_INVALID", f"incarnation has 1 to {MAX_INCARNATION} visible characters")
         claims = verify(self._secret, hello.token)
         if claims.cls != CLASSES[cls]:
             raise fail("E_CLASS_MISMATCH", f"a token of class {claims.cls} on the socket of class {CLASSES[cls]}")

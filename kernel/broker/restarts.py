@@ -23,6 +23,7 @@ from kernel.broker.bus import MAX_ID, RETRY_AFTER_MS, RETURN_S, Bus
 from kernel.broker.entities import Connection, Event, Staged
 from kernel.broker.journal.records import restart_subject
 from kernel.broker.restart_wishes import Wish
+from schemas.address import is_name
 from schemas.codec import from_raw, to_raw
 from schemas.control import RestartAsked, RestartChecked, RestartDue, RestartUndone
 from schemas.errors import GoondanError, error_payload, fail
@@ -57,8 +58,8 @@ class Restarts:
         """`restart` from an agent, in the name of a tool call of its turn."""
         instance, bus = connection.instance, self._bus
         call_id = frame.call_id
-        if not call_id or len(call_id) > 2 * MAX_ID:
-            raise fail("E_FRAME_INVALID", f"a restart needs a callId of 1 to {2 * MAX_ID} characters")
+        if not call_id or not is_name(call_id, 2 * MAX_ID):
+            raise fail("E_FRAME_INVALID", f"a restart needs a callId of 1 to {2 * MAX_ID} visible characters")
         if instance is None or TOOL not in connection.allowed:
             raise fail("E_FORBIDDEN", f"this agent may not call {TOOL}")
         if instance.leased is None:

@@ -50,6 +50,7 @@ from kernel.broker.revising import Pieces
 from kernel.broker.servers import Servers
 from kernel.broker.tool_asks import ToolAsks
 from kernel.broker.tool_calls import ToolCalls
+from schemas.address import is_name
 from schemas.codec import (
     DECODE_ERRORS,
     MAX_FRAME_BYTES,
@@ -249,8 +250,9 @@ class Router:
             return
         connection.last_seen = self.bus.now = now
         try:
-            if len(frame.id) > MAX_ID:  # the answer to it names it, and some answers come much later
-                raise GoondanError(error_payload("E_FRAME_INVALID", f"id has at most {MAX_ID} characters"))
+            if frame.id and not is_name(frame.id, MAX_ID):  # the answer names it, and some answers come much later
+                message = f"id has at most {MAX_ID} characters, all of them visible"
+                raise GoondanError(error_payload("E_FRAME_INVALID", message))
             if frame.blob is not None or frame.files is not None:
                 blobs.check(frame, from_host=connection.cls == TOOLS, by_operator=connection.claims.operator)
             handler(connection, frame, now)

@@ -26,6 +26,7 @@ from kernel.broker.entities import AGENTS, TOOLS, Connection, Event, Instance
 from kernel.broker.refused_calls import tool_error
 from kernel.broker.shares import describe_shortage
 from kernel.broker.workdirs import Workdir, check_opened
+from schemas.address import is_name
 from schemas.codec import encode_value, to_raw
 from schemas.errors import GoondanError, error_payload
 from schemas.frames import Blob, Frame, Source
@@ -117,8 +118,9 @@ class ToolCalls:
 
     def _open(self, event: Event, call_id: str | None, frame: Frame, now: float) -> Call:
         """Open a call: a new one, or one whose result was sent and lost on the way."""
-        if not call_id or len(call_id) > MAX_ID:
-            raise GoondanError(error_payload("E_FRAME_INVALID", f"a call needs a callId of 1 to {MAX_ID} characters"))
+        if not call_id or not is_name(call_id, MAX_ID):
+            message = f"a call needs a callId of 1 to {MAX_ID} visible characters"
+            raise GoondanError(error_payload("E_FRAME_INVALID", message))
         if event.work.open_calls > _MAX_OPEN:
             raise self._not_now()
         if event.budget is not None:

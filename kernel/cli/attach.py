@@ -320,9 +320,10 @@ class Supervised(Kernel):
 class ByHand(Kernel):
     """A broker that was started by hand, without a supervisor. This command neither starts nor ends it."""
 
-    def __init__(self, place: BundleTarget, pid: int, pidfd: int) -> None:
+    def __init__(self, place: BundleTarget, pid: int, pidfd: int, run_dir: str) -> None:
         super().__init__(place, pidfd)
         self.pid = pid
+        self.run_dir = run_dir
 
     @property
     def started_ms(self) -> int:
@@ -363,7 +364,9 @@ def by_hand(place: BundleTarget) -> ByHand | None:
             probe.settimeout(ANSWER_S)
             probe.connect(f"{directory.path}/{SOCKETS['client']}")
             pid, uid, _ = PEER.unpack(probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size))
-            return ByHand(place, pid, os.pidfd_open(pid)) if (pid, uid) == (record.pid, os.geteuid()) else None
+            if (pid, uid) != (record.pid, os.geteuid()):
+                return None
+            return ByHand(place, pid, os.pidfd_open(pid), record.run_dir)
     except OSError:
         return None
 

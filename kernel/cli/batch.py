@@ -137,7 +137,7 @@ def _checked_arguments(args: Any) -> dict[str, Any]:
 def check_instance(key: str) -> str:
     """An instance key. Raises GoondanError E_USAGE."""
     if not is_instance_key(key):
-        message = f"an instance key has 1 to {MAX_INSTANCE_KEY} characters and no control characters"
+        message = f"an instance key has 1 to {MAX_INSTANCE_KEY} characters, all of them visible"
         raise fail("E_USAGE", message)
     return key
 

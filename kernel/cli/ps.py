@@ -92,6 +92,8 @@ def external(broker: ByHand) -> list[ProcessInfo]:
     """
     import time
 
+    from msgspec import UNSET
+
     from kernel.supervisor_client import ProcessInfo
     from schemas.link import boottime_ms
     from schemas.times import rfc3339
@@ -110,6 +112,7 @@ def external(broker: ByHand) -> list[ProcessInfo]:
                 since=rfc3339((peer["startedMs"] + offset_ms) / 1000),
                 restarts=0,
                 last_exit=None,
+                run_dir=broker.run_dir if peer is own else UNSET,
             )
             for peer in (own, *peers)
         ]

@@ -465,6 +465,10 @@ class Supervisor:
         ]
         if self._processes is not None:
             rows += self._processes.infos(time.time() - self._loop.time())
+        if self._premises is not None:
+            for row in rows:
+                if row.role == "broker":
+                    row.run_dir = self._premises.run_dir
         return rows
 
     # --- small things

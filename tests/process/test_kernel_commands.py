@@ -165,10 +165,14 @@ def test_ps_shows_every_process_also_while_the_broker_is_down(running: Sandbox) 
     rows = {row["role"]: row for row in running.gdn("ps", "--json").json}
     assert rows.keys() == {"supervisor", "broker", "forkserver", "toolhost", "agent", "worker"}
     for row in running.ps():
-        assert row.keys() == {"role", "name", "instanceKey", "pid", "status", "since", "restarts", "lastExit"}
+        assert row.keys() - {"runDir"} == {
+            "role", "name", "instanceKey", "pid", "status", "since", "restarts", "lastExit"
+        }  # fmt: skip
+        assert ("runDir" in row) is (row["role"] == "broker")
         os.kill(row["pid"], 0)
     assert ("_operator", "default") in {(row["name"], row["instanceKey"]) for row in running.ps()}
     before, ready = rows["broker"], running.times_ready("broker")
+    assert {"clients.sock", "client.token"} <= set(os.listdir(before["runDir"]))
     os.kill(before["pid"], signal.SIGSTOP)
     assert len(running.gdn("ps", "--json").json) >= 6
     os.kill(before["pid"], signal.SIGKILL)
@@ -182,6 +186,8 @@ def test_ps_shows_every_process_also_while_the_broker_is_down(running: Sandbox) 
 def test_run_starts_no_second_kernel(running: Sandbox) -> None:
     result = running.gdn("run", "--json", "--detach", input="")
     assert (result.status, result.json["error"]["code"]) == (1, "E_KERNEL_RUNNING")
+    (sockets,) = [row["runDir"] for row in running.ps() if row["role"] == "broker"]
+    assert f"its sockets are in {sockets}" in result.json["error"]["message"]
     joined = running.gdn("run", "--json", input="")
     assert (joined.status, joined.json) == (0, {"answers": []})
     assert running.call("echo still here")["output"]["stdout"] == "still here\n"

@@ -165,7 +165,7 @@ def _check(ask: Ask) -> int:
         (len(ask.target or "") > MAX_NAME, f"target has at most {MAX_NAME} characters"),
         (
             ask.instance_key and not is_instance_key(ask.instance_key),
-            f"instanceKey has at most {MAX_NAME} characters, none of them a control character",
+            f"instanceKey has at most {MAX_NAME} characters, all of them visible",
         ),
         (len(ask.cwd or "") > MAX_CWD, f"cwd has at most {MAX_CWD} characters"),
         (

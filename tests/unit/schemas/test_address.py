@@ -75,12 +75,15 @@ def test_resource_names_that_are_refused(name: str) -> None:
     assert not is_resource_name(name)
 
 
-@pytest.mark.parametrize("key", ["u1", "사용자 1", "a/b", "..", "x" * 256])
+@pytest.mark.parametrize("key", ["u1", "사용자 1", "a/b", "..", "x" * 256, "고객 #7", "👩\u200d💻"])
 def test_instance_keys_are_nearly_any_text(key: str) -> None:
     assert is_instance_key(key)
 
 
-@pytest.mark.parametrize("key", ["", "x" * 257, "a\nb", "\x00", "\x7f"])
+@pytest.mark.parametrize(
+    "key",
+    ["", "x" * 257, "a\nb", "\x00", "\x7f", "\x1b[2J", "a\tb", "a\x9bb", "a\u202eb", "a\u2066b", "a\u200bb", "\u3164"],
+)
 def test_instance_keys_are_not_empty_not_long_and_printable(key: str) -> None:
     assert not is_instance_key(key)
 

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+
+import pytest
+from msgspec import Raw
+
 from kernel.broker.entities import CLIENTS
+from kernel.broker.journal.records import event_digest
 from schemas.codec import decode, encode, from_raw, to_raw
-from schemas.frames import AgentEvent, ErrorPayload, Frame, ReplyTo
+from schemas.frames import AgentEvent, Blob, ErrorPayload, Frame, ReplyTo
 from tests.unit.kernel.broker.test_completions import from_host, working
 from tests.unit.kernel.broker.world import World
 
@@ -18,15 +24,30 @@ def ended(world: World) -> None:
         world.host.work()
 
 
-def repeat(world: World, event_id: str, *, key: str = "k", digest: str | None = None) -> list[Frame]:
+def repeat(
+    world: World,
+    event_id: str,
+    *,
+    key: str = "k",
+    digest: str | None = None,
+    text: object = 1,
+    blob: Blob | None = None,
+) -> list[Frame]:
+    """What the client is told when it sends the event that it has asked, or another one, under the same id."""
     connection = next(iter(world.router.bus.presence.connections[CLIENTS].values()))
     frame = Frame("event", id="r", to="coder", instance_key=key, event_id=event_id, reply_to=ReplyTo("client", "r"))
-    frame.digest = digest
+    frame.digest, frame.blob = digest, blob
+    if blob is None:
+        frame.payload = payload_of(event_id, text)
     world.router.receive(connection, encode(frame), world.now)
     world.commit()
     told = [decode(data) for _, _, data in world.router.bus.out]
     world.router.bus.out.clear()
     return [frame for frame in told if frame.in_reply_to == "r"]
+
+
+def payload_of(event_id: str, text: object) -> Raw:
+    return to_raw(AgentEvent(id=event_id, type="user", created_at="2026-01-01T00:00:00Z", input=text))
 
 
 def code(frames: list[Frame]) -> str:
@@ -65,7 +86,7 @@ def test_who_still_wants_an_answer_that_is_no_longer_kept_is_told() -> None:
 def test_who_did_not_wait_may_come_back_for_the_answer() -> None:
     world, _ = working()
     client = next(iter(world.router.bus.presence.connections[CLIENTS].values()))
-    payload = to_raw(AgentEvent(id="quiet", type="user", created_at="2026-01-01T00:00:00Z", input=0))
+    payload = payload_of("quiet", 1)
     frame = Frame("event", id="q", to="coder", instance_key="k", event_id="quiet", payload=payload)
     world.router.receive(client, encode(frame), world.now)
     ended(world)
@@ -82,3 +103,51 @@ def test_another_event_under_a_known_id_is_refused() -> None:
     ended(world)
     assert code(repeat(world, "c0e0", digest="other")) == "E_FRAME_INVALID"
     assert code(repeat(world, "c0e0", key="other")) == "E_FRAME_INVALID"
+
+
+@pytest.mark.parametrize("over", [False, True], ids=["open", "ended"])
+@pytest.mark.parametrize("restarted", [False, True], ids=["", "restarted"])
+def test_another_content_under_a_known_id_is_refused_without_a_digest(over: bool, restarted: bool) -> None:
+    world, _ = working()
+    if over:
+        ended(world)
+    if restarted:
+        world.kill_broker()
+        ended(world)
+    assert code(repeat(world, "c0e0", text="something else")) == "E_FRAME_INVALID"
+    assert repeat(world, "c0e0")[0].type == "ack"
+
+
+def test_the_same_bytes_in_a_file_are_the_same_content() -> None:
+    world, _ = working()
+    data = bytes(payload_of("c0e0", 1))
+    same = Blob(file="0" * 32, digest=hashlib.sha256(data).hexdigest(), size=len(data))
+    assert repeat(world, "c0e0", blob=same)[0].type == "ack"
+    other = Blob(file="1" * 32, digest="0" * 64, size=len(data))
+    assert code(repeat(world, "c0e0", blob=other)) == "E_FRAME_INVALID"
+
+
+def test_what_an_earlier_kernel_has_accepted_is_known_by_its_id_alone() -> None:
+    world, _ = working()
+    event = world.router.bus.mailbox.events["c0e0"]
+    event.content.digest = event_digest("coder", "k", event.sender, None)
+    assert repeat(world, "c0e0")[0].type == "ack"
+
+
+@pytest.mark.parametrize("bad", ["a\x1b[2J", "a\x9b2J", "a\u202eb", "a\u200bb", "a\tb", "", "x" * 257])
+@pytest.mark.parametrize("field", ["id", "event_id", "instance_key", "correlation_id"])
+def test_a_name_that_is_not_seen_is_refused(field: str, bad: str) -> None:
+    if field == "id" and bad == "":
+        return  # a frame may be without an id
+    if field == "correlation_id" and len(bad) > 256:
+        bad *= 2
+    world, _ = working()
+    connection = next(iter(world.router.bus.presence.connections[CLIENTS].values()))
+    frame = Frame("event", id="r", to="coder", instance_key="k", event_id="new", payload=payload_of("new", 1))
+    frame.reply_to = ReplyTo("client", bad if field == "correlation_id" else "r")
+    if field != "correlation_id":
+        setattr(frame, field, bad)
+    world.router.receive(connection, encode(frame), world.now)
+    told = [decode(data) for _, _, data in world.router.bus.out]
+    assert code([one for one in told if one.type == "error"]) == "E_FRAME_INVALID"
+    assert "new" not in world.router.bus.mailbox.events
