@@ -6,6 +6,7 @@ Source: docs/design/commands.md section 4; docs/design/delivery.md section 5.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -16,7 +17,7 @@ from kernel import lock, rundir
 from kernel.cli.attach import Kernel
 from kernel.cli.message_files import OpenFile, lay_down
 from schemas.blobs import INLINE_FRAME_BYTES
-from schemas.codec import from_raw, to_raw
+from schemas.codec import encode_value, from_raw, to_raw
 from schemas.errors import GoondanError, fail
 from schemas.frames import AgentEvent, Answer, FilePart, Frame, ReplyTo, Shutdown
 from schemas.link import Link
@@ -155,8 +156,8 @@ class Session:
         Raises GoondanError: the broker's refusal, E_AGENT_TIMEOUT after `timeout_s` seconds, E_KERNEL_STOPPED,
         E_KERNEL_LOST.
         """
-        frame = self._frame(agent, instance, kind, input, event_id, workdir, timeout_s)
-        frame.trace_id, frame.files = trace_id, files or None
+        frame = self._frame(agent, instance, kind, input, event_id, workdir, timeout_s, files)
+        frame.trace_id = trace_id
         frame.reply_to = ReplyTo("client", event_id)
         if listener is not None:
             frame.live = True
@@ -192,8 +193,8 @@ class Session:
         """Send an event and wait until it is accepted. Returns its trace, None where the broker no longer knows it.
         Raises the errors of `ask`.
         """
-        frame = self._frame(agent, instance, kind, input, event_id, workdir, None)
-        frame.trace_id, frame.files = trace_id, files or None
+        frame = self._frame(agent, instance, kind, input, event_id, workdir, None, files)
+        frame.trace_id = trace_id
         return (await self._wait(self._open.post(frame), frame, timeout_s)).trace_id
 
     def lay_down(self, files: Sequence[OpenFile]) -> list[FilePart]:
@@ -256,7 +257,9 @@ class Session:
         event_id: str,
         workdir: str | None,
         timeout_s: float | None,
+        files: list[FilePart] | None,
     ) -> Frame:
+        said = encode_value([kind, input, [file.blob.digest for file in files or ()]])
         event = AgentEvent(id=event_id, type=kind, created_at=rfc3339(time.time()), input=input, instance_key=instance)
         return Frame(
             "event",
@@ -265,6 +268,8 @@ class Session:
             event_id=event_id,
             workdir=workdir,
             deadline_ms=None if timeout_s is None else max(1, int(timeout_s * 1000)),
+            files=files or None,
+            digest=hashlib.sha256(said).hexdigest(),  # without the time: --event-id may be given once more
             payload=to_raw(event),
         )
 

@@ -61,6 +61,7 @@ def test_a_turn_without_a_supervisor(kernel: Sandbox) -> None:
     assert rows.keys() == expected
     assert {row["status"] for row in rows.values()} == {"external"}
     assert rows["broker", "broker"]["pid"] == broker.pid
+    assert [row.get("runDir") for row in rows.values() if "runDir" in row] == [str(run_dir)]
     assert rows["toolhost", "1"]["pid"] == host.pid
 
     seen = {finding["check"]: finding["message"] for finding in kernel.gdn("doctor", "--json").json["findings"]}

@@ -122,6 +122,8 @@ def test_an_event_id_is_answered_once(running: Sandbox) -> None:
     first, again = (running.gdn("send", line, "--event-id", "e1", "--json").json for _ in range(2))
     assert first == again
     assert first["eventId"] == "e1"
+    other = running.gdn("send", exec_line("true"), "--event-id", "e1", "--json")
+    assert (other.status, other.json["error"]["code"]) == (1, "E_FRAME_INVALID")
 
 
 def test_send_without_waiting(running: Sandbox) -> None:
