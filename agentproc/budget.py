@@ -9,7 +9,7 @@ Rules.
 - A call that failed before the model said anything has used nothing. The usage of a call that broke off later is not
   known.
 
-Source: docs/decisions/070; PROTOCOL.md "Budgets".
+Source: docs/decisions/070; PROTOCOL-AGENTS.md "Budgets".
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ while a turn runs, whose content goes into the conversation before the next mode
 The event begins a turn of its own, unless the frame was taken already. The message has the id of the event, so a
 repeated one is recognised.
 
-Source: requirement RESULT-04; PROTOCOL.md "Pending results".
+Source: requirement RESULT-04; PROTOCOL-TOOLHOSTS.md "Pending results".
 """
 
 from __future__ import annotations

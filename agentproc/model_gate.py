@@ -4,7 +4,7 @@ While nothing limits a gate, no request asks: the broker says when that changes.
 `model.out`. After a connection was lost, `hello` names those that are out, and gives the broker back what it had said
 last about each gate.
 
-Source: docs/design/turns.md section 13; PROTOCOL.md "Gates".
+Source: docs/design/turns.md section 13; PROTOCOL-AGENTS.md "Gates".
 """
 
 from __future__ import annotations

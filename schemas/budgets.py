@@ -1,6 +1,6 @@
 """Budgets: the limits that a bundle gives, what a model costs, and what an agent and the broker say about model calls.
 
-Source: docs/budgets.md; PROTOCOL.md "Budgets".
+Source: docs/budgets.md; PROTOCOL-AGENTS.md "Budgets".
 """
 
 # Annotations are no text here (`from __future__ import annotations`): msgspec would compile each of them once more, in

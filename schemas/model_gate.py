@@ -1,4 +1,4 @@
-"""Payloads of the frames about gates: who may ask a model server, and when (PROTOCOL.md, "Gates").
+"""Payloads of the frames about gates: who may ask a model server, and when (PROTOCOL-AGENTS.md, "Gates").
 
 An agent names a model by the name of its Model document; "" stands for its own model. So it can only name the gates of
 its own models. Which gate that is, the broker knows from the endpoint and the key.

@@ -3,7 +3,7 @@
 A citation is one of these.
 
 - `docs/design/wire.md section 2`, `sections 2 and 3`, `sections 3.1 to 3.7`: the page, and a heading with each number.
-- `PROTOCOL.md "Hello"`: the page, and a heading with that title. PROTOCOL.md and WORKER.md are cited by their names
+- `PROTOCOL.md "Hello"`: the page, and a heading with that title. PROTOCOL.md, its parts and WORKER.md are cited by their names
   alone, every other page by its path from the root of the repository.
 - `decision 020`, `decisions 018 and 059`, `docs/decisions/020`: a page of docs/decisions.
 - `requirement IPC-07`, `requirements EXT-01 to EXT-03, COMPAT-01`: ids of tests/requirements.yaml.
@@ -29,7 +29,17 @@ import yaml
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 #: Documents that are cited by their names alone, and where they are.
-BY_NAME: Final = {"PROTOCOL.md": "schemas/PROTOCOL.md", "WORKER.md": "schemas/WORKER.md"}
+BY_NAME: Final = {
+    name: f"schemas/{name}"
+    for name in (
+        "PROTOCOL.md",
+        "PROTOCOL-AGENTS.md",
+        "PROTOCOL-KERNEL.md",
+        "PROTOCOL-OPERATORS.md",
+        "PROTOCOL-TOOLHOSTS.md",
+        "WORKER.md",
+    )
+}
 #: The endings of files that are checked.
 SUFFIXES: Final = (".py", ".md", ".yaml", ".yml", ".toml", ".sh", ".mjs")
 #: Left out: texts that are kept as they were written, recorded cases, pieces of pages whose links are right where they

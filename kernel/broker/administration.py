@@ -2,7 +2,7 @@
 
 `stats` and `cancel` are for everybody, the other ops for operators. The module that knows about an op answers it.
 
-Source: PROTOCOL.md "A client".
+Source: PROTOCOL.md "Ask".
 """
 
 from __future__ import annotations

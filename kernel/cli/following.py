@@ -3,7 +3,7 @@
 A screen shows it in its status, with what other agents do that work for the turn. Without one, each wait is a line on
 stderr. The broker is asked once a second, so a turn that is answered soon costs nothing.
 
-Source: docs/design/commands.md section 2; PROTOCOL.md "A client" (`why`).
+Source: docs/design/commands.md section 2; PROTOCOL.md "Ask" (`why`).
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ it are told of its end; without one its agent gets an event. What was promised a
 that the next tool host can say of each piece of work that its outcome is unknown.
 
 Source: docs/design/delivery.md section 6; docs/design/tools.md section 6; requirements RESULT-03, RESULT-04;
-PROTOCOL.md "Pending results".
+PROTOCOL-TOOLHOSTS.md "Pending results".
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 - A model call is reserved by `budget.reserve` and settled by `budget.settle`. Each is answered when the journal has it.
 - Model calls that wait for others are tried again, in the order in which they came, when another one has settled.
 
-Source: docs/decisions/070; PROTOCOL.md "Budgets".
+Source: docs/decisions/070; PROTOCOL-AGENTS.md "Budgets".
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
 - A broker that takes another's place learns from `hello` which requests are out. What was learned comes back with it,
   as an agent has kept it; the broker's own signature is on it.
 
-Source: docs/design/turns.md section 13; docs/decisions/107; PROTOCOL.md "Gates".
+Source: docs/design/turns.md section 13; docs/decisions/107; PROTOCOL-AGENTS.md "Gates".
 """
 
 from __future__ import annotations
