@@ -1,4 +1,4 @@
-"""PROTOCOL.md names everything that the structs have, and nothing that they have not."""
+"""PROTOCOL.md and its parts name everything that the structs have, and nothing that they have not."""
 
 from __future__ import annotations
 
@@ -16,35 +16,69 @@ from kernel.broker.intake import MAX_CHAIN
 from kernel.broker.journal import retention
 from kernel.broker.presence import MAX_CLIENTS
 from schemas import blobs, frames
-from schemas.codec import MAX_DEPTH, MAX_FRAME_BYTES
+from schemas.codec import MAX_DEPTH, MAX_FRAME_BYTES, MAX_RELAYED_BYTES
 from schemas.errors import CODES
 from schemas.frames import FRAME_TYPES, AckStage, Frame
 from schemas.launch import KernelPlan
 from schemas.policies import SwarmPolicy
 from schemas.tokens import SOCKETS
 
-TEXT = (Path(__file__).parent.parent.parent / "schemas" / "PROTOCOL.md").read_text(encoding="utf-8")
+PAGES = {
+    page.name: page.read_text(encoding="utf-8")
+    for page in sorted((Path(__file__).parent.parent.parent / "schemas").glob("PROTOCOL*.md"))
+}
+CLIENT = PAGES["PROTOCOL.md"]
+TEXT = "\n".join(PAGES.values())
 NAMED = set(re.findall(r"`([^`\n]+)`", TEXT))
 
 
 def section(title: str) -> str:
-    """The text of one `## title`."""
-    return re.split(r"^## ", TEXT, flags=re.MULTILINE)[[part.split("\n")[0] for part in _parts()].index(title)]
+    """The text of `## title`, of all pages that have it."""
+    parts = [part for page in PAGES.values() for part in re.split(r"^## ", page, flags=re.MULTILINE)]
+    return "\n".join(part for part in parts if part.split("\n")[0] == title)
 
 
-def _parts() -> list[str]:
-    return re.split(r"^## ", TEXT, flags=re.MULTILINE)
+def test_the_pages_are_those_of_the_readers() -> None:
+    assert PAGES.keys() == {
+        "PROTOCOL.md", "PROTOCOL-AGENTS.md", "PROTOCOL-KERNEL.md", "PROTOCOL-OPERATORS.md", "PROTOCOL-TOOLHOSTS.md"
+    }  # fmt: skip
+    assert all(f"]({name})" in CLIENT for name in PAGES if name != "PROTOCOL.md")
+
+
+def test_an_example_comes_before_any_table_and_two_pages_suffice_for_a_client() -> None:
+    assert CLIENT.index("```json") < CLIENT.index("\n| ")
+    first = CLIENT[CLIENT.index("## Find a running kernel") : CLIENT.index("## The whole client")]
+    assert len(first.split()) < 1000
+
+
+def test_the_examples_are_frames() -> None:
+    """Each example in JSON is a frame that the structs take, with a payload of its type."""
+    kinds = {"hello": frames.Hello, "welcome": frames.Welcome, "event": frames.AgentEvent, "error": frames.ErrorPayload}
+    count = 0
+    for block in re.findall(r"^```json\n(.*?)^```$", TEXT, re.DOTALL | re.MULTILINE):
+        for text in block.strip().split("\n\n"):
+            example = msgspec.json.decode(text)
+            if "type" in example and "answer" not in example:
+                frame = msgspec.convert({**example, "payload": msgspec.Raw(b"\xc0")}, Frame)
+                assert frame.type in FRAME_TYPES
+                payload, kind = example.get("payload"), kinds.get(frame.type)
+            else:
+                payload, kind = example, frames.AgentEvent
+            if payload is not None and kind is not None:
+                msgspec.msgpack.decode(msgspec.msgpack.encode(payload), type=kind)
+            count += 1
+    assert count >= 7
 
 
 def test_every_header_field_has_its_row() -> None:
-    table = section("Frames")
+    table = section("Frames") + section("Header fields")
     rows = {name for row in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE) for name in re.findall(r"`([^`]+)`", row)}
     fields = {field.encode_name for field in msgspec.structs.fields(Frame)}
     assert rows - FRAME_TYPES - {"inReplyTo"} == fields - {"inReplyTo"}
 
 
 def test_every_frame_type_has_its_row() -> None:
-    first_cells = re.findall(r"^\| (.*?) \|", section("Frames"), re.MULTILINE)
+    first_cells = re.findall(r"^\| (.*?) \|", section("Frames") + section("Frame types"), re.MULTILINE)
     named = {name for cell in first_cells for name in re.findall(r"`([^`]+)`", cell)}
     assert named >= FRAME_TYPES
 
@@ -100,10 +134,13 @@ def test_the_limits_are_those_of_the_code() -> None:
     assert f"| {MAX_CHAIN} |" in limits
     assert f"| {MAX_CLIENTS:,} |" in limits
     assert f"| {mailbox.LEASE_S:g} s;" in limits
+    assert f"a lease that is silent for {mailbox.LEASE_S:g} seconds" in " ".join(TEXT.split())
+    assert f"at most {MAX_RELAYED_BYTES:,} bytes" in " ".join(CLIENT.split())
     assert f"{directory.MAX_OWNED} are remembered, of all {directory.MAX_SPAWNED:,}" in TEXT
     assert f"({directory.SPAWN_S:g} seconds if there is none)" in TEXT
     kept = f"{retention.KEEP_ANSWERS_MS // 3_600_000} hours, {retention.KEEP_ANSWER_BYTES >> 30} GiB of them in all"
     assert f"({kept})" in TEXT
     assert (
-        f"for {retention.KEEP_IDS_MS // 86_400_000} days, and for {retention.KEPT_IDS:,} more events at least" in TEXT
+        f"for {retention.KEEP_IDS_MS // 86_400_000} days, and for {retention.KEPT_IDS:,} more events at least"
+        in " ".join(TEXT.split())
     )
