@@ -1,7 +1,7 @@
 """OAuth on the bus: what agents ask for, what the broker orders of the process that holds tokens, and its answers.
 
-Where each goes: PROTOCOL-AGENTS.md, "Access tokens". Access tokens are in `TokenReady` only; refresh tokens, codes and secrets
-of clients are in nothing that any peer but the holder of tokens gets.
+Where each goes: PROTOCOL-AGENTS.md, "Access tokens". Access tokens are in `TokenReady` only; refresh tokens, codes
+and secrets of clients are in nothing that any peer but the holder of tokens gets.
 
 Source: docs/oauth.md; requirements OAUTH-01, OAUTH-02, EVENTS-09.
 """

@@ -326,6 +326,8 @@ class Peer:
             if not self._admit(entry):
                 return None
             del self._waiting[at]
+            if entry.kind == "ask" and entry.expires is not None:
+                entry.data = _with_deadline(entry.data, entry.expires - (entry.held_since or now) - DEADLINE_GRACE_S)
             return entry
         return None
 
@@ -617,6 +619,13 @@ class Peer:
             self._by_call.pop(entry.call_id, None)
         elif entry.correlation is not None:
             self._by_correlation.pop(entry.correlation, None)
+
+
+def _with_deadline(data: bytes, left_s: float) -> bytes:
+    """An encoded frame that says what is left of its deadline, which runs from the moment of `submit`."""
+    frame = decode(data)
+    frame.deadline_ms = max(1, int(left_s * 1000))
+    return encode_value(frame)
 
 
 def encode_reference(frame: Frame, blob: Blob) -> bytes:

@@ -64,6 +64,27 @@ class Bad(Struct, frozen=True, kw_only=True):
         return self.prefix + self.unit * self.times + self.suffix
 
 
+#: Who opens a payload of a kind, and so has to refuse a bad one.
+_READERS: Final = {
+    "any": ["client", "agent", "toolHost"],
+    "AgentEvent": ["client", "agent"],
+    "ToolResult": ["agent"],
+    "ToolCallPayload": ["toolHost"],
+    "Hello": ["broker"],
+    "Shutdown": ["client", "agent", "toolHost"],
+    "Credit": ["client", "agent", "toolHost"],
+}
+
+
+def refused_by(vector: Bad) -> list[str]:
+    """Who must refuse it: `broker`, `client`, `agent`, `toolHost`. What is no frame reaches the broker only, which
+    writes every header anew. A bad reference is refused by whoever gets it.
+    """
+    if vector.payload_kind is not None:
+        return _READERS[vector.payload_kind]
+    return ["broker"] if vector.stage == "frame" else ["broker", "client", "agent", "toolHost"]
+
+
 def bad_frames() -> list[Bad]:
     """What a decoder must refuse."""
 

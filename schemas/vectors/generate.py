@@ -22,7 +22,7 @@ from schemas.codec import MAX_DEPTH, MAX_FRAME_BYTES, encode, encode_value, to_r
 from schemas.frames import (
     Frame,
 )
-from schemas.vectors.bad import ID, PING, TYPE, bad_frames, mapping, text
+from schemas.vectors.bad import ID, PING, TYPE, bad_frames, mapping, refused_by, text
 from schemas.vectors.good import good_frames, references
 
 FILE: Final = Path(__file__).parent / "frames.json"
@@ -125,7 +125,7 @@ def build() -> dict[str, Any]:
             vector["repeat"] = {**parts, "suffix": item.suffix.hex()}
         else:
             vector["bytes"] = item.prefix.hex()
-        vector |= {"stage": item.stage, "code": item.code}
+        vector |= {"stage": item.stage, "code": item.code, "refusedBy": refused_by(item)}
         bad.append(vector if item.payload_kind is None else {**vector, "payloadKind": item.payload_kind})
     limits = {"maxFrameBytes": MAX_FRAME_BYTES, "maxDepth": MAX_DEPTH, "maxBlobBytes": MAX_BLOB_BYTES}
     return {"format": FORMAT, "limits": limits, "valid": valid, "bad": bad}

@@ -181,3 +181,14 @@ def test_a_frame_of_exactly_the_limit_is_fine() -> None:
     with pytest.raises(FrameError) as caught:
         encode(frame)
     assert caught.value.info.code == "E_FRAME_TOO_LARGE"
+
+
+def test_a_client_refuses_what_it_opens_itself() -> None:
+    """A client has to refuse bad payloads that it reads, and bad references; the broker all the others."""
+    assert all(vector["refusedBy"] for vector in BAD)
+    for vector in BAD:
+        alone = vector["refusedBy"] == ["broker"]
+        assert alone is (vector["stage"] == "frame" or vector.get("payloadKind") == "Hello"), vector["name"]
+    assert {vector["name"] for vector in BAD if "client" in vector["refusedBy"]} >= {
+        "a payload one level too deep", "a blob whose file is a path", "an answer of an unknown status"
+    }  # fmt: skip

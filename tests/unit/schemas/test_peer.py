@@ -89,6 +89,21 @@ def test_a_new_broker_gets_everything_unanswered_again_with_the_same_ids() -> No
     assert [frame.event_id for frame in again] == ["e1"], "the answered one is not repeated, the other is"
 
 
+def test_a_repeat_says_what_is_left_of_the_deadline() -> None:
+    """A deadline runs from the first sending, whatever is sent again, for a new broker or after a refusal."""
+    peer = Peer("token", "inc")
+    asked = event("e1", reply_to=ReplyTo("client", "ce1"), deadline_ms=10_000, payload=to_raw({"input": "hi"}))
+    peer.submit("ask", asked, "e1", 0.0)
+    (first,) = welcome(peer, now=1.0)
+    peer.receive(refuse(first, "E_OVERLOADED", retry_after_ms=500), 2.0)
+    (second,) = flush(peer, 3.0)
+    (third,) = welcome(peer, now=20.0)
+    assert [frame.deadline_ms for frame in (first, second, third)] == [9_000, 7_000, 1]
+    assert {(frame.id, frame.event_id, bytes(frame.payload)) for frame in (first, second, third)} == {
+        (first.id, "e1", bytes(asked.payload))
+    }
+
+
 def test_accepted_is_not_answered() -> None:
     peer = Peer("token", "inc")
     welcome(peer)
