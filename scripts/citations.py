@@ -3,8 +3,8 @@
 A citation is one of these.
 
 - `docs/design/wire.md section 2`, `sections 2 and 3`, `sections 3.1 to 3.7`: the page, and a heading with each number.
-- `PROTOCOL.md "Hello"`: the page, and a heading with that title. PROTOCOL.md, its parts and WORKER.md are cited by their
-  names alone, every other page by its path from the root of the repository.
+- `PROTOCOL.md "Hello"`: the page, and a heading with that title. PROTOCOL.md, its parts and WORKER.md are cited by
+  their names alone, every other page by its path from the root of the repository.
 - `decision 020`, `decisions 018 and 059`, `docs/decisions/020`: a page of docs/decisions.
 - `requirement IPC-07`, `requirements EXT-01 to EXT-03, COMPAT-01`: ids of tests/requirements.yaml.
 - in Markdown: a link to a file, with its anchor.
