@@ -141,6 +141,8 @@ def test_a_clients_event_is_accepted_once_and_answered_to_whoever_repeats_it(bro
     assert agent.ask(done).stage == "accepted", "a repeat is heard again"
     other = broker.hello("client", operator=True)
     repeat = Frame("event", id="9", event_id="e1", to="coder", instance_key="k", reply_to=ReplyTo("client", "corr"))
+    assert code(other.ask(repeat)) == "E_FRAME_INVALID", "another content"
+    repeat.payload = to_raw({"id": "e1", "type": "user", "createdAt": "2026-01-01T00:00:00Z"})
     assert other.ask(repeat).stage == "accepted"
     assert from_raw(other.receive().payload, str) == "answer"
 
@@ -209,7 +211,7 @@ def test_an_unknown_type_is_answered_and_the_link_stays(broker: Broker) -> None:
 
 
 def test_what_a_client_may_ask_the_broker_is_what_the_document_says(broker: Broker) -> None:
-    text = (Path(__file__).parents[2] / "schemas" / "PROTOCOL.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[2] / "schemas" / "PROTOCOL-OPERATORS.md").read_text(encoding="utf-8")
     rows = dict(re.findall(r"^\| `(stats|peers)` \| (.*) \|$", text, re.MULTILINE))
     agent = broker.hello("agent", agent="coder", instance_key="k")
     operator, client = broker.hello("client", operator=True), broker.hello("client")
