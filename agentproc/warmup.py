@@ -38,7 +38,7 @@ from schemas.codec import FrameError, decode, encode, from_raw, to_raw
 from schemas.errors import GoondanError, error_payload
 from schemas.frames import NO_PAYLOAD, AgentEvent, Credit, ErrorPayload, Frame, Shutdown, ToolResult, Welcome
 from schemas.launch import AgentSpec, CatalogItem, ModelSpec
-from schemas.link import Done
+from schemas.link import Done, transport_class
 from schemas.model_providers import BY_NAME
 from schemas.peer import Deliver, Kind, Peer, Settled, Welcomed
 
@@ -82,6 +82,7 @@ def warm_up(providers: Collection[str] = (), scratch: str | None = None) -> Iter
     """
     import uvloop  # noqa: F401
 
+    transport_class()
     # Decoders are built at their first use. A payload that does not fit builds them as well.
     for kind in (Credit, ErrorPayload, Shutdown):
         with suppress(FrameError):

@@ -22,6 +22,7 @@ from typing import Final
 import msgspec
 
 from kernel.import_path import folders
+from schemas import transport
 from schemas.errors import GoondanError, error_payload
 from schemas.frames import ErrorPayload
 from schemas.system.users import VARIABLE
@@ -42,6 +43,7 @@ ENVIRONMENT: Final = frozenset(
         "XDG_RUNTIME_DIR",
         "GOONDAN_STATE_ROOT",
         VARIABLE,
+        transport.VARIABLE,
     )
 )
 #: Variables that name certificate authorities (schemas/system/authorities.py).
@@ -74,7 +76,7 @@ def start_program(
     """Start a program in a session of its own; its pid.
 
     Output and errors go to `output_fd` (None: to ours). `pass_fds` keep their numbers; every other descriptor of
-    ours is expected to be close-on-exec, which is Python's way. Raises OSError when it cannot be started.
+    ours is expected to be close-on-exec, which is Python's and libzmq's way. Raises OSError when it cannot be started.
     """
     actions: list[tuple[int, int, str, int, int] | tuple[int, int, int]] = [
         (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)

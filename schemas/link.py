@@ -1,7 +1,7 @@
 """The asyncio shell around peer.py: the one Python client of the bus, for agents, tool hosts, the CLI and programs.
 
-The connection. The link speaks ZMTP itself (system/dealer.py), without libzmq and its thread (docs/decisions/098). What
-one turn of the loop wants to send leaves together; what was read together is handled together.
+The connection is a transport's (`transport/`). What one turn of the loop wants to send leaves together; what was read
+together is handled together.
 
 Large payloads. They go through files (blobs.py), which threads write and read. An entry waits in the peer until its
 file is written. While a file is being read, nothing more is received. So frames keep their order, and only one payload
@@ -47,7 +47,7 @@ from schemas.peer import (
 )
 from schemas.system.blob_work import BlobWork
 from schemas.system.broker_identity import BrokerIdentity
-from schemas.system.dealer import Dealer
+from schemas.transport import Transport, chosen, path_of
 
 #: The most messages that wait for a broker that does not read. Credit keeps us far below it.
 MAX_UNSENT: Final = 4096
@@ -65,6 +65,17 @@ REST_TICK_S: Final = 5.0
 def boottime_ms() -> int:
     """CLOCK_BOOTTIME in milliseconds: the clock of `firstSentMs` and `startedMs`, the same for every process."""
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
+
+
+def transport_class() -> Callable[..., Transport]:
+    """The chosen transport, imported. Raises GoondanError E_USAGE."""
+    if chosen() == "native":
+        from schemas.transport.native import NativeTransport
+
+        return NativeTransport
+    from schemas.transport.libzmq import LibzmqTransport
+
+    return LibzmqTransport
 
 
 #: The callback of `start_call`: it gets the answering frame, or the error.
@@ -125,8 +136,8 @@ class Link:
         self._renew_token = renew_token
         self._blobs = BlobWork()
         self._paused = False
-        self._dealer = Dealer(
-            endpoint,
+        self._transport = transport_class()(
+            path_of(endpoint),
             MAX_RELAYED_BYTES,
             admits=self._admits,
             on_messages=self._turn,
@@ -157,7 +168,7 @@ class Link:
         self.closed = loop.create_future()
         self._welcomed = loop.create_future()
         self._open = True
-        self._dealer.open(loop)
+        self._transport.open(loop)
         self._ticker = loop.call_later(TICK_S, self._tick)
         try:
             # Not wait_for: in Python 3.11 it forgets to be cancelled when the welcome comes that very moment.
@@ -182,8 +193,8 @@ class Link:
         if linger_s > 0:
             with suppress(TimeoutError):
                 async with asyncio.timeout(linger_s):
-                    await self._dealer.drain(self._outgoing)
-        self._dealer.close()
+                    await self._transport.drain(self._outgoing)
+        self._transport.close()
         if not self.closed.done():
             self.closed.set_result(None)
         if self._welcomed is not None and not self._welcomed.done():
@@ -341,14 +352,14 @@ class Link:
                 self._blobs.remove(self._peer.blobs, blob)
             return False
         self._paused = True
-        self._dealer.pause()
+        self._transport.pause()
 
         def done(payload: bytes | None, error: GoondanError | None) -> None:
             loop = self._loop
             if not self._open or loop is None:
                 return
             self._paused = False
-            self._dealer.resume()
+            self._transport.resume()
             if payload is not None:
                 frame.payload, frame.blob = Raw(payload), None
                 outcome = self._peer.receive(frame, loop.time())
@@ -391,7 +402,7 @@ class Link:
     def _write(self) -> None:
         """Send the queue, as far as the broker takes it now. The rest goes out when it takes more."""
         if self._outgoing:
-            self._dealer.send(self._outgoing)
+            self._transport.send(self._outgoing)
 
     # --- receiving
 
@@ -406,7 +417,7 @@ class Link:
         self._write()
         if self._stopped():
             return
-        take, handle = self._dealer.take, self._handle
+        take, handle = self._transport.take, self._handle
         for _ in range(FRAMES_PER_WAKEUP):
             data = take()
             if data is None:
@@ -511,7 +522,7 @@ class Link:
 
     def _refuse(self, refused: LinkRefused) -> None:
         error = GoondanError(refused.error)
-        self._dealer.close()
+        self._transport.close()
         self._fail_all(self._peer.close())
         if self._welcomed is not None and not self._welcomed.done():
             self._welcomed.set_exception(error)

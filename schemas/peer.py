@@ -8,7 +8,7 @@ Rules.
 - An entry is answered by: `ack`, `reply` or `error` with its id in `inReplyTo` (kind `post`); a `tool.result` with
   its callId (kind `call`); an `event` with its correlation id in `inReplyTo` (kind `ask`); a `tool.answer` with
   its id in `inReplyTo` and its callId (kind `tool ask`).
-- The broker asks for hello. The first frame of a connection is libzmq's empty probe. The broker answers it with
+- The broker asks for hello. The first frame of a connection is an empty probe. The broker answers it with
   E_HELLO_REQUIRED without `inReplyTo`, and only that starts a greeting. So a new broker behind the same path is noticed
   at once.
 - Credit: at most `window` new `event` and `tool.call` frames are unanswered at a time. The others wait here in order.

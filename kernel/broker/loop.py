@@ -1,12 +1,12 @@
 """The broker's sockets: receive, let the router decide, send. Nothing is decided here.
 
 A plain wait-and-drain loop (docs/design/wire.md section 6). A wake-up serves up to a quota of frames of every class.
-peer_sockets.py has the connections.
+`transport/` has the connections.
 
 Rules.
 - Every class gets at most QUOTA frames a round, control first, so that no class starves another. Within a class,
   whoever was served goes to the end.
-- Sends never block. A peer over its limit is closed and has to say hello again.
+- Sends never block. A peer over its limit is given up and has to say hello again.
 """
 
 from __future__ import annotations
@@ -17,18 +17,20 @@ import select
 import signal
 import sys
 import time
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Container, Sequence
 from contextlib import suppress
 from typing import Final
 
 from kernel.broker.blob_keeper import SWEEP_S, BlobKeeper
-from kernel.broker.entities import CLASSES, Staged
+from kernel.broker.entities import AGENTS, CLASSES, CLIENTS, CONTROL, TOOLS, Staged
 from kernel.broker.journal.interface import Journal
-from kernel.broker.peer_sockets import PeerSocket, PeerSockets
 from kernel.broker.peer_users import users_of
 from kernel.broker.router import Router
+from kernel.broker.transport import Transport
 from schemas.system.startup import admit_toolhost
 from schemas.tokens import SOCKETS
+from schemas.transport import chosen
 from schemas.visible import visible_line
 
 #: Frames that one class may bring in one round. With this quota a control ping waits 10 ms at worst.
@@ -42,6 +44,9 @@ REFUSALS_S: Final = 10.0
 REFUSALS_SHOWN: Final = 5
 #: How long queued bytes may take to leave at the end (seconds).
 LINGER_S: Final = 0.5
+#: Messages that may wait for a peer, and of a peer, where the transport counts messages: times their size and the
+#: peers of a class it is the worst case. Credit keeps honest peers far below.
+HIGH_WATER: Final = {CONTROL: 4096, AGENTS: 1024, TOOLS: 8192, CLIENTS: 512}
 
 
 class BrokerLoop:
@@ -54,7 +59,7 @@ class BrokerLoop:
         self._journal = journal
         self._run_dir = run_dir
         self._epoll = select.epoll()
-        self._sockets = PeerSockets(self._epoll, self._bus.counters)
+        self._transport = _transport(chosen(), self._epoll, self._bus.counters, self._known)
         self._keeper = None if self._bus.blobs is None else BlobKeeper(self._bus.blobs)
         self._next_sweep = clock()  # the first one finds what an earlier kernel left
         self._next_report = 0.0
@@ -66,9 +71,9 @@ class BrokerLoop:
 
     def bind(self) -> None:
         """Bind all sockets. The caller holds the kernel's lock: a second bind would steal the paths silently."""
-        for name in CLASSES:
+        for cls, name in enumerate(CLASSES):
             path = f"{self._run_dir}/{SOCKETS[name]}"
-            self._sockets.listen(path, users_of(name))
+            self._transport.listen(path, users_of(name), HIGH_WATER[cls])
             if name == "toolhost":
                 admit_toolhost(path)
 
@@ -102,20 +107,20 @@ class BrokerLoop:
 
     def _wait(self, next_tick: float) -> None:
         """Sleep until there is something to do."""
-        journal, sockets = self._journal, self._sockets
+        journal, transport = self._journal, self._transport
         now = clock()
         # Acting on settled decisions may stage new ones. Those must not wait until something else happens.
-        wait = 0.0 if sockets.is_due or self._bus.staged else max(0.0, next_tick - now)
+        wait = 0.0 if transport.is_due or self._bus.staged else max(0.0, next_tick - now)
         if journal.is_behind():
-            if sockets.wait(0, now):
+            if transport.wait(0, now):
                 return
             if wait:
                 journal.catch_up()
-        sockets.wait(wait, now)
+        transport.wait(wait, now)
 
     def _tick(self, now: float) -> None:
         """The work that is done a few times a second, whatever else happens."""
-        self._sockets.tick(now)
+        self._transport.tick(now)
         self._router.tick(now)
         self._flush(now)
         self._look_at_disk(now)
@@ -138,7 +143,7 @@ class BrokerLoop:
         self._router.shut_down(round(LINGER_S * 1000))
         self._flush(clock())
         self._journal.close()
-        self._sockets.close(LINGER_S)
+        self._transport.close(LINGER_S)
         self._epoll.close()
         for name in SOCKETS.values():
             with suppress(FileNotFoundError):
@@ -147,31 +152,18 @@ class BrokerLoop:
     # --- one round
 
     def _drain(self, cls: int, now: float) -> None:
-        """Handle up to QUOTA messages of one class."""
-        sockets, left = self._sockets, QUOTA
-        while left > 0 and (peer := sockets.next_due(cls)) is not None:
-            left -= self._serve(peer, left, now)
-        if left < QUOTA:
-            self._flush(now)
-
-    def _serve(self, peer: PeerSocket, most: int, now: float) -> int:
-        """Handle up to `most` messages of one peer; how many they were, or 1. The frames to send are sent in bursts."""
-        sockets = self._sockets
-        if not sockets.read(peer):
-            return 1
-        handle, known, out = self._router.receive, self._known[peer.cls].get, self._bus.out
-        ident, count = peer.ident, 0
-        while count < most and (data := sockets.take(peer)) is not None:
-            count += 1
+        """Handle up to QUOTA messages of one class. The frames to send are sent in bursts."""
+        messages = self._transport.receive(cls, QUOTA)
+        handle, known, out = self._router.receive, self._known[cls].get, self._bus.out
+        for ident, data in messages:
             connection = known(ident)
             if connection is None:
-                self._router.stranger(peer.cls, ident, data, now)
+                self._router.stranger(cls, ident, data, now)
             else:
                 handle(connection, data, now)
             if len(out) >= BURST:
                 self._flush(now)
-        sockets.served(peer)
-        return count or 1
+        self._flush(now)
 
     def _commit(self, now: float) -> None:
         """Journal the staged decisions, and act on those that are durable."""
@@ -230,21 +222,32 @@ class BrokerLoop:
     # --- sending
 
     def _flush(self, now: float) -> None:
-        bus, put = self._bus, self._sockets.put
+        bus, put = self._bus, self._transport.put
         while True:
             for cls, ident, data in bus.out:  # which grows by what the router says of a peer that is gone
                 if not put(cls, ident, data):
                     bus.counters["peers_unreachable"] += 1
                     self._router.unreachable(cls, ident, now)
             bus.out.clear()  # in place: the parts of the router hold this very list
-            dropped = self._sockets.write()
-            if not dropped:
+            given_up = self._transport.flush()
+            if not given_up:
                 return
-            for peer in dropped:
-                self._router.unreachable(peer.cls, peer.ident, now)
+            for cls, ident in given_up:
+                self._router.unreachable(cls, ident, now)
 
     def _on_signal(self, number: int, frame: object) -> None:
         self._stop = True
+
+
+def _transport(name: str, epoll: select.epoll, counters: Counter[str], known: Sequence[Container[bytes]]) -> Transport:
+    """The transport of that name. `known`: for each class the routing ids of the connections that have said hello."""
+    if name == "native":
+        from kernel.broker.transport.native import NativeTransport
+
+        return NativeTransport(epoll, counters)
+    from kernel.broker.transport.libzmq import LibzmqTransport
+
+    return LibzmqTransport(epoll, counters, known)
 
 
 def clock() -> float:

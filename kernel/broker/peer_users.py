@@ -1,7 +1,7 @@
 """Which users of this machine may connect to the broker's sockets.
 
-The broker asks the system for the user of a connection (SO_PEERCRED) when it accepts it, and closes the connections of
-other users before it reads a byte (peer_sockets.py). So another user cannot use a stolen token.
+The transport asks the system for the user of a connection (SO_PEERCRED) when it accepts it, and closes the connections
+of other users before it reads a byte. So another user cannot use a stolen token.
 """
 
 from __future__ import annotations

@@ -376,7 +376,7 @@ class Processes:
             self._ends.end(event, "dead", "E_AGENT_FAILED", message)
 
     def unreachable(self, connection: Connection, now: float) -> None:
-        """libzmq has no such peer any more. With a supervisor, only its news count; without one, this counts."""
+        """The transport has no such peer any more. With a supervisor, only its news count; without one, this counts."""
         self._bus.presence.drop(connection)
         instance = connection.instance
         supervised = self._bus.control is not None and connection.claims.launch > 0

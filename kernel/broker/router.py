@@ -345,7 +345,7 @@ class Router:
             self._events.dispatch(instance, now)
 
     def unreachable(self, cls: int, ident: bytes, now: float) -> None:
-        """libzmq has no peer with this routing id."""
+        """The transport has no peer with this routing id."""
         self.bus.now = now
         connection = self._connections[cls].get(ident)
         if connection is not None:
@@ -578,7 +578,7 @@ class Router:
         self.bus.send(connection, Frame("welcome", in_reply_to=hello.id, payload=to_raw(body)))
 
     def _bad(self, cls: int, ident: bytes, data: bytes, error: Exception) -> None:
-        """Answer a part that is not a frame with an error, unless it is empty (libzmq's probe)."""
+        """Answer a part that is not a frame with an error, unless it is empty (the probe of a new connection)."""
         if data:
             self.bus.counters["frames_bad"] += 1
             message = f"not a frame: {describe_decode_error(error)}"

@@ -26,6 +26,12 @@ class Versions(Struct, frozen=True, kw_only=True):
     kernel: str
     #: Python.
     python: str
+    #: The binding of libzmq.
+    pyzmq: str
+    #: The library.
+    libzmq: str
+    #: It can use sockets within one machine.
+    libzmq_ipc: bool = True
     #: Entries of PYTHONPATH that are empty or relative: Python imports from the folder that `gdn` is called in.
     current_folder: list[str] = []
     #: The operating system.

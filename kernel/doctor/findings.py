@@ -124,6 +124,12 @@ def _versions(versions: Versions) -> Iterator[Finding]:
             f"PYTHONPATH makes Python import from the current folder ({entries}), before gdn can leave it out",
             "export PYTHONPATH=   # or keep only entries that begin with /",
         )
+    text = f"pyzmq {versions.pyzmq} with libzmq {versions.libzmq}"
+    if versions.libzmq_ipc:
+        yield _ok("versions", "zeromq", text)
+    else:
+        fix = "python3 -m pip install --force-reinstall --only-binary pyzmq pyzmq"
+        yield _problem("versions", "zeromq", f"{text}, which was built without ipc sockets", fix)
     system = f"{versions.system} {versions.release} on {versions.machine}"
     found = _RELEASE.match(versions.release)
     if versions.system != "Linux":

@@ -143,6 +143,8 @@ def _sized(bundle: str) -> Sized:
 def _versions() -> Versions:
     from importlib.metadata import PackageNotFoundError, version
 
+    import zmq
+
     own = "unknown"
     with suppress(PackageNotFoundError):
         own = version("goondan-kernel")
@@ -150,6 +152,9 @@ def _versions() -> Versions:
     return Versions(
         kernel=own,
         python=sys.version.split()[0],
+        pyzmq=zmq.__version__,
+        libzmq=zmq.zmq_version(),
+        libzmq_ipc=zmq.has("ipc"),
         current_folder=entries_of_current_folder(),
         system=system.sysname,
         release=system.release,

@@ -31,7 +31,8 @@ def kill_one(kernel: Sandbox, role: str, chance: random.Random) -> bool:
 
 
 @pytest.mark.parametrize("seed", range(1, 5 if "GOONDAN_CHAOS_KILLS" in os.environ else 2))
-def test_every_line_gets_one_result_whatever_dies(kernel: Sandbox, seed: int) -> None:
+def test_every_line_gets_one_result_whatever_dies(kernel_of_a_transport: Sandbox, seed: int) -> None:
+    kernel = kernel_of_a_transport
     kernel.detach()
     chance = random.Random(seed)
     process = kernel.popen("call", "--batch", "-", stdin=subprocess.PIPE)

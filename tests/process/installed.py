@@ -18,7 +18,7 @@ def site_packages(place: Path) -> Path:
     place.mkdir(parents=True)
     for module in {*NEEDED, "_yaml", "markdown_it", "mdurl", "pygments", "wcwidth"}:
         for folder in sys.path:
-            for name in (module, f"{module}.py", f"{module.replace('_', '-')}.libs", f"{module}.libs"):
+            for name in (module, f"{module}.py", f"{module.replace('_', '-')}.libs", f"{module}.libs", "pyzmq.libs"):
                 if folder.endswith("-packages") and (Path(folder) / name).exists() and not (place / name).exists():
                     (place / name).symlink_to(Path(folder) / name)
     for name in ("schemas", "kernel", "agentproc", "toolhost"):

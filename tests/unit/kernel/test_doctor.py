@@ -43,7 +43,9 @@ from schemas.tool_host_reports import Obstacle
 
 COUNTED = dict.fromkeys(("memoryMb", "processes", "cpuSeconds"), "cgroup")
 GOOD = Facts(
-    versions=Versions(kernel="0.1.0", python="3.11.7", release="6.8.0-45-generic", machine="x86_64"),
+    versions=Versions(
+        kernel="0.1.0", python="3.11.7", pyzmq="27.0", libzmq="4.3.5", release="6.8.0-45-generic", machine="x86_64"
+    ),
     host=Host(uid=1000, max_userns=9000, cgroup=Cgroup("v2", "/user.slice")),
     limits=Limits(open_files=(1024, 65536), processes=(9000, 9000), pids_max=9000),
     variables=[Variable(name="ANTHROPIC_API_KEY", is_set=True), Variable(name="OPENAI_API_KEY", is_set=False)],
@@ -159,6 +161,7 @@ NO_JAIL = Survey(tier=None, findings=[Obstacle("user namespaces", "bwrap: no", "
 @pytest.mark.parametrize(
     ("facts", "check", "level", "fix"),
     [
+        (with_versions(libzmq_ipc=False), "zeromq", "problem", "pip install"),
         (with_versions(release="4.19.0-generic"), "system", "problem", "Upgrade"),
         (with_versions(system="Darwin"), "system", "problem", "Linux"),
         (replace(GOOD, survey=None), "jail", "problem", "python3 -m toolhost.survey"),

@@ -19,8 +19,8 @@ from typing import Final
 MAX_READY: Final = 4096
 #: The longest command after READY (bytes). A PING has at most 23.
 MAX_COMMAND: Final = 512
-#: The most commands, and parts of longer messages, in the bytes that were read together.
-MAX_ASIDE: Final = 256
+#: The most commands in the bytes that were read together.
+MAX_COMMANDS: Final = 256
 
 _GREETING_BYTES: Final = 64
 _MAJOR_AT, _MECHANISM_AT, _MECHANISM_END = 10, 12, 32
@@ -142,7 +142,7 @@ class Messages:
     before you feed again.
     """
 
-    __slots__ = ("_aside", "_at", "_data", "_max", "_needed", "_partial", "_several", "answers", "multipart")
+    __slots__ = ("_at", "_commands", "_data", "_max", "_needed", "_partial", "_several", "answers", "multipart")
 
     def __init__(self, max_bytes: int) -> None:
         """`max_bytes`: the largest message."""
@@ -153,7 +153,7 @@ class Messages:
         self._partial = bytearray()
         self._needed = 0
         self._several = False
-        self._aside = 0
+        self._commands = 0
         #: What must be sent back, in order. The shell sends it and empties the list.
         self.answers: list[bytes] = []
         #: Messages of several parts that were dropped.
@@ -166,7 +166,7 @@ class Messages:
 
     def feed(self, data: bytes) -> None:
         """Take bytes."""
-        self._aside = 0
+        self._commands = 0
         if self._partial:
             self._partial += data
             if len(self._partial) < self._needed:
@@ -217,11 +217,12 @@ class Messages:
 
     def _put_aside(self, flags: int, body: bytes) -> None:
         """Handle a frame that is no message: a command, or a part of a message of several."""
-        self._aside += 1
-        if self._aside > MAX_ASIDE:
-            raise ZmtpError(f"more than {MAX_ASIDE} commands or parts at once")
         if not flags & _COMMAND:
             self.multipart += not flags & _MORE
             self._several = bool(flags & _MORE)
-        elif body.startswith(_PING):
+            return
+        self._commands += 1
+        if self._commands > MAX_COMMANDS:
+            raise ZmtpError(f"more than {MAX_COMMANDS} commands at once")
+        if body.startswith(_PING):
             self.answers.append(_command(_PONG + body[_CONTEXT_AT : _CONTEXT_AT + _CONTEXT_MOST]))

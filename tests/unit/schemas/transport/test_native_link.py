@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from schemas.errors import GoondanError
-from schemas.system.dealer import Dealer
-from schemas.zmtp import GREETING, Handshake, Messages, head, ready
+from schemas.link import Link
+from schemas.transport.native import NativeTransport
+from schemas.transport.zmtp import GREETING, Handshake, Messages, head, ready
 
 LIMIT = 1 << 20
 PATIENCE_S = 10.0
@@ -54,7 +55,7 @@ async def read(connection: socket.socket, size: int) -> bytes:
 
 
 async def handshake(connection: socket.socket) -> None:
-    """Read what the dealer says first, with the probe behind it."""
+    """Read what the transport says first, with the probe behind it."""
     said = Handshake({b"DEALER"})
     while not said.feed(await read(connection, 1)):
         pass
@@ -62,7 +63,7 @@ async def handshake(connection: socket.socket) -> None:
 
 
 class Owner:
-    """What a link does with a dealer."""
+    """What a link does with a transport."""
 
     def __init__(self, path: str) -> None:
         self.got: list[bytes] = []
@@ -71,24 +72,24 @@ class Owner:
         self.admitted = True
         self.queue: deque[bytes] = deque()
         self.news = asyncio.Event()
-        self.dealer = Dealer(
-            f"ipc://{path}",
+        self.transport = NativeTransport(
+            path,
             LIMIT,
             admits=lambda fd: self.admitted,
             on_messages=self.take,
             on_writable=self.write_on,
             on_lost=self.is_lost,
         )
-        self.dealer.open(asyncio.get_running_loop())
+        self.transport.open(asyncio.get_running_loop())
 
     def take(self) -> None:
-        while (message := self.dealer.take()) is not None:
+        while (message := self.transport.take()) is not None:
             self.got.append(message)
         self.news.set()
 
     def write_on(self) -> None:
         self.writable += 1
-        self.dealer.send(self.queue)
+        self.transport.send(self.queue)
         self.news.set()
 
     def is_lost(self) -> None:
@@ -134,7 +135,7 @@ async def open_owner(path: str) -> AsyncIterator[Open]:
 
     yield opened
     for owner in made:
-        owner.dealer.close()
+        owner.transport.close()
 
 
 async def test_it_waits_for_who_listens_and_comes_back(listen: Listen, open_owner: Open) -> None:
@@ -157,7 +158,7 @@ async def test_nothing_is_sent_before_the_other_side_is_ready(listen: Listen, op
     owner = open_owner()
     connection = await listener.accept(GREETING)
     owner.queue.append(b"early")
-    owner.dealer.send(owner.queue)
+    owner.transport.send(owner.queue)
     assert list(owner.queue) == [b"early"]
     said = Handshake({b"DEALER"})
     while not said.feed(await read(connection, 1)):
@@ -185,7 +186,7 @@ async def test_what_the_other_side_does_not_read_waits_in_order(listen: Listen, 
     await handshake(connection)
     sent = [bytes([number % 256]) * 100_000 for number in range(40)]
     owner.queue.extend(sent)
-    owner.dealer.send(owner.queue)
+    owner.transport.send(owner.queue)
     assert owner.queue, "a Unix socket takes less than four megabytes"
     messages = Messages(LIMIT)
     got: list[bytes] = []
@@ -202,8 +203,8 @@ async def test_what_is_left_at_the_end_leaves_with_drain(listen: Listen, open_ow
     connection = await listener.accept()
     await handshake(connection)
     owner.queue.extend([b"x" * 300_000, b"y" * 300_000, b"z" * 300_000])
-    owner.dealer.send(owner.queue)
-    ending = asyncio.ensure_future(owner.dealer.drain(owner.queue))
+    owner.transport.send(owner.queue)
+    ending = asyncio.ensure_future(owner.transport.drain(owner.queue))
     data = await read(connection, 3 * 300_009)
     await asyncio.wait_for(ending, PATIENCE_S)
     assert [data.count(letter) for letter in (b"x", b"y", b"z")] == [300_000] * 3
@@ -214,17 +215,23 @@ async def test_a_paused_one_reads_nothing(listen: Listen, open_owner: Open) -> N
     owner = open_owner()
     connection = await listener.accept()
     await handshake(connection)
-    owner.dealer.pause()
+    owner.transport.pause()
     await asyncio.get_running_loop().sock_sendall(connection, head(3) + b"one")
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert owner.got == []
-    owner.dealer.resume()
+    owner.transport.resume()
     await owner.until(lambda: owner.got == [b"one"])
 
 
 @pytest.mark.parametrize(
-    "said", [b"HTTP/1.1 200 OK\r\n\r\n", GREETING + ready(b"PUB"), GREETING + ready(b"ROUTER") + b"\xff\0"]
+    "said",
+    [
+        b"HTTP/1.1 200 OK\r\n\r\n",
+        GREETING + ready(b"PUB"),
+        GREETING + ready(b"REP"),
+        GREETING + ready(b"ROUTER") + b"\xff\0",
+    ],
 )
 async def test_who_speaks_otherwise_is_left_and_tried_again(listen: Listen, open_owner: Open, said: bytes) -> None:
     listener = listen()
@@ -247,4 +254,4 @@ async def test_a_heartbeat_is_answered(listen: Listen, open_owner: Open) -> None
 
 def test_another_transport_is_refused() -> None:
     with pytest.raises(GoondanError, match="ipc://"):
-        Dealer("tcp://127.0.0.1:1", 1, admits=bool, on_messages=list, on_writable=list, on_lost=list)  # type: ignore[arg-type]
+        Link("tcp://127.0.0.1:1", "", on_frame=lambda frame: None)

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.zmtp import (
+from schemas.transport.zmtp import (
     GREETING,
-    MAX_ASIDE,
     MAX_COMMAND,
+    MAX_COMMANDS,
     MAX_READY,
     Handshake,
     Messages,
@@ -151,6 +151,12 @@ def test_a_message_of_several_parts_is_dropped_and_counted_once() -> None:
     assert taken(messages) == [b"c", b"e"] and messages.multipart == 2
 
 
+def test_many_messages_of_several_parts_do_not_end_the_connection() -> None:
+    messages = Messages(LIMIT)
+    messages.feed(b"\1\1a\0\1b" * 400 + head(4) + b"good")
+    assert taken(messages) == [b"good"] and messages.multipart == 400
+
+
 def test_a_ping_is_answered_and_any_other_command_is_skipped() -> None:
     messages = Messages(LIMIT)
     messages.feed(
@@ -172,8 +178,7 @@ def test_a_ping_is_answered_and_any_other_command_is_skipped() -> None:
         b"\7" + bytes(8),
         b"\x08\0",
         b"\xff" + bytes(8),
-        command(b"") * (MAX_ASIDE + 1),
-        b"\1\0" * (MAX_ASIDE + 1),
+        command(b"") * (MAX_COMMANDS + 1),
     ],
 )
 def test_what_is_no_frame_or_too_large_ends_before_its_body_is_there(data: bytes) -> None:

@@ -6,7 +6,7 @@ its own READY for a fault. A connection that cannot be made, or that is lost, is
 after EAGER_TRIES every PATIENT_RECONNECT_S: a thousand agents that wait for a broker must leave it a processor to start
 on.
 
-Source: docs/design/wire.md section 10; schemas/zmtp.py has the bytes.
+Source: docs/design/wire.md section 10; schemas/transport/zmtp.py has the bytes.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
-from schemas.errors import fail
-from schemas.zmtp import GREETING, Handshake, Messages, ZmtpError, head, ready
+from schemas.transport.zmtp import GREETING, Handshake, Messages, ZmtpError, head, ready
 
 #: How soon a connection that failed is tried again (seconds).
 RECONNECT_S: Final = 0.02
@@ -30,27 +29,18 @@ PATIENT_RECONNECT_S: Final = 0.1
 READ_BYTES: Final = 64 << 10
 #: The least bytes that are sent together, when there are as many.
 WRITE_BYTES: Final = 256 << 10
-#: The socket types that a DEALER may talk to.
-_OTHERS: Final = frozenset({b"ROUTER", b"DEALER", b"REP"})
+#: The socket types that the broker may have. A REP waits for an empty part before each message.
+_OTHERS: Final = frozenset({b"ROUTER", b"DEALER"})
 _HELLO: Final = GREETING + ready(b"DEALER")
 _PROBE: Final = head(0)
-_IPC: Final = "ipc://"
 
 
-class Dealer:
-    """One end of a connection that is made again and again. Use it in the thread of its loop only.
-
-    - `admits(fd)`: whether a new connection may be used. It is asked before a byte is sent.
-    - `on_messages()`: `take` may give messages now.
-    - `on_writable()`: everything that was handed over has left.
-    - `on_lost()`: the connection is over. Everything that was not sent is gone.
-
-    The callbacks must neither block nor raise. `close` may be called in each of them.
-    """
+class NativeTransport:
+    """A socket of a link. `admits` is asked before a byte is sent; `Transport` has the other callbacks."""
 
     def __init__(
         self,
-        endpoint: str,
+        path: str,
         max_bytes: int,
         *,
         admits: Callable[[int], bool],
@@ -58,10 +48,8 @@ class Dealer:
         on_writable: Callable[[], None],
         on_lost: Callable[[], None],
     ) -> None:
-        """`endpoint` is `ipc://` and a path; `max_bytes` is the largest message. Raises GoondanError E_USAGE."""
-        if not endpoint.startswith(_IPC) or "\0" in endpoint:
-            raise fail("E_USAGE", f"{endpoint!r} is no endpoint of a kernel; it begins with {_IPC}")
-        self._path = endpoint.removeprefix(_IPC)
+        """`path` is that of the broker's socket; `max_bytes` is the largest message."""
+        self._path = path
         self._max_bytes = max_bytes
         self._admits = admits
         self._on_messages = on_messages

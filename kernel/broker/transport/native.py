@@ -1,6 +1,6 @@
-"""The broker's sockets: a listening one for each class of peers, and the connections that were made to it.
+"""The broker's sockets without libzmq: a listening one for each class of peers, and the connections made to it.
 
-It moves bytes and decides nothing. A connection is a ZeroMQ one (schemas/zmtp.py): a peer is a DEALER of libzmq, or of
+A connection is a ZeroMQ one (schemas/transport/zmtp.py): a peer is a DEALER of libzmq, or of
 any other implementation of ZMTP 3.
 
 Rules (docs/design/wire.md sections 6 and 10).
@@ -26,19 +26,17 @@ import struct
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from typing import Final
 
 from kernel.broker.bus import Lossy
+from kernel.broker.transport import MAX_WAITING_ALL, MAX_WAITING_PEER
 from schemas.codec import MAX_FRAME_BYTES
-from schemas.zmtp import GREETING, Handshake, Messages, ZmtpError, head, ready
+from schemas.transport.zmtp import GREETING, Handshake, Messages, ZmtpError, head, ready
 
 #: The most bytes that are read of one connection at once.
 READ_BYTES: Final = 64 << 10
-#: Bytes that may wait for one peer, and for all: an agent or a host that stops reading must not grow the broker.
-MAX_WAITING_PEER: Final = 32 << 20
-MAX_WAITING_ALL: Final = 256 << 20
 #: Live news are dropped for a peer for which more bytes than this wait.
 MAX_WAITING_NEWS: Final = 128 << 10
 #: How long greeting and READY may take (seconds), and how many connections may be that far.
@@ -52,8 +50,9 @@ SPARE_DESCRIPTORS: Final = 128
 #: Descriptors that are looked at in one wake-up. The others come with the next one.
 LOOKED_AT: Final = 256
 
-#: The socket types that a ROUTER may talk to.
-_OTHERS: Final = frozenset({b"DEALER", b"REQ", b"ROUTER"})
+#: The socket types that may be a peer. A REQ puts an empty part before each message, and would wait for ever for the
+#: answer to a message that nobody takes.
+_OTHERS: Final = frozenset({b"DEALER", b"ROUTER"})
 _HELLO: Final = GREETING + ready(b"ROUTER")
 #: What SO_PEERCRED gives: pid, uid, gid.
 _PEER: Final = struct.Struct("3i")
@@ -98,7 +97,7 @@ class PeerSocket:
         self.messages = Messages(MAX_FRAME_BYTES)
         #: It is in the queue of those that may have something to say.
         self.due = False
-        #: What leaves with the next `write`.
+        #: What leaves with the next `flush`.
         self.batch: list[bytes] = []
         #: What it did not take, in order, and the bytes of it.
         self.queue: deque[bytes] = deque()
@@ -106,7 +105,7 @@ class PeerSocket:
         self.closed = False
 
 
-class PeerSockets:
+class NativeTransport:
     """All connections of a broker. Use it only in the thread that made it."""
 
     def __init__(self, epoll: select.epoll, counters: Counter[str]) -> None:
@@ -127,8 +126,8 @@ class PeerSockets:
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self._most = sys.maxsize if limit == resource.RLIM_INFINITY else max(64, limit - SPARE_DESCRIPTORS)
 
-    def listen(self, path: str, users: Collection[int]) -> None:
-        """Listen for the next class at `path`, which nobody else may use. Processes of `users` only are let in."""
+    def listen(self, path: str, users: Collection[int], high_water: int) -> None:
+        """Listen for the next class at `path`. Messages are not counted here, bytes are."""
         with suppress(FileNotFoundError):
             os.unlink(path)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
@@ -164,19 +163,28 @@ class PeerSockets:
                 self._due[peer.cls].append(peer)
         return bool(ready_ones)
 
-    def next_due(self, cls: int) -> PeerSocket | None:
-        """A connection that may have something to say. Read it, take of it, and say `served`."""
-        due = self._due[cls]
-        while due:
-            peer = due.popleft()
-            peer.due = False
-            if not peer.closed:
-                return peer
-        return None
-
     # --- reading
 
-    def read(self, peer: PeerSocket) -> bool:
+    def receive(self, cls: int, quota: int) -> Sequence[tuple[bytes, bytes]]:
+        """At most `quota` messages of a class. Within it, whoever was served goes to the end."""
+        due = self._due[cls]
+        messages: list[tuple[bytes, bytes]] = []
+        while due and quota > 0:
+            peer = due.popleft()
+            peer.due = False
+            if peer.closed:
+                continue
+            if not self._read(peer):
+                quota -= 1
+                continue
+            ident = peer.ident
+            while quota > 0 and (data := self._take(peer)) is not None:
+                quota -= 1
+                messages.append((ident, data))
+            self._served(peer)
+        return messages
+
+    def _read(self, peer: PeerSocket) -> bool:
         """Read what a peer has said. Whether there may be a message."""
         if peer.messages.more:
             return True
@@ -194,7 +202,7 @@ class PeerSockets:
         peer.messages.feed(data)
         return True
 
-    def take(self, peer: PeerSocket) -> bytes | None:
+    def _take(self, peer: PeerSocket) -> bytes | None:
         """The next message of a peer that was read; it may be empty. None: there is none now."""
         try:
             return peer.messages.take()
@@ -202,7 +210,7 @@ class PeerSockets:
             self._fault(peer)
             return None
 
-    def served(self, peer: PeerSocket) -> None:
+    def _served(self, peer: PeerSocket) -> None:
         """Enough was taken of a peer in this round."""
         messages = peer.messages
         if messages.multipart:
@@ -237,7 +245,7 @@ class PeerSockets:
     # --- writing
 
     def put(self, cls: int, ident: bytes, data: bytes) -> bool:
-        """Add a frame to what leaves with the next `write`. False: there is no such peer."""
+        """Add a frame to what leaves with the next `flush`. False: there is no such peer."""
         peer = self._peers[cls].get(ident)
         if peer is None:
             return False
@@ -251,9 +259,9 @@ class PeerSockets:
         batch.append(data)
         return True
 
-    def write(self) -> list[PeerSocket]:
+    def flush(self) -> Sequence[tuple[int, bytes]]:
         """Send what was put. Gives the peers that were closed, because they take too little."""
-        dropped: list[PeerSocket] = []
+        dropped: list[tuple[int, bytes]] = []
         for peer in self._touched:
             if peer.closed:
                 continue
@@ -276,7 +284,7 @@ class PeerSockets:
             if peer.waiting > MAX_WAITING_PEER or self._waiting > MAX_WAITING_ALL:
                 self._counters["peers_dropped_full"] += 1
                 self.close_peer(peer)
-                dropped.append(peer)
+                dropped.append((peer.cls, peer.ident))
         self._touched.clear()
         return dropped
 

@@ -1,0 +1,267 @@
+"""A link's connection on libzmq: a DEALER, in the event loop of its process. libzmq has a thread that reads and writes.
+
+The descriptor. libzmq signals on it only once, and each send or receive may use the signal up. So whoever was woken
+takes until nothing is left, and the socket is asked again after each send. One missed signal hangs a link.
+
+The connection. libzmq makes it, and makes it again, without a word. So nothing is believed of the listener before
+`admits` has seen the descriptor that a message came from. From then on the connection is known by its descriptor and
+inode: while both are the same after messages were received, the messages came over that connection; when they are not,
+it is lost, and what was received goes nowhere. Sends look before, so what is sent in the moment of a reconnect can
+reach a listener that was not looked at yet. It holds no token: those are sent in a hello, and only on a connection that
+has asked for one and was looked at.
+
+Source: docs/design/wire.md section 5.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+import zmq
+import zmq.backend
+
+from schemas.transport import ROUTING_ID_BYTES
+
+#: How soon a lost connection is made again (milliseconds).
+RECONNECT_MS: Final = 20
+#: How soon a send is tried again when libzmq took no more (seconds).
+RETRY_SEND_S: Final = 0.002
+#: The most messages that libzmq keeps, in each direction. Credit keeps us far below.
+HIGH_WATER: Final = 8192
+#: The most messages that are received together.
+BATCH: Final = 128
+#: How long what was handed over may take to leave at the end (milliseconds).
+LINGER_MS: Final = 1000
+#: The sockets of a context: one, and some that libzmq uses itself.
+MAX_SOCKETS: Final = 8
+
+# Plain integers: pyzmq's enums cost a look-up on every call.
+_NOBLOCK: Final = int(zmq.NOBLOCK)
+_EVENTS: Final = int(zmq.EVENTS)
+_POLLIN: Final = int(zmq.POLLIN)
+#: No connection that was admitted.
+_NONE: Final = (-1, 0)
+
+
+class LibzmqTransport:
+    """A socket of a link. `Transport` has the callbacks."""
+
+    def __init__(
+        self,
+        path: str,
+        max_bytes: int,
+        *,
+        admits: Callable[[int], bool],
+        on_messages: Callable[[], None],
+        on_writable: Callable[[], None],
+        on_lost: Callable[[], None],
+    ) -> None:
+        """`path` is that of the broker's socket; `max_bytes` is the largest message."""
+        self._path = path
+        self._max_bytes = max_bytes
+        self._admits = admits
+        self._on_messages = on_messages
+        self._on_writable = on_writable
+        self._on_lost = on_lost
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
+        self._socket: zmq.Socket[bytes] | None = None
+        self._fd = -1
+        self._batch: deque[bytes] = deque()
+        #: The descriptor and the inode of the connection that was admitted; (-1, 0) without one.
+        self._connection = _NONE
+        self._paused = False
+        #: The socket was sent on, and not asked since.
+        self._touched = False
+        self._looking: asyncio.Handle | None = None
+        self._retry: asyncio.TimerHandle | None = None
+
+    def open(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Connect, now or as soon as there is somebody who listens."""
+        self._loop = loop
+        context = self._context = zmq.Context(io_threads=1)
+        context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
+        socket = self._socket = context.socket(zmq.DEALER)
+        # Random, so that nobody can guess it. Not with a leading zero, which libzmq keeps for itself.
+        socket.setsockopt(zmq.ROUTING_ID, b"g" + os.urandom(ROUTING_ID_BYTES - 1))
+        for option, value in (
+            (zmq.LINGER, 0),
+            (zmq.IMMEDIATE, 1),
+            (zmq.PROBE_ROUTER, 1),
+            (zmq.RECONNECT_IVL, RECONNECT_MS),
+            (zmq.SNDHWM, HIGH_WATER),
+            (zmq.RCVHWM, HIGH_WATER),
+            (zmq.MAXMSGSIZE, self._max_bytes),
+        ):
+            socket.setsockopt(option, value)
+        socket.connect(f"ipc://{self._path}")
+        # The class of pyzmq below its Python layer. The layer adds options that we do not use, at a third of the cost.
+        self._send_part = zmq.backend.Socket.send.__get__(socket)
+        self._receive = zmq.backend.Socket.recv.__get__(socket)
+        self._option = zmq.backend.Socket.get.__get__(socket)
+        self._fd = int(socket.getsockopt(zmq.FD))
+        if not self._paused:
+            loop.add_reader(self._fd, self._wake)
+        self._look_soon(loop)
+
+    # --- receiving
+
+    def take(self) -> bytes | None:
+        """The next message; it may be empty. None: there is none now."""
+        if self._batch:
+            return self._batch.popleft()
+        if self._socket is None:
+            return None
+        self._touched = False
+        # An empty receive costs twice as much as this question, and most turns follow a send and find nothing.
+        if not self._option(_EVENTS) & _POLLIN:
+            return None
+        if self._connection is _NONE:
+            return self._receive_first(self._socket)
+        self._receive_batch()
+        return self._batch.popleft() if self._batch else None
+
+    def _receive_batch(self) -> None:
+        """Receive what is there, of a connection that was admitted."""
+        receive, option, batch = self._receive, self._option, self._batch
+        try:
+            for count in range(BATCH):
+                if count and not option(_EVENTS) & _POLLIN:
+                    break
+                batch.append(receive(_NOBLOCK))
+        except zmq.Again:
+            pass
+        if not self._is_same():
+            batch.clear()
+            self._lose()
+            self._ask_again()
+
+    def _receive_first(self, socket: zmq.Socket[bytes]) -> bytes | None:
+        """A message of a connection that was not looked at yet; None when it may not be used."""
+        try:
+            part = socket.recv(_NOBLOCK, copy=False)
+            fd = int(part.get(zmq.SRCFD))
+        except zmq.ZMQError:
+            return None
+        if not self._admits(fd) or self._socket is None:
+            return None
+        try:
+            self._connection = fd, os.fstat(fd).st_ino
+        except OSError:
+            return None
+        return part.bytes
+
+    def _is_same(self) -> bool:
+        """Whether the connection is the one that was admitted."""
+        fd, inode = self._connection
+        try:
+            return os.fstat(fd).st_ino == inode
+        except OSError:
+            return False
+
+    def _lose(self) -> None:
+        self._connection = _NONE
+        self._on_lost()
+
+    def _ask_again(self) -> None:
+        """Probe: the broker's question for a hello may be among the messages that went nowhere."""
+        if self._socket is not None:
+            self.send(deque((b"",)))
+
+    # --- sending
+
+    def send(self, messages: deque[bytes]) -> None:
+        """Hand messages to libzmq, as many as it takes now."""
+        loop = self._loop
+        if self._socket is None or loop is None or self._retry is not None:
+            return
+        if self._connection is not _NONE and not self._is_same():
+            self._lose()
+            return
+        send = self._send_part
+        try:
+            while messages:
+                send(messages[0], _NOBLOCK)
+                messages.popleft()
+        except zmq.Again:
+            self._retry = loop.call_later(RETRY_SEND_S, self._send_on)
+        self._look_soon(loop)
+
+    def _send_on(self) -> None:
+        self._retry = None
+        if self._socket is not None:
+            self._on_writable()
+
+    # --- waking up
+
+    def _look_soon(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Ask the socket in the next turn of the loop, unless `take` does so before."""
+        self._touched = True
+        if self._looking is None:
+            self._looking = loop.call_soon(self._look)
+
+    def _look(self) -> None:
+        self._looking = None
+        if self._touched:
+            self._wake()
+
+    def _wake(self) -> None:
+        """The descriptor has signalled, or may have."""
+        if self._socket is None or self._paused:
+            return
+        self._touched = False
+        if self._batch or self._option(_EVENTS) & _POLLIN:
+            self._on_messages()
+
+    def pause(self) -> None:
+        """Read nothing until `resume`."""
+        self._paused = True
+        if self._socket is not None and self._loop is not None:
+            self._loop.remove_reader(self._fd)
+
+    def resume(self) -> None:
+        """Read again."""
+        self._paused = False
+        if self._socket is not None and self._loop is not None:
+            self._loop.add_reader(self._fd, self._wake)
+            self._look_soon(self._loop)
+
+    # --- the end
+
+    async def drain(self, messages: deque[bytes]) -> None:
+        """Send these messages, and what libzmq has not sent yet. It waits as long as the other side does not read."""
+        while messages and self._connection is not _NONE:
+            if self._retry is not None:
+                self._retry.cancel()
+                self._retry = None
+            self.send(messages)
+            if messages:
+                await asyncio.sleep(RETRY_SEND_S)
+        context, loop = self._context, self._loop
+        if context is not None and loop is not None:
+            self._end(LINGER_MS)
+            # `term` waits in libzmq until everything has left, and the loop must not wait.
+            await loop.run_in_executor(None, context.term)
+
+    def close(self) -> None:
+        """End the connection. What was not sent is gone. A second call does nothing."""
+        context = self._context
+        if context is not None and self._socket is not None:
+            self._end(0)
+            context.term()
+
+    def _end(self, linger_ms: int) -> None:
+        socket, self._socket = self._socket, None
+        if socket is None or self._loop is None:
+            return
+        self._loop.remove_reader(self._fd)
+        for handle in (self._looking, self._retry):
+            if handle is not None:
+                handle.cancel()
+        self._batch.clear()
+        self._connection = _NONE
+        socket.close(linger=linger_ms)
