@@ -153,7 +153,8 @@ def test_a_running_swarm_in_such_a_folder_steers_no_terminal(place: tuple[Sandbo
         harmless(started.out)
         assert started.status == 0, started.err
         # A model's own text has lines of its own, and stands in a pipe as it is (test_live.py).
-        assert home.gdn("send", *bundle, "/odd__run {}", "--instance", "o\u0301dd \u00a0").status == 0
+        assert home.gdn("send", *bundle, "/odd__run {}", "--instance", "o\u0301dd \u00a0").status == 2
+        assert home.gdn("send", *bundle, "/odd__run {}", "--instance", "o\u0301dd").status == 0
         for command in (
             ["ps", *bundle],
             ["logs", *bundle],

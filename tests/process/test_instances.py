@@ -122,7 +122,7 @@ def check_deletion(kernel: Sandbox, asker: subprocess.Popen[bytes]) -> None:
     assert [row["instanceKey"] for row in kernel.gdn("instance", "list", "--json").json] == ["two", "zwei/\u00fc"]
 
     # Its name begins anew. The id of its old event is known, and gets the answer that it got.
-    again = kernel.gdn("send", "hello", "--instance", "one", "--event-id", "works", "--json")
+    again = kernel.gdn("send", "/bash__exec command='sleep 30'", "--instance", "one", "--event-id", "works", "--json")
     assert again.json["error"]["code"] == "E_INSTANCE_DELETED"
     assert not folder.exists()
     assert kernel.gdn("send", "hello", "--instance", "one").status == 0
