@@ -165,6 +165,9 @@ class LibzmqTransport:
 
     def _lose(self) -> None:
         self._connection = _NONE
+        if self._retry is not None:  # what waited to be sent was for the connection that is gone
+            self._retry.cancel()
+            self._retry = None
         self._on_lost()
 
     def _ask_again(self) -> None:

@@ -20,6 +20,7 @@ from kernel.broker.loop import _transport as make_broker
 from schemas.errors import GoondanError
 from schemas.link import transport_class
 from schemas.transport import TRANSPORTS, VARIABLE, chosen, path_of
+from schemas.transport.libzmq import LibzmqTransport
 
 LIMIT = 1 << 20
 #: The sizes around the borders of the short and the long head, of a read, and the largest.
@@ -148,6 +149,22 @@ async def test_a_link_is_asked_again_after_each_reconnect_and_says_that_it_was_l
             assert await received(socket) == [ident, b"answer %d" % number]
     ours.transport.close()
     assert ours.lost == 2
+
+
+async def test_a_link_that_waits_to_send_probes_too_when_its_connection_is_another(short_tmp: Path) -> None:
+    endpoint = f"ipc://{short_tmp}/r.sock"
+    with router(endpoint) as socket:
+        ours = Collected(endpoint)
+        ident, _ = await received(socket)
+        socket.send_multipart([ident, b"hello?"])
+        await ours.until(lambda: ours.got == [b"hello?"])
+        transport = ours.transport
+        assert isinstance(transport, LibzmqTransport)
+        transport._retry = asyncio.get_running_loop().call_later(60, list)
+        transport._connection = (transport._connection[0], 0)
+        socket.send_multipart([ident, b"hello again?"])
+        assert await received(socket) == [ident, b""] and ours.lost == 1
+        transport.close()
 
 
 async def test_nothing_is_given_of_who_is_not_admitted(short_tmp: Path, transport: str) -> None:
