@@ -17,12 +17,11 @@ from kernel.bundle.sandbox import check_sandbox, resolve_sandbox
 from kernel.bundle.shape import Document
 from schemas import launch, resources
 from schemas.address import MAX_TOOL_NAME, SEPARATOR, build_tool_name, is_export_name
+from schemas.entries import EntryKind, entry_kind
 from schemas.schema_cost import Graph, TooCostly
 
-#: Entries that the tool host runs today.
-RUNS: Final = (".py",)
-#: Entries of workers that are not written yet: validated, then refused if used.
-PLANNED: Final = (".ts", ".js", ".mjs", ".cjs", ".mts", ".cts")
+#: Kinds of entries that the tool host runs today. Those of workers that are not written yet are refused if used.
+RUNS: Final[frozenset[EntryKind]] = frozenset({"python"})
 #: Published names of the bundled package that the rule for export names would refuse (NAME-12).
 BUNDLED_EXPORTS: Final = frozenset({"setChatAction", "downloadFile"})
 
@@ -69,7 +68,7 @@ class CheckedTool(Struct):
     @property
     def runs(self) -> bool:
         """Whether the tool host can run it."""
-        return self.entry.endswith(RUNS)
+        return bool(self.entry) and entry_kind(self.entry) in RUNS
 
 
 def check_tool(tool: CheckedTool, files: Files, report: Report, *, schemas: bool = True) -> None:
@@ -107,9 +106,9 @@ def _check_entry(tool: CheckedTool, files: Files, report: Report) -> None:
         return
     place = tool.document.place("spec", "entry")
     text = tool.document.text("spec", "entry")
-    if not named.endswith(RUNS + PLANNED):
-        message = f"the entry {text} is no Python module"
-        report.error("E_CONFIG_ENTRY", message, place, "Name a .py file.")
+    if entry_kind(named) not in ("python", "javascript"):
+        message = f"the entry {text} is no module of Python, JavaScript or TypeScript"
+        report.error("E_CONFIG_ENTRY", message, place, "Name a .py, .js, .mjs, .ts or .mts file.")
         return
     found = files.find(named)
     if found.fault is not None:
