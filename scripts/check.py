@@ -13,11 +13,15 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from scripts.typescript_types import GENERATED
+
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
 PACKAGES = ("schemas", "kernel", "agentproc", "toolhost")
 #: The longest module that can still be reviewed at one sitting.
 MAX_MODULE_LINES = 700
+#: Modules of Python, JavaScript and TypeScript.
+MODULES = {".py", ".js", ".mjs", ".ts", ".mts"}
 #: Names without a meaning. Such code belongs beside its caller, or in a module that is named after its task.
 EMPTY_NAMES = {"util", "utils", "helper", "helpers", "common", "misc"}
 # In brackets, so that this file names none itself.
@@ -65,10 +69,10 @@ def layout() -> str:
             lines = (ROOT / name).read_text(encoding="utf-8").splitlines()
         except UnicodeDecodeError:
             continue  # a recorded frame or another binary file
-        if name.suffix == ".py":
+        if name.suffix in MODULES and str(name) not in GENERATED:
             if len(lines) > MAX_MODULE_LINES:
                 problems.append(f"{name}: {len(lines)} lines, limit {MAX_MODULE_LINES}")
-            if EMPTY_NAMES & {name.stem, *name.parts[:-1]}:
+            if EMPTY_NAMES & {name.name.partition(".")[0], *name.parts[:-1]}:
                 problems.append(f"{name}: a module named after what it does, please")
         for number, line in enumerate(lines, 1):
             if REGISTRY.search(line):
@@ -93,6 +97,7 @@ CHECKS: dict[str, Callable[[], str]] = {
     "documents": python("-m", "scripts.bundle_docs", "--check"),
     "tool pages": python("-m", "scripts.tool_docs", "--check"),
     "error pages": python("-m", "scripts.error_docs", "--check"),
+    "declarations": python("-m", "scripts.typescript_types", "--check"),
     "manifests": python("-m", "scripts.prepare_manifests", "--check"),
     "requirements": python("-m", "scripts.requirements", "--quiet"),
     "mutations": python("-m", "scripts.mutations", "--check"),

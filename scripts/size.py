@@ -2,7 +2,8 @@
 
 A code line holds a token that is neither a comment nor a docstring. So a blank line, a comment on a line of its own and
 each line of a docstring count nothing; each line of any other text in quotes counts. The product is what runs: the
-Python of the packages below. JavaScript, TypeScript and CSS are counted without comments and blank lines.
+Python of the packages below. JavaScript, TypeScript and CSS are counted without comments and blank lines; declarations
+that a script makes are not. What lies in a client's folder of tests is tests.
 """
 
 from __future__ import annotations
@@ -18,11 +19,14 @@ from pathlib import Path, PurePath
 from typing import Final
 
 from scripts.check import files
+from scripts.typescript_types import GENERATED
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 PRODUCT: Final = ("schemas", "kernel", "agentproc", "toolhost", "features")
 BESIDE: Final = ("clients", "tests", "scripts", "bench")
 SCRIPTS: Final = frozenset({".js", ".mjs", ".ts", ".mts", ".css"})
+#: Folders of tests within a client.
+TESTS: Final = frozenset({"test", "tests"})
 #: What begins and ends no line of code.
 _LAYOUT: Final = frozenset(
     {
@@ -83,7 +87,9 @@ def measure(names: Iterable[PurePath], root: Path = ROOT) -> dict[str, int]:
     rows = dict.fromkeys(("product", *PRODUCT, "modules", "import lines", *BESIDE, "JavaScript, TypeScript, CSS"), 0)
     rows |= {"words of documents": 0, "words of decisions": 0}
     for name in names:
-        top = name.parts[0]
+        top = "tests" if name.parts[0] == "clients" and TESTS & set(name.parts[:-1]) else name.parts[0]
+        if str(name) in GENERATED:
+            continue
         if name.suffix == ".py" and top in (*PRODUCT, *BESIDE):
             source = (root / name).read_text(encoding="utf-8")
             lines = code_lines(source)
@@ -92,8 +98,9 @@ def measure(names: Iterable[PurePath], root: Path = ROOT) -> dict[str, int]:
                 rows["product"] += lines
                 rows["modules"] += 1
                 rows["import lines"] += import_lines(source)
-        elif name.suffix in SCRIPTS and top in (*PRODUCT, "clients"):
-            rows["JavaScript, TypeScript, CSS"] += script_lines((root / name).read_text(encoding="utf-8"))
+        elif name.suffix in SCRIPTS and top in (*PRODUCT, "clients", "tests"):
+            row = "tests" if top == "tests" else "JavaScript, TypeScript, CSS"
+            rows[row] += script_lines((root / name).read_text(encoding="utf-8"))
         elif name.suffix == ".md" and top not in ("tests", "bench"):
             words = len((root / name).read_text(encoding="utf-8").split())
             rows["words of decisions" if "decisions" in name.parts else "words of documents"] += words
