@@ -7,6 +7,8 @@ Large payloads. They go through files (blobs.py), which threads write and read. 
 file is written. While a file is being read, nothing more is received. So frames keep their order, and only one payload
 at a time is in memory.
 
+Silence. A broker that says nothing while something is unanswered is pinged; after that the connection is made anew.
+
 A new broker. The socket probes on every connection (an empty message), the broker answers E_HELLO_REQUIRED, and the
 peer says hello. While there is no broker, nothing is sent.
 
@@ -136,14 +138,7 @@ class Link:
         self._renew_token = renew_token
         self._blobs = BlobWork()
         self._paused = False
-        self._transport = transport_class()(
-            path_of(endpoint),
-            MAX_RELAYED_BYTES,
-            admits=self._admits,
-            on_messages=self._turn,
-            on_writable=self._write,
-            on_lost=self._lost,
-        )
+        self._transport = self._new_transport()
         self._open = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._scheduled = False
@@ -155,6 +150,16 @@ class Link:
         self.bad_frames = 0
         #: When the last frame of the broker came, in the loop's time. 0.0: none came yet.
         self.heard_at = 0.0
+
+    def _new_transport(self) -> Transport:
+        return transport_class()(
+            path_of(self.endpoint),
+            MAX_RELAYED_BYTES,
+            admits=self._admits,
+            on_messages=self._turn,
+            on_writable=self._write,
+            on_lost=self._lost,
+        )
 
     # --- life
 
@@ -543,6 +548,20 @@ class Link:
         if greet:
             self._greet(loop)
         self._turn()
+        if not self._stopped():
+            self._probe(loop)
+
+    def _probe(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Look whether the broker was silent for too long."""
+        silence = self._peer.silence(self.heard_at, loop.time())
+        if silence == "ping" and self._peer.phase == "ready":
+            # Without an id: a broker that does not know this connection asks for hello.
+            self._queue(encode_value(Frame("ping")))
+        elif silence == "connect":
+            self._transport.close()
+            self._lost()
+            self._transport = self._new_transport()
+            self._transport.open(loop)
 
     def _stir(self, loop: asyncio.AbstractEventLoop) -> None:
         """Check often again: there is something to wait for."""

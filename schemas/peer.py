@@ -28,6 +28,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from math import inf
 from typing import Any, Final, Literal
 
 from msgspec import Struct, structs
@@ -66,6 +67,9 @@ TOKEN_REFUSALS: Final = 4
 BUSY_PATIENCE_S: Final = 10.0
 #: How long an overloaded target gets nothing when the error names no time (seconds).
 DEFAULT_HOLD_S: Final = 0.1
+#: How long the broker may send nothing while something is unanswered, before it is pinged; and as long again before the
+#: connection is made anew (seconds). The broker itself pings who waits for it every 2 s.
+SILENCE_S: Final = 5.0
 #: The window before the first welcome. Nothing is sent then, so any positive number will do.
 _INITIAL_WINDOW: Final = 64
 
@@ -230,6 +234,9 @@ class Peer:
         self._hello_id = ""
         self._hello_at: float | None = None
         self._busy_since: float | None = None
+        #: Since when the broker has sent nothing while something is unanswered; inf: nothing is.
+        self._silent_since = inf
+        self._pinged = False
 
     # --- outgoing
 
@@ -461,6 +468,21 @@ class Peer:
             settled.append(Settled(entry, None, error_payload(code, "no answer within the deadline")))
         greet = self.phase == "greeting" and self._hello_at is not None and now - self._hello_at >= HELLO_RETRY_S
         return settled, greet
+
+    def silence(self, heard_at: float, now: float) -> Literal["ping", "connect"] | None:
+        """What to do about a broker whose last frame came at `heard_at`: `ping` it, `connect` anew, or nothing
+        (PROTOCOL.md "Silence"). Call it with each tick, when the frames that are there were received.
+        """
+        if self.rests or self.phase == "closed":
+            self._silent_since, self._pinged = inf, False
+            return None
+        if heard_at >= self._silent_since:
+            self._pinged = False
+        self._silent_since = max(heard_at, min(self._silent_since, now))
+        if now - self._silent_since < SILENCE_S:
+            return None
+        self._silent_since, self._pinged = now, not self._pinged
+        return "ping" if self._pinged else "connect"
 
     def _ask_for_an_event(self, entry: OutboxEntry) -> None:
         """The asker does not wait any more: the same request goes out again as one without waiting. The broker's ack

@@ -446,3 +446,21 @@ def test_patience_stands_still_with_the_clock() -> None:
     assert flush(peer, 50.9) == []
     peer.tick(51.0)
     assert [frame.asynchronous for frame in flush(peer, 51.0)] == [True]
+
+
+def test_silence_counts_from_what_is_unanswered_and_ends_with_the_link() -> None:
+    peer = Peer("token", "inc")
+    assert [peer.silence(0.0, now) for now in (100.0, 104.9, 105.0, 109.9, 110.0)] == [
+        None,
+        None,
+        "ping",
+        None,
+        "connect",
+    ]
+    welcome(peer, now=111.0)
+    assert peer.silence(111.0, 500.0) is None
+    ask(peer, "e1")
+    assert [peer.silence(111.0, now) for now in (501.0, 505.9, 506.0)] == [None, None, "ping"]
+    assert [peer.silence(507.0, now) for now in (507.0, 511.9, 512.0)] == [None, None, "ping"]
+    peer.close()
+    assert peer.silence(507.0, 900.0) is None
