@@ -90,7 +90,8 @@ def python(*arguments: str) -> Callable[[], str]:
 # The slowest check comes first, because it decides how long all of them take.
 CHECKS: dict[str, Callable[[], str]] = {
     "types": tool(
-        str(BIN / "mypy"), *(part for package in (*PACKAGES, "tests", "scripts", "bench") for part in ("-p", package))
+        str(BIN / "mypy"),
+        *(part for package in (*PACKAGES, "tests", "scripts", "bench", "goondan_client") for part in ("-p", package)),
     ),
     "architecture": tool(str(BIN / "lint-imports"), "--no-logo", "--cache-dir", ".cache/import-linter"),
     "schemas": python("-m", "schemas.export", "--check"),

@@ -36,7 +36,7 @@ def problems(root: Path = ROOT) -> list[str]:
 
 def sources(root: Path) -> Iterator[Path]:
     """The modules of the product."""
-    for package in PACKAGES:
+    for package in (*PACKAGES, "clients/python/goondan_client"):
         yield from sorted((root / package).rglob("*.py"))
 
 

@@ -68,17 +68,22 @@ sys.exit(main())
 
 #: Found by the environment's interpreter: what runs, and what `make` uses.
 FOUND = ("schemas", "kernel", "agentproc", "toolhost", "scripts", "tests", "bench")
+#: The same of packages that have a place of their own, with that place.
+PLACED = {"goondan_client": "clients/python"}
 
 FINDER = """\
 import sys
 from importlib.machinery import PathFinder
 
 
+PLACES = {places!r}
+
+
 class Source:
     @staticmethod
     def find_spec(name, path=None, target=None):
-        if path is None and name in {found!r}:
-            return PathFinder.find_spec(name, [{root!r}], target)
+        if path is None and name in PLACES:
+            return PathFinder.find_spec(name, [PLACES[name]], target)
 
 
 sys.meta_path.append(Source)
@@ -201,7 +206,8 @@ def expose(name: str, version: str) -> None:
     """
     site = Path(sysconfig.get_path("purelib", "venv", {"base": str(VENV), "platbase": str(VENV)}))
     module = f"_{name.replace('-', '_')}_source"
-    (site / f"{module}.py").write_text(FINDER.format(root=str(ROOT), found=FOUND))
+    places = {name: str(ROOT) for name in FOUND} | {name: str(ROOT / place) for name, place in PLACED.items()}
+    (site / f"{module}.py").write_text(FINDER.format(places=places))
     (site / f"{name}.pth").write_text(f"import {module}\n")
     for old in site.glob(f"{name.replace('-', '_')}-*.dist-info"):
         shutil.rmtree(old)

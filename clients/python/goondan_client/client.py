@@ -18,12 +18,11 @@ from typing import Any, Final, Literal, Self, TypedDict, TypeVar, Unpack
 import msgspec
 
 from goondan_client.errors import GoondanError
-from goondan_client.files import Place, lay_down, remove_blob, write_blob
+from goondan_client.files import Place, lay_down, write_blob
 from goondan_client.frames import (
     AgentEvent,
     Answer,
     Approval,
-    FilePart,
     Frame,
     Instance,
     LiveEvent,
@@ -89,7 +88,9 @@ class Client:
 
     # --- agents
 
-    async def ask(self, agent: str, text: str, *, schema: type[Any] | None = None, **options: Unpack[Options]) -> Answer:
+    async def ask(
+        self, agent: str, text: str, *, schema: type[Any] | None = None, **options: Unpack[Options]
+    ) -> Answer:
         """Ask an agent and wait for its answer. `schema`: the type of `Answer.object`, or E_OUTPUT_INVALID."""
         frame, deadline = await self._event(agent, "user.message", text, options)
         return self._checked(self._answer(await self._answered(frame, deadline)), schema)
@@ -151,9 +152,7 @@ class Client:
             raise _raised(result.error, "E_TOOL", f"{tool} failed without a word")
         return result
 
-    async def cancel(
-        self, agent: str | None = None, *, instance: str = "default", event_id: str | None = None
-    ) -> str:
+    async def cancel(self, agent: str | None = None, *, instance: str = "default", event_id: str | None = None) -> str:
         """End an event, or what an instance works on. Returns how it ended when it has: `cancelled`, or `done`,
         `failed`, `expired`, `dead` where it was over before. Raises GoondanError E_EVENT_NOT_FOUND.
         """
@@ -258,7 +257,14 @@ class Client:
 
     def _add(self, used: Usage) -> None:
         total = self._usage
-        for name in ("input_tokens", "output_tokens", "cached_tokens", "cache_write_tokens", "reasoning_tokens", "model_calls"):
+        for name in (
+            "input_tokens",
+            "output_tokens",
+            "cached_tokens",
+            "cache_write_tokens",
+            "reasoning_tokens",
+            "model_calls",
+        ):
             setattr(total, name, getattr(total, name) + getattr(used, name))
         if used.cost is not None:
             total.cost, total.currency = (total.cost or 0.0) + used.cost, used.currency
@@ -404,9 +410,7 @@ class Connecting:
         self._blocking = BlockingClient(self._place).open(self._timeout)
         return self._blocking
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if self._blocking is not None:
             self._blocking.close()
 
@@ -417,8 +421,8 @@ def connect(
     run_dir: str | os.PathLike[str] | None = None,
     timeout: float = 10.0,
 ) -> Connecting:
-    """The kernel that runs: in `run_dir`, else that of `bundle`, else in GOONDAN_RUN_DIR, else that of the bundle in the
-    folder that the program stands in. `timeout`: how long its welcome may take (seconds).
+    """The kernel that runs: in `run_dir`, else that of `bundle`, else in GOONDAN_RUN_DIR, else that of the bundle in
+    the folder that the program stands in. `timeout`: how long its welcome may take (seconds).
 
     Use it with `async with` or with `with`, which raise GoondanError: E_KERNEL_NOT_RUNNING, E_BROKER_UNTRUSTED,
     E_TOKEN_INVALID, E_VERSION.

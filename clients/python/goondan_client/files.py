@@ -118,7 +118,9 @@ def write_blob(folder: str, payload: bytes | memoryview, durable: bool) -> Blob:
     name = os.urandom(16).hex()
     path = f"{folder}/{name}"
     try:
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "wb") as out:
+        with open(
+            os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "wb"
+        ) as out:
             out.write(payload)
             out.flush()
             if durable:

@@ -28,9 +28,7 @@ MAX_EVENT: Final = 16 << 20
 MAX_VALUES: Final = 1 << 20
 MAX_DEPTH: Final = 64
 #: Frames that may have a payload by reference.
-REFERENCES: Final = frozenset(
-    ("event", "ack", "tool.call", "tool.result", "tool.answer", "tool.completed")
-)
+REFERENCES: Final = frozenset(("event", "ack", "tool.call", "tool.result", "tool.answer", "tool.completed"))
 NOTHING: Final = Raw(b"\xc0")
 
 _FILE: Final = re.compile("[0-9a-f]{32}")

@@ -11,10 +11,12 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final, TypeVar
 
 import zmq
 import zmq.backend
+from msgspec import Raw
 
 from goondan_client.errors import GoondanError
 from goondan_client.files import Place, read_blob, remove_blob, touch_blob
@@ -57,7 +59,7 @@ class Link:
         self._place = place
         self._run_dir = ""
         self.machine = Machine(os.urandom(6).hex(), os.getpid())
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
+        self._context: zmq.Context[zmq.Socket[bytes]]
         self._socket: zmq.Socket[bytes] | None = None
         self._fd = -1
         self._reading = False
@@ -74,6 +76,7 @@ class Link:
         """Connect and be welcomed. Raises GoondanError: E_KERNEL_NOT_RUNNING, E_BROKER_UNTRUSTED, or a refusal."""
         self._loop = asyncio.get_running_loop()
         self._run_dir = self._place.run_dir()
+        self._context = zmq.Context(io_threads=1)
         self._welcomed = self._loop.create_future()
         self._connect()
         self._tick()
@@ -138,6 +141,7 @@ class Link:
     # --- the socket
 
     def _connect(self) -> None:
+        self.machine.connected(self._loop.time())
         socket = self._socket = self._context.socket(zmq.DEALER)
         for option, value in _OPTIONS:
             socket.setsockopt(option, value)
@@ -172,7 +176,7 @@ class Link:
     def _turn(self) -> None:
         """Send what is to be sent, handle what has come, and send what that has caused."""
         self._flush()
-        if self._socket is None or self._reading:
+        if self._stopped():
             return
         option, receive, machine = self._option, self._receive, self.machine
         for _ in range(FRAMES):
@@ -186,7 +190,7 @@ class Link:
                 continue
             if data:
                 self._handle(data)
-            if self._socket is None or self._reading:
+            if self._stopped():
                 return
             if len(machine.outgoing) >= BURST:
                 self._flush()
@@ -195,6 +199,10 @@ class Link:
         if machine.outgoing:
             self._flush()
             self._flush_soon()  # a send may have used the signal up
+
+    def _stopped(self) -> bool:
+        """Whether nothing may be received now."""
+        return self._socket is None or self._reading
 
     def _flush(self) -> None:
         outgoing = self.machine.outgoing
@@ -235,8 +243,6 @@ class Link:
         try:
             check_reference(frame)
             if frame.blob is not None:
-                from msgspec import Raw
-
                 frame.payload = Raw(await self.in_thread(read_blob, self.welcome.blobs, frame.blob))
         except GoondanError as refused:
             error = refused
@@ -261,10 +267,8 @@ class Link:
             self._touch()
         elif isinstance(effect, Reconnect):
             self._disconnect(0)
-            try:
+            with suppress(GoondanError):  # none runs now; one may be started in the same place
                 self._run_dir = self._place.run_dir()
-            except GoondanError:
-                pass  # none runs now; one may be started in the same place
             self._connect()
         elif isinstance(effect, Refused):
             self._refuse(effect.error)

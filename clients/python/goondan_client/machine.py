@@ -1,7 +1,7 @@
 """The rules of a client as a state machine: no socket, no clock, no file, no randomness.
 
 States: `absent` (not greeted, or the broker was lost), `greeting` (hello was sent), `ready`, `closed`. `now` is in
-seconds, on any steady clock. What is to be sent lies in `outgoing`, encoded; whoever owns the socket takes it from there.
+seconds, on any steady clock. What is to be sent lies in `outgoing`, encoded: whoever owns the socket takes it there.
 
 Source: PROTOCOL.md "Hello", "Sending until answered", "Silence", "Credit and overload", "Deadlines".
 """
@@ -243,6 +243,10 @@ class Machine:
 
     # --- what comes
 
+    def connected(self, now: float) -> None:
+        """There is a new connection, or an attempt at one."""
+        self._heard, self._pinged = now, False
+
     def awaits(self, frame: Frame) -> bool:
         """Whether the payload of this frame is needed, so that its file must be read."""
         return frame.type == "event" and frame.in_reply_to in self._asked
@@ -290,12 +294,12 @@ class Machine:
         if now - self._heard >= (2 if self._pinged else 1) * SILENCE_S:
             if self._pinged:
                 self.lost()
-                self._heard, self._pinged = now, False
+                self.connected(now)
                 effects.append(Reconnect())
                 return effects
             self._pinged = True
-            if self.phase != "absent":  # there, hello was not even asked for
-                self.outgoing.append(encode(Frame(type="ping", id=self.next_id())))
+            # Without an id: a broker that does not know the connection asks for hello then.
+            self.outgoing.append(encode(Frame(type="ping")))
         if self.phase == "greeting" and now - self._hello_at >= HELLO_AGAIN_S:
             effects.append(Greet())
         return effects
