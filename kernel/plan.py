@@ -10,7 +10,7 @@ CATALOG-04, CATALOG-08, NAME-01, NAME-06, ITEM-04, ERROR-04, BASE-01.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import Final
 
@@ -77,7 +77,7 @@ def build_plan(
         idle_s=checked.policy.agent_idle_seconds,
     )
     own_tools = (tool.root for tool in checked.runs_in_jails if tool.root and not tool.bundled)
-    protected = sorted({*documents, *checked.files, *checked.extension_roots, *own_tools})
+    protected = sorted({*documents, *checked.files, *checked.extension_roots, *own_tools, *runtimes_of(checked)})
     return KernelPlan(
         revision=revision,
         bundle=bundle,
@@ -119,6 +119,13 @@ def _sharing(checked: Checked) -> list[str]:
     return sorted(found | {checked.entry_agent}) if found else []
 
 
+def runtimes_of(checked: Checked) -> Iterator[str]:
+    """The programs and the folders of libraries of JavaScript runtimes: no jail may change what the next one runs."""
+    for tool in checked.tools.values():
+        if tool.javascript is not None:
+            yield from (tool.javascript.program, *tool.javascript.libraries)
+
+
 def catalog_items(tool: CheckedTool) -> list[CatalogItem]:
     """What an agent knows of each export of a Tool."""
     return [
@@ -157,6 +164,9 @@ def tool_spec(tool: CheckedTool) -> ToolSpec:
         bundled=tool.bundled,
         narrowed=tool.narrowed,
         folders=tool.folders,
+        javascript=tool.javascript,
+        lack=tool.lack,
+        lack_fix=tool.lack_fix,
     )
 
 

@@ -42,6 +42,8 @@ ENVIRONMENT: Final = frozenset(
         "TMPDIR",
         "XDG_RUNTIME_DIR",
         "GOONDAN_STATE_ROOT",
+        "GOONDAN_NODE",
+        "GOONDAN_BUN",
         VARIABLE,
         transport.VARIABLE,
     )

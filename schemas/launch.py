@@ -368,6 +368,19 @@ class FolderGrants(Struct, frozen=True, rename="camel", omit_defaults=True, kw_o
     pinned: dict[str, SandboxSpec] = {}
 
 
+class JavaScriptRuntime(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
+    """What loads an entry in JavaScript or TypeScript. The kernel finds it (kernel/bundle/javascript.py)."""
+
+    #: Which one it is.
+    name: Literal["node", "bun"]
+    #: Its program: an absolute path without links.
+    program: str
+    #: Its version, such as `22.20.0`. A jail of another one is not used any more.
+    version: str
+    #: Folders of its libraries, beside those of the system.
+    libraries: list[str] = []
+
+
 class ToolSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
     """One Tool resource as the tool host needs it."""
 
@@ -399,6 +412,12 @@ class ToolSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=
     servers: dict[str, McpServerSpec] = {}
     #: By the names of agents: their calls name a folder (ToolCallPayload.folder), which the jail shows read-only.
     folders: dict[str, FolderGrants] = {}
+    #: What loads an entry in JavaScript or TypeScript. None: the entry is another one, or `lack` says why nothing does.
+    javascript: JavaScriptRuntime | None = None
+    #: Why nothing can load the entry here, in words.
+    lack: str = ""
+    #: What helps then.
+    lack_fix: str = ""
 
     @property
     def variables(self) -> set[str]:

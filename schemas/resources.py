@@ -108,6 +108,13 @@ class Sandbox(Strict, frozen=True):
     min_tier: Annotated[
         Literal["full", "reduced"], Meta(description="Refuse to run where the walls are weaker than this.")
     ] = "full"
+    javascript: Annotated[
+        Literal["node", "bun"] | None,
+        Meta(
+            description="What loads an entry in JavaScript or TypeScript. Without it that is Node, or Bun where there "
+            "is no Node."
+        ),
+    ] = None
 
 
 class FilesystemPart(Strict, frozen=True):

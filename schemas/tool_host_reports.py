@@ -91,7 +91,8 @@ class WorkerNews(Struct, rename="camel", omit_defaults=True, kw_only=True):
 
 
 #: Why a module cannot serve. `sandbox`: no jail can be given what the tool asks for, so the module was not loaded.
-Reason = Literal["import", "handlers", "timeout", "crash", "sandbox"]
+#: `runtime`: nothing on this machine can load it.
+Reason = Literal["import", "handlers", "timeout", "crash", "sandbox", "runtime"]
 
 
 class InspectionRequest(Struct, frozen=True, rename="camel", kw_only=True):
@@ -116,6 +117,8 @@ class Refusal(Struct, frozen=True):
     reason: Reason
     #: The same in words.
     message: str
+    #: What helps; None: nothing beside mending the module.
+    suggestion: str | None = None
 
 
 class ModuleReport(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):

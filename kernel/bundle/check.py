@@ -77,8 +77,6 @@ class Checker:
         self._uncertain: set[str] | None = set() if complete else None
         # Documents that do not fit their structs. Their replaced values must not be checked.
         self._broken: set[str] = set()
-        #: Tools of the bundle that cannot run yet. They do not replace bundled tools of the same name.
-        self._waiting: set[str] = set()
         self._package = ""
         self._pointed_at: list[str] = []
         #: The recordings of Models, by the names of their documents.
@@ -102,13 +100,12 @@ class Checker:
         self._connections()
         self._oauth_apps()
         agents = self._agents(tools, extensions)
-        self._unused_tools(agents, tools)
         entry, policy, members = self._swarm(agents)
         used = {**self._base, **tools, **self._packaged, **self._brought}
         uses = [(agent.name, use) for agent in agents.values() if agent.name in members for use in agent.servers]
         servers = check_servers(uses, used, self._base_extensions.tool_names(), self._files, self._report)
         check_budgets([agent for agent in agents.values() if agent.name in members], self._report)
-        runnable = {name: tool for name, tool in tools.items() if tool.runs}
+        runnable = {name: tool for name, tool in tools.items() if tool.entry}
         return Checked(
             agents={name: agent for name, agent in agents.items() if name in members},
             tools={
@@ -201,9 +198,7 @@ class Checker:
             tool = CheckedTool(document, name, built.spec)
             check_tool(tool, self._files, self._report)
             tools[name] = tool
-            if tool.entry and not tool.runs:
-                self._waiting.add(name)
-            elif name in self._base:
+            if name in self._base:
                 message = f"{document.resource} replaces the bundled tool of that name"
                 self._report.warn("W_CONFIG_SHADOWED", message, document.place("metadata", "name"))
         return tools
@@ -297,7 +292,7 @@ class Checker:
             if own or (bundled and ref.package is None):
                 return ref.name
         elif ref.package == BASE_PACKAGE:
-            if bundled and own and not (ref.kind == "Tool" and ref.name in self._waiting):
+            if bundled and own:
                 message = f"the bundled {ref.kind} {text} is hidden by the bundle's own of that name"
                 self._report.error("E_CONFIG_DUPLICATE", message, place, "Give the bundle's own another name.")
                 return None
@@ -338,11 +333,7 @@ class Checker:
             message = f"the package {package.name} has no {ref.kind} {shown(ref.name)}"
             self._report.error("E_CONFIG_MISSING_REF", message, place, hint)
             return None
-        if not tool.runs:
-            message = f"the entry of {tool.id} cannot run yet, and {document.resource} uses it"
-            self._report.error("E_CONFIG_UNSUPPORTED", message, place)
-            return None
-        own = ("Tool", ref.name) in self._found and ref.name not in self._waiting
+        own = ("Tool", ref.name) in self._found
         taken = own or ref.name in self._base
         if taken or self._packaged.setdefault(ref.name, tool) is not tool:
             message = f"there is another Tool {shown(ref.name)}: the tools of a kernel need different names"
@@ -474,12 +465,6 @@ class Checker:
                 continue
             agent.tools.append(name)
             agent.uses[name] = index
-            tool = tools.get(name) if isinstance(ref, BadRef) or ref.package in (None, self._package) else None
-            if tool is not None and tool.entry and not tool.runs:
-                entry = tool.document.text("spec", "entry")
-                message = f"the entry {entry} cannot run yet, and {document.resource} uses {tool.document.resource}"
-                place = tool.document.place("spec", "entry")
-                self._report.error("E_CONFIG_UNSUPPORTED", message, place, "Write the handlers in Python for now.")
 
     def _registered(self, agent: CheckedAgent, ref: Ref | BadRef) -> str | None:
         """The name under which models see a tool that one of the agent's extensions registers. None: it cannot be such
@@ -494,13 +479,6 @@ class Checker:
         if halves is None or ("Tool", halves.resource_name) in self._found or halves.resource_name in self._base:
             return None
         return shown_name if halves.export_name and is_shown_name(shown_name) else None
-
-    def _unused_tools(self, agents: Mapping[str, CheckedAgent], tools: Mapping[str, CheckedTool]) -> None:
-        used = {name for agent in agents.values() for name in agent.tools}
-        for name, tool in tools.items():
-            if tool.entry and not tool.runs and name not in used:
-                message = f"{tool.document.resource} is left out: its entry cannot run yet"
-                self._report.warn("W_CONFIG_NOT_STARTED", message, tool.document.place("spec", "entry"))
 
     def _agent_extensions(self, agent: CheckedAgent, extensions: Mapping[str, CheckedExtension]) -> None:
         document, seen = agent.document, set[str]()

@@ -57,7 +57,7 @@ class Check(Struct, frozen=True):
 
 def check_handlers(tools: Iterable[CheckedTool], check: Check, report: Report) -> None:
     """Report exports without a handler, and modules that cannot be loaded. The bundled package is not checked."""
-    subjects = [tool for tool in tools if tool.runs and tool.root and not tool.bundled]
+    subjects = [tool for tool in tools if tool.entry and tool.root and not tool.bundled]
     if not subjects:
         return
     findings = inspect(subjects, check)
@@ -83,6 +83,10 @@ def judge(tool: CheckedTool, finding: ModuleReport, check: Check, report: Report
         if spec_for(tool, check) != tool_spec(tool):  # it might be well with what it asks for
             text = f"the module {entry} was loaded without what the bundle asks for, and failed: {message}"
             report.warn("W_CONFIG_UNCHECKED", text, place, _UNREVIEWED)
+            return
+        if finding.error.reason == "runtime":  # of this machine, and of no other
+            text = f"no call of {tool.document.resource} can run on this machine: {message}"
+            report.warn("W_CONFIG_UNCHECKED", text, place, finding.error.suggestion)
             return
         if finding.error.reason == "sandbox":  # no fault of the module, which was not loaded
             at = tool.document.place("spec", "sandbox")
@@ -159,7 +163,8 @@ def _key(tool: CheckedTool) -> str | None:
         return None
     # A bundled tool imports what lies beside its folder (docs/design/tools.md).
     digest, whole = tree_digest(os.path.dirname(tool.root) if tool.bundled else tool.root)
-    parts = f"{FORMAT}\0{sys.version}\0{tool.name}\0{tool.entry}\0{tool.root}\0{digest}"
+    runtime = sys.version if tool.javascript is None else str(tool.javascript)
+    parts = f"{FORMAT}\0{runtime}\0{tool.name}\0{tool.entry}\0{tool.root}\0{digest}"
     return hashlib.sha256(parts.encode("utf-8", "surrogateescape")).hexdigest() if whole else None
 
 

@@ -21,6 +21,7 @@ from kernel.bundle.inspector import Inspector
 from kernel.bundle.lookup import MAX_FILE_BYTES, MAX_PROMPT_BYTES, Unreadable
 from kernel.bundle.problems import BundleError, Position, Problem, Report
 from kernel.paths import root_of
+from schemas.entries import entry_kind
 from schemas.launch import KernelPlan
 
 if TYPE_CHECKING:
@@ -136,6 +137,7 @@ def inspect_bundle(
         policies = ([os.path.join(root, POLICY_FILE)] if root else ["/nonexistent"]) + ([policy] if policy else [])
         grant_context = gather(path, checked, packages.found(), policies, root, report)
         grant(checked, grant_context, files, report)
+        _find_javascript(checked, loaded.root, variables)
         written = _written(loaded, checked, root, policy, report, instead or {})
         judgement = look(path, loaded, checked, root, variables, asking or Asking())
         if not judgement.trusted:
@@ -169,6 +171,23 @@ def inspect_bundle(
     )
 
 
+def _find_javascript(checked: Checked, root: str, env: Mapping[str, str]) -> None:
+    """Fill in what loads the entries in JavaScript and TypeScript. Nothing is looked for in a bundle without one."""
+    tools = [tool for tool in checked.runs_in_jails if tool.entry and entry_kind(tool.entry) == "javascript"]
+    if not tools:
+        return
+    from kernel.bundle.javascript import choose, fix_for, look
+
+    found = look(root, env)
+    for tool in tools:
+        wanted = tool.body.sandbox.javascript
+        chosen = choose(wanted, found)
+        if isinstance(chosen, str):
+            tool.lack, tool.lack_fix = chosen, fix_for(wanted)
+        else:
+            tool.javascript = chosen
+
+
 def _written(
     loaded: Loaded,
     checked: Checked,
@@ -183,10 +202,11 @@ def _written(
     if root is None:
         return []
     from kernel.grants.written import find_written
+    from kernel.plan import runtimes_of
 
     own_tools = (tool.root for tool in checked.runs_in_jails if tool.root and not tool.bundled and not tool.package)
     read = {source.path: source.data for source in loaded.sources}
-    paths = [*read, *checked.files, *_modules(checked), *checked.extension_roots, *own_tools]
+    paths = [*read, *checked.files, *_modules(checked), *checked.extension_roots, *own_tools, *runtimes_of(checked)]
     if policy:
         paths.append(policy)
     found = find_written([path for path in paths if path not in instead], root, read=read)

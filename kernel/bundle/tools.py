@@ -17,11 +17,9 @@ from kernel.bundle.sandbox import check_sandbox, resolve_sandbox
 from kernel.bundle.shape import Document
 from schemas import launch, resources
 from schemas.address import MAX_TOOL_NAME, SEPARATOR, build_tool_name, is_export_name
-from schemas.entries import EntryKind, entry_kind
+from schemas.entries import entry_kind
 from schemas.schema_cost import Graph, TooCostly
 
-#: Kinds of entries that the tool host runs today. Those of workers that are not written yet are refused if used.
-RUNS: Final[frozenset[EntryKind]] = frozenset({"python"})
 #: Published names of the bundled package that the rule for export names would refuse (NAME-12).
 BUNDLED_EXPORTS: Final = frozenset({"setChatAction", "downloadFile"})
 
@@ -59,16 +57,17 @@ class CheckedTool(Struct):
     takes_folder: bool = False
     #: What its calls get by their folders, by the agent's name (kernel/bundle/granting.py).
     folders: dict[str, launch.FolderGrants] = {}
+    #: What loads an entry in JavaScript or TypeScript (kernel/bundle/javascript.py).
+    javascript: launch.JavaScriptRuntime | None = None
+    #: Why nothing can load the entry on this machine.
+    lack: str = ""
+    #: What helps then.
+    lack_fix: str = ""
 
     @property
     def id(self) -> str:
         """What a policy calls it: its name, with its package before it."""
         return f"{self.package}/{self.name}" if self.package else self.name
-
-    @property
-    def runs(self) -> bool:
-        """Whether the tool host can run it."""
-        return bool(self.entry) and entry_kind(self.entry) in RUNS
 
 
 def check_tool(tool: CheckedTool, files: Files, report: Report, *, schemas: bool = True) -> None:
@@ -85,6 +84,10 @@ def check_tool(tool: CheckedTool, files: Files, report: Report, *, schemas: bool
         message = "the permission 'tools' is for the bundled tool of code mode"
         place = tool.document.place("spec", "sandbox", "permissions", at)
         report.error("E_CONFIG_INVALID_VALUE", message, place, "Leave it out, and name Extension/code-mode.")
+    if tool.body.sandbox.javascript is not None and tool.body.entry and entry_kind(tool.body.entry) != "javascript":
+        message = "the entry is neither JavaScript nor TypeScript"
+        place = tool.document.place("spec", "sandbox", "javascript")
+        report.error("E_CONFIG_INVALID_VALUE", message, place, "Leave it out.")
     tool.sandbox = resolve_sandbox(tool.body.sandbox, files)
 
 

@@ -59,11 +59,11 @@ def test_the_tools(tmp_path: Path, name: str, limit: int, exports: dict[str, lis
     inspected = load(tmp_path, document(name))
     assert inspected.errors == []
     codes = {warning.code for warning in inspected.warnings}
-    assert codes - {"W_CONFIG_SHADOWED"} == {"W_CONFIG_NOT_STARTED", "W_CONFIG_NO_AGENT"}
+    assert codes - {"W_CONFIG_SHADOWED"} == {"W_CONFIG_NO_AGENT"}
     (found,) = inspected.loaded.documents
     resource = name.removeprefix("tool_").replace("_", "-")
     assert found.resource == f"Tool/{resource}"
-    body = built(tmp_path, document(name).replace("index.ts", "index.py"), resource)
+    body = built(tmp_path, document(name), resource)
     assert body.error_message_limit == limit
     assert {e.name: (e.parameters or {}).get("required") for e in body.exports} == exports
     assert all(e.description for e in body.exports)

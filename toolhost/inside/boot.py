@@ -11,10 +11,10 @@ from goondan_tool.confine import confine  # type: ignore[import-not-found] # thi
 
 plan = confine()
 
-if plan["server"] is not None:
-    from goondan_tool.server import become  # type: ignore[import-not-found]
+if plan["program"] is not None:
+    from goondan_tool.program import become  # type: ignore[import-not-found]
 
-    become(plan["server"])
+    become(plan["program"])
 elif plan["calls"] is None:
     from goondan_tool.worker import main  # type: ignore[import-not-found]
 

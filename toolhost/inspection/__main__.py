@@ -30,6 +30,7 @@ from toolhost.drop_privileges import drop_privileges
 from toolhost.inspection.source import NO_HANDLERS, read_source, refuse
 from toolhost.jails.jail import Jail
 from toolhost.jails.visit import Visit
+from toolhost.policy.conventions import JAIL_CODE
 from toolhost.policy.hiding import hidden_folders, with_hidden
 from toolhost.policy.subject import HostFacts
 from toolhost.privileges.powers import Powers
@@ -40,7 +41,7 @@ MAX_JAILS: Final = 8
 #: whatever the module is.
 _NO_JAIL: Final = ("bwrap: ", "launcher: ", "boot: ")
 #: A line of a traceback in our own code. The author of the module has no use for it.
-_OURS: Final = re.compile(r" at (?:<frozen |/run/goondan/)")
+_OURS: Final = re.compile(rf" at (?:<frozen |{JAIL_CODE})")
 
 
 async def inspect(request: InspectionRequest, powers: Powers, facts: HostFacts | GoondanError) -> list[ModuleReport]:

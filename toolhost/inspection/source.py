@@ -10,6 +10,7 @@ from typing import Final, Literal
 
 from schemas.launch import ToolSpec
 from schemas.tool_host_reports import ModuleReport, Reason, Refusal
+from toolhost.policy.javascript import is_javascript
 
 #: The largest module (bytes). People write modules of handlers, so they are not large.
 MAX_SOURCE_BYTES: Final = 4 << 20
@@ -25,7 +26,10 @@ def refuse(tool: ToolSpec, reason: Reason, message: str, method: Literal["jail",
 
 
 def read_source(tool: ToolSpec) -> ModuleReport:
-    """Read the `handlers` of a module from its syntax tree. The module is not run."""
+    """Read the `handlers` of a module from its syntax tree. The module is not run. Nobody reads JavaScript here."""
+    if is_javascript(tool):
+        lacks = Refusal("runtime", tool.lack, tool.lack_fix or None) if tool.javascript is None else None
+        return ModuleReport(name=tool.name, method="source", error=lacks)
     try:
         with open(tool.entry, "rb") as source:
             data = source.read(MAX_SOURCE_BYTES + 1)

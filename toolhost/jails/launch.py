@@ -221,7 +221,7 @@ def _boot_plan(plan: LaunchPlan) -> bytes:
             "limits": limits,
             "filter": text,
             "calls": plan.calls,
-            "server": plan.server,
+            "program": plan.program,
             "drops": plan.enclosure is not None,
             "folder": plan.workdir,
             "seen": {at: _identity(path) for at, path in plan.seen},

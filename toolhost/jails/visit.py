@@ -57,7 +57,7 @@ class Visit(ABC, Generic[Told]):
     def init(self, jail: Jail, tool: ToolSpec, granted: dict[str, str]) -> Init:
         """The worker's first frame. `granted` are variables."""
         paths = jail.plan.request.import_paths
-        return Init(WORKER_PROTOCOL, tool.name, tool.entry, granted, import_paths=paths, jailed=True)
+        return Init(WORKER_PROTOCOL, tool.name, jail.plan.request.entry, granted, import_paths=paths, jailed=True)
 
     @abstractmethod
     def hear(self, jail: Jail, frame: WorkerFrame) -> None:

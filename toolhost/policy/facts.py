@@ -24,12 +24,13 @@ from schemas.address import is_path
 from schemas.errors import GoondanError, fail
 from schemas.grantable import within
 from schemas.hidden import workspace_of
-from schemas.launch import SandboxSpec, ToolHostSpec, ToolSpec
+from schemas.launch import JavaScriptRuntime, SandboxSpec, ToolHostSpec, ToolSpec
 from schemas.system.shell import quoted
 from toolhost.policy.beneath import folder_beneath
 from toolhost.policy.bytecode import compile_sources
 from toolhost.policy.guarding import MADE_NAMES, dotfiles, existing, refuse_links, repositories
 from toolhost.policy.hiding import unknown_place, with_hidden
+from toolhost.policy.javascript import JAIL_TOOL, runtime_of
 from toolhost.policy.refusals import SYSTEM, TOP, check_workdir, guard_candidates, hidden_in_it
 from toolhost.policy.subject import CallFolder, HostFacts, HostPath, Request
 from toolhost.privileges.powers import Powers
@@ -243,6 +244,7 @@ def look_up(
     calls work there. Raises GoondanError E_SANDBOX_DENIED for paths that do not exist or are of the wrong kind.
     """
     sandbox = tool.sandbox
+    runtime = runtime_of(tool)
     root, entry = (os.path.realpath(path) if path else "" for path in (tool.root, tool.entry))
     if tool.bundled:
         root = os.path.dirname(root)  # where also is what the bundled tools share
@@ -293,8 +295,20 @@ def look_up(
         sized=sized,
         made=made,
         private=_private_folder() if host.tier == "reduced" else None,
+        home=JAIL_TOOL if runtime is not None and host.tier == "full" else None,
+        runtime=[] if runtime is None else _runtime_places(runtime, host),
         folder=None if call_folder is None or workdir is None else _in_workdir(call_folder, os.path.normpath(workdir)),
     )
+
+
+def _runtime_places(runtime: JavaScriptRuntime, host: HostFacts) -> list[HostPath]:
+    """What a jail has to be shown of its runtime."""
+    missing = [path for path in (runtime.program, *runtime.libraries) if not os.path.exists(path)]
+    if missing:
+        text = f"the JavaScript runtime is not there any more: {missing[0]}"
+        raise fail("E_SANDBOX_UNAVAILABLE", text, suggestion="Put it back, or start the kernel anew to find another.")
+    found = [HostPath(runtime.program, "file"), *(HostPath(path, "dir") for path in runtime.libraries)]
+    return [place for place in found if not any(within(place.path, folder) for folder in host.programs)]
 
 
 def _in_workdir(folder: CallFolder, workdir: str) -> HostPath | None:

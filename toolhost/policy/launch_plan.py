@@ -14,6 +14,7 @@ from schemas.receipts import Mechanism, Wall
 from toolhost.egress.rules import Layout
 from toolhost.launcher.request import Enclosure, Stage
 from toolhost.limits.mechanisms import GroupPlan, processes_of_a_namespace
+from toolhost.policy import javascript
 from toolhost.policy.landlock import Ruleset
 from toolhost.policy.nested import CallWalls
 from toolhost.policy.subject import Request
@@ -30,17 +31,19 @@ _LOCKED: Final = 64 << 10
 _SIGNALS: Final = 1024
 
 
-class ServerCommand(Struct, frozen=True):
-    """What a jail runs in place of our worker."""
+class Program(Struct, frozen=True):
+    """What a jail runs in place of our Python worker: an MCP server, or a JavaScript runtime with its worker."""
 
     #: The program, by its absolute path or its name in PATH, and its arguments.
     argv: list[str]
     #: Variables on top of the jail's own.
-    env: dict[str, str]
+    env: dict[str, str] = {}
+    #: It waits until the host closes its end of the worker's socket, and does not get that socket.
+    gated: bool = False
 
     def __repr__(self) -> str:
         """The text for logs and tracebacks: without variables."""
-        return f"ServerCommand(argv={self.argv!r})"
+        return f"Program(argv={self.argv!r})"
 
 
 class LaunchPlan(Struct, frozen=True, kw_only=True):
@@ -107,32 +110,38 @@ class LaunchPlan(Struct, frozen=True, kw_only=True):
     alone: bool = False
     #: How many processes of ours count beside the tool's.
     trusted: int = 0
-    #: The jail runs this, and its worker is elsewhere.
-    server: ServerCommand | None = None
+    #: The jail runs this in place of our Python worker.
+    program: Program | None = None
 
 
-def server_of(request: Request, workdir: str, layout: Layout | None) -> ServerCommand | None:
-    """What the jail of a server runs, which works in `workdir`; None for the jail of a tool."""
+def program_of(request: Request, workdir: str, layout: Layout | None, code: str) -> Program | None:
+    """What a jail runs in place of our Python worker, whose code is in `code`: a server, which works in `workdir`, or a
+    JavaScript runtime. None for a tool in Python.
+    """
     server = request.tool.server
     if server is None:
-        return None
+        runtime = javascript.runtime_of(request.tool)
+        memory_mb = request.tool.sandbox.limits.memory_mb
+        return None if runtime is None else Program(javascript.command(runtime, code, memory_mb))
     argv, env = server.command, server.env
     if server.scope == "agent":
         argv = [word.replace(WORKDIR, workdir) for word in argv]
         env = {name: value.replace(WORKDIR, workdir) for name, value in env.items()}
-    return ServerCommand(argv, {**({} if layout is None else layout.environment), **env})
+    return Program(argv, {**({} if layout is None else layout.environment), **env}, gated=True)
 
 
-def resource_limits(limits: Limits, groups: Tree | None = None, trusted: int = 0) -> list[tuple[int, int]]:
+def resource_limits(
+    limits: Limits, groups: Tree | None = None, trusted: int = 0, *, data: bool = True
+) -> list[tuple[int, int]]:
     """The limits of each process of a jail, and of its processes in all: (resource, value), the kernel's numbers.
 
-    `trusted`: so many processes of ours come on top.
+    `trusted`: so many processes of ours come on top. `data`: see javascript.limits_data.
 
     RLIMIT_DATA and not RLIMIT_AS: address space that is never written to is free, and threads and Node take much of it.
     """
     return [
         (_RLIMIT_CORE, 0),
-        (_RLIMIT_DATA, limits.memory_mb << 20),
+        *([(_RLIMIT_DATA, limits.memory_mb << 20)] if data else []),
         (_RLIMIT_FSIZE, limits.file_mb << 20),
         (_RLIMIT_NOFILE, limits.open_files),
         (_RLIMIT_NPROC, processes_of_a_namespace(groups, limits) + trusted),

@@ -119,14 +119,14 @@ def mounts_of(request: Request, host: HostFacts, sources: Sources) -> list[Mount
     found = [
         _mount(place.shown, _SHOWN, place.path, "--ro-bind", sources.of(place.path, place.path), place.shown)
         for place in request.shown
-        if not any(within(place.path, writable.path) for writable in request.writable)
+        if place.name is not None or not any(within(place.path, writable.path) for writable in request.writable)
     ]
     for place in request.writable:
         found += _writable_mounts(request, host, sources, place)
     for place in request.masked:
         if place.kind == "file":
-            at = _seen_at(place.path, request)
-            found.append(_mount(at, _MASKED, None, "--ro-bind", "/dev/null", at))
+            for at in _seen_at(place.path, request):
+                found.append(_mount(at, _MASKED, None, "--ro-bind", "/dev/null", at))
     found += [_mount(at, _MASKED, None, "--perms", "0555", "--tmpfs", at) for at in emptied_of(request, host)]
     mounts: dict[tuple[str, int], Mount] = {}
     for mount in found:
@@ -191,19 +191,19 @@ def granted_rights(places: list[HostPath], rights: int) -> list[tuple[str, int]]
     return [(place.shown, rights if place.kind == "dir" else for_file(rights)) for place in places]
 
 
-def _seen_at(path: str, request: Request) -> str:
-    """The path in the jail of a path of the host: a workdir keeps the name that the caller has for it."""
-    for place in reversed(request.writable):
-        if within(path, place.path):
-            return place.shown + path[len(place.path) :]
-    return path
+def _seen_at(path: str, request: Request) -> list[str]:
+    """The paths in the jail of a path of the tool's folder: a workdir keeps the name that the caller has for it."""
+    found = [place.shown + path[len(place.path) :] for place in request.writable if within(path, place.path)][-1:]
+    if request.home is not None:
+        return [*found, request.home + path[len(request.tool.root) :]]
+    return found or [path]
 
 
 def emptied_of(request: Request, host: HostFacts) -> list[str]:
     """Folders that show empty: masked folders of the tool, and hidden folders inside anything that shows, at each place
     where they would show.
     """
-    paths = [_seen_at(place.path, request) for place in request.masked if place.kind == "dir"]
+    paths = [at for place in request.masked if place.kind == "dir" for at in _seen_at(place.path, request)]
     for folder in _folders_of(request, host):
         # The workdir usually lies inside the state root; then nothing of the state root shows but the workdir.
         paths += [folder.shown + path[len(folder.path) :] for path in host.hidden if _is_inside(path, folder)]

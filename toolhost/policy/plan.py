@@ -28,8 +28,9 @@ from toolhost.egress.rules import RESOLVER, Layout, lay_out
 from toolhost.limits.mechanisms import group_plan, mechanisms
 from toolhost.policy import conventions, enclosure, mounts, nested
 from toolhost.policy.conventions import JAIL_CODE, JAIL_HOME
+from toolhost.policy.javascript import is_javascript, limits_data
 from toolhost.policy.landlock import ruleset
-from toolhost.policy.launch_plan import LaunchPlan, resource_limits, server_of
+from toolhost.policy.launch_plan import LaunchPlan, program_of, resource_limits
 from toolhost.policy.reduced import plan_reduced
 from toolhost.policy.refusals import check_request
 from toolhost.policy.subject import HostFacts, Request
@@ -75,11 +76,11 @@ def plan(request: Request, host: HostFacts) -> LaunchPlan:
     writable = [place.path for place in request.writable]
     return LaunchPlan(
         request=request,
-        server=server_of(request, cwd, layout),
+        program=program_of(request, cwd, layout, JAIL_CODE),
         bwrap=sources.of(host.bwrap, host.bwrap_root) if host.bwrap_root and host.user_namespaces else host.bwrap,
         options=[*options, "--chdir", cwd if host.user_namespaces else "/"],
         filter=program(host.machine, sockets=network, server=serves, drops=not host.user_namespaces),
-        limits=resource_limits(tool.sandbox.limits, host.groups, trusted),
+        limits=resource_limits(tool.sandbox.limits, host.groups, trusted, data=limits_data(tool, host.groups)),
         landlock=ruleset(host.landlock, mounts.rights_of(request, host), network=network),
         command=host.boot(JAIL_CODE),
         open_workdir=None if host.stage else request.workdir_real,
@@ -117,8 +118,8 @@ def start_of(bwrap: str, command: list[str]) -> list[str]:
 
 def forks(tool: ToolSpec, host: HostFacts) -> bool:
     """Whether the tool's calls are forked in a jail that they share, each behind walls of its own."""
-    if tool.server is not None or tool.sandbox.isolation != "call":
-        return False
+    if tool.server is not None or tool.sandbox.isolation != "call" or is_javascript(tool):
+        return False  # a JavaScript runtime has threads, and cannot be forked
     return host.nests and host.tier == "full" and host.user_namespaces
 
 

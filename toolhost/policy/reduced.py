@@ -12,8 +12,9 @@ from typing import Final
 
 from schemas.errors import fail
 from toolhost.limits.mechanisms import group_plan, mechanisms
+from toolhost.policy.javascript import limits_data
 from toolhost.policy.landlock import DEVICES, READ, RUN, WRITE, for_file, ruleset
-from toolhost.policy.launch_plan import LaunchPlan, resource_limits, server_of
+from toolhost.policy.launch_plan import LaunchPlan, program_of, resource_limits
 from toolhost.policy.mounts import granted_rights, hidden_in
 from toolhost.policy.refusals import check_request
 from toolhost.policy.subject import HostFacts, HostPath, Request
@@ -50,7 +51,7 @@ def plan_reduced(request: Request, host: HostFacts) -> LaunchPlan:
     if request.folder is not None:
         text = f"the reduced sandbox cannot keep {request.folder.shown} read-only for the tool {tool.name}"
         raise fail("E_SANDBOX_DENIED", text, suggestion=host.fix)
-    home, temporary = f"{request.private}/home", f"{request.private}/tmp"
+    home, temporary, code = f"{request.private}/home", f"{request.private}/tmp", f"{request.private}/code/goondan_tool"
     # There are no mounts: everything stands at its own path.
     shown = [HostPath(place.path, place.kind) for place in request.shown]
     writable = [HostPath(place.path, place.kind) for place in request.writable]
@@ -62,13 +63,13 @@ def plan_reduced(request: Request, host: HostFacts) -> LaunchPlan:
     rules += granted_rights(shown, RUN) + granted_rights([*own, *writable], WRITE)
     return LaunchPlan(
         request=request,
-        server=server_of(request, request.workdir_real or home, None),
+        program=program_of(request, request.workdir_real or home, None, code),
         filter=program(host.machine, sockets=False, bare=True),
         landlock=ruleset(host.landlock, rules, network=False),
-        limits=resource_limits(tool.sandbox.limits),
+        limits=resource_limits(tool.sandbox.limits, data=limits_data(tool, host.groups)),
         writable=[place.path for place in [*own, *writable]],
         group=group_plan(host.groups, tool.sandbox.limits),
-        command=host.boot(f"{request.private}/code/goondan_tool"),
+        command=host.boot(code),
         workdir=request.workdir_real or home,
         seen=[(path, path) for path in dict.fromkeys(place.path for place in [*shown, *writable])],
         hiding=hidden_in(request, host),

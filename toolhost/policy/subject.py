@@ -158,18 +158,31 @@ class Request(Struct, frozen=True, kw_only=True):
     #: The folder that its calls work in, read-only, with its name in the jail. None: they name no folder, or one that
     #: shows anyway because it was granted for reading.
     folder: HostPath | None = None
+    #: Where the tool's folder, or its entry alone, stands in the jail. None: at its own path.
+    home: str | None = None
+    #: The program and the folders of libraries of the JavaScript runtime, as far as they lie beside the system.
+    runtime: list[HostPath] = []
 
     @property
     def own(self) -> list[HostPath]:
         """The tool's folder, or its entry. A server without a folder has none."""
         if not self.tool.root:
             return []
-        return [HostPath(self.tool.entry, "file") if self.entry_only else HostPath(self.tool.root, "dir")]
+        if self.entry_only:
+            name = None if self.home is None else f"{self.home}/{self.tool.entry.rpartition('/')[2]}"
+            return [HostPath(self.tool.entry, "file", name)]
+        return [HostPath(self.tool.root, "dir", self.home)]
+
+    @property
+    def entry(self) -> str:
+        """The path of the entry in the jail."""
+        own = self.own[0]
+        return own.shown + self.tool.entry[len(own.path) :]
 
     @property
     def granted(self) -> list[HostPath]:
-        """The places that were granted for reading, and the declared environment."""
-        return [*self.read, *([HostPath(self.venv, "dir")] if self.venv else [])]
+        """The places that were granted for reading, the declared environment, and the runtime."""
+        return [*self.read, *([HostPath(self.venv, "dir")] if self.venv else []), *self.runtime]
 
     @property
     def shown(self) -> list[HostPath]:

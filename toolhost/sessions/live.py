@@ -6,7 +6,6 @@ machine.py decides what happens to the session. This module performs the actions
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import time
 from collections.abc import Mapping
@@ -131,7 +130,7 @@ class LiveSession:
         init = Init(
             protocol=WORKER_PROTOCOL,
             tool=tool.name,
-            entry=os.path.realpath(tool.entry),
+            entry=jail.plan.request.entry,
             env=granted,
             import_paths=jail.plan.request.import_paths,
             output_limit=limit,

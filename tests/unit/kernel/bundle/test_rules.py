@@ -186,35 +186,26 @@ def test_kinds_that_only_one_version_has(look: Look) -> None:
     assert [p.path for p in look(app.format("goondan.ai/v1") + GOOD).errors] == ["apiVersion"]
 
 
-# --- what is not there yet ------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("suffix", ["js", "mjs", "ts", "mts"])
+def test_a_tool_may_be_javascript_or_typescript(look: Look, suffix: str) -> None:
+    text = GOOD.replace("tools/words.py", f"tools/words.{suffix}")
+    found = look(text, files={f"tools/words.{suffix}": ""})
+    assert found.errors == []
+    assert "words" in found.checked.tools
 
 
-def test_a_javascript_tool_is_fine_until_an_agent_uses_it(look: Look) -> None:
-    text = GOOD.replace("tools/words.py", "tools/words.ts")
-    used = look(text, files={"tools/words.ts": ""})
-    assert [(p.code, p.path) for p in used.errors] == [("E_CONFIG_UNSUPPORTED", "spec.entry")]
-    assert "Agent/helper" in used.errors[0].message
-    unused = look(text.replace("    - Tool/words\n", ""), files={"tools/words.ts": ""})
-    assert unused.errors == []
-    assert [w.code for w in unused.warnings] == ["W_CONFIG_NOT_STARTED"]
-    assert "words" not in unused.checked.tools
+@pytest.mark.parametrize("suffix", ["cjs", "cts", "tsx"])
+def test_what_nothing_loads_is_no_entry(look: Look, suffix: str) -> None:
+    found = look(GOOD.replace("tools/words.py", f"tools/words.{suffix}"), files={f"tools/words.{suffix}": ""})
+    assert [(p.code, p.path) for p in found.errors] == [("E_CONFIG_ENTRY", "spec.entry")]
 
 
-def test_a_tool_that_cannot_run_and_that_nobody_uses_hides_nobody(look: Look) -> None:
-    text = GOOD.replace("name: words", "name: bash").replace("tools/words.py", "tools/words.ts")
-    text = text.replace("    - Tool/words\n", "").replace("    - ref: Tool/bash\n", "")
-    files = {"tools/words.ts": ""}
-    unused = look(text, files=files)
-    assert (unused.errors, [w.code for w in unused.warnings]) == ([], ["W_CONFIG_NOT_STARTED"])
-    assert unused.checked.tools["bash"].bundled
-    tools = "  tools:\n"
-    bundled = look(
-        text.replace(tools, tools + "    - {kind: Tool, name: bash, package: '@goondan/base'}\n"), files=files
-    )
-    assert bundled.errors == []
-    assert bundled.checked.agents["helper"].tools == ["bash"]
-    meant = look(text.replace(tools, tools + "    - Tool/bash\n"), files=files)
-    assert [p.code for p in meant.errors] == ["E_CONFIG_UNSUPPORTED"]
+def test_a_runtime_is_chosen_for_javascript_alone(look: Look) -> None:
+    chosen = GOOD.replace("entry: tools/words.py", "entry: tools/words.py\n  sandbox: {javascript: bun}")
+    wrong = look(chosen)
+    assert [(p.code, p.path) for p in wrong.errors] == [("E_CONFIG_INVALID_VALUE", "spec.sandbox.javascript")]
+    right = look(chosen.replace("words.py", "words.ts"), files={"tools/words.ts": ""})
+    assert right.errors == []
 
 
 def test_the_entry_agent_may_be_named_alone(look: Look) -> None:

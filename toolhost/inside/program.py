@@ -1,8 +1,9 @@
-"""The last of the boot stage in the jail of a server: it becomes the server's program.
+"""The last of the boot stage where the jail runs another program than our Python worker: it becomes that program.
 
-Standard input and output are one socket, whose other end speaks with the server. Standard error is the log.
+Of an MCP server, standard input and output are one socket, whose other end speaks with the server. Standard error is
+the log. A JavaScript runtime finds what every worker finds (schemas/WORKER.md section 1).
 
-Source: docs/design/sandbox.md section 8.
+Source: docs/design/sandbox.md sections 8 and 9.
 """
 
 from __future__ import annotations
@@ -23,15 +24,16 @@ _CHANGED = (2, 13, 25)  # SIGINT, SIGPIPE, SIGXFSZ
 _ENOENT, _ENOTDIR, _ENOEXEC = 2, 20, 8
 
 
-def become(server: dict[str, Any]) -> NoReturn:
+def become(program: dict[str, Any]) -> NoReturn:
     """Run the program. When it cannot be run, say why on standard error, and end."""
-    while posix.read(_GATE_FD, 1):
-        pass
-    posix.close(_GATE_FD)
+    if program["gated"]:
+        while posix.read(_GATE_FD, 1):
+            pass
+        posix.close(_GATE_FD)
     for number in _CHANGED:
         _signal.signal(number, _signal.SIG_DFL)
-    argv = server["argv"]
-    environment = {**posix.environ, **{name.encode(): value.encode() for name, value in server["env"].items()}}
+    argv = program["argv"]
+    environment = {**posix.environ, **{name.encode(): value.encode() for name, value in program["env"].items()}}
     why = f"there is no {argv[0]} in the PATH of its jail"
     for path in _candidates(argv[0], environment.get(b"PATH", b"").decode("utf-8", "surrogateescape")):
         try:

