@@ -1,0 +1,37 @@
+"""The clients in other languages as programs, for tests that drive each of them; one that this machine cannot run is skipped."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.kernel_fixture import ROOT
+
+CLIENTS: Final = ("rust",)
+RUST: Final = ROOT / "examples" / "polyglot" / "rust"
+#: Debian's own cargo, which builds from the sources of Debian's packages.
+CARGO: Final = "/usr/bin/cargo"
+#: What has to lie in Debian's folder of sources.
+CRATES: Final = ("zmq", "rmp", "serde_json", "sha2")
+BUILD_S: Final = 240
+
+
+def command_of(client: str) -> tuple[list[str], dict[str, str]]:
+    """The command that speaks the certificate's line protocol, and what it needs in its environment."""
+    return [str(rust()), "certified"], {}
+
+
+def rust() -> Path:
+    """The Rust client, built. Skips without Debian's cargo and the packages that it needs."""
+    sources = Path("/usr/share/cargo/registry")
+    missing = [name for name in CRATES if not list(sources.glob(f"{name}-[0-9]*"))]
+    if not Path(CARGO).exists() or missing:
+        pytest.skip(f"Rust is not there: {CARGO} and librust-*-dev of {', '.join(CRATES)}")
+    build = [CARGO, "build", "--offline", "--quiet"]
+    done = subprocess.run(build, cwd=RUST, capture_output=True, text=True, timeout=BUILD_S, check=False)
+    assert done.returncode == 0, done.stderr
+    return RUST / "target" / "debug" / "ask"
