@@ -14,6 +14,8 @@ const BUSY_MS: u64 = 10_000;
 const SILENT_MS: u64 = 5_000;
 /// How much longer than the deadline an asker waits for the broker's word about it.
 const GRACE_MS: u64 = 1_000;
+/// When a frame that was refused for want of room goes out again, if the broker does not say.
+const RETRY_MS: u64 = 1_000;
 
 /// What the shell around this has to do.
 #[derive(Debug, PartialEq)]
@@ -373,7 +375,7 @@ impl Session {
             let message = frame.field("message").as_str().unwrap_or("").to_string();
             return vec![Act::Over { code, message }];
         }
-        let again = now + frame.field("retryAfterMs").as_u64().unwrap_or(0);
+        let again = now + frame.field("retryAfterMs").as_u64().unwrap_or(RETRY_MS);
         if let Some(at) = self.cancels.iter().position(|cancel| cancel.id == answers) {
             if code == "E_OVERLOADED" {
                 (self.cancels[at].out, self.cancels[at].not_before) = (false, again);
