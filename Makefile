@@ -11,7 +11,7 @@ help:
 	@echo "make mcp-servers   MCP servers of npm and PyPI in real jails; installs them first"
 	@echo "make test-models   whole turns against llama.cpp's server and LiteLLM, from their packages; installs them first"
 	@echo "make simulate      10,000 seeded histories of a bus that breaks (minutes)   ARGS=\"--first 17 --histories 1\""
-	@echo "make chaos         200 kills of everything under load, a table of 80 in a swarm that works, power cuts at every call (minutes)"
+	@echo "make chaos         200 kills of everything under load, 1,000 of the broker under each client, a table of 80 in a swarm that works, power cuts at every call (minutes)"
 	@echo "make conformance   the MCP conformance package against what we have of MCP (minutes)   ARGS=\"server\" for one side"
 	@echo "make mutations     change lines that requirements need, and see their tests fail   ARGS=\"--all\" or ids"
 	@echo "make mutants       change pure modules line by line: how much do their tests notice? (half an hour)   ARGS=\"turn --show\""
@@ -53,7 +53,7 @@ simulate:
 chaos:
 	@scripts/setup dev
 	GOONDAN_CHAOS_KILLS=200 scripts/test -q -s tests/chaos/test_chains_under_kills.py tests/chaos/test_changesets_under_kills.py \
-		tests/chaos/test_fuzz_frames.py tests/chaos/test_random_kills.py tests/chaos/test_swarm_under_kills.py tests/process/test_toolhost_fuzz.py $(ARGS)
+		tests/chaos/test_clients_under_kills.py tests/chaos/test_fuzz_frames.py tests/chaos/test_random_kills.py tests/chaos/test_swarm_under_kills.py tests/process/test_toolhost_fuzz.py $(ARGS)
 	.venv/bin/python -m tests.power.replay
 
 mutations:

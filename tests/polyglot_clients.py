@@ -1,9 +1,8 @@
-"""The clients in other languages as programs, for tests that drive each of them; one that this machine cannot run is skipped."""
+"""The clients as programs, for tests that drive each of them. One that this machine cannot run is skipped."""
 
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 from typing import Final
 

@@ -1,8 +1,8 @@
-"""`python -m tests.chaos.broker_storm RUN_DIR PLAN_FD SECRET_FD SEED KILLS`: a broker that is killed KILLS times, each time
-at another moment, and another one in its place.
+"""A broker that is killed again and again, each time at another moment, and another one in its place.
 
-It prints `up` when the first one listens and `over` when the last one does, which stays until stdin ends. Each broker is
-forked from this process, which has imported it: a start costs some 50 ms, so that several die in a second.
+`python -m tests.chaos.broker_storm RUN_DIR PLAN_FD SECRET_FD SEED KILLS` prints `up` when the first one listens and
+`over` when the last one does, which stays until stdin ends. Each broker is forked from this process, which has imported
+it: a start costs some 50 ms, so that several die in a second.
 """
 
 from __future__ import annotations

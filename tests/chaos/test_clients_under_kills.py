@@ -1,9 +1,9 @@
-"""The broker is killed again and again under each client: no request stays unanswered, none is answered twice, none is run
-twice, and those of one instance are run in the order in which they were asked.
+"""The broker is killed again and again under each client.
 
-A client is driven by the line protocol of `gdn certify client`, so one storm serves all of them. The broker is alone with
-an agent of ours that answers by itself: there are no turns, so several brokers die in a second. `make test` does a few
-kills, `make chaos` a thousand for each client.
+No request stays unanswered, none is answered twice, none is run twice, and those of one instance are run in the order
+in which they were asked. A client is driven by the line protocol of `gdn certify client`, so one storm serves all of
+them. The broker is alone with an agent of ours that answers by itself: there are no turns, so several brokers die in a
+second. `make test` does a few kills, `make chaos` a thousand for each client.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from tests.kernel_fixture import ROOT
 from tests.polyglot_clients import CLIENTS, command_of
 from tests.process.bare_broker import plan
 
-CHAOS: Final = "GOONDAN_CHAOS_KILLS" in os.environ
-KILLS: Final = int(os.environ.get("K", "1000")) if CHAOS else 12
-#: Requests that are under way at a time, and instances that they are for.
+#: Five times as many as of those storms in which agents have turns.
+KILLS: Final = 5 * int(os.environ["GOONDAN_CHAOS_KILLS"]) if "GOONDAN_CHAOS_KILLS" in os.environ else 12
+#: Requests that are under way at a time, and the instances that they are for.
 WINDOW: Final = 12
-INSTANCES: Final = 4
+INSTANCES: Final = ("i0", "i1", "i2", "i3")
 #: How long the agent works on a request at most (seconds).
 WORK_S: Final = 0.02
 #: Of all requests, what is wanted: mostly answers, sometimes with live events, sometimes only that it is accepted.
@@ -48,6 +48,8 @@ KINDS: Final = ("ask",) * 8 + ("stream", "send")
 GIVEN_UP: Final = 0.05
 #: How long what is left may take when nothing is killed any more (seconds): longer than a silent link is believed in.
 DRAIN_S: Final = 60.0
+#: How long a process may take to end that was told to (seconds).
+END_S: Final = 10.0
 AT: Final = "2026-01-01T00:00:00Z"
 
 
@@ -107,13 +109,53 @@ class Responder:
         self._leases.pop(event_id, None)
 
 
-async def until_answered(lines: asyncio.StreamReader, tally: Tally, ended: asyncio.Event) -> None:
-    """Read what the client says, to its end."""
-    while line := await lines.readline():
-        said = json.loads(line)
-        if "ref" in said and "event" not in said:
-            tally.ended.setdefault(said["ref"], []).append(said)
-            ended.set()
+class Client:
+    """The client, driven by lines; what it says is in the tally."""
+
+    def __init__(self, process: asyncio.subprocess.Process, tally: Tally) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._process, self._tally = process, tally
+        self._stdin, self._stdout = process.stdin, process.stdout
+        self._said = asyncio.Event()
+        self._reader = asyncio.create_task(self._read())
+
+    async def _read(self) -> None:
+        while line := await self._stdout.readline():
+            said = json.loads(line)
+            if "ref" in said and "event" not in said:
+                self._tally.ended.setdefault(said["ref"], []).append(said)
+                self._said.set()
+
+    def say(self, **wish: Any) -> None:
+        self._stdin.write(json.dumps(wish).encode() + b"\n")
+
+    def ask(self, chance: random.Random) -> None:
+        """One more request of some kind, for some instance."""
+        reference, kind = str(len(self._tally.asked)), chance.choice(KINDS)
+        self._tally.asked[reference] = kind
+        wish = {"do": kind, "ref": reference, "to": "coder", "text": reference, "instance": chance.choice(INSTANCES)}
+        self.say(**wish, deadlineMs=600_000)
+        if kind != "send" and chance.random() < GIVEN_UP:
+            self._tally.given_up.add(reference)
+            self.say(do="cancel", ref=reference)
+
+    async def something_ends(self) -> None:
+        """Wait for the end of a request."""
+        await self._stdin.drain()
+        waiting = asyncio.create_task(self._said.wait())
+        await asyncio.wait([waiting, self._reader], timeout=DRAIN_S, return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        assert not self._reader.done(), "the client has ended"
+        left = sorted(set(self._tally.asked) - set(self._tally.ended), key=int)
+        assert self._said.is_set(), f"nothing was answered for {DRAIN_S:g} s: {left}"
+        self._said.clear()
+
+    async def close(self) -> None:
+        """The client ends in an orderly way, and has said nothing more."""
+        self.say(do="close")
+        assert await asyncio.wait_for(self._process.wait(), END_S) == 0
+        await self._reader
 
 
 async def storm(command: list[str], environment: dict[str, str], seed: int, tally: Tally) -> None:
@@ -124,75 +166,59 @@ async def storm(command: list[str], environment: dict[str, str], seed: int, tall
         token = run_dir / "client.token"
         token.touch(mode=0o600)
         token.write_text(mint(secret, Claims("client", operator=True, uid=os.getuid())))
-        made = msgspec.structs.replace(plan(str(run_dir / "state")), durability="process")
-        fds = [memory_file("plan", msgspec.msgpack.encode(made)), memory_file("secret", secret)]
-        try:
-            brokers = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "tests.chaos.broker_storm", str(run_dir), *map(str, fds)),
-                *(str(seed), str(KILLS)),
-                **{"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "pass_fds": fds, "cwd": ROOT},
-            )
-        finally:
-            for fd in fds:
-                os.close(fd)
-        assert brokers.stdin is not None
-        assert brokers.stdout is not None
+        brokers, stdin, stdout = await start_brokers(run_dir, secret, seed)
         stack.callback(kill, brokers)
-        assert await brokers.stdout.readline() == b"up\n"
-        over = asyncio.create_task(brokers.stdout.readline())
-        instances = [f"i{number}" for number in range(INSTANCES)]
-        for instance in instances:
+        assert await stdout.readline() == b"up\n"
+        over = asyncio.create_task(stdout.readline())
+        for instance in INSTANCES:
             responder = Responder(run_dir, secret, instance, tally, chance)
             await responder.link.start(DRAIN_S)
             stack.push_async_callback(responder.link.close, 0)
-        client = await asyncio.create_subprocess_exec(
+        process = await asyncio.create_subprocess_exec(
             *command,
             env={**os.environ, **environment, "GOONDAN_RUN_DIR": str(run_dir)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
-        stack.callback(kill, client)
-        assert client.stdin is not None
-        assert client.stdout is not None
-        ended = asyncio.Event()
-        reader = asyncio.create_task(until_answered(client.stdout, tally, ended))
-
-        def say(**wish: Any) -> None:
-            client.stdin.write(json.dumps(wish).encode() + b"\n")  # type: ignore[union-attr]
-
-        async def wait_for_an_end() -> None:
-            waiting = asyncio.create_task(ended.wait())
-            await asyncio.wait([waiting, reader], timeout=DRAIN_S, return_when=asyncio.FIRST_COMPLETED)
-            waiting.cancel()
-            assert not reader.done(), "the client has ended"
-            assert ended.is_set(), f"nothing was answered for {DRAIN_S:g} s: {sorted(set(tally.asked) - set(tally.ended))}"
-            ended.clear()
-
+        stack.callback(kill, process)
+        client = Client(process, tally)
         while not over.done():
             while len(tally.asked) - len(tally.ended) < WINDOW:
-                reference, kind = str(len(tally.asked)), chance.choice(KINDS)
-                tally.asked[reference] = kind
-                say(
-                    **{"do": kind, "ref": reference, "to": "coder", "text": reference},
-                    **{"instance": chance.choice(instances), "deadlineMs": 600_000},
-                )
-                if kind != "send" and chance.random() < GIVEN_UP:
-                    tally.given_up.add(reference)
-                    say(do="cancel", ref=reference)
-            await client.stdin.drain()
-            await wait_for_an_end()
+                client.ask(chance)
+            await client.something_ends()
         assert over.result() == b"over\n"
         while len(tally.ended) < len(tally.asked):
-            await wait_for_an_end()
+            await client.something_ends()
         until = time.monotonic() + DRAIN_S  # what was only sent is run some time after it was accepted
         while missing := unrun(tally):
             assert time.monotonic() < until, f"accepted and not run: {sorted(missing)}"
             await asyncio.sleep(0.02)
-        say(do="close")
-        assert await asyncio.wait_for(client.wait(), 10) == 0
-        await reader
-        brokers.stdin.close()
-        assert await asyncio.wait_for(brokers.wait(), 10) == 0
+        await client.close()
+        stdin.close()
+        assert await asyncio.wait_for(brokers.wait(), END_S) == 0
+
+
+async def start_brokers(
+    run_dir: Path, secret: bytes, seed: int
+) -> tuple[asyncio.subprocess.Process, asyncio.StreamWriter, asyncio.StreamReader]:
+    """The storm itself, with its standard input and output."""
+    made = msgspec.structs.replace(plan(str(run_dir / "state")), durability="process")
+    fds = [memory_file("plan", msgspec.msgpack.encode(made)), memory_file("secret", secret)]
+    try:
+        arguments = [run_dir, *fds, seed, KILLS]
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "tests.chaos.broker_storm", *map(str, arguments)),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            pass_fds=fds,
+            cwd=ROOT,
+        )
+    finally:
+        for fd in fds:
+            os.close(fd)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    return process, process.stdin, process.stdout
 
 
 def kill(process: asyncio.subprocess.Process) -> None:
