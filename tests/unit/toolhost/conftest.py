@@ -11,7 +11,7 @@ import sys
 from importlib import import_module
 
 PACKAGES = {
-    "goondan_tool": ("toolhost.inside", ("api", "orphans", "sandbox")),
+    "goondan_tool": ("toolhost.inside", ("api", "orphans", "processes", "sandbox")),
     "goondan_base": (
         "toolhost.base.goondan_base",
         ("arguments", "reasons", "shell", "redaction", "fetch", "saving", "bot_api"),

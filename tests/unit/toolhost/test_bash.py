@@ -12,6 +12,7 @@ import pytest
 from toolhost.base.bash import bash
 from toolhost.base.goondan_base import shell
 from toolhost.base.goondan_base.arguments import absolute, as_text
+from toolhost.inside.processes import signal_name
 
 
 @pytest.mark.requirement("BASH-05")
@@ -125,7 +126,7 @@ def test_a_report_fits_the_output() -> None:
 
 
 def test_signals_have_names() -> None:
-    assert [shell.signal_name(n) for n in (1, 9, 15, 31, 34)] == ["SIGHUP", "SIGKILL", "SIGTERM", "SIGSYS", "SIG34"]
+    assert [signal_name(n) for n in (1, 9, 15, 31, 34)] == ["SIGHUP", "SIGKILL", "SIGTERM", "SIGSYS", "SIG34"]
 
 
 def test_programs_are_looked_up_like_a_shell_does(tmp_path: Path) -> None:

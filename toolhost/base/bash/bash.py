@@ -11,8 +11,9 @@ import errno
 import posix
 
 from goondan_base.arguments import InvalidInput, absolute, as_text, mapping, non_empty, number, string, strings
-from goondan_base.shell import SHELL, Ended, Shell, ShellError, encode, fitting_texts, signal_name
+from goondan_base.shell import SHELL, Ended, Shell, ShellError, encode, fitting_texts
 from goondan_tool import ToolContext
+from goondan_tool.processes import signal_name
 
 TYPE_CHECKING = False  # importing typing would cost a cold jail 5 ms
 if TYPE_CHECKING:

@@ -1,0 +1,1 @@
+from toolhost.inside.processes import *
