@@ -33,6 +33,10 @@ Overlay = Mapping[str, bytes | None]
 NOTHING: Final[Overlay] = {}
 
 
+#: The bits of a mode by which somebody may execute a file. Copies of bundles keep them, whoever they were for.
+_EXECUTE: Final = 0o111
+
+
 class BundleFiles:
     """Looks up paths that documents name, relative to the bundle's root. `instead`: see Overlay; of texts only."""
 
@@ -60,7 +64,8 @@ class BundleFiles:
             return Found("", "the path leads out of the bundle, through a link")
         if not is_utf8(real):
             return Found("", "the path is not UTF-8")
-        return Found(real, None if stat.S_ISREG(state.st_mode) else "it is not a regular file")
+        fault = None if stat.S_ISREG(state.st_mode) else "it is not a regular file"
+        return Found(real, fault, bool(state.st_mode & _EXECUTE))
 
     def read_text(self, path: str) -> str:
         """Read a text file of at most MAX_PROMPT_BYTES that was found before. Raises Unreadable."""
@@ -209,7 +214,8 @@ def tree_digest(root: str) -> tuple[str, bool]:
     """SHA-256 over a tool's folder, or over the one file that is its root, and whether it covers everything.
 
     Hidden files and compiled modules do not count. Content counts up to MAX_DIGESTED_BYTES a file, beyond it size and
-    time. A file that cannot be read counts as unreadable, so that the digest changes when it can be read.
+    time; and so does whether a file is executable. One that cannot be read counts as unreadable, so that the digest
+    changes when it can be read.
     """
     total = hashlib.sha256()
     if not os.path.isdir(root):
@@ -245,6 +251,7 @@ def _file_digest(path: str, name: str) -> bytes:
         state = os.stat(path, follow_symlinks=False)
         if stat.S_ISREG(state.st_mode) and state.st_size <= MAX_DIGESTED_BYTES:
             what = hashlib.sha256(read_file(path, MAX_DIGESTED_BYTES)).hexdigest()
+            what += " executable" if state.st_mode & _EXECUTE else ""
         else:
             what = f"{state.st_mode} {state.st_size} {state.st_mtime_ns}"
     except (OSError, Unreadable):

@@ -26,6 +26,7 @@ from kernel.bundle.tools import CheckedTool
 from kernel.paths import root_of
 from kernel.plan import tool_spec
 from schemas.address import build_tool_name
+from schemas.entries import entry_kind
 from schemas.launch import SandboxSpec, ToolSpec
 from schemas.system.directories import DirectoryRefused, open_directory
 from schemas.system.private_files import replace_in
@@ -159,6 +160,8 @@ def _is_settled(finding: ModuleReport) -> bool:
 def _key(tool: CheckedTool) -> str | None:
     """A digest of the content that a finding depends on. None when it depends on more than the tool's own files."""
     sandbox = tool.body.sandbox
+    if entry_kind(tool.entry) == "executable":
+        return None  # what runs it is of the system
     if sandbox.python.venv is not None or sandbox.env or sandbox.filesystem.read or sandbox.filesystem.write:
         return None
     # A bundled tool imports what lies beside its folder (docs/design/tools.md).

@@ -25,6 +25,8 @@ class Found(Struct, frozen=True):
     path: str
     #: why it cannot be used; None when it can
     fault: str | None = None
+    #: Somebody may execute it.
+    executable: bool = True
 
 
 class Files(Protocol):

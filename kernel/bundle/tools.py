@@ -7,6 +7,7 @@ requirements SCHEMA-02 to SCHEMA-12, NAME-04, NAME-05, NAME-09, NAME-10, NAME-12
 from __future__ import annotations
 
 import posixpath
+import shlex
 from typing import Any, Final
 
 from msgspec import Struct, field
@@ -109,14 +110,24 @@ def _check_entry(tool: CheckedTool, files: Files, report: Report) -> None:
         return
     place = tool.document.place("spec", "entry")
     text = tool.document.text("spec", "entry")
-    if entry_kind(named) not in ("python", "javascript"):
-        message = f"the entry {text} is no module of Python, JavaScript or TypeScript"
-        report.error("E_CONFIG_ENTRY", message, place, "Name a .py, .js, .mjs, .ts or .mts file.")
+    kind = entry_kind(named)
+    if kind is None:
+        message = f"the entry {text} is neither a module that a worker loads nor a program"
+        report.error("E_CONFIG_ENTRY", message, place, "Name a .py, .js, .mjs, .ts or .mts file, or a program.")
         return
     found = files.find(named)
     if found.fault is not None:
         report.error("E_CONFIG_ENTRY", f"the entry {text} cannot be used: {found.fault}", place, _ENTRY_HINT)
         return
+    if kind == "executable":
+        if not found.executable:
+            message = f"the entry {text} is not executable"
+            report.error("E_CONFIG_ENTRY", message, place, f"chmod +x {shlex.quote(found.path)}")
+            return
+        for index, permission in enumerate(tool.body.sandbox.permissions):
+            message = f"the entry {text} is a program, which has no use for the permission {permission!r}"
+            at = tool.document.place("spec", "sandbox", "permissions", index)
+            report.error("E_CONFIG_INVALID_VALUE", message, at, "Leave it out, or write the handlers in Python.")
     tool.entry = found.path
     folder = posixpath.dirname(found.path)
     # A jail sees the tool's own folder, never the bundle's root, which can hold keys: then it sees the file alone.

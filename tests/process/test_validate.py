@@ -102,10 +102,22 @@ def test_every_module_is_loaded_and_every_failure_reported(tmp_path: Path) -> No
         "garbage": "import os\nos.write(3, b'\\xff' * 1000)\n" + GOOD,
         "chatty": "print('x' * 100_000)\n" + GOOD,
     }
-    result = gdn(bundle(tmp_path, modules), "--json", state=tmp_path / "s", cwd=tmp_path)
+    programs = {"shell": "#!/bin/sh\n", "no-interpreter": "#!/no/such\n", "no-program": "hello\n"}
+    path = bundle(tmp_path, modules)
+    for name, source in programs.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "tool").write_text(source)
+        (tmp_path / name / "tool").chmod(0o755)
+        with path.open("a") as out:
+            out.write(TOOL.format(name=name).replace("tool.py", "tool"))
+    result = gdn(path, "--json", state=tmp_path / "s", cwd=tmp_path)
     assert (result.returncode, result.stderr) == (2, "")
     found = errors(result)
-    assert found.keys() == {f"Tool/{name}" for name in modules} - {"Tool/good", "Tool/chatty"}
+    assert found.keys() == {f"Tool/{name}" for name in [*modules, *programs]} - {
+        "Tool/good",
+        "Tool/chatty",
+        "Tool/shell",
+    }
     assert {error["code"] for error in found.values()} == {"E_CONFIG_ENTRY"}
     assert all(error["message"].isprintable() for error in found.values())
     assert found["Tool/other-name"]["path"] == "spec.exports[0].name"
@@ -117,6 +129,8 @@ def test_every_module_is_loaded_and_every_failure_reported(tmp_path: Path) -> No
     assert "nothing_of_that_name" in found["Tool/no-module"]["message"]
     assert "SyntaxError" in found["Tool/syntax"]["message"]
     assert "boom" in found["Tool/raises"]["message"]
+    assert "the first line of tool names /no/such" in found["Tool/no-interpreter"]["message"]
+    assert "tool is no program" in found["Tool/no-program"]["message"]
 
 
 @pytest.mark.requirement("HANDLER-05")

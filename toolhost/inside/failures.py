@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 #: An error's message (characters).
 MAX_ERROR = 16384
+#: Where the worker's own code stands. Whoever reads of a failure has no use for its lines.
+_OURS = (__file__.rpartition("/")[0] + "/", "<frozen ")
 #: Exceptions looked at behind the one that was raised; a chain can be a ring.
 _DEPTH = 16
 _UNREACHABLE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.ECONNREFUSED)
@@ -51,9 +53,9 @@ def describe(error: BaseException) -> str:
 
 
 def where(error: BaseException) -> str:
-    """File and line of the innermost frame, without importing traceback."""
+    """File and line of the innermost frame, without importing traceback. "" for one in the worker's own code."""
     trace = _innermost(error)
-    if trace is None:
+    if trace is None or trace.tb_frame.f_code.co_filename.startswith(_OURS):
         return ""
     code = trace.tb_frame.f_code
     return f" at {code.co_filename}:{trace.tb_lineno} in {code.co_name}"

@@ -338,8 +338,9 @@ class Worker:
     def _run(self, call: Running) -> bytes | None:
         """Run a handler to its result frame; None when its result comes later."""
         export = call.frame["export"]
-        handler = self.handlers.get(export)
-        if handler is None:
+        try:
+            handler = self.handlers[export]
+        except KeyError:
             names = ", ".join(sorted(self.handlers)) or "none"
             message = f"the tool has no handler {export!r}; it has: {names}"
             return self._finish(call, error_frame(call.id, "LookupError", message, code="E_TOOL_NOT_FOUND"))
@@ -484,8 +485,13 @@ class NoHandlers(Exception):
 def load_handlers(entry: str, *, compiled: bool = True) -> dict[str, Callable[[ToolContext, Any], Any]]:
     """Run a tool's entry module and return its `handlers`. Raises what the module raises, or NoHandlers.
 
-    `compiled`: its compiled form is taken if there is one.
+    `compiled`: its compiled form is taken if there is one. An entry that is no Python module is a program, which is not
+    run yet. Raises NoProgram, OSError for one that cannot be run.
     """
+    if not entry.endswith(".py"):
+        from .executable import Executable
+
+        return Executable(entry)
     import _frozen_importlib as bootstrap
     import _frozen_importlib_external as external
 

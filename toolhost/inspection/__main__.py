@@ -22,6 +22,7 @@ from typing import Final
 
 import msgspec
 
+from schemas.entries import entry_kind
 from schemas.errors import GoondanError
 from schemas.launch import Filesystem, SandboxSpec, ToolHostSpec, ToolSpec
 from schemas.tool_host_reports import InspectionAnswer, InspectionRequest, ModuleReport
@@ -89,7 +90,8 @@ async def load_in_jail(
     except TimeoutError:
         return refuse(tool, "timeout", f"the module was not loaded within {request.timeout_s:g} s", "jail")
     if isinstance(told, Ready):
-        return ModuleReport(name=tool.name, method="jail", exports=told.exports)
+        exports = None if entry_kind(tool.entry) == "executable" else told.exports
+        return ModuleReport(name=tool.name, method="jail", exports=exports)
     if isinstance(told, LoadFailed):
         if told.message.startswith("NoHandlers:"):
             return refuse(tool, "handlers", NO_HANDLERS, "jail")

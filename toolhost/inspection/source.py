@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 from typing import Final, Literal
 
+from schemas.entries import entry_kind
 from schemas.launch import ToolSpec
 from schemas.tool_host_reports import ModuleReport, Reason, Refusal
 from toolhost.policy.javascript import is_javascript
@@ -26,10 +27,15 @@ def refuse(tool: ToolSpec, reason: Reason, message: str, method: Literal["jail",
 
 
 def read_source(tool: ToolSpec) -> ModuleReport:
-    """Read the `handlers` of a module from its syntax tree. The module is not run. Nobody reads JavaScript here."""
+    """Read the `handlers` of a module from its syntax tree. The module is not run.
+
+    Nobody reads JavaScript here, and a program has none.
+    """
     if is_javascript(tool):
         lacks = Refusal("runtime", tool.lack, tool.lack_fix or None) if tool.javascript is None else None
         return ModuleReport(name=tool.name, method="source", error=lacks)
+    if entry_kind(tool.entry) == "executable":
+        return ModuleReport(name=tool.name, method="source")
     try:
         with open(tool.entry, "rb") as source:
             data = source.read(MAX_SOURCE_BYTES + 1)

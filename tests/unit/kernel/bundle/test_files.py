@@ -201,11 +201,12 @@ def test_the_digest_of_a_folder_follows_its_content(tmp_path: Path) -> None:
         lambda: write(tmp_path / "t" / "sub" / "c.py", ""),
         lambda: (tmp_path / "t" / "sub" / "c.py").rename(tmp_path / "t" / "sub" / "d.py"),
         lambda: (tmp_path / "t" / "link").symlink_to("a.py"),
+        lambda: (tmp_path / "t" / "sub" / "b.py").chmod(0o755),
         (tmp_path / "t" / "a.py").unlink,
     ):
         change()
         seen.add(tree_digest(root)[0])
-    assert len(seen) == 6
+    assert len(seen) == 7
 
 
 def test_the_digest_of_one_file(tmp_path: Path) -> None:

@@ -194,6 +194,23 @@ def test_a_tool_may_be_javascript_or_typescript(look: Look, suffix: str) -> None
     assert "words" in found.checked.tools
 
 
+def test_a_program_is_executable_and_asks_nobody(look: Look, tmp_path: Path) -> None:
+    text = GOOD.replace("tools/words.py", "tools/count.sh")
+    seen = look(text, files={"tools/count.sh": "#!/bin/sh\n"})
+    program = tmp_path / "tools" / "count.sh"
+    assert [(p.code, p.path, p.suggestion) for p in seen.errors] == [
+        ("E_CONFIG_ENTRY", "spec.entry", f"chmod +x {program}")
+    ]
+    program.chmod(0o755)
+    good = look(text)
+    assert (good.errors, good.warnings, good.checked.tools["words"].entry) == ([], [], str(program))
+    asking = look(
+        text.replace("  entry: tools/count.sh\n", "  entry: tools/count.sh\n  sandbox: {permissions: [agents]}\n")
+    )
+    assert [(p.code, p.path) for p in asking.errors] == [("E_CONFIG_INVALID_VALUE", "spec.sandbox.permissions[0]")]
+    assert [p.code for p in look(GOOD.replace("words.py", "words.cjs")).errors] == ["E_CONFIG_ENTRY"]
+
+
 @pytest.mark.parametrize("suffix", ["cjs", "cts", "tsx"])
 def test_what_nothing_loads_is_no_entry(look: Look, suffix: str) -> None:
     found = look(GOOD.replace("tools/words.py", f"tools/words.{suffix}"), files={f"tools/words.{suffix}": ""})
