@@ -1,0 +1,106 @@
+/**
+ * `Bun` for tools that were written for it. Under Node it is made here: of its answers those that the specification's own
+ * tools use. Under Bun its own `spawn` is made to tell the exit code in time.
+ *
+ * Source: docs/decisions/146-the-exit-code-is-the-real-one.md; schemas/WORKER.md section 12.
+ */
+import process from "node:process";
+
+/** Let what a program says end only when the program has: whoever has read it all finds `exitCode` set. */
+function endsWith(stream, exited) {
+  const reader = stream.getReader();
+  async function pull(controller) {
+    const { value, done } = await reader.read();
+    if (!done) return controller.enqueue(value);
+    await exited;
+    controller.close();
+  }
+  return new ReadableStream({ pull, cancel: (reason) => reader.cancel(reason) });
+}
+
+/** Under Bun: the streams of `Bun.spawn` end after the program's end. */
+export function waitForExit(bun) {
+  const { spawn } = bun;
+  bun.spawn = (...args) => {
+    const program = spawn(...args);
+    for (const name of ["stdout", "stderr"]) {
+      const stream = program[name];
+      if (!(stream instanceof ReadableStream)) continue;
+      let value;
+      const get = () => (value ??= endsWith(stream, program.exited));
+      Object.defineProperty(program, name, { get, configurable: true, enumerable: true });
+    }
+    return program;
+  };
+}
+
+/** Under Node: the global `Bun`, made when a tool first looks at it. */
+export function offerBun() {
+  let made;
+  const get = () => (made ??= new Proxy(bunOf(process.getBuiltinModule), { get: known }));
+  Object.defineProperty(globalThis, "Bun", { get, configurable: true });
+}
+
+function known(bun, name) {
+  if (typeof name !== "string" || Object.hasOwn(bun, name)) return bun[name];
+  const advice = "under Node a tool has Bun.file, Bun.spawn and Bun.write. sandbox.javascript: bun runs it under Bun";
+  throw new TypeError(`Bun.${name} is Bun's own; ${advice}`);
+}
+
+function bunOf(builtin) {
+  const { promises, statSync } = builtin("node:fs");
+  const { Readable } = builtin("node:stream");
+
+  class File {
+    constructor(path) {
+      this.name = path;
+    }
+
+    get size() { return statSync(this.name, { throwIfNoEntry: false })?.size ?? 0; }
+    async exists() { return statSync(this.name, { throwIfNoEntry: false })?.isFile() ?? false; }
+    async bytes() { return new Uint8Array(await promises.readFile(this.name)); }
+    /** Read as UTF-8; a byte order mark at its beginning is no part of it. */
+    async text() { return new TextDecoder().decode(await promises.readFile(this.name)); }
+    async json() { return JSON.parse(await this.text()); }
+  }
+
+  async function write(target, content) {
+    const path = target instanceof File ? target.name : target;
+    const bytes = typeof content === "string" ? Buffer.from(content) : new Uint8Array(await new Response(content).arrayBuffer());
+    try {
+      await promises.writeFile(path, bytes);
+    } catch (error) {
+      if (error.code !== "ENOENT") throw error;
+      await promises.mkdir(builtin("node:path").dirname(path), { recursive: true });
+      await promises.writeFile(path, bytes);
+    }
+    return bytes.length;
+  }
+
+  function spawn(first, second = {}) {
+    const [command, options] = Array.isArray(first) ? [first, second] : [first.cmd, first];
+    const { cwd, env, stdin = "ignore", stdout = "pipe", stderr = "inherit" } = options;
+    const child = builtin("node:child_process").spawn(command[0], command.slice(1), { cwd, env, stdio: [stdin, stdout, stderr] });
+    const exited = new Promise((resolve, reject) => {
+      child.once("error", reject);
+      child.once("exit", (code, signal) => resolve(code ?? 128 + builtin("node:os").constants.signals[signal]));
+    });
+    exited.catch(() => {}); // whoever waits for it is told
+    if (child.pid === undefined)
+      throw Object.assign(new Error(`${command[0]} cannot be started: no such program or folder`), { code: "ENOENT" });
+    const shown = (stream) => (stream ? endsWith(Readable.toWeb(stream), exited) : undefined);
+    return {
+      pid: child.pid,
+      stdin: child.stdin ?? undefined,
+      stdout: shown(child.stdout),
+      stderr: shown(child.stderr),
+      exited,
+      kill: (signal) => void child.kill(signal),
+      get exitCode() { return child.exitCode; },
+      get signalCode() { return child.signalCode; },
+      get killed() { return child.killed; },
+    };
+  }
+
+  return { file: (path) => new File(path), spawn, write };
+}

@@ -1,0 +1,101 @@
+/**
+ * Orphans: processes that a call left behind. Noticing that there are none costs one read of /proc.
+ *
+ * Source: schemas/WORKER.md section 6.
+ */
+import fs from "node:fs";
+import process from "node:process";
+
+import { uncurried } from "./codec.mjs";
+
+const { openSync, readdirSync, readFileSync, readSync } = fs;
+const kill = process.kill.bind(process);
+const split = uncurried(String.prototype.split);
+const toString = uncurried(Buffer.prototype.latin1Slice);
+const number = Number;
+
+/** Whether this is a jail: elsewhere kill(-1) would hit every process of the user. */
+let enabled = false;
+/** The newest process id when nobody but init and this process was there; empty when that is not known. */
+let newest = "";
+/** What calls of exports with `background` left behind on purpose. */
+let kept = [];
+const loadavg = Buffer.alloc(128);
+let descriptor = -1;
+
+/** Begin, if the process ids agree that this is a jail. */
+export function enable() {
+  enabled = process.pid === 2 && process.ppid === 1;
+  newest = newestPid();
+}
+
+/** A call has ended and no other runs: kill every process but this one and init; `keep` spares them for good. */
+export function sweep(keep) {
+  if (!enabled) return;
+  const newer = newestPid();
+  if (newer !== "" && newer === newest) return; // no process and no thread was started since
+  if (!alone()) {
+    if (keep) kept = others();
+    else if (kept.length > 0) kept = killOthers();
+    else end(-1); // looks at every process of the host, so it is not what is done first
+  }
+  newest = newestPid();
+}
+
+/** Equal to what it said before if and only if no process or thread was started since; empty if unknown. */
+function newestPid() {
+  try {
+    if (descriptor < 0) descriptor = openSync("/proc/loadavg", "r");
+    return split(toString(loadavg, 0, readSync(descriptor, loadavg, 0, 128, 0)), " ")[4];
+  } catch {
+    descriptor = -1; // the tool closed it
+    return "";
+  }
+}
+
+function read(path) {
+  try {
+    return readFileSync(path, "latin1");
+  } catch {
+    return "";
+  }
+}
+
+/** Whether neither init nor a thread of this process has another child. */
+function alone() {
+  if (read("/proc/1/task/1/children") !== "2 ") return false;
+  const threads = readdirSync("/proc/2/task");
+  for (let i = 0; i < threads.length; i++) if (read(`/proc/2/task/${threads[i]}/children`) !== "") return false;
+  return true;
+}
+
+function others() {
+  const pids = [];
+  const names = readdirSync("/proc");
+  for (let i = 0; i < names.length; i++) if (number(names[i]) > 2) pids[pids.length] = number(names[i]);
+  return pids;
+}
+
+/** Kill all but the kept ones and their descendants; which of the kept ones still live. */
+function killOthers() {
+  const spared = { __proto__: null };
+  for (let i = 0; i < kept.length; i++) spared[kept[i]] = false;
+  const live = [];
+  const pids = others();
+  for (let i = 0; i < pids.length; i++) {
+    const parent = split(split(read(`/proc/${pids[i]}/stat`), ") ")[1] ?? "", " ")[1];
+    if (pids[i] in spared || spared[parent]) {
+      spared[pids[i]] = true;
+      live[live.length] = pids[i];
+    } else end(pids[i]);
+  }
+  return live;
+}
+
+function end(pid) {
+  try {
+    kill(pid, "SIGKILL");
+  } catch {
+    // nobody there
+  }
+}
