@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from pathlib import Path
 from typing import Final
 
@@ -10,7 +11,8 @@ import pytest
 
 from tests.kernel_fixture import ROOT
 
-CLIENTS: Final = ("rust",)
+CLIENTS: Final = ("python", "rust")
+PYTHON: Final = ROOT / "clients" / "python"
 RUST: Final = ROOT / "examples" / "polyglot" / "rust"
 #: Debian's own cargo, which builds from the sources of Debian's packages.
 CARGO: Final = "/usr/bin/cargo"
@@ -21,6 +23,8 @@ BUILD_S: Final = 240
 
 def command_of(client: str) -> tuple[list[str], dict[str, str]]:
     """The command that speaks the certificate's line protocol, and what it needs in its environment."""
+    if client == "python":
+        return [sys.executable, "-m", "goondan_client.certified"], {"PYTHONPATH": str(PYTHON)}
     return [str(rust()), "certified"], {}
 
 

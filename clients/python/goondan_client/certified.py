@@ -80,6 +80,7 @@ async def main() -> None:
                     task.cancel()
             else:
                 open_[wish["ref"]] = asyncio.create_task(serve(gdn, wish))
+                await asyncio.sleep(0)  # it begins: given up before that, it would say nothing
 
 
 if __name__ == "__main__":
