@@ -45,6 +45,10 @@ class NewResource(NamedTuple):
     module_mark: str
     #: Whether there must be a goondan.yaml. If not, a missing one is made with this document alone.
     needs_bundle: bool
+    #: The folder of the template with the files of one language. "": the template has one language.
+    language: str = ""
+    #: What ends the module's name, in place of `TOOL_SUFFIX`.
+    suffix: str = "py"
 
     def write(self, name: str, folder: str, steps: list[tuple[str, str]], *, as_json: bool) -> None:
         """Write the resource into the bundle of a folder, and say so. `steps` are the next commands and their purposes.
@@ -86,9 +90,15 @@ class NewResource(NamedTuple):
         from kernel.cli.init import template_files
 
         def fill(text: str) -> str:
-            return text.replace(self.name_mark, name).replace(self.module_mark, module_name(name))
+            filled = text.replace(self.name_mark, name).replace(self.module_mark, module_name(name))
+            return filled.replace("TOOL_SUFFIX", self.suffix)
 
-        return {fill(path): fill(data.decode("utf-8")).encode() for path, data in template_files(self.template).items()}
+        files = template_files(self.template)
+        chosen = {path: data for path, data in files.items() if path == self.manifest or path.startswith(self.language)}
+        return {
+            fill(path.removeprefix(f"{self.language}/")): fill(data.decode("utf-8")).encode()
+            for path, data in chosen.items()
+        }
 
     def _entering(self, folder: str, steps: list[tuple[str, str]]) -> list[tuple[str, str]]:
         """The steps. When the folder is not the current one, `cd` comes first."""

@@ -58,7 +58,8 @@ class Placing:
         self._open.clear()
 
     def write(self, files: Mapping[str, bytes], *, replace: bool) -> list[str]:
-        """Write files: relative path with `/` -> content. Returns the paths, in order.
+        """Write files: relative path with `/` -> content; what begins with `#!` is executable. Returns the paths, in
+        order.
 
         `replace`: the new file replaces a file or a link of its name; it is never written through a link. Raises
         GoondanError E_INIT before anything is written when a file exists already, or when a folder on the way is a link
@@ -161,7 +162,7 @@ class Placing:
         """Write a file under its name, or, to replace one, under another name beside it. Returns the name."""
         fd, leaf = self._place_of(name)
         target = f".{leaf}.{os.getpid()}.new" if replace else leaf
-        out = os.open(target, _NEW, 0o666, dir_fd=fd)
+        out = os.open(target, _NEW, 0o777 if data.startswith(b"#!") else 0o666, dir_fd=fd)
         self._made.append((fd, target, False))
         with open(out, "wb") as file:
             file.write(data)

@@ -1,4 +1,6 @@
-"""`gdn tool new NAME`: a tool to begin with: `tools/NAME.py`, `tests/test_NAME.py`, and its document in goondan.yaml.
+"""`gdn tool new NAME`: a tool to begin with, its test, and its document in goondan.yaml.
+
+In Python these are `tools/NAME.py` and `tests/test_NAME.py`; a program in `sh` is `tools/NAME.sh`.
 
 A folder without a goondan.yaml gets one with this document alone, which is enough for `gdn call`.
 
@@ -12,7 +14,13 @@ from typing import Final
 import click
 
 from kernel.cli import options
-from kernel.cli.new_resource import NewResource, check_name, in_folder
+from kernel.cli.new_resource import NewResource, check_name, in_folder, module_name
+
+#: Language -> what ends the names of its files, and the command that runs the tests by themselves.
+_LANGUAGES: Final = {
+    "python": ("py", "python3 -m unittest discover -s tests"),
+    "sh": ("sh", "sh tests/test_{module}.sh"),
+}
 
 _TOOL: Final = NewResource(
     kind="Tool",
@@ -26,19 +34,21 @@ _TOOL: Final = NewResource(
 
 @click.command(name="new")
 @click.argument("name")
+@click.option("--language", type=click.Choice([*_LANGUAGES]), default="python", help="What it is written in.")
 @in_folder
 @options.as_json
-def command(name: str, folder: str, as_json: bool) -> int:
-    """Write a new tool into a bundle: its module, its test, and its document in goondan.yaml."""
+def command(name: str, language: str, folder: str, as_json: bool) -> int:
+    """Write a new tool into a bundle: its module or program, its test, and its document in goondan.yaml."""
     from kernel.bundle.base import base_tools
     from schemas.address import MAX_TOOL_NAME, build_tool_name
 
     check_name(name, _TOOL.kind, base_tools(), fits=len(build_tool_name(name, "run")) <= MAX_TOOL_NAME)
+    suffix, tests = _LANGUAGES[language]
     steps = [
         (f"gdn tool test {name}", "checks the manifest and runs its examples in the sandbox"),
         (f'gdn call {name}__run \'{{"text": "hello"}}\'', "one call"),
-        ("python3 -m unittest discover -s tests", "tests the functions by themselves"),
+        (tests.format(module=module_name(name)), "tests it by itself"),
         (f"- Tool/{name}", "in spec.tools of an Agent lets it use the tool"),
     ]
-    _TOOL.write(name, folder, steps, as_json=as_json)
+    _TOOL._replace(language=language, suffix=suffix).write(name, folder, steps, as_json=as_json)
     return 0

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -289,6 +291,23 @@ def test_a_new_tool_is_valid_works_and_has_a_test_that_passes(kernel: Sandbox) -
     shell = [step["command"] for step in made.json["next"] if step["command"].startswith("gdn call")]
     (arguments,) = [line.split("'")[1] for line in shell]
     assert kernel.gdn("call", "word-count__run", arguments).json["output"] == {"words": 1}
+
+
+@pytest.mark.skipif(shutil.which("jq") is None, reason="there is no jq")
+def test_a_new_tool_in_shell_is_a_program_with_its_test(kernel: Sandbox) -> None:
+    made = kernel.gdn("tool", "new", "shell-count", "--language", "sh", "--json")
+    assert made.json["files"] == ["tests/test_shell_count.sh", "tools/shell_count.sh"]
+    assert os.access(kernel.home / "tools" / "shell_count.sh", os.X_OK)
+    assert kernel.gdn("validate", "--json").json["valid"]
+    assert kernel.gdn("tool", "test", "shell-count").out.endswith("1 passed\n")
+    (command,) = [step["command"] for step in made.json["next"] if step["command"].startswith("sh ")]
+    passed = subprocess.run(command.split(), cwd=kernel.home, capture_output=True, text=True, timeout=30, check=False)
+    assert (passed.returncode, passed.stdout) == (0, "passed\n"), passed.stderr
+    program = kernel.home / "tools" / "shell_count.sh"
+    program.write_text(program.read_text().replace("words:", "word:"))
+    wrong = subprocess.run(command.split(), cwd=kernel.home, capture_output=True, text=True, timeout=30, check=False)
+    assert wrong.returncode == 1
+    assert "output.words: missing" in kernel.gdn("tool", "test", "shell-count").out
 
 
 def test_a_new_tool_in_a_folder_without_a_bundle(kernel: Sandbox) -> None:
