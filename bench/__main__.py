@@ -22,6 +22,7 @@ MODULES = (
     "durable",
     "durable_power",
     "asking",
+    "python_client",
     "queued",
     "journal_start",
     "tool_call",

@@ -71,7 +71,7 @@ async def test_what_it_does(run_dir: Path) -> None:
             await gdn.ask("nobody", "hi")
         assert caught.value.code == "E_AGENT_NOT_FOUND"
 
-        assert ("main", "does") in {(one.agent, one.instance) for one in await gdn.instances()}
+        assert ("main", "does") in {(one["agent"], one["instanceKey"]) for one in await gdn.instances()}
         assert await gdn.approvals() == []
         with pytest.raises(GoondanError) as caught:
             await gdn.decide("none", "yes")
@@ -108,7 +108,7 @@ async def test_who_gives_up_cancels_the_turn(run_dir: Path) -> None:
         async for item in gdn.stream("main", exec_("sleep 50"), instance="stream"):
             if item.kind == "tool.called":
                 break
-        while ("main", "gives-up") not in {(one.agent, one.instance) for one in await gdn.instances()}:
+        while ("main", "gives-up") not in {(one["agent"], one["instanceKey"]) for one in await gdn.instances()}:
             await asyncio.sleep(0.02)
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -177,7 +177,7 @@ def test_it_finds_the_kernel_of_a_bundle(swarm: Sandbox, monkeypatch: pytest.Mon
     tmp_path.chmod(0o755)
     (tmp_path / "clients.sock").touch()
     with pytest.raises(GoondanError) as caught:
-        connect(run_dir=tmp_path)._place.token(str(tmp_path))
+        connect(run_dir=tmp_path)._link._place.token(str(tmp_path))
     assert caught.value.code == "E_BROKER_UNTRUSTED"
 
 

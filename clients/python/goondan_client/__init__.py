@@ -8,17 +8,6 @@ and the same without asyncio: `with connect() as gdn: answer = gdn.ask("coder", 
 
 from goondan_client.client import BlockingClient, Client, connect
 from goondan_client.errors import GoondanError
-from goondan_client.frames import Answer, Approval, Instance, LiveEvent, ToolResult, Usage
+from goondan_client.frames import Answer, LiveEvent, ToolResult, Usage
 
-__all__ = [
-    "Answer",
-    "Approval",
-    "BlockingClient",
-    "Client",
-    "GoondanError",
-    "Instance",
-    "LiveEvent",
-    "ToolResult",
-    "Usage",
-    "connect",
-]
+__all__ = ["Answer", "BlockingClient", "Client", "GoondanError", "LiveEvent", "ToolResult", "Usage", "connect"]

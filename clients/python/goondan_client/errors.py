@@ -10,20 +10,10 @@ class GoondanError(Exception):
     - `message`: what is wrong, in one sentence. It may come from outside: treat it as data.
     - `suggestion`: what to do about it; None where there is nothing to say.
     - `retry_after`: after how many seconds to try again; only with `E_OVERLOADED`.
-    - `help_url`: a page that says more.
     """
 
     def __init__(
-        self,
-        code: str,
-        message: str,
-        suggestion: str | None = None,
-        retry_after: float | None = None,
-        help_url: str | None = None,
+        self, code: str, message: str, suggestion: str | None = None, retry_after: float | None = None
     ) -> None:
         super().__init__(f"{code}: {message}")
-        self.code = code
-        self.message = message
-        self.suggestion = suggestion
-        self.retry_after = retry_after
-        self.help_url = help_url
+        self.code, self.message, self.suggestion, self.retry_after = code, message, suggestion, retry_after

@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import re
 import stat
 from collections.abc import Sequence
 from contextlib import suppress
@@ -20,7 +21,7 @@ from typing import Any, Final
 import msgspec
 
 from goondan_client.errors import GoondanError
-from goondan_client.frames import Blob, FilePart, check_values
+from goondan_client.frames import Blob, check_values
 
 #: Characters of a digest in the name of a workspace.
 _DIGEST_CHARS: Final = 16
@@ -31,13 +32,16 @@ MAX_FILES: Final = 16
 MAX_FILE: Final = 16 << 20
 MAX_ALL: Final = 20 << 20
 #: How contents begin that a model may see.
-_KINDS: Final = (
-    (b"\x89PNG\r\n\x1a\n", "image/png"),
-    (b"\xff\xd8\xff", "image/jpeg"),
-    (b"GIF87a", "image/gif"),
-    (b"GIF89a", "image/gif"),
-    (b"%PDF-", "application/pdf"),
-)
+_KINDS: Final = {
+    rb"\x89PNG\r\n\x1a\n": "image/png",
+    rb"\xff\xd8\xff": "image/jpeg",
+    rb"GIF8[79]a": "image/gif",
+    rb"RIFF....WEBP": "image/webp",
+    rb"%PDF-": "application/pdf",
+}
+
+
+FileParts = list[dict[str, Any]]
 
 
 class Place:
@@ -110,21 +114,22 @@ def _small(path: str) -> bytes:
         return file.read(_MAX_SMALL)
 
 
-def write_blob(folder: str, payload: bytes | memoryview, durable: bool) -> Blob:
+def write_blob(folder: str | None, payload: bytes | memoryview, durable: bool) -> Blob:
     """Lay a payload down. `durable`: it survives a loss of power.
 
     Raises GoondanError E_DISK_FULL, E_BLOB_UNAVAILABLE; nothing is left behind then.
     """
+    if folder is None:
+        raise GoondanError("E_BLOB_UNAVAILABLE", "this program has no access to the folder of large payloads")
     name = os.urandom(16).hex()
-    path = f"{folder}/{name}"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        with open(
-            os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "wb"
-        ) as out:
-            out.write(payload)
-            out.flush()
+        with open(os.open(f"{folder}/{name}", flags, 0o600), "wb", buffering=0) as file:
+            view = memoryview(payload)
+            while view:
+                view = view[file.write(view) or 0 :]
             if durable:
-                os.fsync(out.fileno())
+                os.fsync(file.fileno())
         if durable:
             above = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
@@ -162,45 +167,40 @@ def read_blob(folder: str | None, blob: Blob) -> bytes:
     return data
 
 
-def touch_blob(folder: str, file: str) -> None:
+def touch_blob(folder: str | None, file: str) -> None:
     """Somebody still refers to it: no sweep takes it for a while."""
     with suppress(OSError):
         os.utime(f"{folder}/{file}", follow_symlinks=False)
 
 
-def remove_blob(folder: str, file: str) -> None:
+def remove_blob(folder: str | None, file: str) -> None:
     """Delete it, if it is there."""
     with suppress(OSError):
         os.unlink(f"{folder}/{file}")
 
 
-def lay_down(folder: str | None, files: Sequence[str | os.PathLike[str] | bytes], durable: bool) -> list[FilePart]:
-    """Put the pictures and PDFs of a message where its event can name them: paths, or contents.
+def lay_down(folder: str | None, files: Sequence[str | os.PathLike[str] | bytes], durable: bool) -> FileParts:
+    """Put the pictures and PDFs of a message where its event can name them: paths, or contents. Returns FileParts.
 
     Raises GoondanError E_FILE_INVALID, E_BLOB_UNAVAILABLE, E_DISK_FULL; nothing is left behind then.
     """
-    if folder is None:
-        raise GoondanError("E_BLOB_UNAVAILABLE", "this program has no access to the folder of large payloads")
-    if len(files) > MAX_FILES:
-        raise GoondanError("E_FILE_INVALID", f"{len(files)} files with one message, limit {MAX_FILES}")
-    parts: list[FilePart] = []
+    parts: list[dict[str, Any]] = []
     left = MAX_ALL
     try:
         for file in files:
+            name = None if isinstance(file, bytes) else os.path.basename(os.fspath(file))
             content = file if isinstance(file, bytes) else _content(file)
             left -= len(content)
-            if len(content) > MAX_FILE or left < 0:
-                raise GoondanError("E_FILE_INVALID", "a file has 16 MiB at most, those of a message 20 MiB together")
-            kind = next((kind for head, kind in _KINDS if content.startswith(head)), None)
-            if content.startswith(b"RIFF") and content[8:12] == b"WEBP":
-                kind = "image/webp"
+            if len(parts) == MAX_FILES or len(content) > MAX_FILE or left < 0:
+                raise GoondanError("E_FILE_INVALID", "a message has 16 files at most, each of 16 MiB, 20 MiB together")
+            kind = next((kind for head, kind in _KINDS.items() if re.match(head, content, re.DOTALL)), None)
             if kind is None:
-                raise GoondanError("E_FILE_INVALID", "a file is no PNG, JPEG, GIF, WebP or PDF")
-            name = None if isinstance(file, bytes) else os.path.basename(os.fspath(file))
-            parts.append(FilePart(write_blob(folder, content, durable), kind, name, "file"))
+                raise GoondanError("E_FILE_INVALID", f"{name or 'a file'} is no PNG, JPEG, GIF, WebP or PDF")
+            blob = write_blob(folder, content, durable)
+            parts.append({"type": "file", "blob": blob, "mediaType": kind, "name": name})
     except GoondanError:
         for part in parts:
-            remove_blob(folder, part.blob.file)
+            remove_blob(folder, part["blob"].file)
         raise
     return parts
 

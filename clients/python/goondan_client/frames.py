@@ -48,78 +48,23 @@ class Blob(Struct, frozen=True):
     size: int
 
 
-class FilePart(Struct, frozen=True, rename="camel", omit_defaults=True):
-    """A picture or a PDF of a message."""
-
-    #: Where its bytes lie.
-    blob: Blob
-    #: What it is, as its first bytes say.
-    media_type: str
-    #: Its name.
-    name: str | None = None
-    #: Always `file`.
-    type: Literal["file"] | None = None
-
-
-class ReplyTo(Struct, frozen=True, rename="camel"):
-    """An answer is wanted."""
-
-    #: Always `client`.
-    target: str
-    #: How the answer will be recognised.
-    correlation_id: str
-
-
-class Frame(Struct, rename="camel", omit_defaults=True, kw_only=True):
-    """One message. Fields that a client has no use for are skipped."""
+class Frame(Struct, rename="camel", omit_defaults=True):
+    """A message that has come: what a client has a use for."""
 
     #: What it is.
     type: str
     #: Its id, to which answers refer.
     id: str | None = None
-    #: The agent that it is for.
-    to: str | None = None
-    #: The instance of the agent.
-    instance_key: str | None = None
     #: The event.
     event_id: str | None = None
-    #: An answer is wanted.
-    reply_to: ReplyTo | None = None
     #: What it answers.
     in_reply_to: str | None = None
-    #: Of `ack` and `clock`.
+    #: Of `clock`.
     stage: str | None = None
-    #: The trace.
-    trace_id: str | None = None
-    #: What is left of its time when it is sent (milliseconds).
-    deadline_ms: int | None = None
-    #: Where the turn works: an absolute path.
-    workdir: str | None = None
-    #: The asker wants to hear of the turn.
-    live: bool | None = None
     #: A payload that is too large for the frame.
     blob: Blob | None = None
-    #: What the sender says of its content.
-    digest: str | None = None
-    #: The files of a message.
-    files: list[FilePart] | None = None
     #: What it says, still encoded.
     payload: Raw = NOTHING
-
-
-class Hello(Struct, rename="camel", omit_defaults=True):
-    """The first frame of a connection."""
-
-    #: The operator's token.
-    token: str
-    #: Random, one for each program.
-    incarnation: str
-    #: Versions that are spoken here.
-    versions: list[int]
-    #: Correlation ids of the answers that are waited for.
-    awaiting: list[str] = []
-    #: Our process.
-    pid: int | None = None
 
 
 class Welcome(Struct, frozen=True, rename="camel"):
@@ -129,18 +74,12 @@ class Welcome(Struct, frozen=True, rename="camel"):
     version: int
     #: The name of this connection.
     principal: str
-    #: Random for each start of the broker.
-    broker: str
     #: How many new events may be unanswered at once.
     credit: int
-    #: The largest frame (bytes).
-    max_frame: int
     #: The folder of large payloads.
     blobs: str | None = None
     #: What an accepted event survives.
     durability: Literal["power", "process"] = "power"
-    #: Names the content of the bundle.
-    revision: str | None = None
 
 
 class Credit(Struct, frozen=True):
@@ -148,15 +87,6 @@ class Credit(Struct, frozen=True):
 
     #: How many new events may be unanswered at once.
     window: int
-
-
-class Shutdown(Struct, frozen=True, rename="camel"):
-    """The kernel was told to stop. What was accepted is kept."""
-
-    #: How long it takes (milliseconds). None: no limit.
-    grace_period_ms: int | None
-    #: Why.
-    reason: Literal["restart", "config_change", "orchestrator_shutdown", "idle"]
 
 
 class ErrorPayload(Struct, frozen=True, rename="camel"):
@@ -168,15 +98,13 @@ class ErrorPayload(Struct, frozen=True, rename="camel"):
     code: str | None = None
     #: What to do about it.
     suggestion: str | None = None
-    #: A page that says more.
-    help_url: str | None = None
     #: When to try again (milliseconds).
     retry_after_ms: int | None = None
 
     def as_exception(self, code: str = "E_INTERNAL") -> GoondanError:
         """The exception that says it. `code` stands in for one that is missing."""
         retry = None if self.retry_after_ms is None else self.retry_after_ms / 1000
-        return GoondanError(self.code or code, self.message, self.suggestion, retry, self.help_url)
+        return GoondanError(self.code or code, self.message, self.suggestion, retry)
 
 
 class Usage(Struct, rename="camel"):
@@ -235,8 +163,8 @@ class Answer(Struct, rename="camel", kw_only=True):
     output: Raw = NOTHING
 
 
-class AgentEvent(Struct, rename="camel", omit_defaults=True, kw_only=True):
-    """The payload of an event."""
+class AgentEvent(Struct, rename="camel", kw_only=True):
+    """The payload of an event that has come."""
 
     #: The event.
     id: str
@@ -244,8 +172,6 @@ class AgentEvent(Struct, rename="camel", omit_defaults=True, kw_only=True):
     type: str
     #: When it was made: RFC 3339.
     created_at: str
-    #: What it says.
-    input: Any = None
     #: Anything else.
     metadata: dict[str, Any] | None = None
     #: Of an answering event: how the turn ended.
@@ -300,66 +226,19 @@ class LiveEvent(Struct, frozen=True, rename="camel", kw_only=True):
     wait: dict[str, Any] | None = None
 
 
-class Approval(Struct, frozen=True, rename="camel", kw_only=True):
-    """One item that waits for a person, or was decided."""
-
-    #: The call; or give `code`.
-    id: str
-    #: A short name of it.
-    code: str
-    #: A call that waits for approval, or a question.
-    kind: str
-    #: The agent that asks.
-    agent: str
-    #: The instance that asks.
-    instance_key: str
-    #: The event whose turn asks.
-    event_id: str
-    #: The tool.
-    tool: str
-    #: `waits`, or how it was decided.
-    state: str
-    #: The final arguments. None: too large for a list.
-    args: Any = None
-    #: Where the call works.
-    workdir: str | None = None
-    #: Of a question: its text.
-    message: str | None = None
-    #: Of a question: the JSON Schema of its answer.
-    schema: Any = None
-    #: Why a person is asked.
-    reason: str | None = None
-    #: When it was asked (milliseconds since 1970).
-    asked_ms: int = 0
-    #: When it ends without a decision (milliseconds since 1970).
-    expires_ms: int | None = None
-
-
-class Instance(Struct, frozen=True, rename="camel", kw_only=True):
-    """An instance of an agent that runs."""
-
-    #: The agent.
-    agent: str = field(name="name")
-    #: Its key.
-    instance: str | None = field(default=None, name="instanceKey")
-    #: Its process.
-    pid: int | None = None
-    #: When that began (CLOCK_BOOTTIME, milliseconds).
-    started_ms: int | None = None
-
-
 _read = msgspec.msgpack.Decoder(Frame).decode
 encode = msgspec.msgpack.Encoder().encode
 """A value to msgpack bytes."""
 _decoders: dict[Any, msgspec.msgpack.Decoder[Any]] = {}
+_SCALARS: Final = frozenset((str, int, float, bool))
 #: What msgspec raises for bad bytes.
 _BAD: Final = (msgspec.MsgspecError, RecursionError, ValueError, OverflowError)
 
 
-def to_raw(value: Any) -> Raw:
+def packed(value: Any) -> bytes:
     """A value as a payload. Raises GoondanError E_FRAME_INVALID when msgpack has no such value."""
     try:
-        return Raw(encode(value))
+        return encode(value)
     except (TypeError, *_BAD) as error:
         raise GoondanError("E_FRAME_INVALID", f"this cannot be sent: {str(error)[:200]}") from None
 
@@ -398,29 +277,21 @@ def checked(value: Any, depth: int = MAX_DEPTH) -> None:
     Raises GoondanError E_FRAME_INVALID.
     """
     level = [value]
-    for left in range(depth, -1, -1):
+    while level:
         below: list[Any] = []
         for item in level:
             kind = type(item)
-            if kind is dict:
-                if not all(type(key) is str for key in item):
+            if kind is dict or kind is list:
+                if kind is dict and not all(type(key) is str for key in item):
                     raise GoondanError("E_FRAME_INVALID", "a key of a map is no text")
-                below.extend(item.values())
-            elif kind is list:
-                below.extend(item)
-            elif kind is float:
-                if not isfinite(item):
-                    raise GoondanError("E_FRAME_INVALID", "a number is not finite")
-                continue
-            elif item is not None and kind is not str and kind is not int and kind is not bool:
+                if not depth:
+                    raise GoondanError("E_FRAME_INVALID", "a payload nests too deep")
+                below.extend(item.values() if kind is dict else item)
+            elif kind is float and not isfinite(item):
+                raise GoondanError("E_FRAME_INVALID", "a number is not finite")
+            elif item is not None and kind not in _SCALARS:
                 raise GoondanError("E_FRAME_INVALID", f"a value of the type {kind.__name__} is no JSON value")
-            else:
-                continue
-            if not left:
-                raise GoondanError("E_FRAME_INVALID", f"a payload nests deeper than {depth}")
-        if not below:
-            return
-        level = below
+        level, depth = below, depth - 1
 
 
 def check_reference(frame: Frame) -> None:
@@ -436,10 +307,9 @@ def check_reference(frame: Frame) -> None:
         raise GoondanError("E_FRAME_TOO_LARGE", f"a payload of {blob.size} bytes, limit {MAX_BLOB}")
 
 
-#: How many bytes a value has besides its first, and how many values lie in it: (width of a length, size, kind).
+#: By the first byte of a value: how many bytes follow, and how many bytes tell a length, as in msgpack's specification.
 _SIZES: Final = {0xCA: 4, 0xCB: 8, 0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8, 0xD0: 1, 0xD1: 2, 0xD2: 4, 0xD3: 8}
-_TEXTS: Final = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4}
-_HOLDERS: Final = {0xDC: (2, 1), 0xDD: (4, 1), 0xDE: (2, 2), 0xDF: (4, 2)}
+_LENGTHS: Final = {0xD9: 1, 0xDA: 2, 0xDB: 4, 0xDC: 2, 0xDD: 4, 0xDE: 2, 0xDF: 4}
 
 
 def check_values(data: bytes, limit: int = MAX_VALUES) -> None:
@@ -447,19 +317,20 @@ def check_values(data: bytes, limit: int = MAX_VALUES) -> None:
 
     Raises GoondanError E_FRAME_INVALID.
     """
-    at, seen = 0, 0
+    at = seen = 0
     while at < len(data):
         first = data[at]
         at += 1
-        if 0x80 <= first < 0xA0:
+        if (width := _LENGTHS.get(first)) is not None:
+            length = int.from_bytes(data[at : at + width], "big")
+            at += width + (length if first < 0xDC else 0)
+            seen += 0 if first < 0xDC else length if first < 0xDE else 2 * length
+        elif 0x80 <= first < 0xA0:
             seen += (first & 15) * (2 if first < 0x90 else 1)
         elif 0xA0 <= first < 0xC0:
             at += first & 31
-        elif (width := _TEXTS.get(first)) is not None:
-            at += width + int.from_bytes(data[at : at + width], "big")
-        elif (holder := _HOLDERS.get(first)) is not None:
-            seen += holder[1] * int.from_bytes(data[at : at + holder[0]], "big")
-            at += holder[0]
+        elif 0xC4 <= first < 0xCA or 0xD4 <= first < 0xD9:
+            raise GoondanError("E_FRAME_INVALID", "a payload has bytes or an ext type, which JSON has not")
         else:
             at += _SIZES.get(first, 0)
         if seen > limit:

@@ -20,8 +20,8 @@ from msgspec import Raw
 
 from goondan_client.errors import GoondanError
 from goondan_client.files import Place, read_blob, remove_blob, touch_blob
-from goondan_client.frames import INLINE, MAX_EVENT, MAX_RECEIVED, Frame, Welcome, check_reference, decode
-from goondan_client.machine import Done, Effect, Entry, Greet, Machine, News, Reconnect, Refused, Welcomed
+from goondan_client.frames import MAX_RECEIVED, Frame, Welcome, check_reference, decode
+from goondan_client.machine import GRACE_S, HELLO_AGAIN_S, Effect, Entry, Machine
 
 #: How often deadlines, hellos and silence are looked at (seconds); and when there is nothing to wait for.
 TICK_S: Final = 0.1
@@ -34,20 +34,17 @@ BURST: Final = 24
 AGAIN_S: Final = 0.005
 #: How long acknowledgements may take to leave at the end (milliseconds).
 LINGER_MS: Final = 300
-_OPTIONS: Final = (
-    (zmq.LINGER, 0),
-    (zmq.IMMEDIATE, 1),
-    (zmq.PROBE_ROUTER, 1),
-    (zmq.RECONNECT_IVL, 20),
-    (zmq.SNDHWM, 8192),
-    (zmq.RCVHWM, 8192),
-    (zmq.MAXMSGSIZE, MAX_RECEIVED),
-)
+_OPTIONS: Final = {
+    zmq.LINGER: 0,
+    zmq.IMMEDIATE: 1,
+    zmq.PROBE_ROUTER: 1,
+    zmq.RECONNECT_IVL: 20,
+    zmq.MAXMSGSIZE: MAX_RECEIVED,
+    zmq.SNDHWM: 8192,
+    zmq.RCVHWM: 8192,
+}
 # Plain integers: pyzmq's enums cost a look-up on every call.
-_NOBLOCK: Final = int(zmq.NOBLOCK)
-_EVENTS: Final = int(zmq.EVENTS)
-_POLLIN: Final = int(zmq.POLLIN)
-_RCVMORE: Final = int(zmq.RCVMORE)
+_NOBLOCK, _EVENTS, _POLLIN, _RCVMORE = int(zmq.NOBLOCK), int(zmq.EVENTS), int(zmq.POLLIN), int(zmq.RCVMORE)
 
 T = TypeVar("T")
 
@@ -56,55 +53,51 @@ class Link:
     """One connection to a kernel, which survives the kernel. Use it in the loop that was running at `open` only."""
 
     def __init__(self, place: Place) -> None:
-        self._place = place
-        self._run_dir = ""
         self.machine = Machine(os.urandom(6).hex(), os.getpid())
-        self._context: zmq.Context[zmq.Socket[bytes]]
-        self._socket: zmq.Socket[bytes] | None = None
-        self._fd = -1
-        self._reading = False
-        self._scheduled = False
-        self._retry: asyncio.TimerHandle | None = None
-        self._ticker: asyncio.TimerHandle | None = None
-        self._welcomed: asyncio.Future[Welcome] | None = None
+        self.machine.phase = "closed"  # until `open`
         #: Frames that were dropped because they were none, or had several parts.
         self.bad_frames = 0
+        self._place = place
+        self._socket: zmq.Socket[bytes] | None = None
+        self._reading = self._scheduled = False
+        self._retry: asyncio.TimerHandle | None = None
 
     # --- life
 
-    async def open(self, timeout: float) -> Welcome:
+    async def open(self, timeout: float) -> None:
         """Connect and be welcomed. Raises GoondanError: E_KERNEL_NOT_RUNNING, E_BROKER_UNTRUSTED, or a refusal."""
-        self._loop = asyncio.get_running_loop()
+        self._loop = loop = asyncio.get_running_loop()
+        self.machine.phase = "absent"
         self._run_dir = self._place.run_dir()
+        self._welcomed: asyncio.Future[None] = loop.create_future()
         self._context = zmq.Context(io_threads=1)
-        self._welcomed = self._loop.create_future()
         self._connect()
-        self._tick()
+        self._ticker = loop.call_later(TICK_S, self._tick)
         try:
             async with asyncio.timeout(timeout):
-                return await asyncio.shield(self._welcomed)
+                await self._welcomed
         except TimeoutError:
             message = f"no welcome from the kernel in {self._run_dir} within {timeout:g} s"
             raise GoondanError("E_KERNEL_NOT_RUNNING", message, "`gdn ps` shows what runs.") from None
         finally:
-            if self.machine.phase != "ready":
-                self._end(0)
+            if not self.machine.rests:
+                await self.close()
 
     async def close(self) -> None:
         """Leave. What is unanswered raises E_LINK_CLOSED; what was accepted goes on in the kernel."""
-        if self._socket is None:
-            return
         self._flush()
-        self._fail(GoondanError("E_LINK_CLOSED", "the connection was closed before the answer came", "Connect again."))
-        self._end(LINGER_MS)
-        await self._loop.run_in_executor(None, self._context.term)
+        self._end(GoondanError("E_LINK_CLOSED", "the connection was closed before the answer came", "Connect again."))
+        await self.in_thread(self._context.term)
 
-    def _end(self, linger: int) -> None:
-        if self._ticker is not None:
-            self._ticker.cancel()
-        self._disconnect(linger)
-        if not linger:
-            self._context.term()
+    def _end(self, error: GoondanError) -> None:
+        """It is over: every request raises this error."""
+        self._ticker.cancel()
+        waiters = [entry.waiter for entry in self.machine.close()]
+        for waiter in (self._welcomed, *waiters):
+            if not waiter.done():
+                waiter.set_exception(error)
+                waiter.exception()  # seen: when nobody waits any more, the loop must not log it
+        self._disconnect(LINGER_MS)
 
     # --- requests
 
@@ -112,21 +105,20 @@ class Link:
     def welcome(self) -> Welcome:
         """The newest welcome. Raises GoondanError E_LINK_CLOSED before the first one."""
         if self.machine.welcome is None:
-            raise GoondanError("E_LINK_CLOSED", "the kernel was not connected to yet")
+            raise GoondanError("E_LINK_CLOSED", "there is no connection to a kernel", "Use `async with connect()`.")
         return self.machine.welcome
 
     def submit(
-        self, frame: Frame, deadline: float | None, listener: Callable[[Frame], None] | None = None
+        self, frame: dict[str, Any], deadline: float | None, listener: Callable[[Frame], None] | None = None
     ) -> tuple[Entry, asyncio.Future[Frame]]:
         """Send a request until it is answered. The future gets the answering frame, or raises GoondanError."""
-        loop = self._loop
+        loop, rested = asyncio.get_running_loop(), self.machine.rests
         waiter: asyncio.Future[Frame] = loop.create_future()
         now = loop.time()
-        entry = Entry(frame, waiter, None if deadline is None else now + deadline + 1.0, listener)
-        rested = self.machine.rests
+        entry = Entry(frame, waiter, None if deadline is None else now + deadline + GRACE_S, listener)
         self.machine.submit(entry, now)
         if rested:
-            self._tick_soon(TICK_S)
+            self._tick_in(TICK_S)
         self._flush_soon()
         return entry, waiter
 
@@ -135,15 +127,14 @@ class Link:
         return self.machine.forget(entry) and entry.sent
 
     def in_thread(self, work: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
-        """Have a thread do file work."""
+        """Have a thread do what blocks."""
         return self._loop.run_in_executor(None, work, *arguments)
 
     # --- the socket
 
     def _connect(self) -> None:
-        self.machine.connected(self._loop.time())
         socket = self._socket = self._context.socket(zmq.DEALER)
-        for option, value in _OPTIONS:
+        for option, value in _OPTIONS.items():
             socket.setsockopt(option, value)
         # The class of pyzmq below its Python layer: the layer costs twice as much as the call.
         self._send = zmq.backend.Socket.send.__get__(socket)
@@ -152,70 +143,59 @@ class Link:
         socket.connect(f"ipc://{self._run_dir}/clients.sock")
         self._fd = int(socket.getsockopt(zmq.FD))
         self._loop.add_reader(self._fd, self._turn)
+        self.machine.connected(self._loop.time())
         self._flush_soon()
 
     def _disconnect(self, linger: int) -> None:
         socket, self._socket = self._socket, None
-        if socket is None:
-            return
-        self._loop.remove_reader(self._fd)
-        if self._retry is not None:
-            self._retry.cancel()
-            self._retry = None
-        socket.close(linger=linger)
+        if socket is not None:
+            self._loop.remove_reader(self._fd)
+            if self._retry is not None:
+                self._retry.cancel()
+                self._retry = None
+            socket.close(linger=linger)
 
     def _flush_soon(self) -> None:
         if not self._scheduled:
             self._scheduled = True
-            self._loop.call_soon(self._turn_once)
+            self._loop.call_soon(self._turn)
 
-    def _turn_once(self) -> None:
-        self._scheduled = False
-        self._turn()
+    def _stopped(self) -> bool:
+        """Whether nothing may be received now."""
+        return self._socket is None or self._reading
 
     def _turn(self) -> None:
         """Send what is to be sent, handle what has come, and send what that has caused."""
+        self._scheduled = False
         self._flush()
-        if self._stopped():
-            return
-        option, receive, machine = self._option, self._receive, self.machine
+        option, receive, outgoing = self._option, self._receive, self.machine.outgoing
         for _ in range(FRAMES):
-            if not option(_EVENTS) & _POLLIN:
+            if self._stopped() or not option(_EVENTS) & _POLLIN:
                 break
             data = receive(_NOBLOCK)
             if option(_RCVMORE):
                 while option(_RCVMORE):
                     receive(_NOBLOCK)
                 self.bad_frames += 1
-                continue
-            if data:
+            elif data:
                 self._handle(data)
-            if self._stopped():
-                return
-            if len(machine.outgoing) >= BURST:
-                self._flush()
+                if len(outgoing) >= BURST:
+                    self._flush()
         else:
             self._flush_soon()
-        if machine.outgoing:
-            self._flush()
-            self._flush_soon()  # a send may have used the signal up
-
-    def _stopped(self) -> bool:
-        """Whether nothing may be received now."""
-        return self._socket is None or self._reading
+        self._flush()
 
     def _flush(self) -> None:
         outgoing = self.machine.outgoing
         if not outgoing or self._socket is None or self._retry is not None:
             return
-        send = self._send
         try:
             while outgoing:
-                send(outgoing[0], _NOBLOCK)
+                self._send(outgoing[0], _NOBLOCK)
                 outgoing.popleft()
         except zmq.Again:
             self._retry = self._loop.call_later(AGAIN_S, self._try_again)
-        self._flush_soon()
+        self._flush_soon()  # a send may have used the signal up
 
     def _try_again(self) -> None:
         self._retry = None
@@ -227,119 +207,95 @@ class Link:
         try:
             frame = decode(data)
             if frame.blob is not None and self.machine.awaits(frame):
-                self._reading = True
+                self._reading = True  # nothing else is received meanwhile, so frames keep their order
                 self._loop.create_task(self._read(frame))
                 return
             effect = self.machine.receive(frame, self._loop.time())
+            if effect is not None:
+                self._perform(effect)
         except GoondanError:
             self.bad_frames += 1
-            return
-        if effect is not None:
-            self._perform(effect)
 
     async def _read(self, frame: Frame) -> None:
-        """Read the payload of an answer. Meanwhile nothing else is received, so frames keep their order."""
-        error: GoondanError | None = None
+        """Read the payload of an answer. What goes wrong is the answer then."""
+        failed: GoondanError | None = None
         try:
             check_reference(frame)
-            if frame.blob is not None:
-                frame.payload = Raw(await self.in_thread(read_blob, self.welcome.blobs, frame.blob))
-        except GoondanError as refused:
-            error = refused
+            frame.payload = Raw(await self.in_thread(read_blob, self.welcome.blobs, frame.blob))
+        except GoondanError as error:
+            failed = error
         self._reading = False
         effect = self.machine.receive(frame, self._loop.time())
-        if isinstance(effect, Done) and error is not None:
-            effect = Done(effect.entry, None, error)
         if effect is not None:
-            self._perform(effect)
-        self._turn()
+            self._perform(Effect(effect.what, effect.entry, effect.frame, failed))
+        self._flush_soon()
 
     def _perform(self, effect: Effect) -> None:
-        if isinstance(effect, Done):
-            self._settle(effect)
-        elif isinstance(effect, News):
-            effect.entry.listener(effect.frame)
-        elif isinstance(effect, Greet):
-            self._greet(effect)
-        elif isinstance(effect, Welcomed):
-            if self._welcomed is not None and not self._welcomed.done():
-                self._welcomed.set_result(effect.welcome)
-            self._touch()
-        elif isinstance(effect, Reconnect):
+        what, entry, error = effect.what, effect.entry, effect.error
+        if entry is not None:
+            if what == "done":
+                self._settle(entry, effect.frame, error)
+            elif entry.listener is not None:
+                entry.listener(effect.frame)
+        elif what == "greet":
+            self._greet(error)
+        elif what == "ready":
+            for file in [file for frame in self.machine.repeated for file in _files_of(frame)]:
+                touch_blob(self.welcome.blobs, file)
+            self.machine.repeated.clear()
+            if not self._welcomed.done():
+                self._welcomed.set_result(None)
+        elif what == "connect":
             self._disconnect(0)
             with suppress(GoondanError):  # none runs now; one may be started in the same place
                 self._run_dir = self._place.run_dir()
             self._connect()
-        elif isinstance(effect, Refused):
-            self._refuse(effect.error)
+        elif error is not None:
+            self._end(error)
 
-    def _settle(self, done: Done) -> None:
-        entry: Entry = done.entry
-        waiter: asyncio.Future[Frame] = entry.waiter
-        if done.error is not None and self.machine.welcome is not None and self.machine.welcome.blobs is not None:
-            for blob in (entry.frame.blob, *(part.blob for part in entry.frame.files or ())):
-                if blob is not None:  # refused: nobody else deletes it
-                    remove_blob(self.machine.welcome.blobs, blob.file)
-        if waiter.done():
+    def _settle(self, entry: Entry, frame: Frame | None, error: GoondanError | None) -> None:
+        # Refused: nobody else deletes its files. What is over for want of an answer may have been accepted.
+        if error is not None and frame is None and error.code != "E_AGENT_TIMEOUT":
+            for file in _files_of(entry.frame):
+                remove_blob(self.welcome.blobs, file)
+        if entry.waiter.done():
             return
-        if done.error is not None:
-            waiter.set_exception(done.error)
-        elif done.frame is not None:
-            waiter.set_result(done.frame)
+        if error is not None:
+            entry.waiter.set_exception(error)
+        else:
+            entry.waiter.set_result(frame)
 
-    def _touch(self) -> None:
-        repeated, self.machine.repeated = self.machine.repeated, []
-        folder = self.welcome.blobs
-        if folder is not None:
-            for frame in repeated:
-                for blob in (frame.blob, *(part.blob for part in frame.files or ())):
-                    if blob is not None:
-                        touch_blob(folder, blob.file)
-
-    def _greet(self, greet: Greet) -> None:
+    def _greet(self, refused: GoondanError | None) -> None:
+        if self._socket is None:
+            return
         try:
             token = self._place.token(self._run_dir)
         except GoondanError as error:
-            self._refuse(error)
+            self._end(error)
             return
-        if greet.refused is not None and token == self.machine.token:
-            self._refuse(greet.refused)
-            return
-        self.machine.hello(token, self._loop.time())
-        self._flush()
-
-    def _refuse(self, error: GoondanError) -> None:
-        if self._welcomed is not None and not self._welcomed.done():
-            self._welcomed.set_exception(error)
-        self._fail(error)
-        self._disconnect(0)
-
-    def _fail(self, error: GoondanError) -> None:
-        for entry in self.machine.close():
-            if not entry.waiter.done():
-                entry.waiter.set_exception(error)
-                entry.waiter.exception()  # seen: when nobody waits any more, the loop must not log it
+        if refused is not None and token == self.machine.token:
+            self._end(refused)
+        elif token:
+            self.machine.hello(token, self._loop.time())
+            self._flush_soon()
+        else:  # a kernel that starts has not written it yet
+            self._loop.call_later(HELLO_AGAIN_S, self._greet, refused)
 
     # --- time
 
     def _tick(self) -> None:
-        if self._socket is None:
-            return
         for effect in self.machine.tick(self._loop.time()):
             self._perform(effect)
-        self._tick_soon(REST_TICK_S if self.machine.rests else TICK_S)
-        if self.machine.outgoing:
-            self._turn()
+        if self._socket is not None:
+            self._tick_in(REST_TICK_S if self.machine.rests else TICK_S)
+            self._flush_soon()
 
-    def _tick_soon(self, seconds: float) -> None:
-        if self._ticker is not None:
-            self._ticker.cancel()
+    def _tick_in(self, seconds: float) -> None:
+        self._ticker.cancel()
         self._ticker = self._loop.call_later(seconds, self._tick)
 
 
-def goes_by_file(payload: memoryview, welcome: Welcome) -> bool:
-    """Whether the payload of an event is too large for its frame. Raises GoondanError E_FRAME_TOO_LARGE."""
-    limit = MAX_EVENT if welcome.blobs is not None else 2 * INLINE - (64 << 10)
-    if len(payload) > limit:
-        raise GoondanError("E_FRAME_TOO_LARGE", f"a message of {len(payload)} bytes, limit {limit}")
-    return len(payload) > INLINE and welcome.blobs is not None
+def _files_of(frame: dict[str, Any]) -> list[str]:
+    """The files that a request has laid down."""
+    parts = (*frame.get("files", ()), frame)
+    return [part["blob"].file for part in parts if "blob" in part]
