@@ -1,0 +1,266 @@
+"""The machine beside a broker that is slow, full, forgetful and gone, as hypothesis likes it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from goondan_client.frames import AgentEvent, decode, encode, opened
+from goondan_client.machine import BUSY_S, GRACE_S, SILENCE_S, Effect, Entry, Machine
+
+HELLO: dict[str, Any] = {"type": "error", "payload": {"code": "E_HELLO_REQUIRED", "message": "hello"}}
+WINDOW = 3
+
+
+class World:
+    """A machine, and a broker that knows events by their ids and answers each once more whenever it is asked again."""
+
+    def __init__(self) -> None:
+        self.machine = Machine("inc")
+        self.machine.connected(0.0)
+        self.now = 0.0
+        self.known = self.probed = False
+        #: What the broker has accepted, in order; what it has not answered for good.
+        self.accepted: dict[str, dict[str, Any]] = {}
+        self.unacknowledged: dict[str, dict[str, Any]] = {}
+        self.out: list[dict[str, Any]] = []
+        self.full: set[str] = set()
+        self.told: list[tuple[str, str]] = []
+        self.asked: list[str] = []
+        self.unanswered = 0
+
+    def ask(self, instance: str, answer: bool = True) -> None:
+        name = f"e{len(self.asked)}"
+        self.asked.append(name)
+        frame: dict[str, Any] = {"type": "event", "to": "a", "instanceKey": instance, "eventId": name, "payload": None}
+        if answer:
+            frame["replyTo"] = {"target": "client", "correlationId": name}
+        self.machine.submit(Entry(frame, name), self.now)
+
+    def hear(self, frame: dict[str, Any]) -> None:
+        effect = self.machine.receive(decode(encode(frame)), self.now)
+        self.perform([] if effect is None else [effect])
+
+    def perform(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            if effect.what == "greet":
+                self.machine.hello("token", self.now)
+            elif effect.what == "connect":
+                self.lose()
+            elif effect.what == "done" and effect.entry is not None:
+                self.told.append((effect.entry.waiter, "" if effect.error is None else effect.error.code))
+
+    def lose(self) -> None:
+        """The connection is another one, and what was on the way is gone."""
+        self.known = self.probed = False
+        self.out.clear()
+        self.machine.outgoing.clear()
+
+    def deliver(self) -> None:
+        """What was sent comes to the broker, which asks each connection for hello first."""
+        if not self.probed:
+            self.probed = True
+            self.hear(HELLO)
+        while self.machine.outgoing:
+            frame = msgspec.msgpack.decode(self.machine.outgoing.popleft())
+            if frame["type"] == "hello":
+                self.known = True
+                self.unanswered = 0
+                welcome = {"version": 1, "principal": "client/1", "credit": WINDOW}
+                self.hear({"type": "welcome", "inReplyTo": frame["id"], "payload": welcome})
+                for answer in self.unacknowledged.values():
+                    self.hear(answer)
+            elif not self.known:
+                if "id" in frame:
+                    self.hear({**HELLO, "inReplyTo": frame["id"]})
+                else:
+                    self.hear(HELLO)
+            elif frame["type"] == "event":
+                self.unanswered += 1
+                assert self.unanswered <= WINDOW, "more new events are out than the credit allows"
+                self.take(frame)
+            elif frame["type"] == "ping":
+                self.hear({"type": "pong"})
+            elif frame["type"] == "ack":
+                self.unacknowledged.pop(frame["eventId"], None)
+
+    def take(self, frame: dict[str, Any]) -> None:
+        if frame["instanceKey"] in self.full and frame["eventId"] not in self.accepted:
+            error = {"code": "E_OVERLOADED", "message": "full", "retryAfterMs": 300}
+            self.unanswered -= 1
+            self.hear({"type": "error", "inReplyTo": frame["id"], "payload": error})
+            return
+        self.accepted.setdefault(frame["eventId"], frame)
+        self.out.append(frame)
+
+    def acknowledge(self) -> None:
+        for frame in self.out:
+            self.unanswered -= 1
+            self.hear({"type": "ack", "stage": "accepted", "inReplyTo": frame["id"], "eventId": frame["eventId"]})
+        self.out.clear()
+
+    def answer(self) -> None:
+        for name, frame in self.accepted.items():
+            if "replyTo" in frame:
+                event = {"type": "event", "id": f"b.{name}", "inReplyTo": name, "eventId": f"{name}:answer"}
+                self.unacknowledged.setdefault(f"{name}:answer", event)
+                self.hear(event)
+
+    def wait(self, ms: int) -> None:
+        for _ in range(ms // 100):
+            self.now += 0.1
+            self.perform(self.machine.tick(self.now))
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("ask"), st.sampled_from("xyz"), st.booleans()),
+        st.tuples(st.sampled_from(["deliver", "acknowledge", "answer", "lose", "hello"])),
+        st.tuples(st.just("wait"), st.integers(1, 60)),
+        st.tuples(st.just("full"), st.sets(st.sampled_from("xyz"))),
+    ),
+    max_size=60,
+)
+
+
+@given(STEPS)
+def test_everything_is_answered_once_and_in_order(steps: list[tuple[Any, ...]]) -> None:
+    world = World()
+    for step in steps:
+        if step[0] == "ask":
+            world.ask(step[1], step[2])
+        elif step[0] == "wait":
+            world.wait(step[1] * 100)
+        elif step[0] == "full":
+            world.full = step[1]
+        elif step[0] == "hello":  # it has forgotten the connection
+            world.known = False
+            world.out.clear()
+            world.hear(HELLO)
+        elif step[0] == "lose":
+            world.lose()
+        else:
+            getattr(world, step[0])()
+    # From now on the broker is a good one.
+    world.full = set()
+    for _ in range(200):
+        world.deliver()
+        world.acknowledge()
+        world.answer()
+        world.wait(500)
+        if world.machine.rests and not world.machine.outgoing:
+            break
+    assert sorted(world.told) == sorted((name, "") for name in world.asked), "told once, and without an error"
+    for instance in "xyz":
+        taken = [name for name, frame in world.accepted.items() if frame["instanceKey"] == instance]
+        assert taken == sorted(taken, key=lambda name: int(name[1:])), "accepted in the order in which it was asked"
+    assert world.machine.rests
+
+
+@given(st.floats(0.1, 100), st.lists(st.tuples(st.floats(0.01, 5), st.booleans()), max_size=20))
+def test_a_deadline_runs_from_the_first_sending_and_stands_still_while_a_person_is_asked(
+    deadline: float, clock: list[tuple[float, bool]]
+) -> None:
+    machine, now, ran, held = Machine("inc"), 0.0, 0.0, False
+    machine.connected(0.0)
+    frame = {"type": "event", "to": "a", "instanceKey": "k", "replyTo": {"target": "client", "correlationId": "q"}}
+    machine.submit(Entry(frame, None, now + deadline + GRACE_S), now)
+    over = False
+    for passes, holds in clock:
+        now += passes
+        ran += 0.0 if held else passes
+        over = over or any(effect.what == "done" for effect in machine.tick(now))
+        assert over == (ran >= deadline + GRACE_S - 1e-6) or abs(ran - deadline - GRACE_S) < 1e-6
+        if over:
+            return
+        stage = "held" if holds else "runs"
+        machine.receive(decode(encode({"type": "clock", "stage": stage, "inReplyTo": "q"})), now)
+        held = holds
+
+
+def test_a_busy_principal_is_tried_for_ten_seconds_and_a_refused_token_only_if_the_file_has_another() -> None:
+    machine, now = Machine("inc"), 0.0
+    machine.connected(now)
+    hellos = 0
+
+    def hello() -> str:
+        nonlocal hellos
+        hellos += 1
+        machine.hello("old", now)
+        return str(msgspec.msgpack.decode(machine.outgoing.pop())["id"])
+
+    machine.receive(decode(encode(HELLO)), now)
+    last, over = hello(), False
+    while not over:
+        error = {"code": "E_PRINCIPAL_BUSY", "message": "busy"}
+        effect = machine.receive(decode(encode({"type": "error", "inReplyTo": last, "payload": error})), now)
+        over = effect is not None and effect.what == "over"
+        now += 0.5
+        for due in machine.tick(now):
+            assert due.what == "greet"
+            last = hello()
+    assert BUSY_S <= now <= BUSY_S + 2 and hellos > 15
+
+    machine = Machine("inc")
+    machine.receive(decode(encode(HELLO)), now)
+    last = hello()
+    error = {"code": "E_TOKEN_INVALID", "message": "old"}
+    effect = machine.receive(decode(encode({"type": "error", "inReplyTo": last, "payload": error})), now)
+    assert effect is not None and effect.what == "greet" and effect.error is not None
+    assert effect.error.code == "E_TOKEN_INVALID" and machine.token == "old"
+
+
+def test_control_waits_for_no_event() -> None:
+    machine = Machine("inc")
+    machine.hello("token", 0.0)
+    welcome = {"version": 1, "principal": "client/1", "credit": 1}
+    machine.receive(decode(encode({"type": "welcome", "inReplyTo": "inc.1", "payload": welcome})), 0.0)
+    machine.outgoing.clear()
+    for number in range(3):
+        machine.submit(Entry({"type": "event", "to": "a", "instanceKey": "k", "eventId": str(number)}, number), 0.0)
+    machine.submit(Entry({"type": "admin", "payload": {"op": "peers"}}, None), 0.0)
+    types = [msgspec.msgpack.decode(data)["type"] for data in machine.outgoing]
+    assert types == ["event", "admin"]
+    machine.lost()
+    machine.hello("token", 0.0)
+    hello = msgspec.msgpack.decode(machine.outgoing.pop())["id"]
+    machine.receive(decode(encode({"type": "welcome", "inReplyTo": hello, "payload": welcome})), 0.0)
+    assert [msgspec.msgpack.decode(data)["type"] for data in machine.outgoing] == ["admin", "event"]
+
+
+def test_the_answer_of_a_question_that_was_given_up_is_acknowledged_and_dropped() -> None:
+    world = World()
+    world.hear(HELLO)
+    world.deliver()
+    world.ask("x")
+    world.deliver()
+    entry = next(iter(world.machine._outbox.values()))
+    assert world.machine.forget(entry) and not world.machine.forget(entry)
+    world.answer()
+    world.deliver()
+    assert (world.told, world.unacknowledged) == ([], {})
+    assert opened(encode({"id": "e", "type": "t", "createdAt": "c"}), AgentEvent).answer is None
+
+
+def test_a_silent_broker_is_asked_and_then_given_up() -> None:
+    world = World()
+    world.hear(HELLO)
+    world.deliver()
+    world.now += 1000  # nothing is unanswered: no fault
+    assert world.machine.tick(world.now) == []
+    world.ask("x")
+    world.machine.outgoing.clear()
+    world.wait(int(SILENCE_S * 1000) - 100)
+    assert not world.machine.outgoing
+    world.wait(200)
+    assert msgspec.msgpack.decode(world.machine.outgoing.pop()) == {"type": "ping"}
+    connects = [
+        effect
+        for tick in range(60)
+        for effect in world.machine.tick(world.now + 0.1 * (tick + 1))
+        if effect.what == "connect"
+    ]
+    assert len(connects) == 1
