@@ -1,0 +1,208 @@
+/**
+ * Ask the agents of a running swarm. README.md shows how; index.d.ts says what everything is.
+ *
+ * Source: PROTOCOL.md, PROTOCOL-OPERATORS.md.
+ */
+
+import { createHash, randomBytes } from "node:crypto";
+
+import { encodeValue, open } from "./codec.mjs";
+import { GoondanError } from "./errors.mjs";
+import { Link } from "./link.mjs";
+import { Entry } from "./peer.mjs";
+
+export { GoondanError };
+
+/** @typedef {import("./index.d.ts").AskOptions} AskOptions */
+
+/** How long an answer may take when nothing else is said (ms). */
+const DEADLINE_MS = 600_000;
+/** How long the kernel may take to welcome us (ms). */
+const CONNECT_MS = 10_000;
+/** The most live events that a reader may leave unread. They are news: what is beyond that is lost. */
+const MAX_UNREAD = 4096;
+
+/** @param {import("./index.d.ts").ConnectOptions} [options] */
+export async function connect({ bundle, runDir, timeoutMs = CONNECT_MS } = {}) {
+  const link = new Link({ bundle, runDir });
+  await link.open(timeoutMs);
+  return new Goondan(link);
+}
+
+/** @param {unknown} info an ErrorPayload, or a ToolError @param {string} fallback its code, if it names none */
+function raised(info, fallback) {
+  const { code, message, ...more } = /** @type {any} */ (info) ?? {};
+  return new GoondanError(code ?? fallback, message ?? "it failed without a word", more);
+}
+
+export class Goondan {
+  #link;
+  #used = { inputTokens: 0, outputTokens: 0, cachedTokens: 0, cacheWriteTokens: 0, reasoningTokens: 0, modelCalls: 0, cost: 0 };
+
+  /** @param {Link} link */
+  constructor(link) {
+    this.#link = link;
+  }
+
+  /** @param {string} agent @param {string} text @param {AskOptions} [options] */
+  async ask(agent, text, options = {}) {
+    return this.#answer(await this.#event(agent, "user.message", text, options, { replies: true }), options);
+  }
+
+  /** @param {string} agent @param {string} text @param {AskOptions} [options] */
+  async *stream(agent, text, options = {}) {
+    /** @type {any[]} */
+    const unread = [];
+    let wake = () => {};
+    let over = false;
+    const leaves = new AbortController();
+    const signal = options.signal ? AbortSignal.any([options.signal, leaves.signal]) : leaves.signal;
+    const live = (/** @type {any} */ event) => {
+      if (unread.length < MAX_UNREAD) unread.push(event);
+      wake();
+    };
+    const asked = this.#event(agent, "user.message", text, { ...options, signal }, { replies: true, live });
+    asked.catch(() => {}).finally(() => wake((over = true)));
+    try {
+      while (!over || unread.length > 0) {
+        if (unread.length > 0) yield unread.shift();
+        else await new Promise((resolve) => (wake = () => resolve(undefined)));
+      }
+      yield { kind: "answer", ...this.#answer(await asked, options) };
+    } finally {
+      if (!over) leaves.abort(); // the reader has left before the answer
+    }
+  }
+
+  /** @param {string} agent @param {string} text @param {AskOptions} [options] */
+  async send(agent, text, options = {}) {
+    return (await this.#event(agent, "user.message", text, options, {})).eventId;
+  }
+
+  /** @param {string} tool @param {unknown} args @param {import("./index.d.ts").CallOptions} [options] */
+  async call(tool, args = {}, { agent = "_operator", ...options } = {}) {
+    const { answer } = await this.#event(agent, "operator.call", { tool, args }, options, { replies: true });
+    if (answer.error) throw raised(answer.error, "E_AGENT_FAILED");
+    const result = open("ToolResult", answer.output);
+    if (result.status === "error") throw raised(result.error, "E_TOOL_FAILED");
+    return result;
+  }
+
+  /** @param {{ agent?: string, instance?: string, eventId?: string }} what */
+  async cancel({ agent, instance = "default", eventId }) {
+    if (eventId === undefined) {
+      const { events } = await this.#admin({ op: "events", agent, instanceKey: instance });
+      const runs = events.find((/** @type {any} */ event) => event.state === "leased") ?? events[0];
+      if (!runs) throw new GoondanError("E_EVENT_NOT_FOUND", `${agent}/${instance} works on nothing`);
+      eventId = runs.eventId;
+    }
+    return (await this.#admin({ op: "cancel", eventId })).state;
+  }
+
+  async approvals() {
+    return (await this.#admin({ op: "approve.list" })).items;
+  }
+
+  /** @param {string} id @param {"yes" | "no" | "answer"} decision @param {{ reason?: string, answer?: unknown }} [more] */
+  async decide(id, decision, { reason, answer } = {}) {
+    return this.#admin({ op: "approve.answer", id, decision, reason, answer });
+  }
+
+  async instances() {
+    return (await this.#admin({ op: "peers" })).peers.filter((/** @type {any} */ peer) => peer.role === "agent");
+  }
+
+  usage() {
+    return { ...this.#used };
+  }
+
+  async close() {
+    await this.#link.close();
+  }
+
+  async [Symbol.asyncDispose ?? Symbol.for("Symbol.asyncDispose")]() {
+    await this.close();
+  }
+
+  /** @param {{ op: string, [field: string]: unknown }} question @returns {Promise<any>} */
+  async #admin(question) {
+    const frame = await this.#submit({ type: "admin" }, question, [], {});
+    return frame.payload;
+  }
+
+  /**
+   * Send an event until it is accepted, or answered.
+   *
+   * @param {string} to @param {string} type @param {unknown} input @param {AskOptions} options
+   * @param {{ replies?: boolean, live?: (event: any) => void }} how
+   * @returns {Promise<any>} the payload of the answer, or the accepted frame
+   */
+  async #event(to, type, input, options, { replies, live }) {
+    const { instance = "default", files = [], deadlineMs = DEADLINE_MS, eventId, signal } = options;
+    const id = eventId ?? randomBytes(12).toString("hex");
+    const header = {
+      type: "event",
+      to,
+      instanceKey: instance,
+      eventId: id,
+      deadlineMs: deadlineMs === null || deadlineMs === Infinity ? undefined : deadlineMs,
+      replyTo: replies ? { target: "client", correlationId: randomBytes(12).toString("hex") } : undefined,
+      live: live ? true : undefined,
+      // Who names an event may ask it again from another process; then it is made at another time, and means the same.
+      digest: eventId && createHash("sha256").update(encodeValue([type, input])).digest("hex"),
+    };
+    const payload = { id, type, createdAt: new Date().toISOString(), input };
+    const frame = await this.#submit(header, payload, files, { signal, live });
+    return replies ? { ...frame.payload, eventId: id } : frame;
+  }
+
+  /**
+   * @param {{ [field: string]: unknown }} header @param {unknown} payload @param {AskOptions["files"] & {}} files
+   * @param {{ signal?: AbortSignal, live?: (event: any) => void }} how
+   * @returns {Promise<import("./codec.mjs").Frame>}
+   */
+  #submit(header, payload, files, { signal, live }) {
+    return new Promise((resolve, reject) => {
+      signal?.throwIfAborted();
+      const settle = (/** @type {any} */ frame, /** @type {Error | undefined} */ error) => {
+        signal?.removeEventListener("abort", abort);
+        if (error) reject(error);
+        else resolve(frame);
+      };
+      const entry = new Entry(header, encodeValue(payload), files, { settle, live });
+      const abort = () => {
+        reject(signal?.reason);
+        this.#link.fail(entry, new GoondanError("E_CANCELLED", "the asker has given up"));
+        if (entry.sent) this.#admin({ op: "cancel", eventId: header.eventId }).catch(() => {}); // it may be over
+      };
+      signal?.addEventListener("abort", abort);
+      this.#link.submit(entry);
+    });
+  }
+
+  /** @param {any} event the payload of an answer @param {AskOptions} options */
+  #answer({ answer, eventId }, { schema }) {
+    this.#use(answer.usage);
+    if (answer.status === "failed") throw raised(answer.error, "E_AGENT_FAILED");
+    const { response, object, turnId, usage, traceId, model, finishReason, reasoning, cutOff = false } = answer;
+    const found = { text: response ?? "", object, status: answer.status, turnId, eventId, usage, traceId, model };
+    if (schema) found.object = parsed(schema, object);
+    return { ...found, finishReason, reasoning, cutOff };
+  }
+
+  /** @param {any} usage what the model calls of one answer have used */
+  #use(usage) {
+    for (const [name, sum] of Object.entries(this.#used))
+      if (typeof usage?.[name] === "number") Object.assign(this.#used, { [name]: sum + usage[name] });
+  }
+}
+
+/** @param {NonNullable<AskOptions["schema"]>} schema @param {unknown} object */
+function parsed(schema, object) {
+  try {
+    if (object === undefined || object === null) throw new Error("the answer holds none");
+    return typeof schema === "function" ? schema(object) : schema.parse(object);
+  } catch (error) {
+    throw new GoondanError("E_OUTPUT_INVALID", `the object is not as wanted: ${/** @type {Error} */ (error).message}`);
+  }
+}

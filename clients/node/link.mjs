@@ -1,0 +1,264 @@
+/**
+ * The shell of a Peer: a DEALER socket, the clock, and the files of large payloads.
+ *
+ * One loop reads, one writes. A socket that has been silent for too long is closed and replaced: npm's zeromq may lose
+ * a wake-up after a reconnect, and then its promises never settle.
+ *
+ * Source: PROTOCOL.md "Transport", "Silence", "Large payloads".
+ */
+
+import { createHash, randomBytes } from "node:crypto";
+
+import { Dealer } from "zeromq";
+
+import { MAX_RELAYED, decodeFrame, decodePayload } from "./codec.mjs";
+import { GoondanError } from "./errors.mjs";
+import { findRunDir, readAttachments, readBlob, readToken, removeBlob, touchBlob, writeBlob } from "./files.mjs";
+import { INLINE, Peer } from "./peer.mjs";
+
+/** @typedef {import("./peer.mjs").Entry} Entry */
+
+/** How often time is looked at while something is due (ms). */
+const TICK_MS = 100;
+/** How long an orderly end waits for what was sent (ms). */
+const LINGER_MS = 500;
+
+const now = () => performance.now();
+
+export class Link {
+  /** Frames that were none, or that no client takes. */
+  badFrames = 0;
+  #named;
+  #runDir;
+  #peer = new Peer(randomBytes(6).toString("hex"));
+  /** @type {Dealer | undefined} */
+  #socket;
+  /** @type {Uint8Array[]} */
+  #outgoing = [];
+  #isWriting = false;
+  /** @type {NodeJS.Timeout | undefined} */
+  #timer;
+  /** @type {{ resolve: () => void, reject: (error: Error) => void } | undefined} */
+  #opening;
+
+  /** @param {{ bundle?: string, runDir?: string }} named Raises GoondanError E_KERNEL_NOT_RUNNING. */
+  constructor(named) {
+    this.#named = named;
+    this.#runDir = findRunDir(named);
+  }
+
+  /** Connect, and wait for the welcome. @param {number} timeoutMs Raises GoondanError E_KERNEL_LOST, or what hello was answered. */
+  async open(timeoutMs) {
+    /** @type {NodeJS.Timeout | undefined} */
+    let patience;
+    try {
+      await new Promise((resolve, reject) => {
+        this.#opening = { resolve: () => resolve(undefined), reject };
+        const error = new GoondanError("E_KERNEL_LOST", `the broker in ${this.#runDir} does not answer`);
+        patience = setTimeout(() => reject(error), timeoutMs);
+        this.#connect();
+        this.#stir();
+      });
+    } catch (error) {
+      await this.close();
+      throw error;
+    } finally {
+      clearTimeout(patience);
+      this.#opening = undefined;
+    }
+  }
+
+  /** @param {Entry} entry its waiter's `settle` is called once, `live` for each live event */
+  submit(entry) {
+    this.#peer.submit(entry, now());
+    this.#perform();
+    this.#stir();
+  }
+
+  /** Nobody waits for it any more. @param {Entry} entry @param {GoondanError} error */
+  fail(entry, error) {
+    this.#peer.fail(entry, error);
+    this.#perform();
+  }
+
+  /** End orderly: what is queued goes out, what is unanswered fails. */
+  async close(error = new GoondanError("E_LINK_CLOSED", "the link was closed before the answer came")) {
+    this.#peer.close(error);
+    this.#perform();
+    clearInterval(this.#timer);
+    this.#timer = undefined;
+    const until = now() + LINGER_MS;
+    while (this.#isWriting && this.#peer.welcome && now() < until) await new Promise((resolve) => setTimeout(resolve, 5));
+    this.#disconnect(LINGER_MS);
+  }
+
+  #connect() {
+    const socket = new Dealer({
+      immediate: true,
+      probeRouter: true,
+      reconnectInterval: 20,
+      maxMessageSize: MAX_RELAYED,
+      linger: 0,
+      sendHighWaterMark: 0,
+      receiveHighWaterMark: 0,
+    });
+    this.#socket = socket;
+    socket.connect(`ipc://${this.#runDir}/clients.sock`);
+    this.#listen(socket);
+  }
+
+  #disconnect(linger = 0) {
+    const socket = this.#socket;
+    this.#socket = undefined;
+    this.#outgoing = [];
+    this.#isWriting = false;
+    if (socket === undefined) return;
+    socket.linger = linger;
+    socket.close();
+  }
+
+  /** @param {Dealer} socket */
+  async #listen(socket) {
+    while (socket === this.#socket) {
+      let parts;
+      try {
+        parts = await socket.receive();
+      } catch {
+        return; // it was closed
+      }
+      if (parts.length === 1 && parts[0].length > 0) await this.#handle(parts[0], socket);
+    }
+  }
+
+  /** @param {Buffer} data @param {Dealer} socket */
+  #handle(data, socket) {
+    if (socket !== this.#socket) return;
+    try {
+      const frame = decodeFrame(data);
+      if (frame.blob && this.#peer.awaits(frame)) return this.#fetch(frame, socket);
+      this.#peer.receive(frame, now());
+    } catch {
+      this.badFrames++;
+    }
+    this.#perform();
+  }
+
+  /** Later frames wait until the payload is here. @param {import("./codec.mjs").Frame} frame @param {Dealer} socket */
+  async #fetch(frame, socket) {
+    try {
+      frame.payload = decodePayload(await readBlob(this.#peer.welcome?.blobs, frame));
+    } catch (error) {
+      frame.fault = /** @type {GoondanError} */ (error);
+    }
+    if (socket !== this.#socket) return;
+    this.#peer.receive(frame, now());
+    this.#perform();
+  }
+
+  #perform() {
+    for (const effect of this.#peer.take()) {
+      if (effect.do === "send") this.#queue(effect.data);
+      else if (effect.do === "settle") this.#settle(effect.entry, effect.frame, effect.error);
+      else if (effect.do === "live") effect.entry.waiter.live?.(effect.event);
+      else if (effect.do === "write") void this.#write(effect.entry);
+      else if (effect.do === "touch") this.#eachFile(effect.entry, touchBlob);
+      else if (effect.do === "greet") this.#greet();
+      else if (effect.do === "welcome") this.#opening?.resolve();
+      else if (effect.do === "reconnect") this.#reconnect();
+      else if (effect.do === "over") this.#over(effect.error);
+    }
+  }
+
+  #greet() {
+    this.#outgoing = []; // what must arrive is in the outbox
+    try {
+      this.#peer.hello(readToken(this.#runDir), now());
+    } catch (error) {
+      this.#over(/** @type {GoondanError} */ (error));
+    }
+    this.#stir();
+    this.#perform();
+  }
+
+  /** A new socket, to where the kernel is now. */
+  #reconnect() {
+    try {
+      this.#runDir = findRunDir(this.#named);
+    } catch {
+      // it may come again where it was
+    }
+    this.#disconnect();
+    this.#connect();
+  }
+
+  /** @param {GoondanError} error */
+  #over(error) {
+    this.#opening?.reject(error);
+    void this.close(error);
+  }
+
+  /** Look at the time as long as something is due. */
+  #stir() {
+    this.#timer ??= setInterval(() => {
+      this.#peer.tick(now());
+      this.#perform();
+      if (this.#peer.isDue || this.#opening) return;
+      clearInterval(this.#timer);
+      this.#timer = undefined;
+    }, TICK_MS);
+  }
+
+  /** @param {Uint8Array} data */
+  #queue(data) {
+    this.#outgoing.push(data);
+    const socket = this.#socket;
+    if (this.#isWriting || socket === undefined) return;
+    this.#isWriting = true;
+    setImmediate(() => this.#drain(socket)); // frames of one turn leave together: one by one each wakes the broker
+  }
+
+  /** @param {Dealer} socket */
+  async #drain(socket) {
+    try {
+      for (let data; socket === this.#socket && (data = this.#outgoing.shift()) !== undefined; ) await socket.send(data);
+    } catch {
+      if (socket !== this.#socket) return; // it was closed
+      this.#peer.lost();
+      return this.#reconnect();
+    }
+    if (socket === this.#socket) this.#isWriting = false;
+  }
+
+  /** @param {Entry} entry @param {import("./codec.mjs").Frame} [frame] @param {GoondanError} [error] */
+  #settle(entry, frame, error) {
+    if (error && !entry.accepted) this.#eachFile(entry, removeBlob); // nobody else does
+    entry.waiter.settle(frame, error);
+  }
+
+  /** @param {Entry} entry @param {(folder: string, file: string) => Promise<void>} act */
+  #eachFile(entry, act) {
+    const blobs = [entry.blob, ...(entry.header.files ?? []).map((/** @type {any} */ file) => file.blob)];
+    for (const blob of blobs) if (blob) void act(/** @type {string} */ (this.#peer.welcome?.blobs), blob.file);
+  }
+
+  /** The payload and the files of an entry go into the folder. @param {Entry} entry */
+  async #write(entry) {
+    const { blobs, durability } = /** @type {import("./wire.d.ts").Welcome} */ (this.#peer.welcome);
+    const write = (/** @type {Uint8Array} */ data) => writeBlob(/** @type {string} */ (blobs), data, durability !== "process");
+    const { header, payload, files } = entry;
+    try {
+      if (files.length > 0) header.files = [];
+      for (const { data, mediaType, name } of await readAttachments(files))
+        header.files.push({ type: "file", blob: await write(data), mediaType, name });
+      if (header.digest !== undefined && files.length > 0) {
+        const digests = header.files.map((/** @type {any} */ file) => file.blob.digest);
+        header.digest = createHash("sha256").update([header.digest, ...digests].join()).digest("hex");
+      }
+      if (payload.length > INLINE) entry.blob = await write(payload);
+      if (!this.#peer.written(entry, now())) this.#eachFile(entry, removeBlob); // given up meanwhile
+    } catch (error) {
+      this.#peer.fail(entry, /** @type {GoondanError} */ (error));
+    }
+    this.#perform();
+  }
+}

@@ -1,0 +1,384 @@
+/**
+ * One end of a link as a state machine: no socket, no clock, no files (link.mjs is its shell).
+ *
+ * States: `absent` (no welcome yet, or the broker was lost) -> `greeting` (hello sent) -> `ready` -> `closed`.
+ * What is to be done comes out of `take`, in order. Times are milliseconds of any steady clock.
+ *
+ * - What must arrive is an entry of the outbox until it is answered. After each welcome all of them go out again,
+ *   oldest first, with the ids and payloads that they had.
+ * - An event costs credit until it is accepted. Events wait behind an overloaded one for the same instance; an `admin`
+ *   waits for itself alone.
+ * - A payload that is too large for a frame gets a file first; later events for the same instance wait for it.
+ *
+ * Source: PROTOCOL.md "Hello", "Sending until answered", "Silence", "Credit and overload", "Deadlines".
+ */
+
+import { MAX_FRAME, encodeFrame, encodeValue, open } from "./codec.mjs";
+import { GoondanError } from "./errors.mjs";
+
+/**
+ * @typedef {import("./codec.mjs").Frame} Frame
+ * @typedef {import("./wire.d.ts").Blob} Blob
+ */
+
+/** How much longer than its deadline an asker waits for the broker to say so. */
+export const GRACE_MS = 1000;
+/** How soon hello is said again without an answer. */
+const HELLO_AGAIN_MS = 500;
+/** How long a silent link is left alone, and how long it has to answer a ping. */
+const SILENCE_MS = 5000;
+/** How long another process of the same principal may take to end. */
+const BUSY_MS = 10_000;
+/** How often a token may be refused: the kernel may be starting anew, and is about to write another one. */
+const TOKEN_REFUSALS = 4;
+/** How long an overloaded target is left alone when the error names no time. */
+const HOLD_MS = 100;
+/** The largest frame whose payload goes along; a larger one has a file. */
+export const INLINE = 512 << 10;
+/** The largest payload of an event to an agent, in a file. */
+const MAX_PAYLOAD = 16 << 20;
+
+/** One frame that must be answered. */
+export class Entry {
+  /** @type {Blob | undefined} the reference that goes in place of the payload */
+  blob;
+  /** When the asker gives up. */
+  expires = Infinity;
+  /** Since when its time stands still. @type {number | undefined} */
+  heldSince;
+  /** Not before this time (an `admin`). */
+  notBefore = 0;
+  sent = false;
+  accepted = false;
+  holdsCredit = false;
+  writing = false;
+
+  /**
+   * @param {{ [field: string]: any }} header
+   * @param {Uint8Array} payload
+   * @param {readonly import("./files.mjs").Attachment[]} files of the message
+   * @param {any} waiter the shell's
+   */
+  constructor(header, payload, files, waiter) {
+    this.header = header;
+    this.payload = payload;
+    this.files = files;
+    this.waiter = waiter;
+    this.unwritten = files.length > 0 || payload.length > INLINE;
+    this.isEvent = header.type === "event";
+    this.correlation = header.replyTo?.correlationId;
+    this.target = `${header.to}\0${header.instanceKey}`;
+  }
+}
+
+/**
+ * @typedef {{ do: "send", data: Uint8Array } | { do: "greet" } | { do: "reconnect" } | { do: "write", entry: Entry }
+ *   | { do: "settle", entry: Entry, frame?: Frame, error?: GoondanError } | { do: "live", entry: Entry, event: any }
+ *   | { do: "touch", entry: Entry } | { do: "welcome" } | { do: "over", error: GoondanError }} Effect
+ */
+
+export class Peer {
+  /** @type {"absent" | "greeting" | "ready" | "closed"} */
+  phase = "absent";
+  /** The newest welcome. @type {import("./wire.d.ts").Welcome | undefined} */
+  welcome;
+  #count = 0;
+  #window = 1;
+  #inUse = 0;
+  /** @type {Map<string, Entry>} by frame id, oldest first */
+  #outbox = new Map();
+  /** @type {Map<string, Entry>} those that wait for an answer, by correlation id */
+  #asks = new Map();
+  /** @type {Entry[]} */
+  #waiting = [];
+  /** @type {Map<string, number>} overloaded instances, and until when */
+  #held = new Map();
+  /** @type {Effect[]} */
+  #effects = [];
+  #helloId = "";
+  #helloAt = 0;
+  /** When the broker was heard last, or something began to be due. */
+  #quietSince = 0;
+  #pinged = false;
+  #tokenRefusals = 0;
+  /** @type {number | undefined} */
+  #busySince;
+
+  /** @param {string} incarnation random for each process */
+  constructor(incarnation) {
+    this.incarnation = incarnation;
+  }
+
+  /** What is to be done since the last call. */
+  take() {
+    const effects = this.#effects;
+    this.#effects = [];
+    return effects;
+  }
+
+  /** Whether an answer is due, also one to hello. */
+  get isDue() {
+    return this.#outbox.size > 0 || this.phase === "greeting";
+  }
+
+  /** An id for a frame. */
+  nextId() {
+    return `${this.incarnation}.${++this.#count}`;
+  }
+
+  /**
+   * Take a frame into the outbox. `deadlineMs` of the header runs from now.
+   *
+   * @param {Entry} entry @param {number} now
+   */
+  submit(entry, now) {
+    if (this.phase === "closed") throw new GoondanError("E_LINK_CLOSED", "the link is closed");
+    if (!this.isDue) this.#heard(now);
+    entry.header.id ??= this.nextId();
+    if (entry.header.deadlineMs !== undefined) entry.expires = now + entry.header.deadlineMs + GRACE_MS;
+    this.#outbox.set(entry.header.id, entry);
+    if (entry.correlation !== undefined) this.#asks.set(entry.correlation, entry);
+    this.#waiting.push(entry);
+    this.#flush(now);
+  }
+
+  /** The payload and the files of an entry lie in the folder. @param {Entry} entry @param {number} now */
+  written(entry, now) {
+    entry.unwritten = entry.writing = false;
+    this.#flush(now);
+    return this.#outbox.get(entry.header.id) === entry;
+  }
+
+  /** End an entry without an answer. @param {Entry} entry @param {GoondanError} error */
+  fail(entry, error) {
+    if (this.#remove(entry)) this.#effects.push({ do: "settle", entry, error });
+  }
+
+  /** Say hello, or try again soon when there is no token yet. @param {string | undefined} token @param {number} now */
+  hello(token, now) {
+    this.phase = "greeting";
+    this.#helloAt = now;
+    if (token === undefined) return;
+    this.#helloId = this.nextId();
+    const payload = { token, incarnation: this.incarnation, versions: [1], awaiting: [...this.#asks.keys()] };
+    this.#send({ type: "hello", id: this.#helloId }, encodeValue(payload));
+  }
+
+  /** The connection is over: what is unanswered goes out again after the next welcome. */
+  lost() {
+    if (this.phase === "closed") return;
+    this.phase = "absent";
+    this.#inUse = 0;
+    this.#held.clear();
+    this.#waiting = [...this.#outbox.values()];
+    for (const entry of this.#waiting) entry.holdsCredit = false;
+  }
+
+  /** Whether somebody waits for what a frame holds. @param {Frame} frame */
+  awaits(frame) {
+    return frame.type !== "event" || this.#asks.has(frame.inReplyTo ?? "");
+  }
+
+  /** @param {Frame} frame with its payload; `fault` when that cannot be had @param {number} now */
+  receive(frame, now) {
+    this.#heard(now);
+    const { type, inReplyTo } = frame;
+    try {
+      if (type === "event" && inReplyTo) this.#answer(frame, inReplyTo);
+      else if (type === "error" && !inReplyTo) this.#brokerAsks(open("ErrorPayload", frame.payload));
+      else if (type === "ack" || type === "reply" || type === "error" || type === "welcome") this.#reply(frame, now);
+      else if (type === "ping") this.#send({ type: "pong", id: this.nextId(), inReplyTo: frame.id });
+      else if (type === "credit") this.#window = Math.max(1, open("Credit", frame.payload).window);
+      else if (type === "clock") this.#clock(frame, now);
+      else if (type === "runtime.event" && this.#asks.has(inReplyTo ?? "")) {
+        const entry = /** @type {Entry} */ (this.#asks.get(inReplyTo ?? ""));
+        this.#effects.push({ do: "live", entry, event: open("RuntimeEvent", frame.payload) });
+      } else if (type === "shutdown") open("Shutdown", frame.payload);
+    } finally {
+      this.#flush(now);
+    }
+  }
+
+  /** Time passes: call it some times a second while something is due. @param {number} now */
+  tick(now) {
+    for (const entry of this.#outbox.values()) {
+      if (entry.expires > now || entry.heldSince !== undefined) continue;
+      this.fail(entry, new GoondanError("E_AGENT_TIMEOUT", "no answer within the deadline"));
+    }
+    this.#flush(now);
+    if (this.phase === "greeting" && now - this.#helloAt >= HELLO_AGAIN_MS) this.#effects.push({ do: "greet" });
+    const silent = now - this.#quietSince;
+    if (!this.isDue || silent < SILENCE_MS) return;
+    if (!this.#pinged) this.#send({ type: "ping", id: this.nextId() });
+    this.#pinged = true;
+    if (silent < 2 * SILENCE_MS) return;
+    this.lost();
+    this.#heard(now);
+    this.#effects.push({ do: "reconnect" });
+  }
+
+  /** End the link: nobody is answered any more. @param {GoondanError} error */
+  close(error) {
+    this.phase = "closed";
+    for (const entry of this.#outbox.values()) this.fail(entry, error);
+  }
+
+  /** @param {number} now */
+  #heard(now) {
+    this.#quietSince = now;
+    this.#pinged = false;
+  }
+
+  /** @param {{ [field: string]: unknown }} header @param {Uint8Array} [payload] */
+  #send(header, payload) {
+    this.#effects.push({ do: "send", data: encodeFrame(header, payload) });
+  }
+
+  /** @param {Frame} frame @param {string} correlation */
+  #answer(frame, correlation) {
+    this.#send({ type: "ack", id: this.nextId(), stage: "done", eventId: frame.eventId, inReplyTo: frame.id });
+    const entry = this.#asks.get(correlation);
+    if (entry === undefined || !this.#remove(entry)) return;
+    let error = frame.fault;
+    try {
+      if (!error && !open("AgentEvent", frame.payload).answer) error = new GoondanError("E_FRAME_INVALID", "an answer without one");
+    } catch (bad) {
+      error = /** @type {GoondanError} */ (bad);
+    }
+    this.#effects.push({ do: "settle", entry, frame, error });
+  }
+
+  /** An error that answers no frame. @param {import("./wire.d.ts").ErrorPayload} error */
+  #brokerAsks(error) {
+    if (error.code !== "E_HELLO_REQUIRED" || this.phase === "closed") return;
+    this.lost();
+    this.#effects.push({ do: "greet" });
+  }
+
+  /** @param {Frame} frame @param {number} now */
+  #reply(frame, now) {
+    if (frame.inReplyTo === this.#helloId) return this.#greeted(frame, now);
+    const entry = this.#outbox.get(frame.inReplyTo ?? "");
+    if (entry === undefined) return;
+    if (frame.type === "error") {
+      const error = open("ErrorPayload", frame.payload);
+      if (error.code === "E_HELLO_REQUIRED") return;
+      if (error.code === "E_OVERLOADED") return this.#hold(entry, now + (error.retryAfterMs || HOLD_MS));
+      return this.fail(entry, new GoondanError(error.code, error.message, error));
+    }
+    entry.accepted = true;
+    this.#release(entry);
+    if (entry.correlation !== undefined || !this.#remove(entry)) return;
+    this.#effects.push({ do: "settle", entry, frame, error: frame.fault });
+  }
+
+  /** @param {Frame} frame @param {number} now */
+  #greeted(frame, now) {
+    if (frame.type === "error") {
+      const { code, message, ...more } = open("ErrorPayload", frame.payload);
+      if (code === "E_PRINCIPAL_BUSY" && now - (this.#busySince ??= now) < BUSY_MS) return;
+      if (code === "E_TOKEN_INVALID" && this.#tokenRefusals++ < TOKEN_REFUSALS) return;
+      this.#effects.push({ do: "over", error: new GoondanError(code, message, more) });
+    } else if (frame.type === "welcome") {
+      const welcome = open("Welcome", frame.payload);
+      this.#tokenRefusals = 0;
+      this.#busySince = undefined;
+      if (welcome.version !== 1) {
+        const error = new GoondanError("E_VERSION", `the broker speaks version ${welcome.version}`);
+        this.#effects.push({ do: "over", error });
+        return;
+      }
+      this.welcome = welcome;
+      this.#window = Math.max(1, welcome.credit);
+      this.phase = "ready";
+      for (const entry of this.#outbox.values()) goOn(entry, now); // the broker says anew what stands still
+      this.#effects.push({ do: "welcome" });
+    }
+  }
+
+  /** A person is asked, or has answered. @param {Frame} frame @param {number} now */
+  #clock(frame, now) {
+    const entry = this.#asks.get(frame.inReplyTo ?? "");
+    if (entry === undefined) return;
+    if (String(frame.stage) === "held") entry.heldSince ??= now;
+    else if (String(frame.stage) === "runs") goOn(entry, now);
+  }
+
+  /** The broker has no room: not before `until`. @param {Entry} entry @param {number} until */
+  #hold(entry, until) {
+    this.#release(entry);
+    entry.notBefore = until;
+    if (entry.isEvent) this.#held.set(entry.target, Math.max(until, this.#held.get(entry.target) ?? 0));
+    const waiting = new Set(this.#waiting).add(entry);
+    this.#waiting = [...this.#outbox.values()].filter((one) => waiting.has(one));
+  }
+
+  /** Send what may go out. @param {number} now */
+  #flush(now) {
+    if (this.phase !== "ready" || this.#waiting.length === 0) return;
+    const kept = [];
+    /** @type {Set<string>} instances that wait for a file */
+    const behind = new Set();
+    for (const [target, until] of this.#held) if (until <= now) this.#held.delete(target);
+    for (const entry of this.#waiting) {
+      if (!this.#outbox.has(entry.header.id)) continue;
+      if (entry.notBefore > now || (entry.isEvent && (this.#held.has(entry.target) || behind.has(entry.target)))) kept.push(entry);
+      else if (this.#needsFile(entry)) {
+        kept.push(entry);
+        behind.add(entry.target);
+      } else if (entry.isEvent && this.#inUse >= this.#window) kept.push(entry);
+      else if (this.#outbox.has(entry.header.id)) this.#post(entry, now); // else it was too large
+    }
+    this.#waiting = kept;
+  }
+
+  /** Whether a file must be written first; asks for it once. @param {Entry} entry */
+  #needsFile(entry) {
+    if (!entry.unwritten || entry.writing) return entry.unwritten;
+    const { blobs, maxFrame } = /** @type {import("./wire.d.ts").Welcome} */ (this.welcome);
+    const inline = !blobs && entry.files.length === 0 && entry.payload.length < (maxFrame ?? MAX_FRAME) - 4096;
+    if (entry.payload.length > MAX_PAYLOAD || (!blobs && !inline)) {
+      const room = blobs ? `limit ${MAX_PAYLOAD}` : "and there is no folder for payloads of that size";
+      this.fail(entry, new GoondanError("E_FRAME_TOO_LARGE", `a payload of ${entry.payload.length} bytes, ${room}`));
+      return false; // it has left the outbox
+    }
+    entry.writing = !inline;
+    if (entry.writing) this.#effects.push({ do: "write", entry });
+    return entry.writing;
+  }
+
+  /** @param {Entry} entry @param {number} now */
+  #post(entry, now) {
+    const { header } = entry;
+    if (entry.isEvent) {
+      this.#inUse++;
+      entry.holdsCredit = true;
+      const left = entry.expires - GRACE_MS - (entry.heldSince ?? now);
+      if (entry.expires !== Infinity) header.deadlineMs = Math.max(1, Math.floor(left));
+    }
+    if (entry.sent && (entry.blob || entry.files.length > 0)) this.#effects.push({ do: "touch", entry });
+    entry.sent = true;
+    if (entry.blob) this.#send({ ...header, blob: entry.blob });
+    else this.#send(header, entry.payload);
+  }
+
+  /** @param {Entry} entry */
+  #release(entry) {
+    if (entry.holdsCredit) this.#inUse--;
+    entry.holdsCredit = false;
+  }
+
+  /** Take an entry out of the outbox. False when it is not there. @param {Entry} entry */
+  #remove(entry) {
+    if (!this.#outbox.delete(entry.header.id)) return false;
+    if (entry.correlation !== undefined) this.#asks.delete(entry.correlation);
+    this.#release(entry);
+    return true;
+  }
+}
+
+/** Its time runs again. @param {Entry} entry @param {number} now */
+function goOn(entry, now) {
+  if (entry.heldSince !== undefined) entry.expires += now - entry.heldSince;
+  entry.heldSince = undefined;
+}
