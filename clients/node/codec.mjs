@@ -115,7 +115,7 @@ class Walk {
         if (!isUtf8(data.subarray(at, at + size))) this.fault ||= "a text is no UTF-8";
         return;
       }
-    if (isKey && size === 9 && data[at] === 0x5f) this.special ||= data.latin1Slice(at, at + size) === "__proto__";
+    if (isKey && size === 9 && data[at] === 0x5f) this.special ||= data.toString("latin1", at, at + size) === "__proto__";
   }
 
   /** The value, once there is no fault. @param {Uint8Array} data @returns {any} */
@@ -150,7 +150,7 @@ export function decodeFrame(data) {
   for (let fields = wide ? data.readUIntBE(1, wide) : head & 15; fields > 0; fields--) {
     const key = at;
     at = all.over(data, at).end;
-    if (data[key] !== 0xa7 || data.latin1Slice(key + 1, at) !== "payload") at = all.over(data, at).end;
+    if (data[key] !== 0xa7 || data.toString("latin1", key + 1, at) !== "payload") at = all.over(data, at).end;
     else at = payload.over(data, (began = at)).end;
   }
   if (at !== data.length) refuse("something follows the frame");

@@ -122,7 +122,7 @@ export async function readAttachments(given) {
     const { data: source, name } = typeof one === "string" || one instanceof Uint8Array ? { data: one, name: undefined } : one;
     const path = typeof source === "string" ? source : undefined;
     const data = Buffer.from(typeof source === "string" ? await readFile(source).catch((error) => refuse(error.message)) : source);
-    const head = data.latin1Slice(0, 16);
+    const head = data.toString("latin1", 0, 16);
     const mediaType = KINDS.find(([, begins]) => begins.test(head))?.[0] ?? refuse(`${name ?? path ?? "a file"} is no PNG, JPEG, GIF, WebP or PDF`);
     total += data.length;
     if (data.length > MAX_FILE || total > MAX_FILES_BYTES) refuse(`files of over ${MAX_FILE} bytes, or ${MAX_FILES_BYTES} in all`);

@@ -53,6 +53,7 @@ export class Goondan {
   async *stream(agent, text, options = {}) {
     /** @type {any[]} */
     const unread = [];
+    /** @type {(over?: boolean) => void} */
     let wake = () => {};
     let over = false;
     const leaves = new AbortController();
@@ -62,7 +63,8 @@ export class Goondan {
       wake();
     };
     const asked = this.#event(agent, "user.message", text, { ...options, signal }, { replies: true, live });
-    asked.catch(() => {}).finally(() => wake((over = true)));
+    const ends = () => wake((over = true));
+    asked.then(ends, ends);
     try {
       while (!over || unread.length > 0) {
         if (unread.length > 0) yield unread.shift();
@@ -120,7 +122,7 @@ export class Goondan {
     await this.#link.close();
   }
 
-  async [Symbol.asyncDispose ?? Symbol.for("Symbol.asyncDispose")]() {
+  async [Symbol.asyncDispose]() {
     await this.close();
   }
 
@@ -135,7 +137,7 @@ export class Goondan {
    *
    * @param {string} to @param {string} type @param {unknown} input @param {AskOptions} options
    * @param {{ replies?: boolean, live?: (event: any) => void }} how
-   * @returns {Promise<any>} the payload of the answer, or the accepted frame
+   * @returns {Promise<any>} the payload of the answer, with the event's id
    */
   async #event(to, type, input, options, { replies, live }) {
     const { instance = "default", files = [], deadlineMs = DEADLINE_MS, eventId, signal } = options;
@@ -153,7 +155,7 @@ export class Goondan {
     };
     const payload = { id, type, createdAt: new Date().toISOString(), input };
     const frame = await this.#submit(header, payload, files, { signal, live });
-    return replies ? { ...frame.payload, eventId: id } : frame;
+    return { ...Object(frame.payload), eventId: id };
   }
 
   /**

@@ -209,7 +209,7 @@ export class Peer {
     if (this.phase === "greeting" && now - this.#helloAt >= HELLO_AGAIN_MS) this.#effects.push({ do: "greet" });
     const silent = now - this.#quietSince;
     if (!this.isDue || silent < SILENCE_MS) return;
-    if (!this.#pinged) this.#send({ type: "ping", id: this.nextId() });
+    if (!this.#pinged) this.#send({ type: "ping" }); // without an id: a broker that does not know us asks for hello
     this.#pinged = true;
     if (silent < 2 * SILENCE_MS) return;
     this.lost();
