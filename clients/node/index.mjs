@@ -148,7 +148,7 @@ export class Goondan {
       instanceKey: instance,
       eventId: id,
       deadlineMs: deadlineMs === null || deadlineMs === Infinity ? undefined : deadlineMs,
-      replyTo: replies ? { target: "client", correlationId: randomBytes(12).toString("hex") } : undefined,
+      replyTo: replies ? { target: "client", correlationId: id } : undefined,
       live: live ? true : undefined,
       // Who names an event may ask it again from another process; then it is made at another time, and means the same.
       digest: eventId && createHash("sha256").update(encodeValue([type, input])).digest("hex"),

@@ -130,9 +130,12 @@ export class Peer {
    * Take a frame into the outbox. `deadlineMs` of the header runs from now.
    *
    * @param {Entry} entry @param {number} now
+   * Raises GoondanError E_LINK_CLOSED, and E_FRAME_INVALID when an answer to the same event is waited for.
    */
   submit(entry, now) {
     if (this.phase === "closed") throw new GoondanError("E_LINK_CLOSED", "the link is closed");
+    if (this.#asks.has(entry.correlation))
+      throw new GoondanError("E_FRAME_INVALID", `${entry.correlation} is being asked already`);
     if (!this.isDue) this.#heard(now);
     entry.header.id ??= this.nextId();
     if (entry.header.deadlineMs !== undefined) entry.expires = now + entry.header.deadlineMs + GRACE_MS;
