@@ -8,6 +8,7 @@
  */
 
 import { isUtf8 } from "node:buffer";
+import { createHash } from "node:crypto";
 
 import { Decoder, Encoder } from "@msgpack/msgpack";
 
@@ -209,6 +210,9 @@ export function encodeFrame(header, payload) {
   if (payload === undefined) return encoder.encode(header);
   return Buffer.concat([encoder.encode({ ...header, payload: null }).subarray(0, -1), payload]);
 }
+
+/** SHA-256, in hexadecimal digits. @param {Uint8Array} data */
+export const digestOf = (data) => createHash("sha256").update(data).digest("hex");
 
 const text = (/** @type {unknown} */ value) => typeof value === "string";
 const integer = (/** @type {unknown} */ value) => Number.isSafeInteger(value);

@@ -4,12 +4,13 @@
  * Source: PROTOCOL.md "Large payloads", "Find a running kernel", "Transport".
  */
 
-import { createHash, randomBytes } from "node:crypto";
+import { randomBytes } from "node:crypto";
 import { constants, lstatSync, readFileSync, realpathSync, statSync } from "node:fs";
 import { open as openFile, readFile, unlink, utimes } from "node:fs/promises";
 import { homedir } from "node:os";
 import { basename, dirname, join, resolve } from "node:path";
 
+import { digestOf } from "./codec.mjs";
 import { GoondanError } from "./errors.mjs";
 
 /** @typedef {import("./wire.d.ts").Blob} Blob */
@@ -54,7 +55,7 @@ export async function writeBlob(folder, data, durable) {
     await removeBlob(folder, file);
     throw new GoondanError("E_DISK_FULL", `a payload cannot be written: ${/** @type {Error} */ (error).message}`);
   }
-  return { file, digest: createHash("sha256").update(data).digest("hex"), size: data.length };
+  return { file, digest: digestOf(data), size: data.length };
 }
 
 /** @param {string} folder @param {string} file */
@@ -96,7 +97,7 @@ export async function readBlob(folder, frame) {
     if (!state.isFile()) throw missing;
     const data = Buffer.alloc(size);
     const { bytesRead } = state.size === size ? await opened.read(data, 0, size, 0) : { bytesRead: -1 };
-    if (bytesRead !== size || createHash("sha256").update(data).digest("hex") !== digest)
+    if (bytesRead !== size || digestOf(data) !== digest)
       throw new GoondanError("E_BLOB_MISMATCH", "the file of a payload holds something else");
     return data;
   } finally {
@@ -144,7 +145,7 @@ export function findRunDir({ bundle, runDir }) {
   try {
     let path = realpathSync(bundle ?? process.cwd());
     if (basename(path) === "goondan.yaml" && !statSync(path).isDirectory()) path = dirname(path);
-    const digest = createHash("sha256").update(path).digest("hex").slice(0, 16);
+    const digest = digestOf(Buffer.from(path)).slice(0, 16);
     const root = process.env.GOONDAN_STATE_ROOT || join(homedir(), ".goondan");
     const record = JSON.parse(readFileSync(join(root, "workspaces", digest, "kernel", "kernel.json"), "utf8"));
     if (typeof record.runDir === "string") return record.runDir;

@@ -38,11 +38,15 @@ export interface AskOptions<T = unknown> {
   deadlineMs?: number | null;
   /** Names the question, so that it can be asked again and is worked on once. Default: a random one. */
   eventId?: string;
+  /** The working directory of its tools: an absolute path. Default: the instance's own. */
+  workdir?: string;
+  /** The trace that it belongs to: 32 hexadecimal digits. Default: a new one. */
+  traceId?: string;
   /** Gives up the question, and cancels the work on it. */
   signal?: AbortSignal;
 }
 
-export interface CallOptions extends Pick<AskOptions, "instance" | "deadlineMs" | "eventId" | "signal"> {
+export interface CallOptions extends Pick<AskOptions, "instance" | "deadlineMs" | "eventId" | "workdir" | "traceId" | "signal"> {
   /** In whose name the tool is called: its rules apply. Default: `_operator`, who may call every tool. */
   agent?: string;
 }
@@ -80,7 +84,10 @@ export interface Used {
   cacheWriteTokens: number;
   reasoningTokens: number;
   modelCalls: number;
-  cost: number;
+  /** Absent: it is not known. */
+  cost?: number;
+  /** Of the cost; absent: USD. */
+  currency?: string;
 }
 
 /** Every method may reject with GoondanError. */
@@ -91,7 +98,7 @@ export class Goondan implements AsyncDisposable {
   /** The same, hearing of the turn meanwhile; the answer comes last. Who leaves the loop early cancels the question. */
   stream<T = unknown>(agent: string, text: string, options?: AskOptions<T>): AsyncGenerator<RuntimeEvent | ({ kind: "answer" } & Answer<T>), void, void>;
   /** Ask, and wait for nothing but that it is accepted: then it will be worked on. Gives its event id. */
-  send(agent: string, text: string, options?: Pick<AskOptions, "instance" | "files" | "deadlineMs" | "eventId" | "signal">): Promise<string>;
+  send(agent: string, text: string, options?: Omit<AskOptions, "schema">): Promise<string>;
   /** Call a tool, by its full name. Its error is thrown. */
   call(tool: string, args?: unknown, options?: CallOptions): Promise<ToolResult>;
   /** Cancel an event, or what an instance works on. Gives how it ended: `cancelled`, `done`, `failed`, `expired`, `dead`. */

@@ -4,12 +4,12 @@
  * Source: PROTOCOL.md, PROTOCOL-OPERATORS.md.
  */
 
-import { createHash, randomBytes } from "node:crypto";
+import { randomBytes } from "node:crypto";
 
-import { encodeValue, open } from "./codec.mjs";
+import { digestOf, encodeValue, open } from "./codec.mjs";
 import { GoondanError } from "./errors.mjs";
 import { Link } from "./link.mjs";
-import { Entry } from "./peer.mjs";
+import { Entry, GRACE_MS } from "./peer.mjs";
 
 export { GoondanError };
 
@@ -17,8 +17,9 @@ export { GoondanError };
 
 /** How long an answer may take when nothing else is said (ms). */
 const DEADLINE_MS = 600_000;
-/** How long the kernel may take to welcome us (ms). */
+/** How long the kernel may take to welcome us, and to answer a question about itself (ms). */
 const CONNECT_MS = 10_000;
+const ADMIN_MS = 10_000;
 /** The most live events that a reader may leave unread. They are news: what is beyond that is lost. */
 const MAX_UNREAD = 4096;
 
@@ -37,7 +38,8 @@ function raised(info, fallback) {
 
 export class Goondan {
   #link;
-  #used = { inputTokens: 0, outputTokens: 0, cachedTokens: 0, cacheWriteTokens: 0, reasoningTokens: 0, modelCalls: 0, cost: 0 };
+  /** @type {import("./index.d.ts").Used} */
+  #used = { inputTokens: 0, outputTokens: 0, cachedTokens: 0, cacheWriteTokens: 0, reasoningTokens: 0, modelCalls: 0 };
 
   /** @param {Link} link */
   constructor(link) {
@@ -86,7 +88,7 @@ export class Goondan {
     const { answer } = await this.#event(agent, "operator.call", { tool, args }, options, { replies: true });
     if (answer.error) throw raised(answer.error, "E_AGENT_FAILED");
     const result = open("ToolResult", answer.output);
-    if (result.status === "error") throw raised(result.error, "E_TOOL_FAILED");
+    if (result.status === "error") throw raised(result.error, "E_TOOL");
     return result;
   }
 
@@ -98,7 +100,7 @@ export class Goondan {
       if (!runs) throw new GoondanError("E_EVENT_NOT_FOUND", `${agent}/${instance} works on nothing`);
       eventId = runs.eventId;
     }
-    return (await this.#admin({ op: "cancel", eventId })).state;
+    return (await this.#admin({ op: "cancel", eventId }, Infinity)).state; // it is answered when the event has ended
   }
 
   async approvals() {
@@ -127,8 +129,8 @@ export class Goondan {
   }
 
   /** @param {{ op: string, [field: string]: unknown }} question @returns {Promise<any>} */
-  async #admin(question) {
-    const frame = await this.#submit({ type: "admin" }, question, [], {});
+  async #admin(question, patienceMs = ADMIN_MS) {
+    const frame = await this.#submit({ type: "admin" }, question, [], { patienceMs });
     return frame.payload;
   }
 
@@ -140,30 +142,34 @@ export class Goondan {
    * @returns {Promise<any>} the payload of the answer, with the event's id
    */
   async #event(to, type, input, options, { replies, live }) {
-    const { instance = "default", files = [], deadlineMs = DEADLINE_MS, eventId, signal } = options;
+    const { instance = "default", files = [], deadlineMs = DEADLINE_MS, eventId, signal, workdir, traceId } = options;
+    const isEndless = deadlineMs === null || deadlineMs === Infinity;
     const id = eventId ?? randomBytes(12).toString("hex");
     const header = {
       type: "event",
       to,
       instanceKey: instance,
       eventId: id,
-      deadlineMs: deadlineMs === null || deadlineMs === Infinity ? undefined : deadlineMs,
+      deadlineMs: isEndless ? undefined : deadlineMs,
+      workdir,
+      traceId,
       replyTo: replies ? { target: "client", correlationId: id } : undefined,
       live: live ? true : undefined,
       // Who names an event may ask it again from another process; then it is made at another time, and means the same.
-      digest: eventId && createHash("sha256").update(encodeValue([type, input])).digest("hex"),
+      digest: eventId && digestOf(encodeValue([type, input, []])),
     };
     const payload = { id, type, createdAt: new Date().toISOString(), input };
-    const frame = await this.#submit(header, payload, files, { signal, live });
+    const patienceMs = isEndless ? Infinity : deadlineMs + GRACE_MS;
+    const frame = await this.#submit(header, payload, files, { patienceMs, signal, live });
     return { ...Object(frame.payload), eventId: id };
   }
 
   /**
    * @param {{ [field: string]: unknown }} header @param {unknown} payload @param {AskOptions["files"] & {}} files
-   * @param {{ signal?: AbortSignal, live?: (event: any) => void }} how
+   * @param {{ patienceMs: number, signal?: AbortSignal, live?: (event: any) => void }} how
    * @returns {Promise<import("./codec.mjs").Frame>}
    */
-  #submit(header, payload, files, { signal, live }) {
+  #submit(header, payload, files, { patienceMs, signal, live }) {
     return new Promise((resolve, reject) => {
       signal?.throwIfAborted();
       const settle = (/** @type {any} */ frame, /** @type {Error | undefined} */ error) => {
@@ -171,11 +177,11 @@ export class Goondan {
         if (error) reject(error);
         else resolve(frame);
       };
-      const entry = new Entry(header, encodeValue(payload), files, { settle, live });
+      const entry = new Entry(header, encodeValue(payload), files, patienceMs, { settle, live });
       const abort = () => {
         reject(signal?.reason);
         this.#link.fail(entry, new GoondanError("E_CANCELLED", "the asker has given up"));
-        if (entry.sent) this.#admin({ op: "cancel", eventId: header.eventId }).catch(() => {}); // it may be over
+  
       };
       signal?.addEventListener("abort", abort);
       this.#link.submit(entry);
@@ -194,8 +200,9 @@ export class Goondan {
 
   /** @param {any} usage what the model calls of one answer have used */
   #use(usage) {
-    for (const [name, sum] of Object.entries(this.#used))
+    for (const [name, sum] of Object.entries(this.#used).filter(([name]) => name !== "cost"))
       if (typeof usage?.[name] === "number") Object.assign(this.#used, { [name]: sum + usage[name] });
+    if (typeof usage?.cost === "number") Object.assign(this.#used, { cost: usage.cost + (this.#used.cost ?? 0), currency: usage.currency });
   }
 }
 

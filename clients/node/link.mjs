@@ -7,11 +7,11 @@
  * Source: PROTOCOL.md "Transport", "Silence", "Large payloads".
  */
 
-import { createHash, randomBytes } from "node:crypto";
+import { randomBytes } from "node:crypto";
 
 import { Dealer } from "zeromq";
 
-import { MAX_RELAYED, decodeFrame, decodePayload } from "./codec.mjs";
+import { MAX_RELAYED, decodeFrame, decodePayload, digestOf, encodeValue } from "./codec.mjs";
 import { GoondanError } from "./errors.mjs";
 import { findRunDir, readAttachments, readBlob, readToken, removeBlob, touchBlob, writeBlob } from "./files.mjs";
 import { INLINE, Peer } from "./peer.mjs";
@@ -252,7 +252,8 @@ export class Link {
         header.files.push({ type: "file", blob: await write(data), mediaType, name });
       if (header.digest !== undefined && files.length > 0) {
         const digests = header.files.map((/** @type {any} */ file) => file.blob.digest);
-        header.digest = createHash("sha256").update([header.digest, ...digests].join()).digest("hex");
+        const { type, input } = decodePayload(Buffer.from(payload));
+        header.digest = digestOf(encodeValue([type, input, digests]));
       }
       if (payload.length > INLINE) entry.blob = await write(payload);
       if (!this.#peer.written(entry, now())) this.#eachFile(entry, removeBlob); // given up meanwhile

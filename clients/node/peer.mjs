@@ -57,12 +57,14 @@ export class Entry {
    * @param {{ [field: string]: any }} header
    * @param {Uint8Array} payload
    * @param {readonly import("./files.mjs").Attachment[]} files of the message
+   * @param {number} patienceMs how long the asker waits, from `submit`
    * @param {any} waiter the shell's
    */
-  constructor(header, payload, files, waiter) {
+  constructor(header, payload, files, patienceMs, waiter) {
     this.header = header;
     this.payload = payload;
     this.files = files;
+    this.patienceMs = patienceMs;
     this.waiter = waiter;
     this.unwritten = files.length > 0 || payload.length > INLINE;
     this.isEvent = header.type === "event";
@@ -138,7 +140,7 @@ export class Peer {
       throw new GoondanError("E_FRAME_INVALID", `${entry.correlation} is being asked already`);
     if (!this.isDue) this.#heard(now);
     entry.header.id ??= this.nextId();
-    if (entry.header.deadlineMs !== undefined) entry.expires = now + entry.header.deadlineMs + GRACE_MS;
+    entry.expires = now + entry.patienceMs;
     this.#outbox.set(entry.header.id, entry);
     if (entry.correlation !== undefined) this.#asks.set(entry.correlation, entry);
     this.#waiting.push(entry);
@@ -357,7 +359,7 @@ export class Peer {
       this.#inUse++;
       entry.holdsCredit = true;
       const left = entry.expires - GRACE_MS - (entry.heldSince ?? now);
-      if (entry.expires !== Infinity) header.deadlineMs = Math.max(1, Math.floor(left));
+      if (header.deadlineMs !== undefined) header.deadlineMs = Math.max(1, Math.floor(left));
     }
     if (entry.sent && (entry.blob || entry.files.length > 0)) this.#effects.push({ do: "touch", entry });
     entry.sent = true;

@@ -7,7 +7,7 @@ import { test } from "node:test";
 import { decodeFrame, decodePayload, encodeFrame, encodeValue, open } from "../codec.mjs";
 import { GoondanError } from "../errors.mjs";
 import { checkReference } from "../files.mjs";
-import { Entry, Peer } from "../peer.mjs";
+import { Entry, GRACE_MS, Peer } from "../peer.mjs";
 
 const VECTORS = new URL("../../../schemas/vectors/", import.meta.url);
 const read = (name) => JSON.parse(readFileSync(new URL(name, VECTORS), "utf8"));
@@ -105,7 +105,8 @@ class Player {
         : { type: "event", to: step.to, instanceKey: step.instanceKey, eventId, replyTo, live: step.live, deadlineMs: step.deadlineMs };
     const event = { id: eventId, type: "user.message", createdAt: "2026-11-24T09:30:00Z", input: step.text };
     const payload = step.do === "cancel" ? { op: "cancel", eventId } : event;
-    this.peer.submit(new Entry(header, encodeValue(payload), [], step.do === "cancel" ? "cancel" : eventId), this.now);
+    const patienceMs = step.deadlineMs === undefined ? Infinity : step.deadlineMs + GRACE_MS;
+    this.peer.submit(new Entry(header, encodeValue(payload), [], patienceMs, step.do === "cancel" ? "cancel" : eventId), this.now);
     this.perform();
   }
 
