@@ -1,8 +1,6 @@
 /**
  * The adapter for `gdn certify client -- node clients/node/certified.mjs`: JSON lines on stdin say what to do, JSON lines
  * on stdout say what came of it. The kernel is where GOONDAN_RUN_DIR says.
- *
- * Source: docs/certify.md.
  */
 
 import { createInterface } from "node:readline";

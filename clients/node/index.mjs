@@ -181,7 +181,7 @@ export class Goondan {
       const abort = () => {
         reject(signal?.reason);
         this.#link.fail(entry, new GoondanError("E_CANCELLED", "the asker has given up"));
-  
+        if (entry.sent) this.#admin({ op: "cancel", eventId: header.eventId }, Infinity).catch(() => {}); // it may be over
       };
       signal?.addEventListener("abort", abort);
       this.#link.submit(entry);

@@ -59,8 +59,9 @@ class Broker {
     await this.say({ type: "event", id: "b.1", inReplyTo: replyTo.correlationId, eventId: `${eventId}:answer`, payload });
   }
 
+  /** What came, without hello: on a machine that is busy it is said more than once. */
   types() {
-    return [...this.frames.values()].map((frames) => frames.map((one) => one.type));
+    return [...this.frames.values()].map((frames) => frames.map((one) => one.type).filter((type) => type !== "hello"));
   }
 }
 
@@ -80,8 +81,8 @@ test("a silent link is pinged, and then replaced; the same event goes out again"
   const broker = await asks(async (found, connection, self) => {
     if (found.type === "event" && connection === 2) await self.answer(found, "here");
   });
-  assert.deepEqual(broker.types().map((types) => types.slice(0, 3)), [["hello", "event", "ping"], ["hello", "event", "ack"]]);
-  const [first, second] = [...broker.frames.values()].map((frames) => frames[1]);
+  assert.deepEqual(broker.types().map((types) => types.slice(0, 2)), [["event", "ping"], ["event", "ack"]]);
+  const [first, second] = [...broker.frames.values()].map((frames) => frames.find((one) => one.type === "event"));
   assert.deepEqual([second.id, second.eventId, second.payload], [first.id, first.eventId, first.payload]);
   assert.ok(second.deadlineMs < first.deadlineMs);
 });
@@ -117,8 +118,7 @@ test("several parts, an empty part, rubbish and what is bad inside spoil nothing
     await self.say({ type: "credit", payload: { window: "wide" } });
     await self.answer(found, "here");
   });
-  const types = broker.types()[0].sort();
-  assert.deepEqual(types, ["ack", "ack", "event", "hello"]);
+  assert.deepEqual(broker.types()[0].sort(), ["ack", "ack", "event"]);
 });
 
 test("an answer that is bad is an error to its asker, and acknowledged", async () => {
