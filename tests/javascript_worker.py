@@ -76,7 +76,7 @@ class Worker:
         """The output of a call that works."""
         result = self.call(export, input, **more)
         assert result["status"] == "ok", result
-        return result["output"]
+        return result.get("output")
 
     def error(self, export: str, input: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
         """The error of a call that does not."""

@@ -148,5 +148,14 @@ export const handlers: Record<string, ToolHandler> = {
     },
     b: [1, { toJSON() { console.log("toJSON"); return "y".repeat(100); } }],
   }),
+  exits_in_getter: (): any => ({
+    get a() {
+      try {
+        process.exit(1);
+      } catch {
+        return "went on";
+      }
+    },
+  }),
   throws_in_getter: (): any => ({ a: 1, get b() { throw new RangeError("in the getter"); } }),
 };

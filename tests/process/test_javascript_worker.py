@@ -114,7 +114,7 @@ REFUSED: Final[list[tuple[str, str]]] = [
     ("({s: new Set([1])})", "output['s']: a Set is no JSON value; return [...set]"),
     ("[Promise.resolve(1)]", "output[0]: a Promise is no JSON value; await it"),
     ("[new Error('x')]", "output[0]: an Error is no JSON value; throw it, or return its message"),
-    ("/x/", "output: a RegExp is no JSON value"),
+    ("/x/", "output: a RegExp or a weak collection is no JSON value"),
     ("Object(Symbol('s'))", "output: a symbol is no JSON value"),
 ]
 
@@ -218,7 +218,8 @@ def test_log_lines(worker: Worker) -> None:
         ("warn", "w"),
         ("error", "e"),
         ("info", "logger"),
-        ("info", "raw one"),
+        ("info", "raw "),
+        ("info", "one"),
         ("info", "two"),
         ("warn", "to stderr"),
     ]
@@ -426,7 +427,7 @@ def test_questions_that_cannot_be_asked(fresh: Callable[..., Worker]) -> None:
         ("target", "ctx.runtime: target is no string"),
         ("metadata", "ctx.runtime: metadata is no object"),
         ("nan", "ctx.runtime: timeoutMs is no number"),
-        ("value", "ctx.runtime['input']['a'][1]: a Map is no JSON value; return Object.fromEntries(map)"),
+        ("value", "ctx.runtime: input['a'][1]: a Map is no JSON value; return Object.fromEntries(map)"),
     ):
         assert worker.error("bad", {"how": how}) == {"name": "TypeError", "message": message}
     error = worker.error("bad", {"how": "large"})
@@ -619,4 +620,5 @@ def test_code_of_a_value_may_log_while_the_result_is_made(worker: Worker) -> Non
     worker.logs.clear()
     assert worker.value("logs_in_getters") == {"a": "x" * 100, "b": [1, "y" * 100]}
     assert [log["message"] for log in worker.logs] == ["getter", "toJSON"]
+    assert worker.error("exits_in_getter")["name"] == "ExitError"
     assert worker.error("throws_in_getter") == {"name": "RangeError", "message": "in the getter"}

@@ -58,47 +58,35 @@ function bunOf(builtin) {
 
     get size() { return statSync(this.name, { throwIfNoEntry: false })?.size ?? 0; }
     async exists() { return statSync(this.name, { throwIfNoEntry: false })?.isFile() ?? false; }
-    async bytes() { return new Uint8Array(await promises.readFile(this.name)); }
     /** Read as UTF-8; a byte order mark at its beginning is no part of it. */
     async text() { return new TextDecoder().decode(await promises.readFile(this.name)); }
-    async json() { return JSON.parse(await this.text()); }
   }
 
   async function write(target, content) {
     const path = target instanceof File ? target.name : target;
-    const bytes = typeof content === "string" ? Buffer.from(content) : new Uint8Array(await new Response(content).arrayBuffer());
-    try {
-      await promises.writeFile(path, bytes);
-    } catch (error) {
-      if (error.code !== "ENOENT") throw error;
-      await promises.mkdir(builtin("node:path").dirname(path), { recursive: true });
-      await promises.writeFile(path, bytes);
-    }
-    return bytes.length;
+    await promises.mkdir(builtin("node:path").dirname(path), { recursive: true });
+    await promises.writeFile(path, content);
+    return Buffer.byteLength(content);
   }
 
-  function spawn(first, second = {}) {
-    const [command, options] = Array.isArray(first) ? [first, second] : [first.cmd, first];
-    const { cwd, env, stdin = "ignore", stdout = "pipe", stderr = "inherit" } = options;
-    const child = builtin("node:child_process").spawn(command[0], command.slice(1), { cwd, env, stdio: [stdin, stdout, stderr] });
+  function spawn([program, ...args], { cwd, env, stdout = "pipe", stderr = "inherit" } = {}) {
+    const child = builtin("node:child_process").spawn(program, args, { cwd, env, stdio: ["ignore", stdout, stderr] });
     const exited = new Promise((resolve, reject) => {
       child.once("error", reject);
       child.once("exit", (code, signal) => resolve(code ?? 128 + builtin("node:os").constants.signals[signal]));
     });
     exited.catch(() => {}); // whoever waits for it is told
     if (child.pid === undefined)
-      throw Object.assign(new Error(`${command[0]} cannot be started: no such program or folder`), { code: "ENOENT" });
+      throw Object.assign(new Error(`${program} cannot be started: no such program or folder`), { code: "ENOENT" });
     const shown = (stream) => (stream ? endsWith(Readable.toWeb(stream), exited) : undefined);
     return {
       pid: child.pid,
-      stdin: child.stdin ?? undefined,
       stdout: shown(child.stdout),
       stderr: shown(child.stderr),
       exited,
       kill: (signal) => void child.kill(signal),
       get exitCode() { return child.exitCode; },
       get signalCode() { return child.signalCode; },
-      get killed() { return child.killed; },
     };
   }
 

@@ -12,34 +12,45 @@ const MAX_DEPTH = 60;
 const FIRST_BYTES = 64 << 10;
 const KEPT_BYTES = 1 << 20;
 
-/** A method as a function whose first argument is the object. */
-export const uncurried = (method) => Function.prototype.call.bind(method);
+/** Methods of a prototype as functions whose first argument is the object. */
+export const taken = (prototype, ...names) => names.map((name) => Function.prototype.call.bind(prototype[name]));
+
+/** What `act` gives, or `otherwise` when it throws. */
+export function attempt(act, otherwise) {
+  try {
+    return act();
+  } catch {
+    return otherwise;
+  }
+}
 
 const { apply, get } = Reflect;
-const { create, defineProperty, getPrototypeOf, hasOwn, keys } = Object;
+const { assign, create, defineProperty, getPrototypeOf, hasOwn, keys } = Object;
 const { isFinite, isSafeInteger } = Number;
 const { inspect, types } = util;
 const { isArray } = Array;
 const { isView } = ArrayBuffer;
 const { max } = Math;
-const [text, number, Big, View] = [String, Number, BigInt, DataView];
-const allocate = Buffer.allocUnsafeSlow.bind(Buffer);
+const [number, Big, View] = [Number, BigInt, DataView];
+const [charCodeAt, slice] = taken(String.prototype, "charCodeAt", "slice");
+const [toISOString, getTime] = taken(Date.prototype, "toISOString", "getTime");
+const [utf8Write, utf8Slice] = taken(Buffer.prototype, "utf8Write", "utf8Slice");
+const [copyWithin, setBytes, subarray] = taken(Uint8Array.prototype, "copyWithin", "set", "subarray");
+const [setFloat64, setBigInt64, setBigUint64, getFloat32, getFloat64, getBigInt64, getBigUint64] = taken(
+  View.prototype, "setFloat64", "setBigInt64", "setBigUint64", "getFloat32", "getFloat64", "getBigInt64", "getBigUint64");
 const byteLength = Buffer.byteLength.bind(Buffer);
-const charCodeAt = uncurried(String.prototype.charCodeAt);
-const slice = uncurried(String.prototype.slice);
-const toISOString = uncurried(Date.prototype.toISOString);
-const getTime = uncurried(Date.prototype.getTime);
-const bareValueOf = [Boolean, BigInt, Symbol].map((kind) => uncurried(kind.prototype.valueOf));
-const utf8Write = uncurried(Buffer.prototype.utf8Write);
-const utf8Slice = uncurried(Buffer.prototype.utf8Slice);
-const copyWithin = uncurried(Uint8Array.prototype.copyWithin);
-const setBytes = uncurried(Uint8Array.prototype.set);
-const subarray = uncurried(Uint8Array.prototype.subarray);
-const [setFloat64, setBigInt64, setBigUint64, getFloat32, getFloat64, getBigInt64, getBigUint64] = [
-  "setFloat64", "setBigInt64", "setBigUint64", "getFloat32", "getFloat64", "getBigInt64", "getBigUint64",
-].map((name) => uncurried(View.prototype[name]));
+export const allocate = Buffer.allocUnsafeSlow.bind(Buffer);
 const OBJECT = Object.prototype;
 const BUILT_IN = [OBJECT, Array.prototype, Date.prototype, Buffer.prototype, Function.prototype];
+/** What is no JSON value, and what to return in its place. */
+const REFUSED = [
+  [(value) => isView(value) || types.isAnyArrayBuffer(value), "binary data is no JSON value; say it as text, as buffer.toString('base64')"],
+  [types.isMap, "a Map is no JSON value; return Object.fromEntries(map)"],
+  [types.isSet, "a Set is no JSON value; return [...set]"],
+  [types.isPromise, "a Promise is no JSON value; await it"],
+  [types.isNativeError, "an Error is no JSON value; throw it, or return its message"],
+  [(value) => types.isRegExp(value) || types.isWeakMap(value) || types.isWeakSet(value), "a RegExp or a weak collection is no JSON value"],
+];
 
 /** A property of an object, unless it stands on a prototype of the language's own; else undefined. */
 export function ownOf(value, name) {
@@ -58,21 +69,13 @@ export function methodOf(value, name) {
 
 // --- value to bytes
 
-/** A value that is not JSON. `path` leads to it, as it will be shown. */
-export class BadValue {
-  path = "";
+/** Thrown for a value that is not JSON: `reason`, and the `path` that leads to it, as it will be shown. */
+export class BadValue {}
 
-  constructor(reason) {
-    this.reason = reason;
-  }
-}
+/** Thrown for a value that is longer than allowed, with its `size` in bytes. */
+export class TooLong {}
 
-/** A value that is longer than allowed, with the bytes that it has. */
-export class TooLong {
-  constructor(size) {
-    this.size = size;
-  }
-}
+const bad = (reason) => assign(new BadValue(), { reason, path: "" });
 
 /** What is written, and where the next byte goes. */
 let out = allocate(FIRST_BYTES);
@@ -84,32 +87,19 @@ let limit = 0;
 let uncounted = 0;
 let busy = false;
 
-/** A frame of JSON values, with its length before it. The bytes hold until the next call. Throws as `encodeResult`. */
-export const encode = (frame, most = Infinity) => framed(most, () => pack(frame, -1));
-
 /**
- * The frame of an `ok` result. Throws BadValue, TooLong when the output has more than `most` bytes, and whatever the
- * tool's own code throws (getters, `toJSON`).
+ * A frame of JSON values, with its length before it. The bytes hold until the next call. Throws BadValue, TooLong when the
+ * frame, or its `output` if it has one, is longer than `most` bytes, and what the tool's own code throws (getters, toJSON).
  */
-export function encodeResult(callId, output, most) {
-  return framed(most, () => {
-    out[at++] = 0x84;
-    const head = ["type", "result", "callId", callId, "status", "ok", "output"];
-    for (let i = 0; i < 7; i++) packString(head[i]);
-    base = at;
-    pack(output, 0);
-  });
-}
-
-function framed(most, fill) {
+export function encode(frame, most = Infinity) {
   // The tool's own code may have a frame sent while one is made: that one has a buffer to itself.
   const outer = busy ? [out, view, at, base, limit, uncounted] : undefined;
   if (busy || out.length > KEPT_BYTES) enlarge(allocate(FIRST_BYTES));
   [busy, at, base, limit, uncounted] = [true, 4, 4, most, 0];
   try {
-    fill();
+    pack(frame, -1);
     const size = at - base + uncounted;
-    if (size > most) throw new TooLong(size);
+    if (size > most) throw assign(new TooLong(), { size });
     for (let i = 0; i < 4; i++) out[i] = (at - 4) >>> (i * 8);
     return subarray(out, 0, at);
   } finally {
@@ -176,7 +166,7 @@ function packString(value) {
 
 function packNumber(value) {
   room(9);
-  if (!isFinite(value)) throw new BadValue(`${value} is no JSON number`);
+  if (!isFinite(value)) throw bad(`${value} is no JSON number`);
   if (!isSafeInteger(value)) return packDouble(value);
   if (value >= -32 && value < 128) out[at++] = value & 255;
   else if (value > 0 && value < 4294967296) {
@@ -197,7 +187,7 @@ const MOST = 2n ** 64n - 1n;
 function packBigInt(value) {
   room(9);
   if (value < LEAST || value > MOST) {
-    if (!isFinite(number(value))) throw new BadValue("an integer is larger than any double");
+    if (!isFinite(number(value))) throw bad("an integer is larger than any double");
     return packDouble(number(value));
   }
   out[at] = value < 0n ? 0xd3 : 0xcf;
@@ -219,9 +209,9 @@ function pack(value, depth) {
     case "bigint": return packBigInt(value);
     case "object":
       if (value === null) return packByte(0xc0);
-      if (depth >= MAX_DEPTH) throw new BadValue(`nested deeper than ${MAX_DEPTH}, or contains itself`);
+      if (depth >= MAX_DEPTH) throw bad(`nested deeper than ${MAX_DEPTH}, or contains itself`);
       return isArray(value) ? packArray(value, depth) : packObject(value, depth, true);
-    default: throw new BadValue(`a ${typeof value} is no JSON value`);
+    default: throw bad(`a ${typeof value} is no JSON value`);
   }
 }
 
@@ -249,55 +239,33 @@ function packObject(value, depth, asks) {
   const bare = plain ? undefined : bareOf(value);
   if (bare !== undefined) return pack(bare, depth);
   const names = keys(value);
-  const [start, discarded] = [at, uncounted];
+  const items = [];
   let count = 0;
-  let name;
-  try {
-    packCount(names.length, 0x80, 0xde);
-    for (let i = 0; i < names.length; i++) {
-      name = names[i];
-      const item = value[name];
-      if (item === undefined) continue;
-      count++;
-      packString(name);
-      pack(item, depth + 1);
-    }
-  } catch (error) {
-    if (error instanceof BadValue) error.path = `[${inspect(slice(name, 0, 60))}]${error.path}`;
-    throw error;
+  for (let i = 0; i < names.length; i++) {
+    place(items, i, value[names[i]]);
+    if (items[i] !== undefined) count++;
   }
-  if (count === names.length || uncounted !== discarded) return;
-  const end = at;
-  at = start + (names.length < 16 ? 0 : 1);
-  if (names.length < 16) out[at] = 0x80 + count;
-  else packUint(count, names.length < 65536 ? 2 : 4);
-  at = end;
+  packCount(count, 0x80, 0xde);
+  for (let i = 0; i < names.length; i++) {
+    if (items[i] === undefined) continue;
+    packString(names[i]);
+    if (depth < 0 && names[i] === "output") base = at;
+    try {
+      pack(items[i], depth + 1);
+    } catch (error) {
+      if (error instanceof BadValue) error.path = (depth < 0 ? names[i] : `[${inspect(slice(names[i], 0, 60))}]`) + error.path;
+      throw error;
+    }
+  }
 }
 
 /** What stands for an object of the language's own; undefined for an object like others. Throws BadValue. */
 function bareOf(value) {
-  if (types.isDate(value)) {
-    if (isFinite(getTime(value))) return toISOString(value);
-    throw new BadValue("an invalid Date is no JSON value");
-  }
-  if (types.isNumberObject(value)) return number(value);
-  if (types.isStringObject(value)) return text(value);
-  for (let i = 0; i < 3 && types.isBoxedPrimitive(value); i++) {
-    try {
-      return bareValueOf[i](value);
-    } catch {
-      // one of the other kinds
-    }
-  }
-  const what = types.isAnyArrayBuffer(value) || isView(value) ? "binary data is no JSON value; say it as text, as buffer.toString('base64')"
-    : types.isMap(value) ? "a Map is no JSON value; return Object.fromEntries(map)"
-    : types.isSet(value) ? "a Set is no JSON value; return [...set]"
-    : types.isPromise(value) ? "a Promise is no JSON value; await it"
-    : types.isNativeError(value) ? "an Error is no JSON value; throw it, or return its message"
-    : types.isRegExp(value) || types.isWeakMap(value) || types.isWeakSet(value) ? `a ${types.isRegExp(value) ? "RegExp" : "weak collection"} is no JSON value`
-    : undefined;
-  if (what !== undefined) throw new BadValue(what);
-  return undefined;
+  if (types.isBoxedPrimitive(value)) return value.valueOf();
+  for (let i = 0; i < REFUSED.length; i++) if (REFUSED[i][0](value)) throw bad(REFUSED[i][1]);
+  if (!types.isDate(value)) return undefined;
+  if (isFinite(getTime(value))) return toISOString(value);
+  throw bad("an invalid Date is no JSON value");
 }
 
 // --- bytes to value
@@ -348,7 +316,7 @@ function unpack(bare) {
 
 function unsigned(width) {
   let value = 0;
-  for (let i = 0; i < width; i++) value = value * 256 + source[position++];
+  for (const after = position + width; position < after; position++) value = value * 256 + source[position];
   return value;
 }
 

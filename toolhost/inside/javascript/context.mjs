@@ -3,7 +3,7 @@
  *
  * Source: schemas/WORKER.md sections 4 (`ask`, `progress`) and 12.
  */
-import { decode, uncurried } from "./codec.mjs";
+import { decode, taken } from "./codec.mjs";
 import { AgentError } from "./core/index.mjs";
 
 /** Two progress reports of a call are at least this far apart (milliseconds). */
@@ -21,35 +21,25 @@ const { assign, create, freeze, keys } = Object;
 const { isFinite } = Number;
 const { isArray } = Array;
 const { floor, max, min } = Math;
-const text = String;
-const slice = uncurried(String.prototype.slice);
-const abort = uncurried(AbortController.prototype.abort);
+const [slice] = taken(String.prototype, "slice");
+const [abort] = taken(AbortController.prototype, "abort");
 const [Controller, Time] = [AbortController, Date];
 const now = performance.now.bind(performance);
 
-/** One call while a worker runs it. */
-export class Call {
-  started = now();
-  /** Its last result is sent. */
-  done = false;
-  /** Its `pending` result is sent; the result of its work will follow. */
-  pending = false;
-  cancelled = false;
-  controller = undefined;
-  progressAt = -PROGRESS_MS;
+/**
+ * One call while a worker runs it, by its `call` frame. `message` is the bytes of the `message` frame that it names, `worker` what
+ * contexts ask of the worker.
+ */
+export const callOf = (frame, message, worker) => ({
+  id: frame.callId, frame, message, worker, started: now(), cancelled: false, controller: undefined, progressAt: -PROGRESS_MS,
+  done: false, // its last result is sent
+  pending: false, // its `pending` result is sent; the result of its work will follow
+});
 
-  /** `frame` is the `call` frame, `message` the bytes of the `message` frame that it names, `worker` the worker's own parts. */
-  constructor(frame, message, worker) {
-    this.id = frame.callId;
-    this.frame = frame;
-    this.message = message;
-    this.worker = worker;
-  }
-
-  cancel() {
-    this.cancelled = true;
-    if (this.controller !== undefined) abort(this.controller);
-  }
+/** The caller gave up. */
+export function cancel(call) {
+  call.cancelled = true;
+  if (call.controller !== undefined) abort(call.controller);
 }
 
 /** The assistant message that made the call. Only the content of `metadata` may be changed; it is a copy. */
@@ -101,7 +91,7 @@ export class ToolContext {
   }
 
   get runtime() {
-    return this.#call.worker.mayAsk ? new Runtime(this.#call) : null;
+    return this.#call.worker.mayAsk ? runtimeOf(this.#call) : null;
   }
 
   progress(done, total, message) {
@@ -111,42 +101,25 @@ export class ToolContext {
     const time = now();
     if (call.done || (time - call.progressAt < PROGRESS_MS && done !== total)) return;
     call.progressAt = time;
-    const said = message == null ? undefined : slice(text(message), 0, MAX_LINE);
+    const said = message == null ? undefined : slice(`${message}`, 0, MAX_LINE);
     call.worker.send({ type: "progress", callId: call.id, done, total: total ?? undefined, message: said });
   }
 }
 freeze(ToolContext.prototype);
 
 /** Other agents, for tools with `permissions: [agents]`. All of it ends with the call. */
-class Runtime {
-  #call;
-
-  constructor(call) {
-    this.#call = call;
-    freeze(this);
-  }
-
-  request(target, input, { instanceKey, eventType, timeoutMs, metadata, async } = {}) {
+const runtimeOf = (call) => freeze({
+  request(target, input = null, { instanceKey, eventType, timeoutMs, metadata, async } = {}) {
     const wait = typeof timeoutMs === "number" ? max(0, min(floor(timeoutMs), MAX_TIMEOUT_MS)) : timeoutMs;
-    return ask(this.#call, "request", { target, input: input ?? null, instanceKey, eventType, timeoutMs: wait, metadata, async: async ? true : undefined });
-  }
-
-  send(target, input, { instanceKey, eventType, metadata } = {}) {
-    return ask(this.#call, "send", { target, input: input ?? null, instanceKey, eventType, metadata });
-  }
-
-  spawn(target, { instanceKey, cwd } = {}) {
-    return ask(this.#call, "spawn", { target, instanceKey, cwd });
-  }
-
-  list({ includeAll = false } = {}) {
-    return ask(this.#call, "list", { includeAll: includeAll === true });
-  }
-
-  catalog() {
-    return ask(this.#call, "catalog", {});
-  }
-}
+    const more = { timeoutMs: wait, metadata, async: async ? true : undefined };
+    return ask(call, "request", { target, input, instanceKey, eventType, ...more });
+  },
+  send: (target, input = null, { instanceKey, eventType, metadata } = {}) =>
+    ask(call, "send", { target, input, instanceKey, eventType, metadata }),
+  spawn: (target, { instanceKey, cwd } = {}) => ask(call, "spawn", { target, instanceKey, cwd }),
+  list: ({ includeAll = false } = {}) => ask(call, "list", { includeAll: includeAll === true }),
+  catalog: () => ask(call, "catalog", {}),
+});
 
 /** A promise of what the bus answers. It rejects with AgentError, and with TypeError for what cannot be asked. */
 async function ask(call, op, fields) {

@@ -5,42 +5,27 @@
  */
 import util from "node:util";
 
-import { ownOf, uncurried } from "./codec.mjs";
+import { attempt, ownOf, taken } from "./codec.mjs";
 
 /** An error's message (characters). */
 export const MAX_ERROR = 16384;
 /** Errors looked at behind the one that was thrown; a chain can be a ring. */
 const DEPTH = 16;
-const UNREACHABLE = new Set([
-  "ENETUNREACH", "EHOSTUNREACH", "EADDRNOTAVAIL", "EAFNOSUPPORT", "ECONNREFUSED", "ENOTFOUND", "EAI_AGAIN", "EAI_FAIL",
-  "ConnectionRefused", "FailedToOpenSocket",
-]);
-const OF_SOCKETS = new Set(["socket", "connect", "bind", "listen", "getaddrinfo"]);
+const UNREACHABLE =
+  /^(ENETUNREACH|EHOSTUNREACH|EADDRNOTAVAIL|EAFNOSUPPORT|ECONNREFUSED|ENOTFOUND|EAI_\w+|ConnectionRefused|FailedToOpenSocket)$/;
+const OF_SOCKETS = /^(socket|connect|bind|listen|getaddrinfo)$/;
 
 const { inspect } = util;
 const { isArray } = Array;
-const has = uncurried(Set.prototype.has);
-const slice = uncurried(String.prototype.slice);
-const split = uncurried(String.prototype.split);
-const found = uncurried(RegExp.prototype.exec);
+const [slice, split] = taken(String.prototype, "slice", "split");
+const [find] = taken(RegExp.prototype, "exec");
 
 /** A property of an object or a function; undefined when it cannot be read. */
-function property(value, name) {
-  try {
-    return value == null ? undefined : ownOf(value, name);
-  } catch {
-    return undefined;
-  }
-}
+const property = (value, name) => attempt(() => (value == null ? undefined : ownOf(value, name)));
 
 /** Anything as a text of at most `most` characters. */
-export function shown(value, most) {
-  try {
-    return slice(typeof value === "string" ? value : inspect(value), 0, most);
-  } catch {
-    return `something of type ${typeof value}`;
-  }
-}
+export const shown = (value, most) =>
+  attempt(() => slice(typeof value === "string" ? value : inspect(value), 0, most), `something of type ${typeof value}`);
 
 const textOf = (value) => (typeof value === "string" && value !== "" ? slice(value, 0, MAX_ERROR) : undefined);
 
@@ -63,8 +48,8 @@ export function errorOf(thrown, offline) {
 function isOffline(error, depth) {
   if (depth > DEPTH || typeof error !== "object" || error === null) return false;
   const code = property(error, "code");
-  if (has(UNREACHABLE, code)) return true;
-  if ((code === "EPERM" || code === "EACCES") && has(OF_SOCKETS, property(error, "syscall"))) return true;
+  if (find(UNREACHABLE, textOf(code))) return true;
+  if ((code === "EPERM" || code === "EACCES") && find(OF_SOCKETS, textOf(property(error, "syscall")))) return true;
   const several = property(error, "errors");
   return isOffline(property(error, "cause"), depth + 1) || (isArray(several) && isOffline(several[0], depth + 1));
 }
@@ -74,7 +59,7 @@ export function where(error) {
   const stack = property(error, "stack");
   const lines = typeof stack === "string" ? split(stack, "\n") : [];
   for (let i = 0; i < lines.length; i++) {
-    const place = found(/^(?:\s+at (?:.* \()?)?(?:file:\/\/)?(\/[^()]*?:\d+)(?::\d+)?\)?$/, lines[i]);
+    const place = find(/^(?:\s+at (?:.* \()?)?(?:file:\/\/)?(\/[^()]*?:\d+)(?::\d+)?\)?$/, lines[i]);
     if (place !== null) return ` at ${place[1]}`;
   }
   const position = property(error, "position"); // what Bun cannot build has no stack

@@ -6,13 +6,12 @@
 import fs from "node:fs";
 import process from "node:process";
 
-import { uncurried } from "./codec.mjs";
+import { attempt, taken } from "./codec.mjs";
 
 const { openSync, readdirSync, readFileSync, readSync } = fs;
 const kill = process.kill.bind(process);
-const split = uncurried(String.prototype.split);
-const toString = uncurried(Buffer.prototype.latin1Slice);
-const number = Number;
+const [split] = taken(String.prototype, "split");
+const [toString] = taken(Buffer.prototype, "latin1Slice");
 
 /** Whether this is a jail: elsewhere kill(-1) would hit every process of the user. */
 let enabled = false;
@@ -53,13 +52,8 @@ function newestPid() {
   }
 }
 
-function read(path) {
-  try {
-    return readFileSync(path, "latin1");
-  } catch {
-    return "";
-  }
-}
+const read = (path) => attempt(() => readFileSync(path, "latin1"), "");
+const end = (pid) => attempt(() => kill(pid, "SIGKILL"));
 
 /** Whether neither init nor a thread of this process has another child. */
 function alone() {
@@ -72,7 +66,7 @@ function alone() {
 function others() {
   const pids = [];
   const names = readdirSync("/proc");
-  for (let i = 0; i < names.length; i++) if (number(names[i]) > 2) pids[pids.length] = number(names[i]);
+  for (let i = 0; i < names.length; i++) if (+names[i] > 2) pids[pids.length] = +names[i];
   return pids;
 }
 
@@ -90,12 +84,4 @@ function killOthers() {
     } else end(pids[i]);
   }
   return live;
-}
-
-function end(pid) {
-  try {
-    kill(pid, "SIGKILL");
-  } catch {
-    // nobody there
-  }
 }

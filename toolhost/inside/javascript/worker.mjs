@@ -20,8 +20,8 @@ import { pathToFileURL } from "node:url";
 import util from "node:util";
 
 import { offerBun, waitForExit } from "./bun.mjs";
-import { BadValue, TooLong, decode, encode, encodeResult, methodOf, uncurried } from "./codec.mjs";
-import { Call, MAX_LINE, ToolContext } from "./context.mjs";
+import { BadValue, TooLong, allocate, attempt, decode, encode, methodOf, taken } from "./codec.mjs";
+import { MAX_LINE, ToolContext, callOf, cancel } from "./context.mjs";
 import * as core from "./core/index.mjs";
 import { MAX_ERROR, errorOf, shown, where } from "./failures.mjs";
 import { enable, sweep } from "./orphans.mjs";
@@ -39,34 +39,23 @@ const LOG_PER_S = 200;
 const MAX_ASK = 256 << 10;
 /** How much is read at once (bytes). */
 const READ_BYTES = 256 << 10;
-/** When to try again to write to a socket that was full, where nothing tells that it has room (milliseconds). */
-const AGAIN_MS = 1;
 
 const { AgentError, Pending } = core;
 const { apply } = Reflect;
 const { assign, create, defineProperty, getOwnPropertyDescriptor, keys } = Object;
 const { format, inspect, types } = util;
 const { writeSync } = fs;
-const { isArray } = Array;
 const { min } = Math;
 const NativePromise = Promise;
-const then = uncurried(Promise.prototype.then);
-const includes = uncurried(Array.prototype.includes);
-const join = uncurried(Array.prototype.join);
-const push = uncurried(Array.prototype.push);
-const shift = uncurried(Array.prototype.shift);
-const sort = uncurried(Array.prototype.sort);
-const replace = uncurried(String.prototype.replace);
-const slice = uncurried(String.prototype.slice);
-const split = uncurried(String.prototype.split);
-const setBytes = uncurried(Uint8Array.prototype.set);
-const subarray = uncurried(Uint8Array.prototype.subarray);
-const toText = uncurried(Buffer.prototype.utf8Slice);
-const allocate = Buffer.allocUnsafeSlow.bind(Buffer);
+const [then] = taken(Promise.prototype, "then");
+const [includes, join, push, shift, sort] = taken(Array.prototype, "includes", "join", "push", "shift", "sort");
+const [replace, slice, split] = taken(String.prototype, "replace", "slice", "split");
+const [setBytes, subarray] = taken(Uint8Array.prototype, "set", "subarray");
+const [toText] = taken(Buffer.prototype, "utf8Slice");
+const concat = Buffer.concat.bind(Buffer);
 const now = performance.now.bind(performance);
 const exit = process.exit.bind(process);
 const nextTick = process.nextTick.bind(process);
-const later = setTimeout;
 const storage = new AsyncLocalStorage();
 const within = storage.run.bind(storage);
 const currentCall = storage.getStore.bind(storage);
@@ -92,8 +81,8 @@ const worker = { outputLimit: 1 << 20, mayAsk: false, send, ask, logMethods };
 
 // --- sending
 
-/** Puts bytes that the socket has no room for into a queue; set with the channel. `queued`: how many are in it. */
-let writeLater;
+/** Node's socket, and how many bytes wait in it because descriptor 3 had no room for them. Under Bun a write waits. */
+let put;
 let queued = 0;
 
 function send(frame) {
@@ -108,8 +97,9 @@ function write(bytes) {
     if (error.code !== "EAGAIN") leave(); // the host is gone, or the tool closed the channel
   }
   if (sent === bytes.length) return;
-  queued += bytes.length - sent;
-  writeLater(copyOf(bytes, sent, bytes.length));
+  const rest = copyOf(bytes, sent, bytes.length);
+  queued += rest.length;
+  put(rest, () => (queued -= rest.length));
 }
 
 function copyOf(bytes, from, to) {
@@ -120,12 +110,12 @@ function copyOf(bytes, from, to) {
 
 /** A promise of what the bus answers. */
 function ask(call, op, fields) {
-  const frame = assign({ type: "ask", callId: call.id, askId: ++lastAsk, op }, fields);
+  const frame = { type: "ask", callId: call.id, askId: ++lastAsk, op, ...fields };
   let bytes;
   try {
     bytes = encode(frame, MAX_ASK);
   } catch (error) {
-    if (error instanceof BadValue) throw new TypeError(`ctx.runtime${error.path}: ${error.reason}`);
+    if (error instanceof BadValue) throw new TypeError(`ctx.runtime: ${error.path}: ${error.reason}`);
     if (!(error instanceof TooLong)) throw error;
     const suggestion = "Write it to a file, and say where.";
     throw new AgentError(`what is asked has ${error.size} bytes, limit ${MAX_ASK}`, { code: "E_TOOL_LIMIT", suggestion });
@@ -163,34 +153,21 @@ function log(level, line, call) {
   send({ type: "log", level, message: line.length > MAX_LINE ? `${slice(line, 0, MAX_LINE)}…` : line, callId: call?.id });
 }
 
-/** The methods of a console that log, each for the call that `callOf` names. */
-function logMethods(callOf) {
-  const method = (level) => (...values) => {
-    let line;
-    try {
-      line = apply(format, undefined, values);
-    } catch (error) {
-      line = `what was logged cannot be shown: ${shown(error, 200)}`;
-    }
-    log(level, line, callOf());
-  };
+/** The methods of a console that log, each for the call that `whose` names. */
+function logMethods(whose) {
+  const lineOf = (values) => attempt(() => apply(format, undefined, values), "what was logged cannot be shown");
+  const method = (level) => (...values) => log(level, lineOf(values), whose());
   const info = method("info");
   return { debug: method("debug"), log: info, info, warn: method("warn"), error: method("error") };
 }
 
-/** process.stdout or process.stderr: each line that is written becomes a log line of the call that wrote it. */
+/** process.stdout or process.stderr: each line of what is written becomes a log line of its call. */
 function capturePrinted(name, level) {
   const found = getOwnPropertyDescriptor(process, name);
   let stream;
-  let partial = "";
   function print(chunk, encoding, done) {
-    const lines = split(partial + (typeof chunk === "string" ? chunk : toText(chunk, 0, chunk.length)), "\n");
-    partial = lines[lines.length - 1];
-    for (let i = 0; i < lines.length - 1; i++) log(level, lines[i], currentCall());
-    if (partial.length > MAX_LINE) {
-      log(level, partial, currentCall());
-      partial = "";
-    }
+    const lines = split(typeof chunk === "string" ? chunk : toText(chunk, 0, chunk.length), "\n");
+    for (let i = 0; i < lines.length; i++) if (i < lines.length - 1 || lines[i] !== "") log(level, lines[i], currentCall());
     const told = typeof encoding === "function" ? encoding : done;
     if (typeof told === "function") nextTick(told);
     return true;
@@ -202,7 +179,7 @@ function capturePrinted(name, level) {
 // --- calls
 
 function start(frame) {
-  const call = new Call(frame, frame.messageId == null ? undefined : messages[frame.messageId], worker);
+  const call = callOf(frame, frame.messageId == null ? undefined : messages[frame.messageId], worker);
   running[call.id] = call;
   open++;
   if (early === undefined) within(call, run, call);
@@ -239,10 +216,10 @@ function succeed(call, value) {
   if (value instanceof Pending) return goOn(call, value);
   let bytes;
   try {
-    bytes = encodeResult(call.id, value, worker.outputLimit);
+    bytes = encode({ type: "result", callId: call.id, status: "ok", output: value }, worker.outputLimit);
   } catch (error) {
     if (error instanceof BadValue)
-      return fail(call, { name: "TypeError", message: `output${error.path}: ${error.reason}`, code: "E_TOOL_BAD_OUTPUT" });
+      return fail(call, { name: "TypeError", message: `${error.path}: ${error.reason}`, code: "E_TOOL_BAD_OUTPUT" });
     if (!(error instanceof TooLong)) return failWith(call, error);
     const message = `the output has ${error.size} bytes, limit ${worker.outputLimit} (outputMb)`;
     return fail(call, { name: "OutputTooLarge", message, code: "E_TOOL_LIMIT" });
@@ -272,11 +249,12 @@ function failWith(call, thrown) {
 }
 
 function fail(call, error) {
-  if (!call.done) finish(call, encode({ type: "result", callId: call.id, status: "error", error }));
+  finish(call, encode({ type: "result", callId: call.id, status: "error", error }));
 }
 
 /** Send the last result of a call. What it left behind ends before. */
 function finish(call, bytes) {
+  if (call.done) return; // code of its value has ended it meanwhile
   call.done = true;
   if (open === 1) sweep(call.frame.background === true);
   delete running[call.id];
@@ -292,14 +270,10 @@ function stray(thrown) {
   log("error", `uncaught ${name}: ${message}${where(thrown)}`, call);
 }
 
-class ExitError extends Error {
-  name = "ExitError";
-  code = "E_TOOL";
-}
-
 /** process.exit of a tool: an error of its call, at once, whatever becomes of what is thrown. */
 function refuseExit(code) {
-  const error = new ExitError(`process.exit(${code === undefined ? "" : shown(code, 100)}) was called`);
+  const message = `process.exit(${code === undefined ? "" : shown(code, 100)}) was called`;
+  const error = assign(new Error(message), { name: "ExitError", code: "E_TOOL" });
   const call = currentCall();
   if (call !== undefined) failWith(call, error);
   throw error;
@@ -308,16 +282,11 @@ function refuseExit(code) {
 // --- frames from the host
 
 function handle(bytes, from, to) {
-  let frame;
-  try {
-    frame = decode(bytes, from, to);
-  } catch (error) {
-    leave(`bad frame from the host: ${error.message}`);
-  }
+  const frame = attempt(() => decode(bytes, from, to)) ?? leave("a bad frame from the host");
   switch (frame.type) {
     case "call": return start(frame);
     case "message": return remember(frame.messageId, copyOf(bytes, from, to));
-    case "cancel": return running[frame.callId] && within(running[frame.callId], () => running[frame.callId].cancel());
+    case "cancel": return running[frame.callId] && within(running[frame.callId], cancel, running[frame.callId]);
     case "answer": return answered(frame);
     case "init": return void load(frame);
     case "exit": return leave();
@@ -333,7 +302,7 @@ function remember(id, bytes) {
 async function load(init) {
   if (init.protocol !== PROTOCOL) refuse(`this worker speaks protocol ${PROTOCOL}`);
   worker.outputLimit = init.outputLimit ?? worker.outputLimit;
-  worker.mayAsk = isArray(init.permissions) && includes(init.permissions, "agents");
+  worker.mayAsk = includes(init.permissions ?? [], "agents");
   offline = init.offline === true;
   assign(process.env, init.env);
   try {
@@ -363,37 +332,16 @@ function refuse(message) {
   leave();
 }
 
-/** A frame that has not come whole, and how much of it there is. */
-let held;
-let have = 0;
+/** The beginning of a frame that has not come whole. */
+let held = allocate(0);
 
 /** Take bytes from the host, and handle each frame that is whole. */
 function feed(chunk) {
-  for (let i = 0; i < chunk.length; ) {
-    if (held === undefined) {
-      const size = chunk.length - i < 4 ? 0 : 4 + sizeAt(chunk, i);
-      if (size > 0 && chunk.length - i >= size) {
-        handle(chunk, i + 4, i + size);
-        i += size;
-        continue;
-      }
-      held = allocate(size || 4);
-      have = 0;
-    }
-    const more = min(held.length - have, chunk.length - i);
-    setBytes(held, subarray(chunk, i, i + more), have);
-    have += more;
-    i += more;
-    if (have < held.length) continue;
-    const whole = held;
-    held = undefined;
-    const size = 4 + sizeAt(whole, 0);
-    if (whole.length === size) handle(whole, 4, size);
-    else {
-      held = allocate(size);
-      setBytes(held, whole, 0);
-    }
-  }
+  const bytes = held.length > 0 ? concat([held, chunk]) : chunk;
+  let at = 0;
+  for (let size; bytes.length - at >= 4 && bytes.length - at - 4 >= (size = sizeAt(bytes, at)); at += 4 + size)
+    handle(bytes, at + 4, at + 4 + size);
+  held = copyOf(bytes, at, bytes.length);
 }
 
 function sizeAt(bytes, i) {
@@ -404,50 +352,24 @@ function sizeAt(bytes, i) {
 
 /** End this process; the jail ends with it. */
 function leave(reason) {
-  if (reason !== undefined) {
-    try {
-      writeSync(2, `worker: ${reason}\n`);
-    } catch {
-      // nobody reads it
-    }
-  }
+  if (reason !== undefined) attempt(() => writeSync(2, `worker: ${reason}\n`));
   exit(reason === undefined ? 0 : 1);
 }
 
 /** Node reads quickest by a socket of its own, whose buffer is used again and again. */
-async function openSocket() {
+async function readSocket() {
   const { Socket } = await import("node:net");
   const onread = { buffer: allocate(READ_BYTES), callback: (count, buffer) => (feed(subarray(buffer, 0, count)), true) };
   const socket = new Socket({ fd: FD, readable: true, writable: true, onread });
-  const put = socket.write.bind(socket);
-  writeLater = (bytes) => put(bytes, () => (queued -= bytes.length));
+  put = socket.write.bind(socket);
   socket.on("end", () => leave());
   socket.on("error", () => leave());
 }
 
 /** Bun cannot adopt descriptor 3 as a socket, but reads it as a stream. */
-async function openStream() {
-  const waiting = [];
-  const again = () => {
-    try {
-      while (waiting.length > 0) {
-        const sent = writeSync(FD, waiting[0], 0, waiting[0].length);
-        queued -= sent;
-        waiting[0] = subarray(waiting[0], sent, waiting[0].length);
-        if (waiting[0].length === 0) shift(waiting);
-      }
-    } catch (error) {
-      if (error.code !== "EAGAIN") leave();
-      later(again, AGAIN_MS);
-    }
-  };
-  writeLater = (bytes) => push(waiting, bytes) === 1 && later(again, AGAIN_MS);
-  const reader = globalThis.Bun.file(FD).stream().getReader();
-  for (;;) {
-    const { value, done } = await reader.read();
-    if (done) leave();
-    feed(value);
-  }
+async function readStream() {
+  for await (const chunk of globalThis.Bun.file(FD).stream()) feed(chunk);
+  leave();
 }
 
 // --- the world of the tool
@@ -475,4 +397,4 @@ function prepare(onBun) {
 
 const onBun = process.versions.bun !== undefined;
 prepare(onBun);
-await (onBun ? openStream() : openSocket());
+await (onBun ? readStream() : readSocket());
