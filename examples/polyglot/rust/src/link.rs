@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::fs;
 use std::io::Read;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::io::RawFd;
 use std::path::Path;
@@ -196,6 +197,22 @@ fn connect(context: &zmq::Context, run_dir: &str) -> zmq::Result<zmq::Socket> {
     socket.set_linger(0)?;
     socket.connect(&format!("ipc://{run_dir}/clients.sock"))?;
     Ok(socket)
+}
+
+/// The runtime directory of the kernel that runs for a bundle ("Find a running kernel").
+pub fn run_dir_of(bundle: &str) -> Result<String, Over> {
+    let none = |why: String| Over { code: "E_KERNEL_NOT_RUNNING".into(), message: format!("no kernel of {bundle}: {why}") };
+    let mut path = fs::canonicalize(bundle).map_err(|why| none(why.to_string()))?;
+    if path.ends_with("goondan.yaml") {
+        path.pop();
+    }
+    let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+    let root = variable("GOONDAN_STATE_ROOT").unwrap_or(format!("{}/.goondan", variable("HOME").unwrap_or_default()));
+    let digest = wire::sha256(path.as_os_str().as_bytes());
+    let record = format!("{root}/workspaces/{}/kernel/kernel.json", &digest[..16]);
+    let record = fs::read(record).map_err(|why| none(why.to_string()))?;
+    let record: Value = serde_json::from_slice(&record).map_err(|why| none(why.to_string()))?;
+    record["runDir"].as_str().map(String::from).ok_or_else(|| none("its record names no directory".into()))
 }
 
 /// The operator's token as it is now. Nobody else may own what leads to the socket: they would get it.

@@ -1,4 +1,4 @@
-//! Ask an agent of a running swarm: `ask RUN_DIR AGENT TEXT`, `ask --stream RUN_DIR AGENT TEXT`. Ctrl-C cancels the question.
+//! Ask an agent of a running swarm: `ask BUNDLE AGENT TEXT`, `ask --stream BUNDLE AGENT TEXT`. Ctrl-C cancels the question.
 //! `ask certified` speaks the line protocol of `gdn certify client`, for the kernel in GOONDAN_RUN_DIR.
 
 mod certified;
@@ -33,9 +33,9 @@ fn main() {
         let stream = arguments.first().map_or(false, |first| first == "--stream");
         arguments.drain(..usize::from(stream));
         match &arguments[..] {
-            [run_dir, agent, text] => ask(run_dir, agent, text, stream),
+            [bundle, agent, text] => link::run_dir_of(bundle).and_then(|run_dir| ask(&run_dir, agent, text, stream)),
             _ => {
-                eprintln!("usage: ask [--stream] RUN_DIR AGENT TEXT, or: ask certified");
+                eprintln!("usage: ask [--stream] BUNDLE AGENT TEXT, or: ask certified");
                 exit(2);
             }
         }

@@ -5,6 +5,7 @@ use std::io::Read;
 use rmp::decode::RmpRead;
 use rmp::{encode, Marker};
 use serde_json::{Map, Number, Value};
+use sha2::{Digest, Sha256};
 
 /// How deep maps and lists may nest in a payload.
 pub const DEPTH: usize = 64;
@@ -229,9 +230,13 @@ fn skip(rest: &mut &[u8]) -> Result<(), String> {
     Ok(())
 }
 
+/// SHA-256 in hexadecimal.
+pub fn sha256(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
 /// Read the bytes of a payload by reference ("Large payloads"): what `blob` says of a file in `folder`.
 pub fn referred(folder: &str, blob: &Value) -> Result<Value, (&'static str, String)> {
-    use sha2::{Digest, Sha256};
     use std::os::unix::fs::OpenOptionsExt;
 
     let invalid = || ("E_BLOB_INVALID", "the reference is not as it should be".to_string());
@@ -266,8 +271,7 @@ pub fn referred(folder: &str, blob: &Value) -> Result<Value, (&'static str, Stri
     }
     let mut bytes = Vec::with_capacity(size as usize);
     opened.take(size + 1).read_to_end(&mut bytes).map_err(missing)?;
-    let seen: String = Sha256::digest(&bytes).iter().map(|byte| format!("{byte:02x}")).collect();
-    if bytes.len() as u64 != size || seen != digest {
+    if bytes.len() as u64 != size || sha256(&bytes) != digest {
         return Err(mismatch());
     }
     whole(&bytes).map_err(|why| ("E_FRAME_INVALID", why))
