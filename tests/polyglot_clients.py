@@ -11,7 +11,7 @@ import pytest
 
 from tests.kernel_fixture import ROOT
 
-CLIENTS: Final = ("python", "rust")
+CLIENTS: Final = ("python", "node", "rust")
 PYTHON: Final = ROOT / "clients" / "python"
 RUST: Final = ROOT / "examples" / "polyglot" / "rust"
 #: Debian's own cargo, which builds from the sources of Debian's packages.
@@ -25,6 +25,8 @@ def command_of(client: str) -> tuple[list[str], dict[str, str]]:
     """The command that speaks the certificate's line protocol, and what it needs in its environment."""
     if client == "python":
         return [sys.executable, "-m", "goondan_client.certified"], {"PYTHONPATH": str(PYTHON)}
+    if client == "node":
+        return ["node", "/tmp/h-node/certified.mjs"], {}
     return [str(rust()), "certified"], {}
 
 

@@ -24,10 +24,10 @@ fn tell(events: &mut HashMap<String, String>, told: Vec<(String, Told)>) {
             }
             Told::State(_) => continue,
             // The wish to cancel has no line of its own.
-            Told::Error(_) if !events.contains_key(&reference) => continue,
+            Told::Error(_) | Told::Refused(_) if !events.contains_key(&reference) => continue,
             Told::Answer(answer) => ("answer", answer),
             Told::Accepted => ("accepted", true.into()),
-            Told::Error(error) => ("error", error),
+            Told::Error(error) | Told::Refused(error) => ("error", error),
         };
         events.remove(&reference);
         say(json!({"ref": reference, key: value}));

@@ -1,6 +1,6 @@
 //! A session on a real socket: what it decides is done here.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::fs;
 use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
@@ -34,6 +34,8 @@ pub struct Link {
     start: Instant,
     /// Frames for which the socket had no room; a new connection needs none of them.
     unsent: VecDeque<Vec<u8>>,
+    /// Event id -> the file of a question that is too large for a frame.
+    large: HashMap<String, Value>,
 }
 
 impl Link {
@@ -48,6 +50,7 @@ impl Link {
             incarnation,
             start: Instant::now(),
             unsent: VecDeque::new(),
+            large: HashMap::new(),
         })
     }
 
@@ -139,8 +142,7 @@ impl Link {
         frame.payload = match frame.payload {
             Ok(Value::Null) => wire::referred(&self.session.blobs, &blob),
             _ => Err(("E_BLOB_INVALID", "a payload lies in a frame or in a file".into())),
-        }
-        .map_err(|(code, why)| format!("{code}: {why}"));
+        };
         frame
     }
 
@@ -148,7 +150,13 @@ impl Link {
         let mut told = Vec::new();
         for act in acts {
             match act {
-                Act::Send(frame) => self.unsent.push_back(wire::pack(&frame)),
+                Act::Send(frame) => match self.packed(frame) {
+                    Ok(bytes) => self.unsent.push_back(bytes),
+                    Err((event_id, code, why)) => {
+                        let acts = self.session.fail(&event_id, code, &why);
+                        told.extend(self.act(acts)?);
+                    }
+                },
                 Act::Hello { id, awaiting } => {
                     self.unsent.clear();
                     match token(&self.run_dir) {
@@ -170,12 +178,50 @@ impl Link {
                     }
                     self.session.connected(self.now());
                 }
-                Act::Tell(reference, what) => told.push((reference, what)),
+                Act::Tell(reference, what) => {
+                    let (session, folder) = (&self.session, &self.session.blobs);
+                    self.large.retain(|event_id, blob| {
+                        let gone = !session.holds(event_id);
+                        if gone && matches!(what, Told::Refused(_)) {
+                            // Nobody has taken it, so nobody else will.
+                            let _ = fs::remove_file(format!("{folder}/{}", blob["file"].as_str().unwrap_or("")));
+                        }
+                        !gone
+                    });
+                    told.push((reference, what));
+                }
                 Act::Over { code, message } => return Err(Over { code, message }),
             }
         }
         self.push();
         Ok(told)
+    }
+
+    /// The bytes of a frame. The payload of one that is too large goes into a file, once.
+    fn packed(&mut self, mut frame: Value) -> Result<Vec<u8>, (String, &'static str, String)> {
+        let bytes = wire::pack(&frame);
+        if bytes.len() <= wire::FRAME {
+            return Ok(bytes);
+        }
+        let event_id = frame["eventId"].as_str().unwrap_or("").to_string();
+        let folder = &self.session.blobs;
+        if folder.is_empty() {
+            return Err((event_id, "E_FRAME_TOO_LARGE", format!("{} bytes are too many for a frame", bytes.len())));
+        }
+        if let Some(blob) = self.large.get(&event_id) {
+            // It is still wanted: no sweep may take it.
+            let path = format!("{folder}/{}\0", blob["file"].as_str().unwrap_or(""));
+            unsafe { libc::utimensat(libc::AT_FDCWD, path.as_ptr().cast(), std::ptr::null(), libc::AT_SYMLINK_NOFOLLOW) };
+        } else {
+            match wire::refer(folder, &random(16), &frame["payload"], self.session.durable) {
+                Ok(blob) => drop(self.large.insert(event_id.clone(), blob)),
+                Err(why) => return Err((event_id, "E_DISK_FULL", why.to_string())),
+            }
+        }
+        let header = frame.as_object_mut().expect("a frame is a map");
+        header.remove("payload");
+        header.insert("blob".into(), self.large[&event_id].clone());
+        Ok(wire::pack(&frame))
     }
 
     fn push(&mut self) {

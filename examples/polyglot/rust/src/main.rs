@@ -60,7 +60,7 @@ fn ask(run_dir: &str, agent: &str, text: &str, stream: bool) -> Result<(), Over>
                     link.close();
                     return Ok(());
                 }
-                Told::Error(error) => {
+                Told::Error(error) | Told::Refused(error) => {
                     link.close();
                     let text = |key: &str| error[key].as_str().unwrap_or("").to_string();
                     return Err(Over { code: text("code"), message: text("message") });

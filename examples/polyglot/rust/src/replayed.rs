@@ -76,7 +76,7 @@ fn bad_frames_for_a_client_are_refused() {
             ("payload", Ok(frame)) => {
                 // It is what it is, and no answer of a question: whoever waits is told so.
                 let told = told_of(frame);
-                assert!(matches!(told, None | Some(Told::Error(_))), "{name}");
+                assert!(matches!(told, None | Some(Told::Error(_) | Told::Refused(_))), "{name}");
             }
             (_, Err(_)) => {}
             (stage, Ok(_)) => panic!("{name}: a bad {stage} was read"),
@@ -141,7 +141,7 @@ fn seen(acts: Vec<Act>, out: &mut Vec<Value>) {
             Act::Tell(_, Told::Event(_)) => continue,
             Act::Tell(reference, Told::Answer(answer)) => json!({"told": {"eventId": reference, "response": answer["response"]}}),
             Act::Tell(reference, Told::State(state)) => json!({"told": {"eventId": reference, "state": state}}),
-            Act::Tell(reference, Told::Error(error)) => json!({"told": {"eventId": reference, "error": error["code"]}}),
+            Act::Tell(reference, Told::Error(error) | Told::Refused(error)) => json!({"told": {"eventId": reference, "error": error["code"]}}),
             Act::Tell(reference, Told::Accepted) => json!({"told": {"eventId": reference, "accepted": true}}),
             Act::Over { code, .. } => json!({ "over": code }),
         });

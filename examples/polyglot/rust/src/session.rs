@@ -39,7 +39,10 @@ pub enum Told {
     Accepted,
     /// How the event ended that was to be cancelled.
     State(String),
+    /// It failed.
     Error(Value),
+    /// The broker did not take it.
+    Refused(Value),
 }
 
 /// A question, or with `wants_answer: false` a message.
@@ -116,7 +119,9 @@ pub struct Session {
     /// When the link was last seen to live, or something began to wait.
     quiet_since: u64,
     pinged: Option<u64>,
+    /// The folder of large payloads, and whether what lies there has to survive a loss of power.
     pub blobs: String,
+    pub durable: bool,
 }
 
 impl Session {
@@ -133,6 +138,7 @@ impl Session {
             quiet_since: now,
             pinged: None,
             blobs: String::new(),
+            durable: true,
         }
     }
 
@@ -155,6 +161,18 @@ impl Session {
     /// Whether somebody waits for this answer: only then its payload is worth reading.
     pub fn awaits(&self, correlation: &str) -> bool {
         self.outbox.iter().any(|entry| entry.wants_answer && entry.correlation == correlation)
+    }
+
+    /// Whether this event is still asked for.
+    pub fn holds(&self, event_id: &str) -> bool {
+        self.outbox.iter().any(|entry| entry.event_id == event_id)
+    }
+
+    /// An event cannot be sent.
+    pub fn fail(&mut self, event_id: &str, code: &str, message: &str) -> Vec<Act> {
+        let at = self.outbox.iter().position(|entry| entry.event_id == event_id);
+        let told = Told::Error(error(code, message));
+        at.map(|at| Act::Tell(self.outbox.remove(at).reference, told)).into_iter().collect()
     }
 
     pub fn ask(&mut self, asked: Question, now: u64) -> Vec<Act> {
@@ -276,6 +294,7 @@ impl Session {
                 self.link = Link::Ready;
                 self.busy_since = None;
                 self.blobs = frame.field("blobs").as_str().unwrap_or("").into();
+                self.durable = frame.field("durability") != "process";
                 self.credit = frame.field("credit").as_u64().unwrap_or(0) as usize;
                 for entry in &mut self.outbox {
                     entry.stage = Stage::Waits(0);
@@ -311,7 +330,7 @@ impl Session {
                         Ok(payload) if payload["answer"]["status"] == "completed" => Told::Answer(payload["answer"].clone()),
                         Ok(payload) if payload["answer"]["status"] == "failed" => Told::Error(payload["answer"]["error"].clone()),
                         Ok(_) => Told::Error(error("E_FRAME_INVALID", "the answer is none")),
-                        Err(why) => Told::Error(error("E_FRAME_INVALID", why)),
+                        Err((code, why)) => Told::Error(error(code, why)),
                     };
                     acts.push(Act::Tell(self.outbox.remove(at).reference, told));
                 }
@@ -363,7 +382,7 @@ impl Session {
 
     fn refused(&mut self, frame: &Frame, answers: &str, now: u64) -> Vec<Act> {
         let code = frame.field("code").as_str().unwrap_or("").to_string();
-        let told = || Told::Error(frame.payload.clone().unwrap_or_else(|why| error("E_FRAME_INVALID", &why)));
+        let told = || Told::Refused(frame.payload.clone().unwrap_or_else(|(code, why)| error(code, &why)));
         if code == "E_HELLO_REQUIRED" {
             // With `inReplyTo` it answers a frame that came too early, which goes out again after the welcome.
             return if answers.is_empty() { self.greet(true, now) } else { Vec::new() };

@@ -1,10 +1,12 @@
 //! Frames as bytes: msgpack to JSON values and back, with the checks of "What a receiver checks itself".
 
-use std::io::Read;
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
 
 use rmp::decode::RmpRead;
 use rmp::{encode, Marker};
-use serde_json::{Map, Number, Value};
+use serde_json::{json, Map, Number, Value};
 use sha2::{Digest, Sha256};
 
 /// How deep maps and lists may nest in a payload.
@@ -17,8 +19,11 @@ pub const FRAME: usize = 1_048_576;
 /// A frame that was read: its header, and its payload, which may be bad by itself.
 pub struct Frame {
     pub header: Map<String, Value>,
-    pub payload: Result<Value, String>,
+    pub payload: Result<Value, Refused>,
 }
+
+/// Why something was refused: a code, and words for people.
+pub type Refused = (&'static str, String);
 
 impl Frame {
     /// A text of the header; empty when it is absent or no text.
@@ -45,7 +50,7 @@ pub fn frame(bytes: &[u8]) -> Result<Frame, String> {
         if key == "payload" {
             let before = rest;
             skip(&mut rest)?;
-            payload = whole(&before[..before.len() - rest.len()]);
+            payload = whole(&before[..before.len() - rest.len()]).map_err(|why| ("E_FRAME_INVALID", why));
         } else {
             let read = value(&mut rest, DEPTH, &mut VALUES.clone())?;
             header.insert(key, read);
@@ -236,9 +241,7 @@ pub fn sha256(bytes: &[u8]) -> String {
 }
 
 /// Read the bytes of a payload by reference ("Large payloads"): what `blob` says of a file in `folder`.
-pub fn referred(folder: &str, blob: &Value) -> Result<Value, (&'static str, String)> {
-    use std::os::unix::fs::OpenOptionsExt;
-
+pub fn referred(folder: &str, blob: &Value) -> Result<Value, Refused> {
     let invalid = || ("E_BLOB_INVALID", "the reference is not as it should be".to_string());
     let hex = |key: &str, length: usize| match blob[key].as_str() {
         Some(text) if text.len() == length && text.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b)) => {
@@ -256,7 +259,7 @@ pub fn referred(folder: &str, blob: &Value) -> Result<Value, (&'static str, Stri
         return Err(("E_BLOB_UNAVAILABLE", "this client has no folder of large payloads".into()));
     }
     let missing = |error: std::io::Error| ("E_BLOB_MISSING", error.to_string());
-    let opened = std::fs::OpenOptions::new()
+    let opened = OpenOptions::new()
         .read(true)
         .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
         .open(format!("{folder}/{file}"))
@@ -275,4 +278,18 @@ pub fn referred(folder: &str, blob: &Value) -> Result<Value, (&'static str, Stri
         return Err(mismatch());
     }
     whole(&bytes).map_err(|why| ("E_FRAME_INVALID", why))
+}
+
+/// Write a payload into a file of `folder`, for good if it has to survive a loss of power. Gives what `blob` says of it.
+pub fn refer(folder: &str, name: &str, payload: &Value, durable: bool) -> std::io::Result<Value> {
+    let bytes = pack(payload);
+    let path = format!("{folder}/{name}");
+    let mut file =
+        OpenOptions::new().write(true).create_new(true).mode(0o600).custom_flags(libc::O_NOFOLLOW).open(path)?;
+    file.write_all(&bytes)?;
+    if durable {
+        file.sync_all()?;
+        File::open(folder)?.sync_all()?;
+    }
+    Ok(json!({"file": name, "digest": sha256(&bytes), "size": bytes.len()}))
 }
