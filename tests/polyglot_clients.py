@@ -10,6 +10,7 @@ from typing import Final
 import pytest
 
 from tests.kernel_fixture import ROOT
+from tests.node_fixture import node_client
 
 CLIENTS: Final = ("python", "node", "rust")
 PYTHON: Final = ROOT / "clients" / "python"
@@ -26,7 +27,7 @@ def command_of(client: str) -> tuple[list[str], dict[str, str]]:
     if client == "python":
         return [sys.executable, "-m", "goondan_client.certified"], {"PYTHONPATH": str(PYTHON)}
     if client == "node":
-        return ["node", "/tmp/h-node/certified.mjs"], {}
+        return ["node", str(node_client() / "certified.mjs")], {}
     return [str(rust()), "certified"], {}
 
 

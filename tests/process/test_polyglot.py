@@ -62,7 +62,7 @@ def test_the_program_in_node_shows_the_stream_and_the_answer(swarm: Sandbox) -> 
     assert {"  folder__size begins", "  primes__count is done"} <= set(done.stderr.splitlines())
     assert done.stdout.splitlines()[-1] == "25"
     refused = node(swarm.home / "ask.mjs", "/primes__count below=-1", env=swarm.env)
-    assert "primes__count failed: E_TOOL_ARGUMENTS" in refused.stderr
+    assert "primes__count failed: E_TOOL_INVALID_ARGS" in refused.stderr
 
 
 def test_the_program_in_rust_shows_the_stream_and_the_answer(swarm: Sandbox) -> None:
