@@ -128,6 +128,7 @@ CODES: Final[dict[str, str]] = {
     "E_TURN_NOT_FOUND": "`gdn trace` without an id shows the last turn; `gdn send --json` prints ids.",
     "E_MCP_INSTALL": "Read what the installer says; gdn mcp add --help has the options.",
     "E_INIT": "Name another directory, or give --force to replace what is there.",
+    "E_CERTIFY": "See docs/certify.md: how the program is started, and which lines it reads and writes.",
     "E_USAGE": "See --help.",
     "E_INTERNAL": "This is a bug in the kernel; please report it with the log.",
     # bundles

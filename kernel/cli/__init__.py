@@ -57,6 +57,7 @@ COMMANDS: Final[dict[str, str]] = {
     "auth": "Agree to what extensions may do with OAuth; list or revoke it.",
     "disk": "List, mount or unmount workdirs that have file systems of their own.",
     "completion": "Print the script that completes gdn's commands in a shell.",
+    "certify": "Try whether a program keeps the rules of a client or of a worker.",
     "schema": "Write the contract as JSON Schema files.",
 }
 
@@ -132,7 +133,8 @@ def _terminated(number: int, frame: object) -> NoReturn:
 
 def execute(arguments: list[str]) -> int:
     """Run one command line, and return its exit status. Raises nothing."""
-    as_json = "--json" in arguments
+    ours = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    as_json = "--json" in ours
     try:
         result = group.main(arguments, prog_name="gdn", standalone_mode=False)
         return result if isinstance(result, int) else 0

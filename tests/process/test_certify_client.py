@@ -1,0 +1,146 @@
+"""`gdn certify client`: a client that is right passes, one that is broken on purpose is caught, any other program is an
+error.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kernel.certify.client import certify
+from kernel.certify.client.rules import RULES
+from kernel.certify.client.scenarios import scenarios
+from kernel.certify.report import Report
+from kernel.cli import execute
+from schemas.errors import GoondanError
+
+CLIENT = [sys.executable, "-I", str(Path(__file__).parent / "adapter_client.py")]
+#: What is waited for in vain (seconds). The faults of this file are caught by what does come, or never does.
+PATIENCE_S = 6.0
+#: fault of adapter_client.py -> scenarios to play, and what the report says of one that is broken.
+FAULTS: dict[str, tuple[tuple[str, ...], str]] = {
+    "says-hello-once": (("gone after it was accepted",), "a frame .*hello.* was due"),
+    "no-ack": (("a question and its answer",), "ack.* was due"),
+    "one-ack": (("an answer twice",), "ack.* was due"),
+    "new-ids": (("gone after it was accepted",), "a repeat whose id"),
+    "longer": (("does not prolong",), "a repeat .* with 20000 of 20000 ms left"),
+    "impatient": (("overload: the same event",), "the frame again after"),
+    "forgets": (("overload: the same event",), "event.* was due"),
+    "no-credit": (("credit bounds",), "events are out, and the credit is"),
+    "strict": (("of the future are skipped",), "it ended by itself"),
+    "twice": (("an answer twice",), "2 answers to ref 1"),
+    "waits": (("is pinged after",), "ping.* was due"),
+    "trusts": (("cannot be had",), "E_BLOB_MI.* was due"),
+    "old-token": (("started again is read",), "client.token holds"),
+    "no-pong": (("a ping is answered",), "pong.* was due"),
+    "first-part": (("several parts",), "nothing was due"),
+    "reorders": (("oldest first",), "event.* was due"),
+    "no-deadline": (("says nothing at all",), "E_AGENT_TIMEOUT.* was due"),
+}
+
+
+def _tried(fault: str) -> Report:
+    words = FAULTS[fault][0] if fault else tuple({word for some, _ in FAULTS.values() for word in some})
+    return certify([*CLIENT, *([fault] if fault else [])], os.environ, words, PATIENCE_S)
+
+
+@pytest.fixture(scope="module")
+def tried() -> dict[str, Report]:
+    """What comes of the client as it is, and of each fault: most of the time each waits."""
+    with ThreadPoolExecutor(len(FAULTS) + 1) as pool:
+        return dict(zip(["", *FAULTS], pool.map(_tried, ["", *FAULTS]), strict=True))
+
+
+def test_a_client_that_is_right_is_certified(tried: dict[str, Report]) -> None:
+    report = tried[""]
+    assert [row.seen for row in report.rules if row.outcome == "broken"] == []
+    assert report.certified
+    assert len(report.rules) > 20
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_client_that_is_broken_on_purpose_is_caught(tried: dict[str, Report], fault: str) -> None:
+    report = tried[fault]
+    assert not report.certified
+    broken = [row for row in report.rules if row.outcome == "broken"]
+    assert [row for row in broken if re.search(FAULTS[fault][1], row.seen)], [row.seen for row in broken]
+
+
+def test_what_a_client_cannot_do_is_said_and_breaks_nothing(tmp_path: Path) -> None:
+    """A client that can only connect, in the fewest lines."""
+    program = tmp_path / "minimal.py"
+    program.write_text(
+        "import json, os, sys, zmq, msgspec, threading\n"
+        "place = os.environ['GOONDAN_RUN_DIR']\n"
+        "link = zmq.Context.instance().socket(zmq.DEALER)\n"
+        "link.setsockopt(zmq.PROBE_ROUTER, 1)\n"
+        "link.setsockopt(zmq.LINGER, 0)\n"
+        "link.connect(f'ipc://{place}/clients.sock')\n"
+        "link.recv()\n"
+        "hello = {'token': open(f'{place}/client.token').read(), 'incarnation': 'me'}\n"
+        "link.send(msgspec.msgpack.encode({'type': 'hello', 'id': '1', 'payload': hello}))\n"
+        "print(json.dumps({'ready': True}), flush=True)\n"
+        "for line in sys.stdin:\n"
+        "    told = json.loads(line)\n"
+        "    if told['do'] == 'close': break\n"
+        "    print(json.dumps({'ref': told['ref'], 'unsupported': True}), flush=True)\n"
+    )
+    report = certify([sys.executable, "-I", str(program)], os.environ, ["live events are told"], PATIENCE_S)
+    assert (report.certified, report.rules[0].outcome) == (True, "not offered")
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["/nowhere/at/all"], "/nowhere/at/all cannot be started: No such file or directory"),
+        (["/"], "/ cannot be started: Permission denied"),
+        (["true"], "it ended by itself, and a connection was due"),
+        (["sh", "-c", "echo oh no >&2; exit 3"], "it ended by itself, and a connection was due: oh no"),
+        (["sleep", "60"], "nothing came for 1.0 s, and a connection was due"),
+        (["yes"], 'a line that is no JSON object: "y"'),
+        (["sh", "-c", "head -c 20000000 /dev/zero; sleep 60"], "it wrote a line of more than 4194304 bytes"),
+    ],
+    ids=lambda value: None,
+)
+def test_a_program_that_is_no_client_is_one_error(argv: list[str], said: str) -> None:
+    with pytest.raises(GoondanError) as refused:
+        certify(argv, os.environ, [], 1.0)
+    assert refused.value.info.code == "E_CERTIFY"
+    assert said in refused.value.info.message
+
+
+def test_a_program_that_does_not_end_is_killed_with_all_that_it_has_started(tmp_path: Path) -> None:
+    child = tmp_path / "child"
+    argv = ["sh", "-c", f'sleep 300 & echo $! > {child}; exec "$@"', "sh", *CLIENT, "stays"]
+    with pytest.raises(GoondanError, match="it did not end within 3 s of `close`, and was killed"):
+        certify(argv, os.environ, [], 3.0)
+    stat = Path(f"/proc/{child.read_text().strip()}/stat")
+    assert not stat.exists() or ") Z " in stat.read_text(), "it is not ended"
+
+
+def test_the_command_prints_a_table_or_a_document(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--only", "a question and its answer"]
+    assert execute(["certify", "client", *words, "--", *CLIENT]) == 0
+    shown = capsys.readouterr().out
+    assert "  holds        a question and its answer  C-ANSWER-1 C-ANSWER-2\n" in shown
+    assert shown.splitlines()[-1].endswith(" hold")
+    assert execute(["certify", "client", "--json", *words, "--", *CLIENT]) == 0
+    document: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert (document["certified"], document["kind"], document["command"]) == (True, "client", CLIENT)
+    assert document["rules"][0].keys() == {"section", "rule", "ids", "outcome", "seen"}
+    assert execute(["certify", "client", "--json", "--", "/nowhere/at/all", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["error"]["code"] == "E_CERTIFY"
+    assert execute(["certify", "client", "--only", "no such thing", "--", "x", "--json"]) == 2
+    assert "no scenario has 'no such thing'" in capsys.readouterr().err
+
+
+def test_every_scenario_and_rule_has_a_name_of_its_own() -> None:
+    names = [scenario.name for scenario in scenarios()] + [rule.text for rule in RULES]
+    assert len(names) == len(set(names)) > 90
