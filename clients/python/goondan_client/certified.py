@@ -57,11 +57,15 @@ async def serve(gdn: Client, wish: dict[str, Any]) -> None:
     """Do one thing and say what came of it: one line."""
     try:
         say(ref=wish["ref"], **await act(gdn, wish))
-    except asyncio.CancelledError:
-        say(ref=wish["ref"], error={"code": "E_CANCELLED", "message": "it was given up"})
     except GoondanError as error:
         retry = None if error.retry_after is None else round(error.retry_after * 1000)
         say(ref=wish["ref"], error={"code": error.code, "message": error.message, "retryAfterMs": retry})
+
+
+def told(task: asyncio.Task[None]) -> None:
+    """Say that a thing was given up. It may not even have begun."""
+    if task.cancelled():
+        say(ref=task.get_name(), error={"code": "E_CANCELLED", "message": "it was given up"})
 
 
 async def main() -> None:
@@ -79,7 +83,8 @@ async def main() -> None:
                 if (task := open_.get(wish["ref"])) is not None:
                     task.cancel()
             else:
-                open_[wish["ref"]] = asyncio.create_task(serve(gdn, wish))
+                task = open_[wish["ref"]] = asyncio.create_task(serve(gdn, wish), name=wish["ref"])
+                task.add_done_callback(told)
                 await asyncio.sleep(0)  # it begins: given up before that, it would say nothing
 
 

@@ -35,6 +35,7 @@ from goondan_client.frames import (
     packed,
 )
 from goondan_client.link import Link
+from goondan_client.machine import Entry
 
 #: How long a question is waited for unless the caller says otherwise (seconds).
 DEADLINE_S: Final = 600.0
@@ -114,19 +115,19 @@ class Client:
             news.append(opened(said.payload, LiveEvent))
             rung.set()
 
-        asking = asyncio.ensure_future(self._asked(agent, "user.message", text, options, listener))
-        asking.add_done_callback(lambda _: rung.set())
+        frame = await self._event(agent, "user.message", text, options)
+        frame["live"] = True
+        entry, waiter = self._link.submit(frame, options.get("deadline", DEADLINE_S), listener)
+        waiter.add_done_callback(lambda _: rung.set())
         try:
-            while not asking.done() or news:
+            while not waiter.done() or news:
                 await rung.wait()
                 rung.clear()
                 while news:
                     yield news.popleft()
-            yield self._answer(asking.result(), schema)
+            yield self._answer(waiter.result(), schema)
         finally:
-            if not asking.done():
-                asking.cancel()
-                await asyncio.wait((asking,))
+            self._give_up(entry)
 
     async def send(self, agent: str, text: str, **options: Unpack[Options]) -> str:
         """Ask without waiting for the answer. Returns the event's id when the kernel has accepted it."""
@@ -184,16 +185,13 @@ class Client:
 
     # --- inside
 
-    async def _asked(
-        self,
-        agent: str,
-        kind: str,
-        said: Any,
-        options: Options,
-        listener: Callable[[Frame], None] | None = None,
-        answer: bool = True,
-    ) -> Frame:
+    async def _asked(self, agent: str, kind: str, said: Any, options: Options, answer: bool = True) -> Frame:
         """Send an event, and give the frame that answers it."""
+        frame = await self._event(agent, kind, said, options, answer)
+        return await self._answered(frame, options.get("deadline", DEADLINE_S))
+
+    async def _event(self, agent: str, kind: str, said: Any, options: Options, answer: bool = True) -> dict[str, Any]:
+        """The frame of an event, its files and its large payload laid down."""
         self._count += 1
         given, welcome = options.get("event_id"), self._link.welcome
         event_id = given or f"{self._run}-{self._count}"
@@ -203,8 +201,6 @@ class Client:
         frame["instanceKey"] = options.get("instance", "default")
         if answer:
             frame["replyTo"] = {"target": "client", "correlationId": event_id}
-        if listener is not None:
-            frame["live"] = True
         for name, field in (("workdir", "workdir"), ("trace_id", "traceId")):
             if name in options:
                 frame[field] = options[name]  # type: ignore[literal-required]
@@ -219,19 +215,20 @@ class Client:
         if len(payload) > INLINE and welcome.blobs is not None:
             del frame["payload"]
             frame["blob"] = await self._link.in_thread(write_blob, welcome.blobs, payload, durable)
-        return await self._answered(frame, options.get("deadline", DEADLINE_S), listener)
+        return frame
 
-    async def _answered(
-        self, frame: dict[str, Any], deadline: float | None, listener: Callable[[Frame], None] | None = None
-    ) -> Frame:
-        entry, waiter = self._link.submit(frame, deadline, listener)
+    async def _answered(self, frame: dict[str, Any], deadline: float | None) -> Frame:
+        entry, waiter = self._link.submit(frame, deadline)
         try:
             return await waiter
-        except asyncio.CancelledError:
-            if self._link.forget(entry) and frame["type"] == "event":  # nobody waits for it any more, nor for its end
-                wish = {"type": "admin", "payload": {"op": "cancel", "eventId": frame["eventId"]}}
-                self._link.submit(wish, None)[1].add_done_callback(lambda one: one.cancelled() or one.exception())
-            raise
+        finally:
+            self._give_up(entry)  # what is answered is not open any more
+
+    def _give_up(self, entry: Entry) -> None:
+        """Nobody waits for it any more. An event that may have gone out is cancelled; nobody waits for that, either."""
+        if self._link.forget(entry) and entry.frame["type"] == "event":
+            wish = {"type": "admin", "payload": {"op": "cancel", "eventId": entry.frame["eventId"]}}
+            self._link.submit(wish, None)[1].add_done_callback(lambda one: one.cancelled() or one.exception())
 
     def _answer(self, frame: Frame, schema: Schema) -> Answer:
         answer = opened(frame.payload, AgentEvent).answer

@@ -61,6 +61,8 @@ class Frame(Struct, rename="camel", omit_defaults=True):
     in_reply_to: str | None = None
     #: Of `clock`.
     stage: str | None = None
+    #: Of `clock`: what is left (milliseconds).
+    deadline_ms: int | None = None
     #: A payload that is too large for the frame.
     blob: Blob | None = None
     #: What it says, still encoded.

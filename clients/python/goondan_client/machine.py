@@ -9,7 +9,6 @@ Source: PROTOCOL.md "Hello", "Sending until answered", "Silence", "Credit and ov
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
 from typing import Any, Final, Literal
 
 from msgspec import Struct
@@ -27,7 +26,7 @@ BUSY_S: Final = 10.0
 #: again the connection is given up (seconds).
 SILENCE_S: Final = 5.0
 #: How long an overloaded instance gets nothing when the error names no time (seconds).
-HOLD_S: Final = 0.1
+HOLD_S: Final = 1.0
 
 
 class Entry(Struct, eq=False):
@@ -82,11 +81,11 @@ class Machine:
         #: Frames with files that went out once more: their files are to be kept from the sweep.
         self.repeated: list[dict[str, Any]] = []
         self._incarnation, self._pid = incarnation, pid
-        self._count = self._window = self._in_use = 0
+        self._count = self._window = self._in_use = self._control = 0
         #: What is unanswered, by the id of its frame, oldest first; and by the correlation id of its answer.
         self._outbox: dict[str, Entry] = {}
         self._asked: dict[str, Entry] = {}
-        #: What waits to go out: control, then events in their order. Targets that get nothing until then.
+        #: What waits to go out, oldest first, `_control` of it no events; and targets that get nothing until then.
         self._waiting: deque[Entry] = deque()
         self._held: dict[str, float] = {}
         self._hello_id, self._hello_at = "", 0.0
@@ -115,9 +114,9 @@ class Machine:
         entry.queued = True
         if frame["type"] == "event":
             entry.target = f"{frame['to']}\0{frame['instanceKey']}"
-            self._waiting.append(entry)
-        else:  # control is never limited, and waits for no event
-            self._waiting.appendleft(entry)
+        else:
+            self._control += 1
+        self._waiting.append(entry)
         self.flush(now)
 
     def flush(self, now: float) -> None:
@@ -130,15 +129,17 @@ class Machine:
         while self._waiting:
             entry = self._waiting.popleft()
             frame = entry.frame
-            if entry.target in self._held:
+            full = frame["type"] == "event" and self._in_use >= self._window
+            if full or entry.target in self._held:
                 kept.append(entry)
+                if full and not self._control:  # control is never limited
+                    break
                 continue
             if frame["type"] == "event":
-                if self._in_use >= self._window:
-                    kept.append(entry)
-                    break
                 self._in_use += 1
                 entry.costs = True
+            else:
+                self._control -= 1
             if entry.expires is not None:
                 left = entry.expires - GRACE_S - (entry.held_since or now)
                 frame["deadlineMs"] = max(1, round(left * 1000))
@@ -157,13 +158,14 @@ class Machine:
             self._asked.pop(frame["replyTo"]["correlationId"], None)
         if entry.queued:
             self._waiting.remove(entry)
+            self._control -= frame["type"] != "event"
         self._release(entry)
         return True
 
     def hello(self, token: str, now: float) -> None:
         """Say hello with the token as it stands in the file now."""
         self.phase, self.token, self._hello_at = "greeting", token, now
-        self._hello_id = self._next_id()
+        self._hello_id = self._hello_id or self._next_id()
         hello = {"token": token, "incarnation": self._incarnation, "versions": [VERSION], "pid": self._pid}
         self._send(type="hello", id=self._hello_id, payload={**hello, "awaiting": list(self._asked)})
 
@@ -175,12 +177,12 @@ class Machine:
         """The broker does not know us any more: everything unanswered goes out again after the next welcome."""
         if self.phase == "closed":
             return
-        self.phase, self._in_use = "absent", 0
+        self.phase, self._in_use, self._hello_id = "absent", 0, ""
         self.outgoing.clear()
         self._held.clear()
         for entry in self._outbox.values():
             entry.costs, entry.queued = False, True
-        self._line_up(self._outbox.values())
+        self._line_up()
 
     def close(self) -> list[Entry]:
         """It is over. Returns the requests that get no answer."""
@@ -219,6 +221,8 @@ class Machine:
             self._window = max(1, opened(frame.payload, Credit).window)
         elif kind == "clock" and answers in self._asked:
             _set_clock(self._asked[answers], frame.stage == "held", now)
+            if frame.stage == "runs" and frame.deadline_ms is not None:
+                self._asked[answers].expires = now + frame.deadline_ms / 1000 + GRACE_S
         if self._waiting:
             self.flush(now)
         return effect
@@ -285,7 +289,7 @@ class Machine:
             until = now + (HOLD_S if said.retry_after_ms is None else said.retry_after_ms / 1000)
             self._held[entry.target] = max(until, self._held.get(entry.target, 0.0))
             entry.queued = True
-            self._line_up(one for one in self._outbox.values() if one.queued)
+            self._line_up()
             return None
         return self._done(entry, None, said.as_exception())
 
@@ -309,8 +313,9 @@ class Machine:
             _set_clock(entry, False, now)
         return Effect("ready")
 
-    def _line_up(self, entries: Iterable[Entry]) -> None:
-        self._waiting = deque(sorted(entries, key=lambda entry: entry.frame["type"] == "event"))
+    def _line_up(self) -> None:
+        self._waiting = deque(entry for entry in self._outbox.values() if entry.queued)
+        self._control = sum(entry.frame["type"] != "event" for entry in self._waiting)
 
     def _release(self, entry: Entry) -> None:
         if entry.costs:

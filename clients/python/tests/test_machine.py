@@ -228,7 +228,7 @@ def test_control_waits_for_no_event() -> None:
     machine.hello("token", 0.0)
     hello = msgspec.msgpack.decode(machine.outgoing.pop())["id"]
     machine.receive(decode(encode({"type": "welcome", "inReplyTo": hello, "payload": welcome})), 0.0)
-    assert [msgspec.msgpack.decode(data)["type"] for data in machine.outgoing] == ["admin", "event"]
+    assert [msgspec.msgpack.decode(data)["type"] for data in machine.outgoing] == ["event", "admin"]
 
 
 def test_the_answer_of_a_question_that_was_given_up_is_acknowledged_and_dropped() -> None:
