@@ -1,4 +1,5 @@
-"""The asyncio shell around peer.py: the one Python client of the bus, for agents, tool hosts, the CLI and programs.
+"""The asyncio shell around peer.py: the kernel's own link to the bus, for agents, tool hosts and the CLI. It is internal:
+what it offers changes with the kernel. Programs of users take `goondan_client` (clients/python).
 
 The connection is a transport's (`transport/`). What one turn of the loop wants to send leaves together; what was read
 together is handled together.

@@ -26,6 +26,7 @@ class World:
         #: What the broker has accepted, in order; what it has not answered for good.
         self.accepted: dict[str, dict[str, Any]] = {}
         self.unacknowledged: dict[str, dict[str, Any]] = {}
+        self.answered: set[str] = set()
         self.out: list[dict[str, Any]] = []
         self.full: set[str] = set()
         self.told: list[tuple[str, str]] = []
@@ -78,6 +79,8 @@ class World:
                     self.hear({**HELLO, "inReplyTo": frame["id"]})
                 else:
                     self.hear(HELLO)
+            elif frame["type"] == "event" and f"{frame['eventId']}:answer" in self.answered:
+                pass  # its answer has crossed it
             elif frame["type"] == "event":
                 self.unanswered += 1
                 assert self.unanswered <= WINDOW, "more new events are out than the credit allows"
@@ -103,10 +106,14 @@ class World:
         self.out.clear()
 
     def answer(self) -> None:
+        answered = [frame for frame in self.out if "replyTo" in frame]
+        self.unanswered -= len(answered)  # an answer may come before the acknowledgement, and stands for it
+        self.out = [frame for frame in self.out if "replyTo" not in frame]
         for name, frame in self.accepted.items():
             if "replyTo" in frame:
                 event = {"type": "event", "id": f"b.{name}", "inReplyTo": name, "eventId": f"{name}:answer"}
                 self.unacknowledged.setdefault(f"{name}:answer", event)
+                self.answered.add(f"{name}:answer")
                 self.hear(event)
 
     def wait(self, ms: int) -> None:

@@ -15,6 +15,12 @@ from goondan_client.machine import Effect, Entry, Machine
 
 VECTORS = Path(__file__).parents[3] / "schemas" / "vectors"
 SEQUENCES: list[dict[str, Any]] = json.loads((VECTORS / "sequences.json").read_text())["sequences"]
+#: The same of earlier minors of the protocol.
+FROZEN: list[dict[str, Any]] = [
+    {**sequence, "name": f"{minor.name}: {sequence['name']}"}
+    for minor in sorted((VECTORS.parents[1] / "tests" / "frozen").iterdir())
+    for sequence in json.loads((minor / "sequences.json").read_text())["sequences"]
+]
 #: How often the shell looks at times (milliseconds).
 TICK_MS = 100
 
@@ -118,7 +124,7 @@ class Player:
             assert wanted == got
 
 
-@pytest.mark.parametrize("sequence", SEQUENCES, ids=[sequence["name"] for sequence in SEQUENCES])
+@pytest.mark.parametrize("sequence", SEQUENCES + FROZEN, ids=lambda sequence: sequence["name"])
 def test_the_machine_keeps_the_sequence(sequence: dict[str, Any]) -> None:
     player = Player()
     steps = sequence["steps"]
