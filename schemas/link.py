@@ -1,5 +1,5 @@
-"""The asyncio shell around peer.py: the kernel's own link to the bus, for agents, tool hosts and the CLI. It is internal:
-what it offers changes with the kernel. Programs of users take `goondan_client` (clients/python).
+"""The asyncio shell around peer.py: the kernel's own link to the bus, for agents, tool hosts and the CLI. Programs of
+users take `goondan_client` (clients/python): this one is internal, and changes with the kernel.
 
 The connection is a transport's (`transport/`). What one turn of the loop wants to send leaves together; what was read
 together is handled together.
