@@ -6,6 +6,8 @@
  */
 import process from "node:process";
 
+import { attempt } from "./codec.mjs";
+
 /** Let what a program says end only when the program has: whoever has read it all finds `exitCode` set. */
 function endsWith(stream, exited) {
   const reader = stream.getReader();
@@ -56,8 +58,8 @@ function bunOf(builtin) {
       this.name = path;
     }
 
-    get size() { return statSync(this.name, { throwIfNoEntry: false })?.size ?? 0; }
-    async exists() { return statSync(this.name, { throwIfNoEntry: false })?.isFile() ?? false; }
+    get size() { return attempt(() => statSync(this.name).size, 0); }
+    async exists() { return attempt(() => statSync(this.name).isFile(), false); }
     /** Read as UTF-8; a byte order mark at its beginning is no part of it. */
     async text() { return new TextDecoder().decode(await promises.readFile(this.name)); }
   }
