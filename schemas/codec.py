@@ -54,7 +54,21 @@ def decode(data: bytes, max_bytes: int = MAX_FRAME_BYTES) -> Frame:
     try:
         return decode_frame(data)
     except DECODE_ERRORS as error:
+        if (without := without_nil(data)) is not None:
+            return decode(without)
         raise FrameError(error_payload("E_FRAME_INVALID", f"not a frame: {describe_decode_error(error)}")) from None
+
+
+def without_nil(data: bytes) -> bytes | None:
+    """The same frame without its fields that are nil: those mean what absent ones mean, but not every type takes nil.
+    None: there is none, or the bytes are no map of texts.
+    """
+    try:
+        fields = msgspec.msgpack.decode(data, type=dict[str, Raw])
+    except DECODE_ERRORS:
+        return None
+    kept = {name: value for name, value in fields.items() if bytes(value) != b"\xc0"}
+    return encode_value(kept) if len(kept) < len(fields) else None
 
 
 def encode(frame: Frame) -> bytes:

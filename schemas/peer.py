@@ -95,6 +95,7 @@ class OutboxEntry:
         "holds_credit",
         "id",
         "kind",
+        "over",
         "patience",
         "refused",
         "target",
@@ -123,6 +124,8 @@ class OutboxEntry:
         self.blob: Blob | None = None
         self.unwritten: Frame | None = None
         self.accepted = False
+        #: It is out of the outbox, so it is not sent any more.
+        self.over = False
 
     def hold(self, now: float) -> None:
         """Its time stands still."""
@@ -229,6 +232,8 @@ class Peer:
         #: Correlation ids of requests that were not answered in time, oldest first.
         self._overdue: dict[str, None] = {}
         self._waiting: deque[OutboxEntry] = deque()
+        #: Whether an entry that costs no credit may be among them.
+        self._free_waits = False
         self._unwritten: list[OutboxEntry] = []
         self._held: dict[str, float] = {}
         self._hello_id = ""
@@ -273,6 +278,7 @@ class Peer:
             self._by_correlation[entry.correlation] = entry
         if self.phase != "ready" or self._waiting or self._held or not data or not self._admit(entry):
             self._waiting.append(entry)
+            self._free_waits = self._free_waits or not entry.costs_credit
             return None
         return data
 
@@ -324,19 +330,32 @@ class Peer:
         if self._held:
             self._held = {target: until for target, until in self._held.items() if until > now}
         unwritten: set[str] = set()
+        found: OutboxEntry | None = None
+        over = blocked = free = False
         for at, entry in enumerate(self._waiting):
-            if entry.target in self._held or entry.target in unwritten:
+            if entry.over:
+                over = True
+                continue
+            free = free or not entry.costs_credit
+            if (blocked and entry.costs_credit) or entry.target in self._held or entry.target in unwritten:
                 continue
             if not entry.data:
                 unwritten.add(entry.target)
-                continue
-            if not self._admit(entry):
-                return None
-            del self._waiting[at]
-            if entry.kind == "ask" and entry.expires is not None:
-                entry.data = _with_deadline(entry.data, entry.expires - (entry.held_since or now) - DEADLINE_GRACE_S)
-            return entry
-        return None
+            elif self._admit(entry):
+                del self._waiting[at]
+                found = entry
+                break
+            elif not self._free_waits:
+                break
+            else:
+                blocked = True  # what costs no credit goes on
+        else:
+            self._free_waits = free
+        if over:
+            self._waiting = deque(entry for entry in self._waiting if not entry.over)
+        if found is not None and found.kind == "ask" and found.expires is not None:
+            found.data = _with_deadline(found.data, found.expires - (found.held_since or now) - DEADLINE_GRACE_S)
+        return found
 
     @property
     def rests(self) -> bool:
@@ -352,6 +371,7 @@ class Peer:
         """Take an entry out of the outbox without an answer."""
         entry = self._outbox.pop(frame_id, None)
         if entry is not None:
+            entry.over = True
             self._drop_index(entry)
             self._release(entry)
         return entry
@@ -447,6 +467,7 @@ class Peer:
         for entry in self._outbox.values():
             entry.holds_credit = False
         self._waiting = deque(self._outbox.values())
+        self._free_waits = True
         self._held.clear()
 
     def tick(self, now: float) -> tuple[list[Settled], bool]:
@@ -549,6 +570,8 @@ class Peer:
                 entry.hold(now)
             elif frame.stage == "runs":
                 entry.go_on(now)
+                if frame.in_reply_to is not None and frame.deadline_ms is not None and entry.expires is not None:
+                    entry.expires = now + frame.deadline_ms / 1000 + DEADLINE_GRACE_S
 
     def _receive_reply(self, frame: Frame, now: float) -> Outcome | None:
         if frame.in_reply_to == self._hello_id:
@@ -623,6 +646,7 @@ class Peer:
         entry.refused = True
         self._held[entry.target] = max(until, self._held.get(entry.target, 0.0))
         self._waiting.append(entry)
+        self._free_waits = self._free_waits or not entry.costs_credit
         self._restore_order()
 
     def _restore_order(self) -> None:

@@ -62,6 +62,7 @@ from schemas.codec import (
     encode,
     from_raw,
     to_raw,
+    without_nil,
 )
 from schemas.control import (
     BeginAnew,
@@ -243,6 +244,9 @@ class Router:
             frame = decode_frame(data)
             handler = connection.handlers.get(frame.type)
         except DECODE_ERRORS as error:
+            if (without := without_nil(data)) is not None:
+                self.receive(connection, without, now)
+                return
             self._bad(connection.cls, connection.ident, data, error)
             return
         if handler is None:

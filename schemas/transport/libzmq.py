@@ -42,6 +42,7 @@ MAX_SOCKETS: Final = 8
 # Plain integers: pyzmq's enums cost a look-up on every call.
 _NOBLOCK: Final = int(zmq.NOBLOCK)
 _EVENTS: Final = int(zmq.EVENTS)
+_RCVMORE: Final = int(zmq.RCVMORE)
 _POLLIN: Final = int(zmq.POLLIN)
 #: No connection that was admitted.
 _NONE: Final = (-1, 0)
@@ -129,10 +130,13 @@ class LibzmqTransport:
         """Receive what is there, of a connection that was admitted."""
         receive, option, batch = self._receive, self._option, self._batch
         try:
-            for count in range(BATCH):
-                if count and not option(_EVENTS) & _POLLIN:
-                    break
+            for _ in range(BATCH):
                 batch.append(receive(_NOBLOCK))
+                if not option(_EVENTS) & _POLLIN:
+                    break  # the other parts of a message come with its first one, so this had one
+                if option(_RCVMORE):
+                    batch.pop()
+                    self._drop_parts()
         except zmq.Again:
             pass
         if not self._is_same():
@@ -144,6 +148,11 @@ class LibzmqTransport:
         """A message of a connection that was not looked at yet; None when it may not be used."""
         try:
             part = socket.recv(_NOBLOCK, copy=False)
+            if part.more:
+                self._drop_parts()
+                if self._loop is not None:
+                    self._look_soon(self._loop)
+                return None
             fd = int(part.get(zmq.SRCFD))
         except zmq.ZMQError:
             return None
@@ -154,6 +163,11 @@ class LibzmqTransport:
         except OSError:
             return None
         return part.bytes
+
+    def _drop_parts(self) -> None:
+        """Receive the other parts of a message of several: it is no frame."""
+        while self._option(_RCVMORE):
+            self._receive(_NOBLOCK)
 
     def _is_same(self) -> bool:
         """Whether the connection is the one that was admitted."""

@@ -80,7 +80,11 @@ def unusual_frames() -> list[tuple[str, bytes, Frame]]:
             mapping(PING, (text("v"), b"\x01"), (text("payload"), b"\xc0")),
             Frame("ping", payload=Raw(b"\xc0")),
         ),
-        ("nil for an absent field", mapping(PING, (text("to"), b"\xc0"), (text("epoch"), b"\xc0")), Frame("ping")),
+        (
+            "nil for an absent field",
+            mapping(PING, *((text(name), b"\xc0") for name in ("to", "epoch", "id", "v", "live"))),
+            Frame("ping"),
+        ),
         ("lengths and numbers in their widest form", wide, Frame("ping", epoch=7)),
         (
             "a field of the future is skipped",

@@ -1,165 +1,336 @@
-"""The sequences of a client in schemas/vectors/sequences.json: our own link keeps each of them, frame by frame."""
+"""The sequences of a client in schemas/vectors/sequences.json: our own link keeps each of them, on both transports.
+
+The link is real, and so are its sockets and files; its loop has a clock that the test moves on. What comes of the link
+between two steps must be what the steps say, and nothing else.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
+import os
 import re
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import zmq
-import zmq.asyncio
 
-from schemas import peer
 from schemas.codec import decode, encode_value, from_raw, to_raw
-from schemas.frames import AgentEvent, ErrorPayload, Frame, ReplyTo, Welcome
+from schemas.errors import GoondanError
+from schemas.frames import AgentEvent, ErrorPayload, Frame, ReplyTo
 from schemas.link import Link
-from schemas.peer import Greet, Late, LinkRefused, Peer, Reply, Settled, Welcomed
 from schemas.transport import TRANSPORTS, VARIABLE
 
 SCHEMAS = Path(__file__).parent.parent.parent / "schemas"
-SEQUENCES: list[dict[str, Any]] = json.loads((SCHEMAS / "vectors" / "sequences.json").read_text())["sequences"]
-STEPS = {"broker", "client", "do", "passes", "lost", "anew", "told", "over"}
-#: How often the link looks at its times. What the sequences say of times are multiples of it.
-TICK_MS = 100
+RECORDED: dict[str, list[dict[str, Any]]] = json.loads((SCHEMAS / "vectors" / "sequences.json").read_text())
+SEQUENCES = RECORDED["sequences"] + RECORDED["socketSequences"]
+STEPS = {
+    "broker", "raw", "client", "do", "passes", "lost", "anew", "token", "blob", "stays", "gone", "told", "over"
+}  # fmt: skip
+#: How long a step is waited for (seconds).
+PATIENCE_S = 20.0
+#: The steps of the moved clock (seconds), and by how much a link may be late: it looks at its times now and then.
+TICK_S = 0.1
+LATE_S = 0.5
+#: What a deadline may be less than the steps say, for the time that the test itself takes (milliseconds).
+DEADLINE_SLACK_MS = 5000
+
+
+class MovedLoop(asyncio.SelectorEventLoop):
+    """A loop whose clock is moved on."""
+
+    moved = 0.0
+
+    def time(self) -> float:
+        return super().time() + self.moved
+
+
+class Counted(Link):
+    """A link that counts the messages that it has handled, and its pings."""
+
+    handled = pings = 0
+
+    def _queue(self, data: bytes) -> None:
+        super()._queue(data)
+        self.pings += decode(data).type == "ping"
+
+    def _handle(self, data: bytes) -> None:
+        super()._handle(data)
+        self.handled += 1
 
 
 class Player:
-    """A link that is played a sequence: what it sends and says must be what the steps say, and nothing else."""
+    """A broker's socket, a link, and what is asked of the link."""
 
-    def __init__(self) -> None:
-        self.peer = Peer("token", "inc")
-        self.ms = 0
-        self.heard_at = 0.0
-        self.anew = self.expects_ping = False
-        self.sent: list[bytes] = []
-        self.told: list[dict[str, Any]] = []
+    def __init__(self, folder: Path, loop: MovedLoop) -> None:
+        self.folder, self.loop = folder, loop
+        self.blobs = folder / "blobs"
+        self.blobs.mkdir(mode=0o700)
+        self.token = "token"
+        self.endpoint = f"ipc://{folder}/r.sock"
+        self.router = self._listen()
+        #: The connections of the router's, in order; the last one is spoken to.
+        self.idents: list[bytes] = []
+        self.frames: deque[dict[str, Any]] = deque()
+        self.told: deque[dict[str, Any]] = deque()
+        #: Live events, which may be lost.
+        self.news: deque[dict[str, Any]] = deque()
         self.over: str | None = None
-        self.names: dict[str, str] = {}
+        self.names: dict[str, Any] = {"$blobs": str(self.blobs)}
+        self.expected = 0
+        self.link = Counted(self.endpoint, "token", on_frame=self._news, renew_token=lambda: self.token)
+        self.started = asyncio.ensure_future(self._start())
+        self.greeted, self.question = False, b""
 
-    @property
-    def now(self) -> float:
-        return self.ms / 1000
+    async def _start(self) -> None:
+        try:
+            await self.link.start(1e6)
+            await self.link.closed
+        except GoondanError as error:
+            self.over = error.info.code
 
-    def play(self, step: dict[str, Any], following: dict[str, Any]) -> None:
-        self.expects_ping = following.get("client", {}).get("type") == "ping"
-        if "broker" in step:
-            self._hear(decode(encode_value(self._filled(step["broker"]))))
-        elif "client" in step:
-            assert self.sent, f"nothing was sent in place of {step['client']}"
-            self._match(step["client"], _plain(decode(self.sent.pop(0))))
-        elif "passes" in step:
-            assert not self.sent and not self.anew
-            for _ in range(step["passes"] // TICK_MS):
-                self.ms += TICK_MS
-                self._tick()
-        elif "lost" in step:
-            assert not self.sent
-            self.peer.lost()
-        elif "anew" in step:
-            assert self.anew
-            self.anew = False
-            self.peer.lost()
-        elif "told" in step:
-            assert self.told.pop(0) == step["told"]
-        elif "over" in step:
-            assert self.over == step["over"]
-        else:
-            self._do(step)
+    def _listen(self) -> zmq.Socket[bytes]:
+        self.context = zmq.Context()
+        router = self.context.socket(zmq.ROUTER)
+        router.setsockopt(zmq.LINGER, 0)
+        router.bind(self.endpoint)
+        return router
 
-    def _do(self, step: dict[str, Any]) -> None:
+    async def close(self) -> None:
+        await self.link.close(0)
+        self.started.cancel()
+        self.context.destroy(linger=0)
+
+    # --- what comes
+
+    def look(self) -> None:
+        """Take what the link has sent."""
+        with suppress(zmq.Again):
+            while True:
+                ident, *parts = self.router.recv_multipart(zmq.NOBLOCK)
+                (data,) = parts
+                if ident not in self.idents:
+                    self.idents.append(ident)
+                    self.greeted, self.question = False, b""
+                    self.expected = self.link.handled
+                assert ident == self.idents[-1]
+                if data:
+                    frame = {key: item for key, item in msgspec.msgpack.decode(data).items() if item is not None}
+                    assert self.greeted or frame["type"] == "hello", "sent before the hello of its connection"
+                    self.greeted = True
+                    self.frames.append(frame)
+                elif self.question and not self.greeted:  # it asks to be asked again
+                    self.router.send_multipart([ident, self.question])
+
+    async def until(self, holds: Callable[[], Any], what: object, late_s: float = 0.0) -> None:
+        """Wait, and move the clock on by at most `late_s` (seconds) meanwhile."""
+        end = time.monotonic() + PATIENCE_S
+        while not holds():
+            assert time.monotonic() < end, f"{what} did not come; there is {list(self.frames)}, {list(self.told)}"
+            self.look()
+            await asyncio.sleep(0 if self.frames else 0.001)
+            if late_s > 0 and not holds():
+                self.loop.moved += TICK_S
+                late_s -= TICK_S
+
+    def _news(self, frame: Frame) -> None:
+        if frame.type == "runtime.event":
+            self.news.append({"eventId": frame.event_id, "event": from_raw(frame.payload, dict)})
+
+    # --- the steps
+
+    async def play(self, step: dict[str, Any], following: dict[str, Any]) -> None:
+        (kind,) = step.keys() & STEPS
+        await getattr(self, f"_{kind}")(step, following)
+
+    async def _send(self, parts: list[bytes]) -> None:
+        """One message to the link, which is here when the link has handled it."""
+        await self.until(lambda: self.idents, "a connection")
+        await self.until(lambda: self.link.handled >= self.expected, "what was sent before")
+        self.router.send_multipart([self.idents[-1], *parts])
+        if len(parts) == 1 and parts[0]:
+            self.expected = self.link.handled + 1
+            await self.until(lambda: self.link.handled >= self.expected or self.over, "the link")
+        await asyncio.sleep(0)
+
+    async def _broker(self, step: dict[str, Any], _: Any) -> None:
+        data = msgspec.msgpack.encode(self.filled(step["broker"]))
+        if step["broker"]["type"] == "error" and not self.greeted:
+            self.question = data
+        await self._send([data])
+
+    async def _raw(self, step: dict[str, Any], _: Any) -> None:
+        parts = [part and msgspec.msgpack.encode(self.filled(part["frame"])) for part in step["raw"]]
+        await self._send([part or b"" for part in parts])
+
+    async def _client(self, step: dict[str, Any], _: Any) -> None:
+        await self.until(lambda: self.frames, step["client"], LATE_S)
+        self.match(step["client"], self.frames.popleft())
+
+    async def _passes(self, step: dict[str, Any], following: dict[str, Any]) -> None:
+        self.look()
+        assert not self.frames
+        asks, self.link.pings = following.get("client", {}).get("type"), 0
+        for left in range(round(step["passes"] / 1000 / TICK_S), 0, -1):
+            self.loop.moved += TICK_S
+            await asyncio.sleep(0.001)
+            self.look()
+            if self.link.pings and asks != "ping":
+                self.link.pings = 0
+                await self._client({"client": {"type": "ping"}}, {})
+                await self._send([msgspec.msgpack.encode({"type": "pong"})])
+            assert left <= 3 or not self.frames, f"{self.frames[0]} is too early"
+            assert left <= 3 or len(self.idents) == 1, "it connects anew too early"
+
+    async def _lost(self, *_: Any) -> None:
+        self.look()
+        assert not self.frames
+        self.context.destroy(linger=0)  # which waits until the socket's file has gone
+        self.router = self._listen()
+        self.idents.clear()  # libzmq keeps its routing id
+        await self.until(lambda: self.idents, "a connection")
+
+    async def _anew(self, *_: Any) -> None:
+        await self.until(lambda: len(self.idents) > 1, "a connection", LATE_S)
+        del self.idents[:-1]
+
+    async def _token(self, step: dict[str, Any], _: Any) -> None:
+        self.token = step["token"]
+
+    async def _blob(self, step: dict[str, Any], _: Any) -> None:
+        """A file for the next frame, and the names `$file`, `$digest` and `$size`."""
+        data = msgspec.msgpack.encode(self.filled(step["blob"]["payload"]))
+        name = os.urandom(16).hex()
+        path, kind = self.blobs / name, step["blob"].get("kind")
+        if kind == "symlink":
+            (self.folder / "elsewhere").write_bytes(data)
+            path.symlink_to(self.folder / "elsewhere")
+        elif kind == "fifo":
+            os.mkfifo(path)
+        elif kind != "missing":
+            path.write_bytes(data + (b"\0" if kind == "long" else b""))
+        digest = hashlib.sha256(data + (b"\0" if kind == "digest" else b"")).hexdigest()
+        self.names |= {"$file": name, "$digest": digest, "$size": len(data)}
+
+    async def _stays(self, step: dict[str, Any], _: Any) -> None:
+        assert (self.blobs / self.names[step["stays"]]).exists()
+
+    async def _gone(self, step: dict[str, Any], _: Any) -> None:
+        await self.until(lambda: not (self.blobs / self.names[step["gone"]]).exists(), step)
+
+    async def _told(self, step: dict[str, Any], _: Any) -> None:
+        said = self.news if "event" in step["told"] else self.told
+        await self.until(lambda: said, step["told"], LATE_S)
+        self.match(step["told"], said.popleft())
+
+    async def _over(self, step: dict[str, Any], _: Any) -> None:
+        await self.until(lambda: self.over, step)
+        assert self.over == step["over"]
+
+    async def _do(self, step: dict[str, Any], _: Any) -> None:
         name = step["eventId"]
         if step["do"] == "cancel":
-            frame = Frame("admin", payload=to_raw({"op": "cancel", "eventId": name}))
-            data = self.peer.submit("post", frame, "cancel", self.now)
+            name, answer = "cancel", self.link.post(Frame("admin", payload=to_raw({"op": "cancel", "eventId": name})))
         else:
-            event = AgentEvent(id=name, type="user.message", created_at="2026-11-24T09:30:00Z", input=step["text"])
+            event = AgentEvent(id=name, type="user.message", created_at="2026-11-24T09:30:00Z")
+            event.input = self.filled(step["text"])
             frame = Frame("event", to=step["to"], instance_key=step["instanceKey"], event_id=name)
             frame.reply_to, frame.live = ReplyTo("client", step["correlationId"]), step.get("live", False)
             frame.deadline_ms, frame.payload = step.get("deadlineMs"), to_raw(event)
-            data = self.peer.submit("ask", frame, name, self.now)
-        if data is not None:
-            self.sent.append(data)
-        self._tick()
+            answer = self.link.ask(frame)
+        answer.add_done_callback(lambda done: self._answered(name, done))
+        await asyncio.sleep(0)
 
-    def _tick(self) -> None:
-        settled, greets = self.peer.tick(self.now)
-        for one in settled:
-            self._settle(one)
-        if greets:
-            self.sent.append(self.peer.hello([], [], self.now))
-        self._flush()
-        silence = self.peer.silence(self.heard_at, self.now)
-        self.anew = self.anew or silence == "connect"
-        if silence == "ping" and self.peer.phase == "ready":
-            if self.expects_ping:
-                self.sent.append(encode_value(Frame("ping")))
+    def _answered(self, name: str, done: asyncio.Future[Frame]) -> None:
+        if done.cancelled():
+            return
+        said: dict[str, Any] = {"eventId": name}
+        try:
+            frame = done.result()
+            if frame.type == "event":
+                answer = from_raw(frame.payload, AgentEvent).answer
+                assert answer is not None
+                said |= {"failed": answer.error.code} if answer.error is not None else {"response": answer.response}
             else:
-                self._hear(Frame("pong"))
-
-    def _hear(self, frame: Frame) -> None:
-        self.heard_at = self.now
-        outcome = self.peer.receive(frame, self.now)
-        if isinstance(outcome, Greet):
-            self.sent.append(self.peer.hello([], [], self.now))
-        elif isinstance(outcome, Settled):
-            self._settle(outcome)
-        elif isinstance(outcome, Reply | Late):
-            self.sent.append(outcome.data)
-        elif isinstance(outcome, LinkRefused):
-            self.over = outcome.error.code
-        if isinstance(outcome, Welcomed) or not isinstance(outcome, Greet):
-            self._flush()
-
-    def _settle(self, settled: Settled) -> None:
-        said: dict[str, Any] = {"eventId": settled.entry.waiter}
-        if settled.reply is not None:
-            self.sent.append(settled.reply)
-        if settled.error is not None:
-            said["error"] = settled.error.code
-        elif settled.frame is not None and settled.frame.type == "event":
-            answer = from_raw(settled.frame.payload, AgentEvent).answer
-            assert answer is not None
-            said |= {"failed": answer.error.code} if answer.error is not None else {"response": answer.response}
-        elif settled.frame is not None:
-            said["state"] = from_raw(settled.frame.payload, dict)["state"]
+                said["state"] = from_raw(frame.payload, dict)["state"]
+        except GoondanError as error:
+            if error.info.code == "E_LINK_CLOSED":
+                return
+            said["error"] = error.info.code
         self.told.append(said)
 
-    def _flush(self) -> None:
-        while (entry := self.peer.sendable(self.now)) is not None:
-            self.sent.append(entry.data)
+    # --- values
 
-    def _filled(self, value: Any) -> Any:
+    def filled(self, value: Any) -> Any:
+        """A value of a step, with its names, long texts and nested lists."""
         if isinstance(value, dict):
-            return {key: self._filled(item) for key, item in value.items()}
+            if value.keys() == {"repeat", "times"}:
+                return value["repeat"] * value["times"]
+            if value.keys() == {"nest"}:
+                return msgspec.Raw(b"\x91" * (value["nest"] - 1) + b"\x90")
+            return {key: self.filled(item) for key, item in value.items()}
+        if isinstance(value, list):
+            return [self.filled(item) for item in value]
         return self.names[value] if isinstance(value, str) and value.startswith("$") else value
 
-    def _match(self, wanted: Any, got: Any) -> None:
+    def match(self, wanted: Any, got: Any) -> None:
         """What is sent may have more fields than the step names. `$name` is the client's choice, the same each time."""
-        if isinstance(wanted, dict):
+        if isinstance(wanted, dict) and not wanted.keys() & {"repeat", "nest"}:
             assert isinstance(got, dict)
             for key, value in wanted.items():
-                self._match(value, got.get(key))
+                if key == "deadlineMs" and value is not None:
+                    assert value - DEADLINE_SLACK_MS <= got[key] <= value and got[key] >= 1
+                else:
+                    self.match(value, got.get(key))
+        elif isinstance(wanted, list) and isinstance(got, list) and len(wanted) == len(got):
+            for one, other in zip(wanted, got, strict=True):
+                self.match(one, other)
         elif isinstance(wanted, str) and wanted.startswith("$"):
-            assert self.names.setdefault(wanted, got) == got
+            assert got is not None and self.names.setdefault(wanted, got) == got
         else:
-            assert wanted == got
+            assert self.filled(wanted) == got
+
+    async def end(self) -> None:
+        """Nothing else was sent or said: the answer to a last ping is the next that comes."""
+        if self.over is None and self.link.ready:
+            await self._send([msgspec.msgpack.encode({"type": "ping", "id": "the end"})])
+            await self._client({"client": {"type": "pong", "inReplyTo": "the end"}}, {})
+        self.look()
+        assert len(self.idents) == 1
+        assert (list(self.frames), list(self.told)) == ([], []), "more was sent or said than the sequence has"
 
 
-def _plain(frame: Frame) -> Any:
-    plain = from_raw(encode_value(frame), dict)
-    return {key: value for key, value in plain.items() if value is not None}
+def run(scene: Callable[[MovedLoop], Coroutine[Any, Any, None]]) -> None:
+    loop = MovedLoop()
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        runner.run(scene(loop))
 
 
+@pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("sequence", SEQUENCES, ids=[sequence["name"] for sequence in SEQUENCES])
-def test_our_link_keeps_the_sequence(sequence: dict[str, Any]) -> None:
-    player = Player()
-    for step, following in zip(sequence["steps"], [*sequence["steps"][1:], {}], strict=True):
-        assert len(step.keys() & STEPS) == 1
-        player.play(step, following)
-    assert (player.sent, player.told, player.anew) == ([], [], False), "more was sent or said than the sequence has"
+def test_our_link_keeps_the_sequence(
+    sequence: dict[str, Any], transport: str, short_tmp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, transport)
+
+    async def scene(loop: MovedLoop) -> None:
+        player = Player(short_tmp, loop)
+        try:
+            await player.until(lambda: player.idents, "a connection")
+            for step, following in zip(sequence["steps"], [*sequence["steps"][1:], {}], strict=True):
+                await player.play(step, following)
+            await player.end()
+        finally:
+            await player.close()
+
+    run(scene)
 
 
 def test_each_sequence_names_a_section_of_the_document() -> None:
@@ -170,62 +341,8 @@ def test_each_sequence_names_a_section_of_the_document() -> None:
 
 def test_what_the_broker_says_in_them_is_what_the_structs_take() -> None:
     kinds: dict[str, type[Any]] = {"error": ErrorPayload, "event": AgentEvent}
-    for sequence in SEQUENCES:
+    for sequence in RECORDED["sequences"]:
         for said in (step["broker"] for step in sequence["steps"] if "broker" in step):
             frame = decode(encode_value(said))
             if (kind := kinds.get(frame.type)) is not None:
                 from_raw(frame.payload, kind)
-
-
-@pytest.mark.parametrize("transport", TRANSPORTS)
-async def test_a_silent_link_is_connected_anew_on_each_transport(
-    transport: str, short_tmp: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The sequences of silence, with sockets: five seconds are half a second here."""
-    monkeypatch.setenv(VARIABLE, transport)
-    monkeypatch.setattr(peer, "SILENCE_S", 0.5)
-    hello = Frame("error", payload=to_raw(ErrorPayload("E_HELLO_REQUIRED", "say hello")))
-    welcome = Welcome(version=1, principal="client/1", broker="b", credit=4, max_frame=1 << 20)
-    endpoint = f"ipc://{short_tmp}/r.sock"
-    with zmq.asyncio.Context() as context, context.socket(zmq.ROUTER, socket_class=zmq.asyncio.Socket) as router:
-        router.setsockopt(zmq.LINGER, 0)
-        router.bind(endpoint)
-        link = Link(endpoint, "token", on_frame=lambda _: None)
-        starting = asyncio.ensure_future(link.start())
-        asked: asyncio.Future[Frame] | None = None
-        connections: list[bytes] = []
-        events: list[str] = []
-        pings, ident = 0, b""
-        async with asyncio.timeout(30):
-            while len(events) < 3:
-                ident, data = await router.recv_multipart()
-                frame = decode(data) if data else None
-                if frame is None:  # the probe of a new connection
-                    connections.append(ident)
-                    await router.send_multipart([ident, encode_value(hello)])
-                elif frame.type == "hello":
-                    said = Frame("welcome", in_reply_to=frame.id, payload=to_raw(welcome))
-                    await router.send_multipart([ident, encode_value(said)])
-                    await asyncio.wait_for(asyncio.shield(starting), 10)
-                    if asked is None:
-                        await asyncio.sleep(1.2)  # nothing is unanswered
-                        assert not await router.poll(0)
-                        asked = link.ask(
-                            Frame("event", to="a", instance_key="k", event_id="e", reply_to=ReplyTo("client", "q"))
-                        )
-                elif frame.type == "ping":
-                    assert frame.id == ""
-                    pings += 1
-                    if pings == 1:
-                        await router.send_multipart([ident, encode_value(Frame("pong"))])
-                    if pings == 3:  # as a broker that has lost the connection
-                        await router.send_multipart([ident, encode_value(hello)])
-                else:
-                    events.append(frame.id)
-            answer = Frame("event", id="b.1", event_id="e:answer", in_reply_to="q")
-            await router.send_multipart([ident, encode_value(answer)])
-            assert asked is not None and (await asked).event_id == "e:answer"
-        # Pinged and answered; pinged and connected anew; pinged and asked for hello on the same connection.
-        assert len(connections) == 2 and len(set(connections)) == 2 and len(set(events)) == 1
-        assert pings == 3
-        await link.close(0)

@@ -464,3 +464,12 @@ def test_silence_counts_from_what_is_unanswered_and_ends_with_the_link() -> None
     assert [peer.silence(507.0, now) for now in (507.0, 511.9, 512.0)] == [None, None, "ping"]
     peer.close()
     assert peer.silence(507.0, 900.0) is None
+
+
+def test_a_clock_that_runs_again_says_what_is_left() -> None:
+    peer = Peer("token", "inc")
+    welcome(peer)
+    peer.submit("ask", event("e1", reply_to=ReplyTo("client", "c1"), deadline_ms=60_000), "e1", 0.0)
+    peer.receive(Frame("clock", stage="held", in_reply_to="c1"), 1.0)
+    peer.receive(Frame("clock", stage="runs", in_reply_to="c1", deadline_ms=500), 100.0)
+    assert [len(peer.tick(now)[0]) for now in (101.4, 101.5)] == [0, 1]
