@@ -62,10 +62,6 @@ class Options(TypedDict, total=False):
     #: The event's id, 1 to 256 letters, digits, `_`, `-`, `.` and `:`. The same question with the same id is asked
     #: once, also after this program was started anew. Random without a word.
     event_id: str
-    #: Where the turn works: an absolute path.
-    workdir: str
-    #: The trace that it belongs to: 32 hexadecimal digits.
-    trace_id: str
 
 
 class Client:
@@ -201,9 +197,6 @@ class Client:
         frame["instanceKey"] = options.get("instance", "default")
         if answer:
             frame["replyTo"] = {"target": "client", "correlationId": event_id}
-        for name, field in (("workdir", "workdir"), ("trace_id", "traceId")):
-            if name in options:
-                frame[field] = options[name]  # type: ignore[literal-required]
         durable, limit = welcome.durability == "power", MAX_SENT - INLINE // 8 if welcome.blobs is None else MAX_EVENT
         if len(payload) > limit:
             raise GoondanError("E_FRAME_TOO_LARGE", f"a message of {len(payload)} bytes, limit {limit}")

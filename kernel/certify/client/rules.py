@@ -225,10 +225,10 @@ def order(trace: Trace) -> list[str] | None:
     for seen in trace:
         if seen.kind == "sent" and seen.what["type"] == "welcome":
             seen_on.setdefault(seen.link, [])
-        elif seen.kind == "got" and seen.what["type"] == "event":
+        elif seen.kind == "got" and seen.what["type"] == "event" and seen.link in seen_on:
+            # What comes before a welcome is taken by nobody: the library connected anew without a word.
             place = first.setdefault(seen.what.get("eventId"), len(first))
-            if seen.link in seen_on:
-                seen_on[seen.link].append((place, (seen.what.get("to"), seen.what.get("instanceKey"))))
+            seen_on[seen.link].append((place, (seen.what.get("to"), seen.what.get("instanceKey"))))
     for link, sent in seen_on.items():
         for instance in {whose for _, whose in sent}:
             places = list(dict.fromkeys(place for place, whose in sent if whose == instance))
