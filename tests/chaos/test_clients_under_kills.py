@@ -4,6 +4,8 @@ No request stays unanswered, none is answered twice, none is run twice, and thos
 in which they were asked. A client is driven by the line protocol of `gdn certify client`, so one storm serves all of
 them. The broker is alone with an agent of ours that answers by itself: there are no turns, so several brokers die in a
 second. `make test` does a few kills, `make chaos` a thousand for each client.
+
+Source: docs/design/delivery.md section 11; docs/decisions/152.
 """
 
 from __future__ import annotations
