@@ -58,6 +58,12 @@ OUTPUTS: Final = (
             ),
         },
     ),
+    Output(
+        "toolhost/inside/javascript/core/index.d.ts",
+        {"payloads": ("AgentsCatalog", "AgentsListed", "SpawnedAgent")},
+        any_value="JsonValue",
+        head=(ROOT / "scripts" / "goondan_core.ts").read_text(encoding="utf-8"),
+    ),
 )
 #: The paths of all these files.
 GENERATED: Final = frozenset(output.path for output in OUTPUTS)
