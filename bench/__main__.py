@@ -21,6 +21,8 @@ MODULES = (
     "round_trip",
     "durable",
     "durable_power",
+    "python_client",
+    "node_client",
     "asking",
     "python_client",
     "queued",

@@ -16,7 +16,7 @@ from typing import Final
 
 from bench.compare import Benchmark, Goal, Metric
 from bench.durable import AT, INPUT_BYTES, RESPONDERS, key
-from bench.programs import AGENT, broker
+from bench.programs import AGENT, Bus, broker
 from bench.round_trip import line, peer
 from goondan_client import connect
 from schemas.codec import from_raw, to_raw
@@ -84,7 +84,17 @@ async def by_link(run_dir: str, seconds: float) -> Mapping[str, float]:
 
 
 def side(which: str) -> Callable[[float], Mapping[str, float]]:
-    """A broker, the agents, and one asker."""
+    """A broker, the agents, and one asker of this module."""
+
+    def asker(bus: Bus, seconds: float) -> Mapping[str, float]:
+        with peer(which, str(bus.run_dir), str(seconds), module="bench.python_client") as process:
+            return {name: float(value) for name, value in json.loads(line(process)).items()}
+
+    return beside(asker)
+
+
+def beside(asker: Callable[[Bus, float], Mapping[str, float]]) -> Callable[[float], Mapping[str, float]]:
+    """A broker, the agents, and one asker: it runs until it has its figures."""
 
     def measured(seconds: float) -> Mapping[str, float]:
         with broker([], durability="process") as bus:
@@ -93,8 +103,7 @@ def side(which: str) -> Callable[[float], Mapping[str, float]]:
             token.write_text(bus.token("client"))
             with peer("respond", bus.endpoint("agent"), token=bus.secret.hex(), module="bench.durable") as agents:
                 assert line(agents) == "ready\n"
-                with peer(which, str(bus.run_dir), str(seconds), module="bench.python_client") as process:
-                    return {name: float(value) for name, value in json.loads(line(process)).items()}
+                return asker(bus, seconds)
 
     return measured
 

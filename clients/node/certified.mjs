@@ -1,20 +1,26 @@
 /**
  * The adapter for `gdn certify client -- node clients/node/certified.mjs`: JSON lines on stdin say what to do, JSON lines
  * on stdout say what came of it. The kernel is where GOONDAN_RUN_DIR says.
+ *
+ * Source: docs/certify.md.
  */
 
+import { randomUUID } from "node:crypto";
 import { createInterface } from "node:readline";
 
 import { connect } from "./index.mjs";
 
 const HOURS_MS = 3_600_000;
-const say = (/** @type {object} */ line) => process.stdout.write(JSON.stringify(line, spelled) + "\n");
-const spelled = (/** @type {string} */ _, /** @type {unknown} */ value) => (typeof value === "bigint" ? `${value}` : value);
+/** Stands before the digits of an integer that JSON.stringify cannot write. */
+const MARK = `${randomUUID()}:`;
+const MARKED = new RegExp(`"${MARK}(-?\\d+)"`, "g");
+const spelled = (/** @type {string} */ _, /** @type {unknown} */ value) => (typeof value === "bigint" ? MARK + value : value);
+const say = (/** @type {object} */ line) => process.stdout.write(JSON.stringify(line, spelled).replace(MARKED, "$1") + "\n");
 
 /** @type {Map<string, AbortController>} what is asked, by ref */
 const asked = new Map();
 const connecting = connect({ timeoutMs: HOURS_MS });
-connecting.catch(() => {}); // whoever asks is told
+connecting.catch(({ code, message }) => say({ error: { code, message } }));
 
 /** @param {any} order */
 async function obey({ do: what, ref, to, text, tool, args, ...more }) {

@@ -1,8 +1,7 @@
 /**
  * Frames and payloads to bytes and back, with the checks of a receiver. Pure.
  *
- * Bytes are walked before they are decoded: without recursion, lengths before allocation. A payload that is bad spoils
- * nothing but itself: the frame comes with `fault`, so whoever waits for it can be told.
+ * A payload that is bad spoils nothing but itself: the frame comes with `fault`, so whoever waits for it can be told.
  *
  * Source: PROTOCOL.md "Frames", "What a receiver checks itself"; replayed from schemas/vectors/.
  */
@@ -10,7 +9,7 @@
 import { isUtf8 } from "node:buffer";
 import { createHash } from "node:crypto";
 
-import { Decoder, Encoder } from "@msgpack/msgpack";
+import { Encoder } from "@msgpack/msgpack";
 
 import { GoondanError } from "./errors.mjs";
 
@@ -24,24 +23,12 @@ export const MAX_RELAYED = MAX_FRAME + (64 << 10);
 const MAX_DEPTH = 64;
 /** The most values of a payload by reference, keys included: as many as a frame could hold. */
 const MAX_VALUES = 1 << 20;
-/** Stands for the key `__proto__` until the map is made: no text on the wire can be it. */
-const PROTO = "\ud800__proto__";
-/** How many bytes follow the heads 0xc4 to 0xdf, or hold the length of what follows (negative). */
-const HEADS = [-1, -2, -4, -1, -2, -4, 4, 8, 1, 2, 4, 8, 1, 2, 4, 8, 2, 3, 5, 9, 17, -1, -2, -4, -2, -4, -2, -4];
+/** How many bytes follow the heads 0xc0 to 0xdf; negative: they hold how much more follows. */
+const FOLLOW = [0, 0, 0, 0, -1, -2, -4, -1, -2, -4, 4, 8, 1, 2, 4, 8, 1, 2, 4, 8, 2, 3, 5, 9, 17, -1, -2, -4, -2, -4, -2, -4];
+/** Texts of smaller messages are cut out of one text of the whole message; of larger ones they would keep it alive (bytes). */
+const SMALL = 4096;
 
 const encoder = new Encoder({ useBigInt64: true, ignoreUndefined: true });
-const decoder = new Decoder({ useBigInt64: true });
-/** Gives `__proto__` another name, because the decoder refuses it as a key. A tool's output may have it. */
-const guarded = new Decoder({
-  useBigInt64: true,
-  keyDecoder: {
-    canBeCached: () => true,
-    decode: (bytes, at, length) => {
-      const key = Buffer.from(bytes.buffer, bytes.byteOffset + at, length).toString();
-      return key === "__proto__" ? PROTO : key;
-    },
-  },
-});
 
 /** @param {string} what @returns {never} */
 function refuse(what) {
@@ -49,88 +36,135 @@ function refuse(what) {
 }
 
 /**
- * What a walk over one value has found: where it ends, how many values it has, whether its integers may be wide or a
- * key is `__proto__`, and the first thing that no payload may have.
+ * Values out of bytes, one after the other. What no payload may have is refused where it is met. npm's decoder makes
+ * every 64-bit integer a bigint, takes what is no UTF-8, and refuses a key `__proto__`, which a tool's output may have.
  */
-class Walk {
-  end = 0;
+class Reader {
+  at = 0;
   values = 0;
-  special = false;
-  fault = "";
+  #data;
+  #all;
 
-  /** @param {Buffer} data @param {number} at Raises E_FRAME_INVALID when the value has no end. */
-  over(data, at) {
-    const left = [1];
-    const keyed = [false];
-    for (let depth = 0; depth >= 0; ) {
-      if (left[depth] === 0) {
-        depth--;
-        continue;
+  /** @param {Buffer} data */
+  constructor(data) {
+    this.#data = data;
+    this.#all = data.length <= SMALL ? data.toString("latin1") : undefined;
+  }
+
+  /** The value here. @param {number} depth of what holds it @returns {any} Raises GoondanError E_FRAME_INVALID. */
+  value(depth) {
+    const data = this.#data;
+    const head = data[this.at++];
+    this.values++;
+    if (head < 0x80) return head;
+    if (head >= 0xe0) return head - 0x100;
+    if (head < 0x90) return this.#map(head & 15, depth + 1);
+    if (head < 0xa0) return this.#list(head & 15, depth + 1);
+    if (head < 0xc0) return this.#text(head & 31);
+    if (head === 0xc0) return null;
+    if (head === 0xc2 || head === 0xc3) return head === 0xc3;
+    if (head === 0xca) return finite(data.readFloatBE(this.#pass(4)));
+    if (head === 0xcb) return finite(data.readDoubleBE(this.#pass(8)));
+    if (head === 0xcf) return safe(data.readBigUInt64BE(this.#pass(8)));
+    if (head === 0xd3) return safe(data.readBigInt64BE(this.#pass(8)));
+    if (head >= 0xcc && head <= 0xce) return this.#length(1 << (head - 0xcc));
+    if (head >= 0xd0 && head <= 0xd2) return data.readIntBE(this.#pass(1 << (head - 0xd0)), 1 << (head - 0xd0));
+    if (head >= 0xd9 && head <= 0xdb) return this.#text(this.#length(1 << (head - 0xd9)));
+    if (head === 0xdc || head === 0xdd) return this.#list(this.#length(head === 0xdc ? 2 : 4), depth + 1);
+    if (head === 0xde || head === 0xdf) return this.#map(this.#length(head === 0xde ? 2 : 4), depth + 1);
+    return refuse(head === undefined ? "it ends too early" : "bytes and extensions are no JSON");
+  }
+
+  /** How many fields the map here has. */
+  fields() {
+    const head = this.#data[this.at++];
+    if (head >= 0x80 && head < 0x90) return head & 15;
+    return head === 0xde || head === 0xdf ? this.#length(head === 0xde ? 2 : 4) : refuse("a frame is a map");
+  }
+
+  /** A key of a map. @returns {string} */
+  key() {
+    const key = this.value(0);
+    return typeof key === "string" ? key : refuse("a key is no text");
+  }
+
+  /** Pass over the value here, whatever it holds. */
+  skip() {
+    for (let left = 1; left > 0; left--) {
+      const head = this.#data[this.#pass(1)];
+      if (head >= 0x80 && head < 0xa0) left += (head & 15) * (head < 0x90 ? 2 : 1);
+      else if (head >= 0xa0 && head < 0xc0) this.#pass(head & 31);
+      else if (head >= 0xc0 && head < 0xe0) {
+        const follow = FOLLOW[head - 0xc0];
+        const more = follow < 0 ? this.#length(-follow) : follow;
+        if (head >= 0xdc) left += more * (head >= 0xde ? 2 : 1);
+        else this.#pass(more + Number(head >= 0xc7 && head <= 0xc9));
       }
-      const isKey = keyed[depth] && left[depth] % 2 === 0;
-      left[depth]--;
-      this.values++;
-      if (at >= data.length) refuse("it ends too early");
-      const head = data[at++];
-      let size = 0;
-      let inside = -1;
-      let isMap = false;
-      let isText = false;
-      if (head >= 0xa0 && head < 0xc0) [size, isText] = [head & 31, true];
-      else if (head >= 0x80 && head < 0xa0) [inside, isMap] = [head & 15, head < 0x90];
-      else if (head >= 0xc4 && head < 0xe0) {
-        size = HEADS[head - 0xc4];
-        if (size < 0) {
-          if (at - size > data.length) refuse("it ends too early");
-          const length = data.readUIntBE(at, -size);
-          at -= size;
-          if (head >= 0xdc) [inside, isMap, size] = [length, head >= 0xde, 0];
-          else size = length + Number(head >= 0xc7 && head <= 0xc9);
-          isText = head >= 0xd9 && head < 0xdc;
-        }
-        if (head < 0xca || (head >= 0xd4 && head <= 0xd8)) this.fault ||= "bytes and extensions are no JSON";
-        if (head === 0xcf || head === 0xd3) this.special = true;
-      } else if (head === 0xc1) refuse("a byte that nothing begins with");
-      if (at + size > data.length) refuse("it ends too early");
-      if (isText) this.#text(data, at, size, isKey);
-      else if (isKey) this.fault ||= "a key is no text";
-      else if (head === 0xcb || head === 0xca)
-        if (!Number.isFinite(head === 0xcb ? data.readDoubleBE(at) : data.readFloatBE(at)))
-          this.fault ||= "a number is not finite";
-      at += size;
-      if (inside < 0) continue;
-      if (inside > data.length - at) refuse("it claims more values than it has");
-      if (depth + 1 > MAX_DEPTH) this.fault ||= `it nests deeper than ${MAX_DEPTH}`;
-      depth++;
-      left[depth] = isMap ? 2 * inside : inside;
-      keyed[depth] = isMap;
     }
-    this.end = at;
-    return this;
   }
 
-  /** @param {Buffer} data @param {number} at @param {number} size @param {boolean} isKey */
-  #text(data, at, size, isKey) {
-    for (let byte = at; byte < at + size; byte++)
-      if (data[byte] > 0x7f) {
-        if (!isUtf8(data.subarray(at, at + size))) this.fault ||= "a text is no UTF-8";
-        return;
-      }
-    if (isKey && size === 9 && data[at] === 0x5f) this.special ||= data.toString("latin1", at, at + size) === "__proto__";
+  /** Where `size` bytes begin, which are behind us then. @param {number} size */
+  #pass(size) {
+    const at = this.at;
+    if ((this.at += size) > this.#data.length) refuse("it ends too early");
+    return at;
   }
 
-  /** The value, once there is no fault. @param {Uint8Array} data @returns {any} */
-  decode(data) {
-    return this.special ? narrow(guarded.decode(data)) : decoder.decode(data);
+  /** @param {number} size of an unsigned integer */
+  #length(size) {
+    return this.#data.readUIntBE(this.#pass(size), size);
+  }
+
+  /** Lengths are looked at before anything is made. @param {number} size @param {number} depth */
+  #holds(size, depth) {
+    if (size > this.#data.length - this.at) refuse("it claims more values than it has");
+    if (depth > MAX_DEPTH) refuse(`it nests deeper than ${MAX_DEPTH}`);
+  }
+
+  /** @param {number} size @param {number} depth */
+  #list(size, depth) {
+    this.#holds(size, depth);
+    const list = [];
+    for (let left = size; left > 0; left--) list.push(this.value(depth));
+    return list;
+  }
+
+  /** @param {number} size @param {number} depth */
+  #map(size, depth) {
+    this.#holds(size, depth);
+    /** @type {{ [key: string]: unknown }} */
+    const map = {};
+    for (let left = size; left > 0; left--) put(map, this.key(), this.value(depth));
+    return map;
+  }
+
+  /** @param {number} size */
+  #text(size) {
+    const data = this.#data;
+    const at = this.#pass(size);
+    const end = this.at;
+    let byte = at;
+    if (size <= SMALL) while (byte < end && data[byte] < 0x80) byte++;
+    if (byte === end) return this.#all ? this.#all.slice(at, end) : data.toString("latin1", at, end);
+    return isUtf8(data.subarray(at, end)) ? data.toString("utf8", at, end) : refuse("a text is no UTF-8");
   }
 }
 
-/** Integers that fit a number are numbers; `__proto__` is a key as any other. @param {any} value @returns {any} */
-function narrow(value) {
-  if (typeof value === "bigint") return BigInt(Number(value)) === value && Number.isSafeInteger(Number(value)) ? Number(value) : value;
-  if (typeof value !== "object" || value === null) return value;
-  if (Array.isArray(value)) return value.map(narrow);
-  return Object.fromEntries(Object.entries(value).map(([key, item]) => [key === PROTO ? "__proto__" : key, narrow(item)]));
+/** @param {{ [key: string]: unknown }} map @param {string} key @param {unknown} value */
+function put(map, key, value) {
+  if (key !== "__proto__") map[key] = value;
+  else Object.defineProperty(map, key, { value, writable: true, enumerable: true, configurable: true });
+}
+
+/** @param {number} value */
+function finite(value) {
+  return Number.isFinite(value) ? value : refuse("a number is not finite");
+}
+
+/** @param {bigint} value */
+function safe(value) {
+  const number = Number(value);
+  return Number.isSafeInteger(number) ? number : value;
 }
 
 /**
@@ -141,36 +175,34 @@ function narrow(value) {
  */
 export function decodeFrame(data) {
   if (data.length > MAX_RELAYED) throw new GoondanError("E_FRAME_TOO_LARGE", `a frame of ${data.length} bytes`);
-  const head = data[0];
-  const wide = head === 0xde ? 2 : head === 0xdf ? 4 : 0;
-  if (!(head >= 0x80 && head < 0x90) && !(wide && data.length > wide)) refuse("a frame is a map");
-  const all = new Walk();
-  const payload = new Walk();
-  let began = 0;
-  let at = 1 + wide;
-  for (let fields = wide ? data.readUIntBE(1, wide) : head & 15; fields > 0; fields--) {
-    const key = at;
-    at = all.over(data, at).end;
-    if (data[key] !== 0xa7 || data.toString("latin1", key + 1, at) !== "payload") at = all.over(data, at).end;
-    else at = payload.over(data, (began = at)).end;
+  const reader = new Reader(data);
+  /** @type {any} */
+  const frame = {};
+  let fault;
+  for (let left = reader.fields(); left > 0; left--) {
+    const key = reader.key();
+    const { at } = reader;
+    try {
+      put(frame, key, reader.value(key === "payload" ? 0 : 1));
+      if (key === "payload") fault = undefined;
+    } catch (error) {
+      if (key !== "payload") throw error;
+      [frame.payload, fault, reader.at] = [null, /** @type {GoondanError} */ (error), at];
+      reader.skip();
+    }
   }
-  if (at !== data.length) refuse("something follows the frame");
-  if (all.fault) refuse(all.fault);
-  all.special ||= payload.special;
-  const frame = payload.fault
-    ? all.decode(Buffer.concat([data.subarray(0, began), Buffer.of(0xc0), data.subarray(payload.end)]))
-    : all.decode(data);
+  if (reader.at !== data.length) refuse("something follows the frame");
   open("Frame", frame);
-  if (payload.fault) frame.fault = new GoondanError("E_FRAME_INVALID", `the payload: ${payload.fault}`);
+  if (fault) frame.fault = fault;
   return frame;
 }
 
 /** A payload from a file. @param {Buffer} data @returns {any} Raises GoondanError E_FRAME_INVALID. */
 export function decodePayload(data) {
-  const walk = new Walk().over(data, 0);
-  if (walk.end !== data.length) refuse("something follows the payload");
-  if (walk.values > MAX_VALUES) refuse(`it has more than ${MAX_VALUES} values`);
-  return walk.fault ? refuse(walk.fault) : walk.decode(data);
+  const reader = new Reader(data);
+  const value = reader.value(0);
+  if (reader.at !== data.length) refuse("something follows the payload");
+  return reader.values <= MAX_VALUES ? value : refuse(`it has more than ${MAX_VALUES} values`);
 }
 
 /**
@@ -185,7 +217,7 @@ export function encodeValue(value) {
 
 /** @param {any} value @param {number} depth @returns {unknown} */
 function plain(value, depth) {
-  if (typeof value === "string") return value.isWellFormed() ? value : value.toWellFormed();
+  if (typeof value === "string") return value.toWellFormed();
   if (value === null || value === undefined) return null;
   if (typeof value === "boolean") return value;
   if (typeof value === "number") return Number.isFinite(value) ? value : refuse(`${value} is no JSON`);
@@ -196,8 +228,10 @@ function plain(value, depth) {
   if (typeof value.toJSON === "function") return plain(value.toJSON(), depth);
   if (++depth > MAX_DEPTH) refuse(`it nests deeper than ${MAX_DEPTH}, or holds itself`);
   if (Array.isArray(value)) return value.map((item) => plain(item, depth));
-  const given = Object.entries(value).filter(([, item]) => item !== undefined);
-  return Object.fromEntries(given.map(([key, item]) => [key.toWellFormed(), plain(item, depth)]));
+  /** @type {{ [key: string]: unknown }} */
+  const given = {};
+  for (const key of Object.keys(value)) if (value[key] !== undefined) put(given, key.toWellFormed(), plain(value[key], depth));
+  return given;
 }
 
 /**
@@ -208,7 +242,11 @@ function plain(value, depth) {
  */
 export function encodeFrame(header, payload) {
   if (payload === undefined) return encoder.encode(header);
-  return Buffer.concat([encoder.encode({ ...header, payload: null }).subarray(0, -1), payload]);
+  const head = encoder.encodeSharedRef({ ...header, payload: null });
+  const data = Buffer.allocUnsafe(head.length - 1 + payload.length);
+  data.set(head);
+  data.set(payload, head.length - 1); // in the place of nil
+  return data;
 }
 
 /** SHA-256, in hexadecimal digits. @param {Uint8Array} data */
@@ -221,7 +259,11 @@ const map = (/** @type {unknown} */ value) => typeof value === "object" && value
 const one = (/** @type {string[]} */ ...names) => (/** @type {any} */ value) => names.includes(value);
 const like = (/** @type {string} */ kind) => (/** @type {unknown} */ value) => fits(kind, value);
 
-/** What a client opens, field by field. A name with `?` may be absent or nil. @type {Record<string, Record<string, (value: unknown) => boolean>>} */
+/**
+ * What a client opens, field by field. A name with `?` may be absent or nil.
+ *
+ * @type {Record<string, Record<string, (value: unknown) => boolean>>}
+ */
 const SHAPES = {
   Frame: { type: text, "id?": text, "to?": text, "instanceKey?": text, "eventId?": text, "callId?": text,
     "inReplyTo?": text, "stage?": text, "deadlineMs?": integer, "blob?": like("Blob"), "live?": flag },
@@ -241,13 +283,17 @@ const SHAPES = {
     "toolName?": text, "code?": text, "message?": text, "error?": like("ErrorPayload") },
 }; // prettier-ignore
 
+/** @type {Map<string, [name: string, isOptional: boolean, holds: (value: unknown) => boolean][]>} */
+const FIELDS = new Map();
+for (const [kind, shape] of Object.entries(SHAPES))
+  FIELDS.set(kind, Object.entries(shape).map(([name, holds]) => [name.replace("?", ""), name.endsWith("?"), holds]));
+
 /** @param {string} kind @param {any} value */
 function fits(kind, value) {
   if (!map(value)) return false;
-  for (const name in SHAPES[kind]) {
-    const optional = name.endsWith("?");
-    const item = value[optional ? name.slice(0, -1) : name];
-    if (!(optional && (item === undefined || item === null)) && !SHAPES[kind][name](item)) return false;
+  for (const [name, isOptional, holds] of /** @type {any} */ (FIELDS.get(kind))) {
+    const item = value[name];
+    if (!(isOptional && (item === undefined || item === null)) && !holds(item)) return false;
   }
   return true;
 }

@@ -159,7 +159,7 @@ export function findRunDir({ bundle, runDir }) {
  * The operator's token of a runtime directory, when nobody but its owner and root could have made what is there.
  *
  * @param {string} runDir
- * @returns {string | undefined} undefined while there is none. Raises GoondanError E_RUN_DIR.
+ * @returns {string | undefined} undefined while there is none. Raises GoondanError E_BROKER_UNTRUSTED.
  */
 export function readToken(runDir) {
   const allowed = new Set([0, process.geteuid?.()]);
@@ -170,7 +170,7 @@ export function readToken(runDir) {
     for (let place = join(path, "clients.sock"); ; place = dirname(place)) {
       const { uid, mode } = lstatSync(place);
       const isOpen = (mode & 0o022) !== 0 && (mode & 0o1000) === 0 && !place.endsWith(".sock");
-      if (!allowed.has(uid) || isOpen) throw new GoondanError("E_RUN_DIR", `others may change ${place}`);
+      if (!allowed.has(uid) || isOpen) throw new GoondanError("E_BROKER_UNTRUSTED", `others may change ${place}`);
       if (place === dirname(place)) break;
     }
     return readFileSync(join(path, "client.token"), "utf8").trim() || undefined;

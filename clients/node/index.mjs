@@ -38,6 +38,9 @@ function raised(info, fallback) {
 
 export class Goondan {
   #link;
+  /** Random for each connection, and a count: event ids that nobody else uses. */
+  #run = randomBytes(8).toString("hex");
+  #count = 0;
   /** @type {import("./index.d.ts").Used} */
   #used = { inputTokens: 0, outputTokens: 0, cachedTokens: 0, cacheWriteTokens: 0, reasoningTokens: 0, modelCalls: 0 };
 
@@ -144,7 +147,7 @@ export class Goondan {
   async #event(to, type, input, options, { replies, live }) {
     const { instance = "default", files = [], deadlineMs = DEADLINE_MS, eventId, signal, workdir, traceId } = options;
     const isEndless = deadlineMs === null || deadlineMs === Infinity;
-    const id = eventId ?? randomBytes(12).toString("hex");
+    const id = eventId ?? `${this.#run}-${++this.#count}`;
     const header = {
       type: "event",
       to,

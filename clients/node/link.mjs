@@ -100,6 +100,7 @@ export class Link {
       maxMessageSize: MAX_RELAYED,
       linger: 0,
       sendHighWaterMark: 0,
+      sendTimeout: 0,
       receiveHighWaterMark: 0,
     });
     this.#socket = socket;
@@ -162,17 +163,20 @@ export class Link {
       else if (effect.do === "live") effect.entry.waiter.live?.(effect.event);
       else if (effect.do === "write") void this.#write(effect.entry);
       else if (effect.do === "touch") this.#eachFile(effect.entry, touchBlob);
-      else if (effect.do === "greet") this.#greet();
+      else if (effect.do === "greet") this.#greet(effect);
       else if (effect.do === "welcome") this.#opening?.resolve();
       else if (effect.do === "reconnect") this.#reconnect();
       else if (effect.do === "over") this.#over(effect.error);
     }
   }
 
-  #greet() {
+  /** @param {{ unless?: string, error?: GoondanError }} refused the token that was refused, and why */
+  #greet({ unless, error: refusal }) {
     this.#outgoing = []; // what must arrive is in the outbox
     try {
-      this.#peer.hello(readToken(this.#runDir), now());
+      const token = readToken(this.#runDir);
+      if (refusal && token === unless) return this.#over(refusal);
+      this.#peer.hello(token, now());
     } catch (error) {
       this.#over(/** @type {GoondanError} */ (error));
     }
@@ -218,15 +222,14 @@ export class Link {
   }
 
   /** @param {Dealer} socket */
-  async #drain(socket) {
-    try {
-      for (let data; socket === this.#socket && (data = this.#outgoing.shift()) !== undefined; ) await socket.send(data);
-    } catch {
-      if (socket !== this.#socket) return; // it was closed
-      this.#peer.lost();
-      return this.#reconnect();
-    }
-    if (socket === this.#socket) this.#isWriting = false;
+  #drain(socket) {
+    this.#isWriting = false;
+    if (socket !== this.#socket) return;
+    const outgoing = this.#outgoing;
+    this.#outgoing = [];
+    // What cannot go out at once finds no connection. What must arrive is in the outbox, and goes out after the next welcome.
+    const lost = () => socket === this.#socket && this.#peer.lost();
+    for (const data of outgoing) socket.send(data).catch(lost);
   }
 
   /** @param {Entry} entry @param {import("./codec.mjs").Frame} [frame] @param {GoondanError} [error] */

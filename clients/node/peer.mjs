@@ -29,8 +29,6 @@ const HELLO_AGAIN_MS = 500;
 const SILENCE_MS = 5000;
 /** How long another process of the same principal may take to end. */
 const BUSY_MS = 10_000;
-/** How often a token may be refused: the kernel may be starting anew, and is about to write another one. */
-const TOKEN_REFUSALS = 4;
 /** How long an overloaded target is left alone when the error names no time. */
 const HOLD_MS = 100;
 /** The largest frame whose payload goes along; a larger one has a file. */
@@ -74,7 +72,7 @@ export class Entry {
 }
 
 /**
- * @typedef {{ do: "send", data: Uint8Array } | { do: "greet" } | { do: "reconnect" } | { do: "write", entry: Entry }
+ * @typedef {{ do: "send", data: Uint8Array } | { do: "greet", unless?: string, error?: GoondanError } | { do: "reconnect" } | { do: "write", entry: Entry }
  *   | { do: "settle", entry: Entry, frame?: Frame, error?: GoondanError } | { do: "live", entry: Entry, event: any }
  *   | { do: "touch", entry: Entry } | { do: "welcome" } | { do: "over", error: GoondanError }} Effect
  */
@@ -102,7 +100,8 @@ export class Peer {
   /** When the broker was heard last, or something began to be due. */
   #quietSince = 0;
   #pinged = false;
-  #tokenRefusals = 0;
+  /** What was said with the last hello. @type {string | undefined} */
+  #token;
   /** @type {number | undefined} */
   #busySince;
 
@@ -164,7 +163,8 @@ export class Peer {
     this.phase = "greeting";
     this.#helloAt = now;
     if (token === undefined) return;
-    this.#helloId = this.nextId();
+    this.#token = token;
+    this.#helloId ||= this.nextId(); // a welcome may answer an earlier one
     const payload = { token, incarnation: this.incarnation, versions: [1], awaiting: [...this.#asks.keys()] };
     this.#send({ type: "hello", id: this.#helloId }, encodeValue(payload));
   }
@@ -173,6 +173,7 @@ export class Peer {
   lost() {
     if (this.phase === "closed") return;
     this.phase = "absent";
+    this.#helloId = "";
     this.#inUse = 0;
     this.#held.clear();
     this.#waiting = [...this.#outbox.values()];
@@ -262,7 +263,7 @@ export class Peer {
 
   /** @param {Frame} frame @param {number} now */
   #reply(frame, now) {
-    if (frame.inReplyTo === this.#helloId) return this.#greeted(frame, now);
+    if (this.#helloId && frame.inReplyTo === this.#helloId) return this.#greeted(frame, now);
     const entry = this.#outbox.get(frame.inReplyTo ?? "");
     if (entry === undefined) return;
     if (frame.type === "error") {
@@ -282,11 +283,11 @@ export class Peer {
     if (frame.type === "error") {
       const { code, message, ...more } = open("ErrorPayload", frame.payload);
       if (code === "E_PRINCIPAL_BUSY" && now - (this.#busySince ??= now) < BUSY_MS) return;
-      if (code === "E_TOKEN_INVALID" && this.#tokenRefusals++ < TOKEN_REFUSALS) return;
-      this.#effects.push({ do: "over", error: new GoondanError(code, message, more) });
+      const error = new GoondanError(code, message, more);
+      // A kernel that was started again has made another token.
+      this.#effects.push(code === "E_TOKEN_INVALID" ? { do: "greet", unless: this.#token, error } : { do: "over", error });
     } else if (frame.type === "welcome") {
       const welcome = open("Welcome", frame.payload);
-      this.#tokenRefusals = 0;
       this.#busySince = undefined;
       if (welcome.version !== 1) {
         const error = new GoondanError("E_VERSION", `the broker speaks version ${welcome.version}`);
@@ -306,7 +307,10 @@ export class Peer {
     const entry = this.#asks.get(frame.inReplyTo ?? "");
     if (entry === undefined) return;
     if (String(frame.stage) === "held") entry.heldSince ??= now;
-    else if (String(frame.stage) === "runs") goOn(entry, now);
+    else if (String(frame.stage) === "runs") {
+      goOn(entry, now);
+      if (typeof frame.deadlineMs === "number") entry.expires = now + frame.deadlineMs + GRACE_MS;
+    }
   }
 
   /** The broker has no room: not before `until`. @param {Entry} entry @param {number} until */
