@@ -42,17 +42,20 @@ def bwrap() -> str:
 
 def make_tool(
     folder: Path,
-    source: str,
+    source: str | bytes,
     *exports: str | ExportSpec,
     name: str = "t",
+    file: str = "handler.py",
+    mode: int = 0o755,
     sandbox: SandboxSpec | None = None,
     error_message_limit: int = 1000,
 ) -> ToolSpec:
-    """A tool with that source; exports are named, or given whole."""
+    """A tool with that source in a file of that name and mode; exports are named, or given whole."""
     root = folder / f"tool-{name}"
     root.mkdir(parents=True, exist_ok=True)
-    entry = root / "handler.py"
-    entry.write_text(source, encoding="utf-8")
+    entry = root / file
+    entry.write_bytes(source.encode() if isinstance(source, str) else source)
+    entry.chmod(mode)
     return ToolSpec(
         name=name,
         entry=str(entry),

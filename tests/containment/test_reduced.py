@@ -68,6 +68,12 @@ def ok(ctx, input):
 def sleeps(ctx, input): time.sleep(30)
 handlers = {"leave": leave, "ok": ok, "sleeps": sleeps}
 '''
+PROGRAM = f'''#!/bin/sh
+cat {place}/secret >/dev/null 2>&1 && read=true || read=false
+(: >{place}/made) 2>/dev/null && made=true || made=false
+(: >here) && here=true || here=false
+echo '{{"output":['$read,$made,$here']}}'
+'''
 
 def refusal(result): return [result["error"]["code"], result["error"]["message"]]
 
@@ -83,6 +89,7 @@ async def main():
     tools = [
         make_tool(place, tried.source(), "run", sandbox=low),
         make_tool(place, LEFT, "leave", "ok", "sleeps", name="low", sandbox=low),
+        make_tool(place, PROGRAM, "run", name="program", file="program.sh", sandbox=low),
         make_tool(place, LEFT, "ok", name="high"),
         make_tool(place, LEFT, "ok", name="net", sandbox=SandboxSpec(min_tier="reduced", network="public")),
     ]
@@ -103,6 +110,7 @@ async def main():
         os.set_inheritable(leak, True)
         out["ok"], out["fds"], out["processes"] = (await made.call("low__ok", workdir=plain))["output"]
         out["there"] = there
+        out["program"] = (await made.call("program__run", workdir=plain))["output"]
         out["receipt"] = list(made.receipts.values())[-1]["jail"]
         home, session = (await made.call("low__leave", workdir=plain))["output"]
         out["slow"] = refusal(await made.call("low__sleeps", workdir=plain, deadline_ms=300))
@@ -148,6 +156,7 @@ def test_what_the_reduced_tier_holds(short_tmp: Path) -> None:
     soft, hard = found["processes"]
     assert soft == hard and 1024 < soft <= 1024 + 4 * max(found["there"], 8), (soft, found["there"])
     assert (found["receipt"]["tier"], found["receipt"]["walls"]) == ("reduced", ["seccomp", "landlock", "limits"])
+    assert found["program"] == [False, False, True], "a program has the same walls"
     assert found["slow"][0] == "E_TOOL_TIMEOUT"
     assert found["left"] == [False, []]  # neither its folder nor a process of its session
     assert found["folders"] == []

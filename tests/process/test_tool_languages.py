@@ -11,16 +11,22 @@ from pathlib import Path
 
 import pytest
 
+from tests.javascript_runtimes import runtime
 from tests.kernel_fixture import ROOT, Sandbox, sandbox
 
 PAGE = (ROOT / "docs" / "tools.md").read_text(encoding="utf-8")
 #: The file of each language, and the program without which it is skipped.
-FILES = {"python": ("count.py", None), "sh": ("count.sh", "jq"), "c": ("count.c", "gcc")}
+FILES = {
+    "python": ("count.py", None),
+    "typescript": ("count.ts", "node"),
+    "sh": ("count.sh", "jq"),
+    "c": ("count.c", "gcc"),
+}
 
 
 def block(language: str) -> str:
-    """The page's code in a language: the first block of it behind the first mention of `tools/count.`."""
-    section = PAGE[PAGE.index("`tools/count.") :]
+    """The page's code in a language: the first block of it in the section about languages."""
+    section = PAGE[PAGE.index("## One tool in four languages") :]
     found = re.search(rf"^```{language}\n(.*?)^```$", section, flags=re.MULTILINE | re.DOTALL)
     assert found is not None
     return found[1]
@@ -33,7 +39,14 @@ def manifest(name: str, entry: str) -> str:
 
 
 def missing(language: str) -> str | None:
+    """The program that this machine lacks for a language."""
     needed = FILES[language][1]
+    if needed == "node":
+        try:
+            runtime("node")
+        except pytest.skip.Exception:
+            return "node"
+        return None
     return needed if needed is not None and shutil.which(needed) is None else None
 
 
@@ -54,7 +67,8 @@ def write(language: str, folder: Path) -> str:
 @pytest.fixture(scope="module")
 def kernel() -> Iterator[Sandbox]:
     """A kernel with the tool of every language that this machine has."""
-    with sandbox("") as made:
+    node = {"GOONDAN_NODE": runtime("node")} if missing("typescript") is None else {}
+    with sandbox("", node) as made:
         written = [manifest(f"in-{x}", write(x, made.home)) for x in FILES if missing(x) is None]
         (made.home / "goondan.yaml").write_text("---\n".join(written))
         made.detach()

@@ -14,7 +14,7 @@ import pytest
 
 from schemas.errors import HELP_BASE
 from schemas.launch import ExportSpec, SandboxSpec, ToolSpec
-from tests.toolhost_fixture import Bench, bench, small_outputs
+from tests.toolhost_fixture import Bench, bench, make_tool, small_outputs
 
 #: One program with an export for each thing that programs do. The request is on one line, and begins with the export.
 PROGRAM = r"""#!/bin/sh
@@ -51,9 +51,10 @@ case $export in
   logs) echo looking up >&2; printf 'no end of line' >&2; echo '{"output":1}' ;;
   chatty) head -c 20000000 /dev/zero | tr '\0' 'x' | fold -w 100 >&2; echo '{"output":1}' ;;
   slow) sleep 0.5; echo '{"output":"slept"}' ;;
-  forever) echo $$ > pid; sleep 60 & sleep 60 ;;
+  forever) sleep 60 & echo $! > left; echo ready > ready; sleep 60 ;;
+  waits) while [ ! -e go ]; do sleep 0.05; done; echo '{"output":"went"}' ;;
   leaves) sleep 60 & echo $! > left; echo '{"output":1}' ;;
-  keeps) sleep 60 >/dev/null 2>&1 & echo $! > left; echo '{"output":1}' ;;
+  keeps) sleep 60 >/dev/null & echo $! > left; printf 'half a line' >&2; echo '{"output":1}' ;;
   alive) kill -0 "$(cat left)" 2>/dev/null && echo '{"output":true}' || echo '{"output":false}' ;;
   environment) printf '{"output":["%s","%s","%s","%s"]}' "$PWD" "$HOME" "$LANG" "${SECRET-}" ;;
 esac
@@ -73,18 +74,7 @@ def program(
     sandbox: SandboxSpec | None = None,
 ) -> ToolSpec:
     """A tool that is a program."""
-    root = folder / "tool-t"
-    root.mkdir(exist_ok=True)
-    entry = root / "t.sh"
-    entry.write_bytes(source.encode() if isinstance(source, str) else source)
-    entry.chmod(mode)
-    return ToolSpec(
-        name="t",
-        entry=str(entry),
-        root=str(root),
-        exports=[ExportSpec(name=e) if isinstance(e, str) else e for e in exports],
-        sandbox=sandbox or SandboxSpec(),
-    )
+    return make_tool(folder, source, *exports, file="t.sh", mode=mode, sandbox=sandbox)
 
 
 @pytest.fixture
@@ -204,15 +194,18 @@ async def test_calls_run_beside_each_other_and_one_that_is_cancelled_is_killed(s
         began = loop.time()
         assert await asyncio.gather(*(output(made, "slow", workdir) for _ in range(8))) == ["slept"] * 8
         assert loop.time() - began < 8 * 0.5
-        call_id, waiter = made.start("t__forever", workdir=workdir)
-        while not (workdir / "pid").exists() or not (workdir / "pid").read_text():
+        _, waiting = made.start("t__waits", workdir=workdir)
+        call_id, cancelled = made.start("t__forever", workdir=workdir)
+        while not (workdir / "ready").exists():
             await asyncio.sleep(0.02)
+        assert await output(made, "alive", workdir) is True
         made.cancel(call_id)
-        assert error_of(await waiter)["code"] == "E_CANCELLED"
-        (workdir / "left").write_text((workdir / "pid").read_text())
+        assert error_of(await cancelled)["code"] == "E_CANCELLED"
         while await output(made, "alive", workdir):
             await asyncio.sleep(0.02)
-        assert made.host.jail_count == 1, "the jail itself lives on"
+        (workdir / "go").touch()
+        assert (await waiting)["output"] == "went"
+        assert len([news for news in made.workers if news.op == "start"]) == 1, "the jail lives on"
 
 
 async def test_a_deadline_is_an_error(short_tmp: Path, workdir: Path) -> None:
@@ -227,8 +220,10 @@ async def test_what_a_program_leaves_behind_is_killed_but_of_a_background_export
 ) -> None:
     async with bench(program(short_tmp)) as made:
         await output(made, "leaves", workdir)
-        assert await output(made, "alive", workdir) is False
+        while await output(made, "alive", workdir):  # whoever is killed has a number until init has noticed
+            await asyncio.sleep(0.02)
         await output(made, "keeps", workdir)
+        assert [line.message for line in made.logs if line.level == "warn"] == ["half a line"]
         assert await output(made, "alive", workdir) is True
 
 
