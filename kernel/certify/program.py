@@ -6,6 +6,7 @@ Source: docs/certify.md.
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import time
@@ -56,14 +57,14 @@ class Program:
             if pipe is not None:
                 os.set_blocking(pipe.fileno(), False)
 
-    def pipes(self) -> list[int]:
-        """The descriptors to poll for what it says."""
-        return [pipe.fileno() for pipe in (self.out, self.err) if pipe is not None and not pipe.closed]
-
-    def input(self) -> int | None:
-        """The descriptor to poll until it takes more; None while nothing waits."""
+    def polled(self) -> list[tuple[int, int]]:
+        """What to poll: descriptors, and the events of each."""
+        pipes = [
+            (pipe.fileno(), select.POLLIN) for pipe in (self.out, self.err) if pipe is not None and not self.ended()
+        ]
         pipe = self._process.stdin
-        return pipe.fileno() if pipe is not None and not pipe.closed and self._waiting else None
+        takes = self._waiting and pipe is not None and not pipe.closed and not self.ended()
+        return [*pipes, (pipe.fileno(), select.POLLOUT)] if takes and pipe is not None else pipes
 
     def write(self, line: bytes) -> None:
         """Put a line into its standard input, as soon as it reads."""

@@ -41,7 +41,7 @@ class Rule(Struct, frozen=True):
     #: What in a trace breaks it; None when there was no occasion.
     judge: Callable[[Trace], list[str] | None]
     #: Ids of the document's sentences.
-    must: tuple[str, ...] = ()
+    must: list[str] = []
 
 
 class Scenario(Struct, frozen=True):
@@ -72,11 +72,3 @@ class Played(Struct):
     fault: str | None = None
     #: The program said that it cannot do what the scenario is about.
     offered: bool = True
-
-
-class Differs(Exception):
-    """The program did something else than the steps say."""
-
-
-class NotOffered(Exception):
-    """The program said that it cannot do this."""

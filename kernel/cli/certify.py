@@ -32,9 +32,9 @@ def command() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def client(argv: tuple[str, ...], only: tuple[str, ...], as_json: bool) -> int:
     """Try a client: COMMAND is started beside a kernel that is played here. docs/certify.md has its lines."""
-    from kernel.certify.client import certify
+    from kernel.certify.certificates import certify_client
 
-    return _show(certify(argv, os.environ, only), as_json)
+    return _show(certify_client(argv, os.environ, only), as_json)
 
 
 def _show(report: Report, as_json: bool) -> int:

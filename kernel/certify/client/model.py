@@ -7,14 +7,17 @@ from __future__ import annotations
 
 from typing import Any
 
-CREATED_AT = "2026-11-24T09:30:08Z"
+
+def too_early(frame: dict[str, Any]) -> list[dict[str, Any]]:
+    """What a broker says to a frame that comes before its hello, if the frame has a name to say it by."""
+    payload = {"code": "E_HELLO_REQUIRED", "message": "too early"}
+    return [{"type": "error", "inReplyTo": frame["id"], "payload": payload}] if "id" in frame else []
 
 
 class Model:
-    """It answers each question with its own text, and remembers what it has accepted."""
+    """It answers each question with its own text."""
 
     def __init__(self) -> None:
-        self._answers: dict[str, dict[str, Any]] = {}
         self._sent = 0
 
     def hello_required(self) -> dict[str, Any]:
@@ -30,23 +33,15 @@ class Model:
             return [{"type": "pong"} | ({"inReplyTo": frame["id"]} if "id" in frame else {})]
         if frame["type"] != "event":
             return []
-        event, wanted = frame["eventId"], frame.get("replyTo")
-        accepted = {"type": "ack", "stage": "accepted", "inReplyTo": frame["id"], "eventId": event}
-        if wanted is None:
-            return [accepted]
-        answer = self._answers.setdefault(
-            event, {"turnId": event, "status": "completed", "response": frame["payload"]["input"]}
-        )
+        event = frame["eventId"]
         self._sent += 1
-        payload = {"id": f"{event}:answer", "type": "agent.response", "createdAt": CREATED_AT, "answer": answer}
-        payload["metadata"] = {"inReplyTo": event}
-        return [
-            accepted,
-            {
-                "type": "event",
-                "id": f"b.{self._sent}",
-                "inReplyTo": wanted["correlationId"],
-                "eventId": f"{event}:answer",
-                "payload": payload,
-            },
-        ]
+        answer = {"turnId": event, "status": "completed", "response": frame["payload"]["input"]}
+        payload: dict[str, Any] = {
+            "id": f"{event}:answer",
+            "type": "agent.response",
+            "createdAt": "2026-11-24T09:30:08Z",
+        }
+        payload |= {"metadata": {"inReplyTo": event}, "answer": answer}
+        header = {"id": f"b.{self._sent}", "inReplyTo": frame["replyTo"]["correlationId"], "eventId": f"{event}:answer"}
+        accepted = {"type": "ack", "stage": "accepted", "inReplyTo": frame["id"], "eventId": event}
+        return [accepted, {"type": "event", **header, "payload": payload}]
