@@ -13,6 +13,8 @@ from msgspec import Raw
 
 #: Characters of a value that a report shows.
 SHOWN: Final = 160
+#: Lists in lists that are values, and may come back.
+SHALLOW: Final = 60
 #: Milliseconds by which a deadline may be more than the steps say: what was waited on a machine is never exact.
 DEADLINE_SLACK_MS: Final = 250
 
@@ -33,7 +35,7 @@ class Names:
             if value.keys() == {"repeat", "times"}:
                 return value["repeat"] * value["times"]
             if value.keys() == {"nest"}:
-                return Raw(b"\x91" * (value["nest"] - 1) + b"\x90")  # an encoder of values would not go so deep
+                return _nested(value["nest"])
             return {key: self.fill(item) for key, item in value.items()}
         if isinstance(value, list):
             return [self.fill(item) for item in value]
@@ -68,10 +70,18 @@ class Names:
     def _field(self, key: str, wanted: Any, got: Any, at: str) -> str | None:
         if got is None and (key == "versions" or (wanted is not None and wanted in (0, False, []))):
             return None  # what has its default is absent
+        if key == "exports" and isinstance(got, list):
+            return self.differs(sorted(wanted), sorted(map(str, got)), key)
         if key == "deadlineMs" and wanted is not None:
             good = isinstance(got, int) and 1 <= got <= wanted + DEADLINE_SLACK_MS
             return None if good else f"{at}{key} is {short(got)}, and {wanted} are left"
         return self.differs(wanted, got, f"{at}.{key}" if at else key)
+
+
+def _nested(depth: int) -> Any:
+    if depth > SHALLOW:
+        return Raw(b"\x91" * (depth - 1) + b"\x90")  # an encoder of values would not go so deep
+    return [_nested(depth - 1)] if depth > 1 else []
 
 
 def short(value: Any) -> str:

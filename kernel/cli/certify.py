@@ -37,6 +37,18 @@ def client(argv: tuple[str, ...], only: tuple[str, ...], as_json: bool) -> int:
     return _show(certify_client(argv, os.environ, only), as_json)
 
 
+@command.command(name="worker", context_settings=_ARGV)
+@click.argument("argv", metavar="-- COMMAND…", nargs=-1, required=True)
+@click.option("--entry", default="python", metavar="python|javascript|FILE", help="The tool that it loads.")
+@click.option("--only", multiple=True, metavar="WORDS", help="Only scenarios that have these words in name or section.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def worker(argv: tuple[str, ...], entry: str, only: tuple[str, ...], as_json: bool) -> int:
+    """Try a worker: COMMAND is started on a socket to a tool host that is played here. docs/certify.md has the tool."""
+    from kernel.certify.certificates import certify_worker
+
+    return _show(certify_worker(argv, os.environ, entry, only), as_json)
+
+
 def _show(report: Report, as_json: bool) -> int:
     from kernel.cli.output import write_result
     from kernel.cli.terminal import style_of
