@@ -62,7 +62,9 @@ def _wheel(folder: Path) -> Path:
     source = folder / "source"
     shutil.copytree(ROOT / "clients" / "python", source, ignore=shutil.ignore_patterns("__pycache__", "build"))
     command = [BASE, "-I", "-m", "pip", "wheel", "-q", "--no-deps", "--wheel-dir", str(folder), str(source)]
+    files = sorted(source.rglob("*"))
     made = subprocess.run(command, capture_output=True, text=True, timeout=55, check=False)
+    assert sorted(source.rglob("*")) == files, "who may only read a clone can install from it"
     if made.returncode != 0:
         pytest.skip(f"pip builds no wheel here: {made.stderr.strip()[-200:]}")
     return next(folder.glob("*.whl"))
