@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -290,17 +291,23 @@ def test_no_such_handler(worker: Worker) -> None:
         assert error["message"].startswith(f"the tool has no handler '{export}'; it has: ")
 
 
-def test_what_nobody_waits_for(worker: Worker) -> None:
-    """Exceptions of timers and rejections are the error of their call; after its result, lines of the log."""
-    for how in ("timer", "promise", "microtask"):
-        assert worker.error("strays", {"how": how}) == {"name": "Error", "message": how}
-    worker.logs.clear()
-    assert worker.value("strays_after") == 1
-    while not worker.logged():
-        worker.logs.append(worker.frame())
-    assert worker.logged() == [("error", worker.logged()[0][1])]
-    assert worker.logged()[0][1].startswith(f"uncaught Error: after at {TOOL}:")
+@pytest.mark.parametrize("how", ["timer", "promise", "microtask"])
+def test_what_nobody_waits_for(name: str, tmp_path: Path, how: str) -> None:
+    """Exceptions of timers and rejections are the error of their call."""
+    worker = Worker(name, tmp_path)
+    worker.load(TOOL)
+    assert worker.error("strays", {"how": how}) == {"name": "Error", "message": how}
     assert worker.value("echo", {"a": 1}) == {"a": 1}
+    worker.close()
+
+
+def test_what_nobody_waits_for_after_its_call(worker: Worker) -> None:
+    """It is a line of the log, and no error of another call."""
+    assert worker.value("strays_after") == 1
+    other = worker.begin("waits", {"ms": 100})
+    assert worker.result(other)["output"] == "waited"
+    assert [level for level, _ in worker.logged()] == ["error"]
+    assert worker.logged()[0][1].startswith(f"uncaught Error: after at {TOOL}:")
 
 
 def test_process_exit(worker: Worker) -> None:
@@ -580,6 +587,26 @@ def test_programs_do_not_inherit_the_channel(worker: Worker) -> None:
     assert own.startswith("socket:")
     for how in ("child_process", "Bun"):
         assert own not in worker.value("descriptors", {"how": how})
+
+
+def test_outside_of_a_jail_nothing_is_killed(fresh: Callable[..., Worker]) -> None:
+    """Whatever `init` says: the worker's process ids have to be those of a jail."""
+    source = """import { spawn } from 'node:child_process';
+    export const handlers = {
+      leaves() {
+        const left = spawn('/bin/sleep', ['60'], {stdio: 'ignore', detached: true});
+        left.unref();
+        return left.pid;
+      }
+    }"""
+    worker = fresh(source, jailed=True)
+    left = [worker.value("leaves"), worker.value("leaves")]
+    try:
+        for pid in left:
+            assert Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    finally:
+        for pid in left:
+            os.kill(pid, signal.SIGKILL)
 
 
 # --- tools that change the language

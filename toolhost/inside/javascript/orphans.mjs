@@ -70,18 +70,21 @@ function others() {
   return pids;
 }
 
-/** Kill all but the kept ones and their descendants; which of the kept ones still live. */
+/**
+ * Kill all but the kept ones and their descendants, until there are no others: one that is killed may have begun a process since
+ * they were listed. Which of the kept ones still live.
+ */
 function killOthers() {
   const spared = { __proto__: null };
-  for (let i = 0; i < kept.length; i++) spared[kept[i]] = false;
-  const live = [];
-  const pids = others();
-  for (let i = 0; i < pids.length; i++) {
-    const parent = split(split(read(`/proc/${pids[i]}/stat`), ") ")[1] ?? "", " ")[1];
-    if (pids[i] in spared || spared[parent]) {
-      spared[pids[i]] = true;
-      live[live.length] = pids[i];
-    } else end(pids[i]);
+  for (let i = 0; i < kept.length; i++) spared[kept[i]] = true;
+  for (let live = [], killed = 0; ; live = [], killed = 0) {
+    const pids = others();
+    for (let i = 0; i < pids.length; i++) {
+      const [state, parent] = split(split(read(`/proc/${pids[i]}/stat`), ") ")[1] ?? "Z", " ");
+      if (state === "Z") continue;
+      if ((spared[pids[i]] ||= spared[parent])) live[live.length] = pids[i];
+      else killed += end(pids[i]) ? 1 : 0;
+    }
+    if (killed === 0) return live;
   }
-  return live;
 }

@@ -63,9 +63,9 @@ const currentCall = storage.getStore.bind(storage);
 /** The tool's functions by the names of their exports, and the object that they stand in. */
 const handlers = create(null);
 let handlersObject;
-/** Calls that run, by their ids, and how many they are. */
+/** Calls that run, by their ids, how many they are, and how many there ever were. */
 const running = create(null);
-let open = 0;
+let [open, begun] = [0, 0];
 /** Calls that came before the module was loaded; undefined after that. */
 let early = [];
 /** The bytes of `message` frames by their ids, and the ids in their order. */
@@ -76,6 +76,7 @@ const asked = create(null);
 let lastAsk = 0;
 /** The tool was granted no network. */
 let offline = false;
+const send = (frame) => write(encode(frame));
 /** What contexts of calls ask of this module. */
 const worker = { outputLimit: 1 << 20, mayAsk: false, send, ask, logMethods };
 
@@ -84,10 +85,6 @@ const worker = { outputLimit: 1 << 20, mayAsk: false, send, ask, logMethods };
 /** Node's socket, and how many bytes wait in it because descriptor 3 had no room for them. Under Bun a write waits. */
 let put;
 let queued = 0;
-
-function send(frame) {
-  write(encode(frame));
-}
 
 function write(bytes) {
   let sent = 0;
@@ -182,6 +179,7 @@ function start(frame) {
   const call = callOf(frame, frame.messageId == null ? undefined : messages[frame.messageId], worker);
   running[call.id] = call;
   open++;
+  begun++;
   if (early === undefined) within(call, run, call);
   else push(early, call);
 }
@@ -262,9 +260,12 @@ function finish(call, bytes) {
   write(bytes);
 }
 
-/** An exception that no handler waits for: the error of the call that it belongs to, else a line of the log. */
+/**
+ * An exception that no handler waits for: the error of the call that it belongs to, else a line of the log. Where the runtime does
+ * not tell the call, it may come from one that has ended, and only of the first call that is not so.
+ */
 function stray(thrown) {
-  const call = currentCall() ?? (open === 1 ? running[keys(running)[0]] : undefined);
+  const call = currentCall() ?? (begun === 1 ? running[keys(running)[0]] : undefined);
   if (call !== undefined && !call.done) return failWith(call, thrown);
   const { name, message } = errorOf(thrown, offline);
   log("error", `uncaught ${name}: ${message}${where(thrown)}`, call);
