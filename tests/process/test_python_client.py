@@ -218,6 +218,18 @@ async def test_a_kernel_that_was_started_anew_has_another_token(swarm: Sandbox, 
         assert (run_dir / "client.token").read_text() != token
 
 
+def test_an_interrupt_cancels_the_turn(swarm: Sandbox, run_dir: Path) -> None:
+    ask = f"from goondan_client import connect\nwith connect(run_dir={str(run_dir)!r}) as gdn:\n"
+    ask += f"    gdn.ask('main', {exec_('sleep 50')!r}, instance='interrupted')\n"
+    asking = subprocess.Popen([sys.executable, "-I", "-c", ask], stderr=subprocess.PIPE, text=True)
+    with connect(run_dir=run_dir) as gdn:
+        wait_until(lambda: "interrupted" in {one["instanceKey"] for one in gdn.instances()})
+        asking.send_signal(signal.SIGINT)
+        assert "KeyboardInterrupt" in asking.communicate(timeout=20)[1]
+        # The next one waits for the end of the one before.
+        assert gdn.ask("main", exec_("echo next"), instance="interrupted", deadline=30).text == "next"
+
+
 def test_it_imports_nothing_of_the_kernel() -> None:
     code = (
         "import sys, goondan_client; bad = {'schemas', 'kernel', 'agentproc', 'toolhost'} & set(sys.modules); "

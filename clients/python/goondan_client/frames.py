@@ -225,7 +225,7 @@ class LiveEvent(Struct, frozen=True, rename="camel", kw_only=True):
     #: Why a turn or a step failed.
     error: ErrorPayload | None = None
     #: What is waited for.
-    wait: dict[str, Any] | None = None
+    wait: dict[str, str | int | float | None] | None = None
 
 
 _read = msgspec.msgpack.Decoder(Frame).decode

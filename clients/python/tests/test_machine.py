@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from goondan_client.frames import AgentEvent, decode, encode, opened
@@ -31,6 +31,7 @@ class World:
         self.full: set[str] = set()
         self.told: list[tuple[str, str]] = []
         self.asked: list[str] = []
+        self.wanted: set[str] = set()
         self.unanswered = 0
 
     def ask(self, instance: str, answer: bool = True) -> None:
@@ -38,6 +39,7 @@ class World:
         self.asked.append(name)
         frame: dict[str, Any] = {"type": "event", "to": "a", "instanceKey": instance, "eventId": name, "payload": None}
         if answer:
+            self.wanted.add(name)
             frame["replyTo"] = {"target": "client", "correlationId": name}
         self.machine.submit(Entry(frame, name), self.now)
 
@@ -70,6 +72,8 @@ class World:
             if frame["type"] == "hello":
                 self.known = True
                 self.unanswered = 0
+                told = {name for name, _ in self.told}
+                assert set(frame["payload"]["awaiting"]) == self.wanted - told
                 welcome = {"version": 1, "principal": "client/1", "credit": WINDOW}
                 self.hear({"type": "welcome", "inReplyTo": frame["id"], "payload": welcome})
                 for answer in self.unacknowledged.values():
@@ -133,6 +137,7 @@ STEPS = st.lists(
 )
 
 
+@example([("full", {"x"}), *[("ask", "x", True)] * 5, ("deliver",)])  # refused while later ones wait for credit
 @given(STEPS)
 def test_everything_is_answered_once_and_in_order(steps: list[tuple[Any, ...]]) -> None:
     world = World()
@@ -186,6 +191,17 @@ def test_a_deadline_runs_from_the_first_sending_and_stands_still_while_a_person_
         stage = "held" if holds else "runs"
         machine.receive(decode(encode({"type": "clock", "stage": stage, "inReplyTo": "q"})), now)
         held = holds
+
+
+def test_the_broker_says_what_is_left_when_time_runs_again() -> None:
+    machine = Machine("inc")
+    machine.connected(0.0)
+    frame = {"type": "event", "to": "a", "instanceKey": "k", "replyTo": {"target": "client", "correlationId": "q"}}
+    machine.submit(Entry(frame, None, 2.0 + GRACE_S), 0.0)
+    for stage, now, more in (("held", 1.0, {}), ("runs", 60.0, {"deadlineMs": 500})):
+        machine.receive(decode(encode({"type": "clock", "stage": stage, "inReplyTo": "q", **more})), now)
+    ends = [now for now in (60.4, 61.4, 61.6) if any(effect.what == "done" for effect in machine.tick(now))]
+    assert ends == [61.6]
 
 
 def test_a_busy_principal_is_tried_for_ten_seconds_and_a_refused_token_only_if_the_file_has_another() -> None:
