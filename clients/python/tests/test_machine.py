@@ -51,6 +51,8 @@ class World:
         for effect in effects:
             if effect.what == "greet":
                 self.machine.hello("token", self.now)
+                awaiting = msgspec.msgpack.decode(self.machine.outgoing[-1])["payload"]["awaiting"]
+                assert set(awaiting) == self.wanted - {name for name, _ in self.told}
             elif effect.what == "connect":
                 self.lose()
             elif effect.what == "done" and effect.entry is not None:
@@ -72,8 +74,6 @@ class World:
             if frame["type"] == "hello":
                 self.known = True
                 self.unanswered = 0
-                told = {name for name, _ in self.told}
-                assert set(frame["payload"]["awaiting"]) == self.wanted - told
                 welcome = {"version": 1, "principal": "client/1", "credit": WINDOW}
                 self.hear({"type": "welcome", "inReplyTo": frame["id"], "payload": welcome})
                 for answer in self.unacknowledged.values():
