@@ -35,10 +35,15 @@ IN_AGENTS: Final = "agentproc"
 
 def tool_folders(package: str) -> list[str]:
     """The folders of the bundled tools in this Python package; none when it is not installed."""
+    base = in_package(package, "base")
+    return [] if base is None else [os.path.join(base, name) for name in sorted(os.listdir(base))]
+
+
+def in_package(package: str, name: str) -> str | None:
+    """The path of a file or a folder of this Python package; None when it is not installed."""
     spec = importlib.util.find_spec(package)
     places = list(spec.submodule_search_locations or []) if spec is not None else []
-    base = next((path for path in (os.path.join(place, "base") for place in places) if os.path.isdir(path)), None)
-    return [] if base is None else [os.path.join(base, name) for name in sorted(os.listdir(base))]
+    return next((path for path in (os.path.join(place, name) for place in places) if os.path.exists(path)), None)
 
 
 @lru_cache(maxsize=1)

@@ -9,7 +9,7 @@ Source: docs/decisions/026-examples-are-tests.md.
 from __future__ import annotations
 
 import os
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from typing import Final, NamedTuple
 
 import click
@@ -49,6 +49,8 @@ class NewResource(NamedTuple):
     language: str = ""
     #: What ends the module's name, in place of `TOOL_SUFFIX`.
     suffix: str = "py"
+    #: Files that all resources of a language share, beside those of the template. One that is there already stays.
+    shared: Mapping[str, bytes] = {}
 
     def write(self, name: str, folder: str, steps: list[tuple[str, str]], *, as_json: bool) -> None:
         """Write the resource into the bundle of a folder, and say so. `steps` are the next commands and their purposes.
@@ -62,6 +64,9 @@ class NewResource(NamedTuple):
 
         folder = os.path.expanduser(folder)
         files = self.filled(name)
+        for path, data in self.shared.items():
+            if not os.path.lexists(os.path.join(folder, path)):
+                files[path] = data
         document = files.pop(self.manifest)
         bundle = os.path.join(folder, BUNDLE_FILE)
         before = read_bundle(bundle, name, self.kind)

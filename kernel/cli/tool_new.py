@@ -1,6 +1,7 @@
 """`gdn tool new NAME`: a tool to begin with, its test, and its document in goondan.yaml.
 
-In Python these are `tools/NAME.py` and `tests/test_NAME.py`; a program in `sh` is `tools/NAME.sh`.
+In Python these are `tools/NAME.py` and `tests/test_NAME.py`; a program in `sh` is `tools/NAME.sh`. With TypeScript
+come a tsconfig.json and the types of `@goondan/core`, which jails have and no registry.
 
 A folder without a goondan.yaml gets one with this document alone, which is enough for `gdn call`.
 
@@ -19,8 +20,12 @@ from kernel.cli.new_resource import NewResource, check_name, in_folder, module_n
 #: Language -> what ends the names of its files, and the command that runs the tests by themselves.
 _LANGUAGES: Final = {
     "python": ("py", "python3 -m unittest discover -s tests"),
+    "typescript": ("ts", "node --test tests/{module}.test.ts"),
     "sh": ("sh", "sh tests/test_{module}.sh"),
 }
+
+#: Where the types of `@goondan/core` are, in the package of the tool host and in a bundle.
+_TYPES: Final = ("inside/javascript/core/index.d.ts", "types/goondan-core.d.ts")
 
 _TOOL: Final = NewResource(
     kind="Tool",
@@ -50,5 +55,19 @@ def command(name: str, language: str, folder: str, as_json: bool) -> int:
         (tests.format(module=module_name(name)), "tests it by itself"),
         (f"- Tool/{name}", "in spec.tools of an Agent lets it use the tool"),
     ]
-    _TOOL._replace(language=language, suffix=suffix).write(name, folder, steps, as_json=as_json)
+    shared = _typescript() if language == "typescript" else {}
+    _TOOL._replace(language=language, suffix=suffix, shared=shared).write(name, folder, steps, as_json=as_json)
     return 0
+
+
+def _typescript() -> dict[str, bytes]:
+    """The files that all tools in TypeScript share. Raises GoondanError E_INIT without an installed tool host."""
+    from kernel.bundle.base import IN_JAILS, in_package
+    from kernel.cli.init import template_files
+    from schemas.errors import fail
+
+    types = in_package(IN_JAILS, _TYPES[0])
+    if types is None:
+        raise fail("E_INIT", "the types of @goondan/core are not installed")
+    with open(types, "rb") as source:
+        return {**template_files("typescript"), _TYPES[1]: source.read()}

@@ -16,7 +16,8 @@ from kernel.bundle.base import base_tools
 from kernel.cli import execute
 from kernel.cli.new_resource import module_name
 from schemas.address import build_tool_name
-from tests.kernel_fixture import BUNDLE, Sandbox, sandbox
+from tests.javascript_runtimes import runtime
+from tests.kernel_fixture import BUNDLE, ROOT, Sandbox, sandbox
 
 #: A tool whose examples are right, wrong, and unable to be right; and one that nobody can test without the network.
 TOOLS = """\
@@ -308,6 +309,30 @@ def test_a_new_tool_in_shell_is_a_program_with_its_test(kernel: Sandbox) -> None
     wrong = subprocess.run(command.split(), cwd=kernel.home, capture_output=True, text=True, timeout=30, check=False)
     assert wrong.returncode == 1
     assert "output.words: missing" in kernel.gdn("tool", "test", "shell-count").out
+
+
+def test_a_new_tool_in_typescript_has_its_types_and_a_test(kernel: Sandbox) -> None:
+    kernel.env["GOONDAN_NODE"] = node = runtime("node")
+    made = kernel.gdn("tool", "new", "typed-count", "--language", "typescript", "--json")
+    project = ["tsconfig.json", "types/goondan-core.d.ts"]
+    assert made.json["files"] == ["tests/typed_count.test.ts", "tools/typed_count.ts", *project]
+    written = json.loads((kernel.home / "tsconfig.json").read_text())["compilerOptions"]["paths"]
+    assert written == {"@goondan/core": ["./types/goondan-core.d.ts"]}
+    core = ROOT / "toolhost" / "inside" / "javascript" / "core" / "index.d.ts"
+    assert (kernel.home / "types" / "goondan-core.d.ts").read_text() == core.read_text()
+    assert kernel.gdn("tool", "test", "typed-count").out.endswith("1 passed\n")
+    (command,) = [step["command"] for step in made.json["next"] if step["command"].startswith("node ")]
+    argv = [node, *command.split()[1:]]
+    passed = subprocess.run(argv, cwd=kernel.home, capture_output=True, text=True, timeout=30, check=False)
+    assert passed.returncode == 0, passed.stdout + passed.stderr
+    tool = kernel.home / "tools" / "typed_count.ts"
+    tool.write_text(tool.read_text().replace("words.length", "words.length + 1"))
+    wrong = subprocess.run(argv, cwd=kernel.home, capture_output=True, text=True, timeout=30, check=False)
+    assert wrong.returncode == 1
+    (kernel.home / "tsconfig.json").write_text("{}")
+    second = kernel.gdn("tool", "new", "second-count", "--language", "typescript", "--json").json
+    assert second["files"] == ["tests/second_count.test.ts", "tools/second_count.ts"]
+    assert (kernel.home / "tsconfig.json").read_text() == "{}", "what all tools share is the author's"
 
 
 def test_a_new_tool_in_a_folder_without_a_bundle(kernel: Sandbox) -> None:
