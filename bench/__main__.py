@@ -34,6 +34,7 @@ MODULES = (
     "mcp_jailed",
     "cold_jail",
     "forked_call",
+    "javascript",
     "walls",
     "agent",
     "turn",

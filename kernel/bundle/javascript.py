@@ -73,7 +73,7 @@ class Found(Struct, frozen=True):
 def choose(wanted: Name | None, found: Iterable[Found]) -> JavaScriptRuntime | str:
     """The runtime for a Tool that wants that one (None: any), or why there is none. Pure."""
     asked = [one for one in found if wanted in (None, one.name)]
-    usable = sorted((one for one in asked if not one.problem), key=_rank)
+    usable = sorted((one for one in asked if not one.problem), key=rank)
     if usable:
         one = usable[0]
         return JavaScriptRuntime(name=one.name, program=one.program, version=one.version, libraries=one.libraries)
@@ -82,7 +82,8 @@ def choose(wanted: Name | None, found: Iterable[Found]) -> JavaScriptRuntime | s
     return f"there is no {what} that can load it: {seen}" if seen else f"there is no {what} to load it"
 
 
-def _rank(one: Found) -> tuple[bool, bool]:
+def rank(one: Found) -> tuple[bool, bool]:
+    """The order in which those are taken that can be used. Pure."""
     return one.name != "node", one.name == "node" and numbers(one.version)[0] != NODE_LINE
 
 

@@ -271,6 +271,21 @@ class ChosenServer(Struct, frozen=True, kw_only=True):
     taken: bool = False
 
 
+class Runtime(Struct, frozen=True, kw_only=True):
+    """A JavaScript runtime on this machine (kernel/bundle/javascript.py)."""
+
+    #: Its name, such as `node`.
+    name: str
+    #: Its program.
+    program: str
+    #: How it was found.
+    place: str
+    #: Its version; '' when it does not say.
+    version: str
+    #: Why it is passed over; '' when it is not.
+    problem: str
+
+
 class Facts(Struct, frozen=True, kw_only=True):
     """Everything that was looked at."""
 
@@ -302,3 +317,7 @@ class Facts(Struct, frozen=True, kw_only=True):
     models: list[Model] = []
     #: The server that the person has chosen. None: they have chosen none.
     chosen: ChosenServer | None = None
+    #: The JavaScript runtimes, those that are taken first before others.
+    runtimes: list[Runtime] = []
+    #: What helps where none of them can be used.
+    runtimes_fix: str = ""

@@ -27,6 +27,7 @@ from kernel.doctor.facts import (
     Model,
     RunDir,
     Running,
+    Runtime,
     Sized,
     StateLevels,
     Survey,
@@ -85,6 +86,7 @@ def judge(facts: Facts) -> list[Finding]:
         *_versions(facts.versions),
         *_sandbox(facts.survey, facts.host),
         *([] if facts.sized is None else [_sized(facts.sized)]),
+        _javascript(facts.runtimes, facts.runtimes_fix),
         *_limits(facts.limits, facts.host),
         *(_variable(variable) for variable in facts.variables),
         *_run_dir(facts.run_dir),
@@ -167,6 +169,15 @@ def _sandbox(survey: Survey | None, host: Host) -> Iterator[Finding]:
         yield _toolhost(survey.user)
     if host.uid == 0:
         yield _user_numbers(host)
+
+
+def _javascript(runtimes: list[Runtime], fix: str) -> Finding:
+    usable = [f"{one.name} {one.version} ({one.program}, {one.place})" for one in runtimes if not one.problem]
+    passed = [f"{one.program} ({one.place}): {one.problem}" for one in runtimes if one.problem]
+    over = f"; passed over: {'; '.join(passed)}" if passed else ""
+    if usable:
+        return _ok("sandbox", "javascript", f"tools in JavaScript and TypeScript: {', then '.join(usable)}{over}")
+    return _ok("sandbox", "javascript", f"no runtime for tools in JavaScript and TypeScript{over}. {fix}".strip())
 
 
 def _user_numbers(host: Host) -> Finding:

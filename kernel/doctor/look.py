@@ -25,6 +25,7 @@ from typing import Final
 import msgspec
 
 from kernel import lock, paths, rundir, state_root
+from kernel.bundle import javascript
 from kernel.bundle.problems import BundleError
 from kernel.bundle.variables import wanted_variables
 from kernel.cli.attach import BundleTarget, by_hand
@@ -42,6 +43,7 @@ from kernel.doctor.facts import (
     Model,
     RunDir,
     Running,
+    Runtime,
     Sized,
     StateLevel,
     StateLevels,
@@ -92,6 +94,8 @@ def look(bundle: str | None) -> Facts:
             sized=sized,
             models=_asked(asked),
             chosen=_chosen(found.path),
+            runtimes=_runtimes(found.path),
+            runtimes_fix=javascript.NODE_FIX,
         )
     finally:
         if survey is not None and survey.returncode is None:
@@ -123,6 +127,16 @@ def _answer(survey: subprocess.Popen[bytes] | None) -> Survey | None:
         return msgspec.json.decode(data, type=Survey) if survey.returncode == 0 else None
     except (OSError, subprocess.SubprocessError, msgspec.DecodeError):
         return None
+
+
+def _runtimes(bundle: str) -> list[Runtime]:
+    """The JavaScript runtimes that are looked for when a bundle has such a tool."""
+    root = bundle if os.path.isdir(bundle) else os.path.dirname(bundle)
+    found = sorted(javascript.look(root or "/", os.environ), key=javascript.rank)
+    return [
+        Runtime(name=one.name, program=one.program, place=one.place, version=one.version, problem=one.problem)
+        for one in found
+    ]
 
 
 def _sized(bundle: str) -> Sized:

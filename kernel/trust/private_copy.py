@@ -79,6 +79,11 @@ def with_private_copy(plan: KernelPlan, root: str) -> KernelPlan:
         own = {name: server(one, whole) for name, one in spec.servers.items()}
         shared = None if spec.server is None else server(spec.server, whole)
         narrowed = {name: reading(left, whole) for name, left in spec.narrowed.items()}
+        if spec.javascript is not None and within(spec.javascript.program, root):
+            lack = f"others can write to {root}, where its runtime lies"
+            spec = replace(
+                spec, javascript=None, lack=lack, lack_fix="Install it elsewhere, or take their right to write."
+            )
         return replace(
             spec,
             entry=moved(spec.entry),

@@ -19,6 +19,7 @@ import tests.containment.attempts_on_the_kernel  # noqa: F401 # its attempts com
 from tests.containment import attempts
 from tests.containment.ordinary_user import run_as_user
 from tests.containment.tried import HARMLESS, TOOLS, every_attempt
+from tests.javascript_runtimes import RUNTIMES
 
 ROOT = Path(__file__).parents[2]
 #: How the system refuses, as exceptions of Python.
@@ -50,6 +51,18 @@ def judge(found: dict[str, Any], *isolations: str) -> None:
 async def test_no_attempt_gets_out(short_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOST_SECRET", "x")
     judge(await every_attempt(short_tmp), *TOOLS)
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+async def test_no_attempt_gets_out_of_a_javascript_runtime(
+    short_tmp: Path, monkeypatch: pytest.MonkeyPatch, runtime: str
+) -> None:
+    monkeypatch.setenv("HOST_SECRET", "x")
+    found = await every_attempt(short_tmp, only="instance", runtime=runtime)
+    beside = found["instance"].pop("processes_beside_its_own")
+    assert beside == ["processes", "done", "{2}"], "the runtime, whose child this is"
+    found["instance"]["processes_beside_its_own"] = ["processes", "refused", "OSError: nothing there"]
+    judge(found, "instance")
 
 
 async def test_no_attempt_gets_out_of_a_call_as_on_linux_6_1(short_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:

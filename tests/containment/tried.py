@@ -6,12 +6,14 @@ import ctypes
 import os
 import socket
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from schemas.launch import ExportSpec, Limits, SandboxSpec
+from schemas.launch import ExportSpec, Limits, SandboxSpec, ToolSpec
 from tests.containment import attempts
+from tests.javascript_tools import javascript_tool
 from tests.toolhost_fixture import bench, make_tool
 from toolhost.policy.subject import HostFacts
 
@@ -34,16 +36,48 @@ def source() -> str:
     return first + "".join(kept)
 
 
+#: The program reads and writes files: pipes of a runtime are sockets, which would look like another's channel.
+STARTER = """
+import fs from 'node:fs'
+import { spawn } from 'node:child_process'
+
+export const handlers = {
+  async run(ctx, input) {
+    const answer = `${process.env.HOME}/answer`
+    const argv = ['-I', new URL('attempts.py', import.meta.url).pathname, JSON.stringify(input), answer]
+    const python = spawn('PYTHON', argv, { stdio: 'ignore' })
+    await new Promise((go, no) => python.on('exit', go).on('error', no))
+    return JSON.parse(fs.readFileSync(answer, 'utf8'))
+  },
+}
+"""
+PROGRAM = """
+import json, sys
+found = json.dumps(run(None, json.loads(sys.argv[1])))
+with open(sys.argv[2], "w", encoding="utf-8") as answer:
+    answer.write(found)
+"""
+
+
+def starter(place: Path, runtime: str, name: str, sandbox: SandboxSpec) -> ToolSpec:
+    """A tool in JavaScript that makes the attempts: as a child of the runtime, behind the walls that it has."""
+    starts = STARTER.replace("PYTHON", os.path.realpath(sys.executable))
+    files = {"attempts.py": source() + PROGRAM}
+    return javascript_tool(place, runtime, starts, "run", tool=name, sandbox=sandbox, files=files)
+
+
 async def every_attempt(
     place: Path,
     *,
     only: Literal["instance", "call"] | None = None,
     ours: bool = False,
     facts: Callable[[HostFacts], HostFacts] = lambda facts: facts,
+    runtime: str | None = None,
 ) -> dict[str, Any]:
     """{isolation: {attempt: [group, "done" or "refused", detail]}}. `place` is an empty folder. Checks what is left.
 
-    `ours`: the workdir is one that the tool host has made. `facts` changes what it knows of this machine.
+    `ours`: the workdir is one that the tool host has made. `facts` changes what it knows of this machine. `runtime`:
+    the tool is JavaScript for that runtime, and starts the attempts as a program.
     """
     wanted = {how: name for how, name in TOOLS.items() if only in (None, how)}
     work = place / "instances" / "a" / "k" / "workspace" if ours else place / "work"
@@ -56,6 +90,8 @@ async def every_attempt(
     limits = Limits(processes=64, wall_seconds=110)
     tools = [
         make_tool(place, source(), ExportSpec(name="run"), name=name, sandbox=SandboxSpec(limits=limits, isolation=how))
+        if runtime is None
+        else starter(place, runtime, name, SandboxSpec(limits=limits, isolation=how))
         for how, name in wanted.items()
     ]
     servers = {

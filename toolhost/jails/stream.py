@@ -35,11 +35,12 @@ READ_BYTES: Final = 65536
 #: Bytes of printed output that are read from one jail each second. A full pipe then makes its writers wait.
 PRINTED_BYTES_PER_S: Final = 1 << 20
 #: Bytes at the end of the printed output that are kept for the error of a crash.
-PRINTED_TAIL_BYTES: Final = 2048
+PRINTED_TAIL_BYTES: Final = 8192
 
 #: In a frame of more bytes secrets are looked for as they are, and in no other form: all forms of one in a MiB would
 #: keep the loop for 50 ms.
 LARGE: Final = 64 << 10
+_FATAL: Final = re.compile(r"FATAL ERROR: |# Fatal |panic\(")
 _NODE_ERROR: Final = re.compile(r"(Uncaught )?\w*Error\b")
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -299,8 +300,12 @@ class PrintedOutput:
 
 
 def last_line(lines: list[str]) -> str:
-    """The last line that is not blank, cut to 500 characters. Node.js ends with its version, and says why above it."""
+    """The last line that is not blank, cut to 500 characters. Node.js ends with its version, and says why above it. A
+    runtime that has to end itself says why above a native stack or an address for reports.
+    """
     said = [stripped for line in lines if (stripped := line.strip())]
+    if fatal := [line for line in said if _FATAL.match(line)]:
+        return fatal[-1][:500]
     if said and said[-1].startswith("Node.js v"):
         said = [line for line in said if _NODE_ERROR.match(line)] or said
     return said[-1][:500] if said else ""

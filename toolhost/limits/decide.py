@@ -78,8 +78,19 @@ _FIELDS: Final = {"memoryMb": "memory_mb", "processes": "processes", "cpuSeconds
 
 #: Linux's errors when a limit of one process is met, as the code of a handler's error.
 _SAID: Final = {"ENOMEM": "memoryMb", "EMFILE": "openFiles", "EFBIG": "fileMb"}
+#: What V8 and JavaScriptCore say when a buffer gets no memory.
+_NO_BUFFER: Final = ("Array buffer allocation failed", "Out of memory")
 #: A jail with this part of its processes counts as out of processes: some may have ended since.
 NEAR: Final = 0.9
+
+
+def lacks_memory(words: str, *, began: bool, counted: bool) -> bool:
+    """Whether a JavaScript runtime has ended itself because it got no memory, as its last words say.
+
+    `began`: it had loaded its tool. `counted`: a control group counts its memory. Where none does, a runtime may not
+    get what it takes ahead at its start, and Bun then says no more than that it panics.
+    """
+    return "out of memory" in words or (not began and not counted and words.startswith("panic("))
 
 
 def lacks_processes(error: WorkerError) -> bool:
@@ -97,7 +108,11 @@ def with_limit(
     that its workdir's own file system has come to. A jail can lie here, about its own limits and to its own caller.
     """
     limit = full if error.code == "ENOSPC" else _SAID.get(error.code or "")
-    if limit is None and error.name == "MemoryError" and error.code in (None, "E_TOOL"):
+    if (
+        limit is None
+        and (error.name == "MemoryError" or error.message in _NO_BUFFER)
+        and error.code in (None, "E_TOOL")
+    ):
         limit = "memoryMb"
     if limit is None and lacks_processes(error):
         if refused or (error.code == "EAGAIN" and not counted):

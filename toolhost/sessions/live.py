@@ -35,7 +35,7 @@ from toolhost.jails.network import JailNetwork
 from toolhost.jails.sized_workdirs import Claim
 from toolhost.jails.stream import Granted
 from toolhost.jails.worker import CLOSED, Worker, WorkerOwner
-from toolhost.limits.decide import lacks_processes, limit_error, with_limit
+from toolhost.limits.decide import lacks_memory, lacks_processes, limit_error, with_limit
 from toolhost.mcp.server_jail import RemoteServer, ServerJail
 from toolhost.mcp_worker.lines import LEFT
 from toolhost.policy.hiding import Hiding
@@ -49,6 +49,13 @@ from toolhost.untrusted import Violation, output_limit
 ORPHAN_LOOKS: Final = 3
 #: The variable in which the tool finds the folder that its calls name.
 FOLDER_VARIABLE: Final = "SKILL_DIR"
+
+
+#: What helps when a runtime cannot start within `memoryMb`.
+_MEMORY_AHEAD: Final = (
+    "Write 1024 or more: where no control group counts memory, a runtime must get all that it takes ahead, and Node 22 "
+    "takes least."
+)
 
 
 class LiveSession:
@@ -296,6 +303,12 @@ class LiveSession:
             return unavailable(f"the jail could not be made: {words}")
         if self.tool.server is not None:
             return self._server_ended(cause, worker)
+        if self.tool.javascript is not None and lacks_memory(
+            words, began=worker.live, counted=usage.keeper.counts_memory
+        ):
+            error = limit_error("memoryMb", usage.limits)
+            advice = error.suggestion if worker.live else _MEMORY_AHEAD
+            return replace(error, message=f"{error.message} ({words})", suggestion=advice)
         while_ = "during the call" if worker.live else "while the tool was being loaded"
         said = f"; it said last: {words}" if words else ""
         return tool_error("E_TOOL_CRASHED", f"the tool's process {cause} {while_}{said}", name="ToolCrashed")

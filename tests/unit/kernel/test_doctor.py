@@ -29,6 +29,7 @@ from kernel.doctor.facts import (
     LockPlace,
     RunDir,
     Running,
+    Runtime,
     Sized,
     StateLevel,
     StateLevels,
@@ -363,3 +364,16 @@ def test_a_state_root_of_somebody_else_is_a_problem_with_the_line_to_use(
     assert (finding.check, finding.level) == ("stateRoot", "problem")
     assert "belongs to uid 40001" in finding.message
     assert "export GOONDAN_STATE_ROOT=/" in str(finding.fix)
+
+
+def test_the_runtimes_of_tools_in_javascript() -> None:
+    node = Runtime(name="node", program="/n", place="PATH", version="22.20.0", problem="")
+    old = Runtime(name="node", program="/o", place="PATH", version="20.1.0", problem="version 20.1.0, needed 22.18")
+    (found,) = [one for one in judge(replace(GOOD, runtimes=[node, old])) if one.check == "javascript"]
+    assert (found.level, found.fix) == ("ok", None)
+    assert "node 22.20.0 (/n, PATH); passed over: /o (PATH): version 20.1.0, needed 22.18" in found.message
+    (lacks,) = [
+        one for one in judge(replace(GOOD, runtimes=[old], runtimes_fix="Install it.")) if one.check == "javascript"
+    ]
+    assert (lacks.level, lacks.message[-12:]) == ("ok", " Install it.")
+    assert "needed 22.18" in lacks.message
