@@ -437,7 +437,8 @@ impl Session {
             match self.pinged {
                 None => {
                     self.pinged = Some(now);
-                    acts.push(Act::Send(json!({"type": "ping", "id": self.id()})));
+                    // Without an id: a broker that does not know this connection asks for hello then.
+                    acts.push(Act::Send(json!({"type": "ping"})));
                 }
                 Some(at) if at + SILENT_MS <= now => acts.push(Act::Anew),
                 Some(_) => {}
