@@ -11,8 +11,9 @@ from typing import Any, Final
 
 import pytest
 
-from tests.javascript_runtimes import RUNTIMES
-from tests.javascript_worker import Worker, packed
+from kernel.cli import execute
+from tests.javascript_runtimes import RUNTIMES, runtime
+from tests.javascript_worker import WORKER, Worker, packed
 
 TOOL: Final = Path(__file__).parent / "javascript_tool.ts"
 #: What a tool may do to the language: one line, one tool.
@@ -649,3 +650,9 @@ def test_code_of_a_value_may_log_while_the_result_is_made(worker: Worker) -> Non
     assert [log["message"] for log in worker.logs] == ["getter", "toJSON"]
     assert worker.error("exits_in_getter")["name"] == "ExitError"
     assert worker.error("throws_in_getter") == {"name": "RangeError", "message": "in the getter"}
+
+
+def test_it_is_certified(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    status = execute(["certify", "worker", "--entry", "javascript", "--", runtime(name), str(WORKER)])
+    shown = capsys.readouterr().out
+    assert (status, [line for line in shown.splitlines() if "broken " in line]) == (0, [])

@@ -27,7 +27,7 @@ import { MAX_ERROR, errorOf, shown, where } from "./failures.mjs";
 import { enable, sweep } from "./orphans.mjs";
 
 const PROTOCOL = 1;
-const FD = 3;
+const [FD, F_SETFD, FD_CLOEXEC] = [3, 2, 1];
 /** One frame from the host (bytes). */
 const MAX_FRAME = 8 << 20;
 /** Messages kept for later calls, oldest out first; the host counts along. */
@@ -363,12 +363,13 @@ async function readSocket() {
   const onread = { buffer: allocate(READ_BYTES), callback: (count, buffer) => (feed(subarray(buffer, 0, count)), true) };
   const socket = new Socket({ fd: FD, readable: true, writable: true, onread });
   put = socket.write.bind(socket);
-  socket.on("end", () => leave());
-  socket.on("error", () => leave());
+  socket.on("end", () => leave()); // an error is one that nobody waits for: what is written of it finds the host gone
 }
 
-/** Bun cannot adopt descriptor 3 as a socket, but reads it as a stream. */
+/** Bun cannot adopt descriptor 3 as a socket, but reads it as a stream. It does not mark it close-on-exec, as Node does at its start. */
 async function readStream() {
+  const { dlopen } = await import("bun:ffi");
+  attempt(() => dlopen("libc.so.6", { fcntl: { args: ["i32", "i32", "i32"], returns: "i32" } }).symbols.fcntl(FD, F_SETFD, FD_CLOEXEC));
   for await (const chunk of globalThis.Bun.file(FD).stream()) feed(chunk);
   leave();
 }
