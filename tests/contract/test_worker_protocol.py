@@ -14,7 +14,7 @@ from schemas import questions, tool_asks, worker_frames
 from schemas.worker_frames import Result
 from toolhost import untrusted
 from toolhost.calls import asks, messages, pending
-from toolhost.inside import frames, wire, worker
+from toolhost.inside import frames, orphans, wire, worker
 from toolhost.jails import channel
 from toolhost.sessions import machine, session, sessions
 
@@ -79,3 +79,10 @@ def test_the_bytes_of_the_example() -> None:
     assert data == len(body).to_bytes(4, "little") + body
     ((decoded,),) = (channel.Channel(1000, 0.0).feed(data, 0.0),)
     assert isinstance(decoded, Result)
+
+
+def test_only_a_worker_that_is_alone_ends_what_is_left() -> None:
+    """This process is no jail's: kill(-1) would end everything that its user runs."""
+    left = orphans.Orphans()
+    left.enable()
+    assert not left.enabled
