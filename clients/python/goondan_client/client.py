@@ -176,7 +176,9 @@ class Client:
         return [{"agent": peer.pop("name"), **peer} for peer in peers if peer.pop("role") == "agent"]
 
     def usage(self) -> Usage:
-        """What the turns have used whose answers this client was given. `gdn usage` has all of the bundle."""
+        """What the turns have used whose answers this client was given; money of the first currency only. `gdn usage`
+        has all of the bundle.
+        """
         return msgspec.structs.replace(self._usage)
 
     # --- inside
@@ -228,9 +230,12 @@ class Client:
         if answer is None:
             raise GoondanError("E_AGENT_FAILED", "the agent's answer is empty")
         if (used := answer.usage) is not None:
+            if (total := self._usage).cost is None:
+                total.currency = used.currency
             for name in Usage.__struct_fields__[:-1]:
-                setattr(self._usage, name, (getattr(self._usage, name) or 0) + (getattr(used, name) or 0))
-            self._usage.currency = used.currency
+                more = getattr(used, name)
+                if more is not None and (name != "cost" or used.currency == total.currency):
+                    setattr(total, name, (getattr(total, name) or 0) + more)
         if answer.status == "failed":
             raise _raised(answer.error, "E_AGENT_FAILED", "the agent failed without a word")
         if answer.object is not None:
