@@ -20,20 +20,7 @@ from msgspec import Raw
 
 from goondan_client.errors import GoondanError
 from goondan_client.files import Place, lay_down, write_blob
-from goondan_client.frames import (
-    INLINE,
-    MAX_EVENT,
-    MAX_SENT,
-    AgentEvent,
-    Answer,
-    Frame,
-    LiveEvent,
-    ToolResult,
-    Usage,
-    checked,
-    opened,
-    packed,
-)
+from goondan_client.frames import AgentEvent, Answer, Frame, LiveEvent, ToolResult, Usage, checked, opened, packed
 from goondan_client.link import Link
 from goondan_client.machine import Entry
 
@@ -193,21 +180,18 @@ class Client:
         self._count += 1
         given, welcome = options.get("event_id"), self._link.welcome
         event_id = given or f"{self._run}-{self._count}"
-        event = {"id": event_id, "type": kind, "createdAt": datetime.now(UTC).isoformat(), "input": said}
-        payload = packed(event)
+        payload = packed({"id": event_id, "type": kind, "createdAt": datetime.now(UTC).isoformat(), "input": said})
         frame: dict[str, Any] = {"type": "event", "to": agent, "eventId": event_id, "payload": Raw(payload)}
         frame["instanceKey"] = options.get("instance", "default")
         if answer:
             frame["replyTo"] = {"target": "client", "correlationId": event_id}
-        durable, limit = welcome.durability == "power", MAX_SENT - INLINE // 8 if welcome.blobs is None else MAX_EVENT
-        if len(payload) > limit:
-            raise GoondanError("E_FRAME_TOO_LARGE", f"a message of {len(payload)} bytes, limit {limit}")
+        durable = welcome.durability == "power"
         if files := options.get("files"):
             frame["files"] = await self._link.in_thread(lay_down, welcome.blobs, files, durable)
         if given is not None:  # the payload has the time; what is meant is the same at any time
             same = packed([kind, said, [part["blob"].digest for part in frame.get("files", ())]])
             frame["digest"] = hashlib.sha256(same).hexdigest()
-        if len(payload) > INLINE and welcome.blobs is not None:
+        if welcome.by_file(len(payload)):
             del frame["payload"]
             frame["blob"] = await self._link.in_thread(write_blob, welcome.blobs, payload, durable)
         return frame
