@@ -1,7 +1,9 @@
 """`python -m goondan_client.certified`: the program that `gdn certify client` tries.
 
 It reads what to do as lines of JSON on stdin, and writes what came of it as lines of JSON on stdout. GOONDAN_RUN_DIR
-says where the kernel is. `gdn certify` documents the lines.
+says where the kernel is.
+
+Source: docs/certify.md.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import asyncio
 import os
 import sys
 from contextlib import suppress
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -19,7 +21,9 @@ from goondan_client.errors import GoondanError
 from goondan_client.frames import Answer
 
 #: How long the first welcome may take (seconds): the tried program waits for a kernel that comes late.
-PATIENCE_S = 120.0
+PATIENCE_S: Final = 120.0
+#: The longest line (bytes).
+MAX_LINE: Final = 4 << 20
 
 
 def say(**said: Any) -> None:
@@ -70,7 +74,7 @@ def told(task: asyncio.Task[None]) -> None:
 
 async def main() -> None:
     """Until `close`, or the end of stdin."""
-    lines = asyncio.StreamReader()
+    lines = asyncio.StreamReader(limit=MAX_LINE)
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
     say(ready=True)
     open_: dict[str, asyncio.Task[None]] = {}

@@ -20,20 +20,7 @@ from msgspec import Raw
 
 from goondan_client.errors import GoondanError
 from goondan_client.files import Place, lay_down, write_blob
-from goondan_client.frames import (
-    INLINE,
-    MAX_EVENT,
-    MAX_SENT,
-    AgentEvent,
-    Answer,
-    Frame,
-    LiveEvent,
-    ToolResult,
-    Usage,
-    checked,
-    opened,
-    packed,
-)
+from goondan_client.frames import AgentEvent, Answer, Frame, LiveEvent, ToolResult, Usage, checked, opened, packed
 from goondan_client.link import Link
 from goondan_client.machine import Entry
 
@@ -62,10 +49,6 @@ class Options(TypedDict, total=False):
     #: The event's id, 1 to 256 letters, digits, `_`, `-`, `.` and `:`. The same question with the same id is asked
     #: once, also after this program was started anew. Random without a word.
     event_id: str
-    #: Where the turn works: an absolute path.
-    workdir: str
-    #: The trace that it belongs to: 32 hexadecimal digits.
-    trace_id: str
 
 
 class Client:
@@ -180,7 +163,9 @@ class Client:
         return [{"agent": peer.pop("name"), **peer} for peer in peers if peer.pop("role") == "agent"]
 
     def usage(self) -> Usage:
-        """What the turns have used whose answers this client was given. `gdn usage` has all of the bundle."""
+        """What the turns have used whose answers this client was given; money of the first currency only. `gdn usage`
+        has all of the bundle.
+        """
         return msgspec.structs.replace(self._usage)
 
     # --- inside
@@ -195,24 +180,18 @@ class Client:
         self._count += 1
         given, welcome = options.get("event_id"), self._link.welcome
         event_id = given or f"{self._run}-{self._count}"
-        event = {"id": event_id, "type": kind, "createdAt": datetime.now(UTC).isoformat(), "input": said}
-        payload = packed(event)
+        payload = packed({"id": event_id, "type": kind, "createdAt": datetime.now(UTC).isoformat(), "input": said})
         frame: dict[str, Any] = {"type": "event", "to": agent, "eventId": event_id, "payload": Raw(payload)}
         frame["instanceKey"] = options.get("instance", "default")
         if answer:
             frame["replyTo"] = {"target": "client", "correlationId": event_id}
-        for name, field in (("workdir", "workdir"), ("trace_id", "traceId")):
-            if name in options:
-                frame[field] = options[name]  # type: ignore[literal-required]
-        durable, limit = welcome.durability == "power", MAX_SENT - INLINE // 8 if welcome.blobs is None else MAX_EVENT
-        if len(payload) > limit:
-            raise GoondanError("E_FRAME_TOO_LARGE", f"a message of {len(payload)} bytes, limit {limit}")
+        durable = welcome.durability == "power"
         if files := options.get("files"):
             frame["files"] = await self._link.in_thread(lay_down, welcome.blobs, files, durable)
         if given is not None:  # the payload has the time; what is meant is the same at any time
             same = packed([kind, said, [part["blob"].digest for part in frame.get("files", ())]])
             frame["digest"] = hashlib.sha256(same).hexdigest()
-        if len(payload) > INLINE and welcome.blobs is not None:
+        if welcome.by_file(len(payload)):
             del frame["payload"]
             frame["blob"] = await self._link.in_thread(write_blob, welcome.blobs, payload, durable)
         return frame
@@ -235,9 +214,12 @@ class Client:
         if answer is None:
             raise GoondanError("E_AGENT_FAILED", "the agent's answer is empty")
         if (used := answer.usage) is not None:
+            if (total := self._usage).cost is None:
+                total.currency = used.currency
             for name in Usage.__struct_fields__[:-1]:
-                setattr(self._usage, name, (getattr(self._usage, name) or 0) + (getattr(used, name) or 0))
-            self._usage.currency = used.currency
+                more = getattr(used, name)
+                if more is not None and (name != "cost" or used.currency == total.currency):
+                    setattr(total, name, (getattr(total, name) or 0) + more)
         if answer.status == "failed":
             raise _raised(answer.error, "E_AGENT_FAILED", "the agent failed without a word")
         if answer.object is not None:

@@ -152,13 +152,13 @@ def read_blob(folder: str | None, blob: Blob) -> bytes:
         raise GoondanError("E_BLOB_UNAVAILABLE", "this program has no access to the folder of large payloads")
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     try:
-        with open(os.open(f"{folder}/{blob.file}", flags), "rb", buffering=0) as file:
+        with open(os.open(f"{folder}/{blob.file}", flags), "rb") as file:
             found = os.fstat(file.fileno())
             if not stat.S_ISREG(found.st_mode):
                 raise GoondanError("E_BLOB_MISSING", f"the payload {blob.file} is no regular file")
             if found.st_size != blob.size:
                 raise GoondanError("E_BLOB_MISMATCH", f"the payload {blob.file} has {found.st_size} bytes")
-            data = b"".join(iter(lambda: file.read(1 << 20), b"")) if blob.size else b""
+            data = file.read(blob.size + 1)
     except OSError as error:
         raise GoondanError("E_BLOB_MISSING", f"the payload {blob.file} cannot be read: {error.strerror}") from None
     if len(data) != blob.size or hashlib.sha256(data).hexdigest() != blob.digest:

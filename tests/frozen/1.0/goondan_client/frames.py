@@ -16,9 +16,10 @@ from goondan_client.errors import GoondanError
 
 #: The version of the protocol that is spoken here.
 VERSION: Final = 1
-#: The largest frame that is sent, and the largest that arrives: the broker adds to its header (bytes).
+#: The largest frame that is sent, what the broker adds to its header, and the largest that arrives (bytes).
 MAX_SENT: Final = 1 << 20
-MAX_RECEIVED: Final = MAX_SENT + (64 << 10)
+MAX_HEADER: Final = 64 << 10
+MAX_RECEIVED: Final = MAX_SENT + MAX_HEADER
 #: A payload with more goes by reference (bytes): half of what a frame may have.
 INLINE: Final = 512 << 10
 #: The largest payload by reference, and the largest of an event (bytes).
@@ -82,6 +83,13 @@ class Welcome(Struct, frozen=True, rename="camel"):
     blobs: str | None = None
     #: What an accepted event survives.
     durability: Literal["power", "process"] = "power"
+
+    def by_file(self, size: int) -> bool:
+        """Whether an event's payload of this size goes by reference. Raises GoondanError E_FRAME_TOO_LARGE."""
+        limit = MAX_SENT - MAX_HEADER if self.blobs is None else MAX_EVENT
+        if size > limit:
+            raise GoondanError("E_FRAME_TOO_LARGE", f"a message of {size} bytes, limit {limit}")
+        return size > INLINE and self.blobs is not None
 
 
 class Credit(Struct, frozen=True):
@@ -225,7 +233,7 @@ class LiveEvent(Struct, frozen=True, rename="camel", kw_only=True):
     #: Why a turn or a step failed.
     error: ErrorPayload | None = None
     #: What is waited for.
-    wait: dict[str, Any] | None = None
+    wait: dict[str, str | int | float | None] | None = None
 
 
 _read = msgspec.msgpack.Decoder(Frame).decode

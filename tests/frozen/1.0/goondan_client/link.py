@@ -21,28 +21,17 @@ from msgspec import Raw
 from goondan_client.errors import GoondanError
 from goondan_client.files import Place, read_blob, remove_blob, touch_blob
 from goondan_client.frames import MAX_RECEIVED, Frame, Welcome, check_reference, decode
-from goondan_client.machine import GRACE_S, HELLO_AGAIN_S, Effect, Entry, Machine
+from goondan_client.machine import GRACE_S, Effect, Entry, Machine
 
-#: How often deadlines, hellos and silence are looked at (seconds); and when there is nothing to wait for.
+#: How often deadlines, hellos and silence are looked at (seconds).
 TICK_S: Final = 0.1
-REST_TICK_S: Final = 2.0
 #: So many frames are handled before timers and other descriptors get their turn.
 FRAMES: Final = 128
 #: So many frames leave before the turn of the loop ends.
 BURST: Final = 24
-#: How soon a send is tried again that libzmq did not take (seconds).
-AGAIN_S: Final = 0.005
 #: How long acknowledgements may take to leave at the end (milliseconds).
 LINGER_MS: Final = 300
-_OPTIONS: Final = {
-    zmq.LINGER: 0,
-    zmq.IMMEDIATE: 1,
-    zmq.PROBE_ROUTER: 1,
-    zmq.RECONNECT_IVL: 20,
-    zmq.MAXMSGSIZE: MAX_RECEIVED,
-    zmq.SNDHWM: 8192,
-    zmq.RCVHWM: 8192,
-}
+_OPTIONS = {zmq.LINGER: 0, zmq.IMMEDIATE: 1, zmq.PROBE_ROUTER: 1, zmq.RECONNECT_IVL: 20, zmq.MAXMSGSIZE: MAX_RECEIVED}
 # Plain integers: pyzmq's enums cost a look-up on every call.
 _NOBLOCK, _EVENTS, _POLLIN, _RCVMORE = int(zmq.NOBLOCK), int(zmq.EVENTS), int(zmq.POLLIN), int(zmq.RCVMORE)
 
@@ -59,20 +48,20 @@ class Link:
         self.bad_frames = 0
         self._place = place
         self._socket: zmq.Socket[bytes] | None = None
-        self._reading = self._scheduled = False
-        self._retry: asyncio.TimerHandle | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._scheduled = False
 
     # --- life
 
     async def open(self, timeout: float) -> None:
         """Connect and be welcomed. Raises GoondanError: E_KERNEL_NOT_RUNNING, E_BROKER_UNTRUSTED, or a refusal."""
-        self._loop = loop = asyncio.get_running_loop()
-        self.machine.phase = "absent"
+        self._loop = asyncio.get_running_loop()
         self._run_dir = self._place.run_dir()
-        self._welcomed: asyncio.Future[None] = loop.create_future()
+        self._welcomed: asyncio.Future[None] = self._loop.create_future()
         self._context = zmq.Context(io_threads=1)
+        self.machine.phase = "absent"
         self._connect()
-        self._ticker = loop.call_later(TICK_S, self._tick)
+        self._tick()
         try:
             async with asyncio.timeout(timeout):
                 await self._welcomed
@@ -91,9 +80,7 @@ class Link:
 
     def _end(self, error: GoondanError) -> None:
         """It is over: every request raises this error."""
-        self._ticker.cancel()
-        waiters = [entry.waiter for entry in self.machine.close()]
-        for waiter in (self._welcomed, *waiters):
+        for waiter in (self._welcomed, *(entry.waiter for entry in self.machine.close())):
             if not waiter.done():
                 waiter.set_exception(error)
                 waiter.exception()  # seen: when nobody waits any more, the loop must not log it
@@ -112,13 +99,11 @@ class Link:
         self, frame: dict[str, Any], deadline: float | None, listener: Callable[[Frame], None] | None = None
     ) -> tuple[Entry, asyncio.Future[Frame]]:
         """Send a request until it is answered. The future gets the answering frame, or raises GoondanError."""
-        loop, rested = asyncio.get_running_loop(), self.machine.rests
+        loop = asyncio.get_running_loop()
         waiter: asyncio.Future[Frame] = loop.create_future()
         now = loop.time()
         entry = Entry(frame, waiter, None if deadline is None else now + deadline + GRACE_S, listener)
         self.machine.submit(entry, now)
-        if rested:
-            self._tick_in(TICK_S)
         self._flush_soon()
         return entry, waiter
 
@@ -150,9 +135,6 @@ class Link:
         socket, self._socket = self._socket, None
         if socket is not None:
             self._loop.remove_reader(self._fd)
-            if self._retry is not None:
-                self._retry.cancel()
-                self._retry = None
             socket.close(linger=linger)
 
     def _flush_soon(self) -> None:
@@ -160,17 +142,13 @@ class Link:
             self._scheduled = True
             self._loop.call_soon(self._turn)
 
-    def _stopped(self) -> bool:
-        """Whether nothing may be received now."""
-        return self._socket is None or self._reading
-
     def _turn(self) -> None:
         """Send what is to be sent, handle what has come, and send what that has caused."""
         self._scheduled = False
         self._flush()
         option, receive, outgoing = self._option, self._receive, self.machine.outgoing
         for _ in range(FRAMES):
-            if self._stopped() or not option(_EVENTS) & _POLLIN:
+            if self._socket is None or self._reading or not option(_EVENTS) & _POLLIN:
                 break
             data = receive(_NOBLOCK)
             if option(_RCVMORE):
@@ -186,20 +164,13 @@ class Link:
         self._flush()
 
     def _flush(self) -> None:
+        """Hand over what is to be sent. What libzmq does not take goes with the next turn: at the latest the tick's."""
         outgoing = self.machine.outgoing
-        if not outgoing or self._socket is None or self._retry is not None:
-            return
-        try:
-            while outgoing:
+        with suppress(zmq.Again):
+            while outgoing and self._socket is not None:
                 self._send(outgoing[0], _NOBLOCK)
                 outgoing.popleft()
-        except zmq.Again:
-            self._retry = self._loop.call_later(AGAIN_S, self._try_again)
-        self._flush_soon()  # a send may have used the signal up
-
-    def _try_again(self) -> None:
-        self._retry = None
-        self._turn()
+                self._flush_soon()  # a send may have used the signal up
 
     # --- what comes
 
@@ -207,11 +178,8 @@ class Link:
         try:
             frame = decode(data)
             if frame.blob is not None and self.machine.awaits(frame):
-                self._reading = True  # nothing else is received meanwhile, so frames keep their order
-                self._loop.create_task(self._read(frame))
-                return
-            effect = self.machine.receive(frame, self._loop.time())
-            if effect is not None:
+                self._reading = self._loop.create_task(self._read(frame))  # meanwhile nothing else is received
+            elif (effect := self.machine.receive(frame, self._loop.time())) is not None:
                 self._perform(effect)
         except GoondanError:
             self.bad_frames += 1
@@ -224,7 +192,7 @@ class Link:
             frame.payload = Raw(await self.in_thread(read_blob, self.welcome.blobs, frame.blob))
         except GoondanError as error:
             failed = error
-        self._reading = False
+        self._reading = None
         effect = self.machine.receive(frame, self._loop.time())
         if effect is not None:
             self._perform(Effect(effect.what, effect.entry, effect.frame, failed))
@@ -258,41 +226,24 @@ class Link:
         if error is not None and frame is None and error.code != "E_AGENT_TIMEOUT":
             for file in _files_of(entry.frame):
                 remove_blob(self.welcome.blobs, file)
-        if entry.waiter.done():
-            return
-        if error is not None:
-            entry.waiter.set_exception(error)
-        else:
-            entry.waiter.set_result(frame)
+        if not entry.waiter.done():
+            entry.waiter.set_result(frame) if error is None else entry.waiter.set_exception(error)
 
     def _greet(self, refused: GoondanError | None) -> None:
-        if self._socket is None:
-            return
         try:
             token = self._place.token(self._run_dir)
+            if refused is not None and token == self.machine.token:
+                raise refused
+            self.machine.hello(token, self._loop.time())
         except GoondanError as error:
             self._end(error)
-            return
-        if refused is not None and token == self.machine.token:
-            self._end(refused)
-        elif token:
-            self.machine.hello(token, self._loop.time())
-            self._flush_soon()
-        else:  # a kernel that starts has not written it yet
-            self._loop.call_later(HELLO_AGAIN_S, self._greet, refused)
-
-    # --- time
 
     def _tick(self) -> None:
         for effect in self.machine.tick(self._loop.time()):
             self._perform(effect)
         if self._socket is not None:
-            self._tick_in(REST_TICK_S if self.machine.rests else TICK_S)
-            self._flush_soon()
-
-    def _tick_in(self, seconds: float) -> None:
-        self._ticker.cancel()
-        self._ticker = self._loop.call_later(seconds, self._tick)
+            self._loop.call_later(TICK_S, self._tick)
+            self._turn()
 
 
 def _files_of(frame: dict[str, Any]) -> list[str]:

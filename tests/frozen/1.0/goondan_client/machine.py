@@ -163,8 +163,12 @@ class Machine:
         return True
 
     def hello(self, token: str, now: float) -> None:
-        """Say hello with the token as it stands in the file now."""
+        """Say hello with the token as it stands in the file now. Empty: there is none yet, and a little later `tick`
+        greets again.
+        """
         self.phase, self.token, self._hello_at = "greeting", token, now
+        if not token:
+            return
         self._hello_id = self._hello_id or self._next_id()
         hello = {"token": token, "incarnation": self._incarnation, "versions": [VERSION], "pid": self._pid}
         self._send(type="hello", id=self._hello_id, payload={**hello, "awaiting": list(self._asked)})

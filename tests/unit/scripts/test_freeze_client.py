@@ -1,0 +1,23 @@
+"""What is kept of a minor of the protocol: the client, the sequences, and every name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from schemas.frames import FRAME_TYPES
+from scripts.freeze_client import STRUCTS, freeze
+
+
+def test_all_of_it_is_kept_and_nothing_of_before(tmp_path: Path) -> None:
+    place = tmp_path / "9.9"
+    (place / "goondan_client").mkdir(parents=True)
+    (place / "goondan_client" / "old.py").touch()
+    freeze(place)
+    assert {path.name for path in place.iterdir()} == {"goondan_client", "names.json", "sequences.json"}
+    modules = {path.name for path in (place / "goondan_client").iterdir()}
+    assert "machine.py" in modules and not modules & {"old.py", "__pycache__"}
+    names = json.loads((place / "names.json").read_text())
+    assert set(names["types"]) == FRAME_TYPES
+    assert set(names["fields"]) == {"Frame", *STRUCTS}
+    assert {"token", "versions", "awaiting"} <= set(names["fields"]["Hello"])
