@@ -68,8 +68,8 @@ class Asked:
 
     def __init__(self, ref: str, frame: dict[str, Any], deadline_ms: int, wants: str) -> None:
         self.ref, self.frame, self.wants = ref, frame, wants
-        self.deadline_ms, self.began = deadline_ms, 0.0
-        self.out = self.accepted = False
+        self.deadline_ms, self.began = deadline_ms, time.monotonic()
+        self.out = self.accepted = self.sent = self.held = False
         self.again_at = 0.0
         self.cancelled = ""
 
@@ -170,7 +170,7 @@ class Client:
     def flush(self) -> None:
         now = time.monotonic()
         for one in list(self.asked):
-            if one.began and now > one.began + one.deadline_ms / 1000 + 1 and FAULT != "no-deadline":
+            if not one.held and now > one.began + one.deadline_ms / 1000 + 1 and FAULT != "no-deadline":
                 self.settle(one, {"error": {"code": "E_AGENT_TIMEOUT", "message": "no answer in time"}})
         if not self.welcomed:
             if self.hello_at and now - self.hello_at > 0.5:
@@ -187,8 +187,7 @@ class Client:
                 continue
             if out >= self.credit and FAULT != "no-credit":
                 break
-            again = bool(one.began)
-            one.began = one.began or now
+            again, one.sent = one.sent, True
             left = one.deadline_ms - (0 if FAULT == "longer" else int((now - one.began) * 1000))
             if again and FAULT == "new-ids":
                 one.frame |= {"id": self.id()}
@@ -209,6 +208,12 @@ class Client:
         self.asked.remove(one)
         say({"ref": one.ref, **line})
 
+    def over(self, error: dict[str, Any]) -> None:
+        for one in list(self.asked):
+            self.settle(one, {"error": error})
+        say({"error": error})
+        sys.exit(1)
+
     # --- what comes in
 
     def hear(self, frame: dict[str, Any]) -> None:
@@ -218,9 +223,13 @@ class Client:
         if kind == "error":
             self.error(answers, payload)
         elif kind == "welcome":
+            if payload["version"] != 1:
+                self.over({"code": "E_VERSION", "message": f"the broker speaks version {payload['version']}"})
             self.welcomed, self.credit, self.blobs = True, payload["credit"], payload.get("blobs", "")
             for one in self.asked:
                 one.out = one.accepted = False
+                if one.held:  # a new welcome starts every clock
+                    one.held, one.began = False, time.monotonic()
             self.admins_at = dict.fromkeys(self.admins, 0.0)
         elif kind == "ping" and FAULT != "no-pong":
             self.put({"type": "pong", "inReplyTo": frame["id"]})
@@ -245,8 +254,8 @@ class Client:
         if kind == "clock":
             for one in self.asked:
                 if "replyTo" in one.frame and one.frame["replyTo"]["correlationId"] == answers:
-                    held = frame.get("stage") == "held"
-                    one.began, one.deadline_ms = (time.monotonic() + 1e9 * held), frame["deadlineMs"]
+                    one.held = frame.get("stage") == "held"
+                    one.began, one.deadline_ms = time.monotonic(), frame["deadlineMs"]
 
     def error(self, answers: Any, payload: dict[str, Any]) -> None:
         code = payload["code"]
@@ -255,10 +264,7 @@ class Client:
                 self.hello()
             return
         if answers == getattr(self, "hello_id", "") and code in FINAL:
-            for one in list(self.asked):
-                self.settle(one, {"error": payload})
-            say({"error": payload})
-            sys.exit(1)
+            self.over(payload)
         again = 0.0 if FAULT == "impatient" else time.monotonic() + payload.get("retryAfterMs", 0) / 1000
         if FAULT == "forgets":
             again = float("inf")
@@ -267,6 +273,8 @@ class Client:
                 if code == "E_OVERLOADED":
                     one.out, one.again_at = False, again or 1e-9
                 else:
+                    if "blob" in one.frame:
+                        os.unlink(f"{self.blobs}/{one.frame['blob']['file']}")
                     self.settle(one, {"error": payload})
         if answers in self.admins and code == "E_OVERLOADED":
             self.admins_at[answers] = again

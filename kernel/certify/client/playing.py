@@ -272,7 +272,13 @@ class Stage(Player):
         self.program.write(msgspec.json.encode(line) + b"\n")
 
     def step_do(self, step: dict[str, Any]) -> None:
-        """It is told to do something."""
+        """It is told to do something, when it has read what it was sent before."""
+        if self._welcome is not None and self.trace[-1].kind == "sent" and self.trace[-1].what != self._welcome:
+            mark = f"b.{len(self.trace)}"
+            self._send({"type": "ping", "id": mark})
+            read = {"type": "pong", "inReplyTo": mark}
+            self.until(lambda: any(read.items() <= frame.items() for frame in self._frames), f"a frame {short(read)}")
+            self._frames = deque(frame for frame in self._frames if not read.items() <= frame.items())
         if step["do"] == "cancel":
             self._tell({"do": "cancel", "ref": self._refs[step["eventId"]]})
             return
@@ -374,6 +380,11 @@ class Stage(Player):
         """A file of the broker's is still there."""
         if not os.path.lexists(f"{self._blobs}/{self.names.fill(name)}"):
             raise Differs("it deleted the file of an answer, which is the broker's")
+
+    def step_gone(self, name: str) -> None:
+        """A file of its own is not there any more."""
+        path = f"{self._blobs}/{self.names.fill(name)}"
+        self.until(lambda: not os.path.lexists(path), "the end of the file of a refused frame")
 
     def step_storm(self, storm: dict[str, Any]) -> None:
         """A broker that is gone between any two frames: asks, and a connection that is lost at seeded moments."""

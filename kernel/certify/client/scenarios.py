@@ -25,7 +25,9 @@ def scenarios() -> tuple[list[Scenario], list[Rule]]:
 
 
 def playable(steps: list[dict[str, Any]]) -> bool:
-    """Whether a program can be told what is to be done: it can cancel what it has asked, and nothing else."""
+    """Whether a program can be told what is to be done: it can give up what it has asked, and nothing else."""
     asked = {step["eventId"] for step in steps if step.get("do") == "ask"}
+    cancelled = {step["eventId"] for step in steps if step.get("do") == "cancel"}
+    waits = {step["told"]["eventId"] for step in steps if "response" in step.get("told", {})}
     known = all(any(hasattr(Stage, f"step_{name}") for name in step) for step in steps)
-    return known and all(step["eventId"] in asked for step in steps if step.get("do") == "cancel")
+    return known and cancelled <= asked and not cancelled & waits

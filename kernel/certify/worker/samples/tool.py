@@ -6,23 +6,6 @@ import time
 from goondan_tool import Pending
 
 
-def echo(ctx, input):
-    return input.get("value")
-
-
-def repeat(ctx, input):
-    return input["text"] * input["times"]
-
-
-def size(ctx, input):
-    return len(input["text"])
-
-
-def wait(ctx, input):
-    time.sleep(input["ms"] / 1000)
-    return "waited"
-
-
 def fail(ctx, input):
     error = ValueError(input["message"])
     error.code, error.suggestion = "E_SAMPLE", "try another one"
@@ -40,35 +23,9 @@ def log(ctx, input):
         ctx.logger.info(input["text"])
 
 
-def say(ctx, input):
-    print(input["text"])
-
-
-def progress(ctx, input):
-    ctx.progress(1, 2, "half")
-
-
-def message(ctx, input):
-    return None if ctx.message is None else {"id": ctx.message.id, "data": ctx.message.data}
-
-
 def context(ctx, input):
-    return {
-        "agentName": ctx.agent_name,
-        "instanceKey": ctx.instance_key,
-        "turnId": ctx.turn_id,
-        "toolCallId": ctx.tool_call_id,
-        "workdir": ctx.workdir,
-        "runtime": ctx.runtime is not None,
-    }
-
-
-def variable(ctx, input):
-    return os.environ.get(input["name"])
-
-
-def ask(ctx, input):
-    return ctx.runtime.request(input["target"], "hi")["response"]
+    names = {"agentName": ctx.agent_name, "instanceKey": ctx.instance_key, "turnId": ctx.turn_id}
+    return names | {"toolCallId": ctx.tool_call_id, "workdir": ctx.workdir, "runtime": ctx.runtime is not None}
 
 
 def stopped(ctx, input):
@@ -77,31 +34,20 @@ def stopped(ctx, input):
     return "stopped"
 
 
-def pending(ctx, input):
-    def work():
-        time.sleep(input["ms"] / 1000)
-        return "done"
-
-    return Pending("a-handle", work)
-
-
 handlers = {
-    one.__name__: one
-    for one in (
-        echo,
-        repeat,
-        size,
-        wait,
-        fail,
-        bad,
-        log,
-        say,
-        progress,
-        message,
-        context,
-        variable,
-        ask,
-        stopped,
-        pending,
-    )
+    "echo": lambda ctx, given: given.get("value"),
+    "repeat": lambda ctx, given: given["text"] * given["times"],
+    "size": lambda ctx, given: len(given["text"]),
+    "wait": lambda ctx, given: time.sleep(given["ms"] / 1000) or "waited",
+    "fail": fail,
+    "bad": bad,
+    "log": log,
+    "say": lambda ctx, given: print(given["text"]),
+    "progress": lambda ctx, given: ctx.progress(1, 2, "half"),
+    "message": lambda ctx, given: ctx.message and {"id": ctx.message.id, "data": ctx.message.data},
+    "context": context,
+    "variable": lambda ctx, given: os.environ.get(given["name"]),
+    "ask": lambda ctx, given: ctx.runtime.request(given["target"], "hi")["response"],
+    "stopped": stopped,
+    "pending": lambda ctx, given: Pending("a-handle", lambda: time.sleep(given["ms"] / 1000) or "done"),
 }
