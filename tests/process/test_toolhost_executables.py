@@ -15,6 +15,7 @@ import pytest
 from schemas.errors import HELP_BASE
 from schemas.launch import ExportSpec, SandboxSpec, ToolSpec
 from tests.toolhost_fixture import Bench, bench, make_tool, small_outputs
+from toolhost.policy.plan import walls
 
 #: One program with an export for each thing that programs do. The request is on one line, and begins with the export.
 PROGRAM = r"""#!/bin/sh
@@ -117,6 +118,9 @@ async def test_a_program_is_told_its_call_and_tells_its_output(short_tmp: Path, 
                 "outputLimit": 4 << 20,
             },
         }
+        receipt = made.receipts["turn-1/call-1"]
+        assert receipt["jail"]["walls"] == list(walls(made.facts))
+        assert set(receipt["jail"]["limits"]) >= {"memoryMb", "processes", "wallSeconds", "outputMb"}
         message = {"id": "m1", "data": {"role": "assistant"}, "metadata": {}, "createdAt": "t", "source": {}}
         said = await made.call("t__echo", workdir=workdir, message_id="m1", message=message)
         assert said["output"]["ctx"]["message"] == message
