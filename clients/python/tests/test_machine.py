@@ -254,6 +254,29 @@ def test_control_waits_for_no_event() -> None:
     assert [msgspec.msgpack.decode(data)["type"] for data in machine.outgoing] == ["event", "admin"]
 
 
+def test_what_was_given_up_costs_credit_until_the_broker_has_answered_it() -> None:
+    for answer in (
+        {"type": "ack", "stage": "accepted"},
+        {"type": "error", "payload": {"code": "E_OVERLOADED", "message": "no", "retryAfterMs": 1000}},
+    ):
+        machine = Machine("inc")
+        machine.hello("token", 0.0)
+        welcome = {"version": 1, "principal": "client/1", "credit": 1}
+        machine.receive(decode(encode({"type": "welcome", "inReplyTo": "inc.1", "payload": welcome})), 0.0)
+        machine.outgoing.clear()
+        first, second = (
+            Entry({"type": "event", "to": "a", "instanceKey": str(number), "eventId": str(number)}, number)
+            for number in range(2)
+        )
+        machine.submit(first, 0.0)
+        machine.submit(second, 0.0)
+        machine.forget(first)
+        machine.flush(0.0)
+        assert [msgspec.msgpack.decode(data)["eventId"] for data in machine.outgoing] == ["0"]
+        machine.receive(decode(encode({**answer, "inReplyTo": first.frame["id"]})), 0.0)
+        assert [msgspec.msgpack.decode(data)["eventId"] for data in machine.outgoing] == ["0", "1"]
+
+
 def test_the_answer_of_a_question_that_was_given_up_is_acknowledged_and_dropped() -> None:
     world = World()
     world.hear(HELLO)
