@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from schemas.launch import Limits, SandboxSpec
 from tests.javascript_runtimes import RUNTIMES
 from tests.javascript_tools import javascript_tool
 from tests.toolhost_fixture import bench, make_tool
+from toolhost.policy.facts import landlock_abi
 
 SOURCE = r"""
 import dgram from 'node:dgram'
@@ -51,6 +53,7 @@ const attempts = (host) => ({
   fetches: () => fetch(`http://127.0.0.1:${host.port}/`),
   signals: () => process.kill(host.victim, 'SIGTERM'),
   signalsTheHost: () => process.kill(host.pid, 0),
+  signalsInit: () => { if (host.scopes) process.kill(1, 0); else throw new Error('EMPTY: not there') },
   environmentOfTheHost: () => { if (process.env.HOST_SECRET === undefined) throw new Error('EMPTY: not there') },
   memoryOfInit: () => fs.openSync('/proc/1/mem', 'r'),
   nameOfTheHost: () => { if (os.hostname() === 'tool') throw new Error('EMPTY: its own') },
@@ -84,6 +87,8 @@ export const handlers = {
     const field = (name) => status.match(new RegExp(`^${name}:\\s*(\\S+)`, 'm'))[1]
     return [task, ['Seccomp', 'NoNewPrivs', 'CapEff', 'CapPrm', 'CapBnd'].map(field)]
   })),
+  limits: () => Object.fromEntries(fs.readFileSync('/proc/self/limits', 'latin1').split('\n')
+    .map((line) => line.split(/\s{2,}/)).map(([name, soft, hard]) => [name, [soft, hard]])),
   descriptors: () => fs.readdirSync('/proc/self/fd').map((fd) => {
     try { return fs.readlinkSync(`/proc/self/fd/${fd}`) } catch { return 'closed' }
   }),
@@ -98,14 +103,17 @@ REFUSALS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", RUNTIMES)
-async def test_nothing_of_the_host_is_reached(short_tmp: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+@pytest.mark.parametrize(("name", "perl"), [*((name, True) for name in RUNTIMES), ("node", False)])
+async def test_nothing_of_the_host_is_reached(
+    short_tmp: Path, monkeypatch: pytest.MonkeyPatch, name: str, perl: bool
+) -> None:
+    """Whichever boot stage puts up the walls."""
     monkeypatch.setenv("HOST_SECRET", "x")
     work = short_tmp / "work"
     (work / ".git" / "hooks").mkdir(parents=True)
     (short_tmp / "secret").write_text("host secret")
     other = make_tool(short_tmp, "handlers = {}\n", name="other")
-    exports = ("main", "thread", "walls", "descriptors", "arguments")
+    exports = ("main", "thread", "walls", "limits", "descriptors", "arguments")
     sandbox = SandboxSpec(limits=Limits(wall_seconds=50))
     tool = javascript_tool(short_tmp, name, SOURCE, *exports, sandbox=sandbox)
     victim = subprocess.Popen(["/bin/sleep", "100"])
@@ -119,9 +127,10 @@ async def test_nothing_of_the_host_is_reached(short_tmp: Path, monkeypatch: pyte
             "pid": os.getpid(),
             "port": tcp.getsockname()[1],
             "socket": str(work / "s"),
+            "scopes": landlock_abi() >= 6,
         }
         try:
-            async with bench(tool) as made:
+            async with bench(tool, facts=lambda facts: facts if perl else replace(facts, perl="")) as made:
 
                 async def call(export: str) -> Any:
                     result = await made.call(f"t__{export}", told, workdir=work)
@@ -130,12 +139,16 @@ async def test_nothing_of_the_host_is_reached(short_tmp: Path, monkeypatch: pyte
 
                 for export in ("main", "thread"):
                     outcomes = await call(export)
-                    assert len(outcomes) == 26
+                    assert len(outcomes) == 27
                     strange = {a: o for a, o in outcomes.items() if o.removeprefix("refused: ") not in REFUSALS}
                     assert strange == {}, export
                 walls = await call("walls")
                 assert len(walls) > 1
                 assert {tuple(wall) for wall in walls.values()} == {("2", "1", *("0000000000000000",) * 3)}
+                kept = await call("limits")
+                assert kept["Max open files"] == [str(sandbox.limits.open_files)] * 2
+                assert kept["Max file size"] == [str(sandbox.limits.file_mb << 20)] * 2
+                assert kept["Max core file size"] == ["0", "0"]
                 opened = await call("descriptors")
                 assert not [
                     path for path in opened if path.startswith("/") and not path.startswith(("/dev/", "/proc/"))

@@ -27,7 +27,8 @@ from toolhost.launcher.request import Launch
 from toolhost.limits.groups import Group
 from toolhost.limits.keeper import Keeper
 from toolhost.policy.conventions import ARGS_FD, BOOT_FD, FILES_FD, FILTER_FD, STATUS_FD, WORKDIR_FD
-from toolhost.policy.launch_plan import LaunchPlan
+from toolhost.policy.facts import machine
+from toolhost.policy.launch_plan import LaunchPlan, quick_boot_plan
 from toolhost.policy.plan import start_of
 from toolhost.privileges.launcher_link import LauncherLost
 from toolhost.privileges.powers import Powers
@@ -210,6 +211,9 @@ def _make_private(folder: str, code: str) -> None:
 
 def _boot_plan(plan: LaunchPlan) -> bytes:
     """What the boot stage has to put up. Where bubblewrap starts the jail, it installs the filter."""
+    seen = {at: _identity(path) for at, path in plan.seen}
+    if plan.quick:
+        return quick_boot_plan(plan, seen, machine())
     limits = [
         (number, value + _own_tasks() if number == resource.RLIMIT_NPROC and plan.tier == "reduced" else value)
         for number, value in plan.limits
@@ -224,7 +228,7 @@ def _boot_plan(plan: LaunchPlan) -> bytes:
             "program": plan.program,
             "drops": plan.enclosure is not None,
             "folder": plan.workdir,
-            "seen": {at: _identity(path) for at, path in plan.seen},
+            "seen": seen,
         }
     )
 

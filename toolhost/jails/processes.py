@@ -25,8 +25,8 @@ from toolhost.signalling import signal_all
 
 #: Rounds of finding and killing. Each takes some milliseconds; a process that is stopped first starts no other one.
 MAX_ROUNDS: Final = 50
-#: A part of the arguments of every jail's bubblewrap.
-_OURS: Final = f"{JAIL_CODE}/boot.py".encode()
+#: A part of the arguments of every jail's bubblewrap: what boots in it.
+_OURS: Final = f"{JAIL_CODE}/boot.".encode()
 
 
 def process_stat(pid: int) -> list[bytes]:

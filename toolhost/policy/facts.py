@@ -64,6 +64,8 @@ STORES: Final = ("/nix/store", "/gnu/store")
 #: Folders that the launcher may cover as root; the first that exists is used. Every system has one, and no jail shows
 #: it.
 STAGES: Final = ("/run", "/mnt", "/srv")
+#: Every Debian and most other systems have it there.
+PERL: Final = "/usr/bin/perl"
 #: A folder with one of these files is a bundle's root, which can hold keys: no jail sees all of it.
 BUNDLE_FILES: Final = ("goondan.yaml", "goondan.yml")
 
@@ -193,6 +195,7 @@ def host_facts(bwrap: str, hidden: Iterable[str], powers: Powers) -> HostFacts:
         # The interpreter itself, not a virtual environment's link to it: jails know no environment.
         python=os.path.realpath(sys.executable),
         inside=f"{_PACKAGE}/inside",
+        perl=PERL if within(os.path.realpath(PERL), "/usr") and os.path.isfile(PERL) else "",
         machine=machine(),
         landlock=landlock_abi(),
         stage=None if powers.shares_user else next((path for path in STAGES if os.path.isdir(path)), None),

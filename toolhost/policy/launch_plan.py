@@ -5,6 +5,7 @@ The full tier's plan is made in plan.py, the reduced tier's in reduced.py.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final, Literal
 
 from msgspec import Struct
@@ -19,6 +20,7 @@ from toolhost.policy.landlock import Ruleset
 from toolhost.policy.nested import CallWalls
 from toolhost.policy.subject import Request
 from toolhost.privileges.tree import Tree
+from toolhost.seccomp.numbers import NUMBERS, Machine
 
 #: Stands for the workdir in the command and the variables of a server that has one.
 WORKDIR: Final = "${WORKDIR}"
@@ -112,6 +114,8 @@ class LaunchPlan(Struct, frozen=True, kw_only=True):
     trusted: int = 0
     #: The jail runs this in place of our Python worker.
     program: Program | None = None
+    #: Its boot stage is the quicker one, which becomes `program` and does nothing else (inside/boot.pl).
+    quick: bool = False
 
 
 def program_of(request: Request, workdir: str, layout: Layout | None, code: str) -> Program | None:
@@ -148,3 +152,24 @@ def resource_limits(
         (_RLIMIT_MEMLOCK, _LOCKED),
         (_RLIMIT_SIGPENDING, _SIGNALS),
     ]
+
+
+def quick_boot_plan(plan: LaunchPlan, seen: Mapping[str, tuple[int, int]], machine: Machine) -> bytes:
+    """The plan of the quicker boot stage (inside/boot.pl): words, each followed by a zero byte.
+
+    `seen`: the device and the inode that places of the jail must have.
+    """
+    words: list[object] = [NUMBERS[machine]["prlimit64"]]
+    for path, identity in seen.items():
+        words += ["seen", path, *identity]
+    for number, value in plan.limits:
+        words += ["limit", number, value]
+    if (ruleset := plan.landlock) is not None:
+        words += ["ruleset", ruleset.files, ruleset.net, ruleset.scopes]
+        for path, rights in ruleset.rules:
+            words += ["rule", path, rights]
+        words.append("restrict")
+    assert plan.program is not None
+    return b"".join(
+        str(word).encode("utf-8", "surrogateescape") + b"\0" for word in [*words, "exec", *plan.program.argv]
+    )

@@ -74,15 +74,17 @@ def plan(request: Request, host: HostFacts) -> LaunchPlan:
     network = tool.sandbox.network != "none"
     cwd = request.workdir or JAIL_HOME
     writable = [place.path for place in request.writable]
+    quick = is_javascript(tool) and bool(host.perl) and host.user_namespaces
     return LaunchPlan(
         request=request,
         program=program_of(request, cwd, layout, JAIL_CODE),
+        quick=quick,
         bwrap=sources.of(host.bwrap, host.bwrap_root) if host.bwrap_root and host.user_namespaces else host.bwrap,
         options=[*options, "--chdir", cwd if host.user_namespaces else "/"],
         filter=program(host.machine, sockets=network, server=serves, drops=not host.user_namespaces),
         limits=resource_limits(tool.sandbox.limits, host.groups, trusted, data=limits_data(tool, host.groups)),
         landlock=ruleset(host.landlock, mounts.rights_of(request, host), network=network),
-        command=host.boot(JAIL_CODE),
+        command=[host.perl, f"{JAIL_CODE}/boot.pl"] if quick else host.boot(JAIL_CODE),
         open_workdir=None if host.stage else request.workdir_real,
         workdir=cwd,
         files=[] if layout is None else [layout.hosts, RESOLVER],

@@ -55,6 +55,8 @@ class HostFacts(Struct, frozen=True, kw_only=True):
     python: str
     #: The folder of what is ours inside jails.
     inside: str
+    #: The system's Perl, whose boot stage is the quicker one (inside/boot.pl); "" without one.
+    perl: str = ""
     #: The kind of the processor, for the system call filter.
     machine: Machine
     #: Set when this host was started as root: the folder that the launcher may cover, in a namespace of its own, with
