@@ -27,7 +27,8 @@ export function attempt(act, otherwise) {
 const { apply, get } = Reflect;
 const { assign, create, defineProperty, getPrototypeOf, hasOwn, keys } = Object;
 const { isFinite, isSafeInteger } = Number;
-const { inspect, types } = util;
+const { types } = util;
+const { stringify } = JSON;
 const [{ isArray }, { isView }, { max }] = [Array, ArrayBuffer, Math];
 const [number, Big, View] = [Number, BigInt, DataView];
 const [charCodeAt, slice] = taken(String.prototype, "charCodeAt", "slice");
@@ -49,6 +50,9 @@ const REFUSED = [
   [types.isNativeError, "an Error is no JSON value; throw it, or return its message"],
   [(value) => types.isRegExp(value) || types.isWeakMap(value) || types.isWeakSet(value), "a RegExp or a weak collection is no JSON value"],
 ];
+
+/** A name as an error shows it. */
+export const quoted = (name) => `'${slice(stringify(slice(name, 0, 60)), 1, -1)}'`;
 
 /** A property of an object, unless it stands on a prototype of the language's own; else undefined. */
 export function ownOf(value, name) {
@@ -251,7 +255,7 @@ function packObject(value, depth, asks) {
     try {
       pack(items[i], depth + 1);
     } catch (error) {
-      if (error instanceof BadValue) error.path = (depth < 0 ? names[i] : `[${inspect(slice(names[i], 0, 60))}]`) + error.path;
+      if (error instanceof BadValue) error.path = (depth < 0 ? names[i] : `[${quoted(names[i])}]`) + error.path;
       throw error;
     }
   }

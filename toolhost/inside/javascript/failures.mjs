@@ -15,7 +15,6 @@ const UNREACHABLE =
   /^(ENETUNREACH|EHOSTUNREACH|EADDRNOTAVAIL|EAFNOSUPPORT|ECONNREFUSED|ENOTFOUND|EAI_\w+|ConnectionRefused|FailedToOpenSocket)$/;
 const OF_SOCKETS = /^(socket|connect|bind|listen|getaddrinfo)$/;
 
-const { inspect } = util;
 const { isArray } = Array;
 const [slice, split] = taken(String.prototype, "slice", "split");
 const [find] = taken(RegExp.prototype, "exec");
@@ -25,7 +24,7 @@ const property = (value, name) => attempt(() => (value == null ? undefined : own
 
 /** Anything as a text of at most `most` characters. */
 export const shown = (value, most) =>
-  attempt(() => slice(typeof value === "string" ? value : inspect(value), 0, most), `something of type ${typeof value}`);
+  attempt(() => slice(typeof value === "string" ? value : util.inspect(value), 0, most), `something of type ${typeof value}`);
 
 const textOf = (value) => (typeof value === "string" && value !== "" ? slice(value, 0, MAX_ERROR) : undefined);
 

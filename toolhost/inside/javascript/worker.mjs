@@ -20,7 +20,7 @@ import { pathToFileURL } from "node:url";
 import util from "node:util";
 
 import { offerBun, waitForExit } from "./bun.mjs";
-import { BadValue, TooLong, allocate, attempt, decode, encode, methodOf, taken } from "./codec.mjs";
+import { BadValue, TooLong, allocate, attempt, decode, encode, methodOf, quoted, taken } from "./codec.mjs";
 import { MAX_LINE, ToolContext, callOf, cancel } from "./context.mjs";
 import * as core from "./core/index.mjs";
 import { MAX_ERROR, errorOf, shown, where } from "./failures.mjs";
@@ -42,8 +42,8 @@ const READ_BYTES = 256 << 10;
 
 const { AgentError, Pending } = core;
 const { apply } = Reflect;
-const { assign, create, defineProperty, getOwnPropertyDescriptor, keys } = Object;
-const { format, inspect, types } = util;
+const { assign, create, defineProperty, keys } = Object;
+const { types } = util;
 const { writeSync } = fs;
 const { min } = Math;
 const NativePromise = Promise;
@@ -55,7 +55,7 @@ const [toText] = taken(Buffer.prototype, "utf8Slice");
 const concat = Buffer.concat.bind(Buffer);
 const now = performance.now.bind(performance);
 const exit = process.exit.bind(process);
-const nextTick = process.nextTick.bind(process);
+const builtin = process.getBuiltinModule;
 const storage = new AsyncLocalStorage();
 const within = storage.run.bind(storage);
 const currentCall = storage.getStore.bind(storage);
@@ -152,24 +152,25 @@ function log(level, line, call) {
 
 /** The methods of a console that log, each for the call that `whose` names. */
 function logMethods(whose) {
-  const lineOf = (values) => attempt(() => apply(format, undefined, values), "what was logged cannot be shown");
-  const method = (level) => (...values) => log(level, lineOf(values), whose());
+  const lineOf = (values) => attempt(() => apply(util.format, undefined, values), "what was logged cannot be shown");
+  const isText = (values) => values.length === 1 && typeof values[0] === "string"; // Bun takes its time to load util.format
+  const method = (level) => (...values) => log(level, isText(values) ? values[0] : lineOf(values), whose());
   const info = method("info");
   return { debug: method("debug"), log: info, info, warn: method("warn"), error: method("error") };
 }
 
-/** process.stdout or process.stderr: each line of what is written becomes a log line of its call. */
-function capturePrinted(name, level) {
-  const found = getOwnPropertyDescriptor(process, name);
+/**
+ * process.stdout or process.stderr: each line of what is written becomes a log line of its call. The runtime's own stream is not
+ * even looked at, since a look makes it, and that takes milliseconds.
+ */
+function capturePrinted(name, level, fd) {
   let stream;
-  function print(chunk, encoding, done) {
+  function write(chunk, encoding, done) {
     const lines = split(typeof chunk === "string" ? chunk : toText(chunk, 0, chunk.length), "\n");
     for (let i = 0; i < lines.length; i++) if (i < lines.length - 1 || lines[i] !== "") log(level, lines[i], currentCall());
-    const told = typeof encoding === "function" ? encoding : done;
-    if (typeof told === "function") nextTick(told);
-    return true;
+    done();
   }
-  const get = () => (stream ??= assign(found.get === undefined ? found.value : apply(found.get, process, []), { write: print }));
+  const get = () => (stream ??= assign(new (builtin("node:stream").Writable)({ decodeStrings: false, write }), { fd }));
   defineProperty(process, name, { __proto__: null, get, configurable: true, enumerable: true });
 }
 
@@ -188,7 +189,7 @@ function run(call) {
   const name = call.frame.export;
   const handler = handlers[name];
   if (handler === undefined) {
-    const message = `the tool has no handler ${inspect(name)}; it has: ${join(sort(keys(handlers)), ", ") || "none"}`;
+    const message = `the tool has no handler ${quoted(name)}; it has: ${join(sort(keys(handlers)), ", ") || "none"}`;
     return fail(call, { name: "LookupError", message, code: "E_TOOL_NOT_FOUND" });
   }
   follow(call, () => apply(handler, handlersObject, [new ToolContext(call), call.frame.input]));
@@ -314,7 +315,7 @@ async function load(init) {
     const names = keys(handlersObject);
     for (let i = 0; i < names.length; i++) {
       handlers[names[i]] = handlersObject[names[i]];
-      if (typeof handlers[names[i]] !== "function") refuse(`${init.entry}: handlers[${inspect(names[i])}] is no function`);
+      if (typeof handlers[names[i]] !== "function") refuse(`${init.entry}: handlers[${quoted(names[i])}] is no function`);
     }
   } catch (error) {
     const { name, message, code } = errorOf(error, offline);
@@ -389,8 +390,8 @@ function prepare(onBun) {
     process.emitWarning = (...args) => includes(args, "ExperimentalWarning") || apply(emitWarning, process, args);
   }
   assign(globalThis.console, logMethods(currentCall));
-  capturePrinted("stdout", "info");
-  capturePrinted("stderr", "warn");
+  capturePrinted("stdout", "info", 1);
+  capturePrinted("stderr", "warn", 2);
   process.exit = refuseExit;
   process.on("uncaughtException", stray);
   process.on("unhandledRejection", stray);
