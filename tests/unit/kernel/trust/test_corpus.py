@@ -326,7 +326,8 @@ FIELDS: dict[str, str] = {
     "Filesystem: read write": "Folder", "PythonSpec: venv": "Folder", "NetworkAllow: allow": "Reach",
     "Limits: memoryMb processes openFiles fileMb diskMb files cpuSeconds wallSeconds outputMb": "Setting",
     "Metadata: name labels annotations": TEXT, "ObjectRef: kind name package": TEXT,
-    "Sandbox: isolation": NONE, "Sandbox: network": "Reach", "Sandbox: env": "Variable", "Sandbox: minTier": "Setting",
+    "Sandbox: isolation javascript": NONE, "Sandbox: network": "Reach", "Sandbox: env": "Variable",
+    "Sandbox: minTier": "Setting",
     "Sandbox: permissions": "Permission", "Sandbox: filesystem python limits": "what is in it",
     # An agent only takes away of what a tool has.
     "SandboxPart: isolation network filesystem env permissions python limits minTier": NONE,
