@@ -50,6 +50,8 @@ _ESCAPES = (
 #: What JSON and programming languages have short escapes for, and what else separates.
 _SHORT = (b"\\n", b"\\r", b"\\t", b"\\b", b"\\f")
 _SHORT_LETTERS = frozenset(written[1:] for written in _SHORT)
+#: How many characters of a secret an escape can take that begins before it: `=00`, `\\000`, `\\u0000`.
+_EATEN = (2, 3, 5)
 _SEPARATING = b" \t\r\n\0-_.:,;'\"/\\"
 
 
@@ -90,6 +92,8 @@ def _forms(secret: str) -> Iterable[bytes]:
     yield plain
     if plain[:1] in _SHORT_LETTERS and len(plain) > SHORTEST_IN_FORMS:
         yield plain[1:]  # behind a backslash the first letter reads as an escape
+    # Behind the beginning of an escape (`=`, `%`, a backslash) the first characters read as its number.
+    yield from (plain[eaten:] for eaten in _EATEN if len(plain) >= SHORTEST_IN_FORMS + eaten)
     yield plain[::-1] if secret.isascii() else _regular(secret[::-1].encode("utf-8", "surrogatepass"), _LETTERS + _WIDE)
     if not secret.isascii():  # as JSON is often written: one escape for a character, whatever its bytes
         escaped = "".join([char if char.isascii() else f"\\u{ord(char):04x}" for char in secret])
@@ -138,7 +142,7 @@ class _Alike:
         # A backslash may be an escape or stand for itself, also beside other escapes.
         unescaped = self._unescaped(lower)
         views = {lower, unescaped, _without_short(unescaped)}
-        hits = _joined([place for shown in views for place in self._found(shown)])
+        hits = _joined([place for shown in views for place in self._found(shown, lower)])
         if not hits:
             return text
         out: list[bytes] = []
@@ -148,8 +152,8 @@ class _Alike:
             end = stop
         return b"".join([*out, data[end:]]).decode("utf-8", "surrogatepass")
 
-    def _found(self, shown: bytes) -> list[tuple[int, int]]:
-        """From where to where needles stand in a text in lower case."""
+    def _found(self, shown: bytes, lower: bytes) -> list[tuple[int, int]]:
+        """From where to where needles stand in a text in lower case; `shown` has its escapes as characters."""
         regular = shown.translate(None, self._deleted)
         hits: list[tuple[int, int]] = []
         for needle in self._needles:
@@ -167,6 +171,12 @@ class _Alike:
         for start, stop in self._places(shown, _joined(hits)) if hits else ():
             while stop < len(shown) and shown[stop] == _FILL:
                 stop += 1  # the rest of an escape
+            begin = start
+            while begin and shown[begin - 1] == _FILL:
+                begin -= 1
+            if begin < start:  # an escape stands before it, which may be the beginning of the secret
+                eaten = lower[begin:start].translate(None, self._deleted)
+                start = begin if any(needle.startswith(eaten) for needle in self._needles) else start
             places.append((start, stop))
         return places
 

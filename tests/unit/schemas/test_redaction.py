@@ -82,6 +82,10 @@ FORMS: dict[str, Callable[[str], str]] = {
 @given(secret=SECRETS, before=AROUND, after=AROUND)
 @example(secret=KEY, before="", after="")
 @example(secret="B000000000000000a", before="\\", after="")
+@example(secret="0000000000000000=a", before="=", after="")
+@example(secret="0000000000000000=a", before="%", after="")
+@example(secret="3030303030303030=a", before="%", after="")
+@example(secret="0000000000000000=a", before="\\", after="")
 def test_a_secret_is_found_in_every_form(form: str, secret: str, before: str, after: str) -> None:
     written = FORMS[form](secret)
     shown = redact(f"{before}{written}{after}", secret)
