@@ -1,4 +1,7 @@
-"""The client in Rust: recorded frames and sequences, and what Ctrl-C does. Without Debian's cargo it is skipped."""
+"""The client in Rust: recorded frames and sequences, its certificate, and what Ctrl-C does.
+
+Without Debian's cargo it is skipped.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,20 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from schemas.codec import to_raw
 from schemas.frames import Frame
 from tests.kernel_fixture import PATIENCE_S, wait_until
 from tests.polyglot_clients import BUILD_S, CARGO, RUST, rust
 from tests.process.bare_broker import bare_broker
+
+#: How long the certificate may take on a machine that does other things (seconds); half a minute is what it waits.
+CERTIFY_S = 120
 
 
 def test_the_recorded_frames_and_sequences_are_replayed() -> None:
@@ -24,6 +32,17 @@ def test_the_recorded_frames_and_sequences_are_replayed() -> None:
     done = subprocess.run(tests, cwd=RUST, capture_output=True, text=True, timeout=BUILD_S, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "3 passed" in done.stdout
+
+
+@pytest.mark.timeout(2 * CERTIFY_S)
+def test_it_is_certified() -> None:
+    command = [sys.executable, "-I", "-m", "kernel.cli", "certify", "client", "--json", "--", str(rust()), "certified"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=CERTIFY_S, check=False)
+    report = json.loads(done.stdout)
+    assert [(row["rule"], row["seen"]) for row in report["rules"] if row["outcome"] == "broken"] == []
+    not_offered = {row["section"] for row in report["rules"] if row["outcome"] == "not offered"}
+    assert not_offered <= {"Frames", "Payloads"}, "calls of tools are in another document"
+    assert (done.returncode, report["certified"]) == (0, True)
 
 
 def test_an_interrupt_cancels_the_question(short_tmp: Path) -> None:
