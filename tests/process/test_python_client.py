@@ -108,6 +108,10 @@ async def test_who_gives_up_cancels_the_turn(run_dir: Path) -> None:
         async for item in gdn.stream("main", exec_("sleep 50"), instance="stream"):
             if item.kind == "tool.called":
                 break
+        failing = gdn.stream("nobody", "hi")
+        reading = asyncio.ensure_future(anext(failing))
+        with pytest.raises(GoondanError):
+            await reading
         while ("main", "gives-up") not in {(one["agent"], one["instanceKey"]) for one in await gdn.instances()}:
             await asyncio.sleep(0.02)
         asking.cancel()
@@ -136,6 +140,8 @@ def test_the_same_without_asyncio_and_in_threads(run_dir: Path) -> None:
         items = list(gdn.stream("main", exec_("echo live"), instance="blocking"))
         assert isinstance(items[-1], Answer) and items[-1].text == "live"
         assert gdn.call("bash__exec", {"command": "echo hi"}).output["stdout"] == "hi\n"
+        left = gdn.stream("main", exec_("sleep 50"), instance="left")
+        assert next(left).kind == "turn.started"
         answers: dict[int, str | None] = {}
 
         def ask(number: int) -> None:
@@ -154,6 +160,7 @@ def test_the_same_without_asyncio_and_in_threads(run_dir: Path) -> None:
         gdn.ask("main", "hi")
     assert caught.value.code == "E_LINK_CLOSED"
     assert not [one for one in threading.enumerate() if one.name == "goondan"]
+    left.close()  # after the end there is nothing left to cancel
 
 
 def test_it_finds_the_kernel_of_a_bundle(swarm: Sandbox, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -205,6 +205,8 @@ class Client:
 
     def _give_up(self, entry: Entry) -> None:
         """Nobody waits for it any more. An event that may have gone out is cancelled; nobody waits for that, either."""
+        if entry.waiter.done() and not entry.waiter.cancelled():
+            entry.waiter.exception()  # seen: whoever left a stream does not ask for it
         if self._link.forget(entry) and entry.frame["type"] == "event":
             wish = {"type": "admin", "payload": {"op": "cancel", "eventId": entry.frame["eventId"]}}
             self._link.submit(wish, None)[1].add_done_callback(lambda one: one.cancelled() or one.exception())
@@ -317,7 +319,8 @@ class BlockingClient:
             while (item := self.wait_for(following())) is not None:
                 yield item
         finally:
-            self.wait_for(ended())
+            if self._thread.is_alive():
+                self.wait_for(ended())
 
     def usage(self) -> Usage:
         """See Client.usage."""
