@@ -50,6 +50,8 @@ class Entry(Struct, eq=False):
     queued: bool = False
     #: It has gone out at least once.
     sent: bool = False
+    #: Nobody waits for it any more: when it is refused, it is over.
+    given_up: bool = False
 
 
 class Effect(Struct, frozen=True):
@@ -88,8 +90,6 @@ class Machine:
         #: What waits to go out, oldest first, `_control` of it no events; and targets that get nothing until then.
         self._waiting: deque[Entry] = deque()
         self._held: dict[str, float] = {}
-        #: Events that nobody waits for any more: they cost credit until the broker has answered them.
-        self._given_up: set[str] = set()
         self._hello_id, self._hello_at = "", 0.0
         self._busy_since: float | None = None
         #: When the broker was heard, or became due to be; and that it was asked for a sign of life since.
@@ -151,10 +151,13 @@ class Machine:
             self.outgoing.append(encode(frame))
         self._waiting.extendleft(reversed(kept))
 
-    def forget(self, entry: Entry, *, answered: bool = False) -> bool:
-        """Nobody waits for this request any more; with `answered` the broker has nothing more to say of it. Whether it
-        was still open.
-        """
+    def give_up(self, entry: Entry) -> bool:
+        """Nobody waits for this request any more. Whether the broker may have it: then it stays until it is over."""
+        entry.given_up = True
+        return entry.frame["id"] in self._outbox and (entry.sent or not self._forget(entry))
+
+    def _forget(self, entry: Entry) -> bool:
+        """It is over. Whether it was still open."""
         frame = entry.frame
         if self._outbox.pop(frame["id"], None) is None:
             return False
@@ -163,10 +166,7 @@ class Machine:
         if entry.queued:
             self._waiting.remove(entry)
             self._control -= frame["type"] != "event"
-        if entry.costs and not answered:
-            self._given_up.add(frame["id"])
-        else:
-            self._release(entry)
+        self._release(entry)
         return True
 
     def hello(self, token: str, now: float) -> None:
@@ -191,7 +191,6 @@ class Machine:
         self.phase, self._in_use, self._hello_id = "absent", 0, ""
         self.outgoing.clear()
         self._held.clear()
-        self._given_up.clear()
         for entry in self._outbox.values():
             entry.costs, entry.queued = False, True
         self._line_up()
@@ -243,7 +242,7 @@ class Machine:
         """What is due. Call it a few times a second while something is unanswered."""
         effects: list[Effect] = []
         for entry in [one for one in self._outbox.values() if one.expires and one.expires <= now]:
-            if entry.held_since is None and self.forget(entry):
+            if entry.held_since is None and self._forget(entry):
                 error = GoondanError("E_AGENT_TIMEOUT", "no answer within the deadline", "Give it more time.")
                 effects.append(Effect("done", entry, None, error))
         self.flush(now)
@@ -275,7 +274,6 @@ class Machine:
         return self._done(self._asked.get(answers), frame)
 
     def _acknowledged(self, frame: Frame, answers: str) -> Effect | None:
-        self._settle(answers)
         entry = self._outbox.get(answers)
         if entry is not None and "replyTo" in entry.frame:
             self._release(entry)  # it stays until its answer comes
@@ -284,7 +282,7 @@ class Machine:
 
     def _done(self, entry: Entry | None, frame: Frame | None, error: GoondanError | None = None) -> Effect | None:
         """The entry has its answer, or an error."""
-        return Effect("done", entry, frame, error) if entry is not None and self.forget(entry, answered=True) else None
+        return Effect("done", entry, frame, error) if entry is not None and self._forget(entry) else None
 
     def _failed(self, said: ErrorPayload, answers: str | None, now: float) -> Effect | None:
         if said.code == "E_HELLO_REQUIRED":
@@ -294,11 +292,10 @@ class Machine:
             return Effect("greet")
         if answers == self._hello_id:
             return self._not_welcome(said, now)
-        self._settle(answers or "")
         entry = self._outbox.get(answers or "")
         if entry is None:
             return None
-        if said.code == "E_OVERLOADED":
+        if said.code == "E_OVERLOADED" and not entry.given_up:
             self._release(entry)
             until = now + (HOLD_S if said.retry_after_ms is None else said.retry_after_ms / 1000)
             self._held[entry.target] = max(until, self._held.get(entry.target, 0.0))
@@ -330,12 +327,6 @@ class Machine:
     def _line_up(self) -> None:
         self._waiting = deque(entry for entry in self._outbox.values() if entry.queued)
         self._control = sum(entry.frame["type"] != "event" for entry in self._waiting)
-
-    def _settle(self, frame_id: str) -> None:
-        """The broker has answered this frame: given up or not, it costs no more."""
-        if frame_id in self._given_up:
-            self._given_up.remove(frame_id)
-            self._in_use -= 1
 
     def _release(self, entry: Entry) -> None:
         if entry.costs:

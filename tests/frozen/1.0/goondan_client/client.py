@@ -207,7 +207,7 @@ class Client:
         """Nobody waits for it any more. An event that may have gone out is cancelled; nobody waits for that, either."""
         if entry.waiter.done() and not entry.waiter.cancelled():
             entry.waiter.exception()  # seen: whoever left a stream does not ask for it
-        if self._link.forget(entry) and entry.frame["type"] == "event":
+        if self._link.machine.give_up(entry) and entry.frame["type"] == "event":
             wish = {"type": "admin", "payload": {"op": "cancel", "eventId": entry.frame["eventId"]}}
             self._link.submit(wish, None)[1].add_done_callback(lambda one: one.cancelled() or one.exception())
 

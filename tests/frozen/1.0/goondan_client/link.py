@@ -107,10 +107,6 @@ class Link:
         self._flush_soon()
         return entry, waiter
 
-    def forget(self, entry: Entry) -> bool:
-        """Nobody waits for a request any more. Whether the kernel may have it."""
-        return self.machine.forget(entry) and entry.sent
-
     def in_thread(self, work: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
         """Have a thread do what blocks."""
         return self._loop.run_in_executor(None, work, *arguments)

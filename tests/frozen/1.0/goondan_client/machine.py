@@ -50,6 +50,8 @@ class Entry(Struct, eq=False):
     queued: bool = False
     #: It has gone out at least once.
     sent: bool = False
+    #: Nobody waits for it any more: when it is refused, it is over.
+    given_up: bool = False
 
 
 class Effect(Struct, frozen=True):
@@ -149,8 +151,13 @@ class Machine:
             self.outgoing.append(encode(frame))
         self._waiting.extendleft(reversed(kept))
 
-    def forget(self, entry: Entry) -> bool:
-        """Nobody waits for this request any more. Whether it was still open."""
+    def give_up(self, entry: Entry) -> bool:
+        """Nobody waits for this request any more. Whether the broker may have it: then it stays until it is over."""
+        entry.given_up = True
+        return entry.frame["id"] in self._outbox and (entry.sent or not self._forget(entry))
+
+    def _forget(self, entry: Entry) -> bool:
+        """It is over. Whether it was still open."""
         frame = entry.frame
         if self._outbox.pop(frame["id"], None) is None:
             return False
@@ -235,7 +242,7 @@ class Machine:
         """What is due. Call it a few times a second while something is unanswered."""
         effects: list[Effect] = []
         for entry in [one for one in self._outbox.values() if one.expires and one.expires <= now]:
-            if entry.held_since is None and self.forget(entry):
+            if entry.held_since is None and self._forget(entry):
                 error = GoondanError("E_AGENT_TIMEOUT", "no answer within the deadline", "Give it more time.")
                 effects.append(Effect("done", entry, None, error))
         self.flush(now)
@@ -275,7 +282,7 @@ class Machine:
 
     def _done(self, entry: Entry | None, frame: Frame | None, error: GoondanError | None = None) -> Effect | None:
         """The entry has its answer, or an error."""
-        return Effect("done", entry, frame, error) if entry is not None and self.forget(entry) else None
+        return Effect("done", entry, frame, error) if entry is not None and self._forget(entry) else None
 
     def _failed(self, said: ErrorPayload, answers: str | None, now: float) -> Effect | None:
         if said.code == "E_HELLO_REQUIRED":
@@ -288,7 +295,7 @@ class Machine:
         entry = self._outbox.get(answers or "")
         if entry is None:
             return None
-        if said.code == "E_OVERLOADED":
+        if said.code == "E_OVERLOADED" and not entry.given_up:
             self._release(entry)
             until = now + (HOLD_S if said.retry_after_ms is None else said.retry_after_ms / 1000)
             self._held[entry.target] = max(until, self._held.get(entry.target, 0.0))
