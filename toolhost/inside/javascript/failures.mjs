@@ -14,6 +14,8 @@ const DEPTH = 16;
 const UNREACHABLE =
   /^(ENETUNREACH|EHOSTUNREACH|EADDRNOTAVAIL|EAFNOSUPPORT|ECONNREFUSED|ENOTFOUND|EAI_\w+|ConnectionRefused|FailedToOpenSocket)$/;
 const OF_SOCKETS = /^(socket|connect|bind|listen|getaddrinfo)$/;
+/** Bun's words for a socket that it may not make; no code tells. */
+const OF_BUN = /^(EPERM: Was there a typo in the url or port\?|Failed to listen at )/;
 
 const { isArray } = Array;
 const [slice, split] = taken(String.prototype, "slice", "split");
@@ -49,6 +51,7 @@ function isOffline(error, depth) {
   const code = property(error, "code");
   if (find(UNREACHABLE, textOf(code))) return true;
   if ((code === "EPERM" || code === "EACCES") && find(OF_SOCKETS, textOf(property(error, "syscall")))) return true;
+  if (find(OF_BUN, textOf(property(error, "message")))) return true;
   const several = property(error, "errors");
   return isOffline(property(error, "cause"), depth + 1) || (isArray(several) && isOffline(several[0], depth + 1));
 }
