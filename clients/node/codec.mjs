@@ -156,16 +156,8 @@ function put(map, key, value) {
   else Object.defineProperty(map, key, { value, writable: true, enumerable: true, configurable: true });
 }
 
-/** @param {number} value */
-function finite(value) {
-  return Number.isFinite(value) ? value : refuse("a number is not finite");
-}
-
-/** @param {bigint} value */
-function safe(value) {
-  const number = Number(value);
-  return Number.isSafeInteger(number) ? number : value;
-}
+const finite = (/** @type {number} */ value) => (Number.isFinite(value) ? value : refuse("a number is not finite"));
+const safe = (/** @type {bigint} */ value) => (Number.isSafeInteger(Number(value)) ? Number(value) : value);
 
 /**
  * One message part as a frame. Its payload is decoded as well; `fault` says why it cannot be.
@@ -265,33 +257,26 @@ const like = (/** @type {string} */ kind) => (/** @type {unknown} */ value) => f
  * @type {Record<string, Record<string, (value: unknown) => boolean>>}
  */
 const SHAPES = {
-  Frame: { type: text, "id?": text, "to?": text, "instanceKey?": text, "eventId?": text, "callId?": text,
-    "inReplyTo?": text, "stage?": text, "deadlineMs?": integer, "blob?": like("Blob"), "live?": flag },
+  Frame: { type: text, "id?": text, "eventId?": text, "inReplyTo?": text, "stage?": text, "deadlineMs?": integer, "blob?": like("Blob") },
   Blob: { file: text, digest: text, size: integer },
-  ErrorPayload: { code: text, message: text, "suggestion?": text, "helpUrl?": text, "retryAfterMs?": integer, "name?": text },
-  Welcome: { version: integer, principal: text, broker: text, credit: integer, maxFrame: integer, "blobs?": text,
-    "durability?": one("power", "process"), "revision?": text },
+  ErrorPayload: { code: text, message: text, "suggestion?": text, "helpUrl?": text, "retryAfterMs?": integer },
+  Welcome: { version: integer, credit: integer, "maxFrame?": integer, "blobs?": text, "durability?": one("power", "process") },
   Credit: { window: integer },
   Shutdown: { "gracePeriodMs?": integer, reason: one("restart", "config_change", "orchestrator_shutdown", "idle") },
-  AgentEvent: { id: text, type: text, createdAt: text, "instanceKey?": text, "metadata?": map, "source?": map,
-    "replyTo?": map, "answer?": like("Answer") },
-  Answer: { turnId: text, status: one("completed", "failed"), "response?": text, "finishReason?": text,
-    "error?": like("ErrorPayload"), "steps?": integer, "traceId?": text, "model?": text, "usage?": map, "cutOff?": flag,
-    "reasoning?": text },
+  AgentEvent: { id: text, type: text, createdAt: text, "metadata?": map, "answer?": like("Answer") },
+  Answer: { turnId: text, status: one("completed", "failed"), "response?": text, "error?": like("ErrorPayload"), "usage?": map },
   ToolResult: { status: one("ok", "error", "pending"), "handle?": text, "error?": map },
-  RuntimeEvent: { kind: text, "step?": integer, "text?": text, "at?": integer, "again?": flag, "toolCallId?": text,
-    "toolName?": text, "code?": text, "message?": text, "error?": like("ErrorPayload") },
-}; // prettier-ignore
-
-/** @type {Map<string, [name: string, isOptional: boolean, holds: (value: unknown) => boolean][]>} */
-const FIELDS = new Map();
+  RuntimeEvent: { kind: text, "step?": integer, "text?": text, "at?": integer, "again?": flag },
+};
+/** The same, with the names taken apart. @type {{ [kind: string]: [name: string, isOptional: boolean, holds: (value: unknown) => boolean][] }} */
+const FIELDS = {};
 for (const [kind, shape] of Object.entries(SHAPES))
-  FIELDS.set(kind, Object.entries(shape).map(([name, holds]) => [name.replace("?", ""), name.endsWith("?"), holds]));
+  FIELDS[kind] = Object.entries(shape).map(([name, holds]) => [name.replace("?", ""), name.endsWith("?"), holds]);
 
-/** @param {string} kind @param {any} value */
-function fits(kind, value) {
+/** Whether a payload is what it is said to be. @param {string} kind @param {any} value */
+export function fits(kind, value) {
   if (!map(value)) return false;
-  for (const [name, isOptional, holds] of /** @type {any} */ (FIELDS.get(kind))) {
+  for (const [name, isOptional, holds] of FIELDS[kind]) {
     const item = value[name];
     if (!(isOptional && (item === undefined || item === null)) && !holds(item)) return false;
   }

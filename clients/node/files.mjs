@@ -6,7 +6,7 @@
 
 import { randomBytes } from "node:crypto";
 import { constants, lstatSync, readFileSync, realpathSync, statSync } from "node:fs";
-import { open as openFile, readFile, unlink, utimes } from "node:fs/promises";
+import { open as openFile, readFile, unlink, utimes, writeFile } from "node:fs/promises";
 import { homedir } from "node:os";
 import { basename, dirname, join, resolve } from "node:path";
 
@@ -22,11 +22,8 @@ const MAX_BLOB = 67_371_008;
 const [MAX_FILES, MAX_FILE, MAX_FILES_BYTES] = [16, 16 << 20, 20 << 20];
 /** How a kind of file begins. @type {[string, RegExp][]} */
 const KINDS = [
-  ["image/png", /^\x89PNG\r\n\x1a\n/],
-  ["image/jpeg", /^\xff\xd8\xff/],
-  ["image/gif", /^GIF8[79]a/],
-  ["image/webp", /^RIFF[^]{4}WEBP/],
-  ["application/pdf", /^%PDF-/],
+  ["image/png", /^\x89PNG\r\n\x1a\n/], ["image/jpeg", /^\xff\xd8\xff/], ["image/gif", /^GIF8[79]a/],
+  ["image/webp", /^RIFF[^]{4}WEBP/], ["application/pdf", /^%PDF-/],
 ];
 
 /**
@@ -38,15 +35,9 @@ const KINDS = [
 export async function writeBlob(folder, data, durable) {
   const file = randomBytes(16).toString("hex");
   const path = join(folder, file);
+  const flag = constants.O_WRONLY | constants.O_CREAT | constants.O_EXCL | constants.O_NOFOLLOW;
   try {
-    const { O_WRONLY, O_CREAT, O_EXCL, O_NOFOLLOW } = constants;
-    const opened = await openFile(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW, 0o600);
-    try {
-      await opened.writeFile(data);
-      if (durable) await opened.sync();
-    } finally {
-      await opened.close();
-    }
+    await writeFile(path, data, /** @type {any} */ ({ flag, mode: 0o600, flush: durable }));
     if (durable) {
       const above = await openFile(folder, constants.O_RDONLY | constants.O_DIRECTORY);
       await above.sync().finally(() => above.close());
@@ -59,14 +50,10 @@ export async function writeBlob(folder, data, durable) {
 }
 
 /** @param {string} folder @param {string} file */
-export async function removeBlob(folder, file) {
-  await unlink(join(folder, file)).catch(() => {});
-}
+export const removeBlob = (folder, file) => unlink(join(folder, file)).catch(() => {});
 
 /** No sweep takes the file of a frame that goes out again. @param {string} folder @param {string} file */
-export async function touchBlob(folder, file) {
-  await utimes(join(folder, file), new Date(), new Date()).catch(() => {});
-}
+export const touchBlob = (folder, file) => utimes(join(folder, file), new Date(), new Date()).catch(() => {});
 
 /** @param {import("./codec.mjs").Frame} frame Raises GoondanError unless its reference is one. */
 export function checkReference(frame) {

@@ -68,27 +68,7 @@ export interface Answer<T = unknown> {
   cutOff: boolean;
 }
 
-export interface Instance {
-  role: "agent";
-  name: string;
-  instanceKey: string | null;
-  pid: number | null;
-  startedMs: number | null;
-}
-
-/** What the answers to this program have used so far. */
-export interface Used {
-  inputTokens: number;
-  outputTokens: number;
-  cachedTokens: number;
-  cacheWriteTokens: number;
-  reasoningTokens: number;
-  modelCalls: number;
-  /** Absent: it is not known. */
-  cost?: number;
-  /** Of the cost; absent: USD. */
-  currency?: string;
-}
+export interface Instance { role: "agent"; name: string; instanceKey: string | null; pid: number | null; startedMs: number | null }
 
 /** Every method may reject with GoondanError. */
 export class Goondan implements AsyncDisposable {
@@ -109,7 +89,8 @@ export class Goondan implements AsyncDisposable {
   decide(id: string, decision: "yes" | "no" | "answer", more?: { reason?: string; answer?: unknown }): Promise<unknown>;
   /** The instances of agents whose processes run. */
   instances(): Promise<Instance[]>;
-  usage(): Used;
+  /** What the answers to this program have used so far. */
+  usage(): Usage;
   /** End orderly. What is unanswered rejects with `E_LINK_CLOSED`. */
   close(): Promise<void>;
   [Symbol.asyncDispose](): Promise<void>;

@@ -18,13 +18,12 @@ export { GoondanError };
 /** How long an answer may take when nothing else is said (ms). */
 const DEADLINE_MS = 600_000;
 /** How long the kernel may take to welcome us, and to answer a question about itself (ms). */
-const CONNECT_MS = 10_000;
-const ADMIN_MS = 10_000;
+const KERNEL_MS = 10_000;
 /** The most live events that a reader may leave unread. They are news: what is beyond that is lost. */
 const MAX_UNREAD = 4096;
 
 /** @param {import("./index.d.ts").ConnectOptions} [options] */
-export async function connect({ bundle, runDir, timeoutMs = CONNECT_MS } = {}) {
+export async function connect({ bundle, runDir, timeoutMs = KERNEL_MS } = {}) {
   const link = new Link({ bundle, runDir });
   await link.open(timeoutMs);
   return new Goondan(link);
@@ -41,7 +40,7 @@ export class Goondan {
   /** Random for each connection, and a count: event ids that nobody else uses. */
   #run = randomBytes(8).toString("hex");
   #count = 0;
-  /** @type {import("./index.d.ts").Used} */
+  /** @type {import("./wire.d.ts").Usage} */
   #used = { inputTokens: 0, outputTokens: 0, cachedTokens: 0, cacheWriteTokens: 0, reasoningTokens: 0, modelCalls: 0 };
 
   /** @param {Link} link */
@@ -99,9 +98,8 @@ export class Goondan {
   async cancel({ agent, instance = "default", eventId }) {
     if (eventId === undefined) {
       const { events } = await this.#admin({ op: "events", agent, instanceKey: instance });
-      const runs = events.find((/** @type {any} */ event) => event.state === "leased") ?? events[0];
-      if (!runs) throw new GoondanError("E_EVENT_NOT_FOUND", `${agent}/${instance} works on nothing`);
-      eventId = runs.eventId;
+      if (!events.length) throw new GoondanError("E_EVENT_NOT_FOUND", `${agent}/${instance} works on nothing`);
+      eventId = events[0].eventId; // what is worked on comes first
     }
     return (await this.#admin({ op: "cancel", eventId }, Infinity)).state; // it is answered when the event has ended
   }
@@ -124,17 +122,16 @@ export class Goondan {
   }
 
   async close() {
-    await this.#link.close();
+    this.#link.close();
   }
 
-  async [Symbol.asyncDispose]() {
-    await this.close();
+  [Symbol.asyncDispose]() {
+    return this.close();
   }
 
   /** @param {{ op: string, [field: string]: unknown }} question @returns {Promise<any>} */
-  async #admin(question, patienceMs = ADMIN_MS) {
-    const frame = await this.#submit({ type: "admin" }, question, [], { patienceMs });
-    return frame.payload;
+  async #admin(question, patienceMs = KERNEL_MS) {
+    return (await this.#submit({ type: "admin" }, question, [], { patienceMs })).payload;
   }
 
   /**
@@ -149,15 +146,9 @@ export class Goondan {
     const isEndless = deadlineMs === null || deadlineMs === Infinity;
     const id = eventId ?? `${this.#run}-${++this.#count}`;
     const header = {
-      type: "event",
-      to,
-      instanceKey: instance,
-      eventId: id,
+      type: "event", to, instanceKey: instance, eventId: id, workdir, traceId, live: live && true,
       deadlineMs: isEndless ? undefined : deadlineMs,
-      workdir,
-      traceId,
       replyTo: replies ? { target: "client", correlationId: id } : undefined,
-      live: live ? true : undefined,
       // Who names an event may ask it again from another process; then it is made at another time, and means the same.
       digest: eventId && digestOf(encodeValue([type, input, []])),
     };
@@ -177,8 +168,7 @@ export class Goondan {
       signal?.throwIfAborted();
       const settle = (/** @type {any} */ frame, /** @type {Error | undefined} */ error) => {
         signal?.removeEventListener("abort", abort);
-        if (error) reject(error);
-        else resolve(frame);
+        return error ? reject(error) : resolve(frame);
       };
       const entry = new Entry(header, encodeValue(payload), files, patienceMs, { settle, live });
       const abort = () => {
@@ -196,9 +186,8 @@ export class Goondan {
     this.#use(answer.usage);
     if (answer.status === "failed") throw raised(answer.error, "E_AGENT_FAILED");
     const { response, object, turnId, usage, traceId, model, finishReason, reasoning, cutOff = false } = answer;
-    const found = { text: response ?? "", object, status: answer.status, turnId, eventId, usage, traceId, model };
-    if (schema) found.object = parsed(schema, object);
-    return { ...found, finishReason, reasoning, cutOff };
+    const told = { text: response ?? "", status: answer.status, turnId, eventId, usage, traceId, model, finishReason };
+    return { ...told, reasoning, cutOff, object: schema ? parsed(schema, object) : object };
   }
 
   /** @param {any} usage what the model calls of one answer have used */

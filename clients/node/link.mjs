@@ -23,6 +23,12 @@ const TICK_MS = 100;
 /** How long an orderly end waits for what was sent (ms). */
 const LINGER_MS = 500;
 
+/** Nothing waits in the socket but what is on its way: what cannot go out at once finds no connection. */
+const OPTIONS = Object.freeze({
+  immediate: true, probeRouter: true, reconnectInterval: 20, maxMessageSize: MAX_RELAYED, linger: 0,
+  sendHighWaterMark: 0, receiveHighWaterMark: 0, sendTimeout: 0,
+});
+
 const now = () => performance.now();
 
 export class Link {
@@ -35,7 +41,6 @@ export class Link {
   #socket;
   /** @type {Uint8Array[]} */
   #outgoing = [];
-  #isWriting = false;
   /** @type {NodeJS.Timeout | undefined} */
   #timer;
   /** @type {{ resolve: () => void, reject: (error: Error) => void } | undefined} */
@@ -49,19 +54,13 @@ export class Link {
 
   /** Connect, and wait for the welcome. @param {number} timeoutMs Raises GoondanError E_KERNEL_LOST, or what hello was answered. */
   async open(timeoutMs) {
-    /** @type {NodeJS.Timeout | undefined} */
-    let patience;
+    const welcomed = new Promise((resolve, reject) => (this.#opening = { resolve: () => resolve(undefined), reject }));
+    const error = new GoondanError("E_KERNEL_LOST", `the broker in ${this.#runDir} does not answer`);
+    const patience = setTimeout(() => this.#over(error), timeoutMs);
+    this.#connect();
+    this.#stir();
     try {
-      await new Promise((resolve, reject) => {
-        this.#opening = { resolve: () => resolve(undefined), reject };
-        const error = new GoondanError("E_KERNEL_LOST", `the broker in ${this.#runDir} does not answer`);
-        patience = setTimeout(() => reject(error), timeoutMs);
-        this.#connect();
-        this.#stir();
-      });
-    } catch (error) {
-      await this.close();
-      throw error;
+      await welcomed;
     } finally {
       clearTimeout(patience);
       this.#opening = undefined;
@@ -82,28 +81,17 @@ export class Link {
   }
 
   /** End orderly: what is queued goes out, what is unanswered fails. */
-  async close(error = new GoondanError("E_LINK_CLOSED", "the link was closed before the answer came")) {
+  close(error = new GoondanError("E_LINK_CLOSED", "the link was closed before the answer came")) {
     this.#peer.close(error);
     this.#perform();
     clearInterval(this.#timer);
     this.#timer = undefined;
-    const until = now() + LINGER_MS;
-    while (this.#isWriting && this.#peer.welcome && now() < until) await new Promise((resolve) => setTimeout(resolve, 5));
+    this.#drain();
     this.#disconnect(LINGER_MS);
   }
 
   #connect() {
-    const socket = new Dealer({
-      immediate: true,
-      probeRouter: true,
-      reconnectInterval: 20,
-      maxMessageSize: MAX_RELAYED,
-      linger: 0,
-      sendHighWaterMark: 0,
-      sendTimeout: 0,
-      receiveHighWaterMark: 0,
-    });
-    this.#socket = socket;
+    const socket = (this.#socket = new Dealer(OPTIONS));
     socket.connect(`ipc://${this.#runDir}/clients.sock`);
     this.#listen(socket);
   }
@@ -112,7 +100,6 @@ export class Link {
     const socket = this.#socket;
     this.#socket = undefined;
     this.#outgoing = [];
-    this.#isWriting = false;
     if (socket === undefined) return;
     socket.linger = linger;
     socket.close();
@@ -127,16 +114,16 @@ export class Link {
       } catch {
         return; // it was closed
       }
-      if (parts.length === 1 && parts[0].length > 0) await this.#handle(parts[0], socket);
+      if (socket === this.#socket && parts.length === 1 && parts[0].length > 0) await this.#handle(parts[0], socket);
     }
   }
 
   /** @param {Buffer} data @param {Dealer} socket */
-  #handle(data, socket) {
-    if (socket !== this.#socket) return;
+  async #handle(data, socket) {
     try {
       const frame = decodeFrame(data);
-      if (frame.blob && this.#peer.awaits(frame)) return this.#fetch(frame, socket);
+      if (frame.blob && this.#peer.awaits(frame)) await this.#fetch(frame); // later frames wait
+      if (socket !== this.#socket) return;
       this.#peer.receive(frame, now());
     } catch {
       this.badFrames++;
@@ -144,16 +131,13 @@ export class Link {
     this.#perform();
   }
 
-  /** Later frames wait until the payload is here. @param {import("./codec.mjs").Frame} frame @param {Dealer} socket */
-  async #fetch(frame, socket) {
+  /** @param {import("./codec.mjs").Frame} frame */
+  async #fetch(frame) {
     try {
       frame.payload = decodePayload(await readBlob(this.#peer.welcome?.blobs, frame));
     } catch (error) {
       frame.fault = /** @type {GoondanError} */ (error);
     }
-    if (socket !== this.#socket) return;
-    this.#peer.receive(frame, now());
-    this.#perform();
   }
 
   #perform() {
@@ -198,7 +182,7 @@ export class Link {
   /** @param {GoondanError} error */
   #over(error) {
     this.#opening?.reject(error);
-    void this.close(error);
+    this.close(error);
   }
 
   /** Look at the time as long as something is due. */
@@ -212,24 +196,16 @@ export class Link {
     }, TICK_MS);
   }
 
-  /** @param {Uint8Array} data */
+  /** Frames of one turn leave together: one by one each wakes the broker. @param {Uint8Array} data */
   #queue(data) {
-    this.#outgoing.push(data);
-    const socket = this.#socket;
-    if (this.#isWriting || socket === undefined) return;
-    this.#isWriting = true;
-    setImmediate(() => this.#drain(socket)); // frames of one turn leave together: one by one each wakes the broker
+    if (this.#outgoing.push(data) === 1) setImmediate(() => this.#drain());
   }
 
-  /** @param {Dealer} socket */
-  #drain(socket) {
-    this.#isWriting = false;
-    if (socket !== this.#socket) return;
-    const outgoing = this.#outgoing;
-    this.#outgoing = [];
-    // What cannot go out at once finds no connection. What must arrive is in the outbox, and goes out after the next welcome.
+  #drain() {
+    const socket = this.#socket;
+    // There is no connection. What must arrive is in the outbox, and goes out after the next welcome.
     const lost = () => socket === this.#socket && this.#peer.lost();
-    for (const data of outgoing) socket.send(data).catch(lost);
+    for (const data of this.#outgoing.splice(0)) socket?.send(data).catch(lost);
   }
 
   /** @param {Entry} entry @param {import("./codec.mjs").Frame} [frame] @param {GoondanError} [error] */

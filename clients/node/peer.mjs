@@ -13,7 +13,7 @@
  * Source: PROTOCOL.md "Hello", "Sending until answered", "Silence", "Credit and overload", "Deadlines".
  */
 
-import { MAX_FRAME, encodeFrame, encodeValue, open } from "./codec.mjs";
+import { MAX_FRAME, encodeFrame, encodeValue, fits, open } from "./codec.mjs";
 import { GoondanError } from "./errors.mjs";
 
 /**
@@ -46,10 +46,7 @@ export class Entry {
   heldSince;
   /** Not before this time (an `admin`). */
   notBefore = 0;
-  sent = false;
-  accepted = false;
-  holdsCredit = false;
-  writing = false;
+  sent = false; accepted = false; holdsCredit = false; writing = false;
 
   /**
    * @param {{ [field: string]: any }} header
@@ -112,9 +109,7 @@ export class Peer {
 
   /** What is to be done since the last call. */
   take() {
-    const effects = this.#effects;
-    this.#effects = [];
-    return effects;
+    return this.#effects.splice(0);
   }
 
   /** Whether an answer is due, also one to hello. */
@@ -191,8 +186,11 @@ export class Peer {
     const { type, inReplyTo } = frame;
     try {
       if (type === "event" && inReplyTo) this.#answer(frame, inReplyTo);
-      else if (type === "error" && !inReplyTo) this.#brokerAsks(open("ErrorPayload", frame.payload));
-      else if (type === "ack" || type === "reply" || type === "error" || type === "welcome") this.#reply(frame, now);
+      else if (type === "error" && !inReplyTo) {
+        if (open("ErrorPayload", frame.payload).code !== "E_HELLO_REQUIRED" || this.phase === "closed") return;
+        this.lost();
+        this.#effects.push({ do: "greet" });
+      } else if (type === "ack" || type === "reply" || type === "error" || type === "welcome") this.#reply(frame, now);
       else if (type === "ping") this.#send({ type: "pong", id: this.nextId(), inReplyTo: frame.id });
       else if (type === "credit") this.#window = Math.max(1, open("Credit", frame.payload).window);
       else if (type === "clock") this.#clock(frame, now);
@@ -245,20 +243,9 @@ export class Peer {
     this.#send({ type: "ack", id: this.nextId(), stage: "done", eventId: frame.eventId, inReplyTo: frame.id });
     const entry = this.#asks.get(correlation);
     if (entry === undefined || !this.#remove(entry)) return;
-    let error = frame.fault;
-    try {
-      if (!error && !open("AgentEvent", frame.payload).answer) error = new GoondanError("E_FRAME_INVALID", "an answer without one");
-    } catch (bad) {
-      error = /** @type {GoondanError} */ (bad);
-    }
+    const isBad = !fits("AgentEvent", frame.payload) || !fits("Answer", Object(frame.payload).answer);
+    const error = frame.fault ?? (isBad ? new GoondanError("E_FRAME_INVALID", "the answer is none") : undefined);
     this.#effects.push({ do: "settle", entry, frame, error });
-  }
-
-  /** An error that answers no frame. @param {import("./wire.d.ts").ErrorPayload} error */
-  #brokerAsks(error) {
-    if (error.code !== "E_HELLO_REQUIRED" || this.phase === "closed") return;
-    this.lost();
-    this.#effects.push({ do: "greet" });
   }
 
   /** @param {Frame} frame @param {number} now */
@@ -289,11 +276,8 @@ export class Peer {
     } else if (frame.type === "welcome") {
       const welcome = open("Welcome", frame.payload);
       this.#busySince = undefined;
-      if (welcome.version !== 1) {
-        const error = new GoondanError("E_VERSION", `the broker speaks version ${welcome.version}`);
-        this.#effects.push({ do: "over", error });
-        return;
-      }
+      const error = new GoondanError("E_VERSION", `the broker speaks version ${welcome.version}`);
+      if (welcome.version !== 1) return void this.#effects.push({ do: "over", error });
       this.welcome = welcome;
       this.#window = Math.max(1, welcome.credit);
       this.phase = "ready";
@@ -307,10 +291,7 @@ export class Peer {
     const entry = this.#asks.get(frame.inReplyTo ?? "");
     if (entry === undefined) return;
     if (String(frame.stage) === "held") entry.heldSince ??= now;
-    else if (String(frame.stage) === "runs") {
-      goOn(entry, now);
-      if (typeof frame.deadlineMs === "number") entry.expires = now + frame.deadlineMs + GRACE_MS;
-    }
+    else if (String(frame.stage) === "runs") goOn(entry, now, frame.deadlineMs);
   }
 
   /** The broker has no room: not before `until`. @param {Entry} entry @param {number} until */
@@ -386,8 +367,9 @@ export class Peer {
   }
 }
 
-/** Its time runs again. @param {Entry} entry @param {number} now */
-function goOn(entry, now) {
-  if (entry.heldSince !== undefined) entry.expires += now - entry.heldSince;
+/** Its time runs again. @param {Entry} entry @param {number} now @param {number | null} [left] what the broker says is left of it */
+function goOn(entry, now, left) {
+  if (typeof left === "number") entry.expires = now + left + GRACE_MS;
+  else if (entry.heldSince !== undefined) entry.expires += now - entry.heldSince;
   entry.heldSince = undefined;
 }
