@@ -173,8 +173,10 @@ export class Goondan {
       const entry = new Entry(header, encodeValue(payload), files, patienceMs, { settle, live });
       const abort = () => {
         reject(signal?.reason);
-        this.#link.fail(entry, new GoondanError("E_CANCELLED", "the asker has given up"));
-        if (entry.sent) this.#admin({ op: "cancel", eventId: header.eventId }, Infinity).catch(() => {}); // it may be over
+        const over = () => this.#link.fail(entry, new GoondanError("E_CANCELLED", "the asker has given up"));
+        if (!entry.sent) return over();
+        // It stays in the outbox: what is cancelled must be known, also to a broker that is new.
+        this.#admin({ op: "cancel", eventId: header.eventId }, Infinity).then(over, over);
       };
       signal?.addEventListener("abort", abort);
       this.#link.submit(entry);
