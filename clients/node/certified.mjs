@@ -46,10 +46,7 @@ async function obey({ do: what, ref, to, text, tool, args, ...more }) {
   }
 }
 
-/** @param {any} answer */
-function answered({ status, text }) {
-  return { status, response: text };
-}
+const answered = (/** @type {any} */ { status, text }) => ({ status, response: text });
 
 say({ ready: true });
 for await (const line of createInterface({ input: process.stdin })) {

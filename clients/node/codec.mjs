@@ -45,9 +45,13 @@ class Reader {
   #data;
   #all;
 
-  /** @param {Buffer} data */
-  constructor(data) {
+  /** What is wrong with the value of `apart`. @type {GoondanError | undefined} */
+  fault;
+
+  /** @param {Buffer} data @param {string} [apart] a key of the outermost map: what is bad in its value spoils nothing else */
+  constructor(data, apart) {
     this.#data = data;
+    this.apart = apart;
     this.#all = data.length <= SMALL ? data.toString("latin1") : undefined;
   }
 
@@ -73,13 +77,6 @@ class Reader {
     if (head === 0xdc || head === 0xdd) return this.#list(this.#length(head === 0xdc ? 2 : 4), depth + 1);
     if (head === 0xde || head === 0xdf) return this.#map(this.#length(head === 0xde ? 2 : 4), depth + 1);
     return refuse(head === undefined ? "it ends too early" : "bytes and extensions are no JSON");
-  }
-
-  /** How many fields the map here has. */
-  fields() {
-    const head = this.#data[this.at++];
-    if (head >= 0x80 && head < 0x90) return head & 15;
-    return head === 0xde || head === 0xdf ? this.#length(head === 0xde ? 2 : 4) : refuse("a frame is a map");
   }
 
   /** A key of a map. @returns {string} */
@@ -134,8 +131,21 @@ class Reader {
     this.#holds(size, depth);
     /** @type {{ [key: string]: unknown }} */
     const map = {};
-    for (let left = size; left > 0; left--) put(map, this.key(), this.value(depth));
+    for (let left = size; left > 0; left--) {
+      const key = this.key();
+      put(map, key, depth === 0 && key === this.apart ? this.#apart() : this.value(depth));
+    }
     return map;
+  }
+
+  #apart() {
+    const { at } = this;
+    try {
+      return this.value(0);
+    } catch (error) {
+      [this.fault, this.at] = [/** @type {GoondanError} */ (error), at];
+      this.skip();
+    }
   }
 
   /** @param {number} size */
@@ -167,25 +177,10 @@ const safe = (/** @type {bigint} */ value) => (Number.isSafeInteger(Number(value
  */
 export function decodeFrame(data) {
   if (data.length > MAX_RELAYED) throw new GoondanError("E_FRAME_TOO_LARGE", `a frame of ${data.length} bytes`);
-  const reader = new Reader(data);
-  /** @type {any} */
-  const frame = {};
-  let fault;
-  for (let left = reader.fields(); left > 0; left--) {
-    const key = reader.key();
-    const { at } = reader;
-    try {
-      put(frame, key, reader.value(key === "payload" ? 0 : 1));
-      if (key === "payload") fault = undefined;
-    } catch (error) {
-      if (key !== "payload") throw error;
-      [frame.payload, fault, reader.at] = [null, /** @type {GoondanError} */ (error), at];
-      reader.skip();
-    }
-  }
+  const reader = new Reader(data, "payload");
+  const frame = open("Frame", reader.value(-1)); // the payload's own depth counts
   if (reader.at !== data.length) refuse("something follows the frame");
-  open("Frame", frame);
-  if (fault) frame.fault = fault;
+  if (reader.fault) frame.fault = reader.fault;
   return frame;
 }
 
@@ -246,40 +241,31 @@ export const digestOf = (data) => createHash("sha256").update(data).digest("hex"
 
 const text = (/** @type {unknown} */ value) => typeof value === "string";
 const integer = (/** @type {unknown} */ value) => Number.isSafeInteger(value);
-const flag = (/** @type {unknown} */ value) => typeof value === "boolean";
 const map = (/** @type {unknown} */ value) => typeof value === "object" && value !== null && !Array.isArray(value);
 const one = (/** @type {string[]} */ ...names) => (/** @type {any} */ value) => names.includes(value);
 const like = (/** @type {string} */ kind) => (/** @type {unknown} */ value) => fits(kind, value);
 
-/**
- * What a client opens, field by field. A name with `?` may be absent or nil.
- *
- * @type {Record<string, Record<string, (value: unknown) => boolean>>}
- */
+/** @typedef {{ [name: string]: (value: unknown) => boolean }} Shape */
+/** What a client opens: fields that are there, and fields that may be absent or nil. @type {{ [kind: string]: [Shape, Shape?] }} */
 const SHAPES = {
-  Frame: { type: text, "id?": text, "eventId?": text, "inReplyTo?": text, "stage?": text, "deadlineMs?": integer, "blob?": like("Blob") },
-  Blob: { file: text, digest: text, size: integer },
-  ErrorPayload: { code: text, message: text, "suggestion?": text, "helpUrl?": text, "retryAfterMs?": integer },
-  Welcome: { version: integer, credit: integer, "maxFrame?": integer, "blobs?": text, "durability?": one("power", "process") },
-  Credit: { window: integer },
-  Shutdown: { "gracePeriodMs?": integer, reason: one("restart", "config_change", "orchestrator_shutdown", "idle") },
-  AgentEvent: { id: text, type: text, createdAt: text, "metadata?": map, "answer?": like("Answer") },
-  Answer: { turnId: text, status: one("completed", "failed"), "response?": text, "error?": like("ErrorPayload"), "usage?": map },
-  ToolResult: { status: one("ok", "error", "pending"), "handle?": text, "error?": map },
-  RuntimeEvent: { kind: text, "step?": integer, "text?": text, "at?": integer, "again?": flag },
+  Frame: [{ type: text }, { id: text, eventId: text, inReplyTo: text, stage: text, deadlineMs: integer, blob: like("Blob") }],
+  Blob: [{ file: text, digest: text, size: integer }],
+  ErrorPayload: [{ code: text, message: text }, { suggestion: text, helpUrl: text, retryAfterMs: integer }],
+  Welcome: [{ version: integer, credit: integer }, { blobs: text, durability: one("power", "process") }],
+  Credit: [{ window: integer }],
+  Shutdown: [{ reason: one("restart", "config_change", "orchestrator_shutdown", "idle") }, { gracePeriodMs: integer }],
+  AgentEvent: [{ id: text, type: text, createdAt: text }, { metadata: map, answer: like("Answer") }],
+  Answer: [{ turnId: text, status: one("completed", "failed") }, { response: text, error: like("ErrorPayload"), usage: map }],
+  ToolResult: [{ status: one("ok", "error", "pending") }, { handle: text, error: map }],
+  RuntimeEvent: [{ kind: text }, { step: integer, text, at: integer, again: (value) => typeof value === "boolean" }],
 };
-/** The same, with the names taken apart. @type {{ [kind: string]: [name: string, isOptional: boolean, holds: (value: unknown) => boolean][] }} */
-const FIELDS = {};
-for (const [kind, shape] of Object.entries(SHAPES))
-  FIELDS[kind] = Object.entries(shape).map(([name, holds]) => [name.replace("?", ""), name.endsWith("?"), holds]);
 
 /** Whether a payload is what it is said to be. @param {string} kind @param {any} value */
 export function fits(kind, value) {
   if (!map(value)) return false;
-  for (const [name, isOptional, holds] of FIELDS[kind]) {
-    const item = value[name];
-    if (!(isOptional && (item === undefined || item === null)) && !holds(item)) return false;
-  }
+  const [there, perhaps = {}] = SHAPES[kind];
+  for (const name in there) if (!there[name](value[name])) return false;
+  for (const name in perhaps) if (value[name] !== undefined && value[name] !== null && !perhaps[name](value[name])) return false;
   return true;
 }
 

@@ -131,7 +131,7 @@ export function findRunDir({ bundle, runDir }) {
   const none = `no kernel runs ${bundle ?? process.cwd()}`;
   try {
     let path = realpathSync(bundle ?? process.cwd());
-    if (basename(path) === "goondan.yaml" && !statSync(path).isDirectory()) path = dirname(path);
+    if (statSync(path).isFile() && basename(path) === "goondan.yaml") path = dirname(path);
     const digest = digestOf(Buffer.from(path)).slice(0, 16);
     const root = process.env.GOONDAN_STATE_ROOT || join(homedir(), ".goondan");
     const record = JSON.parse(readFileSync(join(root, "workspaces", digest, "kernel", "kernel.json"), "utf8"));

@@ -1,6 +1,6 @@
 /** Ask the agents of a running Goondan swarm. What is on the wire is declared in `goondan-client/wire`. */
 
-import type { ApprovalItem, RuntimeEvent, ToolResult, Usage } from "./wire.d.ts";
+import type { ApprovalItem, Answer as Told, RuntimeEvent, ToolResult, Usage } from "./wire.d.ts";
 
 export type { ApprovalItem, RuntimeEvent, ToolResult, Usage };
 
@@ -51,21 +51,12 @@ export interface CallOptions extends Pick<AskOptions, "instance" | "deadlineMs" 
   agent?: string;
 }
 
-export interface Answer<T = unknown> {
+/** An answer that is none is thrown, so it is always `completed`; `finishReason`, `reasoning`, `cutOff` are of its last message. */
+export interface Answer<T = unknown> extends Omit<Told, "response" | "error" | "output" | "object" | "steps"> {
   text: string;
   /** Of an agent with an output schema: the value that the text is. Integers beyond 2^53 are bigint. */
   object: T;
-  status: "completed";
-  turnId: string;
   eventId: string;
-  traceId?: string | null;
-  /** `provider/name` of the model that answered last. */
-  model?: string | null;
-  usage?: Usage | null;
-  finishReason?: string | null;
-  reasoning?: string | null;
-  /** The text ends where the model reached its limit. */
-  cutOff: boolean;
 }
 
 export interface Instance { role: "agent"; name: string; instanceKey: string | null; pid: number | null; startedMs: number | null }

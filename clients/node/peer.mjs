@@ -325,15 +325,14 @@ export class Peer {
   /** Whether a file must be written first; asks for it once. @param {Entry} entry */
   #needsFile(entry) {
     if (!entry.unwritten || entry.writing) return entry.unwritten;
-    const { blobs, maxFrame } = /** @type {import("./wire.d.ts").Welcome} */ (this.welcome);
-    const inline = !blobs && entry.files.length === 0 && entry.payload.length < (maxFrame ?? MAX_FRAME) - 4096;
-    if (entry.payload.length > MAX_PAYLOAD || (!blobs && !inline)) {
-      const room = blobs ? `limit ${MAX_PAYLOAD}` : "and there is no folder for payloads of that size";
-      this.fail(entry, new GoondanError("E_FRAME_TOO_LARGE", `a payload of ${entry.payload.length} bytes, ${room}`));
-      return false; // it has left the outbox
-    }
-    entry.writing = !inline;
+    const { blobs } = /** @type {import("./wire.d.ts").Welcome} */ (this.welcome);
+    const { length } = entry.payload;
+    entry.writing = Boolean(blobs) && length <= MAX_PAYLOAD;
     if (entry.writing) this.#effects.push({ do: "write", entry });
+    else if (entry.files.length > 0 || length > MAX_FRAME - 4096) {
+      const room = blobs ? `limit ${MAX_PAYLOAD}` : "and there is no folder for files";
+      this.fail(entry, new GoondanError("E_FRAME_TOO_LARGE", `a payload of ${length} bytes, ${room}`)); // it has left the outbox
+    }
     return entry.writing;
   }
 
