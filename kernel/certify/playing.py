@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import Any, Final
 
 from kernel.certify.matching import Names
@@ -24,7 +24,7 @@ TRIES: Final = 3
 #: One look lasts at most so long (seconds), so that an interrupt is noticed.
 LOOK_S: Final = 0.2
 #: What is waited for in vain is not as the steps say: after so many seconds.
-PATIENCE_S: Final = 10.0
+PATIENCE_S: Final = 20.0
 #: Of a time that passes in the steps, so much has to pass here: a program's clock is not ours.
 PASSES: Final = 0.95
 #: A time that passes in the steps is not longer here (seconds): it stands for any.
@@ -132,7 +132,7 @@ class Player:
         except NotOffered:
             played.offered = False
         finally:
-            self.program.stop(0)
+            self.program.stop()
             self.close()
         return played
 
@@ -159,7 +159,10 @@ def play_all(scenarios: Sequence[Scenario], player: Callable[[Scenario, threadin
 
     pool = ThreadPoolExecutor(AT_A_TIME)
     try:
-        return list(pool.map(one, scenarios))
+        futures = [pool.submit(one, scenario) for scenario in scenarios]
+        while wait(futures, LOOK_S, FIRST_EXCEPTION).not_done and not any(f.done() and f.exception() for f in futures):
+            pass  # a wait without end would hear no signal that another thread has got
+        return [future.result() for future in futures]
     except BaseException:
         stopping.set()
         raise

@@ -9,7 +9,6 @@ import os
 import select
 import signal
 import subprocess
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Final
@@ -50,7 +49,6 @@ class Program:
         self.out = self._process.stdout
         self.err = self._process.stderr
         self.tail = b""
-        self.rest: list[bytes] = []
         self._waiting = bytearray()
         self._line = bytearray()
         for pipe in (self._process.stdin, self.out, self.err):
@@ -110,29 +108,17 @@ class Program:
             with suppress(BrokenPipeError):
                 self._process.stdin.close()
 
-    def stop(self, grace: float) -> int | None:
-        """Wait for its end, at most `grace` seconds, then kill its group. Its status; None when it was killed.
-
-        What it has written until then is in `rest`.
-        """
-        if self._process.returncode is not None:
-            return self._process.returncode
-        ends = time.monotonic() + grace
-        while not (ended := self.ended()) and time.monotonic() < ends:
-            time.sleep(0.01)
-            self.flush()
-            with suppress(ValueError):
-                self.rest += self.lines()
-        with suppress(ValueError):
-            self.rest += self.lines()
-        with suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL)
-        status = self._process.wait()
-        for pipe in (self._process.stdin, self.out, self.err):
-            if pipe is not None:
-                with suppress(BrokenPipeError):
-                    pipe.close()
-        return status if ended else None
+    def stop(self) -> int:
+        """Kill it and all that it has started, if anything of it runs. Its exit status."""
+        if self._process.returncode is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+            self._process.wait()
+            for pipe in (self._process.stdin, self.out, self.err):
+                if pipe is not None:
+                    with suppress(BrokenPipeError):
+                        pipe.close()
+        return self._process.returncode
 
     def why(self) -> str:
         """The last line of its standard error, for a report."""

@@ -43,7 +43,9 @@ FAULTS: dict[str, tuple[tuple[str, ...], str]] = {
 
 def _tried(fault: str) -> Report:
     words = FAULTS[fault][0] if fault else tuple({word for some, _ in FAULTS.values() for word in some})
-    return certify_worker([*WORKER, *([fault] if fault else [])], os.environ, "python", words, PATIENCE_S)
+    return certify_worker(
+        [*WORKER, *([fault] if fault else [])], os.environ, "python", words, PATIENCE_S if fault else 30.0
+    )
 
 
 @pytest.fixture(scope="module")

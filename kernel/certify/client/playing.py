@@ -46,7 +46,7 @@ class Stage(Player):
         asked = [one for one in scenario.steps if "do" in one]
         chosen = [one[key] for one in asked for key in ("eventId", "correlationId") if key in one]
         super().__init__(scenario, stopping, wait, Names(chosen))
-        self.folder = tempfile.mkdtemp(prefix="gdn-", dir="/tmp")  # the path of a socket is short
+        self.folder = tempfile.mkdtemp(prefix="gdn-certify-", dir="/tmp")  # the path of a socket is short
         self._links: dict[bytes, int] = {}
         #: The newest connection, and the one that the steps know of.
         self._ident = self._known = b""
@@ -155,14 +155,12 @@ class Stage(Player):
         """Tell it to end, and look that it does, with nothing told twice."""
         self._tell({"do": "close"})
         self.program.end_input()
-        status = self.program.stop(self.patience)
-        for line in self.program.rest:
-            self._hear(line)
+        self.until(self.program.ended, "its end after `close`")
+        self.look(0)
+        status = self.program.stop()
         for ref in {self._refs.get(step["told"]["eventId"]) for step in self.scenario.steps if "told" in step}:
             if (said := self._line(ref or "?", events=False)) is not None:
                 raise Differs(f"it told {short(said)} once more")
-        if status is None:
-            raise Differs(f"it did not end within {self.patience:g} s of `close`, and was killed")
         if status and not self.over:
             raise Differs(f"it ended with status {status} after `close`{self.program.why()}")
 

@@ -53,7 +53,7 @@ class Host(Player):
         self._frames: list[dict[str, Any]] = []
         self._buffer, self._waiting, self._limit = bytearray(), bytearray(), 1 << 20
         self._open = self._reads = True
-        self.folder = tempfile.mkdtemp(prefix="gdn-")
+        self.folder = tempfile.mkdtemp(prefix="gdn-certify-")
         self.names.known |= {"$entry": entry, "$folder": os.path.dirname(entry), "$workdir": self.folder}
         self._socket, theirs = socket.socketpair()
         self._socket.setblocking(False)
