@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,8 @@ CARGO: Final = "/usr/bin/cargo"
 #: What has to lie in Debian's folder of sources.
 CRATES: Final = ("zmq", "rmp", "serde_json", "sha2")
 BUILD_S: Final = 240
+#: Where it is built for tests: `make clean` removes it.
+BUILT: Final = ROOT / ".cache" / "rust-client"
 
 
 def command_of(client: str) -> tuple[list[str], dict[str, str]]:
@@ -37,7 +40,15 @@ def rust() -> Path:
     missing = [name for name in CRATES if not list(sources.glob(f"{name}-[0-9]*"))]
     if not Path(CARGO).exists() or missing:
         pytest.skip(f"Rust is not there: {CARGO} and librust-*-dev of {', '.join(CRATES)}")
-    build = [CARGO, "build", "--offline", "--quiet"]
-    done = subprocess.run(build, cwd=RUST, capture_output=True, text=True, timeout=BUILD_S, check=False)
+    done = cargo("build")
     assert done.returncode == 0, done.stderr
-    return RUST / "target" / "debug" / "ask"
+    return BUILT / "debug" / "ask"
+
+
+def cargo(command: str) -> subprocess.CompletedProcess[str]:
+    """Run one of cargo's commands on the Rust client."""
+    arguments = [CARGO, command, "--offline", "--quiet"]
+    environment = {**os.environ, "CARGO_TARGET_DIR": str(BUILT)}
+    return subprocess.run(
+        arguments, cwd=RUST, env=environment, capture_output=True, text=True, timeout=BUILD_S, check=False
+    )

@@ -34,7 +34,7 @@ from schemas.frames import AgentEvent, Answer, Frame, Lease
 from schemas.link import Link
 from schemas.tokens import SECRET_BYTES, SOCKETS, Claims, mint
 from tests.kernel_fixture import ROOT
-from tests.polyglot_clients import CLIENTS, command_of
+from tests.polyglot_clients import BUILD_S, CLIENTS, command_of
 from tests.process.bare_broker import plan
 
 #: Five times as many as of those storms in which agents have turns.
@@ -236,7 +236,7 @@ def unrun(tally: Tally) -> set[str]:
 
 
 @pytest.mark.parametrize("client", CLIENTS)
-@pytest.mark.timeout(60 + 2 * KILLS)
+@pytest.mark.timeout(BUILD_S + 60 + 2 * KILLS)
 def test_each_request_is_answered_once_and_run_once_whatever_happens_to_the_broker(client: str) -> None:
     command, environment = command_of(client)
     tally, begun = Tally(), time.monotonic()

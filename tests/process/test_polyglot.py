@@ -12,7 +12,7 @@ import pytest
 
 from tests.kernel_fixture import PATIENCE_S, ROOT, Sandbox, sandbox
 from tests.node_fixture import node, node_client
-from tests.polyglot_clients import rust
+from tests.polyglot_clients import BUILD_S, rust
 
 EXAMPLE = ROOT / "examples" / "polyglot"
 #: What each tool is asked, and its answer.
@@ -65,6 +65,7 @@ def test_the_program_in_node_shows_the_stream_and_the_answer(swarm: Sandbox) -> 
     assert "primes__count failed: E_TOOL_INVALID_ARGS" in refused.stderr
 
 
+@pytest.mark.timeout(BUILD_S + 60)
 def test_the_program_in_rust_shows_the_stream_and_the_answer(swarm: Sandbox) -> None:
     program = rust()
 
