@@ -51,7 +51,7 @@ export interface CallOptions extends Pick<AskOptions, "instance" | "deadlineMs" 
   agent?: string;
 }
 
-/** An answer that is none is thrown, so it is always `completed`; `finishReason`, `reasoning`, `cutOff` are of its last message. */
+/** How a turn ended. A failed one is thrown, so the status is always `completed`. */
 export interface Answer<T = unknown> extends Omit<Told, "response" | "error" | "output" | "object" | "steps"> {
   text: string;
   /** Of an agent with an output schema: the value that the text is. Integers beyond 2^53 are bigint. */
