@@ -48,6 +48,13 @@ def judge(found: dict[str, Any], *isolations: str) -> None:
         assert broken == {}, how
 
 
+def as_a_child(found: dict[str, Any]) -> dict[str, Any]:
+    """What a child of a runtime has found, without that runtime, which is a process beside its own."""
+    assert found["instance"]["processes_beside_its_own"] == ["processes", "done", "{2}"]
+    found["instance"]["processes_beside_its_own"] = ["processes", "refused", "OSError: nothing there"]
+    return found
+
+
 async def test_no_attempt_gets_out(short_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOST_SECRET", "x")
     judge(await every_attempt(short_tmp), *TOOLS)
@@ -58,11 +65,7 @@ async def test_no_attempt_gets_out_of_a_javascript_runtime(
     short_tmp: Path, monkeypatch: pytest.MonkeyPatch, runtime: str
 ) -> None:
     monkeypatch.setenv("HOST_SECRET", "x")
-    found = await every_attempt(short_tmp, only="instance", runtime=runtime)
-    beside = found["instance"].pop("processes_beside_its_own")
-    assert beside == ["processes", "done", "{2}"], "the runtime, whose child this is"
-    found["instance"]["processes_beside_its_own"] = ["processes", "refused", "OSError: nothing there"]
-    judge(found, "instance")
+    judge(as_a_child(await every_attempt(short_tmp, only="instance", runtime=runtime)), "instance")
 
 
 async def test_no_attempt_gets_out_of_a_call_as_on_linux_6_1(short_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,6 +82,16 @@ def test_no_attempt_gets_out_of_an_ordinary_users_jails(short_tmp: Path) -> None
     done = run_as_user(AS_USER, short_tmp)
     assert done.returncode == 0, done.stderr[-3000:]
     judge(json.loads(done.stdout.splitlines()[-1]), *TOOLS)
+
+
+def test_no_attempt_gets_out_of_a_runtime_of_an_ordinary_user(short_tmp: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("the test before has just shown it")
+    tries = AS_USER.replace("(Path(sys.argv[1]))", "(Path(sys.argv[1]), only='instance', runtime='node')")
+    done = run_as_user(tries, short_tmp)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    judge(as_a_child(found), "instance")
 
 
 def test_the_document_shows_the_table() -> None:

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from tests.javascript_runtimes import RUNTIMES, runtime
+
 ROOT = Path(__file__).parent.parent.parent
 START = ROOT / "kernel" / "start.py"
 
@@ -134,6 +136,41 @@ def test_every_module_is_loaded_and_every_failure_reported(tmp_path: Path) -> No
 
 
 @pytest.mark.requirement("HANDLER-05")
+@pytest.mark.parametrize("name", RUNTIMES)
+def test_modules_in_typescript_are_loaded_too(tmp_path: Path, name: str) -> None:
+    modules = {
+        "good": "export const handlers = { run: (ctx: unknown): number => 1 }",
+        "other": "export const handlers = { walk: (): number => 1 }",
+        "none": "export const runs = 1",
+        "broken": "export const handlers = {",
+    }
+    path = bundle(tmp_path, modules)
+    text = path.read_text().replace("tool.py", "tool.ts").replace("env: [GRANTED]", f"javascript: {name}")
+    path.write_text(text)
+    for tool in modules:
+        (tmp_path / tool / "tool.py").rename(tmp_path / tool / "tool.ts")
+    found = gdn("--json", tmp_path, state=tmp_path / "s", cwd=tmp_path, **{f"GOONDAN_{name.upper()}": runtime(name)})
+    said = {problem["resource"]: problem for problem in json.loads(found.stdout)["errors"]}
+    assert {resource: problem["code"] for resource, problem in said.items()} == dict.fromkeys(
+        ("Tool/other", "Tool/none", "Tool/broken"), "E_CONFIG_ENTRY"
+    )
+    assert "no function 'run'" in said["Tool/other"]["message"]
+    assert "walk" in said["Tool/other"]["suggestion"]
+    assert "handlers" in said["Tool/none"]["message"]
+
+
+def test_without_a_runtime_a_bundle_is_valid_with_a_warning_that_helps(tmp_path: Path) -> None:
+    path = bundle(tmp_path, {"one": "export const handlers = {}"})
+    (tmp_path / "one" / "tool.py").rename(tmp_path / "one" / "tool.ts")
+    path.write_text(path.read_text().replace("tool.py", "tool.ts").replace("env: [GRANTED]", "javascript: node"))
+    found = gdn("--json", tmp_path, state=tmp_path / "s", cwd=tmp_path, GOONDAN_NODE="/nonexistent/node")
+    assert found.returncode == 0
+    (said,) = [one for one in json.loads(found.stdout)["warnings"] if one["resource"] == "Tool/one"]
+    assert said["code"] == "W_CONFIG_UNCHECKED"
+    assert "/nonexistent/node (GOONDAN_NODE)" in said["message"]
+    assert "goondan-kernel[node]" in said["suggestion"]
+
+
 def test_modules_see_nothing_but_their_folder_and_what_was_granted(tmp_path: Path) -> None:
     probe = f"""\
 import os

@@ -1,13 +1,10 @@
-"""Which runtime is taken for a Tool in JavaScript or TypeScript, and what is looked at."""
+"""Which runtime is taken for a Tool in JavaScript or TypeScript."""
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 import pytest
 
-from kernel.bundle.javascript import Found, Name, choose, look, problem_of
+from kernel.bundle.javascript import Found, Name, choose, problem_of
 from schemas.launch import JavaScriptRuntime
 
 NODE_20 = Found("node", "/usr/bin/node", "PATH", "20.20.2", problem="version 20.20.2, needed 22.18")
@@ -48,38 +45,3 @@ def test_what_was_passed_over_is_named() -> None:
 )  # fmt: skip
 def test_versions(name: Name, version: str, fits: bool) -> None:
     assert (problem_of(name, version) == "") is fits
-
-
-def says(path: Path, version: str) -> str:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f'#!/bin/sh\n[ -n "$LD_TRACE_LOADED_OBJECTS" ] || echo {version}\n')
-    path.chmod(0o755)
-    return str(path)
-
-
-def test_a_variable_excludes_what_is_on_the_path(tmp_path: Path) -> None:
-    named = says(tmp_path / "named" / "node", "v20.0.0")
-    says(tmp_path / "bin" / "node", "v22.19.0")
-    bun = says(tmp_path / "bin" / "bun", "1.4.5")
-    path = str(tmp_path / "bin")
-    found = look(str(tmp_path), {"GOONDAN_NODE": named, "PATH": path})
-    assert [(one.program, one.place) for one in found] == [(named, "GOONDAN_NODE"), (bun, "PATH")]
-    assert found[0].problem == "version 20.0.0, needed 22.18"
-    assert look(str(tmp_path), {"PATH": path})[0].version == "22.19.0"
-    missing = look(str(tmp_path), {"GOONDAN_BUN": "/nonexistent/bun", "PATH": ""})
-    assert "cannot be run" in missing[-1].problem
-    assert "no absolute path" in look("/", {"GOONDAN_NODE": "node", "PATH": ""})[0].problem
-
-
-def test_a_bun_of_the_bundle_is_never_started_here(tmp_path: Path) -> None:
-    folder = tmp_path / "node_modules" / "@oven" / "bun-linux-x64"
-    program = folder / "bin" / "bun"
-    says(program, "9.9.9; touch " + str(tmp_path / "started"))
-    (folder / "package.json").write_text('{"version": "1.4.5"}')
-    found = [one for one in look(str(tmp_path), {"PATH": ""}) if one.name == "bun"]
-    assert found == [Found("bun", os.path.realpath(program), "node_modules", "1.4.5")]
-    assert not (tmp_path / "started").exists()
-    (folder / "package.json").write_text("no JSON")
-    assert [one.problem for one in look(str(tmp_path), {"PATH": ""}) if one.name == "bun"] == [
-        "it does not say its version"
-    ]

@@ -1,0 +1,92 @@
+"""Which JavaScript runtimes are found on a machine, what a plan says of them, and who may not change them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from kernel.bundle.javascript import Found, look
+from kernel.bundle.loader import open_bundle
+from kernel.trust.private_copy import with_private_copy
+from schemas.launch import JavaScriptRuntime, KernelPlan
+
+BUNDLE = """\
+apiVersion: goondan.ai/v1
+kind: Tool
+metadata: {name: one}
+spec:
+  entry: one/tool.ts
+  sandbox: {javascript: bun}
+  exports: [{name: run}]
+---
+apiVersion: goondan.ai/v1
+kind: Tool
+metadata: {name: two}
+spec:
+  entry: two/tool.mjs
+  exports: [{name: run}]
+"""
+
+
+def says(path: Path, version: str) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f'#!/bin/sh\n[ -n "$LD_TRACE_LOADED_OBJECTS" ] || echo {version}\n')
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_a_variable_excludes_what_is_on_the_path(tmp_path: Path) -> None:
+    named = says(tmp_path / "named" / "node", "v20.0.0")
+    says(tmp_path / "bin" / "node", "v22.19.0")
+    bun = says(tmp_path / "bin" / "bun", "1.4.5")
+    path = str(tmp_path / "bin")
+    found = look(str(tmp_path), {"GOONDAN_NODE": named, "PATH": path})
+    assert [(one.program, one.place) for one in found] == [(named, "GOONDAN_NODE"), (bun, "PATH")]
+    assert found[0].problem == "version 20.0.0, needed 22.18"
+    assert look(str(tmp_path), {"PATH": path})[0].version == "22.19.0"
+    missing = look(str(tmp_path), {"GOONDAN_BUN": "/nonexistent/bun", "PATH": ""})
+    assert "cannot be run" in missing[-1].problem
+    assert "no absolute path" in look("/", {"GOONDAN_NODE": "node", "PATH": ""})[0].problem
+
+
+def test_a_bun_of_the_bundle_is_never_started_here(tmp_path: Path) -> None:
+    folder = tmp_path / "node_modules" / "@oven" / "bun-linux-x64"
+    program = folder / "bin" / "bun"
+    says(program, "9.9.9; touch " + str(tmp_path / "started"))
+    (folder / "package.json").write_text('{"version": "1.4.5"}')
+    found = [one for one in look(str(tmp_path), {"PATH": ""}) if one.name == "bun"]
+    assert found == [Found("bun", os.path.realpath(program), "node_modules", "1.4.5")]
+    assert not (tmp_path / "started").exists()
+    (folder / "package.json").write_text("no JSON")
+    assert [one.problem for one in look(str(tmp_path), {"PATH": ""}) if one.name == "bun"] == [
+        "it does not say its version"
+    ]
+
+
+def test_a_plan_says_what_runs_and_no_jail_may_write_it(tmp_path: Path) -> None:
+    for entry in ("one/tool.ts", "two/tool.mjs"):
+        (tmp_path / entry).parent.mkdir()
+        (tmp_path / entry).write_text("")
+    (tmp_path / "goondan.yaml").write_text(BUNDLE)
+    node = says(tmp_path / "bin" / "node", "v22.19.0")
+    package = tmp_path / "node_modules" / "@oven" / "bun-linux-x64"
+    bun = os.path.realpath(says(package / "bin" / "bun", "1.4.5"))
+    (package / "package.json").write_text('{"version": "1.4.5"}')
+
+    def opened(**env: str) -> KernelPlan:
+        return open_bundle(
+            str(tmp_path / "goondan.yaml"), state_dir=str(tmp_path / "state"), env=env, handlers=False, runs=False
+        ).plan
+
+    plan = opened(GOONDAN_NODE=node, PATH="")
+    tools = {tool.name: tool for tool in plan.toolhost.tools}
+    bun_found = JavaScriptRuntime(name="bun", program=bun, version="1.4.5")
+    node_found = JavaScriptRuntime(name="node", program=node, version="22.19.0")
+    assert [tools[name].javascript for name in ("one", "two")] == [bun_found, node_found]
+    assert {node, bun} <= set(plan.protected)
+    assert {node, bun} <= set(plan.toolhost.protected)
+    lacking = {tool.name: tool for tool in opened(GOONDAN_NODE="/nonexistent", PATH="").toolhost.tools}["two"]
+    assert lacking.javascript == bun_found
+    copied = {tool.name: tool for tool in with_private_copy(plan, str(tmp_path)).toolhost.tools}["one"]
+    assert copied.javascript is None
+    assert "others can write" in copied.lack
