@@ -120,6 +120,20 @@ def fork(ctx, input):
     if pid == 0: return "from the child"
     os.waitpid(pid, 0)
     return "from the parent"
+def hops(ctx, input):
+    for _ in range(8):
+        if os.fork() == 0:
+            try:
+                for _ in range(60):  # each is gone soon after it has begun the next one
+                    if os.fork(): os._exit(0)
+                time.sleep(60)
+            finally:
+                os._exit(0)
+    return "left"
+def alive(ctx, input):
+    time.sleep(0.05)
+    states = {n: open(f"/proc/{n}/stat").read().rpartition(") ")[2][0] for n in os.listdir("/proc") if n.isdigit()}
+    return sorted(int(n) for n, state in states.items() if state != "Z")
 def processes(ctx, input):
     time.sleep(0.05)
     return sorted(int(n) for n in os.listdir("/proc") if n.isdigit())
@@ -449,13 +463,17 @@ async def test_processes_left_behind_end_with_the_call(short_tmp: Path, workdir:
 
 
 async def test_background_exports_may_leave_processes(short_tmp: Path, workdir: Path) -> None:
-    marked = make_tool(short_tmp, HANDLERS, ExportSpec(name="daemon", background=True), "processes", "fork", "nap")
+    exports = (ExportSpec(name="daemon", background=True), "processes", "fork", "nap", "hops", "alive")
+    marked = make_tool(short_tmp, HANDLERS, *exports)
     async with bench(marked) as made:
         await made.call("t__daemon", workdir=workdir)
         left = (await made.call("t__processes", workdir=workdir))["output"]
         assert len(left) == 3
         await made.call("t__fork", workdir=workdir)
         assert (await made.call("t__processes", workdir=workdir))["output"] == left
+        for _ in range(3):  # what runs ahead of the one that kills is found
+            await made.call("t__hops", workdir=workdir)
+            assert (await made.call("t__alive", workdir=workdir))["output"] == left
 
 
 async def test_a_worker_that_does_not_sweep_is_swept_from_outside(short_tmp: Path, workdir: Path) -> None:

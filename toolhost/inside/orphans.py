@@ -102,17 +102,25 @@ def other_processes() -> set[int]:
 
 
 def kill_others(kept: set[int]) -> set[int]:
-    """Kill all processes but the kept ones and their descendants; which of the kept ones still live."""
-    spared: set[int] = set()
-    for pid in sorted(other_processes()):
-        if pid in kept or parent(pid) in spared:
-            spared.add(pid)
-            continue
-        try:  # noqa: SIM105
-            posix.kill(pid, SIGKILL)
-        except OSError:
-            pass  # gone already
-    return spared
+    """Kill all processes but the kept ones and their descendants; which of the kept ones still live.
+
+    Until a look finds nobody new: one that is killed may have started a process since the others were listed.
+    """
+    killed: set[int] = set()
+    while True:
+        spared: set[int] = set()
+        before = len(killed)
+        for pid in sorted(other_processes()):
+            if pid in kept or parent(pid) in spared:
+                spared.add(pid)
+                continue
+            killed.add(pid)
+            try:  # noqa: SIM105
+                posix.kill(pid, SIGKILL)
+            except OSError:
+                pass  # gone already
+        if len(killed) == before:
+            return spared
 
 
 def parent(pid: int) -> int:
