@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from schemas.launch import Limits, SandboxSpec
-from tests.javascript_runtimes import RUNTIMES
+from tests.javascript_runtimes import RUNTIMES, runtime
 from tests.javascript_tools import javascript_tool
 from tests.toolhost_fixture import bench, make_tool
 from toolhost.policy.facts import landlock_abi
@@ -140,6 +140,8 @@ async def test_nothing_of_the_host_is_reached(
                 for export in ("main", "thread"):
                     outcomes = await call(export)
                     assert len(outcomes) == 27
+                    # Of a runtime below /tmp this is the jail's own memory: what counts is that the host has none.
+                    del outcomes["besideTheRuntime"]
                     strange = {a: o for a, o in outcomes.items() if o.removeprefix("refused: ") not in REFUSALS}
                     assert strange == {}, export
                 walls = await call("walls")
@@ -155,6 +157,7 @@ async def test_nothing_of_the_host_is_reached(
                 ]
                 assert told["secret"] not in str(await call("arguments"))
             assert victim.poll() is None
+            assert not Path(runtime(name)).resolve().with_name("new").exists()
             for server in (tcp, unix):  # nobody knocked, whatever the runtime calls its refusal
                 server.setblocking(False)
                 with pytest.raises(BlockingIOError):
