@@ -34,8 +34,8 @@ BUN_VARIABLE: Final = "GOONDAN_BUN"
 #: that is tested.
 FIRST_NODE: Final = (22, 18)
 FIRST_BUN: Final = (1, 4)
-#: Of the line 23 of Node, the first version that leaves types out.
-_FIRST_OF_23: Final = (23, 6)
+#: Of the line 23 of Node, the first version that has `--disable-sigusr1`.
+_FIRST_OF_23: Final = (23, 7)
 #: The line of Node that is taken before others.
 NODE_LINE: Final = 22
 #: Where npm puts Bun's program, below a `node_modules`.

@@ -165,3 +165,28 @@ async def test_nothing_of_the_host_is_reached(
         finally:
             victim.kill()
             victim.wait()
+
+
+KNOCKS = """
+import { spawnSync } from 'node:child_process'
+import { setTimeout } from 'node:timers/promises'
+
+export const handlers = {
+  async knock() {
+    spawnSync('/bin/sh', ['-c', `kill -USR1 ${process.pid}`])
+    for (let i = 0; i < 20; i++, await setTimeout(25)) {
+      const opened = await fetch('http://127.0.0.1:9229/json').then((found) => found.text(), () => undefined)
+      if (opened) return opened
+    }
+    return 'closed'
+  },
+}
+"""
+
+
+async def test_no_program_in_the_jail_opens_nodes_inspector(short_tmp: Path) -> None:
+    """Where there is a loopback, it would let any program of a call run code in the worker."""
+    tool = javascript_tool(short_tmp, "node", KNOCKS, "knock", sandbox=SandboxSpec(network="public"))
+    async with bench(tool) as made:
+        result = await made.call("t__knock", {}, workdir=short_tmp)
+        assert result.get("output") == "closed", result

@@ -54,4 +54,6 @@ def command(runtime: JavaScriptRuntime, code: str, memory_mb: int) -> list[str]:
         # Whatever lies in the workdir is any tool's: no settings, no variables and no packages come from there.
         return [runtime.program, "--no-install", "--config=/dev/null", "--env-file=/dev/null", "--smol", worker]
     heap = max(16, int(memory_mb * _HEAP_PART))
-    return [runtime.program, f"--max-old-space-size={heap}", "--disable-warning=ExperimentalWarning", worker]
+    # SIGUSR1, which any program in the jail can send, would open the inspector: that runs code in the worker.
+    flags = (f"--max-old-space-size={heap}", "--disable-sigusr1", "--disable-warning=ExperimentalWarning")
+    return [runtime.program, *flags, worker]

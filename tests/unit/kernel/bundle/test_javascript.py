@@ -38,8 +38,8 @@ def test_what_was_passed_over_is_named() -> None:
 @pytest.mark.parametrize(
     ("name", "version", "fits"),
     [
-        ("node", "20.20.2", False), ("node", "22.17.9", False), ("node", "22.18.0", True), ("node", "23.5.0", False),
-        ("node", "23.6.0", True), ("node", "24.0.0", True), ("bun", "1.3.9", False), ("bun", "1.4.0", True),
+        ("node", "20.20.2", False), ("node", "22.17.9", False), ("node", "22.18.0", True), ("node", "23.6.0", False),
+        ("node", "23.7.0", True), ("node", "24.0.0", True), ("bun", "1.3.9", False), ("bun", "1.4.0", True),
         ("bun", "2.0.0", True), ("node", "", False), ("bun", "what", False),
     ],
 )  # fmt: skip
