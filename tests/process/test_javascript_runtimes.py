@@ -40,13 +40,32 @@ def test_a_variable_excludes_what_is_on_the_path(tmp_path: Path) -> None:
     says(tmp_path / "bin" / "node", "v22.19.0")
     bun = says(tmp_path / "bin" / "bun", "1.4.5")
     path = str(tmp_path / "bin")
-    found = look(str(tmp_path), {"GOONDAN_NODE": named, "PATH": path})
+    root = str(tmp_path / "bundle")
+    found = look(root, {"GOONDAN_NODE": named, "PATH": path})
     assert [(one.program, one.place) for one in found] == [(named, "GOONDAN_NODE"), (bun, "PATH")]
     assert found[0].problem == "version 20.0.0, needed 22.18"
-    assert look(str(tmp_path), {"PATH": path})[0].version == "22.19.0"
-    missing = look(str(tmp_path), {"GOONDAN_BUN": "/nonexistent/bun", "PATH": ""})
+    assert look(root, {"PATH": path})[0].version == "22.19.0"
+    missing = look(root, {"GOONDAN_BUN": "/nonexistent/bun", "PATH": ""})
     assert "cannot be run" in missing[-1].problem
     assert "no absolute path" in look("/", {"GOONDAN_NODE": "node", "PATH": ""})[0].problem
+
+
+def test_what_path_finds_in_the_bundle_is_not_started(tmp_path: Path) -> None:
+    root, started = tmp_path / "bundle", tmp_path / "started"
+    says(root / "bin" / "node", f"v22.19.0; touch {started}")
+    outside = says(tmp_path / "outside" / "node", f"v22.19.0; touch {started}")
+    (root / "links").mkdir()
+    (root / "links" / "node").symlink_to(outside)
+    (root / "folder").symlink_to(tmp_path / "outside")
+    (tmp_path / "other").symlink_to(root)
+    (tmp_path / "leads").symlink_to(root / "bin")
+    for folder in ("bundle/bin", "bundle/links", "bundle/folder", "other/bin", "other/folder", "leads"):
+        found = [one for one in look(str(tmp_path / "other"), {"PATH": str(tmp_path / folder)}) if one.place == "PATH"]
+        assert [one.problem for one in found] == ["it lies in the bundle, and is not run outside of a jail"], folder
+    assert not started.exists()
+    path = f"{root / 'links'}:{tmp_path / 'outside'}"
+    assert [one.problem for one in look(str(root), {"PATH": path}) if one.place == "PATH"][1:] == [""]
+    assert look("/", {"PATH": str(root / "bin")})[0].problem == ""
 
 
 def test_a_bun_of_the_bundle_is_never_started_here(tmp_path: Path) -> None:
