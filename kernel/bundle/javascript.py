@@ -154,7 +154,11 @@ def _of_npm(root: str) -> Iterator[Found]:
     for package in _BUN_PACKAGES:
         folder = os.path.realpath(f"{root}/node_modules/{package}")
         program = f"{folder}/bin/bun"
-        if os.path.isfile(program) and not os.path.islink(program):
+        if os.path.realpath(program) != program or not os.path.isfile(program):
+            continue
+        if not within(program, os.path.realpath(root)):
+            yield Found("bun", program, "node_modules", problem="a link leads out of the bundle")
+        else:
             version = ""
             with suppress(OSError, msgspec.DecodeError), open(f"{folder}/package.json", "rb") as manifest:
                 version = msgspec.json.decode(manifest.read(_MANIFEST_BYTES), type=_Manifest).version

@@ -73,17 +73,18 @@ def with_private_copy(plan: KernelPlan, root: str) -> KernelPlan:
         return replace(spec, extensions=own)
 
     def tool(spec: ToolSpec) -> ToolSpec:
-        if spec not in tools:
+        is_own, runtime = spec in tools, spec.javascript
+        if runtime is not None and any(within(path, root) for path in (runtime.program, *runtime.libraries)):
+            lack = f"others can write to {root}, where its runtime lies"
+            spec = replace(
+                spec, javascript=None, lack=lack, lack_fix="Install it elsewhere, or take their right to write."
+            )
+        if not is_own:
             return spec
         whole = wholes[spec.name]
         own = {name: server(one, whole) for name, one in spec.servers.items()}
         shared = None if spec.server is None else server(spec.server, whole)
         narrowed = {name: reading(left, whole) for name, left in spec.narrowed.items()}
-        if spec.javascript is not None and within(spec.javascript.program, root):
-            lack = f"others can write to {root}, where its runtime lies"
-            spec = replace(
-                spec, javascript=None, lack=lack, lack_fix="Install it elsewhere, or take their right to write."
-            )
         return replace(
             spec,
             entry=moved(spec.entry),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
+
 from kernel.bundle.javascript import Found, look
 from kernel.bundle.loader import open_bundle
 from kernel.trust.private_copy import with_private_copy
@@ -80,6 +82,19 @@ def test_a_bun_of_the_bundle_is_never_started_here(tmp_path: Path) -> None:
     assert [one.problem for one in look(str(tmp_path), {"PATH": ""}) if one.name == "bun"] == [
         "it does not say its version"
     ]
+
+
+@pytest.mark.parametrize("link", ["node_modules", "node_modules/@oven/bun-linux-x64"])
+def test_a_bun_that_a_link_leads_to_is_no_bun_of_the_bundle(tmp_path: Path, link: str) -> None:
+    """Who guards the bundle's folder does not guard what lies elsewhere."""
+    root, elsewhere = tmp_path / "bundle", tmp_path / "elsewhere"
+    folder = elsewhere / "node_modules" / "@oven" / "bun-linux-x64"
+    says(folder / "bin" / "bun", "1.4.5")
+    (folder / "package.json").write_text('{"version": "1.4.5"}')
+    (root / link).parent.mkdir(parents=True)
+    (root / link).symlink_to(elsewhere / link)
+    (found,) = [one for one in look(str(root), {"PATH": ""}) if one.name == "bun"]
+    assert found.problem == "a link leads out of the bundle"
 
 
 def test_a_plan_says_what_runs_and_no_jail_may_write_it(tmp_path: Path) -> None:

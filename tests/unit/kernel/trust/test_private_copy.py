@@ -16,6 +16,7 @@ from schemas.launch import (
     AgentSpec,
     ExtensionSpec,
     Filesystem,
+    JavaScriptRuntime,
     KernelPlan,
     McpServerSpec,
     ModelSpec,
@@ -80,6 +81,27 @@ def test_what_runs_is_the_copy_and_the_rest_stays(root: Path) -> None:
     assert not (place / ".git").exists()
     (root / "ext" / "e.py").write_text("changed")
     assert Path(extension.entry).read_bytes() == SOURCE
+
+
+@pytest.mark.parametrize(
+    ("program", "library", "runs"),
+    [("/usr/bin/node", "/opt/lib", True), ("{}/bin/node", "/opt/lib", False), ("/opt/node", "{}/lib", False)],
+)
+@pytest.mark.parametrize("tool", ["t", "p"])
+def test_no_runtime_that_others_can_write_loads_a_tool(
+    root: Path, tool: str, program: str, library: str, runs: bool
+) -> None:
+    """Neither one of the bundle nor one of a package."""
+    runtime = JavaScriptRuntime(
+        name="node", program=program.format(root), version="22.19.0", libraries=[library.format(root)]
+    )
+    given = plan(root)
+    tools = [replace(one, javascript=runtime) if one.name == tool else one for one in given.toolhost.tools]
+    made = with_private_copy(replace(given, toolhost=replace(given.toolhost, tools=tools)), str(root))
+    (found,) = [one for one in made.toolhost.tools if one.name == tool]
+    assert found.javascript == (runtime if runs else None)
+    assert ("others can write" in found.lack) is not runs
+    assert found.root.startswith(made.private_copy) is (tool == "t")
 
 
 def test_a_module_of_other_bytes_than_those_that_were_judged_stops_the_start(root: Path) -> None:
