@@ -23,17 +23,35 @@ function start(script) {
   return left.pid;
 }
 
-function alive(pid) {
+function stateOf(pid) {
   try {
-    return !fs.readFileSync(`/proc/${pid}/stat`, 'latin1').includes(') Z ');
+    return fs.readFileSync(`/proc/${pid}/stat`, 'latin1').split(') ').at(-1)[0];
   } catch {
-    return false;
+    return 'Z';
   }
 }
+
+const alive = (pid) => stateOf(pid) !== 'Z';
+const opened = [];
 
 export const handlers = {
   leaves: () => start('sleep 60 & sleep 60'),
   daemon: () => start('while :; do sleep 0.05; done'),
+  async namedLikeADeadOne() {
+    const left = start('cp "$(command -v sleep)" "/tmp/) Z 1" && exec "/tmp/) Z 1" 60');
+    const named = () => fs.readFileSync(`/proc/${left}/stat`, 'latin1').includes('Z 1');
+    while (!named()) await new Promise((go) => setTimeout(go, 5));
+    return left;
+  },
+  opensAll() {
+    const left = start('sleep 60');
+    try {
+      for (;;) opened.push(fs.openSync('/dev/null'));
+    } catch (error) {
+      return [error.code, left];
+    }
+  },
+  closesAll: () => opened.splice(0).forEach((fd) => fs.closeSync(fd)),
   alive: (ctx, { pid }) => alive(pid),
   /** Until nothing of a call is left: init, this process, and the daemon with its child. */
   async only(ctx, { most }) {
@@ -44,10 +62,12 @@ export const handlers = {
 };
 """
 
+EXPORTS: Final = ("leaves", "namedLikeADeadOne", "opensAll", "closesAll", "alive", "only")
+
 
 @pytest.mark.parametrize("name", RUNTIMES)
 async def test_what_is_left_behind(short_tmp: Path, name: str) -> None:
-    made = make_tool(short_tmp, "", "leaves", ExportSpec(name="daemon", background=True), "alive", "only")
+    made = make_tool(short_tmp, "", *EXPORTS, ExportSpec(name="daemon", background=True))
     Path(made.root, "tool.mjs").write_text(TOOL)
     found = look("/", {f"GOONDAN_{name.upper()}": runtime(name), "PATH": ""})
     chosen = choose("bun" if name == "bun" else "node", found)
@@ -70,4 +90,12 @@ async def test_what_is_left_behind(short_tmp: Path, name: str) -> None:
             assert 3 <= await value("only", {"most": 4}) <= 4
             assert await value("alive", {"pid": left}) is False
             assert await value("alive", {"pid": daemon}) is True
+        left = await value("namedLikeADeadOne")
+        assert await value("alive", {"pid": left}) is False
+        # A look for what is left needs descriptors: without one the answer comes all the same, and the next call looks.
+        code, left = await value("opensAll")
+        assert code == "EMFILE"
+        await value("closesAll")
+        assert await value("alive", {"pid": left}) is False
+        assert await value("alive", {"pid": daemon}) is True
         assert host.host.jail_count == 1

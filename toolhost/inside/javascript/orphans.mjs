@@ -10,7 +10,7 @@ import { attempt, taken } from "./codec.mjs";
 
 const { openSync, readdirSync, readFileSync, readSync } = fs;
 const kill = process.kill.bind(process);
-const [split] = taken(String.prototype, "split");
+const [lastIndexOf, slice, split] = taken(String.prototype, "lastIndexOf", "slice", "split");
 const [toString] = taken(Buffer.prototype, "latin1Slice");
 
 /** Whether this is a jail: elsewhere kill(-1) would hit every process of the user. */
@@ -80,8 +80,9 @@ function killOthers() {
   for (let live = [], killed = 0; ; live = [], killed = 0) {
     const pids = others();
     for (let i = 0; i < pids.length; i++) {
-      const [state, parent] = split(split(read(`/proc/${pids[i]}/stat`), ") ")[1] ?? "Z", " ");
-      if (state === "Z") continue;
+      const stat = read(`/proc/${pids[i]}/stat`); // the name, which the process chose, may have a ")" in it
+      const [state, parent] = split(slice(stat, lastIndexOf(stat, ")") + 2), " ");
+      if (state === "Z" || parent === undefined) continue;
       if ((spared[pids[i]] ||= spared[parent])) live[live.length] = pids[i];
       else killed += end(pids[i]) ? 1 : 0;
     }

@@ -255,7 +255,8 @@ function fail(call, error) {
 function finish(call, bytes) {
   if (call.done) return; // code of its value has ended it meanwhile
   call.done = true;
-  if (open === 1) sweep(call.frame.background === true);
+  // Without a descriptor it fails: the next call looks again.
+  if (open === 1) attempt(() => sweep(call.frame.background === true));
   delete running[call.id];
   open--;
   write(bytes);
