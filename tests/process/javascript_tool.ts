@@ -84,6 +84,7 @@ export const handlers: Record<string, ToolHandler> = {
     await wait(1);
     throw failures[String(how)]!();
   },
+  hostile_later: async (): Promise<any> => new Proxy({}, { getPrototypeOf: () => { throw new Error("no look"); } }),
   strays(ctx, { how }) {
     if (how === "timer") setTimeout(() => { throw new Error("timer"); }, 5);
     else if (how === "promise") void Promise.reject(new Error("promise"));

@@ -652,6 +652,13 @@ def test_code_of_a_value_may_log_while_the_result_is_made(worker: Worker) -> Non
     assert worker.error("throws_in_getter") == {"name": "RangeError", "message": "in the getter"}
 
 
+def test_a_promise_of_a_value_that_throws_when_it_is_looked_at(worker: Worker) -> None:
+    """Beside another call: the runtime does not tell which of the two an exception belongs to."""
+    beside = worker.begin("waits", {"ms": 100})
+    assert worker.error("hostile_later") == {"name": "Error", "message": "no look"}
+    assert worker.result(beside)["output"] == "waited"
+
+
 def test_it_is_certified(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     status = execute(["certify", "worker", "--entry", "javascript", "--", runtime(name), str(WORKER)])
     shown = capsys.readouterr().out

@@ -212,9 +212,9 @@ function follow(call, produce) {
 
 function succeed(call, value) {
   if (call.done) return;
-  if (value instanceof Pending) return goOn(call, value);
   let bytes;
   try {
+    if (value instanceof Pending) return goOn(call, value);
     bytes = encode({ type: "result", callId: call.id, status: "ok", output: value }, worker.outputLimit);
   } catch (error) {
     if (error instanceof BadValue)
