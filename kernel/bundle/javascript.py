@@ -24,6 +24,9 @@ from typing import Final, Literal
 import msgspec
 from msgspec import Struct
 
+from kernel.bundle.files import read_file
+from kernel.bundle.lookup import Unreadable
+from schemas.codec import DECODE_ERRORS
 from schemas.grantable import within
 from schemas.launch import JavaScriptRuntime
 
@@ -107,7 +110,7 @@ def problem_of(name: Name, version: str) -> str:
 
 def numbers(version: str) -> tuple[int, int]:
     """The first two numbers of a version; (0, 0) of what is none. Pure."""
-    matched = re.match(r"(\d+)\.(\d+)\.\d", version)
+    matched = re.fullmatch(r"(\d{1,6})\.(\d{1,6})\.\d[\w.+-]{0,40}", version, re.ASCII)
     return (int(matched[1]), int(matched[2])) if matched else (0, 0)
 
 
@@ -160,8 +163,9 @@ def _of_npm(root: str) -> Iterator[Found]:
             yield Found("bun", program, "node_modules", problem="a link leads out of the bundle")
         else:
             version = ""
-            with suppress(OSError, msgspec.DecodeError), open(f"{folder}/package.json", "rb") as manifest:
-                version = msgspec.json.decode(manifest.read(_MANIFEST_BYTES), type=_Manifest).version
+            with suppress(Unreadable, *DECODE_ERRORS):
+                manifest = read_file(f"{folder}/package.json", _MANIFEST_BYTES)
+                version = msgspec.json.decode(manifest, type=_Manifest).version
             yield Found("bun", program, "node_modules", version, problem=problem_of("bun", version))
 
 

@@ -78,10 +78,20 @@ def test_a_bun_of_the_bundle_is_never_started_here(tmp_path: Path) -> None:
     found = [one for one in look(str(tmp_path), {"PATH": ""}) if one.name == "bun"]
     assert found == [Found("bun", os.path.realpath(program), "node_modules", "1.4.5")]
     assert not (tmp_path / "started").exists()
-    (folder / "package.json").write_text("no JSON")
-    assert [one.problem for one in look(str(tmp_path), {"PATH": ""}) if one.name == "bun"] == [
-        "it does not say its version"
-    ]
+    for wrong in (
+        b"no JSON",
+        b'{"version": "\xff"}',
+        b'{"version": ' + b"[" * 60_000,
+        b'{"version": "1.4.5\\u001b[2J"}',
+        None,
+    ):
+        (folder / "package.json").unlink()
+        if wrong is None:
+            os.mkfifo(folder / "package.json")
+        else:
+            (folder / "package.json").write_bytes(wrong)
+        buns = [one for one in look(str(tmp_path), {"PATH": ""}) if one.name == "bun"]
+        assert [one.problem for one in buns] == ["it does not say its version"], wrong
 
 
 @pytest.mark.parametrize("link", ["node_modules", "node_modules/@oven/bun-linux-x64"])

@@ -41,6 +41,8 @@ def test_what_was_passed_over_is_named() -> None:
         ("node", "20.20.2", False), ("node", "22.17.9", False), ("node", "22.18.0", True), ("node", "23.6.0", False),
         ("node", "23.7.0", True), ("node", "24.0.0", True), ("bun", "1.3.9", False), ("bun", "1.4.0", True),
         ("bun", "2.0.0", True), ("node", "", False), ("bun", "what", False),
+        ("bun", "1.4.0-canary.1+a1b2", True), ("bun", "1.4.0\x1b[2J", False), ("bun", "1.4.0 of mine", False),
+        ("node", "2024.1.0 linux-x64", False), ("node", "9" * 5000 + ".0.0", False),
     ],
 )  # fmt: skip
 def test_versions(name: Name, version: str, fits: bool) -> None:
