@@ -35,7 +35,7 @@ class Output:
     definitions: Mapping[str, tuple[str, ...]]
     #: What a field is whose schema allows any JSON value.
     any_value: str = "unknown"
-    #: TypeScript that stands above the declarations: imports, or types that are written by hand.
+    #: A file that is written by hand and stands above the declarations, relative to the root; '' for none.
     head: str = ""
 
 
@@ -62,7 +62,7 @@ OUTPUTS: Final = (
         "toolhost/inside/javascript/core/index.d.ts",
         {"payloads": ("AgentsCatalog", "AgentsListed", "SpawnedAgent")},
         any_value="JsonValue",
-        head=(ROOT / "scripts" / "goondan_core.ts").read_text(encoding="utf-8"),
+        head="scripts/goondan_core.ts",
     ),
 )
 #: The paths of all these files.
@@ -85,8 +85,9 @@ def declarations(output: Output) -> str:
                 left += _references(known[name])
             elif _meaning(found[name]) != _meaning(known.get(name, found[name])):
                 raise ValueError(f"{output.path}: {name} of {schema} is another one")
-    parts = ["// Made by `python -m scripts.typescript_types` from schemas/json. Do not edit.\n"]
-    parts += [output.head.strip() + "\n"] if output.head else []
+    sources = " and ".join(filter(None, ("schemas/json", output.head)))
+    parts = [f"// Made by `python -m scripts.typescript_types` from {sources}. Do not edit.\n"]
+    parts += [(ROOT / output.head).read_text(encoding="utf-8").strip() + "\n"] if output.head else []
     parts += [_declaration(name, found[name], output.any_value) for name in sorted(found)]
     return "\n".join(parts)
 

@@ -460,6 +460,7 @@ def test_nothing_is_asked_without_the_permission(fresh: Callable[..., Worker]) -
         ("a.js", "const {ToolError} = require('@goondan/core'); exports.handlers = {a: () => ToolError.length}"),
         ("a.ts", "import type {X} from '@goondan/core';\nexport const handlers: Record<string, X> = {a: () => 1}"),
         ("a.mts", "import {ToolError as E} from '@goondan/core';\nexport const handlers = {a: (): number => E.length}"),
+        ("a.ts", "import {ToolHandler as H} from '@goondan/core';\nexport const handlers = {a: (() => 1) as H}"),
         ("a.mjs", "const handlers = {a: () => 1}; export default {handlers}"),
     ],
 )  # fmt: skip

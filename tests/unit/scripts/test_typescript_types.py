@@ -55,8 +55,10 @@ def schemas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_what_a_definition_refers_to_comes_along(schemas: Path) -> None:
     (schemas / "one.schema.json").write_text(json.dumps({"$defs": ONE}))
-    head = 'import type { JsonValue } from "./json.d.ts";'
-    assert declarations(Output("x.d.ts", {"one": ("Thing",)}, "JsonValue", head)) == DECLARED
+    head = schemas / "head.ts"
+    head.write_text('import type { JsonValue } from "./json.d.ts";\n')
+    expected = DECLARED.replace("schemas/json.", f"schemas/json and {head}.")
+    assert declarations(Output("x.d.ts", {"one": ("Thing",)}, "JsonValue", str(head))) == expected
 
 
 def test_one_name_has_one_meaning_in_a_file(schemas: Path) -> None:

@@ -1,4 +1,4 @@
-// Made by `python -m scripts.typescript_types` from schemas/json. Do not edit.
+// Made by `python -m scripts.typescript_types` from schemas/json and scripts/goondan_core.ts. Do not edit.
 
 /** Every value that JSON has. */
 export type JsonPrimitive = string | number | boolean | null;

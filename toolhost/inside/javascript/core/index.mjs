@@ -1,5 +1,11 @@
 /** `@goondan/core` as a tool finds it at run time. Its types: index.d.ts. Source: schemas/WORKER.md section 12. */
 
+/** Nothing, under the names of the types: Node looks for what a tool imports without saying `type`. */
+export let
+  AgentAnswer, AgentsCatalog, AgentsListed, ErrorOptions, JsonArray, JsonObject, JsonPrimitive, JsonValue,
+  ListedAgent, Message, MessageSource, RequestOptions, Runtime, RuntimeAnswer, SendOptions, SentEvent, SpawnedAgent,
+  ToolContext, ToolHandler, ToolOutput;
+
 /** An error with its own code and advice. Any thrown error will do; this one only saves setting properties. */
 export class ToolError extends Error {
   constructor(message, { code, suggestion, helpUrl, cause } = {}) {
