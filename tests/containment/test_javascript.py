@@ -24,6 +24,7 @@ import http from 'node:http'
 import net from 'node:net'
 import os from 'node:os'
 import path from 'node:path'
+import v8 from 'node:v8'
 import { spawnSync } from 'node:child_process'
 import { Worker, isMainThread, parentPort, workerData } from 'node:worker_threads'
 
@@ -39,6 +40,7 @@ const attempts = (host) => ({
   intoUsr: () => fs.writeFileSync('/usr/new', 'x'),
   intoItsCode: () => fs.writeFileSync(new URL(import.meta.url).pathname, 'x'),
   intoTheWorker: () => fs.writeFileSync('/run/goondan/goondan_tool/javascript/worker.mjs', 'x'),
+  intoItsMemory: () => fs.writeFileSync('/sys/fs/cgroup/memory.max', 'max'),
   intoTheRuntime: () => fs.openSync(process.execPath, 'r+'),
   besideTheRuntime: () => fs.writeFileSync(path.join(path.dirname(process.execPath), 'new'), 'x'),
   intoGit: () => fs.writeFileSync('.git/hooks/post-checkout', 'x'),
@@ -89,6 +91,7 @@ export const handlers = {
   })),
   limits: () => Object.fromEntries(fs.readFileSync('/proc/self/limits', 'latin1').split('\n')
     .map((line) => line.split(/\s{2,}/)).map(([name, soft, hard]) => [name, [soft, hard]])),
+  memory: () => [process.constrainedMemory?.(), v8.getHeapStatistics().heap_size_limit],
   descriptors: () => fs.readdirSync('/proc/self/fd').map((fd) => {
     try { return fs.readlinkSync(`/proc/self/fd/${fd}`) } catch { return 'closed' }
   }),
@@ -113,7 +116,7 @@ async def test_nothing_of_the_host_is_reached(
     (work / ".git" / "hooks").mkdir(parents=True)
     (short_tmp / "secret").write_text("host secret")
     other = make_tool(short_tmp, "handlers = {}\n", name="other")
-    exports = ("main", "thread", "walls", "limits", "descriptors", "arguments")
+    exports = ("main", "thread", "walls", "limits", "memory", "descriptors", "arguments")
     sandbox = SandboxSpec(limits=Limits(wall_seconds=50))
     tool = javascript_tool(short_tmp, name, SOURCE, *exports, sandbox=sandbox)
     victim = subprocess.Popen(["/bin/sleep", "100"])
@@ -139,7 +142,7 @@ async def test_nothing_of_the_host_is_reached(
 
                 for export in ("main", "thread"):
                     outcomes = await call(export)
-                    assert len(outcomes) == 27
+                    assert len(outcomes) == 28
                     # Of a runtime below /tmp this is the jail's own memory: what counts is that the host has none.
                     del outcomes["besideTheRuntime"]
                     strange = {a: o for a, o in outcomes.items() if o.removeprefix("refused: ") not in REFUSALS}
@@ -151,6 +154,10 @@ async def test_nothing_of_the_host_is_reached(
                 assert kept["Max open files"] == [str(sandbox.limits.open_files)] * 2
                 assert kept["Max file size"] == [str(sandbox.limits.file_mb << 20)] * 2
                 assert kept["Max core file size"] == ["0", "0"]
+                has, heap = await call("memory")
+                if name == "node":  # the heap is half of it, and some room for what is new
+                    assert has == sandbox.limits.memory_mb << 20
+                    assert 0.45 < heap / has < 0.6
                 opened = await call("descriptors")
                 assert not [
                     path for path in opened if path.startswith("/") and not path.startswith(("/dev/", "/proc/"))

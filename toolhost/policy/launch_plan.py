@@ -118,15 +118,17 @@ class LaunchPlan(Struct, frozen=True, kw_only=True):
     quick: bool = False
 
 
-def program_of(request: Request, workdir: str, layout: Layout | None, code: str) -> Program | None:
+def program_of(
+    request: Request, workdir: str, layout: Layout | None, code: str, *, mounts: bool = True
+) -> Program | None:
     """What a jail runs in place of our Python worker, whose code is in `code`: a server, which works in `workdir`, or a
-    JavaScript runtime. None for a tool in Python.
+    JavaScript runtime. None for a tool in Python. `mounts`: the jail has mounts of its own.
     """
     server = request.tool.server
     if server is None:
         runtime = javascript.runtime_of(request.tool)
-        memory_mb = request.tool.sandbox.limits.memory_mb
-        return None if runtime is None else Program(javascript.command(runtime, code, memory_mb))
+        heap_of_mb = None if mounts else request.tool.sandbox.limits.memory_mb
+        return None if runtime is None else Program(javascript.command(runtime, code, heap_of_mb))
     argv, env = server.command, server.env
     if server.scope == "agent":
         argv = [word.replace(WORKDIR, workdir) for word in argv]

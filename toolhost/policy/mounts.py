@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 from schemas.grantable import within
 from toolhost.launcher.request import Stage, Unmapped
 from toolhost.policy.conventions import JAIL_CODE, JAIL_HOME, WORKDIR_FD
+from toolhost.policy.javascript import memory_files
 from toolhost.policy.landlock import DEVICES, LIST, READ, RUN, WRITE, for_file
 from toolhost.policy.subject import HostFacts, HostPath, Request
 
@@ -181,6 +182,7 @@ def rights_of(request: Request, host: HostFacts) -> list[tuple[str, int]]:
     rights = [("/", LIST), ("/etc", READ), ("/proc", READ), ("/dev", DEVICES), (JAIL_CODE, READ)]
     rights += [(folder, RUN) for folder in host.programs]
     rights += [(path, WRITE) for path in ("/dev/shm", "/tmp", JAIL_HOME)]
+    rights += [(path, for_file(READ)) for path, _ in memory_files(request.tool)]
     return rights + granted_rights(request.shown, RUN) + granted_rights(request.writable, WRITE)
 
 

@@ -28,7 +28,7 @@ from toolhost.egress.rules import RESOLVER, Layout, lay_out
 from toolhost.limits.mechanisms import group_plan, mechanisms
 from toolhost.policy import conventions, enclosure, mounts, nested
 from toolhost.policy.conventions import JAIL_CODE, JAIL_HOME
-from toolhost.policy.javascript import is_javascript, limits_data
+from toolhost.policy.javascript import is_javascript, limits_data, memory_files
 from toolhost.policy.landlock import ruleset
 from toolhost.policy.launch_plan import LaunchPlan, program_of, resource_limits
 from toolhost.policy.reduced import plan_reduced
@@ -60,7 +60,11 @@ def plan(request: Request, host: HostFacts) -> LaunchPlan:
     serves = forks(tool, host)
     trusted = nested.OWN_PROCESSES if serves else 0
     made = mounts.mounts_of(request, host, sources)
+    files = [] if layout is None else [("/etc/hosts", layout.hosts), ("/etc/resolv.conf", RESOLVER)]
+    files += memory_files(tool)
     options = [*isolation(host, serves), *_system(host, sources, layout)]
+    for number, (path, _) in enumerate(files, conventions.FILES_FD):
+        options += ["--perms", "0444", "--ro-bind-data", str(number), path]
     for path in [] if serves else host.covered:  # each call of a fork server has a new /proc, which covers them itself
         options += ["--ro-bind", "/dev/null", path]
     options += [*_private(host), *_interpreter(host, sources)]
@@ -87,7 +91,7 @@ def plan(request: Request, host: HostFacts) -> LaunchPlan:
         command=[host.perl, f"{JAIL_CODE}/boot.pl"] if quick else host.boot(JAIL_CODE),
         open_workdir=None if host.stage else request.workdir_real,
         workdir=cwd,
-        files=[] if layout is None else [layout.hosts, RESOLVER],
+        files=[text for _, text in files],
         layout=layout,
         stage=host.stage,
         stages=sources.stages,
@@ -171,8 +175,6 @@ def _system(host: HostFacts, sources: mounts.Sources, layout: Layout | None) -> 
         if name in enclosure.ACCOUNTS and host.stage and not host.user_namespaces:
             ours = f"{host.stage}/{name}"
         options += ["--ro-bind", ours, f"/etc/{name}"]
-    for index, name in enumerate(("hosts", "resolv.conf") if layout else ()):
-        options += ["--perms", "0444", "--ro-bind-data", str(conventions.FILES_FD + index), f"/etc/{name}"]
     for path in host.etc:
         options += ["--ro-bind", path, path]
     # /proc as a whole becomes read-only at the end: sysctls, sysrq and other processes' memory are files in it.

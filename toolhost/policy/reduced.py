@@ -63,7 +63,7 @@ def plan_reduced(request: Request, host: HostFacts) -> LaunchPlan:
     rules += granted_rights(shown, RUN) + granted_rights([*own, *writable], WRITE)
     return LaunchPlan(
         request=request,
-        program=program_of(request, request.workdir_real or home, None, code),
+        program=program_of(request, request.workdir_real or home, None, code, mounts=False),
         filter=program(host.machine, sockets=False, bare=True),
         landlock=ruleset(host.landlock, rules, network=False),
         limits=resource_limits(tool.sandbox.limits, data=limits_data(tool, host.groups)),
