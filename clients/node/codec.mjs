@@ -41,16 +41,19 @@ function refuse(what) {
  */
 class Reader {
   at = 0;
-  values = 0;
+  /** Values that are here, or were announced. */
+  #values = 1;
+  #limit;
   #data;
   #all;
 
   /** What is wrong with the value of `apart`. @type {GoondanError | undefined} */
   fault;
 
-  /** @param {Buffer} data @param {string} [apart] a key of the outermost map: what is bad in its value spoils nothing else */
-  constructor(data, apart) {
+  /** @param {Buffer} data @param {string} [apart] a key of the outermost map: what is bad in its value spoils nothing else @param {number} [limit] of values */
+  constructor(data, apart, limit = Infinity) {
     this.#data = data;
+    this.#limit = limit;
     this.apart = apart;
     this.#all = data.length <= SMALL ? data.toString("latin1") : undefined;
   }
@@ -59,7 +62,6 @@ class Reader {
   value(depth) {
     const data = this.#data;
     const head = data[this.at++];
-    this.values++;
     if (head < 0x80) return head;
     if (head >= 0xe0) return head - 0x100;
     if (head < 0x90) return this.#map(head & 15, depth + 1);
@@ -115,6 +117,7 @@ class Reader {
   /** Lengths are looked at before anything is made. @param {number} size @param {number} depth */
   #holds(size, depth) {
     if (size > this.#data.length - this.at) refuse("it claims more values than it has");
+    if ((this.#values += size) > this.#limit) refuse(`it has more than ${this.#limit} values`);
     if (depth > MAX_DEPTH) refuse(`it nests deeper than ${MAX_DEPTH}`);
   }
 
@@ -128,7 +131,7 @@ class Reader {
 
   /** @param {number} size @param {number} depth */
   #map(size, depth) {
-    this.#holds(size, depth);
+    this.#holds(2 * size, depth);
     /** @type {{ [key: string]: unknown }} */
     const map = {};
     for (let left = size; left > 0; left--) {
@@ -186,10 +189,10 @@ export function decodeFrame(data) {
 
 /** A payload from a file. @param {Buffer} data @returns {any} Raises GoondanError E_FRAME_INVALID. */
 export function decodePayload(data) {
-  const reader = new Reader(data);
+  const reader = new Reader(data, undefined, MAX_VALUES);
   const value = reader.value(0);
   if (reader.at !== data.length) refuse("something follows the payload");
-  return reader.values <= MAX_VALUES ? value : refuse(`it has more than ${MAX_VALUES} values`);
+  return value;
 }
 
 /**

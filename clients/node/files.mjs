@@ -120,15 +120,15 @@ export async function readAttachments(given) {
 }
 
 /**
- * The runtime directory of a running kernel: the one that was named, else `GOONDAN_RUN_DIR`, else the bundle's.
+ * The runtime directory of a running kernel: the one that was named, else that of the bundle that was named, else `GOONDAN_RUN_DIR`, else
+ * that of the bundle in the folder that the program stands in.
  *
  * @param {{ bundle?: string, runDir?: string }} named
  * @returns {string} Raises GoondanError E_KERNEL_NOT_RUNNING.
  */
 export function findRunDir({ bundle, runDir }) {
-  const given = runDir ?? process.env.GOONDAN_RUN_DIR;
+  const given = runDir ?? (bundle === undefined ? process.env.GOONDAN_RUN_DIR : undefined);
   if (given) return resolve(given);
-  const none = `no kernel runs ${bundle ?? process.cwd()}`;
   try {
     let path = realpathSync(bundle ?? process.cwd());
     if (statSync(path).isFile() && basename(path) === "goondan.yaml") path = dirname(path);
@@ -139,8 +139,11 @@ export function findRunDir({ bundle, runDir }) {
   } catch {
     // no bundle, no record, or one that is none
   }
-  throw new GoondanError("E_KERNEL_NOT_RUNNING", none, { suggestion: "Start it with `gdn run --detach`, or name its runDir." });
+  throw notRunning(`no kernel runs ${bundle ?? process.cwd()}`);
 }
+
+export const notRunning = (/** @type {string} */ why) =>
+  new GoondanError("E_KERNEL_NOT_RUNNING", why, { suggestion: "Start it with `gdn run --detach`, or name its runDir." });
 
 /**
  * The operator's token of a runtime directory, when nobody but its owner and root could have made what is there.
@@ -156,6 +159,7 @@ export function readToken(runDir) {
     if (process.geteuid?.() === 0) allowed.add(owner);
     for (let place = join(path, "clients.sock"); ; place = dirname(place)) {
       const { uid, mode } = lstatSync(place);
+      // Node cannot read an access control list, whose mask a group's bits may be. So no group counts as ours alone.
       const isOpen = (mode & 0o022) !== 0 && (mode & 0o1000) === 0 && !place.endsWith(".sock");
       if (!allowed.has(uid) || isOpen) throw new GoondanError("E_BROKER_UNTRUSTED", `others may change ${place}`);
       if (place === dirname(place)) break;

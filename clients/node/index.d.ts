@@ -18,7 +18,7 @@ export class GoondanError extends Error {
 export interface ConnectOptions {
   /** The bundle whose running kernel is meant: its folder or file. Default: the folder that the program stands in. */
   bundle?: string;
-  /** The kernel's runtime directory. Default: `GOONDAN_RUN_DIR`; it comes before `bundle`. */
+  /** The kernel's runtime directory. It comes before `bundle`. Default, without either: `GOONDAN_RUN_DIR`, if set. */
   runDir?: string;
   /** How long the kernel may take to answer (milliseconds). Default: 10,000. */
   timeoutMs?: number;
@@ -34,7 +34,7 @@ export interface AskOptions<T = unknown> {
   files?: readonly Attachment[];
   /** Makes the answer's `object`; what it throws becomes `E_OUTPUT_INVALID`. */
   schema?: ((object: unknown) => T) | { parse(object: unknown): T };
-  /** When it is too late (milliseconds from now). Default: 600,000; null: never. */
+  /** When it is too late (milliseconds from now). Default: 600,000, of `send` null: never. */
   deadlineMs?: number | null;
   /** Names the question, so that it can be asked again and is worked on once. Default: a random one. */
   eventId?: string;
@@ -59,7 +59,7 @@ export interface Answer<T = unknown> extends Omit<Told, "response" | "error" | "
   eventId: string;
 }
 
-export interface Instance { role: "agent"; name: string; instanceKey: string | null; pid: number | null; startedMs: number | null }
+export interface Instance { agent: string; instanceKey: string | null; pid: number | null; startedMs: number | null }
 
 /** Every method may reject with GoondanError. */
 export class Goondan implements AsyncDisposable {
@@ -76,11 +76,11 @@ export class Goondan implements AsyncDisposable {
   cancel(what: { eventId: string } | { agent: string; instance?: string }): Promise<string>;
   /** What waits for a person, the oldest first. */
   approvals(): Promise<ApprovalItem[]>;
-  /** Decide one of these, by its id. */
-  decide(id: string, decision: "yes" | "no" | "answer", more?: { reason?: string; answer?: unknown }): Promise<unknown>;
+  /** Decide one of these, by its id. Gives its state. */
+  decide(id: string, decision: "yes" | "no" | "answer", more?: { reason?: string; answer?: unknown }): Promise<string>;
   /** The instances of agents whose processes run. */
   instances(): Promise<Instance[]>;
-  /** What the answers to this program have used so far. */
+  /** What the answers to this program have used so far; money of the first currency only. */
   usage(): Usage;
   /** End orderly. What is unanswered rejects with `E_LINK_CLOSED`. */
   close(): Promise<void>;

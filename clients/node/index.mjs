@@ -81,8 +81,8 @@ export class Goondan {
   }
 
   /** @param {string} agent @param {string} text @param {AskOptions} [options] */
-  async send(agent, text, options = {}) {
-    return (await this.#event(agent, "user.message", text, options, {})).eventId;
+  async send(agent, text, { deadlineMs = null, ...options } = {}) {
+    return (await this.#event(agent, "user.message", text, { deadlineMs, ...options }, {})).eventId;
   }
 
   /** @param {string} tool @param {unknown} args @param {import("./index.d.ts").CallOptions} [options] */
@@ -110,11 +110,13 @@ export class Goondan {
 
   /** @param {string} id @param {"yes" | "no" | "answer"} decision @param {{ reason?: string, answer?: unknown }} [more] */
   async decide(id, decision, { reason, answer } = {}) {
-    return this.#admin({ op: "approve.answer", id, decision, reason, answer });
+    return (await this.#admin({ op: "approve.answer", id, decision, reason, answer })).state;
   }
 
   async instances() {
-    return (await this.#admin({ op: "peers" })).peers.filter((/** @type {any} */ peer) => peer.role === "agent");
+    const { peers } = await this.#admin({ op: "peers" });
+    const agents = peers.filter((/** @type {any} */ peer) => peer.role === "agent");
+    return agents.map((/** @type {any} */ { role, name, ...peer }) => ({ agent: name, ...peer }));
   }
 
   usage() {
@@ -173,10 +175,8 @@ export class Goondan {
       const entry = new Entry(header, encodeValue(payload), files, patienceMs, { settle, live });
       const abort = () => {
         reject(signal?.reason);
-        const over = () => this.#link.fail(entry, new GoondanError("E_CANCELLED", "the asker has given up"));
-        if (!entry.sent) return over();
         // It stays in the outbox: what is cancelled must be known, also to a broker that is new.
-        this.#admin({ op: "cancel", eventId: header.eventId }, Infinity).then(over, over);
+        if (this.#link.giveUp(entry)) this.#admin({ op: "cancel", eventId: header.eventId }, Infinity).catch(() => {});
       };
       signal?.addEventListener("abort", abort);
       this.#link.submit(entry);
@@ -196,7 +196,8 @@ export class Goondan {
   #use(usage) {
     for (const [name, sum] of Object.entries(this.#used).filter(([name]) => name !== "cost"))
       if (typeof usage?.[name] === "number") Object.assign(this.#used, { [name]: sum + usage[name] });
-    if (typeof usage?.cost === "number") Object.assign(this.#used, { cost: usage.cost + (this.#used.cost ?? 0), currency: usage.currency });
+    const { cost, currency = usage?.currency } = this.#used; // the first one only: no sum has two
+    if (typeof usage?.cost === "number" && usage.currency === currency) Object.assign(this.#used, { cost: usage.cost + (cost ?? 0), currency });
   }
 }
 

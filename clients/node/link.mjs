@@ -13,7 +13,7 @@ import { Dealer } from "zeromq";
 
 import { MAX_RELAYED, decodeFrame, decodePayload, digestOf, encodeValue } from "./codec.mjs";
 import { GoondanError } from "./errors.mjs";
-import { findRunDir, readAttachments, readBlob, readToken, removeBlob, touchBlob, writeBlob } from "./files.mjs";
+import { findRunDir, notRunning, readAttachments, readBlob, readToken, removeBlob, touchBlob, writeBlob } from "./files.mjs";
 import { INLINE, Peer } from "./peer.mjs";
 
 /** @typedef {import("./peer.mjs").Entry} Entry */
@@ -32,8 +32,6 @@ const OPTIONS = Object.freeze({
 const now = () => performance.now();
 
 export class Link {
-  /** Frames that were none, or that no client takes. */
-  badFrames = 0;
   #named;
   #runDir;
   #peer = new Peer(randomBytes(6).toString("hex"));
@@ -52,10 +50,10 @@ export class Link {
     this.#runDir = findRunDir(named);
   }
 
-  /** Connect, and wait for the welcome. @param {number} timeoutMs Raises GoondanError E_KERNEL_LOST, or what hello was answered. */
+  /** Connect, and wait for the welcome. @param {number} timeoutMs Raises GoondanError E_KERNEL_NOT_RUNNING, or what hello was answered. */
   async open(timeoutMs) {
     const welcomed = new Promise((resolve, reject) => (this.#opening = { resolve: () => resolve(undefined), reject }));
-    const error = new GoondanError("E_KERNEL_LOST", `the broker in ${this.#runDir} does not answer`);
+    const error = notRunning(`no kernel answers in ${this.#runDir}`);
     const patience = setTimeout(() => this.#over(error), timeoutMs);
     this.#connect();
     this.#stir();
@@ -74,10 +72,11 @@ export class Link {
     this.#stir();
   }
 
-  /** Nobody waits for it any more. @param {Entry} entry @param {GoondanError} error */
-  fail(entry, error) {
-    this.#peer.fail(entry, error);
+  /** Nobody waits for it any more. Whether the broker may have it. @param {Entry} entry */
+  giveUp(entry) {
+    const mayRun = this.#peer.giveUp(entry);
     this.#perform();
+    return mayRun;
   }
 
   /** End orderly: what is queued goes out, what is unanswered fails. */
@@ -126,7 +125,7 @@ export class Link {
       if (socket !== this.#socket) return;
       this.#peer.receive(frame, now());
     } catch {
-      this.badFrames++;
+      // it was none, or one that no client takes
     }
     this.#perform();
   }
@@ -210,7 +209,7 @@ export class Link {
 
   /** @param {Entry} entry @param {import("./codec.mjs").Frame} [frame] @param {GoondanError} [error] */
   #settle(entry, frame, error) {
-    if (error && !entry.accepted) this.#eachFile(entry, removeBlob); // nobody else does
+    if (error && !entry.sent) this.#eachFile(entry, removeBlob); // nobody else does
     entry.waiter.settle(frame, error);
   }
 

@@ -7,7 +7,7 @@
  * - What must arrive is an entry of the outbox until it is answered. After each welcome all of them go out again,
  *   oldest first, with the ids and payloads that they had.
  * - An event costs credit until it is accepted. Events wait behind an overloaded one for the same instance; an `admin`
- *   waits for itself alone.
+ *   waits for itself alone, and costs none.
  * - A payload that is too large for a frame gets a file first; later events for the same instance wait for it.
  *
  * Source: PROTOCOL.md "Hello", "Sending until answered", "Silence", "Credit and overload", "Deadlines".
@@ -30,7 +30,7 @@ const SILENCE_MS = 5000;
 /** How long another process of the same principal may take to end. */
 const BUSY_MS = 10_000;
 /** How long an overloaded target is left alone when the error names no time. */
-const HOLD_MS = 100;
+const HOLD_MS = 1000;
 /** The largest frame whose payload goes along; a larger one has a file. */
 export const INLINE = 512 << 10;
 /** The largest payload of an event to an agent, in a file. */
@@ -40,13 +40,17 @@ const MAX_PAYLOAD = 16 << 20;
 export class Entry {
   /** @type {Blob | undefined} the reference that goes in place of the payload */
   blob;
+  /** Which one it is of this link. */
+  at = 0;
   /** When the asker gives up. */
   expires = Infinity;
   /** Since when its time stands still. @type {number | undefined} */
   heldSince;
-  /** Not before this time (an `admin`). */
-  notBefore = 0;
-  sent = false; accepted = false; holdsCredit = false; writing = false;
+  /** The broker may have it: it went out, and was not refused. */
+  sent = false;
+  /** Nobody waits for it any more: when it is refused, it is over. */
+  isGivenUp = false;
+  holdsCredit = false; writing = false;
 
   /**
    * @param {{ [field: string]: any }} header
@@ -64,7 +68,8 @@ export class Entry {
     this.unwritten = files.length > 0 || payload.length > INLINE;
     this.isEvent = header.type === "event";
     this.correlation = header.replyTo?.correlationId;
-    this.target = `${header.to}\0${header.instanceKey}`;
+    /** What waits with it when it meets overload: all of the same target. An `admin` is the only one of its own. @type {unknown} */
+    this.target = this.isEvent ? `${header.to}\0${header.instanceKey}` : this;
   }
 }
 
@@ -86,9 +91,11 @@ export class Peer {
   #outbox = new Map();
   /** @type {Map<string, Entry>} those that wait for an answer, by correlation id */
   #asks = new Map();
-  /** @type {Entry[]} */
+  /** @type {Entry[]} events that go out when there is credit, oldest first; some of them may be over */
   #waiting = [];
-  /** @type {Map<string, number>} overloaded instances, and until when */
+  /** @type {Entry[]} what costs no credit, and goes out next */
+  #admins = [];
+  /** @type {Map<unknown, { until: number, entries: Entry[] }>} targets that get nothing for now: until when, and what waits */
   #held = new Map();
   /** @type {Effect[]} */
   #effects = [];
@@ -133,11 +140,12 @@ export class Peer {
     if (this.#asks.has(entry.correlation))
       throw new GoondanError("E_FRAME_INVALID", `${entry.correlation} is being asked already`);
     if (!this.isDue) this.#heard(now);
-    entry.header.id ??= this.nextId();
+    entry.header.id = this.nextId();
+    entry.at = this.#count;
     entry.expires = now + entry.patienceMs;
     this.#outbox.set(entry.header.id, entry);
     if (entry.correlation !== undefined) this.#asks.set(entry.correlation, entry);
-    this.#waiting.push(entry);
+    (entry.isEvent ? this.#waiting : this.#admins).push(entry);
     this.#flush(now);
   }
 
@@ -145,7 +153,14 @@ export class Peer {
   written(entry, now) {
     entry.unwritten = entry.writing = false;
     this.#flush(now);
-    return this.#outbox.get(entry.header.id) === entry;
+    return this.#isOpen(entry);
+  }
+
+  /** Nobody waits for it any more. Whether the broker may have it: then it stays until it is over. @param {Entry} entry */
+  giveUp(entry) {
+    entry.isGivenUp = true;
+    if (!entry.sent) this.fail(entry, new GoondanError("E_CANCELLED", "the asker has given up"));
+    return this.#isOpen(entry);
   }
 
   /** End an entry without an answer. @param {Entry} entry @param {GoondanError} error */
@@ -171,13 +186,15 @@ export class Peer {
     this.#helloId = "";
     this.#inUse = 0;
     this.#held.clear();
-    this.#waiting = [...this.#outbox.values()];
-    for (const entry of this.#waiting) entry.holdsCredit = false;
+    const open = [...this.#outbox.values()];
+    for (const entry of open) entry.holdsCredit = false;
+    this.#waiting = open.filter((entry) => entry.isEvent);
+    this.#admins = open.filter((entry) => !entry.isEvent);
   }
 
   /** Whether somebody waits for what a frame holds. @param {Frame} frame */
   awaits(frame) {
-    return frame.type !== "event" || this.#asks.has(frame.inReplyTo ?? "");
+    return frame.type === "event" && this.#asks.has(frame.inReplyTo ?? "");
   }
 
   /** @param {Frame} frame with its payload; `fault` when that cannot be had @param {number} now */
@@ -197,7 +214,7 @@ export class Peer {
       else if (type === "runtime.event" && this.#asks.has(inReplyTo ?? "")) {
         const entry = /** @type {Entry} */ (this.#asks.get(inReplyTo ?? ""));
         this.#effects.push({ do: "live", entry, event: open("RuntimeEvent", frame.payload) });
-      } else if (type === "shutdown") open("Shutdown", frame.payload);
+      }
     } finally {
       this.#flush(now);
     }
@@ -256,10 +273,11 @@ export class Peer {
     if (frame.type === "error") {
       const error = open("ErrorPayload", frame.payload);
       if (error.code === "E_HELLO_REQUIRED") return;
-      if (error.code === "E_OVERLOADED") return this.#hold(entry, now + (error.retryAfterMs || HOLD_MS));
+      entry.sent = false; // nobody has it
+      this.#release(entry);
+      if (error.code === "E_OVERLOADED" && !entry.isGivenUp) return this.#hold(entry, now + (error.retryAfterMs ?? HOLD_MS));
       return this.fail(entry, new GoondanError(error.code, error.message, error));
     }
-    entry.accepted = true;
     this.#release(entry);
     if (entry.correlation !== undefined || !this.#remove(entry)) return;
     this.#effects.push({ do: "settle", entry, frame, error: frame.fault });
@@ -267,6 +285,7 @@ export class Peer {
 
   /** @param {Frame} frame @param {number} now */
   #greeted(frame, now) {
+    if (this.phase !== "greeting") return; // it was said twice
     if (frame.type === "error") {
       const { code, message, ...more } = open("ErrorPayload", frame.payload);
       if (code === "E_PRINCIPAL_BUSY" && now - (this.#busySince ??= now) < BUSY_MS) return;
@@ -294,46 +313,50 @@ export class Peer {
     else if (String(frame.stage) === "runs") goOn(entry, now, frame.deadlineMs);
   }
 
-  /** The broker has no room: not before `until`. @param {Entry} entry @param {number} until */
+  /** Nothing for its target before `until`. @param {Entry} entry @param {number} until */
   #hold(entry, until) {
-    this.#release(entry);
-    entry.notBefore = until;
-    if (entry.isEvent) this.#held.set(entry.target, Math.max(until, this.#held.get(entry.target) ?? 0));
-    const waiting = new Set(this.#waiting).add(entry);
-    this.#waiting = [...this.#outbox.values()].filter((one) => waiting.has(one));
+    const held = this.#held.get(entry.target) ?? { until, entries: [] };
+    held.until = Math.max(until, held.until);
+    held.entries.push(entry);
+    this.#held.set(entry.target, held);
   }
 
-  /** Send what may go out. @param {number} now */
+  /** Send what may go out: events as long as there is credit, and then each `admin`. @param {number} now */
   #flush(now) {
-    if (this.phase !== "ready" || this.#waiting.length === 0) return;
-    const kept = [];
-    /** @type {Set<string>} instances that wait for a file */
-    const behind = new Set();
-    for (const [target, until] of this.#held) if (until <= now) this.#held.delete(target);
-    for (const entry of this.#waiting) {
-      if (!this.#outbox.has(entry.header.id)) continue;
-      if (entry.notBefore > now || (entry.isEvent && (this.#held.has(entry.target) || behind.has(entry.target)))) kept.push(entry);
-      else if (this.#needsFile(entry)) {
-        kept.push(entry);
-        behind.add(entry.target);
-      } else if (entry.isEvent && this.#inUse >= this.#window) kept.push(entry);
-      else if (this.#outbox.has(entry.header.id)) this.#post(entry, now); // else it was too large
+    if (this.phase !== "ready") return;
+    for (const [target, { until, entries }] of this.#held) {
+      if (until > now || (entries[0].writing && this.#isOpen(entries[0]))) continue;
+      this.#held.delete(target);
+      if (entries[0].isEvent) this.#waiting = entries.sort((one, other) => one.at - other.at).concat(this.#waiting);
+      else this.#admins.push(...entries);
     }
-    this.#waiting = kept;
+    let at = 0;
+    while (at < this.#waiting.length && this.#inUse < this.#window) this.#go(this.#waiting[at++], now);
+    this.#waiting.splice(0, at);
+    for (const entry of this.#admins.splice(0)) this.#go(entry, now);
   }
 
-  /** Whether a file must be written first; asks for it once. @param {Entry} entry */
-  #needsFile(entry) {
-    if (!entry.unwritten || entry.writing) return entry.unwritten;
+  /** @param {Entry} entry @param {number} now */
+  #go(entry, now) {
+    const held = this.#held.get(entry.target);
+    if (!this.#isOpen(entry)) return;
+    if (held) held.entries.push(entry);
+    else if (entry.unwritten) this.#lay(entry, now);
+    else this.#post(entry, now);
+  }
+
+  /** Its payload or its files are large: they go into a file first, where there is a folder. @param {Entry} entry @param {number} now */
+  #lay(entry, now) {
     const { blobs } = /** @type {import("./wire.d.ts").Welcome} */ (this.welcome);
     const { length } = entry.payload;
-    entry.writing = Boolean(blobs) && length <= MAX_PAYLOAD;
-    if (entry.writing) this.#effects.push({ do: "write", entry });
-    else if (entry.files.length > 0 || length > MAX_FRAME - 4096) {
+    if (blobs && length <= MAX_PAYLOAD) {
+      if (!entry.writing) this.#effects.push({ do: "write", entry });
+      entry.writing = true;
+      this.#hold(entry, 0);
+    } else if (entry.files.length > 0 || length > MAX_FRAME - 4096) {
       const room = blobs ? `limit ${MAX_PAYLOAD}` : "and there is no folder for files";
-      this.fail(entry, new GoondanError("E_FRAME_TOO_LARGE", `a payload of ${length} bytes, ${room}`)); // it has left the outbox
-    }
-    return entry.writing;
+      this.fail(entry, new GoondanError("E_FRAME_TOO_LARGE", `a payload of ${length} bytes, ${room}`));
+    } else this.#post(entry, now);
   }
 
   /** @param {Entry} entry @param {number} now */
@@ -345,7 +368,7 @@ export class Peer {
       const left = entry.expires - GRACE_MS - (entry.heldSince ?? now);
       if (header.deadlineMs !== undefined) header.deadlineMs = Math.max(1, Math.floor(left));
     }
-    if (entry.sent && (entry.blob || entry.files.length > 0)) this.#effects.push({ do: "touch", entry });
+    if (entry.blob || entry.files.length > 0) this.#effects.push({ do: "touch", entry });
     entry.sent = true;
     if (entry.blob) this.#send({ ...header, blob: entry.blob });
     else this.#send(header, entry.payload);
@@ -355,6 +378,11 @@ export class Peer {
   #release(entry) {
     if (entry.holdsCredit) this.#inUse--;
     entry.holdsCredit = false;
+  }
+
+  /** @param {Entry} entry */
+  #isOpen(entry) {
+    return this.#outbox.has(entry.header.id);
   }
 
   /** Take an entry out of the outbox. False when it is not there. @param {Entry} entry */

@@ -1,12 +1,13 @@
 /** The link with a broker that is played here: a socket that stays silent is replaced, and rubbish spoils nothing. */
 
 import assert from "node:assert/strict";
-import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
+import { mkdirSync, mkdtempSync, readdirSync, realpathSync, rmSync, writeFileSync } from "node:fs";
 import { after, test } from "node:test";
 
 import { Dealer, Router } from "zeromq";
 
-import { decodeFrame, encodeFrame, encodeValue } from "../codec.mjs";
+import { decodeFrame, digestOf, encodeFrame, encodeValue } from "../codec.mjs";
+import { findRunDir } from "../files.mjs";
 import { connect } from "../index.mjs";
 
 /** How much faster time runs here. */
@@ -47,7 +48,7 @@ class Broker {
         const name = from.toString("hex");
         if (!this.frames.has(name)) this.frames.set(name, []);
         this.frames.get(name).push(found);
-        if (found.type === "hello") await this.say({ type: "welcome", inReplyTo: found.id, payload: WELCOME });
+        if (found.type === "hello") await this.say({ type: "welcome", inReplyTo: found.id, payload: { ...WELCOME, blobs: this.blobs } });
         else await this.act(found, this.frames.size, this);
       }
     }
@@ -149,6 +150,95 @@ test("no token is sent where others may have put the socket", async () => {
 });
 
 test("a broker that does not answer is one error, and so is a bundle without a kernel", async () => {
-  await assert.rejects(connect({ runDir, timeoutMs: 100 }), { code: "E_KERNEL_LOST" });
+  await assert.rejects(connect({ runDir, timeoutMs: 100 }), { code: "E_KERNEL_NOT_RUNNING", suggestion: /gdn run/ });
   await assert.rejects(connect({ bundle: runDir }), { code: "E_KERNEL_NOT_RUNNING" });
+});
+
+/** Do something with a client whose broker does what `act` says. */
+async function beside(act, use, blobs) {
+  const broker = new Broker(act);
+  broker.blobs = blobs;
+  await broker.start();
+  const gdn = await connect({ runDir });
+  try {
+    await use(gdn);
+  } finally {
+    await gdn.close();
+    broker.router.close();
+  }
+}
+
+test("the bundle that is named comes before GOONDAN_RUN_DIR", async () => {
+  const [root, bundle] = [`${runDir}/state`, `${runDir}/bundle`];
+  mkdirSync(bundle);
+  const folder = `${root}/workspaces/${digestOf(Buffer.from(realpathSync(bundle))).slice(0, 16)}/kernel`;
+  mkdirSync(folder, { recursive: true });
+  writeFileSync(`${folder}/kernel.json`, JSON.stringify({ runDir: "/its/own" }));
+  Object.assign(process.env, { GOONDAN_STATE_ROOT: root, GOONDAN_RUN_DIR: "/another" });
+  try {
+    assert.deepEqual([{ bundle }, { bundle, runDir: "/named" }, {}].map(findRunDir), ["/its/own", "/named", "/another"]);
+    assert.throws(() => findRunDir({ bundle: root }), { code: "E_KERNEL_NOT_RUNNING" });
+  } finally {
+    delete process.env.GOONDAN_STATE_ROOT;
+    delete process.env.GOONDAN_RUN_DIR;
+  }
+});
+
+test("the file of an event that the broker may have stays; that of a refused one goes", async () => {
+  const blobs = `${runDir}/blobs`;
+  mkdirSync(blobs);
+  const large = "x".repeat(600_000);
+  let came;
+  const arrived = new Promise((resolve) => (came = resolve));
+  await beside((found) => found.type === "event" && came(), async (gdn) => {
+    const asked = gdn.ask("a", large).catch((error) => error);
+    await arrived;
+    await gdn.close();
+    assert.equal((await asked).code, "E_LINK_CLOSED");
+    assert.equal(readdirSync(blobs).length, 1);
+  }, blobs);
+  const late = (found, _, self) => found.payload?.op === "cancel" && self.say({ type: "reply", inReplyTo: found.id, payload: {} });
+  await beside(late, async (gdn) => {
+    await assert.rejects(gdn.ask("a", large, { deadlineMs: 3000 }), { code: "E_AGENT_TIMEOUT" });
+    assert.equal(readdirSync(blobs).length, 2);
+  }, blobs);
+  const refuse = (found, _, self) => self.say({ type: "error", inReplyTo: found.id, payload: { code: "E_AGENT_NOT_FOUND", message: "no" } });
+  await beside(refuse, async (gdn) => {
+    await assert.rejects(gdn.ask("a", large), { code: "E_AGENT_NOT_FOUND" });
+    while (readdirSync(blobs).length > 2) await new Promise((resolve) => setTimeout(resolve, 5));
+  }, blobs);
+});
+
+test("send waits for as long as it takes, unless it is told otherwise", async () => {
+  const events = [];
+  const accept = async (found, _, self) => {
+    events.push(found);
+    await self.say({ type: "ack", stage: "accepted", inReplyTo: found.id });
+  };
+  await beside(accept, async (gdn) => {
+    await gdn.send("a", "hi");
+    await gdn.send("a", "hi", { deadlineMs: 9000 });
+  });
+  assert.equal(events[0].deadlineMs, undefined);
+  assert.ok(events[1].deadlineMs > 8000);
+});
+
+test("instances, decisions and money are told as in every client", async () => {
+  const peers = [{ role: "toolhost", name: "t" }, { role: "agent", name: "main", instanceKey: "a", pid: 7, startedMs: 5 }];
+  const costs = [[1, "EUR"], [5, "USD"], [2, "EUR"]];
+  const act = async (found, _, self) => {
+    const [cost, currency] = found.type === "event" ? costs.shift() : [];
+    const usage = { inputTokens: 1, outputTokens: 0, modelCalls: 1, cost, currency };
+    const answer = { turnId: "t", status: "completed", response: "here", usage };
+    const payload = { id: "x", type: "agent.response", createdAt: "2026-11-24T09:30:08Z", answer };
+    if (found.type === "event") await self.say({ type: "event", id: "b.1", inReplyTo: found.replyTo.correlationId, eventId: "x", payload });
+    else if (found.type === "admin") await self.say({ type: "reply", inReplyTo: found.id, payload: { peers, state: "approved" } });
+  };
+  await beside(act, async (gdn) => {
+    assert.deepEqual(await gdn.instances(), [{ agent: "main", instanceKey: "a", pid: 7, startedMs: 5 }]);
+    assert.equal(await gdn.decide("1", "yes"), "approved");
+    for (let left = 3; left > 0; left--) await gdn.ask("a", "hi");
+    const { inputTokens, cost, currency } = gdn.usage();
+    assert.deepEqual([inputTokens, cost, currency], [3, 3, "EUR"]);
+  });
 });

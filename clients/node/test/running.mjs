@@ -124,7 +124,7 @@ test("what is wanted of an object", async () => {
 
 test("instances, and what was used", async () => {
   const found = await gdn.instances();
-  assert.ok(found.some(({ role, name, instanceKey }) => role === "agent" && name === "main" && instanceKey === "a"));
+  assert.ok(found.some(({ agent, instanceKey }) => agent === "main" && instanceKey === "a"));
   assert.equal(typeof gdn.usage().inputTokens, "number");
 });
 

@@ -191,3 +191,104 @@ test("a length is read before anything is allocated", () => {
   for (const claim of ["dfffffffff", "ddffffffff", "dbffffffff", "de", "dd0000"])
     assert.throws(() => decodePayload(Buffer.from(claim, "hex")), { code: "E_FRAME_INVALID" });
 });
+
+test("values are counted before they are made, keys included", () => {
+  const zeros = Buffer.alloc(4 << 20);
+  zeros.writeUInt8(0xdd);
+  zeros.writeUInt32BE(zeros.length - 5, 1);
+  const before = process.memoryUsage().rss;
+  assert.throws(() => decodePayload(zeros), { code: "E_FRAME_INVALID" });
+  assert.ok(process.memoryUsage().rss - before < 16 << 20);
+  const list = (size) => Buffer.concat([Buffer.of(0xdd), Buffer.from([size >>> 24, (size >> 16) & 255, (size >> 8) & 255, size & 255]), Buffer.alloc(size)]);
+  assert.equal(decodePayload(list((1 << 20) - 1)).length, (1 << 20) - 1);
+  assert.throws(() => decodePayload(list(1 << 20)), { code: "E_FRAME_INVALID" });
+});
+
+/** A machine that was welcomed, with so much credit. */
+function ready(credit) {
+  const peer = new Peer("inc");
+  peer.hello("token", 0);
+  peer.receive({ type: "welcome", inReplyTo: "inc.1", payload: { version: 1, credit, blobs: "/blobs" } }, 0);
+  peer.take();
+  return peer;
+}
+const event = (eventId, { payload = {}, instanceKey = "i", to = "a" } = {}) =>
+  new Entry({ type: "event", to, instanceKey, eventId, replyTo: { target: "client", correlationId: eventId } }, encodeValue(payload), [], 5000, eventId);
+const sent = (peer) => peer.take().filter((effect) => effect.do === "send").map(({ data }) => decodeFrame(Buffer.from(data)));
+const overloaded = (inReplyTo, retryAfterMs) => ({ type: "error", inReplyTo, payload: { code: "E_OVERLOADED", message: "later", retryAfterMs } });
+
+test("a question that was refused for overload is not sent when it was given up, before or after", () => {
+  for (const first of ["refused", "given up"]) {
+    const peer = ready(4);
+    const entry = event("e");
+    peer.submit(entry, 0);
+    const [{ id }] = sent(peer);
+    const refuse = () => peer.receive(overloaded(id, 100), 0);
+    if (first === "refused") refuse();
+    assert.equal(peer.giveUp(entry), first === "given up");
+    if (first === "given up") refuse();
+    peer.tick(1000);
+    assert.deepEqual([sent(peer), peer.isDue], [[], false]);
+  }
+});
+
+test("overload that names no time is a second, and one of no time is none", () => {
+  const peer = ready(4);
+  peer.submit(event("e"), 0);
+  const [{ id }] = sent(peer);
+  peer.receive(overloaded(id), 0);
+  peer.tick(999);
+  assert.deepEqual(sent(peer), []);
+  peer.tick(1000);
+  assert.deepEqual(sent(peer).map((one) => one.eventId), ["e"]);
+  peer.receive(overloaded(id, 0), 1000);
+  assert.deepEqual(sent(peer).map((one) => one.eventId), ["e"]);
+});
+
+test("what was refused together goes out again in its order, before what is younger", () => {
+  const peer = ready(2);
+  for (const name of ["e1", "e2", "e3", "e4"]) peer.submit(event(name), 0);
+  const [first, second] = sent(peer);
+  for (const { id } of [second, first]) peer.receive(overloaded(id, 100), 0);
+  peer.submit(event("other", { instanceKey: "j" }), 0);
+  assert.deepEqual(sent(peer).map((one) => one.eventId), ["other"]);
+  peer.receive({ type: "credit", payload: { window: 9 } }, 100);
+  assert.deepEqual(sent(peer).map((one) => one.eventId), ["e1", "e2", "e3", "e4"]);
+});
+
+test("who waits for a file holds up its own instance; an admin waits for nobody", () => {
+  const peer = ready(3);
+  const large = event("large", { payload: "x".repeat(600_000) });
+  peer.submit(large, 0);
+  assert.deepEqual(peer.take().map((effect) => effect.do), ["write"]);
+  for (const [name, instanceKey] of [["same", "i"], ["other", "j"], ["third", "k"], ["fourth", "l"], ["fifth", "m"]]) peer.submit(event(name, { instanceKey }), 0);
+  peer.submit(new Entry({ type: "admin" }, encodeValue({ op: "peers" }), [], 5000, "admin"), 0);
+  assert.deepEqual(sent(peer).map((one) => one.eventId ?? one.type), ["other", "third", "fourth", "admin"]);
+  peer.receive({ type: "credit", payload: { window: 9 } }, 0);
+  assert.deepEqual(sent(peer).map((one) => one.eventId), ["fifth"]);
+  assert.ok(peer.written(large, 0));
+  assert.deepEqual(sent(peer).map((one) => one.eventId), ["large", "same"]);
+});
+
+test("a second welcome changes nothing", () => {
+  const peer = ready(4);
+  peer.submit(event("e"), 0);
+  peer.receive({ type: "clock", inReplyTo: "e", stage: "held" }, 0);
+  peer.receive({ type: "welcome", inReplyTo: "inc.1", payload: { version: 1, credit: 4 } }, 0);
+  peer.tick(60_000); // its clock stands still
+  assert.ok(!peer.take().some((effect) => effect.do === "settle" || effect.do === "welcome"));
+});
+
+test("time does not grow with the square of what waits, with credit used up, or with an instance held", () => {
+  for (const isHeld of [false, true]) {
+    const peer = ready(isHeld ? 9 : 1);
+    peer.submit(event("first"), 0);
+    if (isHeld) peer.receive(overloaded(sent(peer)[0].id, 1e9), 0);
+    const entries = Array.from({ length: 30_000 }, (_, at) => event(`e${at}`));
+    const before = process.cpuUsage();
+    for (const entry of entries) peer.submit(entry, 0);
+    for (let left = 30_000; left > 0; left--) peer.receive({ type: "pong" }, 0);
+    const { user, system } = process.cpuUsage(before);
+    assert.ok(user + system < 3e6, `${user + system} µs`);
+  }
+});
