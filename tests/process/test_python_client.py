@@ -37,7 +37,7 @@ def exec_(command: str) -> str:
     return f'/bash__exec {{"command": "{command}"}}'
 
 
-async def test_what_it_does(run_dir: Path) -> None:
+async def test_what_it_does(run_dir: Path, tmp_path: Path) -> None:
     async with connect(run_dir=run_dir) as gdn:
         answer = await gdn.ask("main", exec_("echo $((6*7))"), instance="does")
         assert (answer.text, answer.status, answer.model) == ("42", "completed", "embedded")
@@ -60,6 +60,8 @@ async def test_what_it_does(run_dir: Path) -> None:
 
         result = await gdn.call("bash__exec", {"command": "echo hi"})
         assert (result.status, result.output["stdout"]) == ("ok", "hi\n")
+        asked = await gdn.ask("main", exec_("pwd"), instance="there", workdir=str(tmp_path), trace_id="ab" * 16)
+        assert (asked.text, asked.trace_id) == (str(tmp_path), "ab" * 16)
         for tool, args, code in (
             ("bash__exec", {"command": 7}, "E_TOOL_INVALID_ARGS"),
             ("none__at_all", {}, "E_TOOL_NOT_IN_CATALOG"),

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from goondan_client.errors import GoondanError
 from goondan_client.frames import AgentEvent, decode, encode, opened
 from goondan_client.machine import BUSY_S, GRACE_S, SILENCE_S, Effect, Entry, Machine
 
@@ -252,6 +254,105 @@ def test_control_waits_for_no_event() -> None:
     hello = msgspec.msgpack.decode(machine.outgoing.pop())["id"]
     machine.receive(decode(encode({"type": "welcome", "inReplyTo": hello, "payload": welcome})), 0.0)
     assert [msgspec.msgpack.decode(data)["type"] for data in machine.outgoing] == ["event", "admin"]
+
+
+def welcomed(credit: int) -> Machine:
+    """A machine that is ready."""
+    machine = Machine("inc")
+    welcome_again(machine, credit)
+    return machine
+
+
+def welcome_again(machine: Machine, credit: int) -> None:
+    machine.hello("token", 0.0)
+    hello = msgspec.msgpack.decode(machine.outgoing.pop())["id"]
+    welcome = {"version": 1, "principal": "client/1", "credit": credit}
+    machine.receive(decode(encode({"type": "welcome", "inReplyTo": hello, "payload": welcome})), 0.0)
+
+
+def question(name: str, instance: str = "k") -> Entry:
+    reply = {"target": "client", "correlationId": name}
+    return Entry({"type": "event", "to": "a", "instanceKey": instance, "eventId": name, "replyTo": reply}, name)
+
+
+def wish(name: str) -> Entry:
+    return Entry({"type": "admin", "payload": {"op": "cancel", "eventId": name}}, name)
+
+
+def refuse(machine: Machine, entry: Entry, now: float = 0.0) -> None:
+    error = {"code": "E_OVERLOADED", "message": "full", "retryAfterMs": 1000}
+    machine.receive(decode(encode({"type": "error", "inReplyTo": entry.frame["id"], "payload": error})), now)
+
+
+def sent(machine: Machine) -> list[str]:
+    """What went out since the last time: types, events by their ids."""
+    frames = [msgspec.msgpack.decode(data) for data in machine.outgoing]
+    machine.outgoing.clear()
+    return [frame.get("eventId", frame["type"]) for frame in frames]
+
+
+def test_a_question_that_is_open_is_not_asked_beside_itself() -> None:
+    machine = welcomed(9)
+    first = question("q")
+    machine.submit(first, 0.0)
+    with pytest.raises(GoondanError) as caught:
+        machine.submit(question("q"), 0.0)
+    assert caught.value.code == "E_FRAME_INVALID" and caught.value.suggestion
+    effect = machine.receive(decode(encode({"type": "event", "eventId": "q:answer", "inReplyTo": "q"})), 0.0)
+    assert effect is not None and effect.entry is first and machine.rests
+    machine.submit(question("q"), 0.0)  # it is over, and may be asked again
+
+
+def test_a_refused_question_that_was_given_up_is_never_sent_again() -> None:
+    machine = welcomed(9)
+    asked = question("q")
+    machine.submit(asked, 0.0)
+    refuse(machine, asked)
+    assert machine.give_up(asked), "an earlier broker may have it"
+    machine.submit(wish("q"), 0.0)
+    machine.tick(4.0)
+    assert sent(machine) == ["q", "admin"]
+
+
+def test_a_wish_to_cancel_is_never_before_its_event() -> None:
+    machine = welcomed(2)
+    first, second = question("1", "x"), question("2", "y")
+    for entry in (first, second):
+        machine.submit(entry, 0.0)
+    machine.lost()
+    assert machine.give_up(second)
+    machine.submit(wish("2"), 0.0)
+    sent(machine)
+    welcome_again(machine, 1)
+    assert sent(machine) == ["1", "admin"]
+    machine.receive(decode(encode({"type": "ack", "stage": "accepted", "inReplyTo": first.frame["id"]})), 0.0)
+    assert sent(machine) == [], "without credit it would have come behind the wish, and been worked on"
+
+
+@pytest.mark.parametrize("credit", [1, 9999], ids=["without credit", "held"])
+def test_what_waits_costs_nothing_while_nothing_can_go_out(credit: int) -> None:
+    machine, looks = welcomed(credit), 0
+
+    class Counted(dict[str, Any]):
+        def __getitem__(self, key: str) -> Any:
+            nonlocal looks
+            looks += key == "type"
+            return super().__getitem__(key)
+
+    first = question("first")
+    machine.submit(first, 0.0)
+    if credit > 1:
+        refuse(machine, first)
+    for number in range(1000):
+        entry = question(str(number))
+        entry.frame = Counted(entry.frame)
+        machine.submit(entry, 0.0)
+    for _ in range(100):
+        machine.receive(decode(encode({"type": "pong"})), 0.0)
+    assert looks < 5000
+    machine.receive(decode(encode({"type": "credit", "payload": {"window": 9999}})), 0.0)
+    machine.tick(4.0)
+    assert sent(machine)[-1001:] == ["first", *map(str, range(1000))]
 
 
 def test_what_was_given_up_costs_credit_until_the_broker_has_answered_it() -> None:

@@ -114,6 +114,19 @@ def test_values_are_counted_before_anything_is_made_of_them() -> None:
             check_values(bomb, 13)
 
 
+def test_no_value_is_looked_at_behind_the_first() -> None:
+    class Looked(bytes):
+        looks = 0
+
+        def __getitem__(self, at: Any) -> Any:
+            self.looks += 1
+            return super().__getitem__(at)
+
+    zeros = Looked(4096)  # each byte is a value, and none is announced
+    check_values(zeros)
+    assert zeros.looks == 1
+
+
 def test_a_payload_is_what_its_reference_says(tmp_path: Path) -> None:
     content = encode({"a": 1})
     name = "0" * 32
