@@ -11,6 +11,8 @@ import os
 import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence
+from concurrent.futures import CancelledError
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import update_wrapper
 from typing import Any, Concatenate, Final, Literal, ParamSpec, Self, TypedDict, TypeVar, Unpack
@@ -49,6 +51,10 @@ class Options(TypedDict, total=False):
     #: The event's id, 1 to 256 letters, digits, `_`, `-`, `.` and `:`. The same question with the same id is asked
     #: once, also after this program was started anew. Random without a word.
     event_id: str
+    #: The working directory of its tools: an absolute path. The instance's own without a word.
+    workdir: str
+    #: The trace that it belongs to: 32 hexadecimal digits. A new one without a word.
+    trace_id: str
 
 
 class Client:
@@ -183,6 +189,8 @@ class Client:
         payload = packed({"id": event_id, "type": kind, "createdAt": datetime.now(UTC).isoformat(), "input": said})
         frame: dict[str, Any] = {"type": "event", "to": agent, "eventId": event_id, "payload": Raw(payload)}
         frame["instanceKey"] = options.get("instance", "default")
+        more = {"workdir": options.get("workdir"), "traceId": options.get("trace_id")}
+        frame.update({name: option for name, option in more.items() if option is not None})
         if answer:
             frame["replyTo"] = {"target": "client", "correlationId": event_id}
         durable = welcome.durability == "power"
@@ -263,6 +271,7 @@ class BlockingClient:
 
     def __init__(self, client: Client) -> None:
         self.client = client
+        self._lock, self._closed = threading.Lock(), False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="goondan", daemon=True)
         self._thread.start()
@@ -274,21 +283,37 @@ class BlockingClient:
 
     def wait_for(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of a coroutine in the client's loop."""
-        if not self._thread.is_alive():
-            work.close()
-            raise GoondanError("E_LINK_CLOSED", "the connection to the kernel is closed", "Connect again.")
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        closed = GoondanError("E_LINK_CLOSED", "the connection to the kernel is closed", "Connect again.")
+        with self._lock:  # what comes before `close` is ended by it
+            if self._closed:
+                work.close()
+                raise closed
+            future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
+        except CancelledError:
+            raise closed from None
         except BaseException:
             future.cancel()
             raise
 
     def close(self) -> None:
         """Leave. What was accepted goes on. A second call does nothing."""
-        if self._thread.is_alive():
-            self.wait_for(self.client.__aexit__())
-            self._stop()
+        with self._lock:
+            again, self._closed = self._closed, True
+        if not again:
+            try:
+                asyncio.run_coroutine_threadsafe(self._leave(), self._loop).result()
+            finally:
+                self._stop()
+
+    async def _leave(self) -> None:
+        """Close, and end what other threads wait for: a loop that has stopped ends nothing."""
+        await self.client.__aexit__()
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
 
     def _stop(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -319,7 +344,7 @@ class BlockingClient:
             while (item := self.wait_for(following())) is not None:
                 yield item
         finally:
-            if self._thread.is_alive():
+            with suppress(GoondanError):  # closed: there is nothing left to cancel
                 self.wait_for(ended())
 
     def usage(self) -> Usage:

@@ -9,8 +9,10 @@ Source: PROTOCOL.md "Find a running kernel", "Transport", "Large payloads".
 from __future__ import annotations
 
 import errno
+import grp
 import hashlib
 import os
+import pwd
 import re
 import stat
 from collections.abc import Sequence
@@ -94,8 +96,8 @@ def check_place(run_dir: str) -> None:
             found = os.stat(folder)
             if found.st_uid not in ours:
                 raise _untrusted(f"{folder} belongs to uid {found.st_uid}")
-            if found.st_mode & 0o002 and not found.st_mode & stat.S_ISVTX:
-                raise _untrusted(f"everybody can change {folder}")
+            if found.st_mode & 0o022 and not found.st_mode & stat.S_ISVTX and not _are_alone(folder, found, ours):
+                raise _untrusted(f"others can change {folder}")
         if os.stat(path).st_mode & 0o077:
             raise _untrusted(f"{path} is open to others")
         found = os.stat(f"{path}/clients.sock", follow_symlinks=False)
@@ -103,6 +105,19 @@ def check_place(run_dir: str) -> None:
         return  # it is not there, and so nobody is
     if not stat.S_ISSOCK(found.st_mode) or found.st_uid not in ours:
         raise _untrusted(f"{path}/clients.sock is no socket of the kernel")
+
+
+def _are_alone(folder: str, found: os.stat_result, ours: set[int]) -> bool:
+    """Whether only these users can change a directory that its group, or everybody, may write to."""
+    try:
+        if found.st_mode & 0o002 or "system.posix_acl_access" in os.listxattr(folder):  # a list can name anybody
+            return False
+        users, listed = pwd.getpwall(), grp.getgrgid(found.st_gid).gr_mem
+    except (OSError, KeyError):
+        return False
+    members = {user.pw_uid for user in users if user.pw_gid == found.st_gid}
+    ids = {user.pw_name: user.pw_uid for user in users}
+    return bool(members or listed) and members | {ids.get(name, -1) for name in listed} <= ours
 
 
 def _untrusted(why: str) -> GoondanError:

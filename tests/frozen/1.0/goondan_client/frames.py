@@ -327,10 +327,10 @@ def check_values(data: bytes, limit: int = MAX_VALUES) -> None:
 
     Raises GoondanError E_FRAME_INVALID.
     """
-    at = seen = 0
-    while at < len(data):
+    at = seen = handled = 0
+    while handled <= seen and at < len(data):  # what is left over makes no values: it is refused later
         first = data[at]
-        at += 1
+        at, handled = at + 1, handled + 1
         if (width := _LENGTHS.get(first)) is not None:
             length = int.from_bytes(data[at : at + width], "big")
             at += width + (length if first < 0xDC else 0)

@@ -103,8 +103,12 @@ class Link:
         waiter: asyncio.Future[Frame] = loop.create_future()
         now = loop.time()
         entry = Entry(frame, waiter, None if deadline is None else now + deadline + GRACE_S, listener)
-        self.machine.submit(entry, now)
-        self._flush_soon()
+        try:
+            self.machine.submit(entry, now)
+        except GoondanError as error:
+            self._settle(entry, None, error)
+        else:
+            self._flush_soon()
         return entry, waiter
 
     def in_thread(self, work: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
@@ -188,7 +192,10 @@ class Link:
             frame.payload = Raw(await self.in_thread(read_blob, self.welcome.blobs, frame.blob))
         except GoondanError as error:
             failed = error
-        self._reading = None
+        except Exception as error:  # no memory, for example
+            failed = GoondanError("E_BLOB_UNAVAILABLE", f"the payload cannot be read: {type(error).__name__}")
+        finally:
+            self._reading = None
         effect = self.machine.receive(frame, self._loop.time())
         if effect is not None:
             self._perform(Effect(effect.what, effect.entry, effect.frame, failed))

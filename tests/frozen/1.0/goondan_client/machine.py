@@ -87,7 +87,8 @@ class Machine:
         #: What is unanswered, by the id of its frame, oldest first; and by the correlation id of its answer.
         self._outbox: dict[str, Entry] = {}
         self._asked: dict[str, Entry] = {}
-        #: What waits to go out, oldest first, `_control` of it no events; and targets that get nothing until then.
+        #: What waits to go out, oldest first, `_control` of it no events; and targets that get nothing until then: what
+        #: is queued for them is lined up after that.
         self._waiting: deque[Entry] = deque()
         self._held: dict[str, float] = {}
         self._hello_id, self._hello_at = "", 0.0
@@ -103,16 +104,18 @@ class Machine:
     # --- what is asked for
 
     def submit(self, entry: Entry, now: float) -> None:
-        """Take a request. It goes out as soon as it may. Raises GoondanError E_LINK_CLOSED."""
+        """Take a request. It goes out as soon as it may. Raises GoondanError E_LINK_CLOSED, or E_FRAME_INVALID when its
+        answer is awaited already.
+        """
         if self.phase == "closed":
             raise GoondanError("E_LINK_CLOSED", "the connection to the kernel is closed", "Connect again.")
         if self.rests:
             self.connected(now)  # until now a silent broker was no fault
         frame = entry.frame
+        if "replyTo" in frame and self._asked.setdefault(frame["replyTo"]["correlationId"], entry) is not entry:
+            raise GoondanError("E_FRAME_INVALID", f"{frame['eventId']} is being asked already", "Wait for its answer.")
         frame["id"] = entry.target = self._next_id()
         self._outbox[entry.target] = entry
-        if "replyTo" in frame:
-            self._asked[frame["replyTo"]["correlationId"]] = entry
         entry.queued = True
         if frame["type"] == "event":
             entry.target = f"{frame['to']}\0{frame['instanceKey']}"
@@ -123,25 +126,24 @@ class Machine:
 
     def flush(self, now: float) -> None:
         """Let out what may go out now."""
-        if self.phase != "ready" or not self._waiting:
+        if self.phase != "ready":
             return
-        if self._held:
-            self._held = {target: until for target, until in self._held.items() if until > now}
         kept: list[Entry] = []
-        while self._waiting:
+        while self._waiting and (self._control or self._in_use < self._window):  # control is never limited
             entry = self._waiting.popleft()
             frame = entry.frame
-            full = frame["type"] == "event" and self._in_use >= self._window
-            if full or entry.target in self._held:
-                kept.append(entry)
-                if full and not self._control:  # control is never limited
-                    break
+            is_event = frame["type"] == "event"
+            self._control -= not is_event
+            held = entry.target in self._held
+            if not entry.queued or held or (is_event and self._in_use >= self._window):
+                if entry.given_up:
+                    self._forget(entry)  # the wish to cancel it does not wait, and would come before it
+                elif entry.queued and not held:  # what is held is lined up after that
+                    kept.append(entry)
                 continue
-            if frame["type"] == "event":
+            if is_event:
                 self._in_use += 1
                 entry.costs = True
-            else:
-                self._control -= 1
             if entry.expires is not None:
                 left = entry.expires - GRACE_S - (entry.held_since or now)
                 frame["deadlineMs"] = max(1, round(left * 1000))
@@ -154,7 +156,9 @@ class Machine:
     def give_up(self, entry: Entry) -> bool:
         """Nobody waits for this request any more. Whether the broker may have it: then it stays until it is over."""
         entry.given_up = True
-        return entry.frame["id"] in self._outbox and (entry.sent or not self._forget(entry))
+        # Refused before, or without credit after a welcome: sent after the wish to cancel it, it would be worked on.
+        waits = entry.queued and (self.phase == "ready" or not entry.sent)
+        return (self._forget(entry) if waits else entry.frame.get("id") in self._outbox) and entry.sent
 
     def _forget(self, entry: Entry) -> bool:
         """It is over. Whether it was still open."""
@@ -163,9 +167,7 @@ class Machine:
             return False
         if "replyTo" in frame:
             self._asked.pop(frame["replyTo"]["correlationId"], None)
-        if entry.queued:
-            self._waiting.remove(entry)
-            self._control -= frame["type"] != "event"
+        entry.queued = False  # `flush` drops it where it waits
         self._release(entry)
         return True
 
@@ -245,6 +247,9 @@ class Machine:
             if entry.held_since is None and self._forget(entry):
                 error = GoondanError("E_AGENT_TIMEOUT", "no answer within the deadline", "Give it more time.")
                 effects.append(Effect("done", entry, None, error))
+        held, self._held = self._held, {target: until for target, until in self._held.items() if until > now}
+        if len(self._held) < len(held):
+            self._line_up()
         self.flush(now)
         if self.rests or self.phase == "closed":
             return effects
@@ -299,8 +304,7 @@ class Machine:
             self._release(entry)
             until = now + (HOLD_S if said.retry_after_ms is None else said.retry_after_ms / 1000)
             self._held[entry.target] = max(until, self._held.get(entry.target, 0.0))
-            entry.queued = True
-            self._line_up()
+            entry.queued = True  # `tick` lines it up when the time is over
             return None
         return self._done(entry, None, said.as_exception())
 
