@@ -120,10 +120,12 @@ def _sharing(checked: Checked) -> list[str]:
 
 
 def runtimes_of(checked: Checked) -> Iterator[str]:
-    """The programs and the folders of libraries of JavaScript runtimes: no jail may change what the next one runs."""
+    """The programs (or packages) and folders of libraries of JavaScript runtimes: no jail may change what the next one
+    runs.
+    """
     for tool in checked.tools.values():
         if tool.javascript is not None:
-            yield from (tool.javascript.program, *tool.javascript.libraries)
+            yield from (tool.javascript.package or tool.javascript.program, *tool.javascript.libraries)
 
 
 def catalog_items(tool: CheckedTool) -> list[CatalogItem]:

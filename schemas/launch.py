@@ -379,6 +379,8 @@ class JavaScriptRuntime(Struct, frozen=True, rename="camel", omit_defaults=True,
     version: str
     #: Folders of its libraries, beside those of the system.
     libraries: list[str] = []
+    #: The folder of its package, when its version stands there; else ''. Nothing in it may change unseen.
+    package: str = ""
 
 
 class ToolSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):

@@ -129,7 +129,7 @@ class BundleFiles:
 
     def digest(self, path: str) -> str:
         """SHA-256 of a file of at most MAX_MODULE_BYTES, in hexadecimal digits. Raises Unreadable."""
-        return hashlib.sha256(read_file(path, MAX_MODULE_BYTES)).hexdigest()
+        return file_digest(path, MAX_MODULE_BYTES)
 
     def _inside(self, path: str) -> bool:
         return path == self.root or path.startswith(self.root.rstrip("/") + "/")
@@ -140,6 +140,18 @@ def read_file(path: str, limit: int) -> bytes:
 
     A pipe or a device is never opened for reading: it could block or never end.
     """
+    return b"".join(_parts(path, limit))
+
+
+def file_digest(path: str, limit: int) -> str:
+    """SHA-256 of what `read_file` returns, in hexadecimal digits, without keeping the content. Raises Unreadable."""
+    total = hashlib.sha256()
+    for part in _parts(path, limit):
+        total.update(part)
+    return total.hexdigest()
+
+
+def _parts(path: str, limit: int) -> Iterator[bytes]:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
@@ -147,19 +159,16 @@ def read_file(path: str, limit: int) -> bytes:
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise Unreadable("it is not a regular file")
-        parts: list[bytes] = []
         left = limit + 1
         while left > 0 and (part := os.read(fd, min(left, 1 << 20))):
-            parts.append(part)
+            yield part
             left -= len(part)
-        data = b"".join(parts)
     except OSError as error:
         raise Unreadable(_why(error)) from None
     finally:
         os.close(fd)
-    if len(data) > limit:
+    if left <= 0:
         raise Unreadable(f"it is larger than {limit} bytes")
-    return data
 
 
 def read_instead(path: str, limit: int, instead: Overlay) -> bytes:

@@ -73,6 +73,8 @@ class Found(Struct, frozen=True):
     libraries: list[str] = []
     #: Why it cannot be used; '' when it can.
     problem: str = ""
+    #: The folder of its package, when its version stands there; else ''.
+    package: str = ""
 
 
 def choose(wanted: Name | None, found: Iterable[Found]) -> JavaScriptRuntime | str:
@@ -81,7 +83,9 @@ def choose(wanted: Name | None, found: Iterable[Found]) -> JavaScriptRuntime | s
     usable = sorted((one for one in asked if not one.problem), key=rank)
     if usable:
         one = usable[0]
-        return JavaScriptRuntime(name=one.name, program=one.program, version=one.version, libraries=one.libraries)
+        return JavaScriptRuntime(
+            name=one.name, program=one.program, version=one.version, libraries=one.libraries, package=one.package
+        )
     what = {"node": "Node", "bun": "Bun", None: "Node or Bun"}[wanted]
     seen = "; ".join(f"{one.program} ({one.place}): {one.problem}" for one in asked)
     return f"there is no {what} that can load it: {seen}" if seen else f"there is no {what} to load it"
@@ -166,7 +170,8 @@ def _of_npm(root: str) -> Iterator[Found]:
             with suppress(Unreadable, *DECODE_ERRORS):
                 manifest = read_file(f"{folder}/package.json", _MANIFEST_BYTES)
                 version = msgspec.json.decode(manifest, type=_Manifest).version
-            yield Found("bun", program, "node_modules", version, problem=problem_of("bun", version))
+            problem = problem_of("bun", version)
+            yield Found("bun", program, "node_modules", version, [], problem, folder)
 
 
 class _Manifest(Struct):

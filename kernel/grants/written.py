@@ -21,8 +21,8 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from kernel.bundle.files import MAX_TREE_FILES, SKIPPED_FOLDERS, read_file
-from kernel.bundle.lookup import MAX_MODULE_BYTES, Unreadable
+from kernel.bundle.files import MAX_TREE_FILES, SKIPPED_FOLDERS, file_digest, read_file
+from kernel.bundle.lookup import Unreadable
 from kernel.state_root import doubt
 from schemas.errors import fail
 from schemas.grantable import within
@@ -32,6 +32,8 @@ from schemas.workdirs import EXPOSURES, LOCK, MAX_SILENCE_S, TOOLHOSTS, WriteExp
 ACCEPTED_FILE: Final = "accepted-files.json"
 #: A record of exposures, or what was accepted (bytes).
 _MAX_RECORD: Final = 16 << 20
+#: The largest file that can be accepted (bytes). The programs of JavaScript runtimes have 100 MiB and more.
+_MAX_BYTES: Final = 512 << 20
 
 
 class Window(Struct, frozen=True):
@@ -216,6 +218,6 @@ def _is_locked(path: str) -> bool:
 
 def _digest(path: str) -> str:
     try:
-        return hashlib.sha256(read_file(path, MAX_MODULE_BYTES)).hexdigest()
+        return file_digest(path, _MAX_BYTES)
     except Unreadable:
         return ""

@@ -76,7 +76,7 @@ def test_a_bun_of_the_bundle_is_never_started_here(tmp_path: Path) -> None:
     says(program, "9.9.9; touch " + str(tmp_path / "started"))
     (folder / "package.json").write_text('{"version": "1.4.5"}')
     found = [one for one in look(str(tmp_path), {"PATH": ""}) if one.name == "bun"]
-    assert found == [Found("bun", os.path.realpath(program), "node_modules", "1.4.5")]
+    assert found == [Found("bun", os.path.realpath(program), "node_modules", "1.4.5", package=os.path.realpath(folder))]
     assert not (tmp_path / "started").exists()
     for wrong in (
         b"no JSON",
@@ -124,11 +124,12 @@ def test_a_plan_says_what_runs_and_no_jail_may_write_it(tmp_path: Path) -> None:
 
     plan = opened(GOONDAN_NODE=node, PATH="")
     tools = {tool.name: tool for tool in plan.toolhost.tools}
-    bun_found = JavaScriptRuntime(name="bun", program=bun, version="1.4.5")
+    folder = os.path.realpath(package)
+    bun_found = JavaScriptRuntime(name="bun", program=bun, version="1.4.5", package=folder)
     node_found = JavaScriptRuntime(name="node", program=node, version="22.19.0")
     assert [tools[name].javascript for name in ("one", "two")] == [bun_found, node_found]
-    assert {node, bun} <= set(plan.protected)
-    assert {node, bun} <= set(plan.toolhost.protected)
+    assert {node, folder} <= set(plan.protected)
+    assert {node, folder} <= set(plan.toolhost.protected)
     lacking = {tool.name: tool for tool in opened(GOONDAN_NODE="/nonexistent", PATH="").toolhost.tools}["two"]
     assert lacking.javascript == bun_found
     copied = {tool.name: tool for tool in with_private_copy(plan, str(tmp_path)).toolhost.tools}["one"]

@@ -12,6 +12,7 @@ import pytest
 
 from kernel.bundle.loader import inspect_bundle, open_bundle
 from kernel.bundle.problems import BundleError
+from kernel.grants import written
 from kernel.grants.written import Written, accept, find_written
 from schemas.errors import GoondanError
 from schemas.workdirs import EXPOSURES, LOCK, MAX_SILENCE_S, GuardedPlace, WriteExposure
@@ -180,3 +181,17 @@ def test_a_bundle_does_not_load_before_its_files_are_accepted(state: Path, work:
     assert look() == []
     exposures(state, around_now(work))
     assert ("E_CONFIG_WRITTEN", "ext/e.py") in look()
+
+
+def test_a_program_as_large_as_a_runtime_is_accepted_and_one_without_bounds_is_not(
+    state: Path, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exposures(state, around_now(work))
+    program = work / "node"
+    program.touch()
+    os.truncate(program, 130 << 20)
+    found = find_written([str(program)], str(state))
+    accept(found, str(state))
+    assert find_written([str(program)], str(state)) == []
+    monkeypatch.setattr(written, "_MAX_BYTES", 4096)
+    assert [one.digest for one in find_written([str(program)], str(state))] == [""]
