@@ -18,6 +18,7 @@ import re
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from itertools import chain
 from pathlib import PurePath
 from typing import Final, Literal
 
@@ -47,6 +48,8 @@ NODE_LINE: Final = 22
 _BUN_PACKAGES: Final = ("@oven/bun-linux-x64", "@oven/bun-linux-aarch64", "@oven/bun-linux-x64-baseline")
 #: A runtime says its version in milliseconds; a stuck disk must not hang a start (seconds).
 _TIMEOUT_S: Final = 5.0
+#: The most programs of one kind in PATH that are run.
+_MAX_ASKED: Final = 8
 _MANIFEST_BYTES: Final = 65536
 _LIBRARY: Final = re.compile(r"=> (/\S+) \(0x")
 _SYSTEM: Final = ("/usr", "/lib", "/lib32", "/lib64", "/libx32")
@@ -118,13 +121,22 @@ def numbers(version: str) -> tuple[int, int]:
     return (int(matched[1]), int(matched[2])) if matched else (0, 0)
 
 
-def look(root: str, env: Mapping[str, str]) -> list[Found]:
-    """Every runtime that is there for the bundle at `root` (absolute), in the order of the search. Never raises."""
-    node = env.get(NODE_VARIABLE)
-    nodes = [_ask("node", node, NODE_VARIABLE)] if node else [*_on_path("node", root, env), *_of_the_wheel()]
-    bun = env.get(BUN_VARIABLE)
-    buns = [_ask("bun", bun, BUN_VARIABLE)] if bun else [*_on_path("bun", root, env), *_of_npm(root)]
-    return [*nodes, *buns]
+def look(root: str, env: Mapping[str, str], *, every: bool = True) -> list[Found]:
+    """The runtimes that are there for the bundle at `root` (absolute), in the order of the search. Never raises.
+
+    `every` False: none after the first one of its kind that no later one would be taken before, because each is run.
+    """
+    node, bun = env.get(NODE_VARIABLE), env.get(BUN_VARIABLE)
+    nodes = [_ask("node", node, NODE_VARIABLE)] if node else chain(_on_path("node", root, env), _of_the_wheel())
+    buns = [_ask("bun", bun, BUN_VARIABLE)] if bun else chain(_on_path("bun", root, env), _of_npm(root))
+    return [*_until_best(nodes, every), *_until_best(buns, every)]
+
+
+def _until_best(found: Iterable[Found], every: bool) -> Iterator[Found]:
+    for one in found:
+        yield one
+        if not every and not one.problem and not rank(one)[1]:
+            return
 
 
 def _on_path(name: Name, root: str, env: Mapping[str, str]) -> Iterator[Found]:
@@ -139,6 +151,8 @@ def _on_path(name: Name, root: str, env: Mapping[str, str]) -> Iterator[Found]:
             continue
         asked.add(program)
         yield _ask(name, program, "PATH")
+        if len(asked) == _MAX_ASKED:
+            return
 
 
 def _leads_through(path: str, root: str) -> bool:

@@ -178,7 +178,7 @@ def _find_javascript(checked: Checked, root: str, env: Mapping[str, str]) -> Non
         return
     from kernel.bundle.javascript import choose, fix_for, look
 
-    found = look(root, env)
+    found = look(root, env, every=False)
     for tool in tools:
         wanted = tool.body.sandbox.javascript
         chosen = choose(wanted, found)

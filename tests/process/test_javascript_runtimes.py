@@ -52,6 +52,21 @@ def test_a_variable_excludes_what_is_on_the_path(tmp_path: Path) -> None:
     assert "no absolute path" in look("/", {"GOONDAN_NODE": "node", "PATH": ""})[0].problem
 
 
+def test_no_more_programs_are_run_than_are_needed(tmp_path: Path) -> None:
+    def path(name: str, *versions: str) -> str:
+        programs = [says(tmp_path / f"{name}{at}" / name, version) for at, version in enumerate(versions)]
+        return ":".join(os.path.dirname(program) for program in programs)
+
+    root, mixed = str(tmp_path / "bundle"), path("node", "v20.0.0", "v24.0.0", "v22.19.0", "v22.20.0")
+    buns = path("bun", "1.4.5", "1.4.6")
+    found = look(root, {"PATH": f"{mixed}:{buns}"}, every=False)
+    assert [one.version for one in found] == ["20.0.0", "24.0.0", "22.19.0", "1.4.5"]
+    found = [one for one in look(root, {"PATH": f"{mixed}:{buns}"}) if one.place == "PATH"]
+    assert [one.version for one in found] == ["20.0.0", "24.0.0", "22.19.0", "22.20.0", "1.4.5", "1.4.6"]
+    many = path("node", *["v20.0.0"] * 12)
+    assert len([one for one in look(root, {"PATH": many}) if one.place == "PATH"]) == 8
+
+
 def test_what_path_finds_in_the_bundle_is_not_started(tmp_path: Path) -> None:
     root, started = tmp_path / "bundle", tmp_path / "started"
     says(root / "bin" / "node", f"v22.19.0; touch {started}")
