@@ -476,6 +476,29 @@ async def test_background_exports_may_leave_processes(short_tmp: Path, workdir: 
             assert (await made.call("t__alive", workdir=workdir))["output"] == left
 
 
+async def test_a_look_for_what_is_left_that_fails_loses_no_answer(short_tmp: Path, workdir: Path) -> None:
+    """It needs a descriptor where something may stay."""
+    source = HANDLERS + (
+        "\nopened = []\n"
+        "def opens_all(ctx, input):\n"
+        "    if os.fork() == 0:\n"
+        "        time.sleep(60); os._exit(0)\n"
+        "    try:\n"
+        "        while True: opened.append(os.open('/dev/null', os.O_RDONLY))\n"
+        "    except OSError as error: return error.strerror\n"
+        "def closes_all(ctx, input):\n"
+        "    while opened: os.close(opened.pop())\n"
+        "handlers.update(opens_all=opens_all, closes_all=closes_all)\n"
+    )
+    exports = (ExportSpec(name="daemon", background=True), "processes", "opens_all", "closes_all")
+    async with bench(make_tool(short_tmp, source, *exports)) as made:
+        await made.call("t__daemon", workdir=workdir)
+        left = (await made.call("t__processes", workdir=workdir))["output"]
+        assert (await made.call("t__opens_all", workdir=workdir))["output"] == "Too many open files"
+        assert (await made.call("t__closes_all", workdir=workdir))["status"] == "ok"
+        assert (await made.call("t__processes", workdir=workdir))["output"] == left
+
+
 async def test_a_worker_that_does_not_sweep_is_swept_from_outside(short_tmp: Path, workdir: Path) -> None:
     source = HANDLERS + (
         "\ndef disarm(ctx, input):\n"

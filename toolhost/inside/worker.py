@@ -441,7 +441,10 @@ class Worker:
             return None
         with self._lock:
             if self._orphans.enabled and len(self.running) == 1:
-                self._orphans.sweep(keep=bool(call.frame.get("background")))
+                try:  # noqa: SIM105 # contextlib is not imported here
+                    self._orphans.sweep(keep=bool(call.frame.get("background")))
+                except OSError:
+                    pass  # no descriptor is left: the next call looks again
             self.running.pop(call.id, None)
         return body
 
