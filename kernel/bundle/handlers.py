@@ -96,7 +96,7 @@ def judge(tool: CheckedTool, finding: ModuleReport, check: Check, report: Report
             report.error("E_SANDBOX_DENIED", f"no jail of this tool can be made: {message}", at)
             return
         if finding.error.reason == "handlers":
-            suggestion = "Give the module a dict `handlers` from export names to functions."
+            suggestion = "Give the module `handlers`, a dict (in JavaScript an object) from export names to functions."
         report.error("E_CONFIG_ENTRY", f"the entry {entry} cannot be used: {message}", place, suggestion)
         return
     if finding.method == "source":

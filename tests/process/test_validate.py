@@ -142,6 +142,7 @@ def test_modules_in_typescript_are_loaded_too(tmp_path: Path, name: str) -> None
         "good": "export const handlers = { run: (ctx: unknown): number => 1 }",
         "other": "export const handlers = { walk: (): number => 1 }",
         "none": "export const runs = 1",
+        "text": "export const handlers = { run: 'text' }",
         "broken": "export const handlers = {",
     }
     path = bundle(tmp_path, modules)
@@ -152,11 +153,13 @@ def test_modules_in_typescript_are_loaded_too(tmp_path: Path, name: str) -> None
     found = gdn("--json", tmp_path, state=tmp_path / "s", cwd=tmp_path, **{f"GOONDAN_{name.upper()}": runtime(name)})
     said = {problem["resource"]: problem for problem in json.loads(found.stdout)["errors"]}
     assert {resource: problem["code"] for resource, problem in said.items()} == dict.fromkeys(
-        ("Tool/other", "Tool/none", "Tool/broken"), "E_CONFIG_ENTRY"
+        ("Tool/other", "Tool/none", "Tool/text", "Tool/broken"), "E_CONFIG_ENTRY"
     )
     assert "no function 'run'" in said["Tool/other"]["message"]
     assert "walk" in said["Tool/other"]["suggestion"]
-    assert "handlers" in said["Tool/none"]["message"]
+    assert "exports no `handlers`" in said["Tool/none"]["message"]
+    assert "handlers['run'] is no function" in said["Tool/text"]["message"]
+    assert ["an object" in said[f"Tool/{one}"].get("suggestion", "") for one in ("none", "text", "broken")] == [True, True, False]
 
 
 def test_without_a_runtime_a_bundle_is_valid_with_a_warning_that_helps(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from schemas.launch import Filesystem, SandboxSpec, ToolHostSpec, ToolSpec
 from schemas.tool_host_reports import InspectionAnswer, InspectionRequest, ModuleReport
 from schemas.worker_frames import LoadFailed, Ready, WorkerFrame
 from toolhost.drop_privileges import drop_privileges
-from toolhost.inspection.source import NO_HANDLERS, read_source, refuse
+from toolhost.inspection.source import read_source, refuse
 from toolhost.jails.jail import Jail
 from toolhost.jails.visit import Visit
 from toolhost.policy.conventions import JAIL_CODE
@@ -93,8 +93,8 @@ async def load_in_jail(
         exports = None if entry_kind(tool.entry) == "executable" else told.exports
         return ModuleReport(name=tool.name, method="jail", exports=exports)
     if isinstance(told, LoadFailed):
-        if told.message.startswith("NoHandlers:"):
-            return refuse(tool, "handlers", NO_HANDLERS, "jail")
+        if told.message.startswith("NoHandlers: "):
+            return refuse(tool, "handlers", told.message.removeprefix("NoHandlers: "), "jail")
         return refuse(tool, "import", _OURS.split(told.message)[0], "jail")
     if jail.last_words.startswith(_NO_JAIL):
         return None

@@ -17,7 +17,7 @@ from toolhost.policy.javascript import is_javascript
 MAX_SOURCE_BYTES: Final = 4 << 20
 #: The longest message with text of a module (characters).
 MAX_MESSAGE: Final = 500
-NO_HANDLERS: Final = "the module has no `handlers`, a dict from export names to functions"
+_NO_HANDLERS: Final = "the module has no `handlers`, a dict from export names to functions"
 _NO_MAPPING: Final = "`handlers` is no mapping"
 
 
@@ -83,7 +83,7 @@ def _read_tree(tool: ToolSpec, tree: ast.Module) -> ModuleReport:
             case _ if _mentions(statement):
                 bound = unclear = True  # a loop, a condition, a call
     if not bound:
-        return refuse(tool, "handlers", NO_HANDLERS)
+        return refuse(tool, "handlers", _NO_HANDLERS)
     return ModuleReport(name=tool.name, method="source", exports=None if unclear else names)
 
 

@@ -312,11 +312,12 @@ async function load(init) {
     const loaded = await import(pathToFileURL(init.entry).href);
     handlersObject = loaded.handlers ?? loaded.default?.handlers;
     if (typeof handlersObject !== "object" || handlersObject === null)
-      refuse(`${init.entry} exports no \`handlers\`, an object from export names to functions`);
+      refuse(`NoHandlers: ${init.entry} exports no \`handlers\`, an object from export names to functions`);
     const names = keys(handlersObject);
     for (let i = 0; i < names.length; i++) {
       handlers[names[i]] = handlersObject[names[i]];
-      if (typeof handlers[names[i]] !== "function") refuse(`${init.entry}: handlers[${quoted(names[i])}] is no function`);
+      if (typeof handlers[names[i]] !== "function")
+        refuse(`NoHandlers: ${init.entry}: handlers[${quoted(names[i])}] is no function`);
     }
   } catch (error) {
     const { name, message, code } = errorOf(error, offline);
