@@ -88,6 +88,7 @@ def short(value: Any) -> str:
     """A value for a report, on one line."""
     try:
         text = json.dumps(value, ensure_ascii=False, default=repr)
-    except (ValueError, RecursionError):
+    except (TypeError, ValueError, RecursionError):  # TypeError: a key that is none of JSON's
         text = repr(type(value))
+    text = text.encode("utf-8", "backslashreplace").decode()  # a lone surrogate cannot be printed
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"

@@ -129,6 +129,8 @@ class Player:
             self.end()
         except Differs as error:
             played.fault = str(error)
+        except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+            played.fault = f"what it did cannot be followed: {type(error).__name__}: {error}"
         except NotOffered:
             played.offered = False
         finally:

@@ -51,7 +51,7 @@ class Played:
     """A broker that is played, and the client beside it with a deadline of three seconds."""
 
     def __init__(self, folder: Path, program: Path) -> None:
-        self._router = zmq.Context.instance().socket(zmq.ROUTER)
+        self._router: Any = zmq.Context.instance().socket(zmq.ROUTER)
         self._router.setsockopt(zmq.LINGER, 500)
         self._router.setsockopt(zmq.RCVTIMEO, 10_000)
         self._router.bind(f"ipc://{folder}/clients.sock")
@@ -60,8 +60,9 @@ class Played:
         program.write_text(code.replace("time.monotonic() + 60", "time.monotonic() + 3"))
         command = [sys.executable, "-I", str(program), str(folder), "main", "hi"]
         self.client = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-        self._ident, probe = self._router.recv_multipart()
-        assert probe == b""
+        parts: list[bytes] = self._router.recv_multipart()
+        self._ident = parts[0]
+        assert parts[1:] == [b""]
 
     def send(self, frame: dict[str, Any]) -> None:
         self._router.send_multipart([self._ident, msgspec.msgpack.encode(frame)])

@@ -159,7 +159,11 @@ def test_modules_in_typescript_are_loaded_too(tmp_path: Path, name: str) -> None
     assert "walk" in said["Tool/other"]["suggestion"]
     assert "exports no `handlers`" in said["Tool/none"]["message"]
     assert "handlers['run'] is no function" in said["Tool/text"]["message"]
-    assert ["an object" in said[f"Tool/{one}"].get("suggestion", "") for one in ("none", "text", "broken")] == [True, True, False]
+    assert ["an object" in said[f"Tool/{one}"].get("suggestion", "") for one in ("none", "text", "broken")] == [
+        True,
+        True,
+        False,
+    ]
 
 
 def test_without_a_runtime_a_bundle_is_valid_with_a_warning_that_helps(tmp_path: Path) -> None:

@@ -33,15 +33,16 @@ class Model:
             return [{"type": "pong"} | ({"inReplyTo": frame["id"]} if "id" in frame else {})]
         if frame["type"] != "event":
             return []
-        event = frame["eventId"]
+        event, reply, asked = frame.get("eventId"), frame.get("replyTo") or {}, frame.get("payload")
         self._sent += 1
-        answer = {"turnId": event, "status": "completed", "response": frame["payload"]["input"]}
+        text = asked.get("input") if isinstance(asked, dict) else None
+        answer = {"turnId": event, "status": "completed", "response": text}
         payload: dict[str, Any] = {
             "id": f"{event}:answer",
             "type": "agent.response",
             "createdAt": "2026-11-24T09:30:08Z",
         }
         payload |= {"metadata": {"inReplyTo": event}, "answer": answer}
-        header = {"id": f"b.{self._sent}", "inReplyTo": frame["replyTo"]["correlationId"], "eventId": f"{event}:answer"}
-        accepted = {"type": "ack", "stage": "accepted", "inReplyTo": frame["id"], "eventId": event}
+        header = {"id": f"b.{self._sent}", "inReplyTo": reply.get("correlationId"), "eventId": f"{event}:answer"}
+        accepted = {"type": "ack", "stage": "accepted", "inReplyTo": frame.get("id"), "eventId": event}
         return [accepted, {"type": "event", **header, "payload": payload}]

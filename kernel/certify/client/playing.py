@@ -27,11 +27,10 @@ from kernel.certify.matching import Names, short
 from kernel.certify.playing import Differs, NotOffered, Player
 from kernel.certify.program import Program
 from kernel.certify.trace import Scenario
+from schemas.codec import DECODE_ERRORS, FrameError, decode
 
 #: After so many seconds a link that says nothing is given up, besides.
 ANEW_S: Final = 10.0
-#: A frame that a client sends has at most so many bytes.
-MAX_SENT: Final = 1 << 20
 #: What client.token holds, as the recorded sequences have it.
 TOKEN: Final = "token"  # noqa: S105
 
@@ -57,6 +56,8 @@ class Stage(Player):
         #: Lines by their ref; "" has those without.
         self._told: dict[str, deque[dict[str, Any]]] = {}
         self._refs: dict[str, str] = {}
+        #: The refs that it was told to ask under.
+        self._questions: set[str] = set()
         self._listen()
         try:
             self.names.known["$blobs"] = self._blobs = f"{self.folder}/blobs"
@@ -106,41 +107,42 @@ class Stage(Player):
         link = self._links[ident]
         if message == [b""]:
             return
-        frame: Any = None
-        why = f"{len(message)} parts" if len(message) != 1 else ""
-        with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        if len(message) != 1:
+            self.see("odd", f"{len(message)} parts", link)
+            return
+        try:
+            decode(message[0])  # which knows the fields of a header
             frame = msgspec.msgpack.decode(message[0])
-        if not (isinstance(frame, dict) and isinstance(frame.get("type"), str)):
-            why = why or "no msgpack map with a type"
-        if why or len(message[0]) > MAX_SENT:
-            self.see("odd", why or f"a frame of {len(message[0])} bytes", link)
+        except (FrameError, *DECODE_ERRORS) as error:
+            self.see("odd", str(error), link)
             return
         self.see("got", frame, link)
-        if isinstance(frame.get("blob"), dict):
+        if frame.get("blob") is not None:
             self.see("file", self._found(frame["blob"]), link)
         if ident == self._ident:
             self._frames.append(frame)
 
     def _found(self, blob: dict[str, Any]) -> dict[str, Any]:
         """A blob that the program sent, and what lies under its name."""
-        path = os.path.join(self._blobs, os.path.basename(str(blob.get("file"))))
+        path = os.path.join(self._blobs, os.path.basename(blob["file"]))
         try:
             with open(path, "rb") as file:
                 data = file.read()
             found = {"file": os.path.basename(path), "digest": hashlib.sha256(data).hexdigest(), "size": len(data)}
             return {"asked": blob, "found": found, "mode": os.stat(path).st_mode & 0o777}
-        except OSError as error:
-            return {"asked": blob, "found": error.strerror, "mode": 0}
+        except (OSError, ValueError) as error:  # ValueError: no path at all
+            return {"asked": blob, "found": str(error), "mode": 0}
 
     def _hear(self, line: bytes) -> None:
         said = None
         with suppress(ValueError, RecursionError):
             said = json.loads(line)
-        if not isinstance(said, dict):
-            self.see("odd", f"a line that is no JSON object: {short(line.decode('utf-8', 'replace'))}")
+        if not isinstance(said, dict) or not isinstance(said.get("ref", ""), str):
+            what = "whose ref is no text" if isinstance(said, dict) else "that is no JSON object"
+            self.see("odd", f"a line {what}: {short(line.decode('utf-8', 'replace'))}")
             return
         self.see("said", said)
-        self._told.setdefault(str(said.get("ref", "")), deque()).append(said)
+        self._told.setdefault(said.get("ref", ""), deque()).append(said)
 
     def undue(self) -> str | None:
         """A frame that is not due, a connection that nobody took away, or an answer told twice."""
@@ -281,19 +283,19 @@ class Stage(Player):
             self._tell({"do": "cancel", "ref": self._refs[step["eventId"]]})
             return
         ref = self._refs.setdefault(step["eventId"], str(len(self._refs) + 1))
-        line = {
-            "do": "stream" if step.get("live") else step["do"],
-            "ref": ref,
-            "deadlineMs": step.get("deadlineMs", 60000),
-        }
+        do = "stream" if step.get("live") else step["do"]
+        self._questions |= {ref} if do == "ask" else set()
+        line = {"do": do, "ref": ref, "deadlineMs": step.get("deadlineMs", 60000)}
         line |= {key: step[key] for key in ("to", "tool", "args") if key in step}
         if "text" in step:
             line |= {"text": self.names.fill(step["text"]), "instance": step.get("instanceKey", "default")}
         self._tell(line)
 
     def _refuse(self) -> None:
-        """Raises NotOffered when it has said that it cannot do what it was told."""
-        for said in (said for told in self._told.values() for said in told):
+        """Raises NotOffered when it has said that it cannot do what it was told. To ask is what every client can."""
+        for ref, said in ((ref, said) for ref, told in self._told.items() for said in told):
+            if said.get("unsupported") and ref in self._questions:
+                raise Differs("it cannot ask, and a client that asks nothing is none")
             refused = self.scenario.refused is not None and _code(said) == self.scenario.refused
             if said.get("unsupported") or refused:
                 raise NotOffered
@@ -335,7 +337,7 @@ class Stage(Player):
         self.over = True
 
         def there() -> bool:
-            codes = {_code(said) for told in self._told.values() for said in told}
+            codes = [_code(said) for told in self._told.values() for said in told]
             return code in codes or (self.program.ended() and code.encode() in self.program.tail)
 
         self.until(there, f"a line with the error {code}")

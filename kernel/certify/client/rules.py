@@ -1,7 +1,8 @@
 """The rules of a client that hold in every scenario, each decided from what was seen. Pure.
 
 A judge gives what breaks its rule, and None where there was no occasion for it. It takes no notice of how quick the
-program is. scenarios.yaml has the words of each rule.
+program is. The headers of frames that were `got` have the types of their fields. scenarios.yaml has the words
+of each rule.
 
 Source: schemas/PROTOCOL.md.
 """
@@ -56,12 +57,12 @@ def names(trace: Trace) -> Found:
     """Names that break the rule of names."""
     found = []
     for what in (seen.what for seen in _got(trace)):
-        reply = what["replyTo"] if isinstance(what.get("replyTo"), dict) else {}
+        reply = what.get("replyTo") or {}
         said = [(key, what.get(key), 256) for key in ("id", "eventId", "instanceKey")]
         for key, name, most in [*said, *((key, reply.get(key), 512) for key in ("target", "correlationId"))]:
-            if name is not None and not (isinstance(name, str) and 1 <= len(name) <= most and is_visible(name)):
+            if name is not None and not (1 <= len(name) <= most and is_visible(name)):
                 found.append(f"{key} {short(name)}")
-        if what["type"] == "event" and not _EVENT_ID.match(str(what.get("eventId"))):
+        if what["type"] == "event" and not _EVENT_ID.match(what.get("eventId") or ""):
             found.append(f"eventId {short(what.get('eventId'))}")
     return found if any(_got(trace, "event")) else None
 
@@ -131,7 +132,7 @@ def deadlines(trace: Trace) -> Found:
         return None  # time stood still
     for one, other in _repeated(trace):
         left, whole, passed = other.what.get("deadlineMs"), one.what.get("deadlineMs"), (other.at - one.at) * 1000
-        if isinstance(left, int) and isinstance(whole, int) and passed > LATER_MS:
+        if left is not None and whole is not None and passed > LATER_MS:
             occasion = True
             if not 1 <= left <= whole - passed / 2:
                 found.append(f"a repeat {passed:.0f} ms later with {left} of {whole} ms left")
