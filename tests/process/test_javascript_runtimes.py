@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from kernel.bundle.javascript import Found, look
 from kernel.bundle.loader import open_bundle
 from kernel.trust.private_copy import with_private_copy
 from schemas.launch import JavaScriptRuntime, KernelPlan
+from tests.javascript_runtimes import BUN_VERSION, runtime
+from tests.javascript_tools import javascript_tool
+from tests.toolhost_fixture import bench
 
 BUNDLE = """\
 apiVersion: goondan.ai/v1
@@ -150,3 +155,23 @@ def test_a_plan_says_what_runs_and_no_jail_may_write_it(tmp_path: Path) -> None:
     copied = {tool.name: tool for tool in with_private_copy(plan, str(tmp_path)).toolhost.tools}["one"]
     assert copied.javascript is None
     assert "others can write" in copied.lack
+
+
+async def test_a_bun_in_the_workdir_runs_and_nothing_of_its_package_can_be_written(short_tmp: Path) -> None:
+    workdir = short_tmp / "work"
+    package = workdir / "node_modules" / "@oven" / "bun"
+    shutil.copytree(Path(runtime("bun")).parent.parent, package)
+    source = """import fs from 'node:fs'
+    const tried = (change) => { try { change(); return 'done' } catch (error) { return error.code } }
+    export const handlers = { echo: (ctx) => {
+      fs.writeFileSync('written', '')
+      const folder = `${ctx.workdir}/node_modules/@oven/bun`
+      return ['package.json', 'bin/new'].map((name) => tried(() => fs.writeFileSync(`${folder}/${name}`, '')))
+        .concat(tried(() => fs.renameSync(`${ctx.workdir}/node_modules`, `${ctx.workdir}/moved`)))
+    } }"""
+    tool = javascript_tool(short_tmp, "bun", source, "echo")
+    own = JavaScriptRuntime(name="bun", program=str(package / "bin" / "bun"), version=BUN_VERSION, package=str(package))
+    async with bench(replace(tool, javascript=own), protected=[str(package)]) as made:
+        result = await made.call("t__echo", workdir=workdir)
+    assert result.get("output") == ["EROFS", "EROFS", "EBUSY"], result
+    assert (workdir / "written").exists()
