@@ -499,6 +499,21 @@ async def test_a_look_for_what_is_left_that_fails_loses_no_answer(short_tmp: Pat
         assert (await made.call("t__processes", workdir=workdir))["output"] == left
 
 
+async def test_what_was_printed_before_the_call_is_not_why_its_jail_ended(short_tmp: Path, workdir: Path) -> None:
+    source = HANDLERS + (
+        "\ndef says(ctx, input):\n"
+        "    os.write(2, input['text'].encode())\n"
+        "    if input.get('dies'): os._exit(3)\n"
+        "handlers['says'] = says\n"
+    )
+    async with bench(make_tool(short_tmp, source, "says")) as made:
+        await made.call("t__says", {"text": "FATAL ERROR: old\n"}, workdir=workdir)
+        await until(lambda: "FATAL ERROR: old" in str(made.logs))
+        for text, ending in (("", "during the call"), ("panic(mine)\nreason\n", "it said last: reason")):
+            result = await made.call("t__says", {"text": text, "dies": True}, workdir=workdir)
+            assert result["error"]["message"].endswith(ending), result
+
+
 async def test_a_worker_that_does_not_sweep_is_swept_from_outside(short_tmp: Path, workdir: Path) -> None:
     source = HANDLERS + (
         "\ndef disarm(ctx, input):\n"

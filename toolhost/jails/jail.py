@@ -69,6 +69,7 @@ class Jail(worker.Worker):
         #: The name of its tool.
         self.name = name
         self.plan = plan
+        self._output.javascript = plan.request.tool.javascript is not None
         self.pid = launched.pid
         self.uid = launched.uid
         self.unmapped = launched.unmapped

@@ -231,6 +231,8 @@ class PrintedOutput:
         self._tail = b""
         #: What is printed is shown as this leaves it. None: as it is.
         self.redact: Callable[[str], str] | None = None
+        #: Whether a JavaScript runtime writes here.
+        self.javascript = False
         self._begun = b""  # a line without an end that nobody was told yet
         self._timer: asyncio.TimerHandle | None = None
         loop.add_reader(fd, self._readable)
@@ -296,15 +298,20 @@ class PrintedOutput:
     def last_words(self) -> str:
         """The last line that was written, for the error of a crash."""
         told, begun = self._tail.decode("utf-8", "replace"), self._begun.decode("utf-8", "replace")
-        return last_line((told + (begun if self.redact is None else self.redact(begun))).split("\n"))
+        lines = (told + (begun if self.redact is None else self.redact(begun))).split("\n")
+        return last_line(lines, javascript=self.javascript)
+
+    def forget(self) -> None:
+        """What was written so far is nothing that a crash is explained by."""
+        self._tail = b""
 
 
-def last_line(lines: list[str]) -> str:
-    """The last line that is not blank, cut to 500 characters. Node.js ends with its version, and says why above it. A
-    runtime that has to end itself says why above a native stack or an address for reports.
+def last_line(lines: list[str], *, javascript: bool = False) -> str:
+    """The last line that is not blank, cut to 500 characters. Node.js ends with its version, and says why above it. The
+    runtime of a tool in JavaScript, when it has to end itself, says why above a native stack or an address for reports.
     """
     said = [stripped for line in lines if (stripped := line.strip())]
-    if fatal := [line for line in said if _FATAL.match(line)]:
+    if javascript and (fatal := [line for line in said if _FATAL.match(line)]):
         return fatal[-1][:500]
     if said and said[-1].startswith("Node.js v"):
         said = [line for line in said if _NODE_ERROR.match(line)] or said

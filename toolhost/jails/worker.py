@@ -74,6 +74,8 @@ class Worker:
         #: Keep what is sent from now on until `release`: the worker must not begin yet.
         self.hold = self._stream.hold
         self.release = self._stream.release
+        #: What it has printed so far explains no crash any more.
+        self.forget = self._output.forget
 
     def hide(self, redact: Callable[[str], str]) -> None:
         """From now on what its processes print is shown as `redact` leaves it, whole lines at a time."""

@@ -209,6 +209,8 @@ class LiveSession:
         worker: Worker = self.jail
         sent = self.messages
         self.calls_made += 1
+        if worker.live and len(self.session.calls) == 1:
+            worker.forget()  # it is nothing of this call's, and may be another caller's
         if self.sandboxes is not None:
             worker, sent = self.sandboxes.enter(call.worker_call_id), SentMessages()
         message_id = None

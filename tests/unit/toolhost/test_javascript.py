@@ -74,5 +74,5 @@ def test_data_is_limited_by_itself_where_no_control_group_keeps_memory(
     ],
 )
 def test_what_a_runtimes_last_words_say_of_memory(printed: str, began: bool, counted: bool, lacks: bool) -> None:
-    words = last_line(printed.split("\n"))
+    words = last_line(printed.split("\n"), javascript=True)
     assert lacks_memory(words, began=began, counted=counted) is lacks
