@@ -211,17 +211,24 @@ impl Session {
     /// Give an event up. `reference` is told how it ended.
     pub fn cancel(&mut self, reference: &str, event_id: &str, now: u64) -> Vec<Act> {
         self.wanted(now);
+        let mut acts = Vec::new();
         let at = self.outbox.iter().position(|entry| entry.event_id == event_id);
         if let Some(at) = at {
             self.outbox[at].cancelled = true;
+            // Refused for a while: it is not sent again. The wish goes out, for a broker that took an earlier sending.
+            let refused = matches!(self.outbox[at].stage, Stage::Waits(again) if again > 0);
             if !self.outbox[at].sent {
                 return vec![self.drop_cancelled(at), Act::Tell(reference.into(), Told::State("cancelled".into()))];
+            }
+            if refused {
+                acts.push(self.drop_cancelled(at));
             }
         }
         let id = self.id();
         let (reference, event_id) = (reference.into(), event_id.into());
         self.cancels.push(Cancel { id, reference, event_id, out: false, not_before: 0 });
-        self.flush(now)
+        acts.extend(self.flush(now));
+        acts
     }
 
     fn drop_cancelled(&mut self, at: usize) -> Act {
