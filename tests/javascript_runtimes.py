@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import functools
 import importlib.util
+import os
 import platform
 import shutil
 import subprocess
@@ -28,6 +29,8 @@ BUN: Final = f"@oven/bun-linux-{ {'x86_64': 'x64'}.get(platform.machine(), platf
 BUN_VERSION: Final = "1.4.5"
 #: The names by which tests are parametrized.
 RUNTIMES: Final = ("node", "bun")
+#: The environment before any test changes it: the first test that needs a runtime may be one without PATH or HOME.
+ENVIRONMENT: Final = dict(os.environ)
 #: An installation takes some seconds (seconds).
 INSTALL_S: Final = 120.0
 #: After a failed installation the next run of tests does not try again for so long (seconds).
@@ -91,4 +94,6 @@ def _install_bun() -> None:
 
 
 def _run(*argv: str) -> None:
-    subprocess.run(argv, check=True, timeout=INSTALL_S, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        argv, check=True, timeout=INSTALL_S, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=ENVIRONMENT
+    )

@@ -25,12 +25,12 @@ class Worker:
     """One worker. `load` starts its tool; `call` makes a call and gives its result."""
 
     def __init__(self, name: str, cwd: Path) -> None:
+        program = runtime(name)  # first, because it may skip the test
         self.socket, theirs = socket.socketpair()
         self.logs: list[dict[str, Any]] = []
         self.status: int | None = None
         self._buffer = b""
         self._calls = 0
-        program = runtime(name)
         read, write = os.pipe()
         self.output = read
         actions = [
