@@ -222,7 +222,7 @@ class Client:
         payload: Any = frame.get("payload")
         if kind == "error":
             self.error(answers, payload)
-        elif kind == "welcome":
+        elif kind == "welcome" and not self.welcomed:  # a second one starts nothing again
             if payload["version"] != 1:
                 self.over({"code": "E_VERSION", "message": f"the broker speaks version {payload['version']}"})
             self.welcomed, self.credit, self.blobs = True, payload["credit"], payload.get("blobs", "")
