@@ -276,7 +276,7 @@ several(
     directory_of_init=lambda: os.listdir("/proc/1/cwd/"),
     keys_by_proc=lambda: unless([line for line in lines("/proc/keys") if "_ses: empty" not in line]),
     sys_listing=lambda: os.listdir("/sys/kernel"),
-    cgroups=lambda: os.listdir("/sys/fs/cgroup"),
+    cgroups=lambda: unless([at for at, _, files in os.walk("/sys/fs/cgroup") if "cgroup.procs" in files]),
 )  # fmt: skip
 
 # --- devices --------------------------------------------------------------------------------------------------------

@@ -490,13 +490,13 @@ async def test_a_look_for_what_is_left_that_fails_loses_no_answer(short_tmp: Pat
         "    while opened: os.close(opened.pop())\n"
         "handlers.update(opens_all=opens_all, closes_all=closes_all)\n"
     )
-    exports = (ExportSpec(name="daemon", background=True), "processes", "opens_all", "closes_all")
+    exports = (ExportSpec(name="daemon", background=True), "processes", "alive", "opens_all", "closes_all")
     async with bench(make_tool(short_tmp, source, *exports)) as made:
         await made.call("t__daemon", workdir=workdir)
         left = (await made.call("t__processes", workdir=workdir))["output"]
         assert (await made.call("t__opens_all", workdir=workdir))["output"] == "Too many open files"
         assert (await made.call("t__closes_all", workdir=workdir))["status"] == "ok"
-        assert (await made.call("t__processes", workdir=workdir))["output"] == left
+        assert (await made.call("t__alive", workdir=workdir))["output"] == left
 
 
 async def test_what_was_printed_before_the_call_is_not_why_its_jail_ended(short_tmp: Path, workdir: Path) -> None:
