@@ -237,6 +237,15 @@ def test_two_calls_log_under_their_names(worker: Worker) -> None:
     )
 
 
+def test_a_writer_waits_for_who_reads_its_output(fresh: Callable[..., Worker]) -> None:
+    worker = fresh("""import fs from 'node:fs'
+        import process from 'node:process'
+        const flags = (fd) => /flags:\\s*(\\d+)/.exec(fs.readFileSync(`/proc/self/fdinfo/${fd}`, 'latin1'))[1]
+        export const handlers = { flags: () => [1, 2].map(flags), streams: () => typeof process.stdout.write }""")
+    assert worker.value("streams") == "function"
+    assert [int(flags, 8) & os.O_NONBLOCK for flags in worker.value("flags")] == [0, 0]
+
+
 def test_budget_of_lines(fresh: Callable[..., Worker]) -> None:
     worker = fresh("""export const handlers = {
         flood() { for (let i = 0; i < 5000; i++) console.log('x'.repeat(9000)) }, one: () => console.log('last')}""")

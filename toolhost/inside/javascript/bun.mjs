@@ -4,8 +4,6 @@
  *
  * Source: docs/decisions/146-the-exit-code-is-the-real-one.md; schemas/WORKER.md section 12.
  */
-import process from "node:process";
-
 import { attempt } from "./codec.mjs";
 
 /** Let what a program says end only when the program has: whoever has read it all finds `exitCode` set. */

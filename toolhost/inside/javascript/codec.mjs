@@ -4,13 +4,18 @@
  *
  * Source: docs/design/wire.md section 2; schemas/WORKER.md sections 2 and 12.
  */
-import util from "node:util";
 
 /** Levels of maps and arrays in one value; deeper values (and cycles) are refused. */
 const MAX_DEPTH = 60;
 /** What the buffer for frames begins with, and what it is cut back to when it has grown beyond (bytes). */
 const FIRST_BYTES = 64 << 10;
 const KEPT_BYTES = 1 << 20;
+
+/**
+ * Neither this nor `process` is imported anywhere: an import looks at the values of all exports, and process.stdout among them makes
+ * descriptors 1 and 2 non-blocking, so that who writes much there gets EAGAIN. It also costs each start some milliseconds.
+ */
+export const util = process.getBuiltinModule("node:util");
 
 /** Methods of a prototype as functions whose first argument is the object. */
 export const taken = (prototype, ...names) => names.map((name) => Function.prototype.call.bind(prototype[name]));

@@ -3,9 +3,8 @@
  *
  * Source: schemas/WORKER.md sections 4 and 12; docs/design/sandbox.md section 6.
  */
-import util from "node:util";
 
-import { attempt, ownOf, taken } from "./codec.mjs";
+import { attempt, ownOf, taken, util } from "./codec.mjs";
 
 /** An error's message (characters). */
 export const MAX_ERROR = 16384;

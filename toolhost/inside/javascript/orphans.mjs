@@ -4,7 +4,6 @@
  * Source: schemas/WORKER.md section 6.
  */
 import fs from "node:fs";
-import process from "node:process";
 
 import { attempt, taken } from "./codec.mjs";
 

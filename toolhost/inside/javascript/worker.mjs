@@ -15,12 +15,10 @@
 import { AsyncLocalStorage } from "node:async_hooks";
 import fs from "node:fs";
 import module from "node:module";
-import process from "node:process";
 import { pathToFileURL } from "node:url";
-import util from "node:util";
 
 import { offerBun, waitForExit } from "./bun.mjs";
-import { BadValue, TooLong, allocate, attempt, decode, encode, methodOf, quoted, taken } from "./codec.mjs";
+import { BadValue, TooLong, allocate, attempt, decode, encode, methodOf, quoted, taken, util } from "./codec.mjs";
 import { MAX_LINE, ToolContext, callOf, cancel } from "./context.mjs";
 import * as core from "./core/index.mjs";
 import { MAX_ERROR, errorOf, shown, where } from "./failures.mjs";
@@ -171,6 +169,7 @@ function capturePrinted(name, level, fd) {
     done();
   }
   const get = () => (stream ??= assign(new (builtin("node:stream").Writable)({ decodeStrings: false, write }), { fd }));
+  attempt(() => (process[name] = undefined)); // or Bun makes its stream first; Node refuses, and needs none
   defineProperty(process, name, { __proto__: null, get, configurable: true, enumerable: true });
 }
 
