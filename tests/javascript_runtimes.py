@@ -31,8 +31,8 @@ BUN_VERSION: Final = "1.4.5"
 RUNTIMES: Final = ("node", "bun")
 #: The environment before any test changes it: the first test that needs a runtime may be one without PATH or HOME.
 ENVIRONMENT: Final = dict(os.environ)
-#: An installation takes some seconds (seconds).
-INSTALL_S: Final = 120.0
+#: An installation takes some seconds; a test has a minute (seconds).
+INSTALL_S: Final = 40.0
 #: After a failed installation the next run of tests does not try again for so long (seconds).
 AGAIN_S: Final = 600.0
 
@@ -60,10 +60,12 @@ def _found(name: str) -> Path | None:
 
 
 def _try(install: Callable[[], None], failed: Path) -> None:
+    failed.touch()  # before: whoever ends a test that waits for this ends no other one
     try:
         install()
     except (OSError, subprocess.SubprocessError):
-        failed.touch()
+        return
+    failed.unlink()
 
 
 def _node() -> Path:
@@ -88,7 +90,7 @@ def _install_bun() -> None:
     made = CACHE / "bun.new"
     shutil.rmtree(made, ignore_errors=True)
     made.mkdir()
-    options = ("--no-save", "--no-package-lock", "--ignore-scripts", "--no-audit", "--no-fund")
+    options = ("--no-save", "--no-package-lock", "--ignore-scripts", "--no-audit", "--no-fund", "--fetch-retries=0")
     _run("npm", "install", *options, "--prefix", str(made), f"{BUN}@{BUN_VERSION}")
     made.rename(CACHE / "bun")
 

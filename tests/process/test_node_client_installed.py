@@ -28,7 +28,7 @@ folder, settings = Path(sys.argv[1]), json.loads(sys.argv[2])
 empty = folder / "empty"
 empty.mkdir()
 environment = {**os.environ, "HOME": str(folder), **settings}
-install = ["npm", "i", "--no-audit", "--no-fund", "--loglevel=error", "../clients/node"]
+install = ["npm", "i", "--fetch-retries=0", "--no-audit", "--no-fund", "--loglevel=error", "../clients/node"]
 subprocess.run(install, cwd=empty, env=environment, check=True)
 (empty / "ask.mjs").write_text('''
 import { connect } from "goondan-client";
