@@ -1,21 +1,21 @@
-"""`python -m agentproc`: one agent process, started by hand or by another process manager."""
+"""`python -m goondan.agentproc`: one agent process, started by hand or by another process manager."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 
-from agentproc.app import main, new_loop
-from schemas.errors import GoondanError
-from schemas.system.secrecy import close_memory
-from schemas.system.startup import close_to_others, die_with_parent, read_token, set_process_name
-from schemas.visible import visible_line
+from goondan.agentproc.app import main, new_loop
+from goondan.schemas.errors import GoondanError
+from goondan.schemas.system.secrecy import close_memory
+from goondan.schemas.system.startup import close_to_others, die_with_parent, read_token, set_process_name
+from goondan.schemas.visible import visible_line
 
 
 def run(argv: list[str] | None = None) -> int:
     """Parse the command line and serve. Returns the exit status; 2 means that an option or the token cannot be used."""
     parser = argparse.ArgumentParser(
-        prog="python -m agentproc",
+        prog="python -m goondan.agentproc",
         description="One agent process. What it is and may do is in the token and comes from the broker.",
     )
     parser.add_argument("--endpoint", required=True, help="the broker's socket for agents, ipc://DIR/agents.sock")

@@ -11,13 +11,13 @@ from typing import Any, Final
 
 from msgspec import Raw
 
-from agentproc.turn import End
-from agentproc.usage import TurnUsage
-from schemas.blobs import MAX_BLOB_BYTES
-from schemas.codec import encode_value, from_raw
-from schemas.errors import ENVIRONMENT, error_payload, tool_error
-from schemas.frames import AgentEvent, Answer, ErrorPayload, Frame, ToolResult
-from schemas.results import CUT_MARK
+from goondan.agentproc.turn import End
+from goondan.agentproc.usage import TurnUsage
+from goondan.schemas.blobs import MAX_BLOB_BYTES
+from goondan.schemas.codec import encode_value, from_raw
+from goondan.schemas.errors import ENVIRONMENT, error_payload, tool_error
+from goondan.schemas.frames import AgentEvent, Answer, ErrorPayload, Frame, ToolResult
+from goondan.schemas.results import CUT_MARK
 
 #: The answering event's type.
 RESPONSE_TYPE: Final = "agent.response"

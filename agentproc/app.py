@@ -20,21 +20,21 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
-from agentproc.completions import describe_late
-from agentproc.instance import Instance
-from agentproc.known_secrets import HidingFormatter, KnownSecrets
-from agentproc.log_share import Share
-from agentproc.loop import TurnRunner
-from agentproc.model_gate import ModelGates
-from agentproc.store import ConversationStore
-from agentproc.tool_asks import unsent_answer
-from schemas.address import instance_dir
-from schemas.codec import from_raw
-from schemas.errors import GoondanError
-from schemas.frames import OPERATOR_AGENT, ORCHESTRATOR, ErrorPayload, Frame, Lease, Shutdown, Welcome
-from schemas.launch import AgentSpec
-from schemas.link import Link
-from schemas.system.startup import report_failure, report_ready
+from goondan.agentproc.completions import describe_late
+from goondan.agentproc.instance import Instance
+from goondan.agentproc.known_secrets import HidingFormatter, KnownSecrets
+from goondan.agentproc.log_share import Share
+from goondan.agentproc.loop import TurnRunner
+from goondan.agentproc.model_gate import ModelGates
+from goondan.agentproc.store import ConversationStore
+from goondan.agentproc.tool_asks import unsent_answer
+from goondan.schemas.address import instance_dir
+from goondan.schemas.codec import from_raw
+from goondan.schemas.errors import GoondanError
+from goondan.schemas.frames import OPERATOR_AGENT, ORCHESTRATOR, ErrorPayload, Frame, Lease, Shutdown, Welcome
+from goondan.schemas.launch import AgentSpec
+from goondan.schemas.link import Link
+from goondan.schemas.system.startup import report_failure, report_ready
 
 #: How long after SIGTERM everything must be released (seconds). The supervisor kills agents 3 s into a stop: by then
 #: the broker must have its events back, instead of learning from a death that they are free.

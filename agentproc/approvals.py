@@ -20,15 +20,15 @@ from typing import Any
 
 from msgspec import Raw
 
-from agentproc.calls import CallContext, failed_result
-from agentproc.catalog import Allowed, StepCatalog
-from agentproc.instance import Instance
-from agentproc.notes import TurnNotes
-from schemas.approval_rules import concerns, decide
-from schemas.approvals import DENIED, ApprovalAsk, ApprovalState
-from schemas.codec import encode_value, from_raw, to_raw
-from schemas.errors import GoondanError, tool_error
-from schemas.frames import Frame, ToolResult
+from goondan.agentproc.calls import CallContext, failed_result
+from goondan.agentproc.catalog import Allowed, StepCatalog
+from goondan.agentproc.instance import Instance
+from goondan.agentproc.notes import TurnNotes
+from goondan.schemas.approval_rules import concerns, decide
+from goondan.schemas.approvals import DENIED, ApprovalAsk, ApprovalState
+from goondan.schemas.codec import encode_value, from_raw, to_raw
+from goondan.schemas.errors import GoondanError, tool_error
+from goondan.schemas.frames import Frame, ToolResult
 
 
 class Approvals:

@@ -10,10 +10,10 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
-from agentproc.conversation import Message, MessageSource, UserData
-from agentproc.providers.base import ModelAnswer, ModelRequest, Provider
-from schemas.errors import fail
-from schemas.launch import AgentSpec, ModelSpec
+from goondan.agentproc.conversation import Message, MessageSource, UserData
+from goondan.agentproc.providers.base import ModelAnswer, ModelRequest, Provider
+from goondan.schemas.errors import fail
+from goondan.schemas.launch import AgentSpec, ModelSpec
 
 
 class AskOnce(Protocol):

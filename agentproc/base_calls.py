@@ -14,18 +14,18 @@ import logging
 from collections.abc import Callable
 from typing import Any, Final
 
-from agentproc.base.agents import agents
-from agentproc.base.handoff import handoff
-from agentproc.base.self_restart import self_restart
-from agentproc.calls import failed_result
-from agentproc.catalog import Allowed, StepCatalog
-from agentproc.conversation import error_result
-from agentproc.extensions.values import output_of, tool_error_of
-from agentproc.open_calls import OpenCalls
-from agentproc.swarm import Handler, Swarm
-from schemas.address import build_tool_name
-from schemas.errors import GoondanError
-from schemas.frames import ToolResult
+from goondan.agentproc.base.agents import agents
+from goondan.agentproc.base.handoff import handoff
+from goondan.agentproc.base.self_restart import self_restart
+from goondan.agentproc.calls import failed_result
+from goondan.agentproc.catalog import Allowed, StepCatalog
+from goondan.agentproc.conversation import error_result
+from goondan.agentproc.extensions.values import output_of, tool_error_of
+from goondan.agentproc.open_calls import OpenCalls
+from goondan.agentproc.swarm import Handler, Swarm
+from goondan.schemas.address import build_tool_name
+from goondan.schemas.errors import GoondanError
+from goondan.schemas.frames import ToolResult
 
 #: The tool that asks for the end of pending work. The tool host answers it for every handle but those of handoffs.
 GET_RESULT: Final = "tool-result__get"

@@ -17,13 +17,13 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
-from schemas.address import MAX_TOOL_NAME, shown_tool_name
-from schemas.arguments import ArgumentChecker, compile_arguments, invalid_arguments
-from schemas.effective_config import tool_of
-from schemas.errors import NEAR_NAME, GoondanError, tool_error
-from schemas.frames import ToolError
-from schemas.launch import DEFAULT_ERROR_LIMIT, AgentSpec, CatalogItem
-from schemas.reach import reachable_tools
+from goondan.schemas.address import MAX_TOOL_NAME, shown_tool_name
+from goondan.schemas.arguments import ArgumentChecker, compile_arguments, invalid_arguments
+from goondan.schemas.effective_config import tool_of
+from goondan.schemas.errors import NEAR_NAME, GoondanError, tool_error
+from goondan.schemas.frames import ToolError
+from goondan.schemas.launch import DEFAULT_ERROR_LIMIT, AgentSpec, CatalogItem
+from goondan.schemas.reach import reachable_tools
 
 
 class Allowed(Struct, frozen=True):
@@ -81,7 +81,7 @@ class StepCatalog:
 
 
 class DynamicItems(Protocol):
-    """The tools that extensions have registered (agentproc.extensions.dynamic_tools.DynamicTools)."""
+    """The tools that extensions have registered (goondan.agentproc.extensions.dynamic_tools.DynamicTools)."""
 
     @property
     def exposed(self) -> list[CatalogItem]: ...

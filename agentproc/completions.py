@@ -17,12 +17,12 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from agentproc.conversation import Message, MessageSource, ToolData, UserData
-from agentproc.questions import text_of
-from schemas.codec import check_json, from_raw, to_raw
-from schemas.errors import GoondanError, fail, for_model
-from schemas.frames import TOOL_COMPLETED, AgentEvent, Completion, ErrorPayload, Frame, ToolResult
-from schemas.questions import ANSWER_SUFFIX, handoff_correlation, with_object
+from goondan.agentproc.conversation import Message, MessageSource, ToolData, UserData
+from goondan.agentproc.questions import text_of
+from goondan.schemas.codec import check_json, from_raw, to_raw
+from goondan.schemas.errors import GoondanError, fail, for_model
+from goondan.schemas.frames import TOOL_COMPLETED, AgentEvent, Completion, ErrorPayload, Frame, ToolResult
+from goondan.schemas.questions import ANSWER_SUFFIX, handoff_correlation, with_object
 
 
 class Ended(Struct, frozen=True):

@@ -10,11 +10,11 @@ from typing import Final
 import msgspec
 from msgspec import Struct, structs
 
-from agentproc.context.estimate import FIRST_GUESS, LEAST_RATIO, MOST_RATIO, Counted, corrected
-from agentproc.context.shape import Shape
-from agentproc.store import ConversationStore
-from schemas.codec import encode_value
-from schemas.launch import ModelSpec
+from goondan.agentproc.context.estimate import FIRST_GUESS, LEAST_RATIO, MOST_RATIO, Counted, corrected
+from goondan.agentproc.context.shape import Shape
+from goondan.agentproc.store import ConversationStore
+from goondan.schemas.codec import encode_value
+from goondan.schemas.launch import ModelSpec
 
 #: The name under which the file keeps it.
 NAME: Final = "context"

@@ -13,17 +13,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from agentproc.answers import answer_payload, done_frame, failed, turn_id
-from agentproc.conversation import Edit, Message, MessageEvent, Remove, Truncate, UserData
-from agentproc.turn import End
-from agentproc.usage import TurnUsage
-from schemas.codec import to_raw
-from schemas.errors import GoondanError, fail
-from schemas.frames import OPERATOR_RESET, ConversationEdited, Frame, ToolResult
-from schemas.results import cut_message
+from goondan.agentproc.answers import answer_payload, done_frame, failed, turn_id
+from goondan.agentproc.conversation import Edit, Message, MessageEvent, Remove, Truncate, UserData
+from goondan.agentproc.turn import End
+from goondan.agentproc.usage import TurnUsage
+from goondan.schemas.codec import to_raw
+from goondan.schemas.errors import GoondanError, fail
+from goondan.schemas.frames import OPERATOR_RESET, ConversationEdited, Frame, ToolResult
+from goondan.schemas.results import cut_message
 
 if TYPE_CHECKING:
-    from agentproc.instance import Instance
+    from goondan.agentproc.instance import Instance
 
 #: The longest text of a removed message that the answer repeats (characters).
 MAX_SAID: Final = 200

@@ -27,9 +27,9 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from agentproc.conversation_format import EARLIER_FILE, create_file, prepare
-from schemas.errors import GoondanError, fail
-from schemas.traces import CONVERSATION_FILE
+from goondan.agentproc.conversation_format import EARLIER_FILE, create_file, prepare
+from goondan.schemas.errors import GoondanError, fail
+from goondan.schemas.traces import CONVERSATION_FILE
 
 #: How long a write waits for another process that has the file (milliseconds). That is longer than any transaction of
 #: this module, and much shorter than the time after which a silent agent counts as hung.

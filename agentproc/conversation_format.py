@@ -11,8 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from schemas.errors import fail
-from schemas.traces import CONVERSATION_FORMAT, TRACE_TABLES
+from goondan.schemas.errors import fail
+from goondan.schemas.traces import CONVERSATION_FORMAT, TRACE_TABLES
 
 _SCHEMA: Final = """\
 CREATE TABLE meta (name TEXT PRIMARY KEY, value) WITHOUT ROWID;

@@ -20,14 +20,14 @@ from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
-from agentproc.providers.body import FilesPlace
-from schemas.attached_files import HEAD_BYTES, MAX_FILE_BYTES, check_files, media_type_of, size_of_files
-from schemas.blobs import describe
-from schemas.errors import GoondanError, fail
-from schemas.frames import FilePart, OptionalRaw, ToolResult
+from goondan.agentproc.providers.body import FilesPlace
+from goondan.schemas.attached_files import HEAD_BYTES, MAX_FILE_BYTES, check_files, media_type_of, size_of_files
+from goondan.schemas.blobs import describe
+from goondan.schemas.errors import GoondanError, fail
+from goondan.schemas.frames import FilePart, OptionalRaw, ToolResult
 
 if TYPE_CHECKING:
-    from agentproc.lifted import Lifted
+    from goondan.agentproc.lifted import Lifted
 
 _FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -75,7 +75,7 @@ class InstanceFiles:
         """
         if result.status != "ok" or not _may_have_files(result.output):
             return result, []
-        from agentproc.lifted import lift_files  # few results have any
+        from goondan.agentproc.lifted import lift_files  # few results have any
 
         lifted = lift_files(result.output)
         if lifted is None:

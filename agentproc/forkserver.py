@@ -1,4 +1,4 @@
-"""`python -m agentproc.forkserver`: the warm parent of agent processes.
+"""`python -m goondan.agentproc.forkserver`: the warm parent of agent processes.
 
 It imports once what every agent needs, and forks. So an agent shares the pages of its code with all others. The fork
 server must stay fork-safe: no thread, no event loop, no ZeroMQ context, no
@@ -41,20 +41,20 @@ from typing import Final, NamedTuple, NoReturn
 
 import msgspec
 
-from agentproc.app import main as run_agent
-from agentproc.app import new_loop
-from agentproc.spare_time import SpareTime
-from agentproc.warmup import fill_pools, rehearse_start, warm_up
-from schemas.forkserver import MAX_PACKET, WARM, ForkReply, decode_request, encode_packet
-from schemas.system.secrecy import close_memory, forbid_core_dumps
-from schemas.system.startup import (
+from goondan.agentproc.app import main as run_agent
+from goondan.agentproc.app import new_loop
+from goondan.agentproc.spare_time import SpareTime
+from goondan.agentproc.warmup import fill_pools, rehearse_start, warm_up
+from goondan.schemas.forkserver import MAX_PACKET, WARM, ForkReply, decode_request, encode_packet
+from goondan.schemas.system.secrecy import close_memory, forbid_core_dumps
+from goondan.schemas.system.startup import (
     close_to_others,
     die_with_parent,
     keep_memory_steady,
     report_ready,
     set_process_name,
 )
-from schemas.visible import visible_line
+from goondan.schemas.visible import visible_line
 
 #: How long a new agent waits to become the supervisor's child (seconds). It takes microseconds, or never happens.
 ADOPTION_S: Final = 2.0
@@ -361,7 +361,9 @@ def _warming(providers: Collection[str], scratch: str | None) -> Iterator[None]:
 
 def main(argv: list[str] | None = None) -> int:
     """Parse the command line and serve. Returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m agentproc.forkserver", description="Starts agent processes.")
+    parser = argparse.ArgumentParser(
+        prog="python -m goondan.agentproc.forkserver", description="Starts agent processes."
+    )
     parser.add_argument("--socket-fd", type=int, required=True, help="AF_UNIX SOCK_SEQPACKET socket to the supervisor")
     parser.add_argument("--ready-fd", type=int, help="descriptor that gets one newline when requests can be sent")
     parser.add_argument("--parent-pid", type=int, help="end when this process, our parent, ends")

@@ -11,47 +11,47 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
-from agentproc.acks import AckLink, ResultAcks
-from agentproc.blocked_loop import LoopWatch
-from agentproc.calls import CallLink, ToolCaller
-from agentproc.catalog import Catalog
-from agentproc.completions import Ended
-from agentproc.context_memory import ContextMemory
-from agentproc.extensions.bundle_changes import BundleChanges
-from agentproc.extensions.dynamic_tools import DynamicTools
-from agentproc.extensions.events import EventBus
-from agentproc.extensions.loaded import Extensions, InstancePaths
-from agentproc.extensions.oauth import AccessTokens
-from agentproc.extensions.patience import Watch
-from agentproc.extensions.pipeline import Pipeline
-from agentproc.extensions.point_stages import PointStages
-from agentproc.extensions.workspaces import Workspaces
-from agentproc.files import InstanceFiles
-from agentproc.known_secrets import KnownSecrets
-from agentproc.live_config import InForce, LiveConfig
-from agentproc.model_gate import ModelGates
-from agentproc.providers.base import SHORTEST_SAID, Provider, redactor_of
-from agentproc.providers.choose import make_provider
-from agentproc.script_log import ScriptLog
-from agentproc.servers import Servers
-from agentproc.store import ConversationStore
-from agentproc.swarm import DELEGATION_RESULT, AskingLink
-from agentproc.verdicts import Judge
-from schemas.address import instance_dir
-from schemas.launch import AgentSpec, ModelSpec
-from schemas.redaction import Redactor
-from schemas.structured import OutputSpec
-from schemas.times import rfc3339
-from schemas.trace_index import IndexLine, add
+from goondan.agentproc.acks import AckLink, ResultAcks
+from goondan.agentproc.blocked_loop import LoopWatch
+from goondan.agentproc.calls import CallLink, ToolCaller
+from goondan.agentproc.catalog import Catalog
+from goondan.agentproc.completions import Ended
+from goondan.agentproc.context_memory import ContextMemory
+from goondan.agentproc.extensions.bundle_changes import BundleChanges
+from goondan.agentproc.extensions.dynamic_tools import DynamicTools
+from goondan.agentproc.extensions.events import EventBus
+from goondan.agentproc.extensions.loaded import Extensions, InstancePaths
+from goondan.agentproc.extensions.oauth import AccessTokens
+from goondan.agentproc.extensions.patience import Watch
+from goondan.agentproc.extensions.pipeline import Pipeline
+from goondan.agentproc.extensions.point_stages import PointStages
+from goondan.agentproc.extensions.workspaces import Workspaces
+from goondan.agentproc.files import InstanceFiles
+from goondan.agentproc.known_secrets import KnownSecrets
+from goondan.agentproc.live_config import InForce, LiveConfig
+from goondan.agentproc.model_gate import ModelGates
+from goondan.agentproc.providers.base import SHORTEST_SAID, Provider, redactor_of
+from goondan.agentproc.providers.choose import make_provider
+from goondan.agentproc.script_log import ScriptLog
+from goondan.agentproc.servers import Servers
+from goondan.agentproc.store import ConversationStore
+from goondan.agentproc.swarm import DELEGATION_RESULT, AskingLink
+from goondan.agentproc.verdicts import Judge
+from goondan.schemas.address import instance_dir
+from goondan.schemas.launch import AgentSpec, ModelSpec
+from goondan.schemas.redaction import Redactor
+from goondan.schemas.structured import OutputSpec
+from goondan.schemas.times import rfc3339
+from goondan.schemas.trace_index import IndexLine, add
 
 if TYPE_CHECKING:
-    from agentproc.recordings.tape import Tape
+    from goondan.agentproc.recordings.tape import Tape
 
 log = logging.getLogger("agentproc")
 
 
 class TurnLink(CallLink, AckLink, AskingLink, Protocol):
-    """The methods of a link that are used here (schemas.link.Link)."""
+    """The methods of a link that are used here (goondan.schemas.link.Link)."""
 
 
 def now_rfc3339() -> str:
@@ -143,7 +143,7 @@ class Instance:
     def _make_tape(self, spec: AgentSpec) -> Tape | None:
         if not spec.record and spec.replay is None:
             return None
-        from agentproc.recordings.tape import Tape
+        from goondan.agentproc.recordings.tape import Tape
 
         return Tape(spec, self.instance_key, self.store, self.redact)
 
@@ -177,7 +177,7 @@ class Instance:
         if spec.output is None or spec.model.provider == "embedded":
             return None
         if self._rule is None or self._rule[0] is not spec.output:
-            from agentproc.structured import OutputRule  # few agents have a schema
+            from goondan.agentproc.structured import OutputRule  # few agents have a schema
 
             self._rule = spec.output, OutputRule(spec.output).judge
         return self._rule[1]
@@ -198,13 +198,13 @@ class Instance:
 
     def _make_provider(self, model: ModelSpec, *, in_place: bool = False) -> Provider:
         if self.tape is not None and model.provider == "replay":
-            from agentproc.providers.replay import replaying
+            from goondan.agentproc.providers.replay import replaying
 
             return replaying(self.tape)
         own = make_provider(model) if self._given is None or in_place else self._given
         if self.tape is None:
             return own
-        from agentproc.providers.replay import TapedProvider
+        from goondan.agentproc.providers.replay import TapedProvider
 
         return TapedProvider(own, self.tape, in_place)
 

@@ -13,10 +13,10 @@ from typing import Final
 import msgspec
 from msgspec import structs
 
-from agentproc.providers.base import ModelAnswer
-from schemas.frames import ErrorPayload, ToolResult
-from schemas.redaction import Redactor
-from schemas.secret_values import in_texts
+from goondan.agentproc.providers.base import ModelAnswer
+from goondan.schemas.frames import ErrorPayload, ToolResult
+from goondan.schemas.redaction import Redactor
+from goondan.schemas.secret_values import in_texts
 
 #: How many secrets are remembered, the latest ones. A token is replaced about every hour, and an agent has a few.
 REMEMBERED: Final = 64

@@ -23,14 +23,14 @@ from typing import Any, Final, Protocol
 import msgspec
 from msgspec import Raw, Struct
 
-from agentproc.extensions.effective import with_config
-from schemas.codec import from_raw, to_raw
-from schemas.effective_config import Applied, Change, apply_changes, declared, digest_of, shown
-from schemas.errors import GoondanError, error_payload, fail
-from schemas.frames import NO_PAYLOAD, ErrorPayload, Frame
-from schemas.in_place import can_follow
-from schemas.launch import AgentSpec, ExtensionSpec, ModelSpec
-from schemas.live_config import MAX_PROPOSAL_BYTES, ConfigOutcome, ConfigProposal, LiveChanges
+from goondan.agentproc.extensions.effective import with_config
+from goondan.schemas.codec import from_raw, to_raw
+from goondan.schemas.effective_config import Applied, Change, apply_changes, declared, digest_of, shown
+from goondan.schemas.errors import GoondanError, error_payload, fail
+from goondan.schemas.frames import NO_PAYLOAD, ErrorPayload, Frame
+from goondan.schemas.in_place import can_follow
+from goondan.schemas.launch import AgentSpec, ExtensionSpec, ModelSpec
+from goondan.schemas.live_config import MAX_PROPOSAL_BYTES, ConfigOutcome, ConfigProposal, LiveChanges
 
 #: When an accepted patch takes effect, as the proposer is told.
 EFFECTIVE_FROM: Final = "next-step"
@@ -42,7 +42,7 @@ _MAX_REGISTERED: Final = 64
 
 
 class ProposingLink(Protocol):
-    """The methods of a link that are used here (schemas.link.Link)."""
+    """The methods of a link that are used here (goondan.schemas.link.Link)."""
 
     def post(self, frame: Frame) -> asyncio.Future[Frame]: ...
     def forget(self, frame_id: str) -> None: ...
@@ -73,7 +73,7 @@ class InForce:
 
     @cached_property
     def base(self) -> str:
-        """Identifies the bundle's part (schemas.effective_config.digest_of)."""
+        """Identifies the bundle's part (goondan.schemas.effective_config.digest_of)."""
         return digest_of(self.spec) if self._earlier is None else self._earlier.base
 
     @cached_property

@@ -6,7 +6,7 @@ import logging
 import time
 from typing import Final
 
-from schemas.system.log_admission import Admission, suppressed_lines
+from goondan.schemas.system.log_admission import Admission, suppressed_lines
 
 #: The approximate size of a line besides its message: time, level and name (bytes).
 _HEAD: Final = 64

@@ -17,20 +17,20 @@ from typing import Final
 
 from msgspec import structs
 
-from agentproc.answers import answer_payload, done_frame, failed, input_text, internal_error, turn_id
-from agentproc.blocked_loop import blocked_error
-from agentproc.completions import read_answer, read_completion
-from agentproc.conversation import Edit
-from agentproc.instance import Instance
-from agentproc.operators_work import operators_work
-from agentproc.store import TurnRow
-from agentproc.told_event import told_event
-from agentproc.turn import Begin, BeginCall, BeginList, End, First, Pause
-from agentproc.turn_run import TurnRun
-from schemas.address import MAX_TOOL_NAME, blobs_dir, instance_workdir
-from schemas.codec import check_json, from_raw
-from schemas.errors import GoondanError, fail
-from schemas.frames import (
+from goondan.agentproc.answers import answer_payload, done_frame, failed, input_text, internal_error, turn_id
+from goondan.agentproc.blocked_loop import blocked_error
+from goondan.agentproc.completions import read_answer, read_completion
+from goondan.agentproc.conversation import Edit
+from goondan.agentproc.instance import Instance
+from goondan.agentproc.operators_work import operators_work
+from goondan.agentproc.store import TurnRow
+from goondan.agentproc.told_event import told_event
+from goondan.agentproc.turn import Begin, BeginCall, BeginList, End, First, Pause
+from goondan.agentproc.turn_run import TurnRun
+from goondan.schemas.address import MAX_TOOL_NAME, blobs_dir, instance_workdir
+from goondan.schemas.codec import check_json, from_raw
+from goondan.schemas.errors import GoondanError, fail
+from goondan.schemas.frames import (
     OPERATOR,
     OPERATOR_AGENT,
     OPERATOR_CALL,
@@ -214,7 +214,7 @@ class TurnRunner:
         if isinstance(first, Edit):
             if self._pausing:
                 return Frame("ack", stage="release", event_id=event_id, epoch=epoch)
-            from agentproc.conversation_edits import perform
+            from goondan.agentproc.conversation_edits import perform
 
             return perform(self.instance, frame, first)
         if isinstance(first, Begin) and first.source.type == "tool" and self._needs_no_model(first, event_id):
@@ -296,7 +296,7 @@ class TurnRunner:
         if frame.source != OPERATOR:
             raise fail("E_FORBIDDEN", f"only an operator sends {event.type} events")
         if event.type in (OPERATOR_UNDO, OPERATOR_RESET):
-            from agentproc.conversation_edits import read_edit
+            from goondan.agentproc.conversation_edits import read_edit
 
             return read_edit(event.type, event.input)
         if event.type == OPERATOR_TOOLS:

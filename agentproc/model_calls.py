@@ -16,18 +16,18 @@ from typing import Any, Final
 
 import msgspec
 
-from agentproc.aside import Aside
-from agentproc.budget import TurnBudget
-from agentproc.catalog import StepCatalog
-from agentproc.context.wishes import NO_WISHES
-from agentproc.conversation import CUT_OFF, MAX_REASONING, REASONING
-from agentproc.extensions.stages import Stages
-from agentproc.instance import Instance
-from agentproc.known_secrets import out_of_answer
-from agentproc.live import LiveFeed
-from agentproc.model_gate import TurnGates
-from agentproc.notes import ModelAttempts, TurnNotes
-from agentproc.providers.base import (
+from goondan.agentproc.aside import Aside
+from goondan.agentproc.budget import TurnBudget
+from goondan.agentproc.catalog import StepCatalog
+from goondan.agentproc.context.wishes import NO_WISHES
+from goondan.agentproc.conversation import CUT_OFF, MAX_REASONING, REASONING
+from goondan.agentproc.extensions.stages import Stages
+from goondan.agentproc.instance import Instance
+from goondan.agentproc.known_secrets import out_of_answer
+from goondan.agentproc.live import LiveFeed
+from goondan.agentproc.model_gate import TurnGates
+from goondan.agentproc.notes import ModelAttempts, TurnNotes
+from goondan.agentproc.providers.base import (
     ContextOverflow,
     FailedTry,
     ModelAnswer,
@@ -37,14 +37,14 @@ from agentproc.providers.base import (
     Provider,
     TextDelta,
 )
-from agentproc.stall import StallClock, stalled
-from agentproc.turn import Input, ModelAnswered, ModelFailed
-from agentproc.turn_context import TurnContext
-from schemas.errors import GoondanError, error_payload
-from schemas.frames import ErrorPayload
-from schemas.model_providers import BY_NAME
-from schemas.results import cut_message
-from schemas.runtime_events import RuntimeEvent, Wait
+from goondan.agentproc.stall import StallClock, stalled
+from goondan.agentproc.turn import Input, ModelAnswered, ModelFailed
+from goondan.agentproc.turn_context import TurnContext
+from goondan.schemas.errors import GoondanError, error_payload
+from goondan.schemas.frames import ErrorPayload
+from goondan.schemas.model_providers import BY_NAME
+from goondan.schemas.results import cut_message
+from goondan.schemas.runtime_events import RuntimeEvent, Wait
 
 #: The longest error message of a model (characters).
 MODEL_ERROR_CHARS: Final = 1000
@@ -301,7 +301,7 @@ class ModelCalls:
         self, request: ModelRequest, since: float, message: str | None = None, wait_ms: int | None = None
     ) -> None:
         """Tell that the model is waited for since `since` (the loop's time). `message`: why the last try failed."""
-        from agentproc.providers.http import shown_server
+        from goondan.agentproc.providers.http import shown_server
 
         model, self._told = request.model, True
         named = f"{model.provider}/{model.model}".rstrip("/")

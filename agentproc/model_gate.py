@@ -15,14 +15,14 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from agentproc.providers.base import ModelNews
-from agentproc.providers.rate_limits import is_low, rate_limits
-from agentproc.providers.vendor import Fault
-from schemas.codec import from_raw, to_raw
-from schemas.errors import GoondanError
-from schemas.frames import Frame
-from schemas.launch import ModelSpec
-from schemas.model_gate import (
+from goondan.agentproc.providers.base import ModelNews
+from goondan.agentproc.providers.rate_limits import is_low, rate_limits
+from goondan.agentproc.providers.vendor import Fault
+from goondan.schemas.codec import from_raw, to_raw
+from goondan.schemas.errors import GoondanError
+from goondan.schemas.frames import Frame
+from goondan.schemas.launch import ModelSpec
+from goondan.schemas.model_gate import (
     MAX_NAMED,
     GateChanged,
     HeldPermit,
@@ -36,7 +36,7 @@ from schemas.model_gate import (
 
 
 class GateLink(Protocol):
-    """The methods of a link that are used here (schemas.link.Link)."""
+    """The methods of a link that are used here (goondan.schemas.link.Link)."""
 
     def send(self, frame: Frame) -> bool: ...
     def post(self, frame: Frame) -> asyncio.Future[Frame]: ...

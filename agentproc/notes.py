@@ -19,22 +19,22 @@ from typing import Any, Literal
 
 from msgspec import Raw, Struct, structs
 
-from agentproc.catalog import StepCatalog
-from agentproc.conversation import Message, ToolCallPart, ToolData
-from agentproc.denied_calls import refusal, unreachable
-from agentproc.providers.base import FailedTry, ModelAnswer, ModelNews, ModelRequest
-from agentproc.store import ConversationStore
-from agentproc.turn import Action, AskModel, End, EnterStep, LeaveStep, LeaveTurn, RunTool, Yield
-from agentproc.usage import TurnUsage, money_of, used_by
-from schemas.codec import from_raw
-from schemas.errors import GoondanError, for_people
-from schemas.frames import ErrorPayload, ToolResult
-from schemas.launch import AgentSpec
-from schemas.receipts import Receipt, kept
-from schemas.results import cut_message
-from schemas.spans import call_span, model_span, step_span, turn_span
-from schemas.times import rfc3339
-from schemas.traces import (
+from goondan.agentproc.catalog import StepCatalog
+from goondan.agentproc.conversation import Message, ToolCallPart, ToolData
+from goondan.agentproc.denied_calls import refusal, unreachable
+from goondan.agentproc.providers.base import FailedTry, ModelAnswer, ModelNews, ModelRequest
+from goondan.agentproc.store import ConversationStore
+from goondan.agentproc.turn import Action, AskModel, End, EnterStep, LeaveStep, LeaveTurn, RunTool, Yield
+from goondan.agentproc.usage import TurnUsage, money_of, used_by
+from goondan.schemas.codec import from_raw
+from goondan.schemas.errors import GoondanError, for_people
+from goondan.schemas.frames import ErrorPayload, ToolResult
+from goondan.schemas.launch import AgentSpec
+from goondan.schemas.receipts import Receipt, kept
+from goondan.schemas.results import cut_message
+from goondan.schemas.spans import call_span, model_span, step_span, turn_span
+from goondan.schemas.times import rfc3339
+from goondan.schemas.traces import (
     MAX_NOTED_MESSAGE,
     MAX_TRIES,
     SHORT_CHARS,
@@ -52,7 +52,7 @@ from schemas.traces import (
     encode_receipt,
     in_short,
 )
-from schemas.usage import Used
+from goondan.schemas.usage import Used
 
 log = logging.getLogger("agentproc")
 

@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from agentproc.store import ConversationStore
+from goondan.agentproc.store import ConversationStore
 
 #: The name that the turns are kept under.
 _NAME: Final = "operators.work"

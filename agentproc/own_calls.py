@@ -12,19 +12,19 @@ from collections.abc import Callable
 from functools import cached_property, partial
 from typing import Any
 
-from agentproc.approvals import Approvals
-from agentproc.base_calls import GET_RESULT, BaseCalls
-from agentproc.budget import TurnBudget
-from agentproc.calls import CallContext
-from agentproc.catalog import Allowed, StepCatalog
-from agentproc.extensions.asking import Asking
-from agentproc.extensions.local_calls import LocalCalls
-from agentproc.instance import Instance
-from agentproc.questions import Asker
-from agentproc.swarm import Swarm
-from agentproc.turn import RunTool
-from schemas.frames import ToolResult
-from schemas.questions import HANDOFF_PREFIX
+from goondan.agentproc.approvals import Approvals
+from goondan.agentproc.base_calls import GET_RESULT, BaseCalls
+from goondan.agentproc.budget import TurnBudget
+from goondan.agentproc.calls import CallContext
+from goondan.agentproc.catalog import Allowed, StepCatalog
+from goondan.agentproc.extensions.asking import Asking
+from goondan.agentproc.extensions.local_calls import LocalCalls
+from goondan.agentproc.instance import Instance
+from goondan.agentproc.questions import Asker
+from goondan.agentproc.swarm import Swarm
+from goondan.agentproc.turn import RunTool
+from goondan.schemas.frames import ToolResult
+from goondan.schemas.questions import HANDOFF_PREFIX
 
 
 class OwnCalls:

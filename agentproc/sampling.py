@@ -16,11 +16,11 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from agentproc.providers.base import ModelAnswer
-from agentproc.tool_asks import Asked
-from schemas.address import SEPARATOR
-from schemas.errors import GoondanError, error_payload, fail
-from schemas.launch import ExtensionSpec
+from goondan.agentproc.providers.base import ModelAnswer
+from goondan.agentproc.tool_asks import Asked
+from goondan.schemas.address import SEPARATOR
+from goondan.schemas.errors import GoondanError, error_payload, fail
+from goondan.schemas.launch import ExtensionSpec
 
 #: What `grants` has to name.
 _GRANT: Final = "sampling"

@@ -16,17 +16,17 @@ from typing import Any, Final, Protocol
 import msgspec
 from msgspec import Raw
 
-from agentproc.catalog import StepCatalog
-from agentproc.conversation import ToolCallPart
-from agentproc.script_log import ScriptLog
-from agentproc.scripts import MAX_SHOWN_ARGS, Outcome, Record, Scripts, inner_id, told
-from agentproc.tool_asks import Asked, ToolAsks
-from agentproc.tool_ranking import best
-from agentproc.turn import RunTool
-from schemas.errors import for_model
-from schemas.frames import OPERATOR_AGENT, ErrorPayload, ToolError, ToolResult
-from schemas.launch import AgentSpec, CatalogItem
-from schemas.tool_asks import (
+from goondan.agentproc.catalog import StepCatalog
+from goondan.agentproc.conversation import ToolCallPart
+from goondan.agentproc.script_log import ScriptLog
+from goondan.agentproc.scripts import MAX_SHOWN_ARGS, Outcome, Record, Scripts, inner_id, told
+from goondan.agentproc.tool_asks import Asked, ToolAsks
+from goondan.agentproc.tool_ranking import best
+from goondan.agentproc.turn import RunTool
+from goondan.schemas.errors import for_model
+from goondan.schemas.frames import OPERATOR_AGENT, ErrorPayload, ToolError, ToolResult
+from goondan.schemas.launch import AgentSpec, CatalogItem
+from goondan.schemas.tool_asks import (
     CODE_MODE,
     CODE_TOOL,
     TOOL,
@@ -44,7 +44,7 @@ _NOTHING: Final = Raw(b"\xc0")
 
 
 class Turn(Protocol):
-    """What is used of the turn that runs (agentproc.turn_run.TurnRun)."""
+    """What is used of the turn that runs (goondan.agentproc.turn_run.TurnRun)."""
 
     @property
     def turn_id(self) -> str: ...

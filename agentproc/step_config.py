@@ -19,11 +19,11 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from agentproc.catalog import Catalog
-from agentproc.live_config import Earlier, InForce, LiveConfig
-from agentproc.store import ConversationStore
-from schemas.effective_config import Applied, Change, declared
-from schemas.launch import AgentSpec
+from goondan.agentproc.catalog import Catalog
+from goondan.agentproc.live_config import Earlier, InForce, LiveConfig
+from goondan.agentproc.store import ConversationStore
+from goondan.schemas.effective_config import Applied, Change, declared
+from goondan.schemas.launch import AgentSpec
 
 #: The names under which the conversation's file has the last step's beginning: the patches, and the bundle's part.
 _STEP_CONFIG: Final = "step_config"

@@ -20,7 +20,7 @@ from typing import Final
 
 from msgspec import Struct, structs
 
-from agentproc.conversation import (
+from goondan.agentproc.conversation import (
     Append,
     Message,
     MessageEvent,
@@ -31,10 +31,10 @@ from agentproc.conversation import (
     encode_message,
     files_of,
 )
-from agentproc.conversation_file import ConversationFile, Durability
-from schemas.link import boottime_ms
-from schemas.traces import NoteKind, TurnStatus
-from schemas.usage import ROWS, Part, Used, encode_used, read_used
+from goondan.agentproc.conversation_file import ConversationFile, Durability
+from goondan.schemas.link import boottime_ms
+from goondan.schemas.traces import NoteKind, TurnStatus
+from goondan.schemas.usage import ROWS, Part, Used, encode_used, read_used
 
 #: How many answers are kept for events that may be delivered again. The broker forgets an event long before so many
 #: others.

@@ -19,10 +19,10 @@ from typing import Any, Final, Protocol
 
 from msgspec import Raw
 
-from schemas.codec import encode_value, from_raw, to_raw
-from schemas.errors import GoondanError, error_payload
-from schemas.frames import ErrorPayload, Frame
-from schemas.tool_asks import MAX_ASK_BYTES, MAX_OPEN, ToolAnswer, ToolAsk
+from goondan.schemas.codec import encode_value, from_raw, to_raw
+from goondan.schemas.errors import GoondanError, error_payload
+from goondan.schemas.frames import ErrorPayload, Frame
+from goondan.schemas.tool_asks import MAX_ASK_BYTES, MAX_OPEN, ToolAnswer, ToolAsk
 
 #: Answers that are kept for each call: a tool host has MAX_OPEN questions open, and as many answers may be on the way.
 KEPT: Final = 4 * MAX_OPEN
@@ -33,7 +33,7 @@ log = logging.getLogger("agentproc")
 
 
 class AnswerLink(Protocol):
-    """The method of a link that is used here (schemas.link.Link)."""
+    """The method of a link that is used here (goondan.schemas.link.Link)."""
 
     def send(self, frame: Frame) -> bool: ...
 

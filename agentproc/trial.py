@@ -1,4 +1,4 @@
-"""`python -m agentproc.trial`: one extension in an agent without a bus, for `gdn extension test`.
+"""`python -m goondan.agentproc.trial`: one extension in an agent without a bus, for `gdn extension test`.
 
 The extension is loaded as an agent loads it. One turn passes through it: a step with a tool call that is answered here,
 and a step with the answer. The model is a script, so no server is asked. The result is one JSON document on the output:
@@ -18,18 +18,18 @@ from typing import Any, Final
 
 import msgspec
 
-from agentproc.extensions.pipeline import KINDS, POINTS
-from agentproc.instance import Instance
-from agentproc.loop import TurnRunner
-from agentproc.providers.base import ModelAnswer, ModelNews, ModelRequest, TextDelta
-from agentproc.store import ConversationStore
-from agentproc.turn import AskedCall
-from schemas.address import instance_dir
-from schemas.codec import from_raw, to_raw
-from schemas.errors import GoondanError, fail
-from schemas.frames import AgentEvent, Answer, Frame, ToolResult
-from schemas.launch import AgentSpec, CatalogItem
-from schemas.system.secrecy import close_memory
+from goondan.agentproc.extensions.pipeline import KINDS, POINTS
+from goondan.agentproc.instance import Instance
+from goondan.agentproc.loop import TurnRunner
+from goondan.agentproc.providers.base import ModelAnswer, ModelNews, ModelRequest, TextDelta
+from goondan.agentproc.store import ConversationStore
+from goondan.agentproc.turn import AskedCall
+from goondan.schemas.address import instance_dir
+from goondan.schemas.codec import from_raw, to_raw
+from goondan.schemas.errors import GoondanError, fail
+from goondan.schemas.frames import AgentEvent, Answer, Frame, ToolResult
+from goondan.schemas.launch import AgentSpec, CatalogItem
+from goondan.schemas.system.secrecy import close_memory
 
 #: The tool that the turn calls: it is answered in this process.
 TRIAL: Final = CatalogItem(name="trial__ping", description="Answers pong.")
@@ -153,7 +153,9 @@ def registered(instance: Instance) -> dict[str, Any]:
 
 def run() -> int:
     """Read the specification from a descriptor, and write the result."""
-    parser = argparse.ArgumentParser(prog="python -m agentproc.trial", description="One extension in an agent alone.")
+    parser = argparse.ArgumentParser(
+        prog="python -m goondan.agentproc.trial", description="One extension in an agent alone."
+    )
     parser.add_argument("--spec-fd", type=int, required=True, help="descriptor to read the agent's specification from")
     close_memory()
     with open(parser.parse_args().spec_fd, "rb") as source:

@@ -29,8 +29,8 @@ from typing import Any, Final, Literal
 
 from msgspec import Raw, Struct, structs
 
-from agentproc.call_ids import unique_id
-from agentproc.conversation import (
+from goondan.agentproc.call_ids import unique_id
+from goondan.agentproc.conversation import (
     CUT_OFF,
     REASONING,
     AssistantData,
@@ -44,9 +44,9 @@ from agentproc.conversation import (
     cancelled,
     result_message,
 )
-from agentproc.verdicts import REPAIR, Judge
-from schemas.errors import error_payload
-from schemas.frames import ErrorPayload, FilePart, ToolResult
+from goondan.agentproc.verdicts import REPAIR, Judge
+from goondan.schemas.errors import error_payload
+from goondan.schemas.frames import ErrorPayload, FilePart, ToolResult
 
 #: The key in an assistant message's metadata for a turn that resumes: tool call id -> why its arguments are unreadable.
 UNREADABLE: Final = "unreadableArguments"

@@ -15,29 +15,29 @@ from typing import Any
 
 from msgspec import structs
 
-from agentproc.approvals import Approvals
-from agentproc.calls import CallContext
-from agentproc.catalog import StepCatalog
-from agentproc.context import reading
-from agentproc.conversation import REASONING, Message, ToolCallPart, encode_message, error_result
-from agentproc.elicitations import Elicitations
-from agentproc.extensions.stages import Stages
-from agentproc.instance import Instance
-from agentproc.notes import TurnNotes, results_of
-from agentproc.own_calls import OwnCalls
-from agentproc.providers.history import KEPT
-from agentproc.script_calls import ScriptCalls
-from agentproc.tool_asks import ToolAsks
-from agentproc.turn import DropCalls, Input, RunTool, ToolFinished, Turn
-from agentproc.turn_context import TurnContext
-from schemas.address import SEPARATOR
-from schemas.arguments import invalid_arguments
-from schemas.errors import GoondanError
-from schemas.frames import ToolResult
-from schemas.launch import AgentSpec
-from schemas.mcp import CONNECT_S
-from schemas.spans import call_span, step_span
-from schemas.tool_asks import ELICIT
+from goondan.agentproc.approvals import Approvals
+from goondan.agentproc.calls import CallContext
+from goondan.agentproc.catalog import StepCatalog
+from goondan.agentproc.context import reading
+from goondan.agentproc.conversation import REASONING, Message, ToolCallPart, encode_message, error_result
+from goondan.agentproc.elicitations import Elicitations
+from goondan.agentproc.extensions.stages import Stages
+from goondan.agentproc.instance import Instance
+from goondan.agentproc.notes import TurnNotes, results_of
+from goondan.agentproc.own_calls import OwnCalls
+from goondan.agentproc.providers.history import KEPT
+from goondan.agentproc.script_calls import ScriptCalls
+from goondan.agentproc.tool_asks import ToolAsks
+from goondan.agentproc.turn import DropCalls, Input, RunTool, ToolFinished, Turn
+from goondan.agentproc.turn_context import TurnContext
+from goondan.schemas.address import SEPARATOR
+from goondan.schemas.arguments import invalid_arguments
+from goondan.schemas.errors import GoondanError
+from goondan.schemas.frames import ToolResult
+from goondan.schemas.launch import AgentSpec
+from goondan.schemas.mcp import CONNECT_S
+from goondan.schemas.spans import call_span, step_span
+from goondan.schemas.tool_asks import ELICIT
 
 log = logging.getLogger("agentproc")
 

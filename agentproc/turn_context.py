@@ -21,9 +21,9 @@ from typing import Any, Final
 
 from msgspec import Struct, structs
 
-from agentproc.context import estimate, reading
-from agentproc.context.estimate import FIRST_GUESS, Window
-from agentproc.context.shape import (
+from goondan.agentproc.context import estimate, reading
+from goondan.agentproc.context.estimate import FIRST_GUESS, Window
+from goondan.agentproc.context.shape import (
     LEAST_RESULT,
     Shape,
     View,
@@ -36,16 +36,16 @@ from agentproc.context.shape import (
     squeezed,
     within,
 )
-from agentproc.context.sizes import MessageSizes, ToolSizes, blocks_size, text_size
-from agentproc.context.wishes import AskModel, Wishes
-from agentproc.context_memory import ContextMemory, Kept
-from agentproc.conversation import Message, UserData
-from agentproc.providers.base import ContextOverflow, ModelAnswer, ModelRequest, Provider, Usage
-from agentproc.providers.output_limit import output_limit
-from agentproc.transcript import Transcript
-from schemas.errors import GoondanError, fail
-from schemas.frames import ToolResult
-from schemas.model_windows import LEAST_WINDOW, known_window
+from goondan.agentproc.context.sizes import MessageSizes, ToolSizes, blocks_size, text_size
+from goondan.agentproc.context.wishes import AskModel, Wishes
+from goondan.agentproc.context_memory import ContextMemory, Kept
+from goondan.agentproc.conversation import Message, UserData
+from goondan.agentproc.providers.base import ContextOverflow, ModelAnswer, ModelRequest, Provider, Usage
+from goondan.agentproc.providers.output_limit import output_limit
+from goondan.agentproc.transcript import Transcript
+from goondan.schemas.errors import GoondanError, fail
+from goondan.schemas.frames import ToolResult
+from goondan.schemas.model_windows import LEAST_WINDOW, known_window
 
 #: How often a step's request is made shorter after a refusal. The first refusal tells the numbers. Another one comes
 #: when what is left has more tokens of a byte than what was left out.

@@ -23,28 +23,28 @@ from typing import Any, Final
 import msgspec
 from msgspec import structs
 
-from agentproc.answers import answer_payload, done_frame, failed, turn_id
-from agentproc.approvals import Approvals
-from agentproc.budget import TurnBudget
-from agentproc.calls import CallContext
-from agentproc.completions import Ended, end_of
-from agentproc.conversation import Append, Presented
-from agentproc.extensions.contexts import Execution
-from agentproc.extensions.pipeline import Layer
-from agentproc.extensions.stages import Stages
-from agentproc.instance import Instance
-from agentproc.live import LiveFeed
-from agentproc.model_calls import ModelCalls
-from agentproc.notes import TurnNotes, results_of
-from agentproc.operators_work import note_work
-from agentproc.own_calls import OwnCalls
-from agentproc.providers.base import ModelAnswer, ModelRequest
-from agentproc.sampling import Sampling
-from agentproc.step_config import TurnConfig
-from agentproc.store import TurnRow
-from agentproc.told_event import told_event
-from agentproc.transcript import Transcript, resumption
-from agentproc.turn import (
+from goondan.agentproc.answers import answer_payload, done_frame, failed, turn_id
+from goondan.agentproc.approvals import Approvals
+from goondan.agentproc.budget import TurnBudget
+from goondan.agentproc.calls import CallContext
+from goondan.agentproc.completions import Ended, end_of
+from goondan.agentproc.conversation import Append, Presented
+from goondan.agentproc.extensions.contexts import Execution
+from goondan.agentproc.extensions.pipeline import Layer
+from goondan.agentproc.extensions.stages import Stages
+from goondan.agentproc.instance import Instance
+from goondan.agentproc.live import LiveFeed
+from goondan.agentproc.model_calls import ModelCalls
+from goondan.agentproc.notes import TurnNotes, results_of
+from goondan.agentproc.operators_work import note_work
+from goondan.agentproc.own_calls import OwnCalls
+from goondan.agentproc.providers.base import ModelAnswer, ModelRequest
+from goondan.agentproc.sampling import Sampling
+from goondan.agentproc.step_config import TurnConfig
+from goondan.agentproc.store import TurnRow
+from goondan.agentproc.told_event import told_event
+from goondan.agentproc.transcript import Transcript, resumption
+from goondan.agentproc.turn import (
     Action,
     AskModel,
     BeginCall,
@@ -66,16 +66,16 @@ from agentproc.turn import (
     Turn,
     Yield,
 )
-from agentproc.turn_calls import TurnCalls
-from agentproc.turn_context import TurnContext
-from agentproc.usage import TurnUsage
-from schemas.address import instance_workdir
-from schemas.codec import to_raw
-from schemas.errors import GoondanError, error_payload
-from schemas.frames import OPERATOR_AGENT, ErrorPayload, Frame, OperatorTool, ToolResult
-from schemas.spans import is_trace_id, trace_id_of
-from schemas.structured import ToolChoice
-from schemas.tool_asks import SAMPLE
+from goondan.agentproc.turn_calls import TurnCalls
+from goondan.agentproc.turn_context import TurnContext
+from goondan.agentproc.usage import TurnUsage
+from goondan.schemas.address import instance_workdir
+from goondan.schemas.codec import to_raw
+from goondan.schemas.errors import GoondanError, error_payload
+from goondan.schemas.frames import OPERATOR_AGENT, ErrorPayload, Frame, OperatorTool, ToolResult
+from goondan.schemas.spans import is_trace_id, trace_id_of
+from goondan.schemas.structured import ToolChoice
+from goondan.schemas.tool_asks import SAMPLE
 
 #: How often a running turn says that it still works (seconds). The broker gives up on a silent holder much later.
 RENEW_S: Final = 10.0

@@ -13,10 +13,10 @@ from typing import Final
 
 import msgspec
 
-from agentproc.providers.base import Usage as CallUsage
-from schemas.launch import ModelSpec
-from schemas.traces import ModelDetail, used_by_call
-from schemas.usage import Part, Usage, Used, total_of
+from goondan.agentproc.providers.base import Usage as CallUsage
+from goondan.schemas.launch import ModelSpec
+from goondan.schemas.traces import ModelDetail, used_by_call
+from goondan.schemas.usage import Part, Usage, Used, total_of
 
 #: The most tokens of one call that are believed: more than any model reads or writes at once, by far.
 _MOST: Final = 1_000_000_000

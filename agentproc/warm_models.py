@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from itertools import cycle
 from typing import Final
 
-from agentproc.providers.choose import wire_of
-from agentproc.providers.connection import Client, Connection
-from agentproc.providers.http import HttpProvider
-from agentproc.providers.route import Route
-from schemas.launch import ModelSpec
+from goondan.agentproc.providers.choose import wire_of
+from goondan.agentproc.providers.connection import Client, Connection
+from goondan.agentproc.providers.http import HttpProvider
+from goondan.agentproc.providers.route import Route
+from goondan.schemas.launch import ModelSpec
 
 _HEAD: Final = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 

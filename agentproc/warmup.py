@@ -29,18 +29,18 @@ from typing import Final
 
 from msgspec import Raw
 
-from agentproc.app import AgentApp, configure_log
-from agentproc.instance import Instance
-from agentproc.loop import TurnRunner
-from agentproc.providers.base import Provider
-from agentproc.store import ConversationStore
-from schemas.codec import FrameError, decode, encode, from_raw, to_raw
-from schemas.errors import GoondanError, error_payload
-from schemas.frames import NO_PAYLOAD, AgentEvent, Credit, ErrorPayload, Frame, Shutdown, ToolResult, Welcome
-from schemas.launch import AgentSpec, CatalogItem, ModelSpec
-from schemas.link import Done, transport_class
-from schemas.model_providers import BY_NAME
-from schemas.peer import Deliver, Kind, Peer, Settled, Welcomed
+from goondan.agentproc.app import AgentApp, configure_log
+from goondan.agentproc.instance import Instance
+from goondan.agentproc.loop import TurnRunner
+from goondan.agentproc.providers.base import Provider
+from goondan.agentproc.store import ConversationStore
+from goondan.schemas.codec import FrameError, decode, encode, from_raw, to_raw
+from goondan.schemas.errors import GoondanError, error_payload
+from goondan.schemas.frames import NO_PAYLOAD, AgentEvent, Credit, ErrorPayload, Frame, Shutdown, ToolResult, Welcome
+from goondan.schemas.launch import AgentSpec, CatalogItem, ModelSpec
+from goondan.schemas.link import Done, transport_class
+from goondan.schemas.model_providers import BY_NAME
+from goondan.schemas.peer import Deliver, Kind, Peer, Settled, Welcomed
 
 #: How many turns are played. Code is specialised after eight runs, and its caches are filled within a few more.
 ROUNDS: Final = 12
@@ -95,7 +95,7 @@ def warm_up(providers: Collection[str] = (), scratch: str | None = None) -> Iter
         _play(scratch, STEP_ROUNDS, ModelSpec(provider="embedded"))
         yield
     for name in [name for name in BY_NAME if name in providers]:
-        from agentproc import warm_models
+        from goondan.agentproc import warm_models
 
         for _ in range(MODEL_ROUNDS // STEP_ROUNDS):
             provider = partial(warm_models.provider, name, _TOOL.name)

@@ -1,8 +1,8 @@
 """How long an agent process takes to start, and how much private memory it has.
 
 A socket in this process plays the broker. The time runs from the request for an agent to its hello. The baseline starts
-the same agent by exec, as `python -m agentproc`. The model is the console, or bench/model_server.py behind a provider:
-a turn is then one model call over HTTP.
+the same agent by exec, as `python -m goondan.agentproc`. The model is the console, or bench/model_server.py behind a
+provider: a turn is then one model call over HTTP.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ import zmq
 from bench.compare import Benchmark, Goal, Metric
 from bench.programs import AGENT, plan_of, running
 from bench.turn import model_server
-from schemas.codec import decode, encode, to_raw
-from schemas.errors import error_payload
-from schemas.forkserver import WARM, ForkRequest, decode_reply, encode_packet
-from schemas.frames import AgentEvent, Frame, Welcome
-from schemas.launch import ModelSpec
-from schemas.system.startup import become_subreaper
+from goondan.schemas.codec import decode, encode, to_raw
+from goondan.schemas.errors import error_payload
+from goondan.schemas.forkserver import WARM, ForkRequest, decode_reply, encode_packet
+from goondan.schemas.frames import AgentEvent, Frame, Welcome
+from goondan.schemas.launch import ModelSpec
+from goondan.schemas.system.startup import become_subreaper
 
 #: Agents per run, one after the other.
 AGENTS = 12
@@ -161,7 +161,7 @@ def kill(pid: int) -> None:
 
 
 def by_fork(folder: str, model: ModelSpec) -> Mapping[str, float]:
-    """Start agents through `python -m agentproc.forkserver`, as the supervisor does."""
+    """Start agents through `python -m goondan.agentproc.forkserver`, as the supervisor does."""
     become_subreaper()
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     fd = theirs.detach()
@@ -181,7 +181,10 @@ def by_fork(folder: str, model: ModelSpec) -> Mapping[str, float]:
             raise SystemExit(f"no agent: {reply.error}")
         return reply.pid
 
-    with ours, running("agentproc.forkserver", "--socket-fd", str(fd), f"--provider={model.provider}", keep=[fd]):
+    with (
+        ours,
+        running("goondan.agentproc.forkserver", "--socket-fd", str(fd), f"--provider={model.provider}", keep=[fd]),
+    ):
         ours.send(WARM)
         cold = waiting_agent()
         waiting_agent(cold)  # a fork server that is warm forks it anew
@@ -208,7 +211,7 @@ def by_exec(folder: str, model: ModelSpec) -> Mapping[str, float]:
     token.write_text("bench")
 
     def start(number: int, endpoint: str) -> int:
-        command = [sys.executable, "-I", "-m", "agentproc", "--endpoint", endpoint, "--token-file", str(token)]
+        command = [sys.executable, "-I", "-m", "goondan.agentproc", "--endpoint", endpoint, "--token-file", str(token)]
         process = subprocess.Popen(command)
         process.returncode = 0  # measure() reaps it
         return process.pid

@@ -16,15 +16,15 @@ from typing import Any
 import jsonschema
 from msgspec import Raw
 
-from agentproc.catalog import Allowed, Catalog, StepCatalog
 from bench.compare import Benchmark, Goal, Metric
-from kernel.bundle.base import base_tools
-from kernel.plan import catalog_items, tool_spec
-from schemas.codec import encode_value
-from schemas.launch import ToolHostSpec
-from schemas.worker_frames import Result
-from toolhost.calls.exports import Exports, arguments
-from toolhost.calls.results import shape
+from goondan.agentproc.catalog import Allowed, Catalog, StepCatalog
+from goondan.kernel.bundle.base import base_tools
+from goondan.kernel.plan import catalog_items, tool_spec
+from goondan.schemas.codec import encode_value
+from goondan.schemas.launch import ToolHostSpec
+from goondan.schemas.worker_frames import Result
+from goondan.toolhost.calls.exports import Exports, arguments
+from goondan.toolhost.calls.results import shape
 
 #: How many calls are timed together. So the clock's own cost and resolution do not matter.
 BATCH = 50

@@ -19,7 +19,7 @@ import uvloop
 from bench.compare import Benchmark, Metric
 from bench.durable import side as bare_links
 from bench.swarm import Swarm, all_said, said, swarm
-from kernel.cli.session import Session
+from goondan.kernel.cli.session import Session
 
 #: Askers at a time for the rate, each with an instance of its own to ask.
 LANES: Final = 8

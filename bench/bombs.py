@@ -29,10 +29,10 @@ from typing import Any, Final, NamedTuple
 
 import uvloop
 
-from schemas.launch import Limits, SandboxSpec
+from goondan.schemas.launch import Limits, SandboxSpec
+from goondan.toolhost.disk import go_through
+from goondan.toolhost.jails.sized_workdirs import SizedWorkdirs
 from tests.toolhost_fixture import POWERS, Bench, bench, make_tool
-from toolhost.disk import go_through
-from toolhost.jails.sized_workdirs import SizedWorkdirs
 
 
 class Bomb(NamedTuple):

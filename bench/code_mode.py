@@ -28,8 +28,8 @@ import uvloop
 from bench.compare import Benchmark, Goal, Metric
 from bench.tool_call import warm
 from bench.turn import PATIENCE_S, model_server
-from kernel.cli.attach import Kernel, attach, locate
-from kernel.cli.session import USER_MESSAGE, Session
+from goondan.kernel.cli.attach import Kernel, attach, locate
+from goondan.kernel.cli.session import USER_MESSAGE, Session
 
 #: Calls of one measurement, and how often it is made.
 CALLS, TIMES = 100, 7
@@ -135,7 +135,7 @@ def kernel(model: str, extensions: str, *, many: bool) -> Iterator[Kernel]:
         bundle.write_text(head + (f"---\n{documents}\n" if documents else ""))
         (folder / "r").mkdir(mode=0o700)
         os.environ.update(GOONDAN_STATE_ROOT=f"{folder}/state", XDG_RUNTIME_DIR=f"{folder}/r", GOONDAN_TRUST="1")
-        gdn = [sys.executable, "-I", "-m", "kernel.cli"]
+        gdn = [sys.executable, "-I", "-m", "goondan.kernel.cli"]
         subprocess.run([*gdn, "run", "--detach", "--bundle", str(bundle)], check=True, stdout=subprocess.DEVNULL)
         try:
             running = attach(locate(str(bundle)))

@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.bombs import Cleaner, arguments, ending, in_a_folder, last_write, mechanism, workdir, workdirs
-from schemas.launch import Limits, SandboxSpec
+from goondan.schemas.launch import Limits, SandboxSpec
+from goondan.toolhost.disk import go_through
 from tests.containment.writers import KINDS
 from tests.toolhost_fixture import Bench, bench, make_tool
-from toolhost.disk import go_through
 
 LIMITS: Final = Limits(
     memory_mb=512, processes=32, file_mb=64, disk_mb=256, files=20_000, cpu_seconds=30, wall_seconds=60, output_mb=1

@@ -18,18 +18,18 @@ import time
 from collections.abc import Mapping
 from typing import Any, Final
 
-from agentproc.app import new_loop
-from agentproc.instance import Instance
-from agentproc.loop import TurnRunner
-from agentproc.providers.base import ModelAnswer, ModelRequest
-from agentproc.store import ConversationStore
-from agentproc.trial import NoBus
-from agentproc.turn import AskedCall
 from bench.compare import Benchmark, Goal, Metric, Together
-from schemas.address import instance_dir
-from schemas.codec import to_raw
-from schemas.frames import AgentEvent, Frame
-from schemas.launch import AgentSpec, CatalogItem, ModelSpec
+from goondan.agentproc.app import new_loop
+from goondan.agentproc.instance import Instance
+from goondan.agentproc.loop import TurnRunner
+from goondan.agentproc.providers.base import ModelAnswer, ModelRequest
+from goondan.agentproc.store import ConversationStore
+from goondan.agentproc.trial import NoBus
+from goondan.agentproc.turn import AskedCall
+from goondan.schemas.address import instance_dir
+from goondan.schemas.codec import to_raw
+from goondan.schemas.frames import AgentEvent, Frame
+from goondan.schemas.launch import AgentSpec, CatalogItem, ModelSpec
 
 #: The number of extensions, and of tools in the catalog of each step.
 EXTENSIONS: Final = 10

@@ -20,8 +20,8 @@ from bench.cold_jail import JAILS, bundled, first_calls
 from bench.compare import Benchmark, Goal, Metric
 from bench.programs import broker, tool_host
 from bench.tool_call import TOOLS, measure, tool
-from kernel.bundle.javascript import choose, look
-from schemas.launch import CatalogItem, JavaScriptRuntime, ToolSpec
+from goondan.kernel.bundle.javascript import choose, look
+from goondan.schemas.launch import CatalogItem, JavaScriptRuntime, ToolSpec
 
 ENTRY = TOOLS / "echo" / "echo.ts"
 

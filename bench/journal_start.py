@@ -15,9 +15,9 @@ import msgspec
 
 from bench.compare import Benchmark, Goal, Metric
 from bench.programs import plan_of, running
-from kernel.broker.journal.factory import open_store, wall_ms
-from kernel.broker.journal.interface import Retire
-from schemas.tokens import SECRET_BYTES
+from goondan.kernel.broker.journal.factory import open_store, wall_ms
+from goondan.kernel.broker.journal.interface import Retire
+from goondan.schemas.tokens import SECRET_BYTES
 
 ENDED: Final = 1_000_000
 #: Ends of one commit.
@@ -44,7 +44,7 @@ def side(ended: int) -> Callable[[float], Mapping[str, float]]:
         plan = msgspec.msgpack.encode(plan_of(folder, [], [], "process"))
         begun = time.perf_counter()
         files = {"--plan-fd": plan, "--secret-fd": secrets.token_bytes(SECRET_BYTES)}
-        with running("kernel.broker", "--run-dir", folder, files=files):
+        with running("goondan.kernel.broker", "--run-dir", folder, files=files):
             return {"start": (time.perf_counter() - begun) * 1e3}
 
     return measure

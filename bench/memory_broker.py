@@ -1,5 +1,5 @@
 """`python -m bench.memory_broker`: the broker with a journal in memory, as a baseline. Its options are those of
-kernel.broker.
+goondan.kernel.broker.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ import secrets
 
 import msgspec
 
-from kernel.broker.bus import Bus
-from kernel.broker.epochs import Epochs
-from kernel.broker.instance_folders import InstanceFolders
-from kernel.broker.journal.factory import boot_id, wall_ms
-from kernel.broker.journal.memory import MemoryJournal
-from kernel.broker.ledger import Ledger
-from kernel.broker.loop import BrokerLoop, clock
-from kernel.broker.router import Router
-from schemas.launch import KernelPlan
-from schemas.system.startup import report_ready
+from goondan.kernel.broker.bus import Bus
+from goondan.kernel.broker.epochs import Epochs
+from goondan.kernel.broker.instance_folders import InstanceFolders
+from goondan.kernel.broker.journal.factory import boot_id, wall_ms
+from goondan.kernel.broker.journal.memory import MemoryJournal
+from goondan.kernel.broker.ledger import Ledger
+from goondan.kernel.broker.loop import BrokerLoop, clock
+from goondan.kernel.broker.router import Router
+from goondan.schemas.launch import KernelPlan
+from goondan.schemas.system.startup import report_ready
 
 
 def main() -> None:

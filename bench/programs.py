@@ -16,8 +16,8 @@ from typing import Literal
 
 import msgspec
 
-from schemas.launch import AgentSpec, CatalogItem, KernelPlan, ModelSpec, ToolHostSpec, ToolSpec
-from schemas.tokens import SECRET_BYTES, SOCKETS, Claims, TokenClass, mint
+from goondan.schemas.launch import AgentSpec, CatalogItem, KernelPlan, ModelSpec, ToolHostSpec, ToolSpec
+from goondan.schemas.tokens import SECRET_BYTES, SOCKETS, Claims, TokenClass, mint
 
 #: The only agent of a benchmark's plan, and the instance that is used.
 AGENT, INSTANCE = "caller", "bench"
@@ -123,10 +123,10 @@ def broker(
     tools: list[ToolSpec] | None = None,
     *,
     durability: Literal["power", "process"] = "power",
-    module: str = "kernel.broker",
+    module: str = "goondan.kernel.broker",
     **policy: int,
 ) -> Iterator[Bus]:
-    """`python -m kernel.broker` with the plan of `plan_of`, in a folder of its own; or another program like it."""
+    """`python -m goondan.kernel.broker` with the plan of `plan_of`, in a folder of its own; or a program like it."""
     secret = secrets.token_bytes(SECRET_BYTES)
     with tempfile.TemporaryDirectory(prefix="gb", dir="/tmp") as folder:
         # Beside each other: a runtime directory is no place for state.
@@ -141,7 +141,7 @@ def broker(
 
 @contextmanager
 def tool_host(bus: Bus) -> Iterator[subprocess.Popen[bytes]]:
-    """`python -m toolhost` on that bus."""
+    """`python -m goondan.toolhost` on that bus."""
     token = bus.token("toolhost").encode()
     with running("toolhost", "--endpoint", bus.endpoint("toolhost"), files={"--token-fd": token}) as process:
         yield process

@@ -18,10 +18,10 @@ from bench.compare import Benchmark, Goal, Metric
 from bench.durable import AT, INPUT_BYTES, RESPONDERS, key
 from bench.programs import AGENT, Bus, broker
 from bench.round_trip import line, peer
+from goondan.schemas.codec import from_raw, to_raw
+from goondan.schemas.frames import AgentEvent, Frame, ReplyTo
+from goondan.schemas.link import Link
 from goondan_client import connect
-from schemas.codec import from_raw, to_raw
-from schemas.frames import AgentEvent, Frame, ReplyTo
-from schemas.link import Link
 
 #: Questions before anything is measured.
 WARM_UP: Final = 500

@@ -17,9 +17,9 @@ from pathlib import Path
 from bench.compare import Benchmark, Goal, Metric
 from bench.peers import TOOL, hello, open_socket
 from bench.programs import AGENT, INSTANCE, broker
-from schemas.codec import encode
-from schemas.frames import Frame
-from schemas.launch import CatalogItem
+from goondan.schemas.codec import encode
+from goondan.schemas.frames import Frame
+from goondan.schemas.launch import CatalogItem
 
 
 @contextmanager
@@ -85,7 +85,7 @@ def proxied(seconds: float) -> Mapping[str, float]:
 
 
 def brokered(seconds: float) -> Mapping[str, float]:
-    """`python -m kernel.broker` between them. A client's event gives the caller the lease that its calls need."""
+    """`python -m goondan.kernel.broker` between them. A client's event gives the caller the lease for its calls."""
     with broker([CatalogItem(name=TOOL)]) as bus, ExitStack() as stack:
         line(stack.enter_context(peer("echo", bus.endpoint("toolhost"), token=bus.token("toolhost"))))
         caller = stack.enter_context(peer("caller", bus.endpoint("agent"), str(seconds), token=bus.token("agent")))

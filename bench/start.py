@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 
 from bench.compare import Benchmark, Metric
-from kernel import paths
+from goondan.kernel import paths
 
 #: The tree that is measured: that of the interpreter, also where this file is of another one (bench/pairs.py).
 ROOT = Path(paths.__file__).resolve().parent.parent

@@ -13,9 +13,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from kernel import lock
-from kernel.cli.attach import attach, locate
-from kernel.cli.session import USER_MESSAGE, Session
+from goondan.kernel import lock
+from goondan.kernel.cli.attach import attach, locate
+from goondan.kernel.cli.session import USER_MESSAGE, Session
 
 #: A turn that takes longer is stuck (seconds).
 PATIENCE_S = 120.0
@@ -66,7 +66,7 @@ class Swarm:
         self.runs = False
 
     def _gdn(self, *arguments: str) -> None:
-        command = [sys.executable, "-I", "-m", "kernel.cli", *arguments, "--bundle", str(self.bundle)]
+        command = [sys.executable, "-I", "-m", "goondan.kernel.cli", *arguments, "--bundle", str(self.bundle)]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
     @property

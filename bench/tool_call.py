@@ -16,15 +16,15 @@ from pathlib import Path
 
 import uvloop
 
-from agentproc.calls import CallContext, ToolCaller
-from agentproc.catalog import Catalog, StepCatalog
 from bench.compare import Benchmark, Goal, Metric
 from bench.programs import AGENT, INSTANCE, Bus, broker, tool_host
-from schemas.codec import from_raw
-from schemas.errors import GoondanError
-from schemas.frames import Frame, Lease, ToolResult
-from schemas.launch import AgentSpec, CatalogItem, ExportSpec, ToolSpec
-from schemas.link import Link
+from goondan.agentproc.calls import CallContext, ToolCaller
+from goondan.agentproc.catalog import Catalog, StepCatalog
+from goondan.schemas.codec import from_raw
+from goondan.schemas.errors import GoondanError
+from goondan.schemas.frames import Frame, Lease, ToolResult
+from goondan.schemas.launch import AgentSpec, CatalogItem, ExportSpec, ToolSpec
+from goondan.schemas.link import Link
 
 TOOLS = Path(__file__).parent / "tools"
 #: Calls in flight while the rate is measured.

@@ -18,13 +18,13 @@ from collections.abc import Mapping
 from functools import cache, partial
 from pathlib import Path
 
-from agentproc.store import ConversationStore
 from bench.compare import Benchmark, Goal, Metric
-from kernel.paths import state_dir
-from schemas.address import instance_dir
-from schemas.spans import call_span, trace_id_of
-from schemas.trace_index import IndexLine, add
-from schemas.traces import CallDetail, ResultDetail, TurnDetail, encode_detail
+from goondan.agentproc.store import ConversationStore
+from goondan.kernel.paths import state_dir
+from goondan.schemas.address import instance_dir
+from goondan.schemas.spans import call_span, trace_id_of
+from goondan.schemas.trace_index import IndexLine, add
+from goondan.schemas.traces import CallDetail, ResultDetail, TurnDetail, encode_detail
 
 #: How many links one file may have on every file system here.
 LINKS = 1000
@@ -104,7 +104,16 @@ def side(instances: int, seconds: float) -> Mapping[str, float]:
     """The median of some runs of the command, each in a process of its own (milliseconds)."""
     folder, trace = workspace(instances)
     os.environ.update(GOONDAN_STATE_ROOT=f"{folder.name}/state", GOONDAN_TRUST="1")
-    gdn = [sys.executable, "-I", "-m", "kernel.cli", "trace", "--bundle", f"{folder.name}/goondan.yaml", "--json"]
+    gdn = [
+        sys.executable,
+        "-I",
+        "-m",
+        "goondan.kernel.cli",
+        "trace",
+        "--bundle",
+        f"{folder.name}/goondan.yaml",
+        "--json",
+    ]
     found: dict[str, float] = {}
     subprocess.run(gdn, capture_output=True)  # the first command closes the state to others
     for name, given, turns in (

@@ -26,8 +26,8 @@ from pathlib import Path
 import uvloop
 
 from bench.compare import Benchmark, Goal, Metric
-from kernel.cli.attach import Kernel, attach, locate
-from kernel.cli.session import USER_MESSAGE, Session
+from goondan.kernel.cli.attach import Kernel, attach, locate
+from goondan.kernel.cli.session import USER_MESSAGE, Session
 
 ROOT = Path(__file__).resolve().parent.parent
 STEPS, WIDTH = 50, 200
@@ -98,7 +98,7 @@ def kernel(provider: str, durability: str, base: str) -> Iterator[Kernel]:
         runtime = Path(folder, "r")
         runtime.mkdir(mode=0o700)
         os.environ.update(GOONDAN_STATE_ROOT=f"{folder}/state", XDG_RUNTIME_DIR=str(runtime), GOONDAN_TRUST="1")
-        gdn = [sys.executable, "-I", "-m", "kernel.cli"]
+        gdn = [sys.executable, "-I", "-m", "goondan.kernel.cli"]
         subprocess.run([*gdn, "run", "--detach", "--bundle", str(bundle)], check=True, stdout=subprocess.DEVNULL)
         try:
             running = attach(locate(str(bundle)))

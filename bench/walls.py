@@ -26,9 +26,9 @@ import uvloop
 
 from bench.agent import private_mib
 from bench.compare import Benchmark, Goal, Metric, Together
-from schemas.launch import ExportSpec, ToolSpec
+from goondan.schemas.launch import ExportSpec, ToolSpec
+from goondan.toolhost.policy.subject import HostFacts
 from tests.toolhost_fixture import Bench, bench
-from toolhost.policy.subject import HostFacts
 
 TOOLS = Path(__file__).parent / "tools"
 EXPORTS = ("nothing", "files", "program")

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from kernel.import_path import leave_current_folder
+from goondan.kernel.import_path import leave_current_folder
 
 
 def main() -> NoReturn:
     """Run the command that was given. Ends the process."""
     leave_current_folder()
-    from kernel.cli import main as run
+    from goondan.kernel.cli import main as run
 
     run()

@@ -7,9 +7,9 @@ from typing import Any
 
 from msgspec import Struct
 
-from kernel.trace_files import conversation_files
-from schemas.frames import OPERATOR_AGENT
-from schemas.times import rfc3339
+from goondan.kernel.trace_files import conversation_files
+from goondan.schemas.frames import OPERATOR_AGENT
+from goondan.schemas.times import rfc3339
 
 
 class Found(Struct, frozen=True):

@@ -25,9 +25,9 @@ from typing import Final
 
 import msgspec
 
-from kernel import rundir
-from schemas.errors import GoondanError, fail
-from schemas.system.directories import Directory, DirectoryRefused, open_directory
+from goondan.kernel import rundir
+from goondan.schemas.errors import GoondanError, fail
+from goondan.schemas.system.directories import Directory, DirectoryRefused, open_directory
 
 #: How long a start waits for the last processes of a killed kernel (seconds). Their parent-death signal is immediate.
 LEFTOVERS_S: Final = 3.0

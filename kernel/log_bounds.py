@@ -15,7 +15,7 @@ import stat
 from contextlib import suppress
 from typing import Final
 
-from kernel.log_names import OLD_SUFFIX, OLDER_SUFFIX, SUFFIX
+from goondan.kernel.log_names import OLD_SUFFIX, OLDER_SUFFIX, SUFFIX
 
 # The modules that read and rewrite lines are imported only when a log has become too large: every command and every
 # start opens logs.
@@ -103,7 +103,7 @@ def _rotate(folder: int, name: str) -> None:
 
 def _keep_older(folder: int, name: str) -> None:
     """Before `<name>.1` is replaced: what is kept of it joins `<name>.2`."""
-    from kernel.log_shares import thin
+    from goondan.kernel.log_shares import thin
 
     old = _read(folder, name + OLD_SUFFIX)
     if not old:
@@ -116,7 +116,7 @@ def _keep_older(folder: int, name: str) -> None:
 
 
 def _replace(folder: int, name: str, data: bytes) -> None:
-    from schemas.system.private_files import replace_in
+    from goondan.schemas.system.private_files import replace_in
 
     replace_in(folder, name, data)
 
@@ -143,7 +143,7 @@ def _content(fd: int, limit: int) -> bytes:
     if size <= limit:
         data = _part(fd, 0, size)
     else:
-        from kernel.log_shares import cut_line
+        from goondan.kernel.log_shares import cut_line
 
         half = (limit - _LINE) // 2
         first, last = _part(fd, 0, half), _part(fd, size - half, half)

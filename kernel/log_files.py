@@ -13,8 +13,8 @@ import os
 from contextlib import suppress
 from typing import BinaryIO, Final
 
-from kernel.log_names import OLD_SUFFIX, OLDER_SUFFIX, SUFFIX, role_of
-from kernel.logs import LogLine, Reader, is_wanted
+from goondan.kernel.log_names import OLD_SUFFIX, OLDER_SUFFIX, SUFFIX, role_of
+from goondan.kernel.logs import LogLine, Reader, is_wanted
 
 #: Bytes read at once, and in one look at one log.
 BLOCK: Final = 1 << 16

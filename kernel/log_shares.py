@@ -18,8 +18,8 @@ from typing import Final, NamedTuple
 import msgspec
 from msgspec import Struct
 
-from kernel.logs import AGENT, parse
-from schemas.system.log_admission import Suppressed, suppressed_lines
+from goondan.kernel.logs import AGENT, parse
+from goondan.schemas.system.log_admission import Suppressed, suppressed_lines
 
 #: What a line that says how many went takes (bytes), about.
 _NOTE_BYTES: Final = 256

@@ -20,8 +20,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Final
 
-from schemas.errors import fail
-from schemas.system.directories import DirectoryRefused, open_directory
+from goondan.schemas.errors import fail
+from goondan.schemas.system.directories import DirectoryRefused, open_directory
 
 BUNDLE_FILE: Final = "goondan.yaml"
 #: Characters of a digest in a path: enough against accidents, short enough for socket paths.
@@ -79,7 +79,7 @@ def is_utf8(path: str) -> bool:
 
 def quickstart_folders() -> list[str]:
     """The places of the quickstart bundle: in the source tree, or where an installation puts it."""
-    source_tree = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    source_tree = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     return [
         os.path.join(source_tree, "examples", "quickstart"),
         os.path.join(sys.prefix, "share", "goondan-kernel", "examples", "quickstart"),

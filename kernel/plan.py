@@ -16,14 +16,14 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from kernel.bundle.approvals import policies_of
-from kernel.bundle.budgets import budget_of
-from kernel.bundle.checked import Checked, CheckedAgent
-from kernel.bundle.tools import CheckedTool
-from kernel.server_specs import agent_document, agent_extension, server_tool
-from schemas.address import build_tool_name
-from schemas.frames import OPERATOR_AGENT
-from schemas.launch import (
+from goondan.kernel.bundle.approvals import policies_of
+from goondan.kernel.bundle.budgets import budget_of
+from goondan.kernel.bundle.checked import Checked, CheckedAgent
+from goondan.kernel.bundle.tools import CheckedTool
+from goondan.kernel.server_specs import agent_document, agent_extension, server_tool
+from goondan.schemas.address import build_tool_name
+from goondan.schemas.frames import OPERATOR_AGENT
+from goondan.schemas.launch import (
     AgentSpec,
     CatalogItem,
     ExportSpec,

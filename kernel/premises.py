@@ -11,11 +11,11 @@ import os
 import time
 from collections.abc import Sequence
 
-from kernel import lock, paths, rundir
-from kernel.restarting.held import Held
-from schemas.errors import GoondanError
-from schemas.system.directories import Directory
-from schemas.times import rfc3339
+from goondan.kernel import lock, paths, rundir
+from goondan.kernel.restarting.held import Held
+from goondan.schemas.errors import GoondanError
+from goondan.schemas.system.directories import Directory
+from goondan.schemas.times import rfc3339
 
 
 class Premises:

@@ -18,12 +18,12 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from kernel.bundle.files import read_file
-from kernel.bundle.lookup import Unreadable
-from kernel.instances import instances
-from schemas.errors import fail
-from schemas.recorded_texts import shortened
-from schemas.recordings import (
+from goondan.kernel.bundle.files import read_file
+from goondan.kernel.bundle.lookup import Unreadable
+from goondan.kernel.instances import instances
+from goondan.schemas.errors import fail
+from goondan.schemas.recorded_texts import shortened
+from goondan.schemas.recordings import (
     FORMAT,
     MAX_FILE_BYTES,
     NOTHING,

@@ -15,12 +15,12 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from kernel.bundle.files import read_file
-from kernel.bundle.lookup import Unreadable
-from kernel.trace_files import BUSY_S, conversation_files
-from schemas.address import instance_workdir
-from schemas.frames import Answer
-from schemas.recorded_texts import (
+from goondan.kernel.bundle.files import read_file
+from goondan.kernel.bundle.lookup import Unreadable
+from goondan.kernel.trace_files import BUSY_S, conversation_files
+from goondan.schemas.address import instance_workdir
+from goondan.schemas.frames import Answer
+from goondan.schemas.recorded_texts import (
     DIFFERENCE_FILE,
     STATE,
     WORKDIR,
@@ -30,7 +30,7 @@ from schemas.recorded_texts import (
     same,
     without_places,
 )
-from schemas.recordings import Part, RecordedCall, RecordedStep, RecordedTurn
+from goondan.schemas.recordings import Part, RecordedCall, RecordedStep, RecordedTurn
 
 #: The largest difference that is read (bytes): two entries, with room for their escapes.
 _MAX_DIFFERENCE: Final = 1 << 20

@@ -10,11 +10,11 @@ import os
 from contextlib import suppress
 from typing import Final
 
-from kernel import lock, paths
-from kernel.lock import KernelRecord
-from kernel.rundir import SUPERVISOR_SOCKET
-from kernel.supervisor_client import SupervisorClient
-from schemas.errors import GoondanError
+from goondan.kernel import lock, paths
+from goondan.kernel.lock import KernelRecord
+from goondan.kernel.rundir import SUPERVISOR_SOCKET
+from goondan.kernel.supervisor_client import SupervisorClient
+from goondan.schemas.errors import GoondanError
 
 #: How long a supervisor may take to answer (seconds): one that hangs keeps nobody from seeing the others.
 ANSWER_S: Final = 1.0

@@ -21,12 +21,12 @@ from typing import Final
 
 import msgspec
 
-from kernel.import_path import folders
-from schemas import transport
-from schemas.errors import GoondanError, error_payload
-from schemas.frames import ErrorPayload
-from schemas.system.users import VARIABLE
-from schemas.visible import visible_line
+from goondan.kernel.import_path import folders
+from goondan.schemas import transport
+from goondan.schemas.errors import GoondanError, error_payload
+from goondan.schemas.frames import ErrorPayload
+from goondan.schemas.system.users import VARIABLE
+from goondan.schemas.visible import visible_line
 
 #: What a child of ours may inherit from our environment, besides LC_*. PYTHON* is not among it, and would not be
 #: heeded: a child runs what is installed here. No name of it holds a secret; secrets pass by descriptor.

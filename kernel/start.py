@@ -1,8 +1,9 @@
-"""`python -I kernel/start.py [--packages FOLDER]… MODULE ARG…`: run that module of this installation, no other one.
+"""`python -I goondan/kernel/start.py [--packages FOLDER]… MODULE ARG…`: run that module of this installation, no
+other one.
 
 `python -m` would put the current directory first on the module path, where a user's `json.py` waits, and PYTHONPATH can
-do the same. Isolated (-I) neither happens, but packages that run from a source tree are not found. So our packages are
-found by name, before all others, in the folder that this one lies in. That folder itself is never on the path, because
+do the same. Isolated (-I) neither happens, but a package that runs from a source tree is not found. So ours is found
+by name, before all others, in the folder that `goondan` lies in. That folder itself is never on the path, because
 it may be a workdir of tools. The standard library tries to import modules that may not exist, such as `org`. A file of
 that name, put there by a tool, must not be imported.
 
@@ -25,12 +26,12 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 
 #: Everything waits for these when a kernel starts, and they speak with this machine alone. See `asyncio_without_tls`.
-WITHOUT_TLS = frozenset(("kernel.supervisor", "toolhost.inspection"))
-PACKAGES = frozenset(("schemas", "kernel", "agentproc", "toolhost"))
+WITHOUT_TLS = frozenset(("goondan.kernel.supervisor", "goondan.toolhost.inspection"))
+PACKAGE = "goondan"
 
 
-class OurPackages:
-    """Finds our packages in one folder, and nothing else that lies there."""
+class OurPackage:
+    """Finds our package in one folder, and nothing else that lies there."""
 
     def __init__(self, root: str) -> None:
         self._root = root
@@ -39,7 +40,7 @@ class OurPackages:
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """See importlib.abc.MetaPathFinder."""
-        return PathFinder.find_spec(name, [self._root], target) if path is None and name in PACKAGES else None
+        return PathFinder.find_spec(name, [self._root], target) if name == PACKAGE else None
 
 
 def import_without(optional: str, module: str) -> None:
@@ -75,8 +76,8 @@ if __name__ == "__main__":
         with suppress(OSError):  # the listing's own is closed already
             if int(name) > 2:
                 os.set_inheritable(int(name), False)
-    root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    sys.meta_path.insert(0, OurPackages(root))
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    sys.meta_path.insert(0, OurPackage(root))
     # Imports leave no garbage, and looking for it takes a tenth of a start. Programs turn it on when they are ready.
     gc.disable()
     arguments = sys.argv[1:]

@@ -22,11 +22,11 @@ from typing import Final, NamedTuple, NoReturn
 
 from msgspec import Struct
 
-from kernel import paths
-from schemas.errors import GoondanError, fail
-from schemas.system.directories import Directory, DirectoryRefused, has_list, is_group_of, open_directory
-from schemas.system.own_users import TOOLHOST_UID
-from schemas.system.shell import quoted
+from goondan.kernel import paths
+from goondan.schemas.errors import GoondanError, fail
+from goondan.schemas.system.directories import Directory, DirectoryRefused, has_list, is_group_of, open_directory
+from goondan.schemas.system.own_users import TOOLHOST_UID
+from goondan.schemas.system.shell import quoted
 
 #: Its presence in the root says that others could write there. Its text says how.
 MARK: Final = "unconfirmed"

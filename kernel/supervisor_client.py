@@ -31,11 +31,11 @@ from typing import Any, Final
 
 import msgspec
 
-from kernel import lock, rundir
-from schemas.changesets import CommittedChangeset
-from schemas.errors import GoondanError, fail
-from schemas.frames import ErrorPayload
-from schemas.tool_host_reports import WorkerNews
+from goondan.kernel import lock, rundir
+from goondan.schemas.changesets import CommittedChangeset
+from goondan.schemas.errors import GoondanError, fail
+from goondan.schemas.frames import ErrorPayload
+from goondan.schemas.tool_host_reports import WorkerNews
 
 #: How long a supervisor may take to accept and answer `ps` before it counts as hung (seconds).
 ANSWER_S: Final = 5.0

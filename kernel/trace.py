@@ -17,12 +17,12 @@ from typing import Any, Final, Literal, TypeVar
 import msgspec
 from msgspec import Struct
 
-from schemas.frames import ErrorPayload
-from schemas.prices import NANO
-from schemas.receipts import Receipt
-from schemas.results import cut_message
-from schemas.spans import call_span, turn_span
-from schemas.traces import (
+from goondan.schemas.frames import ErrorPayload
+from goondan.schemas.prices import NANO
+from goondan.schemas.receipts import Receipt
+from goondan.schemas.results import cut_message
+from goondan.schemas.spans import call_span, turn_span
+from goondan.schemas.traces import (
     MAX_TRIES,
     SHORT_CHARS,
     CallDetail,

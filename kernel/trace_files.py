@@ -18,13 +18,13 @@ from typing import Any, Final, TypeVar
 import msgspec
 from msgspec import Struct
 
-from kernel.trace import Note, Trace, said_in, tell
-from kernel.trace_tree import moment
-from schemas.address import instance_dir, path_segment, segment_key
-from schemas.codec import DECODE_ERRORS
-from schemas.errors import fail
-from schemas.frames import AgentEvent, Answer
-from schemas.traces import CONVERSATION_FILE, CONVERSATION_FORMAT
+from goondan.kernel.trace import Note, Trace, said_in, tell
+from goondan.kernel.trace_tree import moment
+from goondan.schemas.address import instance_dir, path_segment, segment_key
+from goondan.schemas.codec import DECODE_ERRORS
+from goondan.schemas.errors import fail
+from goondan.schemas.frames import AgentEvent, Answer
+from goondan.schemas.traces import CONVERSATION_FILE, CONVERSATION_FORMAT
 
 _T = TypeVar("_T")
 

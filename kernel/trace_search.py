@@ -13,17 +13,17 @@ from contextlib import suppress
 from itertools import islice
 from typing import Final
 
-from kernel import lock
-from kernel.paths import is_utf8
-from kernel.trace import Trace
-from kernel.trace_files import ConversationFile, Which, conversation_files, place_of, read_turns
-from kernel.trace_tree import TraceTree, find, grow, tree_of
-from schemas import trace_index
-from schemas.errors import GoondanError, fail
-from schemas.frames import OPERATOR_AGENT
-from schemas.questions import ANSWER_SUFFIX, correlation, handoff_correlation
-from schemas.spans import is_trace_id
-from schemas.trace_index import IndexLine
+from goondan.kernel import lock
+from goondan.kernel.paths import is_utf8
+from goondan.kernel.trace import Trace
+from goondan.kernel.trace_files import ConversationFile, Which, conversation_files, place_of, read_turns
+from goondan.kernel.trace_tree import TraceTree, find, grow, tree_of
+from goondan.schemas import trace_index
+from goondan.schemas.errors import GoondanError, fail
+from goondan.schemas.frames import OPERATOR_AGENT
+from goondan.schemas.questions import ANSWER_SUFFIX, correlation, handoff_correlation
+from goondan.schemas.spans import is_trace_id
+from goondan.schemas.trace_index import IndexLine
 
 #: The last turn is looked for in this many files, those that were written last. Turns overlap; not this many.
 RECENT_FILES: Final = 64

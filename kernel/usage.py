@@ -14,8 +14,8 @@ from typing import Any, Final, Literal
 
 from msgspec import Struct, to_builtins
 
-from schemas.errors import fail
-from schemas.usage import Part, Used, total_of
+from goondan.schemas.errors import fail
+from goondan.schemas.usage import Part, Used, total_of
 
 By = Literal["day", "model", "agent", "tree"]
 #: What sums may be put together by.

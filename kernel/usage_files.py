@@ -15,12 +15,12 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from kernel.trace_files import conversation_files, read_file
-from kernel.usage import Found, Sum, TurnSum
-from schemas.codec import DECODE_ERRORS
-from schemas.errors import GoondanError
-from schemas.traces import used_by_note
-from schemas.usage import ROWS, Part, Usage, Used, part_of, read_used, used_of
+from goondan.kernel.trace_files import conversation_files, read_file
+from goondan.kernel.usage import Found, Sum, TurnSum
+from goondan.schemas.codec import DECODE_ERRORS
+from goondan.schemas.errors import GoondanError
+from goondan.schemas.traces import used_by_note
+from goondan.schemas.usage import ROWS, Part, Usage, Used, part_of, read_used, used_of
 
 _SUMS: Final = "SELECT name, value FROM meta WHERE name >= ? AND name < ?"
 _TURNS: Final = "SELECT turn_id, event_key, started_at, status, answer, trace_id, first_note FROM turns"
@@ -31,14 +31,14 @@ _NOTES: Final = "SELECT at, detail FROM runtime_events WHERE seq >= ? AND turn_i
 class _Answer(Struct):
     """Of an Answer, what is looked at here."""
 
-    #: See schemas.frames.Answer.
+    #: See goondan.schemas.frames.Answer.
     usage: Usage | None = None
 
 
 class _Event(Struct):
     """Of an AgentEvent, what is looked at here."""
 
-    #: See schemas.frames.AgentEvent.
+    #: See goondan.schemas.frames.AgentEvent.
     answer: _Answer | None = None
 
 

@@ -13,7 +13,7 @@ import hashlib
 import re
 from typing import Final, NamedTuple
 
-from schemas.visible import is_visible
+from goondan.schemas.visible import is_visible
 
 SEPARATOR: Final = "__"
 #: A resource's metadata.name: also safe as a folder name and, joined by `__`, as a model's tool name.

@@ -22,12 +22,12 @@ from typing import Any, Final
 
 import jsonschema_rs
 
-from schemas.aliases import json_type, rename_aliases
-from schemas.codec import encode_value
-from schemas.errors import GoondanError, fail, tool_error
-from schemas.frames import ToolError
-from schemas.schema_cost import BACKTRACK_LIMIT, Graph, TooCostly
-from schemas.value_cost import can_be_worded, is_affordable
+from goondan.schemas.aliases import json_type, rename_aliases
+from goondan.schemas.codec import encode_value
+from goondan.schemas.errors import GoondanError, fail, tool_error
+from goondan.schemas.frames import ToolError
+from goondan.schemas.schema_cost import BACKTRACK_LIMIT, Graph, TooCostly
+from goondan.schemas.value_cost import can_be_worded, is_affordable
 
 #: Issues named in one message; the rest is a count. More helps no model, and the message is cut anyway.
 MAX_ISSUES: Final = 5

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from schemas.blobs import MAX_REQUEST_BYTES, is_reference
-from schemas.errors import fail
-from schemas.frames import FilePart
+from goondan.schemas.blobs import MAX_REQUEST_BYTES, is_reference
+from goondan.schemas.errors import fail
+from goondan.schemas.frames import FilePart
 
 #: The largest file (bytes). It is also the limit of any payload that an event brings.
 MAX_FILE_BYTES: Final = MAX_REQUEST_BYTES

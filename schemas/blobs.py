@@ -16,8 +16,8 @@ import hashlib
 import re
 from typing import Final
 
-from schemas.errors import GoondanError, fail
-from schemas.frames import NO_PAYLOAD, Blob, Frame
+from goondan.schemas.errors import GoondanError, fail
+from goondan.schemas.frames import NO_PAYLOAD, Blob, Frame
 
 #: Frames up to this size travel whole. Half of what a frame may have: what the broker adds always fits, and a file is
 #: only cheaper than a copy through three sockets beyond some hundred KiB (bytes).

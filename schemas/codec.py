@@ -16,9 +16,9 @@ from typing import Any, Final, TypeVar
 import msgspec
 from msgspec import Raw
 
-from schemas.errors import GoondanError, error_payload
-from schemas.frames import Frame
-from schemas.msgpack_heads import HEADS, LIST, MAP
+from goondan.schemas.errors import GoondanError, error_payload
+from goondan.schemas.frames import Frame
+from goondan.schemas.msgpack_heads import HEADS, LIST, MAP
 
 #: The largest frame (bytes). Larger payloads go by reference (docs/design/wire.md section 7).
 MAX_FRAME_BYTES: Final = 1 << 20

@@ -11,8 +11,8 @@ Source: docs/design/processes.md section 4.
 
 from msgspec import Struct
 
-from schemas.changesets import ChangesetDone, ChangesetWish, HeldChangeset
-from schemas.frames import ErrorPayload, ShutdownReason
+from goondan.schemas.changesets import ChangesetDone, ChangesetWish, HeldChangeset
+from goondan.schemas.frames import ErrorPayload, ShutdownReason
 
 
 class Principal(Struct, frozen=True, rename="camel", omit_defaults=True):

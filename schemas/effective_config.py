@@ -22,9 +22,9 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from schemas.address import parse_tool_name
-from schemas.launch import AgentSpec, CatalogItem
-from schemas.same_json import same_json
+from goondan.schemas.address import parse_tool_name
+from goondan.schemas.launch import AgentSpec, CatalogItem
+from goondan.schemas.same_json import same_json
 
 #: A change of the order of a list is kept under this name; no tool and no extension can have it.
 ORDER: Final = "#order"

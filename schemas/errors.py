@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 
 from msgspec.structs import replace
 
-from schemas.frames import ErrorPayload, ToolError
+from goondan.schemas.frames import ErrorPayload, ToolError
 
 #: An error in either shape.
 Told = TypeVar("Told", ToolError, ErrorPayload)

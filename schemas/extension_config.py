@@ -21,7 +21,7 @@ def check_config(schema: dict[str, Any] | None, config: dict[str, Any]) -> list[
     """
     if schema is None:
         return []
-    from schemas.arguments import compile_arguments  # it compiles schemas, which who has none need not import
+    from goondan.schemas.arguments import compile_arguments  # it compiles schemas, which who has none need not import
 
     _, issues = compile_arguments(schema, {}).apply(config)
     return [f"config{issue.removeprefix(_ARGS)}" if issue.startswith(_ARGS) else issue for issue in issues]

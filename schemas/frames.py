@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from msgspec import Raw, Struct, field
 
-from schemas.model_gate import HeldPermit, KeptState
-from schemas.usage import Usage
+from goondan.schemas.model_gate import HeldPermit, KeptState
+from goondan.schemas.usage import Usage
 
 if TYPE_CHECKING:
     OptionalRaw = Raw | None
@@ -325,7 +325,7 @@ class Welcome(Struct, frozen=True, rename="camel", omit_defaults=True):
     durability: Literal["power", "process"] = "power"
     #: The number of an agent's conversations. One that was begun under a lower number begins again.
     generation: int = 0
-    #: Changes of its configuration that are in force for an agent (schemas.live_config.LiveChanges); nil: none.
+    #: Changes of its configuration that are in force for an agent (goondan.schemas.live_config.LiveChanges); nil: none.
     config: Raw = NO_PAYLOAD
     #: Of an agent: the names of its Model documents whose requests have to ask ("": its own model).
     limited: list[str] = []
@@ -580,7 +580,7 @@ class ToolResult(Struct, rename="camel", omit_defaults=True, kw_only=True):
     handle: str | None = None
     #: Why the call failed.
     error: ToolError | None = None
-    #: A schemas.receipts.Receipt, present when a jail had the call. It is for operators and never for a model.
+    #: A goondan.schemas.receipts.Receipt, present when a jail had the call. It is for operators and never for a model.
     receipt: OptionalRaw = None
 
 

@@ -17,7 +17,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from schemas.grantable import within
+from goondan.schemas.grantable import within
 
 #: The state root's name in the home directory of whoever has set no GOONDAN_STATE_ROOT.
 STATE_ROOT: Final = ".goondan"

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from schemas.launch import AgentSpec, ExtensionSpec
+from goondan.schemas.launch import AgentSpec, ExtensionSpec
 
 #: What a process takes over at its next step. Everything else of a specification is read when a process, or a turn,
 #: begins: the model and its connection, the file of the conversation, approvals.

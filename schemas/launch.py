@@ -13,14 +13,14 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from msgspec import Meta, Struct, field, structs
 
-from schemas.approval_rules import Policy
-from schemas.budgets import BudgetLimits, Pricing
-from schemas.mcp import McpOAuth
-from schemas.model_limits import ModelLimits, ModelRetry
-from schemas.model_providers import KeyHeader, ServingProvider
-from schemas.oauth import OAuthAppSpec
-from schemas.questions import TIMEOUT_MS
-from schemas.structured import OutputSpec, ToolChoice
+from goondan.schemas.approval_rules import Policy
+from goondan.schemas.budgets import BudgetLimits, Pricing
+from goondan.schemas.mcp import McpOAuth
+from goondan.schemas.model_limits import ModelLimits, ModelRetry
+from goondan.schemas.model_providers import KeyHeader, ServingProvider
+from goondan.schemas.oauth import OAuthAppSpec
+from goondan.schemas.questions import TIMEOUT_MS
+from goondan.schemas.structured import OutputSpec, ToolChoice
 
 #: ERROR-04
 DEFAULT_ERROR_LIMIT: Final = 1000
@@ -159,7 +159,7 @@ class ExtensionSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_
     modules: dict[str, str] | None = None
     #: The JSON Schema that its config must fit; None when it declares none.
     config_schema: dict[str, Any] | None = None
-    #: It comes with the kernel, in `agentproc.base`.
+    #: It comes with the kernel, in `goondan.agentproc.base`.
     bundled: bool = False
     #: Its config has values of environment variables, so no file may hold it.
     confidential: bool = False

@@ -29,12 +29,12 @@ from typing import Final
 
 from msgspec import Raw
 
-from schemas.blobs import INLINE_FRAME_BYTES, REFERENCES, check_reference, is_reference
-from schemas.codec import DECODE_ERRORS, MAX_RELAYED_BYTES, decode, encode_value
-from schemas.errors import GoondanError, fail
-from schemas.frames import AttachedServer, Blob, Frame, Lease, Welcome
-from schemas.model_gate import ModelsHeld
-from schemas.peer import (
+from goondan.schemas.blobs import INLINE_FRAME_BYTES, REFERENCES, check_reference, is_reference
+from goondan.schemas.codec import DECODE_ERRORS, MAX_RELAYED_BYTES, decode, encode_value
+from goondan.schemas.errors import GoondanError, fail
+from goondan.schemas.frames import AttachedServer, Blob, Frame, Lease, Welcome
+from goondan.schemas.model_gate import ModelsHeld
+from goondan.schemas.peer import (
     Deliver,
     Greet,
     Kind,
@@ -48,9 +48,9 @@ from schemas.peer import (
     Welcomed,
     encode_reference,
 )
-from schemas.system.blob_work import BlobWork
-from schemas.system.broker_identity import BrokerIdentity
-from schemas.transport import Transport, chosen, path_of
+from goondan.schemas.system.blob_work import BlobWork
+from goondan.schemas.system.broker_identity import BrokerIdentity
+from goondan.schemas.transport import Transport, chosen, path_of
 
 #: The most messages that wait for a broker that does not read. Credit keeps us far below it.
 MAX_UNSENT: Final = 4096
@@ -73,10 +73,10 @@ def boottime_ms() -> int:
 def transport_class() -> Callable[..., Transport]:
     """The chosen transport, imported. Raises GoondanError E_USAGE."""
     if chosen() == "native":
-        from schemas.transport.native import NativeTransport
+        from goondan.schemas.transport.native import NativeTransport
 
         return NativeTransport
-    from schemas.transport.libzmq import LibzmqTransport
+    from goondan.schemas.transport.libzmq import LibzmqTransport
 
     return LibzmqTransport
 

@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 
 from msgspec import Struct
 
-from schemas.address import MAX_TOOL_NAME, SEPARATOR
+from goondan.schemas.address import MAX_TOOL_NAME, SEPARATOR
 
 #: The export by which a model reads a resource, when resources are exposed.
 READ_RESOURCE: Final = "read_resource"

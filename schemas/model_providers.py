@@ -20,7 +20,7 @@ DEFAULT_MAX_TOKENS: Final = 8192
 class ModelProvider(Struct, frozen=True, kw_only=True):
     """One provider, whose models are asked over HTTP."""
 
-    #: The name in a Model document. The module `agentproc.providers.<name>` speaks its wire
+    #: The name in a Model document. The module `goondan.agentproc.providers.<name>` speaks its wire
     #: (agentproc/providers/choose.py says what it has to have).
     name: str
     #: Base URL of its own server. Requests go there when a Model names no endpoint. A key without an endpoint goes to
@@ -97,7 +97,7 @@ def limit_param(provider: str, endpoint: str | None) -> str:
     """The param that limits an answer of this provider's server, or of the one at `endpoint`. A provider without a
     server has the usual one.
     """
-    from schemas.origins import origin_of  # every program reads this table, and few resolve a model
+    from goondan.schemas.origins import origin_of  # every program reads this table, and few resolve a model
 
     row = BY_NAME.get(provider)
     if row is None:

@@ -5,7 +5,7 @@ Source: docs/design/turns.md section 6; docs/design/bundle.md section 6.
 
 from __future__ import annotations
 
-from schemas.launch import ModelSpec
+from goondan.schemas.launch import ModelSpec
 
 
 def key_headers(model: ModelSpec) -> dict[str, str]:

@@ -33,10 +33,10 @@ from typing import Any, Final, Literal
 
 from msgspec import Struct, structs
 
-from schemas.blobs import INLINE_FRAME_BYTES, MAX_BLOB_BYTES, REFERENCES, too_large
-from schemas.codec import MAX_FRAME_BYTES, FrameError, decode, encode, encode_value, from_raw, to_raw
-from schemas.errors import GoondanError, error_payload
-from schemas.frames import (
+from goondan.schemas.blobs import INLINE_FRAME_BYTES, MAX_BLOB_BYTES, REFERENCES, too_large
+from goondan.schemas.codec import MAX_FRAME_BYTES, FrameError, decode, encode, encode_value, from_raw, to_raw
+from goondan.schemas.errors import GoondanError, error_payload
+from goondan.schemas.frames import (
     NO_PAYLOAD,
     PROTOCOL_VERSION,
     AttachedServer,
@@ -48,7 +48,7 @@ from schemas.frames import (
     Lease,
     Welcome,
 )
-from schemas.model_gate import ModelsHeld
+from goondan.schemas.model_gate import ModelsHeld
 
 Kind = Literal["post", "call", "ask", "tool ask"]
 Phase = Literal["absent", "greeting", "ready", "closed"]

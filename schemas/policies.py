@@ -11,8 +11,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, field
 
-from schemas.launch import DEFAULT_CONVERSATION_MB, DEFAULT_MAX_STEPS, DEFAULT_STALL_S
-from schemas.questions import TIMEOUT_MS
+from goondan.schemas.launch import DEFAULT_CONVERSATION_MB, DEFAULT_MAX_STEPS, DEFAULT_STALL_S
+from goondan.schemas.questions import TIMEOUT_MS
 
 Text = Annotated[str, Meta(min_length=1)]
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from schemas.budgets import Pricing
+from goondan.schemas.budgets import Pricing
 
 #: Billionths in one unit of money.
 NANO: Final = 1_000_000_000

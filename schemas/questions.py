@@ -10,9 +10,9 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
-from schemas.codec import from_raw
-from schemas.errors import error_payload
-from schemas.frames import OPERATOR_TYPES, TOOL_COMPLETED, Answer, ErrorPayload
+from goondan.schemas.codec import from_raw
+from goondan.schemas.errors import error_payload
+from goondan.schemas.frames import OPERATOR_TYPES, TOOL_COMPLETED, Answer, ErrorPayload
 
 #: How long an answer may take when the asker does not say (milliseconds; AGENTS-12).
 TIMEOUT_MS: Final = 60_000

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Container
 from fnmatch import fnmatchcase
 
-from schemas.address import SEPARATOR
-from schemas.launch import AgentSpec
+from goondan.schemas.address import SEPARATOR
+from goondan.schemas.launch import AgentSpec
 
 
 def reachable_tools(spec: AgentSpec) -> frozenset[str]:

@@ -14,7 +14,7 @@ from typing import Final, Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from schemas.results import cut_message
+from goondan.schemas.results import cut_message
 
 Wall = Literal["namespaces", "seccomp", "landlock", "uid", "limits"]
 Mechanism = Literal["cgroup", "rlimit", "sized", "watched", "host"]

@@ -19,9 +19,9 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from schemas.codec import MAX_DEPTH
-from schemas.errors import GoondanError, fail
-from schemas.model_windows import LEAST_WINDOW, MOST_WINDOW
+from goondan.schemas.codec import MAX_DEPTH
+from goondan.schemas.errors import GoondanError, fail
+from goondan.schemas.model_windows import LEAST_WINDOW, MOST_WINDOW
 
 #: The version of the file's form.
 FORMAT: Final = 1
@@ -115,7 +115,7 @@ class RecordedAnswer(Struct, frozen=True, rename="camel", omit_defaults=True, kw
     cut_off: bool = False
     #: The model that answered, as its server names it.
     model: str | None = None
-    #: Tokens, by the names of agentproc.providers.base.Usage.
+    #: Tokens, by the names of goondan.agentproc.providers.base.Usage.
     usage: dict[str, Tokens] | None = None
 
 

@@ -16,18 +16,18 @@ from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta, field
 
-from schemas.budgets import Pricing
-from schemas.launch import (
+from goondan.schemas.budgets import Pricing
+from goondan.schemas.launch import (
     DEFAULT_ERROR_LIMIT,
     Filesystem,
     Limits,
     PythonSpec,
 )
-from schemas.model_limits import MAX_FALLBACKS, ModelLimits, ModelRetry
-from schemas.model_providers import KeyHeader, NamedProvider
-from schemas.model_windows import LEAST_WINDOW, MOST_WINDOW
-from schemas.policies import AgentPolicy, Strict, SwarmPolicy, Text
-from schemas.structured import OutputSpec, ToolChoice
+from goondan.schemas.model_limits import MAX_FALLBACKS, ModelLimits, ModelRetry
+from goondan.schemas.model_providers import KeyHeader, NamedProvider
+from goondan.schemas.model_windows import LEAST_WINDOW, MOST_WINDOW
+from goondan.schemas.policies import AgentPolicy, Strict, SwarmPolicy, Text
+from goondan.schemas.structured import OutputSpec, ToolChoice
 
 API_V1: Final = "goondan.ai/v1"
 #: The older spelling, of v0.9 (COMPAT-01).
@@ -35,7 +35,7 @@ API_V1ALPHA1: Final = "agents.example.io/v1alpha1"
 #: The package that comes with the kernel.
 BASE_PACKAGE: Final = "@goondan/base"
 
-#: The form of a resource's metadata.name; schemas.address.is_resource_name is the rule.
+#: The form of a resource's metadata.name; goondan.schemas.address.is_resource_name is the rule.
 _NAME_SCHEMA: Final = {"pattern": "^(?!.*__)[a-z0-9]([a-z0-9_-]{0,62}[a-z0-9-])?$"}
 
 

@@ -10,7 +10,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from schemas.frames import ErrorPayload
+from goondan.schemas.frames import ErrorPayload
 
 #: What a running turn tells its asker. `text`: a piece of the answer, or of what is said before a tool call.
 #: `reasoning`: a piece of the model's reasoning.

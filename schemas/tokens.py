@@ -17,7 +17,7 @@ from typing import Final, Literal
 import msgspec
 from msgspec import Struct
 
-from schemas.errors import fail
+from goondan.schemas.errors import fail
 
 TokenClass = Literal["agent", "toolhost", "client", "control"]
 #: The socket of each class, in the runtime directory.

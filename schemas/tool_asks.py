@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from msgspec import Raw, Struct
 
-from schemas.frames import ErrorPayload
+from goondan.schemas.frames import ErrorPayload
 
 if TYPE_CHECKING:
     OptionalRaw = Raw | None

@@ -2,9 +2,9 @@
 
 - the log lines of tools, one JSON object a line on standard error;
 - `WorkerNews`, one JSON object a line on the status descriptor;
-- the question and the answer of `python -m toolhost.inspection`;
-- what `python -m toolhost.survey` has found to be in the way of the full sandbox;
-- the rows of `python -m toolhost.disk`.
+- the question and the answer of `python -m goondan.toolhost.inspection`;
+- what `python -m goondan.toolhost.survey` has found to be in the way of the full sandbox;
+- the rows of `python -m goondan.toolhost.disk`.
 
 Source: docs/design/processes.md; docs/design/bundle.md section 5; docs/decisions/040.
 """
@@ -15,7 +15,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from schemas.launch import ToolSpec
+from goondan.schemas.launch import ToolSpec
 
 
 class LogLine(Struct, rename="camel", omit_defaults=True, kw_only=True):

@@ -24,7 +24,7 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from schemas.spans import is_trace_id
+from goondan.schemas.spans import is_trace_id
 
 FOLDER: Final = "traces"
 #: A file of this size takes the place of its predecessor (bytes). All of them hold some 400,000 turns, and are read in

@@ -32,12 +32,12 @@ from typing import Final, Literal
 
 from msgspec import DecodeError, Raw, Struct, json
 
-from schemas.frames import ErrorPayload, OptionalRaw
-from schemas.receipts import Receipt
-from schemas.results import cut_message
-from schemas.usage import Part, Used
+from goondan.schemas.frames import ErrorPayload, OptionalRaw
+from goondan.schemas.receipts import Receipt
+from goondan.schemas.results import cut_message
+from goondan.schemas.usage import Part, Used
 
-#: The file of an instance, in schemas.address.instance_dir; `PRAGMA user_version` is its format.
+#: The file of an instance, in goondan.schemas.address.instance_dir; `PRAGMA user_version` is its format.
 CONVERSATION_FILE: Final = "conversation.db"
 CONVERSATION_FORMAT: Final = 3
 #: The tables that are read by others than their writer.
@@ -199,8 +199,8 @@ class ResultDetail(Struct, frozen=True, rename="camel", omit_defaults=True):
     status: str
     #: Of an error: its code.
     code: str | None = None
-    #: A Receipt (`schemas.receipts.kept`), when a jail had the call. It is encoded by itself: a reader that does not
-    #: understand the receipt of a later version loses the receipt only.
+    #: A Receipt (`goondan.schemas.receipts.kept`), when a jail had the call. It is encoded by itself: a reader that
+    #: does not understand the receipt of a later version loses the receipt only.
     receipt: OptionalRaw = None
     #: Of an error: its message.
     message: str | None = None

@@ -16,8 +16,8 @@ from typing import Final, Self
 import msgspec
 from msgspec import Struct
 
-from schemas.budgets import Pricing
-from schemas.prices import NANO, prices_of
+from goondan.schemas.budgets import Pricing
+from goondan.schemas.prices import NANO, prices_of
 
 #: The names of the rows begin with this.
 ROWS: Final = "usage/"

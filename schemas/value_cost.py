@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from schemas.schema_cost import Graph, Price
+from goondan.schemas.schema_cost import Graph, Price
 
 #: The highest cost of one check (units of schema_cost; this is half a second).
 MAX_CHECK_UNITS: Final = 50_000_000

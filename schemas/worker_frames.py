@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from msgspec import Raw, Struct, field
 
-from schemas.mcp import McpListing, McpServerInit, NewsKind
-from schemas.oauth import ServerOp, ServerReply
+from goondan.schemas.mcp import McpListing, McpServerInit, NewsKind
+from goondan.schemas.oauth import ServerOp, ServerReply
 
 if TYPE_CHECKING:
     OptionalRaw = Raw | None

@@ -18,9 +18,9 @@ from typing import Any, Final
 
 import yaml
 
-from kernel.bundle.loader import inspect_bundle
-from schemas.export import export
-from schemas.resources import API_V1, DOCUMENTS
+from goondan.kernel.bundle.loader import inspect_bundle
+from goondan.schemas.export import export
+from goondan.schemas.resources import API_V1, DOCUMENTS
 from scripts.pages import write_or_check
 
 ROOT: Final = Path(__file__).resolve().parent.parent

@@ -91,10 +91,10 @@ def python(*arguments: str) -> Callable[[], str]:
 CHECKS: dict[str, Callable[[], str]] = {
     "types": tool(
         str(BIN / "mypy"),
-        *(part for package in (*PACKAGES, "tests", "scripts", "bench", "goondan_client") for part in ("-p", package)),
+        *(part for package in ("goondan", "tests", "scripts", "bench", "goondan_client") for part in ("-p", package)),
     ),
     "architecture": tool(str(BIN / "lint-imports"), "--no-logo", "--cache-dir", ".cache/import-linter"),
-    "schemas": python("-m", "schemas.export", "--check"),
+    "schemas": python("-m", "goondan.schemas.export", "--check"),
     "documents": python("-m", "scripts.bundle_docs", "--check"),
     "tool pages": python("-m", "scripts.tool_docs", "--check"),
     "error pages": python("-m", "scripts.error_docs", "--check"),

@@ -127,7 +127,7 @@ def serving() -> Iterator[str]:
         words = ["mcp", "serve", "--agent", "scenarios", "--tools", "scenarios__*", "--short-names"]
         words += ["--http", "0", "--json", "--bundle", str(bundle), "--trust"]
         ours = subprocess.Popen(
-            [sys.executable, "-I", "-m", "kernel.cli", *words], env=environment, stdout=subprocess.PIPE
+            [sys.executable, "-I", "-m", "goondan.kernel.cli", *words], env=environment, stdout=subprocess.PIPE
         )
         assert ours.stdout is not None
         told = json.loads(ours.stdout.readline())

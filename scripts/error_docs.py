@@ -12,7 +12,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from schemas.errors import CODES, ENVIRONMENT
+from goondan.schemas.errors import CODES, ENVIRONMENT
 from scripts.pages import write_or_check
 
 DOCS: Final = Path(__file__).parents[1] / "docs"

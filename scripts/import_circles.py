@@ -23,7 +23,7 @@ KNOWN: Final[tuple[frozenset[str], ...]] = ()
 def module_of(path: PurePath) -> str:
     """The name of the module in a file; `path` is relative to the root."""
     parts = path.with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+    return ".".join(("goondan", *(parts[:-1] if parts[-1] == "__init__" else parts)))
 
 
 def imports(source: str, module: str, known: Iterable[str], *, package: bool) -> set[str]:

@@ -1,7 +1,7 @@
 """Build or refresh .venv: the slow half of scripts/setup, run by the interpreter that the environment is made of.
 
 `make_venv.py run|dev|bench|mutants` installs what constraints.txt has for that kind, every package as a wheel with one
-of the hashes that stand there, and makes the four packages importable and `gdn` callable. Nothing is built, so no
+of the hashes that stand there, and makes `goondan` importable and `gdn` callable. Nothing is built, so no
 package runs code of its own here. An environment that was made for another interpreter, machine or place, or whose
 making was interrupted, is thrown away and built anew. Standard library only; nothing outside the repository is changed.
 
@@ -61,13 +61,13 @@ GDN = """\
 ' '''
 import sys
 
-from kernel.cli import main
+from goondan.kernel.cli import main
 
 sys.exit(main())
 """
 
 #: Found by the environment's interpreter: what runs, and what `make` uses.
-FOUND = ("schemas", "kernel", "agentproc", "toolhost", "scripts", "tests", "bench")
+FOUND = ("goondan", "scripts", "tests", "bench")
 #: The same of packages that have a place of their own, with that place.
 PLACED = {"goondan_client": "clients/python"}
 

@@ -51,7 +51,7 @@ def pure(prefix: str) -> list[str]:
         "contracts"
     ]
     names = next(contract["source_modules"] for contract in contracts if contract["name"].startswith("pure"))
-    return [f"{name.replace('.', '/')}.py" for name in names if name.startswith(prefix)]
+    return [f"{name.removeprefix('goondan.').replace('.', '/')}.py" for name in names if name.startswith(prefix)]
 
 
 GROUPS = {
@@ -69,7 +69,7 @@ GROUPS = {
         [f"tests/unit/kernel/broker/test_{name}.py" for name in ("mailbox", "entities")],
     ),
     "lifecycle": Group(["kernel/supervisor/lifecycle.py"], ["tests/unit/kernel/supervisor/test_lifecycle.py"]),
-    "policy": Group(pure("toolhost.policy."), ["tests/unit/toolhost"]),
+    "policy": Group(pure("goondan.toolhost.policy."), ["tests/unit/toolhost"]),
     "codec": Group(["schemas/codec.py"], ["tests/unit/schemas/test_codec.py", "tests/contract/test_vectors.py"]),
 }
 

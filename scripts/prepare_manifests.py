@@ -14,9 +14,9 @@ from typing import Final
 
 import msgspec
 
-from kernel.bundle.base import BROUGHT_MANIFEST, IN_AGENTS, IN_JAILS, MANIFEST, tool_folders
-from kernel.bundle.positions import Budget, Mapping, compose
-from kernel.bundle.prepared import FILE, Prepared, manifest_digest
+from goondan.kernel.bundle.base import BROUGHT_MANIFEST, IN_AGENTS, IN_JAILS, MANIFEST, tool_folders
+from goondan.kernel.bundle.positions import Budget, Mapping, compose
+from goondan.kernel.bundle.prepared import FILE, Prepared, manifest_digest
 from scripts.pages import write_or_check
 
 ROOT: Final = Path(__file__).resolve().parent.parent
@@ -46,7 +46,7 @@ class PreparedManifests:
             data = path.read_bytes()
             composed = compose(data.decode(), Budget())
             if len(composed.documents) == 1 and isinstance(composed.documents[0], Mapping) and not composed.faults:
-                name = os.path.relpath(path, ROOT)
+                name = os.path.relpath(path, ROOT / "goondan")
                 yield manifest_digest(data), Prepared(name, composed.documents[0])
 
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from kernel.bundle.tools import CheckedTool
-from schemas.address import build_tool_name, parse_tool_name
+from goondan.kernel.bundle.tools import CheckedTool
+from goondan.schemas.address import build_tool_name, parse_tool_name
 
 Call = tuple[str, Any]
 

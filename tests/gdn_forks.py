@@ -21,22 +21,55 @@ from contextlib import suppress
 from importlib import import_module
 from typing import Any, NoReturn
 
-from kernel import cli
+from goondan.kernel import cli
 
 #: What commands import when they need it: some 5 ms of processor time for each `gdn`, and 30 ms for `gdn validate`.
 LATER = (
-    *("kernel.bundle.loader", "kernel.cli.attach", "kernel.cli.output", "kernel.cli.session", "kernel.cli.terminal"),
-    *("kernel.cli.answered", "kernel.cli.batch", "kernel.cli.interrupts", "kernel.cli.lines", "kernel.cli.plain"),
-    *("kernel.cli.renderer", "kernel.cli.screen", "kernel.cli.standard_input", "kernel.cli.workdir"),
-    *("kernel.bundle.check", "kernel.bundle.documents", "kernel.bundle.granting", "kernel.bundle.handlers"),
-    *("kernel.bundle.base", "kernel.bundle.base_extensions", "kernel.bundle.grant_context", "kernel.bundle.packages"),
-    *("kernel.instances", "kernel.logs", "kernel.trace_search", "kernel.cli.tool_catalog", "schemas.system.startup"),
+    *(
+        "goondan.kernel.bundle.loader",
+        "goondan.kernel.cli.attach",
+        "goondan.kernel.cli.output",
+        "goondan.kernel.cli.session",
+        "goondan.kernel.cli.terminal",
+    ),
+    *(
+        "goondan.kernel.cli.answered",
+        "goondan.kernel.cli.batch",
+        "goondan.kernel.cli.interrupts",
+        "goondan.kernel.cli.lines",
+        "goondan.kernel.cli.plain",
+    ),
+    *(
+        "goondan.kernel.cli.renderer",
+        "goondan.kernel.cli.screen",
+        "goondan.kernel.cli.standard_input",
+        "goondan.kernel.cli.workdir",
+    ),
+    *(
+        "goondan.kernel.bundle.check",
+        "goondan.kernel.bundle.documents",
+        "goondan.kernel.bundle.granting",
+        "goondan.kernel.bundle.handlers",
+    ),
+    *(
+        "goondan.kernel.bundle.base",
+        "goondan.kernel.bundle.base_extensions",
+        "goondan.kernel.bundle.grant_context",
+        "goondan.kernel.bundle.packages",
+    ),
+    *(
+        "goondan.kernel.instances",
+        "goondan.kernel.logs",
+        "goondan.kernel.trace_search",
+        "goondan.kernel.cli.tool_catalog",
+        "goondan.schemas.system.startup",
+    ),
 )
 
 
 def main() -> None:
     """Until nobody asks any more."""
-    for name in (*LATER, *(f"kernel.cli.{command}" for command in cli.COMMANDS)):
+    for name in (*LATER, *(f"goondan.kernel.cli.{command}" for command in cli.COMMANDS)):
         import_module(name)
     gc.freeze()
     asked = socket.socket(fileno=int(sys.argv[1]))

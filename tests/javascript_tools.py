@@ -7,8 +7,8 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from kernel.bundle.javascript import choose, look
-from schemas.launch import ExportSpec, JavaScriptRuntime, SandboxSpec, ToolSpec
+from goondan.kernel.bundle.javascript import choose, look
+from goondan.schemas.launch import ExportSpec, JavaScriptRuntime, SandboxSpec, ToolSpec
 from tests.javascript_runtimes import runtime
 from tests.toolhost_fixture import make_tool
 

@@ -22,10 +22,10 @@ from typing import Any, Final
 
 import msgspec
 
-from kernel import lock
-from kernel.cli.attach import end_of
-from kernel.supervisor_client import SupervisorClient
-from schemas.errors import GoondanError
+from goondan.kernel import lock
+from goondan.kernel.cli.attach import end_of
+from goondan.kernel.supervisor_client import SupervisorClient
+from goondan.schemas.errors import GoondanError
 from tests.ready_gdn import ReadyGdn
 
 #: What `Sandbox.gdn` forks from.
@@ -93,7 +93,7 @@ class Sandbox:
     def popen(self, *arguments: str, **options: Any) -> subprocess.Popen[bytes]:
         """Start `gdn`; killed at the end of the test if it still runs."""
         process = subprocess.Popen(
-            [sys.executable, "-I", "-m", "kernel.cli", *arguments],
+            [sys.executable, "-I", "-m", "goondan.kernel.cli", *arguments],
             env=self.env,
             cwd=self.here or self.home,
             stdin=options.pop("stdin", subprocess.DEVNULL),

@@ -17,7 +17,7 @@ from typing import Final
 
 import pytest
 
-from toolhost.launcher import sized, syscalls
+from goondan.toolhost.launcher import sized, syscalls
 
 _PREFIX: Final = "gdn-sized-"
 #: What the kernel may take to clear a loop device that nobody uses any more (seconds).

@@ -14,21 +14,21 @@ import msgspec
 from msgspec import Raw
 from msgspec.structs import replace
 
-from schemas.blobs import INLINE_FRAME_BYTES
-from schemas.codec import encode, encode_value
-from schemas.frames import Frame, ToolCallPayload
-from schemas.launch import ExportSpec, SandboxSpec, ToolHostSpec, ToolSpec
-from schemas.receipts import Receipt
-from schemas.tool_host_reports import LogLine, WorkerNews
-from toolhost.calls.asking import Speaker
-from toolhost.host import Host
-from toolhost.jails.sized_workdirs import SizedWorkdirs
-from toolhost.jails.write_exposures import WriteExposures
-from toolhost.policy.facts import find_bwrap, host_facts
-from toolhost.policy.subject import HostFacts
-from toolhost.privileges.ordinary import Ordinary
-from toolhost.sessions.live import LiveSession
-from toolhost.sessions.session import JailSession
+from goondan.schemas.blobs import INLINE_FRAME_BYTES
+from goondan.schemas.codec import encode, encode_value
+from goondan.schemas.frames import Frame, ToolCallPayload
+from goondan.schemas.launch import ExportSpec, SandboxSpec, ToolHostSpec, ToolSpec
+from goondan.schemas.receipts import Receipt
+from goondan.schemas.tool_host_reports import LogLine, WorkerNews
+from goondan.toolhost.calls.asking import Speaker
+from goondan.toolhost.host import Host
+from goondan.toolhost.jails.sized_workdirs import SizedWorkdirs
+from goondan.toolhost.jails.write_exposures import WriteExposures
+from goondan.toolhost.policy.facts import find_bwrap, host_facts
+from goondan.toolhost.policy.subject import HostFacts
+from goondan.toolhost.privileges.ordinary import Ordinary
+from goondan.toolhost.sessions.live import LiveSession
+from goondan.toolhost.sessions.session import JailSession
 
 #: What tests can have done on this machine, as root, too: they do everything themselves.
 POWERS = Ordinary()

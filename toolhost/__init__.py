@@ -1,6 +1,6 @@
 """The tool host: it runs tool handlers in jails and answers their calls on the bus.
 
-`python -m toolhost --endpoint ipc://…/tools.sock --token-fd N`. It trusts nothing that comes out of a jail.
+`python -m goondan.toolhost --endpoint ipc://…/tools.sock --token-fd N`. It trusts nothing that comes out of a jail.
 
     app, host               the process: its link, its decisions put into effect
     sessions/               jails with their calls: what is decided about them, and done

@@ -1,4 +1,4 @@
-"""`python -m toolhost`: one tool host, on its own or under a supervisor."""
+"""`python -m goondan.toolhost`: one tool host, on its own or under a supervisor."""
 
 from __future__ import annotations
 
@@ -9,12 +9,18 @@ import sys
 import msgspec
 import uvloop
 
-from schemas.errors import GoondanError, fail
-from schemas.system.secrecy import close_memory
-from schemas.system.startup import close_to_others, die_with_parent, keep_memory_steady, read_token, set_process_name
-from schemas.visible import visible_line
-from toolhost.app import App, Settings
-from toolhost.drop_privileges import Unprivileged, drop_privileges
+from goondan.schemas.errors import GoondanError, fail
+from goondan.schemas.system.secrecy import close_memory
+from goondan.schemas.system.startup import (
+    close_to_others,
+    die_with_parent,
+    keep_memory_steady,
+    read_token,
+    set_process_name,
+)
+from goondan.schemas.visible import visible_line
+from goondan.toolhost.app import App, Settings
+from goondan.toolhost.drop_privileges import Unprivileged, drop_privileges
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -71,7 +77,7 @@ def read_granted(env_fd: int | None) -> dict[str, str]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m toolhost", description="Run tool handlers in jails.")
+    parser = argparse.ArgumentParser(prog="python -m goondan.toolhost", description="Run tool handlers in jails.")
     parser.add_argument(
         "--endpoint", required=True, help="the broker's socket for tool hosts, such as ipc:///…/tools.sock"
     )

@@ -17,28 +17,28 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from schemas.codec import from_raw
-from schemas.errors import GoondanError, fail
-from schemas.frames import ORCHESTRATOR, Frame, Welcome
-from schemas.launch import ToolHostSpec
-from schemas.link import Link
-from schemas.system.startup import report_ready
-from schemas.system.trees import remove_tree
-from schemas.tool_host_reports import WorkerNews
-from schemas.workdirs import EXPOSURES
-from toolhost.calls.promises import PROMISES, PromiseFile
-from toolhost.host import Host
-from toolhost.jails.processes import end_stranded
-from toolhost.jails.sized_workdirs import SizedWorkdirs
-from toolhost.jails.write_exposures import WriteExposures
-from toolhost.logbook import Logbook, put
-from toolhost.policy.folders import FolderCopies
-from toolhost.policy.hiding import hidden_folders, with_hidden
-from toolhost.policy.subject import HostFacts
-from toolhost.privileges.powers import Powers
-from toolhost.state_folder import StateFolder
-from toolhost.survey.probe import why_calls_are_not_forked
-from toolhost.survey.tiers import ALONE, Survey, survey
+from goondan.schemas.codec import from_raw
+from goondan.schemas.errors import GoondanError, fail
+from goondan.schemas.frames import ORCHESTRATOR, Frame, Welcome
+from goondan.schemas.launch import ToolHostSpec
+from goondan.schemas.link import Link
+from goondan.schemas.system.startup import report_ready
+from goondan.schemas.system.trees import remove_tree
+from goondan.schemas.tool_host_reports import WorkerNews
+from goondan.schemas.workdirs import EXPOSURES
+from goondan.toolhost.calls.promises import PROMISES, PromiseFile
+from goondan.toolhost.host import Host
+from goondan.toolhost.jails.processes import end_stranded
+from goondan.toolhost.jails.sized_workdirs import SizedWorkdirs
+from goondan.toolhost.jails.write_exposures import WriteExposures
+from goondan.toolhost.logbook import Logbook, put
+from goondan.toolhost.policy.folders import FolderCopies
+from goondan.toolhost.policy.hiding import hidden_folders, with_hidden
+from goondan.toolhost.policy.subject import HostFacts
+from goondan.toolhost.privileges.powers import Powers
+from goondan.toolhost.state_folder import StateFolder
+from goondan.toolhost.survey.probe import why_calls_are_not_forked
+from goondan.toolhost.survey.tiers import ALONE, Survey, survey
 
 #: How long queued results may take to reach the broker at the end (seconds).
 LINGER_S: Final = 0.5

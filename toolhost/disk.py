@@ -1,4 +1,5 @@
-"""`python -m toolhost.disk check FOLDER`, and `list|mount|unmount STATE_ROOT`: workdirs with file systems of their own.
+"""`python -m goondan.toolhost.disk check FOLDER`, and `list|mount|unmount STATE_ROOT`: workdirs with file systems
+of their own.
 
     check:                 {"state": "sized" | "unable" | …, "allowed": 0, "why": TEXT}
     list, mount, unmount:  [{"workdir": PATH, "mounted": true, "usedBytes": 4096, "imageBytes": 8192, "problem": ""}, …]
@@ -20,9 +21,9 @@ from typing import Final
 
 import msgspec
 
-from schemas.tool_host_reports import DiskRow
-from toolhost.launcher import sized, sizes
-from toolhost.launcher.request import Held
+from goondan.schemas.tool_host_reports import DiskRow
+from goondan.toolhost.launcher import sized, sizes
+from goondan.toolhost.launcher.request import Held
 
 #: The paths of workdirs below a state root, and below the state directory of one workspace.
 _IMAGES: Final = ("workspaces/*/instances/*/*", "instances/*/*")
@@ -85,7 +86,9 @@ def main(arguments: list[str]) -> int:
         case [("list" | "mount" | "unmount") as action, root]:
             answer = go_through(root, action)
         case _:
-            print("usage: python -m toolhost.disk check FOLDER | list|mount|unmount STATE_ROOT", file=sys.stderr)
+            print(
+                "usage: python -m goondan.toolhost.disk check FOLDER | list|mount|unmount STATE_ROOT", file=sys.stderr
+            )
             return 2
     sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
     return 0

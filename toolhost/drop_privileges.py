@@ -16,29 +16,29 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from schemas.errors import GoondanError
-from schemas.system import own_users
-from schemas.system.broker_identity import BrokerIdentity
-from schemas.system.startup import admit_toolhost, close_to_others
-from schemas.system.users import VARIABLE
-from toolhost.launcher.allow_list import AllowList
-from toolhost.launcher.request import Enclosed
-from toolhost.policy.conventions import ARGS_FD, FILTER_FD, JAIL_CODE
-from toolhost.policy.enclosure import enclosure_of
-from toolhost.policy.facts import STAGES, code_folders, gather, home
-from toolhost.policy.hiding import runtime_folders
-from toolhost.policy.plan import isolation, start_of
-from toolhost.policy.refusals import GUARDED_NAMES, SYSTEM, TOP
-from toolhost.policy.subject import HostFacts
-from toolhost.privileges.accounts import Accounts, account_of
-from toolhost.privileges.capabilities import drop_capabilities, future_user
-from toolhost.privileges.launcher_link import spawn
-from toolhost.privileges.ordinary import Ordinary
-from toolhost.privileges.own_groups import beside, find_tree, hand_over
-from toolhost.privileges.powers import Powers
-from toolhost.privileges.rooted import Rooted
-from toolhost.privileges.uids import Uids
-from toolhost.seccomp.program import host_program, program
+from goondan.schemas.errors import GoondanError
+from goondan.schemas.system import own_users
+from goondan.schemas.system.broker_identity import BrokerIdentity
+from goondan.schemas.system.startup import admit_toolhost, close_to_others
+from goondan.schemas.system.users import VARIABLE
+from goondan.toolhost.launcher.allow_list import AllowList
+from goondan.toolhost.launcher.request import Enclosed
+from goondan.toolhost.policy.conventions import ARGS_FD, FILTER_FD, JAIL_CODE
+from goondan.toolhost.policy.enclosure import enclosure_of
+from goondan.toolhost.policy.facts import STAGES, code_folders, gather, home
+from goondan.toolhost.policy.hiding import runtime_folders
+from goondan.toolhost.policy.plan import isolation, start_of
+from goondan.toolhost.policy.refusals import GUARDED_NAMES, SYSTEM, TOP
+from goondan.toolhost.policy.subject import HostFacts
+from goondan.toolhost.privileges.accounts import Accounts, account_of
+from goondan.toolhost.privileges.capabilities import drop_capabilities, future_user
+from goondan.toolhost.privileges.launcher_link import spawn
+from goondan.toolhost.privileges.ordinary import Ordinary
+from goondan.toolhost.privileges.own_groups import beside, find_tree, hand_over
+from goondan.toolhost.privileges.powers import Powers
+from goondan.toolhost.privileges.rooted import Rooted
+from goondan.toolhost.privileges.uids import Uids
+from goondan.toolhost.seccomp.program import host_program, program
 
 #: The name of the account that an operator may make for our user number, so that programs show a name.
 _OUR_ACCOUNT: Final = "goondan"

@@ -20,32 +20,32 @@ from typing import Final
 
 import msgspec
 
-from schemas.address import MAX_PATH_BYTES, is_path
-from schemas.blobs import MAX_ARGS_BYTES, too_large
-from schemas.codec import from_raw, to_raw
-from schemas.errors import GoondanError, error_payload, fail
-from schemas.frames import ErrorPayload, Frame, InstanceEnd, InstanceEnded, ToolCallPayload, ToolError
-from schemas.grantable import within
-from schemas.launch import DEFAULT_ERROR_LIMIT, ToolHostSpec, ToolSpec
-from schemas.mcp import CONNECT_S, McpAttach
-from schemas.tool_host_reports import LogLine, WorkerNews
-from toolhost.calls.answers import Announce, Answers, is_polling
-from toolhost.calls.asking import Asking, Speaker
-from toolhost.calls.call_registry import Call, StoredResult
-from toolhost.calls.exports import Exports, arguments
-from toolhost.calls.listings import Listing, listing_for
-from toolhost.calls.logins import Logins
-from toolhost.calls.messages import MessageCache
-from toolhost.calls.pending import Promise
-from toolhost.calls.results import error_result, refusal
-from toolhost.jails.sized_workdirs import SizedWorkdirs
-from toolhost.jails.write_exposures import WriteExposures
-from toolhost.mcp.template_link import FORK_S
-from toolhost.policy.folders import FolderCopies, folder_of_call
-from toolhost.policy.subject import CallFolder, HostFacts
-from toolhost.privileges.powers import Powers
-from toolhost.sessions.sessions import Sessions
-from toolhost.sessions.starting import JailStarter, why_not
+from goondan.schemas.address import MAX_PATH_BYTES, is_path
+from goondan.schemas.blobs import MAX_ARGS_BYTES, too_large
+from goondan.schemas.codec import from_raw, to_raw
+from goondan.schemas.errors import GoondanError, error_payload, fail
+from goondan.schemas.frames import ErrorPayload, Frame, InstanceEnd, InstanceEnded, ToolCallPayload, ToolError
+from goondan.schemas.grantable import within
+from goondan.schemas.launch import DEFAULT_ERROR_LIMIT, ToolHostSpec, ToolSpec
+from goondan.schemas.mcp import CONNECT_S, McpAttach
+from goondan.schemas.tool_host_reports import LogLine, WorkerNews
+from goondan.toolhost.calls.answers import Announce, Answers, is_polling
+from goondan.toolhost.calls.asking import Asking, Speaker
+from goondan.toolhost.calls.call_registry import Call, StoredResult
+from goondan.toolhost.calls.exports import Exports, arguments
+from goondan.toolhost.calls.listings import Listing, listing_for
+from goondan.toolhost.calls.logins import Logins
+from goondan.toolhost.calls.messages import MessageCache
+from goondan.toolhost.calls.pending import Promise
+from goondan.toolhost.calls.results import error_result, refusal
+from goondan.toolhost.jails.sized_workdirs import SizedWorkdirs
+from goondan.toolhost.jails.write_exposures import WriteExposures
+from goondan.toolhost.mcp.template_link import FORK_S
+from goondan.toolhost.policy.folders import FolderCopies, folder_of_call
+from goondan.toolhost.policy.subject import CallFolder, HostFacts
+from goondan.toolhost.privileges.powers import Powers
+from goondan.toolhost.sessions.sessions import Sessions
+from goondan.toolhost.sessions.starting import JailStarter, why_not
 
 #: Seconds between two looks at idle jails, orphans and kept results.
 TICK_S: Final = 1.0

@@ -17,8 +17,8 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from schemas.system.log_admission import Admission, suppressed_lines
-from schemas.tool_host_reports import LogLine
+from goondan.schemas.system.log_admission import Admission, suppressed_lines
+from goondan.schemas.tool_host_reports import LogLine
 
 #: The longest time until the log reports a suppressed line (seconds).
 REPORT_S: Final = 5.0

@@ -15,8 +15,8 @@ import signal
 from collections.abc import Iterable
 from typing import Final
 
-from toolhost.inside.confine import landlock, open_places
-from toolhost.inside.system import PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS, Filter, call
+from goondan.toolhost.inside.confine import landlock, open_places
+from goondan.toolhost.inside.system import PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS, Filter, call
 
 NOBODY: Final = 65534
 _PR_SET_PDEATHSIG: Final = 1

@@ -14,10 +14,10 @@ import os
 from contextlib import suppress
 from typing import Final, Self
 
-from schemas.address import path_segment
-from schemas.errors import fail
-from schemas.workdirs import LOCK, TOOLHOSTS
-from toolhost.privileges.powers import Powers
+from goondan.schemas.address import path_segment
+from goondan.schemas.errors import fail
+from goondan.schemas.workdirs import LOCK, TOOLHOSTS
+from goondan.toolhost.privileges.powers import Powers
 
 #: How long the tool host before may take to end after its link did (seconds): its jails are killed first.
 PATIENCE_S: Final = 2.0

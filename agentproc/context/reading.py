@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final
 
-from agentproc.context.shape import within
-from agentproc.conversation import Message, ToolData, error_result
-from agentproc.providers.history import result_text
-from schemas.arguments import compile_arguments, invalid_arguments
-from schemas.codec import to_raw
-from schemas.errors import tool_error
-from schemas.frames import ToolResult
-from schemas.launch import CatalogItem
+from goondan.agentproc.context.shape import within
+from goondan.agentproc.conversation import Message, ToolData, error_result
+from goondan.agentproc.providers.history import result_text
+from goondan.schemas.arguments import compile_arguments, invalid_arguments
+from goondan.schemas.codec import to_raw
+from goondan.schemas.errors import tool_error
+from goondan.schemas.frames import ToolResult
+from goondan.schemas.launch import CatalogItem
 
 NAME: Final = "tool-result__read"
 ITEM: Final = CatalogItem(

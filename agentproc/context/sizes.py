@@ -14,11 +14,11 @@ from typing import Any, Final
 
 import msgspec
 
-from agentproc.conversation import REASONING, AssistantData, Message, TextPart, ToolData, files_of
-from agentproc.providers.history import KEPT
-from schemas.codec import encode_value
-from schemas.frames import FilePart, ToolResult
-from schemas.launch import CatalogItem
+from goondan.agentproc.conversation import REASONING, AssistantData, Message, TextPart, ToolData, files_of
+from goondan.agentproc.providers.history import KEPT
+from goondan.schemas.codec import encode_value
+from goondan.schemas.frames import FilePart, ToolResult
+from goondan.schemas.launch import CatalogItem
 
 #: What stands around each message and each call in a vendor's form (bytes): the names of roles and the marks between
 #: them.

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from agentproc.context.estimate import HIGH, LOW, RESULT
-from agentproc.conversation import Message
+from goondan.agentproc.context.estimate import HIGH, LOW, RESULT
+from goondan.agentproc.conversation import Message
 
 #: Asks the agent's model outside of the conversation: a text, and a system prompt.
 AskModel = Callable[[str, str | None], Awaitable[str]]

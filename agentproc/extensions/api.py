@@ -11,24 +11,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from agentproc.denied_calls import refused_by
-from agentproc.extensions.bundle_changes import BundleChanges, SwarmBundleApi
-from agentproc.extensions.dynamic_tools import DynamicTools, Folder, Handler
-from agentproc.extensions.events import EventBus
-from agentproc.extensions.events import Handler as EventHandler
-from agentproc.extensions.logger import ConsoleLogger
-from agentproc.extensions.memory import ExtState, InstanceApi
-from agentproc.extensions.oauth import AccessTokens, OAuthApi
-from agentproc.extensions.pipeline import Middleware, Pipeline
-from agentproc.extensions.resource import Resource
-from agentproc.extensions.server_api import ServerApi
-from agentproc.extensions.stored_state import StoredState
-from agentproc.extensions.values import MAX_MESSAGE
-from agentproc.live_config import LiveConfig
-from agentproc.servers import Servers
-from schemas.errors import fail
-from schemas.launch import ExtensionSpec
-from schemas.results import cut_message
+from goondan.agentproc.denied_calls import refused_by
+from goondan.agentproc.extensions.bundle_changes import BundleChanges, SwarmBundleApi
+from goondan.agentproc.extensions.dynamic_tools import DynamicTools, Folder, Handler
+from goondan.agentproc.extensions.events import EventBus
+from goondan.agentproc.extensions.events import Handler as EventHandler
+from goondan.agentproc.extensions.logger import ConsoleLogger
+from goondan.agentproc.extensions.memory import ExtState, InstanceApi
+from goondan.agentproc.extensions.oauth import AccessTokens, OAuthApi
+from goondan.agentproc.extensions.pipeline import Middleware, Pipeline
+from goondan.agentproc.extensions.resource import Resource
+from goondan.agentproc.extensions.server_api import ServerApi
+from goondan.agentproc.extensions.stored_state import StoredState
+from goondan.agentproc.extensions.values import MAX_MESSAGE
+from goondan.agentproc.live_config import LiveConfig
+from goondan.agentproc.servers import Servers
+from goondan.schemas.errors import fail
+from goondan.schemas.launch import ExtensionSpec
+from goondan.schemas.results import cut_message
 
 
 class PipelineApi:

@@ -18,11 +18,11 @@ from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
-from agentproc.extensions.contexts import Agents
-from agentproc.extensions.pipeline import MiddlewareError
-from agentproc.questions import Question, call_place
-from agentproc.swarm import Swarm
-from schemas.codec import encode_value
+from goondan.agentproc.extensions.contexts import Agents
+from goondan.agentproc.extensions.pipeline import MiddlewareError
+from goondan.agentproc.questions import Question, call_place
+from goondan.agentproc.swarm import Swarm
+from goondan.schemas.codec import encode_value
 
 
 class Asking:

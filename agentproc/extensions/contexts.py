@@ -19,18 +19,18 @@ from typing import Any, Final, Literal, Protocol
 import msgspec
 from msgspec import Struct
 
-from agentproc.catalog import Catalog, StepCatalog
-from agentproc.context.estimate import RESULT
-from agentproc.context.wishes import NO_WISHES, Summarise, Wishes
-from agentproc.conversation import Message, MessageEvent
-from agentproc.extensions.items import read_items
-from agentproc.extensions.pipeline import Layer, Next
-from schemas.codec import from_raw
-from schemas.errors import fail
-from schemas.frames import AgentEvent, ErrorPayload, ToolError, ToolResult
-from schemas.launch import CatalogItem
-from schemas.questions import TIMEOUT_MS
-from schemas.structured import ForcedTool, ToolChoice
+from goondan.agentproc.catalog import Catalog, StepCatalog
+from goondan.agentproc.context.estimate import RESULT
+from goondan.agentproc.context.wishes import NO_WISHES, Summarise, Wishes
+from goondan.agentproc.conversation import Message, MessageEvent
+from goondan.agentproc.extensions.items import read_items
+from goondan.agentproc.extensions.pipeline import Layer, Next
+from goondan.schemas.codec import from_raw
+from goondan.schemas.errors import fail
+from goondan.schemas.frames import AgentEvent, ErrorPayload, ToolError, ToolResult
+from goondan.schemas.launch import CatalogItem
+from goondan.schemas.questions import TIMEOUT_MS
+from goondan.schemas.structured import ForcedTool, ToolChoice
 
 
 class ConversationState(Protocol):

@@ -30,21 +30,21 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from agentproc.conversation import Message, error_result
-from agentproc.denied_calls import REFUSED
-from agentproc.extensions.contexts import Agents
-from agentproc.extensions.logger import ConsoleLogger
-from agentproc.extensions.patience import is_ending
-from agentproc.extensions.served_tools import ServedTool, ServedTools, without_taken
-from agentproc.extensions.sources import source_of
-from agentproc.extensions.values import bad_output, output_of, tool_error_of
-from agentproc.turn import AskedCall
-from schemas.address import is_shown_name, parse_tool_name, shown_tool_name
-from schemas.arguments import compile_arguments
-from schemas.codec import from_raw
-from schemas.errors import GoondanError, fail, tool_error
-from schemas.frames import ToolError, ToolResult
-from schemas.launch import CatalogItem, Limits, ToolSource
+from goondan.agentproc.conversation import Message, error_result
+from goondan.agentproc.denied_calls import REFUSED
+from goondan.agentproc.extensions.contexts import Agents
+from goondan.agentproc.extensions.logger import ConsoleLogger
+from goondan.agentproc.extensions.patience import is_ending
+from goondan.agentproc.extensions.served_tools import ServedTool, ServedTools, without_taken
+from goondan.agentproc.extensions.sources import source_of
+from goondan.agentproc.extensions.values import bad_output, output_of, tool_error_of
+from goondan.agentproc.turn import AskedCall
+from goondan.schemas.address import is_shown_name, parse_tool_name, shown_tool_name
+from goondan.schemas.arguments import compile_arguments
+from goondan.schemas.codec import from_raw
+from goondan.schemas.errors import GoondanError, fail, tool_error
+from goondan.schemas.frames import ToolError, ToolResult
+from goondan.schemas.launch import CatalogItem, Limits, ToolSource
 
 Handler = Callable[[Any, Any], Any]
 #: Gets the arguments of a call and returns an absolute path. What it raises is the call's error.

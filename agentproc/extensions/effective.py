@@ -12,11 +12,11 @@ from typing import Any
 
 import msgspec
 
-from agentproc.catalog import Catalog
-from agentproc.extensions.pipeline import MiddlewareError
-from schemas.address import shown_tool_name
-from schemas.effective_config import reference_name, tool_of
-from schemas.launch import CatalogItem, ExtensionSpec
+from goondan.agentproc.catalog import Catalog
+from goondan.agentproc.extensions.pipeline import MiddlewareError
+from goondan.schemas.address import shown_tool_name
+from goondan.schemas.effective_config import reference_name, tool_of
+from goondan.schemas.launch import CatalogItem, ExtensionSpec
 
 
 def wanted_extensions(config: Mapping[str, Any], known: Mapping[str, ExtensionSpec]) -> list[ExtensionSpec]:

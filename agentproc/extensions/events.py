@@ -26,11 +26,11 @@ from functools import lru_cache
 from inspect import isawaitable
 from typing import Any, Final
 
-from agentproc.extensions.patience import is_ending
-from agentproc.extensions.values import output_of
-from schemas.codec import from_raw
-from schemas.errors import fail
-from schemas.visible import visible_line
+from goondan.agentproc.extensions.patience import is_ending
+from goondan.agentproc.extensions.values import output_of
+from goondan.schemas.codec import from_raw
+from goondan.schemas.errors import fail
+from goondan.schemas.visible import visible_line
 
 Handler = Callable[[dict[str, Any]], Any]
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import msgspec
 
-from agentproc.catalog import Catalog
-from agentproc.extensions.pipeline import MiddlewareError
-from agentproc.extensions.sources import with_known_source
-from schemas.address import SEPARATOR, shown_tool_name
-from schemas.launch import CatalogItem
+from goondan.agentproc.catalog import Catalog
+from goondan.agentproc.extensions.pipeline import MiddlewareError
+from goondan.agentproc.extensions.sources import with_known_source
+from goondan.schemas.address import SEPARATOR, shown_tool_name
+from goondan.schemas.launch import CatalogItem
 
 
 class Unreachable(MiddlewareError):

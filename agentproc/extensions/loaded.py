@@ -26,23 +26,23 @@ from typing import Any, Final
 
 from msgspec import Struct, structs
 
-from agentproc.extensions.api import ExtensionApi
-from agentproc.extensions.bundle_changes import BundleChanges
-from agentproc.extensions.dynamic_tools import DynamicTools
-from agentproc.extensions.events import EventBus
-from agentproc.extensions.memory import ExtState
-from agentproc.extensions.modules import import_entry
-from agentproc.extensions.oauth import AccessTokens
-from agentproc.extensions.patience import is_ending
-from agentproc.extensions.pipeline import Pipeline
-from agentproc.extensions.stored_state import StoredState
-from agentproc.live_config import LiveConfig
-from agentproc.servers import Servers
-from schemas.address import path_segment
-from schemas.errors import GoondanError, fail
-from schemas.extension_config import check_config, with_defaults
-from schemas.launch import ExtensionSpec
-from schemas.mcp import holds_server
+from goondan.agentproc.extensions.api import ExtensionApi
+from goondan.agentproc.extensions.bundle_changes import BundleChanges
+from goondan.agentproc.extensions.dynamic_tools import DynamicTools
+from goondan.agentproc.extensions.events import EventBus
+from goondan.agentproc.extensions.memory import ExtState
+from goondan.agentproc.extensions.modules import import_entry
+from goondan.agentproc.extensions.oauth import AccessTokens
+from goondan.agentproc.extensions.patience import is_ending
+from goondan.agentproc.extensions.pipeline import Pipeline
+from goondan.agentproc.extensions.stored_state import StoredState
+from goondan.agentproc.live_config import LiveConfig
+from goondan.agentproc.servers import Servers
+from goondan.schemas.address import path_segment
+from goondan.schemas.errors import GoondanError, fail
+from goondan.schemas.extension_config import check_config, with_defaults
+from goondan.schemas.launch import ExtensionSpec
+from goondan.schemas.mcp import holds_server
 
 #: How long `register` may take (seconds).
 REGISTER_S: Final = 30.0

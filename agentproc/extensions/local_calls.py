@@ -15,17 +15,17 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
-from agentproc.calls import CallContext, call_time_left, failed_result
-from agentproc.catalog import Allowed, StepCatalog
-from agentproc.conversation import Message
-from agentproc.extensions.bundle_changes import current_call
-from agentproc.extensions.contexts import Agents
-from agentproc.extensions.dynamic_tools import DynamicTool, call_context, run_handler
-from agentproc.extensions.values import tool_error_of
-from agentproc.open_calls import OpenCalls
-from agentproc.store import ConversationStore
-from schemas.errors import GoondanError, tool_error
-from schemas.frames import ToolError, ToolResult
+from goondan.agentproc.calls import CallContext, call_time_left, failed_result
+from goondan.agentproc.catalog import Allowed, StepCatalog
+from goondan.agentproc.conversation import Message
+from goondan.agentproc.extensions.bundle_changes import current_call
+from goondan.agentproc.extensions.contexts import Agents
+from goondan.agentproc.extensions.dynamic_tools import DynamicTool, call_context, run_handler
+from goondan.agentproc.extensions.values import tool_error_of
+from goondan.agentproc.open_calls import OpenCalls
+from goondan.agentproc.store import ConversationStore
+from goondan.schemas.errors import GoondanError, tool_error
+from goondan.schemas.frames import ToolError, ToolResult
 
 
 class LocalCalls(OpenCalls):

@@ -19,7 +19,7 @@ from importlib.util import module_from_spec, spec_from_file_location
 from types import CodeType, FrameType, ModuleType
 from typing import Final
 
-from schemas.launch import ExtensionSpec
+from goondan.schemas.launch import ExtensionSpec
 
 _PACKAGE: Final = "__init__.py"
 #: In the interpreter's own order: machine code first, then sources; never a compiled form.
@@ -185,7 +185,7 @@ def import_entry(spec: ExtensionSpec, name: str) -> ModuleType:
     """
     place, _, entry = spec.entry.rpartition("/")
     if spec.bundled:
-        return import_module(f"agentproc.base.{os.path.basename(place)}.{entry.removesuffix('.py')}")
+        return import_module(f"goondan.agentproc.base.{os.path.basename(place)}.{entry.removesuffix('.py')}")
     folder = _Folder(place, spec.modules)
     if not _folders:
         sys.meta_path.insert(0, _Inner)

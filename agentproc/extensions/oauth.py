@@ -13,12 +13,12 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any, Final, Protocol
 
-from agentproc.extensions.events import EventBus
-from agentproc.known_secrets import KnownSecrets
-from schemas.codec import from_raw, to_raw
-from schemas.errors import GoondanError, fail
-from schemas.frames import Frame
-from schemas.oauth import GRANTED_EVENT, REF_PREFIX, Granted, TokenReady, TokenRequest
+from goondan.agentproc.extensions.events import EventBus
+from goondan.agentproc.known_secrets import KnownSecrets
+from goondan.schemas.codec import from_raw, to_raw
+from goondan.schemas.errors import GoondanError, fail
+from goondan.schemas.frames import Frame
+from goondan.schemas.oauth import GRANTED_EVENT, REF_PREFIX, Granted, TokenReady, TokenRequest
 
 #: How long the kernel may take to answer (seconds). It is longer than the kernel's own limit, so the kernel's error
 #: comes first.
@@ -27,7 +27,7 @@ _FIELDS: Final = frozenset(("oauthAppRef", "scopes", "subject"))
 
 
 class PostingLink(Protocol):
-    """The methods of a link that are used here (schemas.link.Link)."""
+    """The methods of a link that are used here (goondan.schemas.link.Link)."""
 
     def post(self, frame: Frame) -> asyncio.Future[Frame]: ...
     def forget(self, frame_id: str) -> None: ...

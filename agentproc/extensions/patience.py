@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from time import monotonic
 from typing import Any, Final
 
-from agentproc.extensions.pipeline import LAYER_S, Layer
+from goondan.agentproc.extensions.pipeline import LAYER_S, Layer
 
 #: How often the layers are checked while any runs (seconds). A layer may exceed its time by as much.
 LOOK_S: Final = 1.0

@@ -30,7 +30,7 @@ from typing import Any, Final, Generic, Literal, Protocol, TypeVar, get_args
 
 from msgspec import Struct
 
-from schemas.errors import fail
+from goondan.schemas.errors import fail
 
 Kind = Literal["turn", "step", "toolCall"]
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)

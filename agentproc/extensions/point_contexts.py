@@ -21,8 +21,8 @@ from typing import Any, ClassVar, Final, Generic, Self, TypeVar
 import msgspec
 from msgspec import Struct, structs
 
-from agentproc.conversation import Message
-from agentproc.extensions.contexts import (
+from goondan.agentproc.conversation import Message
+from goondan.agentproc.extensions.contexts import (
     CallScope,
     StepResult,
     StepScope,
@@ -31,15 +31,15 @@ from agentproc.extensions.contexts import (
     TurnResult,
     TurnScope,
 )
-from agentproc.extensions.items import read_items
-from agentproc.extensions.pipeline import MiddlewareError
-from agentproc.extensions.resource import Resource
-from agentproc.extensions.values import output_of
-from agentproc.providers.base import ModelAnswer, Usage
-from agentproc.turn import AskedCall
-from schemas.address import shown_tool_name
-from schemas.frames import AgentEvent, ErrorPayload
-from schemas.launch import CatalogItem
+from goondan.agentproc.extensions.items import read_items
+from goondan.agentproc.extensions.pipeline import MiddlewareError
+from goondan.agentproc.extensions.resource import Resource
+from goondan.agentproc.extensions.values import output_of
+from goondan.agentproc.providers.base import ModelAnswer, Usage
+from goondan.agentproc.turn import AskedCall
+from goondan.schemas.address import shown_tool_name
+from goondan.schemas.frames import AgentEvent, ErrorPayload
+from goondan.schemas.launch import CatalogItem
 
 #: The most blocks of one step. An extension that adds blocks in every step by mistake is found early.
 MAX_BLOCKS: Final = 256

@@ -11,12 +11,19 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
-from agentproc.extensions.contexts import CallScope, StepResult, StepScope, ToolCallResult, TurnResult, TurnScope
-from agentproc.extensions.dynamic_tools import DynamicTools
-from agentproc.extensions.effective import check_rest, wanted_extensions, wanted_system, wanted_tools
-from agentproc.extensions.loaded import Extensions
-from agentproc.extensions.pipeline import POINTS, Layer, MiddlewareError, Pipeline, Watch
-from agentproc.extensions.point_contexts import (
+from goondan.agentproc.extensions.contexts import (
+    CallScope,
+    StepResult,
+    StepScope,
+    ToolCallResult,
+    TurnResult,
+    TurnScope,
+)
+from goondan.agentproc.extensions.dynamic_tools import DynamicTools
+from goondan.agentproc.extensions.effective import check_rest, wanted_extensions, wanted_system, wanted_tools
+from goondan.agentproc.extensions.loaded import Extensions
+from goondan.agentproc.extensions.pipeline import POINTS, Layer, MiddlewareError, Pipeline, Watch
+from goondan.agentproc.extensions.point_contexts import (
     StepPointContext,
     StepView,
     Surroundings,
@@ -26,13 +33,13 @@ from agentproc.extensions.point_contexts import (
     answer_of,
     told,
 )
-from agentproc.extensions.points import LayerFailed, mutate, run_mutators, run_wraps
-from agentproc.extensions.resource import Resource
-from agentproc.extensions.values import json_copy
-from agentproc.live_config import InForce
-from agentproc.providers.base import ModelAnswer
-from schemas.errors import GoondanError
-from schemas.launch import CatalogItem
+from goondan.agentproc.extensions.points import LayerFailed, mutate, run_mutators, run_wraps
+from goondan.agentproc.extensions.resource import Resource
+from goondan.agentproc.extensions.values import json_copy
+from goondan.agentproc.live_config import InForce
+from goondan.agentproc.providers.base import ModelAnswer
+from goondan.schemas.errors import GoondanError
+from goondan.schemas.launch import CatalogItem
 
 #: How often `step.llmError` may ask the model again in one step. A call that fails a fourth time in a row is seldom
 #: cured by asking again, and each try costs money.

@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from inspect import isawaitable
 from typing import Any, Literal, Protocol, TypeVar
 
-from agentproc.extensions.pipeline import Layer, MiddlewareError, Patience, Watch, too_slow
+from goondan.agentproc.extensions.pipeline import Layer, MiddlewareError, Patience, Watch, too_slow
 
 
 class LayerFailed(Exception):

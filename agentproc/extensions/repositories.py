@@ -17,7 +17,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from msgspec import Struct
 
-from schemas.visible import visible_line
+from goondan.schemas.visible import visible_line
 
 #: The largest `config` or `HEAD` (bytes). A larger one is not read, and the repository then has no metadata.
 MAX_FILE: Final = 64 * 1024

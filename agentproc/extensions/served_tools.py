@@ -14,10 +14,10 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from schemas.address import SEPARATOR
-from schemas.errors import tool_error
-from schemas.frames import ToolError
-from schemas.launch import CatalogItem
+from goondan.schemas.address import SEPARATOR
+from goondan.schemas.errors import tool_error
+from goondan.schemas.frames import ToolError
+from goondan.schemas.launch import CatalogItem
 
 #: What stands before the own name of a tool in its other name.
 ALIAS: Final = "mcp" + SEPARATOR

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from agentproc.extensions.dynamic_tools import DynamicTools
-from agentproc.extensions.served_tools import ServedTool
-from agentproc.servers import Servers
-from schemas.mcp import McpListing, McpNews
+from goondan.agentproc.extensions.dynamic_tools import DynamicTools
+from goondan.agentproc.extensions.served_tools import ServedTool
+from goondan.agentproc.servers import Servers
+from goondan.schemas.mcp import McpListing, McpNews
 
 
 class ServerApi:

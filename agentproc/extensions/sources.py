@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from schemas.launch import McpSource, ToolSource
+from goondan.schemas.launch import McpSource, ToolSource
 
 
 def source_of(given: Any, extension: str) -> ToolSource:

@@ -18,12 +18,12 @@ from typing import Any, Final
 
 from msgspec import structs
 
-from agentproc.catalog import Catalog, StepCatalog
-from agentproc.context.wishes import NO_WISHES, Wishes
-from agentproc.conversation import AssistantData, Message, ToolCallPart, error_result
-from agentproc.denied_calls import REFUSED
-from agentproc.extensions.asking import Asking
-from agentproc.extensions.contexts import (
+from goondan.agentproc.catalog import Catalog, StepCatalog
+from goondan.agentproc.context.wishes import NO_WISHES, Wishes
+from goondan.agentproc.conversation import AssistantData, Message, ToolCallPart, error_result
+from goondan.agentproc.denied_calls import REFUSED
+from goondan.agentproc.extensions.asking import Asking
+from goondan.agentproc.extensions.contexts import (
     UNCHANGED,
     CallScope,
     Execution,
@@ -37,19 +37,19 @@ from agentproc.extensions.contexts import (
     TurnResult,
     TurnScope,
 )
-from agentproc.extensions.pipeline import Layer, MiddlewareError, Pipeline, Watch, run_chain
-from agentproc.extensions.point_stages import PointStages
-from agentproc.extensions.points import LayerFailed
-from agentproc.extensions.values import error_of, given_error, json_copy, tool_error_of, wire_result
-from agentproc.extensions.views import apply_views
-from agentproc.live_config import InForce
-from agentproc.providers.base import ModelAnswer
-from agentproc.transcript import Transcript
-from agentproc.turn import End, Input, LeaveStep, StepEntered, StepLeft, TurnEntered, TurnLeft
-from schemas.errors import GoondanError, error_payload
-from schemas.frames import AgentEvent, ErrorPayload, ToolResult
-from schemas.launch import CatalogItem
-from schemas.structured import ToolChoice
+from goondan.agentproc.extensions.pipeline import Layer, MiddlewareError, Pipeline, Watch, run_chain
+from goondan.agentproc.extensions.point_stages import PointStages
+from goondan.agentproc.extensions.points import LayerFailed
+from goondan.agentproc.extensions.values import error_of, given_error, json_copy, tool_error_of, wire_result
+from goondan.agentproc.extensions.views import apply_views
+from goondan.agentproc.live_config import InForce
+from goondan.agentproc.providers.base import ModelAnswer
+from goondan.agentproc.transcript import Transcript
+from goondan.agentproc.turn import End, Input, LeaveStep, StepEntered, StepLeft, TurnEntered, TurnLeft
+from goondan.schemas.errors import GoondanError, error_payload
+from goondan.schemas.frames import AgentEvent, ErrorPayload, ToolResult
+from goondan.schemas.launch import CatalogItem
+from goondan.schemas.structured import ToolChoice
 
 #: How long turn middleware may take behind its next() (seconds). The answer waits for it.
 AFTER_TURN_S: Final = 30.0

@@ -21,9 +21,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Final, Literal
 
-from agentproc.extensions.values import output_of
-from schemas.address import path_segment
-from schemas.errors import GoondanError, fail
+from goondan.agentproc.extensions.values import output_of
+from goondan.schemas.address import path_segment
+from goondan.schemas.errors import GoondanError, fail
 
 Scope = Literal["instance", "workspace"]
 SCOPES: Final = ("instance", "workspace")

@@ -11,13 +11,13 @@ from typing import Any, Final
 
 from msgspec import Raw
 
-from agentproc.conversation import error_result
-from agentproc.extensions.contexts import ToolCallResult
-from agentproc.extensions.pipeline import MiddlewareError
-from schemas.codec import DECODE_ERRORS, check_depth, check_json, encode_value, from_raw
-from schemas.errors import CODES, GoondanError, error_payload, help_url, is_os_error_code, tool_error
-from schemas.frames import ErrorPayload, ToolError, ToolResult
-from schemas.results import cut_message
+from goondan.agentproc.conversation import error_result
+from goondan.agentproc.extensions.contexts import ToolCallResult
+from goondan.agentproc.extensions.pipeline import MiddlewareError
+from goondan.schemas.codec import DECODE_ERRORS, check_depth, check_json, encode_value, from_raw
+from goondan.schemas.errors import CODES, GoondanError, error_payload, help_url, is_os_error_code, tool_error
+from goondan.schemas.frames import ErrorPayload, ToolError, ToolResult
+from goondan.schemas.results import cut_message
 
 #: The longest message of a failed turn (characters).
 MAX_MESSAGE: Final = 1000

@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from agentproc.conversation import Append, Message
-from agentproc.extensions.contexts import View
-from agentproc.extensions.pipeline import MiddlewareError
-from agentproc.extensions.values import error_of
-from agentproc.transcript import read_event
-from schemas.errors import GoondanError
+from goondan.agentproc.conversation import Append, Message
+from goondan.agentproc.extensions.contexts import View
+from goondan.agentproc.extensions.pipeline import MiddlewareError
+from goondan.agentproc.extensions.values import error_of
+from goondan.agentproc.transcript import read_event
+from goondan.schemas.errors import GoondanError
 
 
 def apply_views(views: Iterable[View], messages: list[Message]) -> list[Message]:

@@ -9,11 +9,11 @@ import logging
 import traceback
 from typing import Any, Final
 
-from agentproc.extensions.events import EventBus
-from agentproc.extensions.pipeline import POINTS, Pipeline, Watch
-from agentproc.extensions.point_contexts import WorkspacePointContext
-from agentproc.extensions.points import LayerFailed, run_mutators
-from agentproc.extensions.repositories import repository_at
+from goondan.agentproc.extensions.events import EventBus
+from goondan.agentproc.extensions.pipeline import POINTS, Pipeline, Watch
+from goondan.agentproc.extensions.point_contexts import WorkspacePointContext
+from goondan.agentproc.extensions.points import LayerFailed, run_mutators
+from goondan.agentproc.extensions.repositories import repository_at
 
 REPO_AVAILABLE: Final = "workspace.repoAvailable"
 WORKTREE_MOUNTED: Final = "workspace.worktreeMounted"

@@ -14,15 +14,15 @@ from urllib.parse import unquote, urlsplit
 
 from msgspec import Struct
 
-from agentproc.conversation import Message
-from agentproc.providers.body import FilesPlace
-from agentproc.providers.overflow import Overflow
-from agentproc.turn import AskedCall
-from schemas.codec import replace_surrogates
-from schemas.errors import GoondanError, error_payload
-from schemas.launch import CatalogItem, ModelSpec
-from schemas.redaction import Redactor
-from schemas.structured import OutputSpec, ToolChoice
+from goondan.agentproc.conversation import Message
+from goondan.agentproc.providers.body import FilesPlace
+from goondan.agentproc.providers.overflow import Overflow
+from goondan.agentproc.turn import AskedCall
+from goondan.schemas.codec import replace_surrogates
+from goondan.schemas.errors import GoondanError, error_payload
+from goondan.schemas.launch import CatalogItem, ModelSpec
+from goondan.schemas.redaction import Redactor
+from goondan.schemas.structured import OutputSpec, ToolChoice
 
 #: The shortest value of a header that is taken for a secret (characters). Shorter ones, such as `true`, are words of
 #: any text.

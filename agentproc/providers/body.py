@@ -13,10 +13,10 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from schemas.attached_files import MAX_FILE_BYTES
-from schemas.blobs import is_reference
-from schemas.errors import fail
-from schemas.frames import FilePart
+from goondan.schemas.attached_files import MAX_FILE_BYTES
+from goondan.schemas.blobs import is_reference
+from goondan.schemas.errors import fail
+from goondan.schemas.frames import FilePart
 
 
 class FilesPlace(Struct, frozen=True):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Protocol, cast
 
-from agentproc.providers.base import Provider
-from agentproc.providers.vendor import Vendor
-from schemas.errors import fail
-from schemas.launch import ModelSpec
-from schemas.model_providers import BY_NAME
+from goondan.agentproc.providers.base import Provider
+from goondan.agentproc.providers.vendor import Vendor
+from goondan.schemas.errors import fail
+from goondan.schemas.launch import ModelSpec
+from goondan.schemas.model_providers import BY_NAME
 
 
 class Wire(Protocol):
@@ -28,7 +28,7 @@ def wire_of(provider: str) -> Wire:
     if provider not in BY_NAME:
         known = ", ".join((*BY_NAME, "embedded"))
         raise fail("E_CONFIG_INVALID_VALUE", f"no model provider {provider[:80]!r}; there are: {known}")
-    return cast(Wire, import_module(f"agentproc.providers.{provider}"))
+    return cast(Wire, import_module(f"goondan.agentproc.providers.{provider}"))
 
 
 def make_provider(model: ModelSpec) -> Provider:
@@ -37,10 +37,10 @@ def make_provider(model: ModelSpec) -> Provider:
     Raises GoondanError E_CONFIG_INVALID_VALUE when there is no such provider.
     """
     if model.provider == "embedded":
-        from agentproc.providers.embedded import EmbeddedProvider
+        from goondan.agentproc.providers.embedded import EmbeddedProvider
 
         return EmbeddedProvider()
     wire = wire_of(model.provider)
-    from agentproc.providers.http import HttpProvider
+    from goondan.agentproc.providers.http import HttpProvider
 
     return HttpProvider(wire.VENDOR())

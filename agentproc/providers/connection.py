@@ -29,10 +29,10 @@ from typing import Any, Final, cast
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 from msgspec import Struct
 
-from agentproc.providers.body import Body
-from agentproc.providers.refusals import ADVICE
-from agentproc.providers.route import Route, request_head, route_to, tls_context
-from agentproc.providers.vendor import Fault, FaultKind, plain
+from goondan.agentproc.providers.body import Body
+from goondan.agentproc.providers.refusals import ADVICE
+from goondan.agentproc.providers.route import Route, request_head, route_to, tls_context
+from goondan.agentproc.providers.vendor import Fault, FaultKind, plain
 
 #: How long an unused connection is kept (seconds): about as long as servers keep theirs.
 KEEP_ALIVE_S: Final = 60.0
@@ -293,7 +293,7 @@ class Connection(asyncio.Protocol):
         if isinstance(request, bytes):
             self._write(request)
         else:
-            from agentproc.providers.sending import parts_of  # few requests have files
+            from goondan.agentproc.providers.sending import parts_of  # few requests have files
 
             response.unsent = parts_of(request.pieces)
         return response

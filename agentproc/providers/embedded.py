@@ -19,12 +19,20 @@ from typing import Any, Final
 
 from msgspec import Struct, msgpack
 
-from agentproc.conversation import Message, ToolData, ToolResultPart, UserData
-from agentproc.providers.base import ModelAnswer, ModelNews, ModelRequest, TextDelta, asked_call, read_json, scan_json
-from agentproc.turn import AskedCall
-from schemas.errors import help_url
-from schemas.frames import ToolResult
-from schemas.launch import CatalogItem
+from goondan.agentproc.conversation import Message, ToolData, ToolResultPart, UserData
+from goondan.agentproc.providers.base import (
+    ModelAnswer,
+    ModelNews,
+    ModelRequest,
+    TextDelta,
+    asked_call,
+    read_json,
+    scan_json,
+)
+from goondan.agentproc.turn import AskedCall
+from goondan.schemas.errors import help_url
+from goondan.schemas.frames import ToolResult
+from goondan.schemas.launch import CatalogItem
 
 #: The longest text of one result (characters). A console is no place for more, and an answer must fit into a frame.
 MAX_SHOWN: Final = 16_384

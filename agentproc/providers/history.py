@@ -18,7 +18,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 import msgspec
 from msgspec import Struct
 
-from agentproc.conversation import (
+from goondan.agentproc.conversation import (
     REASONING,
     AssistantData,
     Message,
@@ -30,12 +30,12 @@ from agentproc.conversation import (
     is_presentable,
     presentable,
 )
-from agentproc.providers.base import ModelRequest, storable
-from agentproc.providers.body import FilesPlace, SentFile, sent_file
-from schemas.attached_files import words_for
-from schemas.codec import check_depth, encode_value
-from schemas.errors import for_model
-from schemas.frames import FilePart, ToolResult
+from goondan.agentproc.providers.base import ModelRequest, storable
+from goondan.agentproc.providers.body import FilesPlace, SentFile, sent_file
+from goondan.schemas.attached_files import words_for
+from goondan.schemas.codec import check_depth, encode_value
+from goondan.schemas.errors import for_model
+from goondan.schemas.frames import FilePart, ToolResult
 
 #: The key in an assistant message's metadata for data that only its vendor understands and wants back (see `kept_by`).
 KEPT: Final = "vendor"

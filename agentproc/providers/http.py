@@ -26,7 +26,7 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec.structs import replace
 
-from agentproc.providers.base import (
+from goondan.agentproc.providers.base import (
     ContextOverflow,
     FailedTry,
     ModelAnswer,
@@ -36,18 +36,18 @@ from agentproc.providers.base import (
     TextDelta,
     redactor_of,
 )
-from agentproc.providers.body import with_files
-from agentproc.providers.connection import Client, Patience, Response
-from agentproc.providers.output_format import answered
-from agentproc.providers.output_limit import limited_output, output_limit
-from agentproc.providers.overflow import overflow_of
-from agentproc.providers.rate_limits import exhausted_wait
-from agentproc.providers.refusals import ADVICE, error_names, refusal_kind
-from agentproc.providers.retry import Retries, retry_after
-from agentproc.providers.seeing import Seeing
-from agentproc.providers.sse import EventTooLarge, SseDecoder
-from agentproc.providers.tries import Tries
-from agentproc.providers.vendor import (
+from goondan.agentproc.providers.body import with_files
+from goondan.agentproc.providers.connection import Client, Patience, Response
+from goondan.agentproc.providers.output_format import answered
+from goondan.agentproc.providers.output_limit import limited_output, output_limit
+from goondan.agentproc.providers.overflow import overflow_of
+from goondan.agentproc.providers.rate_limits import exhausted_wait
+from goondan.agentproc.providers.refusals import ADVICE, error_names, refusal_kind
+from goondan.agentproc.providers.retry import Retries, retry_after
+from goondan.agentproc.providers.seeing import Seeing
+from goondan.agentproc.providers.sse import EventTooLarge, SseDecoder
+from goondan.agentproc.providers.tries import Tries
+from goondan.agentproc.providers.vendor import (
     MAX_MODEL_NAME,
     MAX_WORDS,
     AnswerReader,
@@ -59,10 +59,10 @@ from agentproc.providers.vendor import (
     page_title,
     plain,
 )
-from schemas.errors import GoondanError, fail
-from schemas.model_windows import in_answer, in_listing, server_root
-from schemas.origins import key_may_go, origin_of
-from schemas.redaction import Redactor
+from goondan.schemas.errors import GoondanError, fail
+from goondan.schemas.model_windows import in_answer, in_listing, server_root
+from goondan.schemas.origins import key_may_go, origin_of
+from goondan.schemas.redaction import Redactor
 
 #: The largest streamed answer, with all that surrounds the text (bytes). Streams wrap every few letters in some hundred
 #: bytes.

@@ -15,9 +15,9 @@ from typing import Any, Final
 from msgspec import json
 from msgspec.structs import replace
 
-from agentproc.providers.base import ModelAnswer, ModelRequest
-from schemas.launch import CatalogItem
-from schemas.structured import ForcedTool, OutputSpec, ToolChoice
+from goondan.agentproc.providers.base import ModelAnswer, ModelRequest
+from goondan.schemas.launch import CatalogItem
+from goondan.schemas.structured import ForcedTool, OutputSpec, ToolChoice
 
 #: The name of the tool. No tool of a catalog can have it: theirs have two underscores.
 ANSWER_TOOL: Final = "answer"

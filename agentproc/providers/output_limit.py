@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from schemas.launch import ModelSpec
-from schemas.model_providers import DEFAULT_MAX_TOKENS, LIMIT_PARAMS, limit_param
+from goondan.schemas.launch import ModelSpec
+from goondan.schemas.model_providers import DEFAULT_MAX_TOKENS, LIMIT_PARAMS, limit_param
 
 
 def output_limit(model: ModelSpec) -> int:

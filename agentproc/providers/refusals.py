@@ -12,8 +12,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from agentproc.providers.overflow import overflow_of
-from agentproc.providers.vendor import Fault, FaultKind, encode_json
+from goondan.agentproc.providers.overflow import overflow_of
+from goondan.agentproc.providers.vendor import Fault, FaultKind, encode_json
 
 #: Statuses below 500 after which the same request may succeed: timeout, conflict with another, too early, too many.
 _PASSING: Final = frozenset((408, 409, 425, 429))

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from agentproc.providers.base import ModelAnswer, ModelNews, ModelRequest, Provider, TextDelta
-from agentproc.recordings.replayed import Replayed
-from agentproc.recordings.tape import Tape, is_aside
-from schemas.errors import GoondanError, fail
+from goondan.agentproc.providers.base import ModelAnswer, ModelNews, ModelRequest, Provider, TextDelta
+from goondan.agentproc.recordings.replayed import Replayed
+from goondan.agentproc.recordings.tape import Tape, is_aside
+from goondan.schemas.errors import GoondanError, fail
 
 
 class ReplayProvider:

@@ -19,14 +19,14 @@ from typing import Any, Final
 import msgspec
 from msgspec import Raw, Struct
 
-from agentproc.providers.base import ModelAnswer, ModelRequest, Usage, asked_call
-from agentproc.providers.body import SentFile
-from agentproc.providers.history import EMPTY, HistoryEntry, Said, Written, blocks_text, kept_by
-from agentproc.providers.offered_tools import OfferedTools
-from agentproc.providers.output_format import ANSWER_TOOL, OutputWay, is_closed
-from agentproc.providers.refusals import stream_fault
-from agentproc.providers.sse import SseEvent
-from agentproc.providers.vendor import (
+from goondan.agentproc.providers.base import ModelAnswer, ModelRequest, Usage, asked_call
+from goondan.agentproc.providers.body import SentFile
+from goondan.agentproc.providers.history import EMPTY, HistoryEntry, Said, Written, blocks_text, kept_by
+from goondan.agentproc.providers.offered_tools import OfferedTools
+from goondan.agentproc.providers.output_format import ANSWER_TOOL, OutputWay, is_closed
+from goondan.agentproc.providers.refusals import stream_fault
+from goondan.agentproc.providers.sse import SseEvent
+from goondan.agentproc.providers.vendor import (
     MAX_CALLS,
     AnswerReader,
     Fault,
@@ -40,10 +40,10 @@ from agentproc.providers.vendor import (
     put_last,
     tokens,
 )
-from schemas.attached_files import PDF
-from schemas.launch import CatalogItem
-from schemas.model_providers import BY_NAME
-from schemas.structured import ForcedTool, ToolChoice
+from goondan.schemas.attached_files import PDF
+from goondan.schemas.launch import CatalogItem
+from goondan.schemas.model_providers import BY_NAME
+from goondan.schemas.structured import ForcedTool, ToolChoice
 
 #: What a vendor that stores nothing has to send, so that its reasoning can be sent back.
 _INCLUDE: Final = ("reasoning.encrypted_content",)

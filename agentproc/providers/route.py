@@ -17,8 +17,8 @@ from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 from msgspec import Struct
 
-from agentproc.providers.vendor import Fault, plain
-from schemas.system import authorities
+from goondan.agentproc.providers.vendor import Fault, plain
+from goondan.schemas.system import authorities
 
 #: The header lines of every request.
 _SAME: Final = (

@@ -14,8 +14,8 @@ from binascii import b2a_base64
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from agentproc.providers.body import FileText
-from agentproc.providers.vendor import Fault
+from goondan.agentproc.providers.body import FileText
+from goondan.agentproc.providers.vendor import Fault
 
 #: The largest part of a file's base64 (bytes).
 PART_BYTES: Final = 64 << 10

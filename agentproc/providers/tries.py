@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from agentproc.providers.base import Gate, ModelAnswer, ModelNews, ModelRequest
-from agentproc.providers.retry import Retries
-from agentproc.providers.vendor import Fault
+from goondan.agentproc.providers.base import Gate, ModelAnswer, ModelNews, ModelRequest
+from goondan.agentproc.providers.retry import Retries
+from goondan.agentproc.providers.vendor import Fault
 
 
 class Tries:

@@ -17,14 +17,14 @@ from typing import Any, Final, Literal, Protocol, TypeVar
 import msgspec
 from msgspec import Struct
 
-from agentproc.providers.base import ModelAnswer, ModelRequest, Usage
-from agentproc.providers.history import Written
-from agentproc.providers.overflow import Overflow
-from agentproc.providers.sse import SseEvent
-from agentproc.turn import AskedCall
-from schemas.codec import describe_decode_error, replace_surrogates
-from schemas.launch import ModelSpec
-from schemas.model_requests import key_headers
+from goondan.agentproc.providers.base import ModelAnswer, ModelRequest, Usage
+from goondan.agentproc.providers.history import Written
+from goondan.agentproc.providers.overflow import Overflow
+from goondan.agentproc.providers.sse import SseEvent
+from goondan.agentproc.turn import AskedCall
+from goondan.schemas.codec import describe_decode_error, replace_surrogates
+from goondan.schemas.launch import ModelSpec
+from goondan.schemas.model_requests import key_headers
 
 #: The most characters of text, arguments and thinking of one answer together. The longest answers that models can give
 #: (128 000 tokens) are half of it, and more would not fit into a frame.

@@ -18,9 +18,9 @@ from typing import Final
 
 import msgspec
 
-from agentproc.conversation_format import create_file
-from schemas.recorded_texts import without_places
-from schemas.recordings import (
+from goondan.agentproc.conversation_format import create_file
+from goondan.schemas.recorded_texts import without_places
+from goondan.schemas.recordings import (
     MAX_FILE_BYTES,
     MAX_LINE_BYTES,
     Noted,
@@ -30,7 +30,7 @@ from schemas.recordings import (
     encode_noted,
     noted_file,
 )
-from schemas.secret_values import in_texts
+from goondan.schemas.secret_values import in_texts
 
 #: Room for the line that says that nothing more is written (bytes).
 _ROOM_FOR_END: Final = 1024

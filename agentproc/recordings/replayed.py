@@ -16,8 +16,8 @@ from typing import Any, Final
 
 import msgspec
 
-from agentproc.providers.base import ModelAnswer, ModelRequest
-from agentproc.recordings.forms import (
+from goondan.agentproc.providers.base import ModelAnswer, ModelRequest
+from goondan.agentproc.recordings.forms import (
     Places,
     filled_places,
     model_answer,
@@ -29,11 +29,11 @@ from agentproc.recordings.forms import (
     shown_call,
     tool_result,
 )
-from schemas.errors import GoondanError, tool_error
-from schemas.frames import ToolResult
-from schemas.launch import ReplaySpec
-from schemas.mcp import McpListing
-from schemas.recorded_texts import (
+from goondan.schemas.errors import GoondanError, tool_error
+from goondan.schemas.frames import ToolResult
+from goondan.schemas.launch import ReplaySpec
+from goondan.schemas.mcp import McpListing
+from goondan.schemas.recorded_texts import (
     DIFFERENCE_FILE,
     Difference,
     FoundDifference,
@@ -43,8 +43,15 @@ from schemas.recorded_texts import (
     same,
     without_places,
 )
-from schemas.recordings import RecordedCall, RecordedListing, RecordedStep, RecordedTurn, Request, whole_requests
-from schemas.system.recording_file import read_recording
+from goondan.schemas.recordings import (
+    RecordedCall,
+    RecordedListing,
+    RecordedStep,
+    RecordedTurn,
+    Request,
+    whole_requests,
+)
+from goondan.schemas.system.recording_file import read_recording
 
 #: The instance whose turns stand for those of an instance that the recording does not know.
 USUAL: Final = "default"

@@ -14,22 +14,22 @@ from typing import Any, Final
 
 from msgspec import to_builtins
 
-from agentproc.conversation import error_result
-from agentproc.providers.base import ModelAnswer, ModelRequest
-from agentproc.recordings.forms import Places, recorded_answer, recorded_fault, recorded_result, request_of
-from agentproc.recordings.recorder import Recorder
-from agentproc.recordings.replayed import Replayed
-from agentproc.store import ConversationStore
-from agentproc.turn import Begin, End, First
-from schemas.address import SEPARATOR, instance_dir
-from schemas.approval_rules import decide
-from schemas.errors import GoondanError, tool_error
-from schemas.frames import FilePart, Frame, ToolResult
-from schemas.launch import AgentSpec
-from schemas.mcp import McpListing
-from schemas.model_windows import known_window
-from schemas.recorded_texts import STATE, WORKDIR, comparable
-from schemas.recordings import (
+from goondan.agentproc.conversation import error_result
+from goondan.agentproc.providers.base import ModelAnswer, ModelRequest
+from goondan.agentproc.recordings.forms import Places, recorded_answer, recorded_fault, recorded_result, request_of
+from goondan.agentproc.recordings.recorder import Recorder
+from goondan.agentproc.recordings.replayed import Replayed
+from goondan.agentproc.store import ConversationStore
+from goondan.agentproc.turn import Begin, End, First
+from goondan.schemas.address import SEPARATOR, instance_dir
+from goondan.schemas.approval_rules import decide
+from goondan.schemas.errors import GoondanError, tool_error
+from goondan.schemas.frames import FilePart, Frame, ToolResult
+from goondan.schemas.launch import AgentSpec
+from goondan.schemas.mcp import McpListing
+from goondan.schemas.model_windows import known_window
+from goondan.schemas.recorded_texts import STATE, WORKDIR, comparable
+from goondan.schemas.recordings import (
     NOTHING,
     RecordedCall,
     RecordedFile,
@@ -38,7 +38,7 @@ from schemas.recordings import (
     RecordedTurn,
     parts_of,
 )
-from schemas.secret_values import in_texts
+from goondan.schemas.secret_values import in_texts
 
 #: The id of the one message of a question that is asked outside of the conversation (agentproc/aside.py).
 ASIDE: Final = "aside"

@@ -438,7 +438,10 @@ export interface ToolResult {
   handle?: string | null;
   /** Why the call failed. */
   error?: ToolError | null;
-  /** A schemas.receipts.Receipt, present when a jail had the call. It is for operators and never for a model. */
+  /**
+   * A goondan.schemas.receipts.Receipt, present when a jail had the call. It is for operators and never for a
+   * model.
+   */
   receipt?: unknown;
 }
 
@@ -508,7 +511,10 @@ export interface Welcome {
   durability?: "power" | "process";
   /** The number of an agent's conversations. One that was begun under a lower number begins again. */
   generation?: number;
-  /** Changes of its configuration that are in force for an agent (schemas.live_config.LiveChanges); nil: none. */
+  /**
+   * Changes of its configuration that are in force for an agent (goondan.schemas.live_config.LiveChanges); nil:
+   * none.
+   */
   config?: unknown;
   /** Of an agent: the names of its Model documents whose requests have to ask ("": its own model). */
   limited?: string[];

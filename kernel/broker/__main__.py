@@ -1,8 +1,8 @@
-"""`python -m kernel.broker`: the broker as a program, under a supervisor or by hand.
+"""`python -m goondan.kernel.broker`: the broker as a program, under a supervisor or by hand.
 
 Under the supervisor the plan and the kernel's secret come on descriptors. By hand, `--bundle` loads the bundle, takes
 the kernel's lock itself and writes `client.token` and `kernel.secret` into the runtime directory; tokens for agents
-and tool hosts are then made with `python -m kernel.broker.token`.
+and tool hosts are then made with `python -m goondan.kernel.broker.token`.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ import sys
 
 import msgspec
 
-from kernel.broker.assemble import assemble
-from kernel.broker.journal.factory import boot_id, open_store, release_reserve, start
-from kernel.broker.journal.interface import DiskFull, JournalFailed, Store
-from kernel.broker.live_config.fitting import load_checker
-from kernel.broker.loop import BrokerLoop, clock
-from kernel.broker.router import Router
-from schemas.address import blobs_dir
-from schemas.errors import GoondanError, fail
-from schemas.launch import KernelPlan
-from schemas.system.blob_files import BlobFolder, make_folder
-from schemas.system.secrecy import close_memory
-from schemas.system.startup import (
+from goondan.kernel.broker.assemble import assemble
+from goondan.kernel.broker.journal.factory import boot_id, open_store, release_reserve, start
+from goondan.kernel.broker.journal.interface import DiskFull, JournalFailed, Store
+from goondan.kernel.broker.live_config.fitting import load_checker
+from goondan.kernel.broker.loop import BrokerLoop, clock
+from goondan.kernel.broker.router import Router
+from goondan.schemas.address import blobs_dir
+from goondan.schemas.errors import GoondanError, fail
+from goondan.schemas.launch import KernelPlan
+from goondan.schemas.system.blob_files import BlobFolder, make_folder
+from goondan.schemas.system.secrecy import close_memory
+from goondan.schemas.system.startup import (
     admit_toolhost,
     close_to_others,
     die_with_parent,
@@ -33,8 +33,8 @@ from schemas.system.startup import (
     report_ready,
     set_process_name,
 )
-from schemas.tokens import SECRET_BYTES
-from schemas.visible import visible_line
+from goondan.schemas.tokens import SECRET_BYTES
+from goondan.schemas.visible import visible_line
 
 #: Descriptors the broker may open: one per peer and some.
 _WANTED_DESCRIPTORS = 65536
@@ -51,7 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
         die_with_parent(options.parent_pid)
         raise_descriptor_limit(_WANTED_DESCRIPTORS)
         if options.bundle is not None:
-            from kernel.broker.standalone import prepare
+            from goondan.kernel.broker.standalone import prepare
 
             plan, secret, premises = prepare(options.bundle, options.run_dir)
             run_dir = premises.run_dir
@@ -111,7 +111,7 @@ def _assemble(plan: KernelPlan, secret: bytes, store: Store, blobs: str, *, new_
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m kernel.broker", description="The Goondan broker.")
+    parser = argparse.ArgumentParser(prog="python -m goondan.kernel.broker", description="The Goondan broker.")
     parser.add_argument("--bundle", help="load this bundle and be a kernel's broker by hand")
     parser.add_argument("--run-dir", help="where the sockets are made")
     parser.add_argument("--plan-fd", type=int, help="descriptor of the plan (msgpack)")

@@ -15,13 +15,13 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from kernel.broker.bus import MAX_ID, RETRY_AFTER_MS, Bus
-from kernel.broker.entities import TOOLS, Connection, Event, Instance
-from kernel.broker.presence import agent_address
-from schemas.address import build_tool_name
-from schemas.errors import GoondanError, error_payload
-from schemas.frames import OPERATOR, Frame, Source
-from schemas.launch import KernelPlan, ToolSpec
+from goondan.kernel.broker.bus import MAX_ID, RETRY_AFTER_MS, Bus
+from goondan.kernel.broker.entities import TOOLS, Connection, Event, Instance
+from goondan.kernel.broker.presence import agent_address
+from goondan.schemas.address import build_tool_name
+from goondan.schemas.errors import GoondanError, error_payload
+from goondan.schemas.frames import OPERATOR, Frame, Source
+from goondan.schemas.launch import KernelPlan, ToolSpec
 
 #: One shared object, because there may be very many events of clients.
 _CLIENT: Final = Source("client", "client")

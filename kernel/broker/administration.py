@@ -10,21 +10,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from kernel.broker.approvals.operators import Operators
-from kernel.broker.budgets.desk import Budgets
-from kernel.broker.bus import Bus
-from kernel.broker.cancels import Cancels
-from kernel.broker.dead_letters import DeadLetters
-from kernel.broker.deletions import Deletions
-from kernel.broker.entities import AGENTS, CLASSES, TOOLS, Connection
-from kernel.broker.fresh import FreshStarts
-from kernel.broker.gate.desk import Gates
-from kernel.broker.live_config.service import LiveConfigs
-from kernel.broker.oauth import OPS, TokenOrders
-from kernel.broker.waits import Waits
-from schemas.codec import from_raw, to_raw
-from schemas.errors import GoondanError, error_payload
-from schemas.frames import Frame
+from goondan.kernel.broker.approvals.operators import Operators
+from goondan.kernel.broker.budgets.desk import Budgets
+from goondan.kernel.broker.bus import Bus
+from goondan.kernel.broker.cancels import Cancels
+from goondan.kernel.broker.dead_letters import DeadLetters
+from goondan.kernel.broker.deletions import Deletions
+from goondan.kernel.broker.entities import AGENTS, CLASSES, TOOLS, Connection
+from goondan.kernel.broker.fresh import FreshStarts
+from goondan.kernel.broker.gate.desk import Gates
+from goondan.kernel.broker.live_config.service import LiveConfigs
+from goondan.kernel.broker.oauth import OPS, TokenOrders
+from goondan.kernel.broker.waits import Waits
+from goondan.schemas.codec import from_raw, to_raw
+from goondan.schemas.errors import GoondanError, error_payload
+from goondan.schemas.frames import Frame
 
 #: At most so many peers of one class are in one answer, because it must fit in one frame.
 MAX_PEERS: Final = 4096

@@ -10,16 +10,16 @@ from __future__ import annotations
 
 from msgspec import Raw
 
-from kernel.broker.blobs import Receiver
-from kernel.broker.bus import Bus
-from kernel.broker.entities import AGENTS, CLIENTS, Connection, Event, Instance, Staged
-from kernel.broker.journal.records import Finished, event_subject
-from kernel.broker.journal.records import decode as decode_record
-from kernel.broker.quiet import QuietPeers
-from schemas.codec import encode_value
-from schemas.errors import GoondanError, error_payload
-from schemas.frames import Frame, Source
-from schemas.questions import ANSWER_SUFFIX
+from goondan.kernel.broker.blobs import Receiver
+from goondan.kernel.broker.bus import Bus
+from goondan.kernel.broker.entities import AGENTS, CLIENTS, Connection, Event, Instance, Staged
+from goondan.kernel.broker.journal.records import Finished, event_subject
+from goondan.kernel.broker.journal.records import decode as decode_record
+from goondan.kernel.broker.quiet import QuietPeers
+from goondan.schemas.codec import encode_value
+from goondan.schemas.errors import GoondanError, error_payload
+from goondan.schemas.frames import Frame, Source
+from goondan.schemas.questions import ANSWER_SUFFIX
 
 
 class Answering:

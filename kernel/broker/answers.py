@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 from msgspec import Raw
 
-from schemas.codec import to_raw
-from schemas.errors import error_payload
-from schemas.frames import AgentEvent, Answer, ErrorPayload
+from goondan.schemas.codec import to_raw
+from goondan.schemas.errors import error_payload
+from goondan.schemas.frames import AgentEvent, Answer, ErrorPayload
 
 if TYPE_CHECKING:
-    from kernel.broker.entities import Event
+    from goondan.kernel.broker.entities import Event
 
 #: There is no wall clock here, and nobody needs one: the event's own times are in its trace.
 _NO_TIME = "1970-01-01T00:00:00Z"

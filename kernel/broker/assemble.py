@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import sys
 
-from kernel.broker.bus import Bus
-from kernel.broker.epochs import Epochs
-from kernel.broker.instance_folders import InstanceFolders
-from kernel.broker.journal.factory import wall_ms
-from kernel.broker.journal.interface import Store
-from kernel.broker.journal.records import EPOCHS
-from kernel.broker.ledger import EPOCH_BLOCK, Ledger
-from kernel.broker.recovery import BadRow, reserved_epochs, restore
-from kernel.broker.router import Router
-from schemas.errors import fail
-from schemas.launch import KernelPlan
-from schemas.visible import visible_line
+from goondan.kernel.broker.bus import Bus
+from goondan.kernel.broker.epochs import Epochs
+from goondan.kernel.broker.instance_folders import InstanceFolders
+from goondan.kernel.broker.journal.factory import wall_ms
+from goondan.kernel.broker.journal.interface import Store
+from goondan.kernel.broker.journal.records import EPOCHS
+from goondan.kernel.broker.ledger import EPOCH_BLOCK, Ledger
+from goondan.kernel.broker.recovery import BadRow, reserved_epochs, restore
+from goondan.kernel.broker.router import Router
+from goondan.schemas.errors import fail
+from goondan.schemas.launch import KernelPlan
+from goondan.schemas.visible import visible_line
 
 
 def assemble(

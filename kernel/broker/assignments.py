@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from kernel.broker.entities import Connection, Instance
+from goondan.kernel.broker.entities import Connection, Instance
 
 
 class Assignments:

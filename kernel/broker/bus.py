@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections import Counter
 
-from kernel.broker.approvals.items import Item
-from kernel.broker.calls import Calls
-from kernel.broker.entities import Connection, Event, Instance, Staged
-from kernel.broker.epochs import Epochs
-from kernel.broker.journal.interface import Archive
-from kernel.broker.ledger import EPOCH_BLOCK, Ledger
-from kernel.broker.mailbox import Mailbox, Quotas
-from kernel.broker.presence import Presence
-from kernel.broker.restart_wishes import Wish
-from kernel.broker.shares import kept_of
-from schemas.address import instance_workdir
-from schemas.codec import encode_value, to_raw
-from schemas.control import Principal, ToSupervisor
-from schemas.frames import ORCHESTRATOR, ErrorPayload, Frame, Shutdown, ShutdownReason
-from schemas.launch import KernelPlan
+from goondan.kernel.broker.approvals.items import Item
+from goondan.kernel.broker.calls import Calls
+from goondan.kernel.broker.entities import Connection, Event, Instance, Staged
+from goondan.kernel.broker.epochs import Epochs
+from goondan.kernel.broker.journal.interface import Archive
+from goondan.kernel.broker.ledger import EPOCH_BLOCK, Ledger
+from goondan.kernel.broker.mailbox import Mailbox, Quotas
+from goondan.kernel.broker.presence import Presence
+from goondan.kernel.broker.restart_wishes import Wish
+from goondan.kernel.broker.shares import kept_of
+from goondan.schemas.address import instance_workdir
+from goondan.schemas.codec import encode_value, to_raw
+from goondan.schemas.control import Principal, ToSupervisor
+from goondan.schemas.frames import ORCHESTRATOR, ErrorPayload, Frame, Shutdown, ShutdownReason
+from goondan.schemas.launch import KernelPlan
 
 #: New events and tool calls that one peer may have unanswered.
 CREDIT = 256

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from kernel.broker.blobs import MAX_CALL_BYTES
-from kernel.broker.entities import Connection, Event
-from kernel.broker.shares import Pool, kept_of
+from goondan.kernel.broker.blobs import MAX_CALL_BYTES
+from goondan.kernel.broker.entities import Connection, Event
+from goondan.kernel.broker.shares import Pool, kept_of
 
 
 class Call(Struct, gc=False):

@@ -18,15 +18,15 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from kernel.broker.answers import deleted_answer, failure_answer
-from kernel.broker.bus import RETRY_AFTER_MS, RETURN_S, Bus
-from kernel.broker.entities import Connection, Event, Instance, Staged
-from kernel.broker.journal.records import event_subject
-from kernel.broker.late_answers import late_answer
-from kernel.broker.one_frame import fitting
-from schemas.codec import to_raw
-from schemas.errors import GoondanError, error_payload
-from schemas.frames import Frame, Lease
+from goondan.kernel.broker.answers import deleted_answer, failure_answer
+from goondan.kernel.broker.bus import RETRY_AFTER_MS, RETURN_S, Bus
+from goondan.kernel.broker.entities import Connection, Event, Instance, Staged
+from goondan.kernel.broker.journal.records import event_subject
+from goondan.kernel.broker.late_answers import late_answer
+from goondan.kernel.broker.one_frame import fitting
+from goondan.schemas.codec import to_raw
+from goondan.schemas.errors import GoondanError, error_payload
+from goondan.schemas.frames import Frame, Lease
 
 #: Questions that may wait for the end of one event. More are refused with E_OVERLOADED.
 MAX_ASKERS: Final = 64

@@ -18,14 +18,14 @@ from typing import Final
 
 from msgspec import Struct
 
-from kernel.broker.bus import RETRY_AFTER_MS, RETURN_S, Bus
-from kernel.broker.entities import Connection
-from schemas.address import is_name
-from schemas.changesets import ChangesetWish, CommitChangeset, OpenChangeset
-from schemas.codec import from_raw, to_raw
-from schemas.control import ChangesetAnswered, ChangesetAsked, ChangesetsHeld, ChangesetsOver, WhichChangesets
-from schemas.errors import GoondanError, error_payload, fail
-from schemas.frames import OPERATOR_AGENT, Frame
+from goondan.kernel.broker.bus import RETRY_AFTER_MS, RETURN_S, Bus
+from goondan.kernel.broker.entities import Connection
+from goondan.schemas.address import is_name
+from goondan.schemas.changesets import ChangesetWish, CommitChangeset, OpenChangeset
+from goondan.schemas.codec import from_raw, to_raw
+from goondan.schemas.control import ChangesetAnswered, ChangesetAsked, ChangesetsHeld, ChangesetsOver, WhichChangesets
+from goondan.schemas.errors import GoondanError, error_payload, fail
+from goondan.schemas.frames import OPERATOR_AGENT, Frame
 
 #: Characters of a question's callId: two ids, and a part that tells the questions of one call apart.
 MAX_CALL_ID: Final = 1024

@@ -14,14 +14,14 @@ from typing import Final
 
 from msgspec import Raw
 
-from kernel.broker.entities import Content, Event
-from kernel.broker.journal import records
-from kernel.broker.journal.interface import Archive, JournalFailed
-from kernel.broker.journal.records import Accepted
-from schemas.codec import DECODE_ERRORS
-from schemas.errors import GoondanError
-from schemas.frames import NO_PAYLOAD
-from schemas.spans import is_trace_id, trace_id_of
+from goondan.kernel.broker.entities import Content, Event
+from goondan.kernel.broker.journal import records
+from goondan.kernel.broker.journal.interface import Archive, JournalFailed
+from goondan.kernel.broker.journal.records import Accepted
+from goondan.schemas.codec import DECODE_ERRORS
+from goondan.schemas.errors import GoondanError
+from goondan.schemas.frames import NO_PAYLOAD
+from goondan.schemas.spans import is_trace_id, trace_id_of
 
 #: Contents of waiting events that stay in memory (bytes): about 5,000 ordinary messages.
 KEPT_BYTES: Final = 4 << 20

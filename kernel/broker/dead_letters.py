@@ -19,16 +19,16 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from kernel.broker.bus import MAX_ID, RETRY_AFTER_MS, Bus
-from kernel.broker.contents import content_of
-from kernel.broker.entities import Connection, Event, Staged
-from kernel.broker.journal import records
-from kernel.broker.journal.interface import Item
-from kernel.broker.journal.records import Accepted, Finished
-from kernel.broker.one_frame import fitting
-from schemas.codec import to_raw
-from schemas.errors import GoondanError, error_payload, fail
-from schemas.frames import Frame
+from goondan.kernel.broker.bus import MAX_ID, RETRY_AFTER_MS, Bus
+from goondan.kernel.broker.contents import content_of
+from goondan.kernel.broker.entities import Connection, Event, Staged
+from goondan.kernel.broker.journal import records
+from goondan.kernel.broker.journal.interface import Item
+from goondan.kernel.broker.journal.records import Accepted, Finished
+from goondan.kernel.broker.one_frame import fitting
+from goondan.schemas.codec import to_raw
+from goondan.schemas.errors import GoondanError, error_payload, fail
+from goondan.schemas.frames import Frame
 
 #: At most so many dead letters are in one list, because it must fit in one frame.
 MAX_LISTED: Final = 1000

@@ -25,18 +25,18 @@ from typing import Any, Final, Literal
 
 from msgspec import Struct
 
-from kernel.broker.bus import MAX_ID, RETRY_AFTER_MS, RETURN_S, Bus
-from kernel.broker.cancels import Cancels
-from kernel.broker.directory import Directory
-from kernel.broker.entities import TOOLS, Connection, Event, Instance, Staged
-from kernel.broker.folders import Folders, Moved
-from kernel.broker.journal import records
-from kernel.broker.journal.interface import Item
-from kernel.broker.processes import Processes
-from schemas.address import instance_workdir, is_instance_key, is_resource_name
-from schemas.codec import from_raw, to_raw
-from schemas.errors import GoondanError, error_payload, fail
-from schemas.frames import OPERATOR_AGENT, ORCHESTRATOR, ErrorPayload, Frame, InstanceEnd, InstanceEnded
+from goondan.kernel.broker.bus import MAX_ID, RETRY_AFTER_MS, RETURN_S, Bus
+from goondan.kernel.broker.cancels import Cancels
+from goondan.kernel.broker.directory import Directory
+from goondan.kernel.broker.entities import TOOLS, Connection, Event, Instance, Staged
+from goondan.kernel.broker.folders import Folders, Moved
+from goondan.kernel.broker.journal import records
+from goondan.kernel.broker.journal.interface import Item
+from goondan.kernel.broker.processes import Processes
+from goondan.schemas.address import instance_workdir, is_instance_key, is_resource_name
+from goondan.schemas.codec import from_raw, to_raw
+from goondan.schemas.errors import GoondanError, error_payload, fail
+from goondan.schemas.frames import OPERATOR_AGENT, ORCHESTRATOR, ErrorPayload, Frame, InstanceEnd, InstanceEnded
 
 #: How long a holder may take to end a cancelled turn (seconds). Then its process is killed. Its calls get 2 s to stop.
 CANCEL_S: Final = 5.0

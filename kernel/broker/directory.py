@@ -20,20 +20,20 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from kernel.broker.acting import Actor, Actors
-from kernel.broker.bus import MAX_ID, RETRY_AFTER_MS, Bus
-from kernel.broker.entities import Connection, Instance, PendingSpawn, Staged
-from kernel.broker.journal.interface import Item, Write
-from kernel.broker.one_frame import fitting
-from kernel.broker.places import Claim
-from kernel.broker.processes import Processes, spawn_failure
-from kernel.broker.spawns import Spawned, SpawnRecord
-from kernel.broker.workdirs import Beneath, Workdir, shared
-from schemas.address import is_instance_key
-from schemas.codec import from_raw, to_raw
-from schemas.control import Exited, Inventory, Ready, SpawnFailed
-from schemas.errors import GoondanError, error_payload, fail
-from schemas.frames import (
+from goondan.kernel.broker.acting import Actor, Actors
+from goondan.kernel.broker.bus import MAX_ID, RETRY_AFTER_MS, Bus
+from goondan.kernel.broker.entities import Connection, Instance, PendingSpawn, Staged
+from goondan.kernel.broker.journal.interface import Item, Write
+from goondan.kernel.broker.one_frame import fitting
+from goondan.kernel.broker.places import Claim
+from goondan.kernel.broker.processes import Processes, spawn_failure
+from goondan.kernel.broker.spawns import Spawned, SpawnRecord
+from goondan.kernel.broker.workdirs import Beneath, Workdir, shared
+from goondan.schemas.address import is_instance_key
+from goondan.schemas.codec import from_raw, to_raw
+from goondan.schemas.control import Exited, Inventory, Ready, SpawnFailed
+from goondan.schemas.errors import GoondanError, error_payload, fail
+from goondan.schemas.frames import (
     NO_PAYLOAD,
     OPERATOR_AGENT,
     AgentsCatalog,
@@ -44,7 +44,7 @@ from schemas.frames import (
     ListedAgent,
     SpawnedAgent,
 )
-from schemas.times import rfc3339
+from goondan.schemas.times import rfc3339
 
 #: How long a process may take to start when the asker names no deadline (seconds).
 SPAWN_S: Final = 60.0

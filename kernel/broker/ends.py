@@ -12,14 +12,14 @@ from typing import Literal
 
 from msgspec import Raw, structs
 
-from kernel.broker.answers import failure_answer, no_room_answer
-from kernel.broker.blobs import size_of
-from kernel.broker.bus import Bus
-from kernel.broker.entities import Connection, Event, Staged, State
-from kernel.broker.journal.interface import Item
-from kernel.broker.late_answers import late_answer
-from schemas.errors import error_payload
-from schemas.frames import Blob
+from goondan.kernel.broker.answers import failure_answer, no_room_answer
+from goondan.kernel.broker.blobs import size_of
+from goondan.kernel.broker.bus import Bus
+from goondan.kernel.broker.entities import Connection, Event, Staged, State
+from goondan.kernel.broker.journal.interface import Item
+from goondan.kernel.broker.late_answers import late_answer
+from goondan.schemas.errors import error_payload
+from goondan.schemas.frames import Blob
 
 
 class Ends:

@@ -17,18 +17,18 @@ from typing import Final, Literal
 
 from msgspec import Raw, Struct
 
-from kernel.broker.allowance import Allowance
-from kernel.broker.blobs import size_of
-from kernel.broker.budgets.book import BudgetLine
-from kernel.broker.journal.interface import Item
-from kernel.broker.places import Claim
-from kernel.broker.spawns import Spawned
-from kernel.broker.standing import Standing
-from kernel.broker.workdirs import Workdir
-from schemas.attached_files import size_of_files
-from schemas.frames import NO_PAYLOAD, Blob, FilePart, Frame, Hello, ReplyTo, Source
-from schemas.questions import ANSWER_SUFFIX
-from schemas.tokens import Claims, TokenClass
+from goondan.kernel.broker.allowance import Allowance
+from goondan.kernel.broker.blobs import size_of
+from goondan.kernel.broker.budgets.book import BudgetLine
+from goondan.kernel.broker.journal.interface import Item
+from goondan.kernel.broker.places import Claim
+from goondan.kernel.broker.spawns import Spawned
+from goondan.kernel.broker.standing import Standing
+from goondan.kernel.broker.workdirs import Workdir
+from goondan.schemas.attached_files import size_of_files
+from goondan.schemas.frames import NO_PAYLOAD, Blob, FilePart, Frame, Hello, ReplyTo, Source
+from goondan.schemas.questions import ANSWER_SUFFIX
+from goondan.schemas.tokens import Claims, TokenClass
 
 #: The broker's sockets, by class; a connection's `cls` is an index into this.
 CLASSES: Final[tuple[TokenClass, ...]] = ("control", "agent", "toolhost", "client")

@@ -15,24 +15,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from kernel.broker.answering import Answering
-from kernel.broker.answers import deleted_answer
-from kernel.broker.approvals.clocks import left_ms
-from kernel.broker.approvals.room import Approvals
-from kernel.broker.budgets.desk import Budgets
-from kernel.broker.bus import Bus
-from kernel.broker.cancels import Cancels
-from kernel.broker.ends import Ends
-from kernel.broker.entities import Connection, Event, Instance, Staged, State
-from kernel.broker.journal.records import INSTANCE_DIGEST_BYTES, event_subject, instance_digest
-from kernel.broker.late_answers import news, waiting_news
-from kernel.broker.mailbox import LEASE_S
-from kernel.broker.processes import Processes
-from kernel.broker.quiet import QuietPeers
-from kernel.broker.restarts import Restarts
-from kernel.broker.tool_calls import ToolCalls
-from schemas.errors import GoondanError, error_payload
-from schemas.frames import Frame, Hello
+from goondan.kernel.broker.answering import Answering
+from goondan.kernel.broker.answers import deleted_answer
+from goondan.kernel.broker.approvals.clocks import left_ms
+from goondan.kernel.broker.approvals.room import Approvals
+from goondan.kernel.broker.budgets.desk import Budgets
+from goondan.kernel.broker.bus import Bus
+from goondan.kernel.broker.cancels import Cancels
+from goondan.kernel.broker.ends import Ends
+from goondan.kernel.broker.entities import Connection, Event, Instance, Staged, State
+from goondan.kernel.broker.journal.records import INSTANCE_DIGEST_BYTES, event_subject, instance_digest
+from goondan.kernel.broker.late_answers import news, waiting_news
+from goondan.kernel.broker.mailbox import LEASE_S
+from goondan.kernel.broker.processes import Processes
+from goondan.kernel.broker.quiet import QuietPeers
+from goondan.kernel.broker.restarts import Restarts
+from goondan.kernel.broker.tool_calls import ToolCalls
+from goondan.schemas.errors import GoondanError, error_payload
+from goondan.schemas.frames import Frame, Hello
 
 #: Longest cause of a dead letter (characters): a person reads it, and the journal keeps it.
 MAX_CAUSE: Final = 1000

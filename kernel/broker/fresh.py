@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from kernel.broker.bus import Bus
-from kernel.broker.entities import Connection, Staged
-from schemas.codec import to_raw
-from schemas.control import BeginAnew, BegunAnew
-from schemas.errors import fail
-from schemas.frames import Frame
+from goondan.kernel.broker.bus import Bus
+from goondan.kernel.broker.entities import Connection, Staged
+from goondan.schemas.codec import to_raw
+from goondan.schemas.control import BeginAnew, BegunAnew
+from goondan.schemas.errors import fail
+from goondan.schemas.frames import Frame
 
 #: Stands for all agents.
 EVERY: Final = ""

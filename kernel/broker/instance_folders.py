@@ -23,9 +23,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
-from kernel.broker.folders import Moved
-from schemas.address import instance_dir
-from schemas.visible import visible_line
+from goondan.kernel.broker.folders import Moved
+from goondan.schemas.address import instance_dir
+from goondan.schemas.visible import visible_line
 
 #: The folder below the state directory.
 DELETED: Final = "deleted"

@@ -18,23 +18,23 @@ from typing import Final
 
 from msgspec import Raw
 
-from kernel.broker.acting import Actor, Actors
-from kernel.broker.answering import Answering
-from kernel.broker.approvals.room import Approvals
-from kernel.broker.budgets.desk import Budgets
-from kernel.broker.bus import MAX_CORRELATION, MAX_ID, RETRY_AFTER_MS, Bus
-from kernel.broker.dead_letters import REQUEUED_SUFFIX
-from kernel.broker.entities import CLIENTS, Connection, Content, Event, Instance, Staged
-from kernel.broker.journal.records import Finished, event_digest, event_subject
-from kernel.broker.journal.records import decode as decode_record
-from kernel.broker.mailbox import MAX_LATE, MAX_QUEUED
-from kernel.broker.shares import describe_shortage
-from kernel.broker.tracing import trace_of
-from kernel.broker.workdirs import passed_on
-from schemas.address import MAX_PATH_BYTES, is_given_id, is_instance_key, is_name, is_path
-from schemas.errors import GoondanError, error_payload
-from schemas.frames import OPERATOR_AGENT, ErrorPayload, Frame, ReplyTo
-from schemas.questions import ANSWER_SUFFIX
+from goondan.kernel.broker.acting import Actor, Actors
+from goondan.kernel.broker.answering import Answering
+from goondan.kernel.broker.approvals.room import Approvals
+from goondan.kernel.broker.budgets.desk import Budgets
+from goondan.kernel.broker.bus import MAX_CORRELATION, MAX_ID, RETRY_AFTER_MS, Bus
+from goondan.kernel.broker.dead_letters import REQUEUED_SUFFIX
+from goondan.kernel.broker.entities import CLIENTS, Connection, Content, Event, Instance, Staged
+from goondan.kernel.broker.journal.records import Finished, event_digest, event_subject
+from goondan.kernel.broker.journal.records import decode as decode_record
+from goondan.kernel.broker.mailbox import MAX_LATE, MAX_QUEUED
+from goondan.kernel.broker.shares import describe_shortage
+from goondan.kernel.broker.tracing import trace_of
+from goondan.kernel.broker.workdirs import passed_on
+from goondan.schemas.address import MAX_PATH_BYTES, is_given_id, is_instance_key, is_name, is_path
+from goondan.schemas.errors import GoondanError, error_payload
+from goondan.schemas.frames import OPERATOR_AGENT, ErrorPayload, Frame, ReplyTo
+from goondan.schemas.questions import ANSWER_SUFFIX
 
 #: Agents that may wait for each other in a row. A longer chain counts as a loop.
 MAX_CHAIN: Final = 32

@@ -18,14 +18,14 @@ from typing import Final
 
 from msgspec import Raw
 
-from kernel.broker.answers import no_room_answer
-from kernel.broker.blobs import size_of
-from kernel.broker.bus import Bus
-from kernel.broker.contents import Contents
-from kernel.broker.entities import Content, Event, Instance, size_in_memory
-from kernel.broker.journal.records import event_digest
-from kernel.broker.presence import agent_address
-from schemas.frames import Blob, Frame, Source
+from goondan.kernel.broker.answers import no_room_answer
+from goondan.kernel.broker.blobs import size_of
+from goondan.kernel.broker.bus import Bus
+from goondan.kernel.broker.contents import Contents
+from goondan.kernel.broker.entities import Content, Event, Instance, size_in_memory
+from goondan.kernel.broker.journal.records import event_digest
+from goondan.kernel.broker.presence import agent_address
+from goondan.schemas.frames import Blob, Frame, Source
 
 #: A turn is told of at most so many late answers when it begins. Later ones get turns of their own.
 MAX_NEWS: Final = 64

@@ -19,10 +19,10 @@ from typing import Final
 
 from msgspec import Raw
 
-from kernel.broker.entities import Event, State
-from kernel.broker.journal import records
-from kernel.broker.journal.interface import DropAnswer, Item, Put, Retire, Write
-from kernel.broker.journal.records import (
+from goondan.kernel.broker.entities import Event, State
+from goondan.kernel.broker.journal import records
+from goondan.kernel.broker.journal.interface import DropAnswer, Item, Put, Retire, Write
+from goondan.kernel.broker.journal.records import (
     Accepted,
     BudgetHold,
     BudgetTree,
@@ -32,8 +32,8 @@ from kernel.broker.journal.records import (
     InstanceSpawned,
     RestartWished,
 )
-from kernel.broker.spawns import SpawnRecord
-from schemas.frames import Blob
+from goondan.kernel.broker.spawns import SpawnRecord
+from goondan.schemas.frames import Blob
 
 #: How many epochs are reserved with one write, so that a new epoch seldom needs a write.
 EPOCH_BLOCK: Final = 1_000_000

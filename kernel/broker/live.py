@@ -17,12 +17,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from kernel.broker.allowance import Allowance
-from kernel.broker.bus import Bus, Lossy
-from kernel.broker.entities import CLIENTS, Connection
-from schemas.codec import encode_value
-from schemas.frames import Frame
-from schemas.spans import is_span_id
+from goondan.kernel.broker.allowance import Allowance
+from goondan.kernel.broker.bus import Bus, Lossy
+from goondan.kernel.broker.entities import CLIENTS, Connection
+from goondan.schemas.codec import encode_value
+from goondan.schemas.frames import Frame
+from goondan.schemas.spans import is_span_id
 
 #: The largest payload that is passed on (bytes). Agents send at most 12 KiB of text in one piece.
 MAX_LIVE_BYTES: Final = 16 << 10

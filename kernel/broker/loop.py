@@ -22,16 +22,16 @@ from collections.abc import Container, Sequence
 from contextlib import suppress
 from typing import Final
 
-from kernel.broker.blob_keeper import SWEEP_S, BlobKeeper
-from kernel.broker.entities import AGENTS, CLASSES, CLIENTS, CONTROL, TOOLS, Staged
-from kernel.broker.journal.interface import Journal
-from kernel.broker.peer_users import users_of
-from kernel.broker.router import Router
-from kernel.broker.transport import Transport
-from schemas.system.startup import admit_toolhost
-from schemas.tokens import SOCKETS
-from schemas.transport import chosen
-from schemas.visible import visible_line
+from goondan.kernel.broker.blob_keeper import SWEEP_S, BlobKeeper
+from goondan.kernel.broker.entities import AGENTS, CLASSES, CLIENTS, CONTROL, TOOLS, Staged
+from goondan.kernel.broker.journal.interface import Journal
+from goondan.kernel.broker.peer_users import users_of
+from goondan.kernel.broker.router import Router
+from goondan.kernel.broker.transport import Transport
+from goondan.schemas.system.startup import admit_toolhost
+from goondan.schemas.tokens import SOCKETS
+from goondan.schemas.transport import chosen
+from goondan.schemas.visible import visible_line
 
 #: Frames that one class may bring in one round. With this quota a control ping waits 10 ms at worst.
 QUOTA: Final = 64
@@ -242,10 +242,10 @@ class BrokerLoop:
 def _transport(name: str, epoll: select.epoll, counters: Counter[str], known: Sequence[Container[bytes]]) -> Transport:
     """The transport of that name. `known`: for each class the routing ids of the connections that have said hello."""
     if name == "native":
-        from kernel.broker.transport.native import NativeTransport
+        from goondan.kernel.broker.transport.native import NativeTransport
 
         return NativeTransport(epoll, counters)
-    from kernel.broker.transport.libzmq import LibzmqTransport
+    from goondan.kernel.broker.transport.libzmq import LibzmqTransport
 
     return LibzmqTransport(epoll, counters, known)
 

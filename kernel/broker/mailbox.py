@@ -17,19 +17,19 @@ from typing import Final
 
 from msgspec import Raw, Struct
 
-from kernel.broker.assignments import Assignments
-from kernel.broker.blobs import HeldBlobs, Receiver, size_of
-from kernel.broker.budgets.book import Book
-from kernel.broker.contents import Contents
-from kernel.broker.due import Due
-from kernel.broker.entities import ANSWER_ROOM, Event, Instance, State, unknown_session
-from kernel.broker.epochs import Epochs
-from kernel.broker.journal.interface import Archive
-from kernel.broker.places import Places
-from kernel.broker.shares import Pool, kept_of
-from kernel.broker.workdirs import Workdir
-from schemas.frames import NO_PAYLOAD, Blob
-from schemas.questions import ANSWER_SUFFIX
+from goondan.kernel.broker.assignments import Assignments
+from goondan.kernel.broker.blobs import HeldBlobs, Receiver, size_of
+from goondan.kernel.broker.budgets.book import Book
+from goondan.kernel.broker.contents import Contents
+from goondan.kernel.broker.due import Due
+from goondan.kernel.broker.entities import ANSWER_ROOM, Event, Instance, State, unknown_session
+from goondan.kernel.broker.epochs import Epochs
+from goondan.kernel.broker.journal.interface import Archive
+from goondan.kernel.broker.places import Places
+from goondan.kernel.broker.shares import Pool, kept_of
+from goondan.kernel.broker.workdirs import Workdir
+from goondan.schemas.frames import NO_PAYLOAD, Blob
+from goondan.schemas.questions import ANSWER_SUFFIX
 
 #: Deliveries without progress after which an event is a dead letter (docs/design/delivery.md section 4).
 MAX_ATTEMPTS: Final = 5

@@ -18,14 +18,14 @@ from typing import Any, Final, TypeGuard
 
 from msgspec import Raw, Struct
 
-from kernel.broker.bus import MAX_ID, RETRY_AFTER_MS, RETURN_S, Bus
-from kernel.broker.entities import TOOLS, Connection, Event
-from kernel.broker.presence import agent_address
-from schemas.codec import DECODE_ERRORS, check_depth, from_raw, to_raw
-from schemas.control import TokensWanted
-from schemas.errors import GoondanError, error_payload, fail
-from schemas.frames import Frame
-from schemas.oauth import (
+from goondan.kernel.broker.bus import MAX_ID, RETRY_AFTER_MS, RETURN_S, Bus
+from goondan.kernel.broker.entities import TOOLS, Connection, Event
+from goondan.kernel.broker.presence import agent_address
+from goondan.schemas.codec import DECODE_ERRORS, check_depth, from_raw, to_raw
+from goondan.schemas.control import TokensWanted
+from goondan.schemas.errors import GoondanError, error_payload, fail
+from goondan.schemas.frames import Frame
+from goondan.schemas.oauth import (
     APP_SUBJECT,
     LOCAL_SUBJECT,
     MAX_SCOPES,
@@ -44,7 +44,7 @@ from schemas.oauth import (
     is_scope,
     is_subject,
 )
-from schemas.tokens import OAUTH
+from goondan.schemas.tokens import OAUTH
 
 #: How long an order may take (seconds): longer than the two requests of 20 s each that it can need, and than a restart
 #: of the process in between.
@@ -227,7 +227,7 @@ class TokenOrders:
             message = "the broker has just started and waits for its supervisor"
             raise GoondanError(error_payload("E_OVERLOADED", message, retry_after_ms=RETRY_AFTER_MS))
         else:
-            suggestion = "Start `python -m kernel.oauth`, or the kernel with `gdn run`."
+            suggestion = "Start `python -m goondan.kernel.oauth`, or the kernel with `gdn run`."
             raise fail("E_OAUTH_UNAVAILABLE", "no process holds tokens here", suggestion=suggestion)
 
     def _send(self, holder: Connection, item: _Open) -> None:

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from schemas.approvals import MAX_ANSWER_BYTES, MAX_ARGS_BYTES, MAX_MESSAGE
-from schemas.errors import fail
-from schemas.frames import Frame
-from schemas.live_config import MAX_PROPOSAL_BYTES
-from schemas.oauth import MAX_DOCUMENT
+from goondan.schemas.approvals import MAX_ANSWER_BYTES, MAX_ARGS_BYTES, MAX_MESSAGE
+from goondan.schemas.errors import fail
+from goondan.schemas.frames import Frame
+from goondan.schemas.live_config import MAX_PROPOSAL_BYTES
+from goondan.schemas.oauth import MAX_DOCUMENT
 
 #: Names and numbers.
 _SHORT: Final = 4 << 10

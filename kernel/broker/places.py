@@ -22,9 +22,9 @@ from typing import Generic, TypeVar
 
 from msgspec import Struct
 
-from kernel.broker.loans import Loans
-from kernel.broker.shares import Pool
-from kernel.broker.wishes import First, WaitingLine
+from goondan.kernel.broker.loans import Loans
+from goondan.kernel.broker.shares import Pool
+from goondan.kernel.broker.wishes import First, WaitingLine
 
 Key = TypeVar("Key")
 

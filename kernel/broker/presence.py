@@ -15,12 +15,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from kernel.broker.entities import AGENTS, CLASSES, CLIENTS, Connection
-from kernel.broker.launches import EndedLaunches
-from schemas.address import is_name
-from schemas.errors import GoondanError, fail
-from schemas.frames import PROTOCOL_VERSION, Hello
-from schemas.tokens import Claims, verify
+from goondan.kernel.broker.entities import AGENTS, CLASSES, CLIENTS, Connection
+from goondan.kernel.broker.launches import EndedLaunches
+from goondan.schemas.address import is_name
+from goondan.schemas.errors import GoondanError, fail
+from goondan.schemas.frames import PROTOCOL_VERSION, Hello
+from goondan.schemas.tokens import Claims, verify
 
 #: Connected clients. More are refused, so that a loop of `gdn send` cannot fill the broker.
 MAX_CLIENTS: Final = 4096

@@ -18,16 +18,16 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Final
 
-from kernel.broker.bus import Bus, principal_of
-from kernel.broker.cancels import Cancels
-from kernel.broker.ends import Ends
-from kernel.broker.entities import AGENTS, CLIENTS, TOOLS, Connection, Event, Instance, Staged
-from kernel.broker.mailbox import MAX_ATTEMPTS
-from kernel.broker.places import Claim
-from kernel.broker.presence import agent_address
-from kernel.broker.servers import Servers
-from kernel.broker.tool_calls import ToolCalls
-from schemas.control import (
+from goondan.kernel.broker.bus import Bus, principal_of
+from goondan.kernel.broker.cancels import Cancels
+from goondan.kernel.broker.ends import Ends
+from goondan.kernel.broker.entities import AGENTS, CLIENTS, TOOLS, Connection, Event, Instance, Staged
+from goondan.kernel.broker.mailbox import MAX_ATTEMPTS
+from goondan.kernel.broker.places import Claim
+from goondan.kernel.broker.presence import agent_address
+from goondan.kernel.broker.servers import Servers
+from goondan.kernel.broker.tool_calls import ToolCalls
+from goondan.schemas.control import (
     Drain,
     Exited,
     Inventory,

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from kernel.broker.bus import Bus
-from kernel.broker.due import Due
-from kernel.broker.entities import CONTROL, Connection
-from schemas.frames import Frame
+from goondan.kernel.broker.bus import Bus
+from goondan.kernel.broker.due import Due
+from goondan.kernel.broker.entities import CONTROL, Connection
+from goondan.schemas.frames import Frame
 
 #: A peer that was silent this long is pinged; an unreachable one is dropped then (seconds).
 PING_AFTER_S: Final = 2.0

@@ -17,12 +17,12 @@ from functools import lru_cache
 from sys import intern
 from typing import Any, Final, NamedTuple
 
-from kernel.broker.bus import Bus
-from kernel.broker.contents import content_of
-from kernel.broker.entities import Event
-from kernel.broker.journal import records
-from kernel.broker.journal.interface import Row
-from kernel.broker.journal.records import (
+from goondan.kernel.broker.bus import Bus
+from goondan.kernel.broker.contents import content_of
+from goondan.kernel.broker.entities import Event
+from goondan.kernel.broker.journal import records
+from goondan.kernel.broker.journal.interface import Row
+from goondan.kernel.broker.journal.records import (
     Accepted,
     AnswerAwaitedNoMore,
     AnswerUnwanted,
@@ -43,11 +43,11 @@ from kernel.broker.journal.records import (
     InstanceSpawned,
     RestartWished,
 )
-from kernel.broker.restart_wishes import Wish
-from kernel.broker.spawns import SpawnRecord
-from kernel.broker.workdirs import Workdir
-from schemas.codec import DECODE_ERRORS
-from schemas.frames import Source
+from goondan.kernel.broker.restart_wishes import Wish
+from goondan.kernel.broker.spawns import SpawnRecord
+from goondan.kernel.broker.workdirs import Workdir
+from goondan.schemas.codec import DECODE_ERRORS
+from goondan.schemas.frames import Source
 
 
 class BadRow(Exception):

@@ -6,10 +6,10 @@ from typing import Any
 
 import msgspec
 
-from kernel.broker.bus import Bus
-from kernel.broker.entities import Connection
-from schemas.codec import to_raw
-from schemas.frames import ErrorPayload, Frame
+from goondan.kernel.broker.bus import Bus
+from goondan.kernel.broker.entities import Connection
+from goondan.schemas.codec import to_raw
+from goondan.schemas.frames import ErrorPayload, Frame
 
 
 def refuse_call(bus: Bus, connection: Connection, frame: Frame, info: ErrorPayload) -> None:

@@ -6,7 +6,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from kernel.broker.entities import Connection
+from goondan.kernel.broker.entities import Connection
 
 #: `checking`: the supervisor looks at the bundle. `staged`: on its way into the journal. `wished`: to be carried out.
 #: `due`: the supervisor has been told. `done`: a kernel has started since, or the restart came to nothing.

@@ -19,15 +19,15 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-from kernel.broker.bus import MAX_ID, RETRY_AFTER_MS, RETURN_S, Bus
-from kernel.broker.entities import Connection, Event, Staged
-from kernel.broker.journal.records import restart_subject
-from kernel.broker.restart_wishes import Wish
-from schemas.address import is_name
-from schemas.codec import from_raw, to_raw
-from schemas.control import RestartAsked, RestartChecked, RestartDue, RestartUndone
-from schemas.errors import GoondanError, error_payload, fail
-from schemas.frames import ErrorPayload, Frame, RestartAnswer, RestartRequest
+from goondan.kernel.broker.bus import MAX_ID, RETRY_AFTER_MS, RETURN_S, Bus
+from goondan.kernel.broker.entities import Connection, Event, Staged
+from goondan.kernel.broker.journal.records import restart_subject
+from goondan.kernel.broker.restart_wishes import Wish
+from goondan.schemas.address import is_name
+from goondan.schemas.codec import from_raw, to_raw
+from goondan.schemas.control import RestartAsked, RestartChecked, RestartDue, RestartUndone
+from goondan.schemas.errors import GoondanError, error_payload, fail
+from goondan.schemas.frames import ErrorPayload, Frame, RestartAnswer, RestartRequest
 
 #: So many wishes are granted in so many seconds: a model that wishes restarts in a loop must leave time for work.
 MAX_WISHES: Final = 3

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from schemas.control import Revise
-from schemas.launch import KernelPlan
+from goondan.schemas.control import Revise
+from goondan.schemas.launch import KernelPlan
 
 
 class Pieces:

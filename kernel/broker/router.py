@@ -15,43 +15,43 @@ import msgspec
 from msgspec import Raw
 from msgspec.structs import replace
 
-from kernel.broker import blobs
-from kernel.broker.acting import Actors
-from kernel.broker.administration import Administration
-from kernel.broker.answering import Answering
-from kernel.broker.approvals.news import OperatorNews
-from kernel.broker.approvals.operators import Operators
-from kernel.broker.approvals.room import Approvals
-from kernel.broker.budgets.desk import Budgets
-from kernel.broker.bus import CREDIT, MAX_ID, Bus
-from kernel.broker.cancels import Cancels
-from kernel.broker.changesets import Changesets
-from kernel.broker.dead_letters import DeadLetters
-from kernel.broker.deletions import Deletions
-from kernel.broker.directory import Directory
-from kernel.broker.ends import Ends
-from kernel.broker.entities import AGENTS, CLASSES, CLIENTS, CONTROL, TOOLS, Connection, Handler, Staged
-from kernel.broker.events import Events
-from kernel.broker.folders import Folders
-from kernel.broker.fresh import FreshStarts
-from kernel.broker.gate.desk import Gates
-from kernel.broker.intake import Intake
-from kernel.broker.journal.interface import JournalFailed
-from kernel.broker.live import Live
-from kernel.broker.live_config.fitting import load_checker
-from kernel.broker.live_config.service import LiveConfigs
-from kernel.broker.oauth import TokenOrders, is_holder
-from kernel.broker.opened import bounded
-from kernel.broker.processes import Processes
-from kernel.broker.quiet import QuietPeers
-from kernel.broker.recovery import NOTHING, Restored
-from kernel.broker.restarts import Restarts
-from kernel.broker.revising import Pieces
-from kernel.broker.servers import Servers
-from kernel.broker.tool_asks import ToolAsks
-from kernel.broker.tool_calls import ToolCalls
-from schemas.address import is_name
-from schemas.codec import (
+from goondan.kernel.broker import blobs
+from goondan.kernel.broker.acting import Actors
+from goondan.kernel.broker.administration import Administration
+from goondan.kernel.broker.answering import Answering
+from goondan.kernel.broker.approvals.news import OperatorNews
+from goondan.kernel.broker.approvals.operators import Operators
+from goondan.kernel.broker.approvals.room import Approvals
+from goondan.kernel.broker.budgets.desk import Budgets
+from goondan.kernel.broker.bus import CREDIT, MAX_ID, Bus
+from goondan.kernel.broker.cancels import Cancels
+from goondan.kernel.broker.changesets import Changesets
+from goondan.kernel.broker.dead_letters import DeadLetters
+from goondan.kernel.broker.deletions import Deletions
+from goondan.kernel.broker.directory import Directory
+from goondan.kernel.broker.ends import Ends
+from goondan.kernel.broker.entities import AGENTS, CLASSES, CLIENTS, CONTROL, TOOLS, Connection, Handler, Staged
+from goondan.kernel.broker.events import Events
+from goondan.kernel.broker.folders import Folders
+from goondan.kernel.broker.fresh import FreshStarts
+from goondan.kernel.broker.gate.desk import Gates
+from goondan.kernel.broker.intake import Intake
+from goondan.kernel.broker.journal.interface import JournalFailed
+from goondan.kernel.broker.live import Live
+from goondan.kernel.broker.live_config.fitting import load_checker
+from goondan.kernel.broker.live_config.service import LiveConfigs
+from goondan.kernel.broker.oauth import TokenOrders, is_holder
+from goondan.kernel.broker.opened import bounded
+from goondan.kernel.broker.processes import Processes
+from goondan.kernel.broker.quiet import QuietPeers
+from goondan.kernel.broker.recovery import NOTHING, Restored
+from goondan.kernel.broker.restarts import Restarts
+from goondan.kernel.broker.revising import Pieces
+from goondan.kernel.broker.servers import Servers
+from goondan.kernel.broker.tool_asks import ToolAsks
+from goondan.kernel.broker.tool_calls import ToolCalls
+from goondan.schemas.address import is_name
+from goondan.schemas.codec import (
     DECODE_ERRORS,
     MAX_FRAME_BYTES,
     FrameError,
@@ -64,7 +64,7 @@ from schemas.codec import (
     to_raw,
     without_nil,
 )
-from schemas.control import (
+from goondan.schemas.control import (
     BeginAnew,
     ChangesetAnswered,
     ChangesetsHeld,
@@ -78,11 +78,11 @@ from schemas.control import (
     SpawnFailed,
     ToBroker,
 )
-from schemas.errors import GoondanError, error_payload, fail
-from schemas.frames import NO_PAYLOAD, PROTOCOL_VERSION, Frame, Hello, Welcome
-from schemas.launch import AgentSpec, KernelPlan, ReplaySpec
-from schemas.oauth import TokensSpec
-from schemas.reach import reachable_tools
+from goondan.schemas.errors import GoondanError, error_payload, fail
+from goondan.schemas.frames import NO_PAYLOAD, PROTOCOL_VERSION, Frame, Hello, Welcome
+from goondan.schemas.launch import AgentSpec, KernelPlan, ReplaySpec
+from goondan.schemas.oauth import TokensSpec
+from goondan.schemas.reach import reachable_tools
 
 _decode_control = msgspec.msgpack.Decoder(ToBroker).decode
 #: Keys of the handlers, in place of a class: the process that holds OAuth tokens, on the control socket, and agents

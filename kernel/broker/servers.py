@@ -21,14 +21,14 @@ from typing import Final, Literal
 
 from msgspec import Raw, Struct
 
-from kernel.broker.bus import RETRY_AFTER_MS, RETURN_S, Bus
-from kernel.broker.entities import TOOLS, Connection, Instance
-from kernel.broker.workdirs import check_opened
-from schemas.codec import from_raw, to_raw
-from schemas.errors import GoondanError, error_payload, fail
-from schemas.frames import AttachedServer, Frame
-from schemas.launch import KernelPlan
-from schemas.mcp import CONNECT_S, McpAttach, McpNews
+from goondan.kernel.broker.bus import RETRY_AFTER_MS, RETURN_S, Bus
+from goondan.kernel.broker.entities import TOOLS, Connection, Instance
+from goondan.kernel.broker.workdirs import check_opened
+from goondan.schemas.codec import from_raw, to_raw
+from goondan.schemas.errors import GoondanError, error_payload, fail
+from goondan.schemas.frames import AttachedServer, Frame
+from goondan.schemas.launch import KernelPlan
+from goondan.schemas.mcp import CONNECT_S, McpAttach, McpNews
 
 #: How long a question about a server may take (seconds): the start of the server, and as much again for the tool host,
 #: which may have to wait for a place or to be started itself.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from kernel.broker.workdirs import Beneath, Workdir
+from goondan.kernel.broker.workdirs import Beneath, Workdir
 
 
 class Spawned(Struct, frozen=True):

@@ -1,7 +1,7 @@
 """A broker without a supervisor: it loads the bundle, takes the kernel's lock and leaves tokens to be made.
 
 Nothing starts agents or tool hosts then: they are started by hand or by another process manager, with tokens from
-`python -m kernel.broker.token`. What is not started stays wanted, and its events wait.
+`python -m goondan.kernel.broker.token`. What is not started stays wanted, and its events wait.
 
 Source: docs/design/processes.md section 7.
 """
@@ -12,15 +12,15 @@ import os
 import sys
 import time
 
-from kernel import lock, paths, rundir
-from kernel.bundle.loader import open_bundle
-from kernel.premises import Premises
-from kernel.state_root import open_state_root
-from kernel.trust.private_copy import sweep
-from schemas.errors import fail
-from schemas.launch import KernelPlan
-from schemas.tokens import SECRET_BYTES, Claims, mint
-from schemas.visible import visible_line
+from goondan.kernel import lock, paths, rundir
+from goondan.kernel.bundle.loader import open_bundle
+from goondan.kernel.premises import Premises
+from goondan.kernel.state_root import open_state_root
+from goondan.kernel.trust.private_copy import sweep
+from goondan.schemas.errors import fail
+from goondan.schemas.launch import KernelPlan
+from goondan.schemas.tokens import SECRET_BYTES, Claims, mint
+from goondan.schemas.visible import visible_line
 
 
 def prepare(bundle: str, run_dir: str | None) -> tuple[KernelPlan, bytes, Premises]:

@@ -1,4 +1,4 @@
-"""`python -m kernel.broker.token`: make a token for a process that is started by hand.
+"""`python -m goondan.kernel.broker.token`: make a token for a process that is started by hand.
 
 It reads the secret that a broker started with `--bundle` has left in its runtime directory, and writes the token to
 standard output: for a descriptor or a file of mode 0600, never for an argument list or an environment.
@@ -9,25 +9,25 @@ from __future__ import annotations
 import argparse
 import sys
 
-from kernel.rundir import SECRET_FILE
-from schemas.system.secrecy import close_memory
-from schemas.tokens import OAUTH, Claims, mint
-from schemas.visible import visible_line
+from goondan.kernel.rundir import SECRET_FILE
+from goondan.schemas.system.secrecy import close_memory
+from goondan.schemas.tokens import OAUTH, Claims, mint
+from goondan.schemas.visible import visible_line
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Print one token. 0, or 2 when the secret cannot be read."""
     close_memory()
-    parser = argparse.ArgumentParser(prog="python -m kernel.broker.token", description="Make a launch token.")
+    parser = argparse.ArgumentParser(prog="python -m goondan.kernel.broker.token", description="Make a launch token.")
     parser.add_argument("--run-dir", required=True, help="runtime directory of the broker")
     kinds = parser.add_subparsers(dest="kind", required=True)
-    agent = kinds.add_parser("agent", help="for python -m agentproc")
+    agent = kinds.add_parser("agent", help="for python -m goondan.agentproc")
     agent.add_argument("name")
     agent.add_argument("--instance", default="default", help="instance key (default: default)")
-    host = kinds.add_parser("toolhost", help="for python -m toolhost")
+    host = kinds.add_parser("toolhost", help="for python -m goondan.toolhost")
     host.add_argument("--name", default="1", help="name of the tool host (default: 1)")
     kinds.add_parser("client", help="for a program that sends events")
-    kinds.add_parser("oauth", help="for python -m kernel.oauth")
+    kinds.add_parser("oauth", help="for python -m goondan.kernel.oauth")
     options = parser.parse_args(arguments)
     try:
         with open(f"{options.run_dir}/{SECRET_FILE}", "rb") as source:

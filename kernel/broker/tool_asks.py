@@ -16,14 +16,14 @@ Source: docs/design/wire.md section 4; docs/decisions/095.
 
 from __future__ import annotations
 
-from kernel.broker.approvals.clocks import Clocks
-from kernel.broker.bus import RETRY_AFTER_MS, Bus
-from kernel.broker.entities import AGENTS, TOOLS, Connection
-from schemas.address import SEPARATOR
-from schemas.codec import encode_value
-from schemas.errors import GoondanError, error_payload
-from schemas.frames import Frame
-from schemas.launch import KernelPlan, ToolSpec
+from goondan.kernel.broker.approvals.clocks import Clocks
+from goondan.kernel.broker.bus import RETRY_AFTER_MS, Bus
+from goondan.kernel.broker.entities import AGENTS, TOOLS, Connection
+from goondan.schemas.address import SEPARATOR
+from goondan.schemas.codec import encode_value
+from goondan.schemas.errors import GoondanError, error_payload
+from goondan.schemas.frames import Frame
+from goondan.schemas.launch import KernelPlan, ToolSpec
 
 
 class ToolAsks:

@@ -17,21 +17,21 @@ from __future__ import annotations
 from itertools import islice
 from typing import Final
 
-from kernel.broker.approvals.room import Approvals
-from kernel.broker.budgets.desk import Budgets
-from kernel.broker.bus import CREDIT, CREDIT_SLACK, MAX_ID, RETRY_AFTER_MS, RETURN_S, Bus
-from kernel.broker.calls import Call
-from kernel.broker.cancels import Cancels
-from kernel.broker.entities import AGENTS, TOOLS, Connection, Event, Instance
-from kernel.broker.refused_calls import tool_error
-from kernel.broker.shares import describe_shortage
-from kernel.broker.workdirs import Workdir, check_opened
-from schemas.address import is_name
-from schemas.codec import encode_value, to_raw
-from schemas.errors import GoondanError, error_payload
-from schemas.frames import Blob, Frame, Source
-from schemas.reach import server_of
-from schemas.tool_asks import CODE_TOOL
+from goondan.kernel.broker.approvals.room import Approvals
+from goondan.kernel.broker.budgets.desk import Budgets
+from goondan.kernel.broker.bus import CREDIT, CREDIT_SLACK, MAX_ID, RETRY_AFTER_MS, RETURN_S, Bus
+from goondan.kernel.broker.calls import Call
+from goondan.kernel.broker.cancels import Cancels
+from goondan.kernel.broker.entities import AGENTS, TOOLS, Connection, Event, Instance
+from goondan.kernel.broker.refused_calls import tool_error
+from goondan.kernel.broker.shares import describe_shortage
+from goondan.kernel.broker.workdirs import Workdir, check_opened
+from goondan.schemas.address import is_name
+from goondan.schemas.codec import encode_value, to_raw
+from goondan.schemas.errors import GoondanError, error_payload
+from goondan.schemas.frames import Blob, Frame, Source
+from goondan.schemas.reach import server_of
+from goondan.schemas.tool_asks import CODE_TOOL
 
 #: Calls of one event that may be open: the agent's credit, and frames that may have crossed a change of it.
 _MAX_OPEN: Final = CREDIT + CREDIT_SLACK

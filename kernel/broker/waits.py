@@ -25,18 +25,18 @@ from typing import Any, Final
 
 from msgspec import Raw
 
-from kernel.broker.approvals.items import Item
-from kernel.broker.budgets.desk import Budgets
-from kernel.broker.bus import Bus
-from kernel.broker.calls import Call
-from kernel.broker.entities import Connection, Event, Instance
-from kernel.broker.gate.desk import Gates
-from kernel.broker.mailbox import LEASE_S
-from kernel.broker.one_frame import LIST_BYTES, fitting
-from schemas.codec import from_raw, to_raw
-from schemas.errors import GoondanError
-from schemas.frames import Frame
-from schemas.runtime_events import RuntimeEvent, Wait
+from goondan.kernel.broker.approvals.items import Item
+from goondan.kernel.broker.budgets.desk import Budgets
+from goondan.kernel.broker.bus import Bus
+from goondan.kernel.broker.calls import Call
+from goondan.kernel.broker.entities import Connection, Event, Instance
+from goondan.kernel.broker.gate.desk import Gates
+from goondan.kernel.broker.mailbox import LEASE_S
+from goondan.kernel.broker.one_frame import LIST_BYTES, fitting
+from goondan.schemas.codec import from_raw, to_raw
+from goondan.schemas.errors import GoondanError
+from goondan.schemas.frames import Frame
+from goondan.schemas.runtime_events import RuntimeEvent, Wait
 
 #: Waits of one answer: it has to fit a frame.
 MAX_LISTED: Final = 1000

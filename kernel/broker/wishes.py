@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import Final, Generic, TypeVar
 
-from kernel.broker.shares import Pool
+from goondan.kernel.broker.shares import Pool
 
 Key = TypeVar("Key")
 

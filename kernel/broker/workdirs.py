@@ -22,9 +22,9 @@ from typing import Final
 
 from msgspec import Struct
 
-from schemas.address import is_path
-from schemas.errors import fail
-from schemas.grantable import within
+from goondan.schemas.address import is_path
+from goondan.schemas.errors import fail
+from goondan.schemas.grantable import within
 
 #: The setting that a refusal names.
 SETTING: Final = "spawn.workdirs"

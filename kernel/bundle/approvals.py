@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final
 
-from schemas.approval_rules import Policy, read_policy
-from schemas.launch import ExtensionSpec
+from goondan.schemas.approval_rules import Policy, read_policy
+from goondan.schemas.launch import ExtensionSpec
 
 #: How the entry of the bundled extension ends.
 _ENTRY: Final = "/base/approval/approval.py"

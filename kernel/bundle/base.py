@@ -15,22 +15,22 @@ import os
 from functools import lru_cache
 from typing import Final
 
-from kernel.bundle.files import BundleFiles, read_file
-from kernel.bundle.lookup import MAX_FILE_BYTES, Unreadable
-from kernel.bundle.positions import Budget, Fault, Mapping, compose, decode
-from kernel.bundle.prepared import prepared_nodes
-from kernel.bundle.problems import BundleError, Position, Report
-from kernel.bundle.shape import Builder, Document, Environment
-from kernel.bundle.tools import CheckedTool, check_tool
-from schemas.resources import Tool
+from goondan.kernel.bundle.files import BundleFiles, read_file
+from goondan.kernel.bundle.lookup import MAX_FILE_BYTES, Unreadable
+from goondan.kernel.bundle.positions import Budget, Fault, Mapping, compose, decode
+from goondan.kernel.bundle.prepared import prepared_nodes
+from goondan.kernel.bundle.problems import BundleError, Position, Report
+from goondan.kernel.bundle.shape import Builder, Document, Environment
+from goondan.kernel.bundle.tools import CheckedTool, check_tool
+from goondan.schemas.resources import Tool
 
 MANIFEST: Final = "tool.yaml"
 #: The manifest of a bundled tool that a bundled extension brings to its agents (base_extensions.py). No other agent has
 #: such a tool, and no document names it.
 BROUGHT_MANIFEST: Final = "brought.yaml"
 #: The packages whose `base` folders hold bundled tools, by where their handlers run.
-IN_JAILS: Final = "toolhost"
-IN_AGENTS: Final = "agentproc"
+IN_JAILS: Final = "goondan.toolhost"
+IN_AGENTS: Final = "goondan.agentproc"
 
 
 def tool_folders(package: str) -> list[str]:

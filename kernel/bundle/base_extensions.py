@@ -15,15 +15,22 @@ from __future__ import annotations
 import os
 from typing import Final
 
-from kernel.bundle.base import BROUGHT_MANIFEST, IN_AGENTS, IN_JAILS, load_manifests, read_manifest, tool_folders
-from kernel.bundle.extensions import CheckedExtension
-from kernel.bundle.files import BundleFiles
-from kernel.bundle.positions import Budget
-from kernel.bundle.problems import BundleError, Report
-from kernel.bundle.shape import Builder, Environment
-from kernel.bundle.tools import CheckedTool
-from schemas.address import is_resource_name
-from schemas.resources import Extension, ExtensionBody, Tool, ToolBody
+from goondan.kernel.bundle.base import (
+    BROUGHT_MANIFEST,
+    IN_AGENTS,
+    IN_JAILS,
+    load_manifests,
+    read_manifest,
+    tool_folders,
+)
+from goondan.kernel.bundle.extensions import CheckedExtension
+from goondan.kernel.bundle.files import BundleFiles
+from goondan.kernel.bundle.positions import Budget
+from goondan.kernel.bundle.problems import BundleError, Report
+from goondan.kernel.bundle.shape import Builder, Environment
+from goondan.kernel.bundle.tools import CheckedTool
+from goondan.schemas.address import is_resource_name
+from goondan.schemas.resources import Extension, ExtensionBody, Tool, ToolBody
 
 EXTENSION_MANIFEST: Final = "extension.yaml"
 

@@ -10,11 +10,11 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from kernel.bundle.checked import CheckedAgent
-from kernel.bundle.problems import Report
-from kernel.bundle.shape import Document
-from schemas.budgets import BUDGET_EXTENSION, BudgetLimits
-from schemas.launch import ExtensionSpec, ModelSpec
+from goondan.kernel.bundle.checked import CheckedAgent
+from goondan.kernel.bundle.problems import Report
+from goondan.kernel.bundle.shape import Document
+from goondan.schemas.budgets import BUDGET_EXTENSION, BudgetLimits
+from goondan.schemas.launch import ExtensionSpec, ModelSpec
 
 
 def is_budget(extension: ExtensionSpec) -> bool:

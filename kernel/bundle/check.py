@@ -13,36 +13,36 @@ from typing import Any, Final
 
 import msgspec
 
-from kernel.bundle.budgets import check_budgets
-from kernel.bundle.checked import Checked, CheckedAgent, CheckedFallback
-from kernel.bundle.connectors import check_connection, check_connector
-from kernel.bundle.dependencies import circles, misplaced
-from kernel.bundle.extension_config import check_given, check_used
-from kernel.bundle.extensions import Bundled, CheckedExtension, NoBundled, check_extension
-from kernel.bundle.installed_packages import NoPackages, Packages
-from kernel.bundle.lookup import Files, Unreadable
-from kernel.bundle.model_fields import check_model
-from kernel.bundle.models import ModelFault, endpoint_fault, resolve_model, sends_open_key
-from kernel.bundle.oauth_apps import check_client_values, check_oauth_app, resolve_oauth_app
-from kernel.bundle.outputs import check_output
-from kernel.bundle.positions import Mapping as MappingNode
-from kernel.bundle.positions import Scalar
-from kernel.bundle.problems import Path, Position, Report, did_you_mean, shown
-from kernel.bundle.recordings import find_recording, recorded_model, repeated
-from kernel.bundle.refs import BadRef, Ref, read_entry_agent, read_ref, read_use
-from kernel.bundle.servers import ServerUse, check_servers, is_mcp
-from kernel.bundle.shape import Builder, Document, Environment
-from kernel.bundle.skills import check_skill_dirs, skill_dirs, takes_skills, unseen_skills
-from kernel.bundle.tools import CheckedTool, check_tool
-from kernel.bundle.values import check_value
-from kernel.bundle.variables import names_any
-from kernel.grants.merge import join_paths
-from schemas import resources
-from schemas.address import SEPARATOR, is_resource_name, is_shown_name, parse_tool_name, shown_tool_name
-from schemas.frames import ORCHESTRATOR
-from schemas.launch import Filesystem, ModelSpec
-from schemas.policies import SwarmPolicy
-from schemas.resources import API_V1, API_V1ALPHA1, BASE_PACKAGE, DOCUMENTS, KINDS
+from goondan.kernel.bundle.budgets import check_budgets
+from goondan.kernel.bundle.checked import Checked, CheckedAgent, CheckedFallback
+from goondan.kernel.bundle.connectors import check_connection, check_connector
+from goondan.kernel.bundle.dependencies import circles, misplaced
+from goondan.kernel.bundle.extension_config import check_given, check_used
+from goondan.kernel.bundle.extensions import Bundled, CheckedExtension, NoBundled, check_extension
+from goondan.kernel.bundle.installed_packages import NoPackages, Packages
+from goondan.kernel.bundle.lookup import Files, Unreadable
+from goondan.kernel.bundle.model_fields import check_model
+from goondan.kernel.bundle.models import ModelFault, endpoint_fault, resolve_model, sends_open_key
+from goondan.kernel.bundle.oauth_apps import check_client_values, check_oauth_app, resolve_oauth_app
+from goondan.kernel.bundle.outputs import check_output
+from goondan.kernel.bundle.positions import Mapping as MappingNode
+from goondan.kernel.bundle.positions import Scalar
+from goondan.kernel.bundle.problems import Path, Position, Report, did_you_mean, shown
+from goondan.kernel.bundle.recordings import find_recording, recorded_model, repeated
+from goondan.kernel.bundle.refs import BadRef, Ref, read_entry_agent, read_ref, read_use
+from goondan.kernel.bundle.servers import ServerUse, check_servers, is_mcp
+from goondan.kernel.bundle.shape import Builder, Document, Environment
+from goondan.kernel.bundle.skills import check_skill_dirs, skill_dirs, takes_skills, unseen_skills
+from goondan.kernel.bundle.tools import CheckedTool, check_tool
+from goondan.kernel.bundle.values import check_value
+from goondan.kernel.bundle.variables import names_any
+from goondan.kernel.grants.merge import join_paths
+from goondan.schemas import resources
+from goondan.schemas.address import SEPARATOR, is_resource_name, is_shown_name, parse_tool_name, shown_tool_name
+from goondan.schemas.frames import ORCHESTRATOR
+from goondan.schemas.launch import Filesystem, ModelSpec
+from goondan.schemas.policies import SwarmPolicy
+from goondan.schemas.resources import API_V1, API_V1ALPHA1, BASE_PACKAGE, DOCUMENTS, KINDS
 
 
 class Checker:

@@ -6,14 +6,14 @@ from typing import Any
 
 from msgspec import Struct
 
-from kernel.bundle.extensions import CheckedExtension
-from kernel.bundle.servers import CheckedServer, ServerUse
-from kernel.bundle.shape import Document
-from kernel.bundle.tools import CheckedTool
-from schemas import resources
-from schemas.launch import ExtensionSpec, ModelSpec
-from schemas.oauth import OAuthAppSpec
-from schemas.policies import SwarmPolicy
+from goondan.kernel.bundle.extensions import CheckedExtension
+from goondan.kernel.bundle.servers import CheckedServer, ServerUse
+from goondan.kernel.bundle.shape import Document
+from goondan.kernel.bundle.tools import CheckedTool
+from goondan.schemas import resources
+from goondan.schemas.launch import ExtensionSpec, ModelSpec
+from goondan.schemas.oauth import OAuthAppSpec
+from goondan.schemas.policies import SwarmPolicy
 
 
 class CheckedFallback(Struct):

@@ -5,11 +5,11 @@ Neither runs yet. A Connector is left out with a warning. A Connection is an err
 
 from __future__ import annotations
 
-from kernel.bundle.lookup import Files
-from kernel.bundle.problems import Path, Report
-from kernel.bundle.shape import Document
-from kernel.bundle.values import check_value
-from schemas.resources import ConnectionBody, ConnectorBody
+from goondan.kernel.bundle.lookup import Files
+from goondan.kernel.bundle.problems import Path, Report
+from goondan.kernel.bundle.shape import Document
+from goondan.kernel.bundle.values import check_value
+from goondan.schemas.resources import ConnectionBody, ConnectorBody
 
 
 def check_connector(document: Document, body: ConnectorBody, files: Files, report: Report) -> str | None:

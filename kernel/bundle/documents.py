@@ -13,13 +13,13 @@ from typing import Final
 
 from msgspec import Struct
 
-from kernel.bundle.files import NOTHING, Overlay, list_documents, read_instead
-from kernel.bundle.lookup import MAX_FILE_BYTES, Unreadable
-from kernel.bundle.positions import Budget, Composed, Fault, Mapping, Node, Scalar, compose, decode
-from kernel.bundle.problems import Position, Report
-from kernel.bundle.shape import Document
-from kernel.paths import BUNDLE_FILE
-from schemas.resources import API_V1, API_V1ALPHA1, KINDS
+from goondan.kernel.bundle.files import NOTHING, Overlay, list_documents, read_instead
+from goondan.kernel.bundle.lookup import MAX_FILE_BYTES, Unreadable
+from goondan.kernel.bundle.positions import Budget, Composed, Fault, Mapping, Node, Scalar, compose, decode
+from goondan.kernel.bundle.problems import Position, Report
+from goondan.kernel.bundle.shape import Document
+from goondan.kernel.paths import BUNDLE_FILE
+from goondan.schemas.resources import API_V1, API_V1ALPHA1, KINDS
 
 #: The beginnings of the apiVersion of documents for us.
 _GROUPS: Final = (API_V1.partition("/")[0] + "/", API_V1ALPHA1.partition("/")[0] + "/")

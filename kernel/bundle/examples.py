@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 
 from msgspec import Struct
 
-from kernel.bundle.problems import Path, spell
+from goondan.kernel.bundle.problems import Path, spell
 
 #: The most differences of one example that are shown.
 MAX_DIFFERENCES: Final = 5

@@ -8,14 +8,14 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
-from kernel.bundle.approvals import describe_faults, is_approval
-from kernel.bundle.extensions import CheckedExtension
-from kernel.bundle.problems import Path, Report, did_you_mean
-from kernel.bundle.servers import describe_faults as describe_server_faults
-from kernel.bundle.servers import is_mcp
-from kernel.bundle.shape import Document
-from schemas.errors import GoondanError
-from schemas.extension_config import check_config
+from goondan.kernel.bundle.approvals import describe_faults, is_approval
+from goondan.kernel.bundle.extensions import CheckedExtension
+from goondan.kernel.bundle.problems import Path, Report, did_you_mean
+from goondan.kernel.bundle.servers import describe_faults as describe_server_faults
+from goondan.kernel.bundle.servers import is_mcp
+from goondan.kernel.bundle.shape import Document
+from goondan.schemas.errors import GoondanError
+from goondan.schemas.extension_config import check_config
 
 
 def check_given(extension: CheckedExtension, report: Report) -> None:
@@ -87,7 +87,7 @@ def _printable(extension: CheckedExtension, issue: str) -> str:
 _STEP: Final = re.compile(r"\.([^.\[]+)|\[(\d+)\]")
 #: What is said of a field that nobody has declared.
 UNKNOWN: Final = "unexpected property"
-#: What is wrong with one place, as schemas.arguments words it, and its code; everything else is a wrong value.
+#: What is wrong with one place, as goondan.schemas.arguments words it, and its code; everything else is a wrong value.
 _CODES: Final = {
     UNKNOWN: "E_CONFIG_UNKNOWN_FIELD",
     "required property is missing": "E_CONFIG_MISSING_FIELD",

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from kernel.bundle.problems import did_you_mean
-from schemas.extension_api import API_MEMBERS
+from goondan.kernel.bundle.problems import did_you_mean
+from goondan.schemas.extension_api import API_MEMBERS
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 

@@ -12,7 +12,7 @@ import ast
 import posixpath
 from typing import Final
 
-from kernel.bundle.lookup import Files, Unreadable
+from goondan.kernel.bundle.lookup import Files, Unreadable
 
 #: The most modules of one extension. A folder with more contains other things as well.
 MAX_MODULES: Final = 2000

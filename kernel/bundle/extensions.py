@@ -16,17 +16,17 @@ from typing import Any, Final, Protocol
 import msgspec
 from msgspec import Struct
 
-from kernel.bundle.extension_members import unknown_members
-from kernel.bundle.extension_modules import modules_of
-from kernel.bundle.lookup import Files, Unreadable
-from kernel.bundle.problems import Path, Report
-from kernel.bundle.shape import Document
-from kernel.bundle.tools import CheckedTool
-from kernel.bundle.variables import names_any
-from schemas import resources
-from schemas.address import is_resource_name
-from schemas.launch import ExtensionSpec
-from schemas.resources import API_V1, BASE_PACKAGE
+from goondan.kernel.bundle.extension_members import unknown_members
+from goondan.kernel.bundle.extension_modules import modules_of
+from goondan.kernel.bundle.lookup import Files, Unreadable
+from goondan.kernel.bundle.problems import Path, Report
+from goondan.kernel.bundle.shape import Document
+from goondan.kernel.bundle.tools import CheckedTool
+from goondan.kernel.bundle.variables import names_any
+from goondan.schemas import resources
+from goondan.schemas.address import is_resource_name
+from goondan.schemas.launch import ExtensionSpec
+from goondan.schemas.resources import API_V1, BASE_PACKAGE
 
 #: Entries of extensions that come with the kernel: `@goondan/base/NAME`.
 _BASE_ENTRY: Final = BASE_PACKAGE + "/"

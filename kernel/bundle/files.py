@@ -11,8 +11,8 @@ import stat
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from kernel.bundle.lookup import MAX_MODULE_BYTES, MAX_PROMPT_BYTES, Found, Unreadable
-from kernel.paths import BUNDLE_FILE, is_utf8
+from goondan.kernel.bundle.lookup import MAX_MODULE_BYTES, MAX_PROMPT_BYTES, Found, Unreadable
+from goondan.kernel.paths import BUNDLE_FILE, is_utf8
 
 #: The most YAML files in a bundle's directory. A directory with more is no bundle, and was named by mistake.
 MAX_FILES: Final = 500
@@ -76,8 +76,8 @@ class BundleFiles:
 
     def check_recording(self, path: str) -> None:
         """Check that a file which was found before is the recording of a run. Raises Unreadable."""
-        from schemas.errors import GoondanError
-        from schemas.system.recording_file import read_recording
+        from goondan.schemas.errors import GoondanError
+        from goondan.schemas.system.recording_file import read_recording
 
         try:
             read_recording(path, lambda part: False)

@@ -11,16 +11,17 @@ import sys
 from collections.abc import Iterable
 from typing import Final
 
-from kernel.bundle.checked import Checked
-from kernel.bundle.granting import GrantContext, OpenedFolder, Pin, Rule
-from kernel.bundle.installed_packages import Package
-from kernel.bundle.lookup import Unreadable
-from kernel.bundle.problems import Position, Report
-from kernel.grants.merge import requested
-from kernel.grants.pins import pin
-from kernel.grants.policy_file import read_policies
-from kernel.oauth.key_file import is_shared, key_path
-from schemas.hidden import KEYS, STATE_ROOT, runtime_bases
+import goondan
+from goondan.kernel.bundle.checked import Checked
+from goondan.kernel.bundle.granting import GrantContext, OpenedFolder, Pin, Rule
+from goondan.kernel.bundle.installed_packages import Package
+from goondan.kernel.bundle.lookup import Unreadable
+from goondan.kernel.bundle.problems import Position, Report
+from goondan.kernel.grants.merge import requested
+from goondan.kernel.grants.pins import pin
+from goondan.kernel.grants.policy_file import read_policies
+from goondan.kernel.oauth.key_file import is_shared, key_path
+from goondan.schemas.hidden import KEYS, STATE_ROOT, runtime_bases
 
 #: Of an installation, what is the kernel's own code.
 _PACKAGES: Final = ("schemas", "kernel", "agentproc", "toolhost")
@@ -68,7 +69,7 @@ def _real(bundle: str | None) -> str | None:
     """One spelling for a bundle's folder and for its goondan.yaml."""
     if bundle is None:
         return None
-    from kernel.paths import identity
+    from goondan.kernel.paths import identity
 
     return identity(os.path.expanduser(bundle))
 
@@ -94,5 +95,5 @@ def key_folders() -> list[str]:
 
 def _ours() -> list[str]:
     """Interpreters, and our own code."""
-    code = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    return [sys.prefix, sys.base_prefix, *(os.path.join(code, name) for name in _PACKAGES)]
+    code = os.path.dirname(goondan.__file__)
+    return [sys.prefix, sys.base_prefix, code, *(os.path.join(code, name) for name in _PACKAGES)]

@@ -16,20 +16,30 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from kernel.bundle.checked import Checked, CheckedAgent
-from kernel.bundle.lookup import Files
-from kernel.bundle.problems import Path, Report, did_you_mean, shown
-from kernel.bundle.sandbox import check_sandbox, resolve_network
-from kernel.bundle.servers import CheckedServer
-from kernel.bundle.shape import Document
-from kernel.bundle.tools import CheckedTool
-from kernel.grants.merge import Excess, Part, as_part, beyond, meet_paths, narrow, requested, widen, without_grants
-from schemas import resources
-from schemas.address import is_path
-from schemas.grantable import unreadable, unwritable
-from schemas.hidden import uncovered
-from schemas.launch import FolderGrants, Limits, SandboxSpec
-from schemas.resources import BASE_PACKAGE
+from goondan.kernel.bundle.checked import Checked, CheckedAgent
+from goondan.kernel.bundle.lookup import Files
+from goondan.kernel.bundle.problems import Path, Report, did_you_mean, shown
+from goondan.kernel.bundle.sandbox import check_sandbox, resolve_network
+from goondan.kernel.bundle.servers import CheckedServer
+from goondan.kernel.bundle.shape import Document
+from goondan.kernel.bundle.tools import CheckedTool
+from goondan.kernel.grants.merge import (
+    Excess,
+    Part,
+    as_part,
+    beyond,
+    meet_paths,
+    narrow,
+    requested,
+    widen,
+    without_grants,
+)
+from goondan.schemas import resources
+from goondan.schemas.address import is_path
+from goondan.schemas.grantable import unreadable, unwritable
+from goondan.schemas.hidden import uncovered
+from goondan.schemas.launch import FolderGrants, Limits, SandboxSpec
+from goondan.schemas.resources import BASE_PACKAGE
 
 Status = Literal["own", "bundled", "nothing", "accepted", "pending", "changed"]
 

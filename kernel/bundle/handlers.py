@@ -18,19 +18,19 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from kernel.bundle.files import read_file, tree_digest
-from kernel.bundle.inspector import MAX_ANSWER, Inspector
-from kernel.bundle.lookup import Unreadable
-from kernel.bundle.problems import Path, Report, did_you_mean, shown
-from kernel.bundle.tools import CheckedTool
-from kernel.paths import root_of
-from kernel.plan import tool_spec
-from schemas.address import build_tool_name
-from schemas.entries import entry_kind
-from schemas.launch import SandboxSpec, ToolSpec
-from schemas.system.directories import DirectoryRefused, open_directory
-from schemas.system.private_files import replace_in
-from schemas.tool_host_reports import ModuleReport
+from goondan.kernel.bundle.files import read_file, tree_digest
+from goondan.kernel.bundle.inspector import MAX_ANSWER, Inspector
+from goondan.kernel.bundle.lookup import Unreadable
+from goondan.kernel.bundle.problems import Path, Report, did_you_mean, shown
+from goondan.kernel.bundle.tools import CheckedTool
+from goondan.kernel.paths import root_of
+from goondan.kernel.plan import tool_spec
+from goondan.schemas.address import build_tool_name
+from goondan.schemas.entries import entry_kind
+from goondan.schemas.launch import SandboxSpec, ToolSpec
+from goondan.schemas.system.directories import DirectoryRefused, open_directory
+from goondan.schemas.system.private_files import replace_in
+from goondan.schemas.tool_host_reports import ModuleReport
 
 #: A part of every key, so that reports of an earlier version are not used.
 FORMAT: Final = 1
@@ -72,7 +72,7 @@ def check_handlers(tools: Iterable[CheckedTool], check: Check, report: Report) -
 
 
 _UNREVIEWED: Final = "Look at the bundle, then trust it with `gdn trust`: its modules are loaded as they would run."
-_NO_ANSWER: Final = "See whether `python -m toolhost.inspection` starts on this machine."
+_NO_ANSWER: Final = "See whether `python -m goondan.toolhost.inspection` starts on this machine."
 
 
 def judge(tool: CheckedTool, finding: ModuleReport, check: Check, report: Report) -> None:

@@ -1,7 +1,7 @@
 """The kernel's side of the program that inspects the modules of tools.
 
-The kernel imports neither a tool's code nor the tool host. It starts `toolhost.inspection` once for all tools, which
-loads each module in a jail. The answer is checked like all data from outside.
+The kernel imports neither a tool's code nor the tool host. It starts `goondan.toolhost.inspection` once for all tools,
+which loads each module in a jail. The answer is checked like all data from outside.
 
 Source: docs/design/bundle.md section 5; toolhost/inspection/ has the other half.
 """
@@ -15,10 +15,10 @@ from typing import Final, Self
 
 import msgspec
 
-from kernel.paths import state_root
-from kernel.spawn import command, environment
-from schemas.launch import ToolSpec
-from schemas.tool_host_reports import InspectionAnswer, InspectionRequest, ModuleReport
+from goondan.kernel.paths import state_root
+from goondan.kernel.spawn import command, environment
+from goondan.schemas.launch import ToolSpec
+from goondan.schemas.tool_host_reports import InspectionAnswer, InspectionRequest, ModuleReport
 
 #: How long one module may take to load (seconds): the import of a large library from a cold disk.
 LOAD_TIMEOUT_S: Final = 5.0
@@ -86,7 +86,7 @@ class Inspector:
         # A session of its own, so that Ctrl-C reaches only this process. Processes that it starts end with it.
         # It talks to jails, so its environment has only values that a module gets.
         self._process = subprocess.Popen(
-            command("toolhost.inspection", []),
+            command("goondan.toolhost.inspection", []),
             env=environment(os.environ),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from kernel.bundle.tools import CheckedTool
+from goondan.kernel.bundle.tools import CheckedTool
 
 
 class Package:

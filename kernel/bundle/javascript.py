@@ -25,11 +25,11 @@ from typing import Final, Literal
 import msgspec
 from msgspec import Struct
 
-from kernel.bundle.files import read_file
-from kernel.bundle.lookup import Unreadable
-from schemas.codec import DECODE_ERRORS
-from schemas.grantable import within
-from schemas.launch import JavaScriptRuntime
+from goondan.kernel.bundle.files import read_file
+from goondan.kernel.bundle.lookup import Unreadable
+from goondan.schemas.codec import DECODE_ERRORS
+from goondan.schemas.grantable import within
+from goondan.schemas.launch import JavaScriptRuntime
 
 Name = Literal["node", "bun"]
 

@@ -16,24 +16,24 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from kernel.bundle.files import read_file, tree_digest
-from kernel.bundle.inspector import Inspector
-from kernel.bundle.lookup import MAX_FILE_BYTES, MAX_PROMPT_BYTES, Unreadable
-from kernel.bundle.problems import BundleError, Position, Problem, Report
-from kernel.paths import root_of
-from schemas.entries import entry_kind
-from schemas.launch import KernelPlan
+from goondan.kernel.bundle.files import read_file, tree_digest
+from goondan.kernel.bundle.inspector import Inspector
+from goondan.kernel.bundle.lookup import MAX_FILE_BYTES, MAX_PROMPT_BYTES, Unreadable
+from goondan.kernel.bundle.problems import BundleError, Position, Problem, Report
+from goondan.kernel.paths import root_of
+from goondan.schemas.entries import entry_kind
+from goondan.schemas.launch import KernelPlan
 
 if TYPE_CHECKING:
-    from kernel.bundle.checked import Checked
-    from kernel.bundle.documents import Loaded
-    from kernel.bundle.granting import GrantContext
-    from kernel.bundle.hiding import EnvironmentRedactor
-    from kernel.bundle.installed_packages import Package
-    from kernel.grants.written import Written
-    from kernel.trust.asking import Asking
-    from kernel.trust.judge import Judgement
-    from kernel.trust.powers import Power
+    from goondan.kernel.bundle.checked import Checked
+    from goondan.kernel.bundle.documents import Loaded
+    from goondan.kernel.bundle.granting import GrantContext
+    from goondan.kernel.bundle.hiding import EnvironmentRedactor
+    from goondan.kernel.bundle.installed_packages import Package
+    from goondan.kernel.grants.written import Written
+    from goondan.kernel.trust.asking import Asking
+    from goondan.kernel.trust.judge import Judgement
+    from goondan.kernel.trust.powers import Power
 
 #: Where packages lie below the state root.
 PACKAGES: Final = "packages"
@@ -83,38 +83,38 @@ def inspect_bundle(
     to_run: bool = False,
     instead: Mapping[str, bytes | None] | None = None,
 ) -> Inspected:
-    """Validate the bundle at `path` (absolute, from kernel.paths.find_bundle).
+    """Validate the bundle at `path` (absolute, from goondan.kernel.paths.find_bundle).
 
     The reports on handlers are kept in `state_dir`. None: they are not kept. `env` defaults to the process's.
     `handlers` False: modules are not inspected. `policy` is a file beside the state root's own policy.yaml. `asking`
     says what the command itself trusts. `to_run`: modules of a bundle that may not run are not inspected. `instead`:
-    the content that documents and prompts are taken to have, by their paths (kernel.bundle.files.Overlay). Raises
+    the content that documents and prompts are taken to have, by their paths (kernel/bundle/files.py). Raises
     BundleError only when a manifest of the bundled package is broken.
     """
     report = Report()
     if state_dir is not None and os.path.lexists(os.path.join(state_dir, UNFINISHED_CHANGESET)):
-        from kernel.changesets.recovery import settle
+        from goondan.kernel.changesets.recovery import settle
 
         settle(state_dir)
     with Inspector(state_dir) as inspector:
         if handlers and _may_hold_tools(path):
             inspector.start_early()
         # The rest is imported and done while that program starts: on two processors the time of one.
-        from kernel.bundle.base import base_tools
-        from kernel.bundle.base_extensions import BaseExtensions
-        from kernel.bundle.check import Checker
-        from kernel.bundle.documents import load_documents
-        from kernel.bundle.files import BundleFiles
-        from kernel.bundle.grant_context import gather
-        from kernel.bundle.granting import grant
-        from kernel.bundle.hiding import EnvironmentRedactor
-        from kernel.bundle.models import without_key
-        from kernel.bundle.packages import PackageFolders
-        from kernel.bundle.variables import wanted_variables
-        from kernel.grants.policy_file import POLICY_FILE
-        from kernel.model_server import choice
-        from kernel.trust.asking import Asking
-        from kernel.trust.look import look
+        from goondan.kernel.bundle.base import base_tools
+        from goondan.kernel.bundle.base_extensions import BaseExtensions
+        from goondan.kernel.bundle.check import Checker
+        from goondan.kernel.bundle.documents import load_documents
+        from goondan.kernel.bundle.files import BundleFiles
+        from goondan.kernel.bundle.grant_context import gather
+        from goondan.kernel.bundle.granting import grant
+        from goondan.kernel.bundle.hiding import EnvironmentRedactor
+        from goondan.kernel.bundle.models import without_key
+        from goondan.kernel.bundle.packages import PackageFolders
+        from goondan.kernel.bundle.variables import wanted_variables
+        from goondan.kernel.grants.policy_file import POLICY_FILE
+        from goondan.kernel.model_server import choice
+        from goondan.kernel.trust.asking import Asking
+        from goondan.kernel.trust.look import look
 
         loaded = load_documents(path, report, instead or {})
         sources = [source.path for source in loaded.sources]
@@ -150,7 +150,7 @@ def inspect_bundle(
             variables, wanted_variables(loaded.documents), [source.data for source in loaded.sources]
         )
         if handlers and not written and (judgement.trusted or not to_run):
-            from kernel.bundle.handlers import Check, check_handlers
+            from goondan.kernel.bundle.handlers import Check, check_handlers
 
             check = Check(inspector, sources, redact, variables, reviewed=judgement.trusted)
             check_handlers(checked.tools.values(), check, report)
@@ -176,7 +176,7 @@ def _find_javascript(checked: Checked, root: str, env: Mapping[str, str]) -> Non
     tools = [tool for tool in checked.runs_in_jails if tool.entry and entry_kind(tool.entry) == "javascript"]
     if not tools:
         return
-    from kernel.bundle.javascript import choose, fix_for, look
+    from goondan.kernel.bundle.javascript import choose, fix_for, look
 
     found = look(root, env, every=False)
     for tool in tools:
@@ -201,8 +201,8 @@ def _written(
     """
     if root is None:
         return []
-    from kernel.grants.written import find_written
-    from kernel.plan import runtimes_of
+    from goondan.kernel.grants.written import find_written
+    from goondan.kernel.plan import runtimes_of
 
     own_tools = (tool.root for tool in checked.runs_in_jails if tool.root and not tool.bundled and not tool.package)
     read = {source.path: source.data for source in loaded.sources}
@@ -268,11 +268,11 @@ def open_bundle(
     if inspected.errors:
         raise BundleError(inspected.errors, inspected.dropped)
     if not inspected.judgement.trusted:
-        from kernel.trust.judge import untrusted
+        from goondan.kernel.trust.judge import untrusted
 
         raise untrusted(inspected.judgement, path, running=asking is not None and asking.running is not None)
-    from kernel.bundle.grant_context import key_folders
-    from kernel.plan import build_plan
+    from goondan.kernel.bundle.grant_context import key_folders
+    from goondan.kernel.plan import build_plan
 
     loaded, checked = inspected.loaded, inspected.checked
     digests = {tool.root: tree_digest(tool.root)[0] for tool in checked.runs_in_jails if tool.root}
@@ -291,11 +291,11 @@ def open_bundle(
         digests=digests,
         hidden=key_folders(),
     )
-    from kernel.trust.powers import others
+    from goondan.kernel.trust.powers import others
 
     powers = inspected.judgement.powers
     if runs and others(powers):
-        from kernel.trust.private_copy import with_private_copy
+        from goondan.kernel.trust.private_copy import with_private_copy
 
         plan = with_private_copy(plan, loaded.root)
     documents = (document for package in inspected.packages for document in package.documents)

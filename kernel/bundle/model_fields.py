@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from kernel.bundle.model_headers import name_fault, names_fault
-from kernel.bundle.models import doubled_end, doubled_hint, is_http_url
-from kernel.bundle.problems import Path, Report
-from kernel.bundle.shape import Document
-from kernel.bundle.values import check_value
-from schemas.model_providers import BY_NAME, PROVIDERS
-from schemas.resources import ModelBody
+from goondan.kernel.bundle.model_headers import name_fault, names_fault
+from goondan.kernel.bundle.models import doubled_end, doubled_hint, is_http_url
+from goondan.kernel.bundle.problems import Path, Report
+from goondan.kernel.bundle.shape import Document
+from goondan.kernel.bundle.values import check_value
+from goondan.schemas.model_providers import BY_NAME, PROVIDERS
+from goondan.schemas.resources import ModelBody
 
 #: The longest version of a wire (characters): a date, or a number.
 MAX_VERSION: Final = 64

@@ -12,9 +12,9 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from kernel.bundle.problems import Path
-from schemas.model_providers import PROVIDERS
-from schemas.resources import ValueLike, ValueSource
+from goondan.kernel.bundle.problems import Path
+from goondan.schemas.model_providers import PROVIDERS
+from goondan.schemas.resources import ValueLike, ValueSource
 
 #: Headers of one Model: more than any gateway wants, and a request stays small.
 MAX_HEADERS: Final = 32

@@ -22,10 +22,10 @@ from urllib.parse import urlsplit
 from msgspec import Struct
 from msgspec.structs import replace
 
-from kernel.bundle.model_headers import header_values
-from kernel.bundle.problems import Path
-from schemas.launch import ModelSpec
-from schemas.model_providers import (
+from goondan.kernel.bundle.model_headers import header_values
+from goondan.kernel.bundle.problems import Path
+from goondan.schemas.launch import ModelSpec
+from goondan.schemas.model_providers import (
     BY_NAME,
     DEFAULT_MAX_TOKENS,
     LIMIT_PARAMS,
@@ -33,8 +33,8 @@ from schemas.model_providers import (
     ModelProvider,
     limit_param,
 )
-from schemas.origins import is_open, origin_of
-from schemas.resources import ModelBody, ValueSource
+from goondan.schemas.origins import is_open, origin_of
+from goondan.schemas.resources import ModelBody, ValueSource
 
 #: A person's choice for `auto`: a provider, and the name of a model.
 PROVIDER_VARIABLE: Final = "GOONDAN_PROVIDER"

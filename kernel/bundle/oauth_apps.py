@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from kernel.bundle.problems import Path, Report
-from kernel.bundle.shape import Document
-from kernel.bundle.values import check_value
-from schemas.oauth import OAuthAppSpec, is_redirect, is_scope
-from schemas.origins import is_open, origin_of
-from schemas.resources import OAuthAppBody, ValueLike, ValueSource
+from goondan.kernel.bundle.problems import Path, Report
+from goondan.kernel.bundle.shape import Document
+from goondan.kernel.bundle.values import check_value
+from goondan.schemas.oauth import OAuthAppSpec, is_redirect, is_scope
+from goondan.schemas.origins import is_open, origin_of
+from goondan.schemas.resources import OAuthAppBody, ValueLike, ValueSource
 
 #: Fields with URLs that requests go to, or people.
 _URLS: Final = {

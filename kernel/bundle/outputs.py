@@ -5,10 +5,10 @@ Source: docs/structured-answers.md.
 
 from __future__ import annotations
 
-from kernel.bundle.problems import Report
-from kernel.bundle.shape import Document
-from kernel.bundle.tools import check_schema
-from schemas.structured import OutputSpec
+from goondan.kernel.bundle.problems import Report
+from goondan.kernel.bundle.shape import Document
+from goondan.kernel.bundle.tools import check_schema
+from goondan.schemas.structured import OutputSpec
 
 
 def check_output(document: Document, output: OutputSpec | None, report: Report) -> None:

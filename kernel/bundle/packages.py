@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import os
 
-from kernel.bundle.documents import load_documents
-from kernel.bundle.files import BundleFiles
-from kernel.bundle.installed_packages import Package
-from kernel.bundle.positions import Scalar
-from kernel.bundle.problems import Report
-from kernel.bundle.shape import Builder, Document, Environment
-from kernel.bundle.tools import CheckedTool, check_tool
-from schemas.address import is_resource_name
-from schemas.resources import Tool
+from goondan.kernel.bundle.documents import load_documents
+from goondan.kernel.bundle.files import BundleFiles
+from goondan.kernel.bundle.installed_packages import Package
+from goondan.kernel.bundle.positions import Scalar
+from goondan.kernel.bundle.problems import Report
+from goondan.kernel.bundle.shape import Builder, Document, Environment
+from goondan.kernel.bundle.tools import CheckedTool, check_tool
+from goondan.schemas.address import is_resource_name
+from goondan.schemas.resources import Tool
 
 
 class PackageFolders:

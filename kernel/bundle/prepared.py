@@ -15,9 +15,9 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from kernel.bundle.files import read_file
-from kernel.bundle.lookup import Unreadable
-from kernel.bundle.positions import Mapping
+from goondan.kernel.bundle.files import read_file
+from goondan.kernel.bundle.lookup import Unreadable
+from goondan.kernel.bundle.positions import Mapping
 
 #: The file, beside this module.
 FILE: Final = "prepared.json"

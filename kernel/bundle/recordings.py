@@ -13,11 +13,11 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from kernel.bundle.lookup import Files, Unreadable
-from kernel.bundle.problems import Report
-from kernel.bundle.shape import Document
-from schemas.launch import ModelSpec
-from schemas.resources import ModelBody
+from goondan.kernel.bundle.lookup import Files, Unreadable
+from goondan.kernel.bundle.problems import Report
+from goondan.kernel.bundle.shape import Document
+from goondan.schemas.launch import ModelSpec
+from goondan.schemas.resources import ModelBody
 
 #: The name of the run that is recorded.
 RECORD_VARIABLE: Final = "GOONDAN_RECORD"

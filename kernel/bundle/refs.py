@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from kernel.bundle.problems import Path
-from schemas.resources import AgentUse, ExtensionUse, ObjectRef, RefLike, ToolUse
+from goondan.kernel.bundle.problems import Path
+from goondan.schemas.resources import AgentUse, ExtensionUse, ObjectRef, RefLike, ToolUse
 
 Use = ToolUse | ExtensionUse | AgentUse
 

@@ -25,21 +25,21 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from kernel.bundle.lookup import Files
-from kernel.bundle.problems import Path, Report, shown
-from kernel.bundle.sandbox import check_sandbox, resolve_sandbox
-from kernel.bundle.shape import Document
-from kernel.bundle.tools import CheckedTool
-from kernel.bundle.variables import VARIABLE_NAME
-from schemas import launch, resources
-from schemas.address import is_resource_name
-from schemas.grantable import SYSTEM, within
-from schemas.hosts import BadHost, Rule, parse_login_rule, parse_rule, write_network
-from schemas.hosts import network as make_network
-from schemas.launch import McpServerSpec, SandboxSpec
-from schemas.mcp import McpOAuth
-from schemas.oauth import is_redirect
-from schemas.origins import origin_of
+from goondan.kernel.bundle.lookup import Files
+from goondan.kernel.bundle.problems import Path, Report, shown
+from goondan.kernel.bundle.sandbox import check_sandbox, resolve_sandbox
+from goondan.kernel.bundle.shape import Document
+from goondan.kernel.bundle.tools import CheckedTool
+from goondan.kernel.bundle.variables import VARIABLE_NAME
+from goondan.schemas import launch, resources
+from goondan.schemas.address import is_resource_name
+from goondan.schemas.grantable import SYSTEM, within
+from goondan.schemas.hosts import BadHost, Rule, parse_login_rule, parse_rule, write_network
+from goondan.schemas.hosts import network as make_network
+from goondan.schemas.launch import McpServerSpec, SandboxSpec
+from goondan.schemas.mcp import McpOAuth
+from goondan.schemas.oauth import is_redirect
+from goondan.schemas.origins import origin_of
 
 #: How the entry of the bundled extension ends.
 _ENTRY: Final = "/base/mcp/mcp.py"

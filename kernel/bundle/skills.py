@@ -15,11 +15,11 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from kernel.bundle.extensions import CheckedExtension
-from kernel.bundle.lookup import Files
-from kernel.bundle.problems import Path, Report
-from kernel.bundle.shape import Document
-from schemas.launch import ExtensionSpec
+from goondan.kernel.bundle.extensions import CheckedExtension
+from goondan.kernel.bundle.lookup import Files
+from goondan.kernel.bundle.problems import Path, Report
+from goondan.kernel.bundle.shape import Document
+from goondan.schemas.launch import ExtensionSpec
 
 
 class SkillDirs(Struct, frozen=True):

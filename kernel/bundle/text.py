@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kernel.bundle.problems import Problem
+from goondan.kernel.bundle.problems import Problem
 
 
 def problem_lines(problems: Iterable[Problem], cwd: str, *, warning: bool = False) -> list[str]:

@@ -12,14 +12,14 @@ from typing import Any, Final
 
 from msgspec import Struct, field
 
-from kernel.bundle.lookup import Files
-from kernel.bundle.problems import Path, Report, did_you_mean
-from kernel.bundle.sandbox import check_sandbox, resolve_sandbox
-from kernel.bundle.shape import Document
-from schemas import launch, resources
-from schemas.address import MAX_TOOL_NAME, SEPARATOR, build_tool_name, is_export_name
-from schemas.entries import entry_kind
-from schemas.schema_cost import Graph, TooCostly
+from goondan.kernel.bundle.lookup import Files
+from goondan.kernel.bundle.problems import Path, Report, did_you_mean
+from goondan.kernel.bundle.sandbox import check_sandbox, resolve_sandbox
+from goondan.kernel.bundle.shape import Document
+from goondan.schemas import launch, resources
+from goondan.schemas.address import MAX_TOOL_NAME, SEPARATOR, build_tool_name, is_export_name
+from goondan.schemas.entries import entry_kind
+from goondan.schemas.schema_cost import Graph, TooCostly
 
 #: Published names of the bundled package that the rule for export names would refuse (NAME-12).
 BUNDLED_EXPORTS: Final = frozenset({"setChatAction", "downloadFile"})
@@ -195,7 +195,7 @@ def check_schema(schema: dict[str, Any], document: Document, at: Path, report: R
     """
     import jsonschema_rs  # 12 ms, and a bundle without parameters does not need it
 
-    from schemas.arguments import pattern_options
+    from goondan.schemas.arguments import pattern_options
 
     make: Any = jsonschema_rs.validator_for if "$schema" in schema else jsonschema_rs.Draft202012Validator
     costly = _costly(schema)
@@ -274,7 +274,7 @@ _SCHEMA_FAULTS: Final[dict[str, str]] = {
 def _check_examples(export: resources.ToolExport, document: Document, at: Path, report: Report) -> None:
     if not export.examples:
         return
-    from schemas.arguments import compile_arguments
+    from goondan.schemas.arguments import compile_arguments
 
     checker = compile_arguments(export.parameters, export.aliases)
     for index, example in enumerate(export.examples):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from kernel.bundle.problems import Path, Report
-from kernel.bundle.shape import Document
-from kernel.bundle.variables import VARIABLE_NAME
-from schemas.resources import ValueSource
+from goondan.kernel.bundle.problems import Path, Report
+from goondan.kernel.bundle.shape import Document
+from goondan.kernel.bundle.variables import VARIABLE_NAME
+from goondan.schemas.resources import ValueSource
 
 
 def check_value(document: Document, value: str | ValueSource | None, at: Path, report: Report) -> None:

@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from kernel.bundle.positions import Mapping, Node, Scalar, Sequence
-from kernel.bundle.shape import VARIABLE, Document, kept_names
+from goondan.kernel.bundle.positions import Mapping, Node, Scalar, Sequence
+from goondan.kernel.bundle.shape import VARIABLE, Document, kept_names
 
 #: What the environment can have a value for.
 VARIABLE_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")

@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import files
 from typing import Final
 
-from kernel.certify.playing import PATIENCE_S, Player, play_all, probe
-from kernel.certify.report import Report, report
-from kernel.certify.scenarios import chosen, read
-from kernel.certify.trace import Rule, Scenario
+from goondan.kernel.certify.playing import PATIENCE_S, Player, play_all, probe
+from goondan.kernel.certify.report import Report, report
+from goondan.kernel.certify.scenarios import chosen, read
+from goondan.kernel.certify.trace import Rule, Scenario
 
 #: The tools that workers are certified with, by their language.
 SAMPLES: Final = {"python": "tool.py", "javascript": "tool.mjs"}
@@ -28,8 +28,8 @@ def certify_client(
     Raises GoondanError E_CERTIFY when the program cannot be started, does not connect, or does not end; E_USAGE when no
     scenario has the words.
     """
-    from kernel.certify.client.playing import Stage
-    from kernel.certify.client.scenarios import scenarios
+    from goondan.kernel.certify.client.playing import Stage
+    from goondan.kernel.certify.client.scenarios import scenarios
 
     def player(scenario: Scenario, stopping: threading.Event) -> Player:
         return Stage(argv, env, scenario, stopping, patience)
@@ -43,10 +43,10 @@ def certify_worker(
     """The same for a worker. `entry`: a language of SAMPLES, or the path of a tool with the same exports."""
     import yaml
 
-    from kernel.certify.worker.playing import Host
-    from kernel.certify.worker.rules import JUDGES
+    from goondan.kernel.certify.worker.playing import Host
+    from goondan.kernel.certify.worker.rules import JUDGES
 
-    folder = files("kernel.certify.worker")
+    folder = files("goondan.kernel.certify.worker")
     path = str(folder.joinpath("samples", SAMPLES[entry])) if entry in SAMPLES else os.path.abspath(entry)
 
     def player(scenario: Scenario, stopping: threading.Event) -> Player:

@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import Any, Final
 
-from kernel.certify.matching import Names
-from kernel.certify.program import Program
-from kernel.certify.trace import Kind, Played, Scenario, Seen, Trace
-from schemas.errors import fail
+from goondan.kernel.certify.matching import Names
+from goondan.kernel.certify.program import Program
+from goondan.kernel.certify.trace import Kind, Played, Scenario, Seen, Trace
+from goondan.schemas.errors import fail
 
 #: Scenarios that are played at a time. Most of one's time is waiting.
 AT_A_TIME: Final = 4 + 2 * (os.cpu_count() or 1)

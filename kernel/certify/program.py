@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
-from schemas.errors import fail
+from goondan.schemas.errors import fail
 
 #: What is read of its output at a time (bytes). A pipe holds less, so this takes several reads.
 READ_BYTES: Final = 1 << 18

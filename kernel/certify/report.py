@@ -10,7 +10,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from kernel.certify.trace import Played, Rule
+from goondan.kernel.certify.trace import Played, Rule
 
 Outcome = Literal["holds", "broken", "not offered"]
 

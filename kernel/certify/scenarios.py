@@ -12,8 +12,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from kernel.certify.trace import Rule, Scenario
-from schemas.errors import fail
+from goondan.kernel.certify.trace import Rule, Scenario
+from goondan.schemas.errors import fail
 
 
 def read(document: dict[str, Any], judges: Sequence[Any]) -> tuple[list[Scenario], list[Rule]]:

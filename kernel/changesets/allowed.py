@@ -23,8 +23,8 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from kernel.changesets.entries import REGULAR
-from kernel.changesets.paths import why_refused, within_prefix
+from goondan.kernel.changesets.entries import REGULAR
+from goondan.kernel.changesets.paths import why_refused, within_prefix
 
 #: Bundled extensions that keep an agent from something: what they are told, and that they are there, is policy.
 GUARDS: Final = frozenset({"approval", "budget", "required-tools-guard"})

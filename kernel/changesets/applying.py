@@ -19,15 +19,15 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from kernel.bundle.files import read_file
-from kernel.bundle.lookup import Unreadable
-from kernel.changesets.checkout import Checkout
-from kernel.changesets.entries import TreeEntry
-from kernel.changesets.git import References, Store, clear_index, io_error
-from kernel.changesets.repository import Repository, conflict, named
-from kernel.grants.written import find_written, pin
-from schemas.errors import GoondanError
-from schemas.system.private_files import replace_file
+from goondan.kernel.bundle.files import read_file
+from goondan.kernel.bundle.lookup import Unreadable
+from goondan.kernel.changesets.checkout import Checkout
+from goondan.kernel.changesets.entries import TreeEntry
+from goondan.kernel.changesets.git import References, Store, clear_index, io_error
+from goondan.kernel.changesets.repository import Repository, conflict, named
+from goondan.kernel.grants.written import find_written, pin
+from goondan.schemas.errors import GoondanError
+from goondan.schemas.system.private_files import replace_file
 
 INTENT: Final = "intent.json"
 #: Of an intent (bytes).

@@ -9,22 +9,22 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from kernel.bundle.documents import Loaded, load_documents
-from kernel.bundle.files import NOTHING
-from kernel.bundle.loader import Inspected, inspect_bundle
-from kernel.bundle.positions import plain
-from kernel.bundle.problems import Report
-from kernel.changesets.allowed import FileChange, Places, Written, refused_documents, refused_files
-from kernel.changesets.entries import REGULAR, TreeEntry
-from kernel.changesets.paths import twins, within_prefix
-from kernel.changesets.proposed import Proposed, denied
-from kernel.changesets.repository import Repository
-from kernel.restarting.revision import RevisionRefused
-from kernel.supervisor.options import Options
-from kernel.trust.asking import Asking
-from kernel.trust.judge import untrusted
-from kernel.trust.powers import Power
-from schemas.errors import GoondanError, fail
+from goondan.kernel.bundle.documents import Loaded, load_documents
+from goondan.kernel.bundle.files import NOTHING
+from goondan.kernel.bundle.loader import Inspected, inspect_bundle
+from goondan.kernel.bundle.positions import plain
+from goondan.kernel.bundle.problems import Report
+from goondan.kernel.changesets.allowed import FileChange, Places, Written, refused_documents, refused_files
+from goondan.kernel.changesets.entries import REGULAR, TreeEntry
+from goondan.kernel.changesets.paths import twins, within_prefix
+from goondan.kernel.changesets.proposed import Proposed, denied
+from goondan.kernel.changesets.repository import Repository
+from goondan.kernel.restarting.revision import RevisionRefused
+from goondan.kernel.supervisor.options import Options
+from goondan.kernel.trust.asking import Asking
+from goondan.kernel.trust.judge import untrusted
+from goondan.kernel.trust.powers import Power
+from goondan.schemas.errors import GoondanError, fail
 
 #: Refusals and mistakes that one answer names.
 MAX_NAMED: Final = 5

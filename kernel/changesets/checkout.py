@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 
-from kernel.changesets.entries import EXECUTABLE, REGULAR
-from kernel.changesets.git import io_error
+from goondan.kernel.changesets.entries import EXECUTABLE, REGULAR
+from goondan.kernel.changesets.git import io_error
 
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 #: The largest file that is compared (bytes): no changeset writes a larger one.

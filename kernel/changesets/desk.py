@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from kernel.changesets.line import ASKING, FINISHING, OPENING, REMOVING, WorkerLine
-from kernel.log_bounds import open_log
-from kernel.spawn import command, memory_file, start_program
-from schemas.changesets import ChangesetDone, ChangesetError, ChangesetWish, CommittedChangeset
-from schemas.control import (
+from goondan.kernel.changesets.line import ASKING, FINISHING, OPENING, REMOVING, WorkerLine
+from goondan.kernel.log_bounds import open_log
+from goondan.kernel.spawn import command, memory_file, start_program
+from goondan.schemas.changesets import ChangesetDone, ChangesetError, ChangesetWish, CommittedChangeset
+from goondan.schemas.control import (
     ChangesetAnswered,
     ChangesetAsked,
     ChangesetsHeld,
@@ -31,15 +31,15 @@ from schemas.control import (
     ToBroker,
     WhichChangesets,
 )
-from schemas.errors import GoondanError, fail
-from schemas.frames import ErrorPayload
+from goondan.schemas.errors import GoondanError, fail
+from goondan.schemas.frames import ErrorPayload
 
 if TYPE_CHECKING:
-    from kernel.changesets.worker import Answer, Task
-    from kernel.restarting.looks import Looks
-    from kernel.restarting.revision import Revision
-    from kernel.supervisor.reaping import Child, Exit
-    from kernel.trust.powers import Power
+    from goondan.kernel.changesets.worker import Answer, Task
+    from goondan.kernel.restarting.looks import Looks
+    from goondan.kernel.restarting.revision import Revision
+    from goondan.kernel.supervisor.reaping import Child, Exit
+    from goondan.kernel.trust.powers import Power
 
 #: How long a task may take (seconds): each git command has a limit of its own, and a commit has some twenty.
 TASK_S: Final = 120.0
@@ -112,7 +112,7 @@ class Desk:
 
     async def revert(self, changeset_id: str) -> CommittedChangeset:
         """Take a commit back. Raises GoondanError."""
-        from kernel.changesets.worker import Task
+        from goondan.kernel.changesets.worker import Task
 
         answer = await self._done(FINISHING, lambda: Task(revert=changeset_id, powers=self._powers()))
         if answer.committed is None:
@@ -129,7 +129,7 @@ class Desk:
     # --- inside
 
     async def _serve(self, wish: ChangesetWish) -> None:
-        from kernel.changesets.worker import Task
+        from goondan.kernel.changesets.worker import Task
 
         try:
             kind = OPENING if wish.commit is None else FINISHING
@@ -141,7 +141,7 @@ class Desk:
         self._tell(ChangesetAnswered(done))
 
     async def _remove(self, changeset_ids: list[str]) -> None:
-        from kernel.changesets.worker import Task
+        from goondan.kernel.changesets.worker import Task
 
         try:
             await self._done(REMOVING, lambda: Task(remove=changeset_ids))
@@ -150,12 +150,12 @@ class Desk:
 
     async def _say_held(self) -> None:
         """Without a folder of changesets there are no changesets, and nobody has to look."""
-        from kernel.changesets.records import FOLDER
+        from goondan.kernel.changesets.records import FOLDER
 
         if not os.path.isdir(os.path.join(self._looks.options.state_dir, FOLDER)):
             self._tell(ChangesetsHeld([]))
             return
-        from kernel.changesets.worker import Task
+        from goondan.kernel.changesets.worker import Task
 
         try:
             self._tell(ChangesetsHeld((await self._done(ASKING, Task)).held))
@@ -177,8 +177,8 @@ class Desk:
 
     async def _ask(self, task: Task, tries: Tries) -> Answer | None:
         """One task; None when the worker ended, and another one may try. Raises GoondanError."""
-        from kernel.changesets.worker import LENGTH
-        from kernel.changesets.worker import Answer as Given
+        from goondan.kernel.changesets.worker import LENGTH
+        from goondan.kernel.changesets.worker import Answer as Given
 
         if self._closed:
             raise fail("E_CHANGESET_IO", "the kernel is stopping")
@@ -218,7 +218,7 @@ class Desk:
             given.append(log)
             arguments = ["--options-fd", str(options_fd), "--channel-fd", str(channel_fd)]
             pid = start_program(
-                command("kernel.changesets.worker", [*arguments, "--parent-pid", str(os.getpid())]),
+                command("goondan.kernel.changesets.worker", [*arguments, "--parent-pid", str(os.getpid())]),
                 env=os.environ,  # the bundle may name any variable
                 output_fd=log,
                 pass_fds=[options_fd, channel_fd],

@@ -18,20 +18,20 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from kernel.bundle.loader import inspect_bundle
-from kernel.changesets.applying import Application, Intent, Step
-from kernel.changesets.bundles import bundle_files, check, invalid
-from kernel.changesets.entries import LINK, REGULAR, SUBMODULE, TreeEntry
-from kernel.changesets.git import Author, Store, io_error
-from kernel.changesets.paths import within_prefix
-from kernel.changesets.proposed import Proposed, denied, read_worktree
-from kernel.changesets.records import FOLDER, WORKTREES, Record, Records
-from kernel.changesets.recovery import PRIVATE, finish, note_committed
-from kernel.changesets.repository import Head, Repository, conflict, named
-from kernel.paths import root_of
-from kernel.supervisor.options import Options
-from kernel.trust.powers import Power
-from schemas.changesets import (
+from goondan.kernel.bundle.loader import inspect_bundle
+from goondan.kernel.changesets.applying import Application, Intent, Step
+from goondan.kernel.changesets.bundles import bundle_files, check, invalid
+from goondan.kernel.changesets.entries import LINK, REGULAR, SUBMODULE, TreeEntry
+from goondan.kernel.changesets.git import Author, Store, io_error
+from goondan.kernel.changesets.paths import within_prefix
+from goondan.kernel.changesets.proposed import Proposed, denied, read_worktree
+from goondan.kernel.changesets.records import FOLDER, WORKTREES, Record, Records
+from goondan.kernel.changesets.recovery import PRIVATE, finish, note_committed
+from goondan.kernel.changesets.repository import Head, Repository, conflict, named
+from goondan.kernel.paths import root_of
+from goondan.kernel.supervisor.options import Options
+from goondan.kernel.trust.powers import Power
+from goondan.schemas.changesets import (
     ID_DIGITS,
     MAX_MESSAGE,
     MAX_REASON,
@@ -41,11 +41,11 @@ from schemas.changesets import (
     HeldChangeset,
     OpenedChangeset,
 )
-from schemas.errors import GoondanError, fail
-from schemas.frames import ErrorPayload
-from schemas.system.trees import remove_tree
-from schemas.times import rfc3339
-from schemas.visible import visible_line
+from goondan.schemas.errors import GoondanError, fail
+from goondan.schemas.frames import ErrorPayload
+from goondan.schemas.system.trees import remove_tree
+from goondan.schemas.times import rfc3339
+from goondan.schemas.visible import visible_line
 
 #: Worktrees of one instance, and in all: each is a copy of the repository.
 MAX_OPEN_OF_ONE: Final = 8

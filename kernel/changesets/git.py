@@ -25,9 +25,9 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from kernel.changesets.entries import TreeEntry
-from schemas.errors import GoondanError, fail
-from schemas.visible import visible_line
+from goondan.kernel.changesets.entries import TreeEntry
+from goondan.schemas.errors import GoondanError, fail
+from goondan.schemas.visible import visible_line
 
 NAME: Final = "git"
 #: How long one git command may take (seconds). The longest reads or writes every file of a repository once.

@@ -16,10 +16,10 @@ from typing import Final
 
 from msgspec import Struct
 
-from kernel.changesets.entries import EXECUTABLE, LINK, REGULAR, SUBMODULE, TreeEntry
-from kernel.changesets.git import Digest
-from kernel.changesets.paths import MAX_DEPTH, why_refused
-from schemas.errors import GoondanError, fail
+from goondan.kernel.changesets.entries import EXECUTABLE, LINK, REGULAR, SUBMODULE, TreeEntry
+from goondan.kernel.changesets.git import Digest
+from goondan.kernel.changesets.paths import MAX_DEPTH, why_refused
+from goondan.schemas.errors import GoondanError, fail
 
 #: Entries that are looked at.
 MAX_ENTRIES: Final = 100_000

@@ -12,11 +12,11 @@ from typing import Final, Literal
 import msgspec
 from msgspec import Struct
 
-from kernel.bundle.files import read_file
-from kernel.bundle.lookup import Unreadable
-from kernel.changesets.git import io_error
-from schemas.changesets import ID_DIGITS, CommittedChangeset
-from schemas.system.private_files import replace_file
+from goondan.kernel.bundle.files import read_file
+from goondan.kernel.bundle.lookup import Unreadable
+from goondan.kernel.changesets.git import io_error
+from goondan.schemas.changesets import ID_DIGITS, CommittedChangeset
+from goondan.schemas.system.private_files import replace_file
 
 #: In the state directory.
 FOLDER: Final = "changesets"

@@ -16,12 +16,12 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from kernel.changesets.applying import INTENT, Application, Step, begun
-from kernel.changesets.git import References, Store, lent_lock
-from kernel.changesets.records import FOLDER, Record, Records
-from kernel.paths import root_of
-from schemas.changesets import ChangesetSummary, CommittedChangeset
-from schemas.times import rfc3339
+from goondan.kernel.changesets.applying import INTENT, Application, Step, begun
+from goondan.kernel.changesets.git import References, Store, lent_lock
+from goondan.kernel.changesets.records import FOLDER, Record, Records
+from goondan.kernel.paths import root_of
+from goondan.schemas.changesets import ChangesetSummary, CommittedChangeset
+from goondan.schemas.times import rfc3339
 
 LOCK: Final = "lock"
 #: Where our own repository is, in the changesets' folder.

@@ -9,10 +9,10 @@ import os
 import tempfile
 from collections.abc import Iterable
 
-from kernel.changesets.entries import EXECUTABLE, REGULAR, TreeEntry
-from kernel.changesets.git import KERNEL, References, Store, installed, run
-from kernel.changesets.repository import find
-from schemas.errors import GoondanError
+from goondan.kernel.changesets.entries import EXECUTABLE, REGULAR, TreeEntry
+from goondan.kernel.changesets.git import KERNEL, References, Store, installed, run
+from goondan.kernel.changesets.repository import find
+from goondan.schemas.errors import GoondanError
 
 #: The branch of a new repository.
 BRANCH = "main"

@@ -20,10 +20,10 @@ from typing import Any, Final, NoReturn
 
 import click
 
-from kernel.cli.lazy import LazyGroup
-from schemas.system.secrecy import forbid_core_dumps
+from goondan.kernel.cli.lazy import LazyGroup
+from goondan.schemas.system.secrecy import forbid_core_dumps
 
-#: name -> one line for `gdn --help`; the module is `kernel.cli.<name>`.
+#: name -> one line for `gdn --help`; the module is `goondan.kernel.cli.<name>`.
 COMMANDS: Final[dict[str, str]] = {
     "init": "Write a new bundle to begin with.",
     "run": "Start a swarm and talk to its entry agent.",
@@ -88,7 +88,7 @@ class _Commands(LazyGroup):
 @click.group(
     cls=_Commands,
     commands_of=COMMANDS,
-    prefix="kernel.cli.",
+    prefix="goondan.kernel.cli.",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(package_name="goondan-kernel", prog_name="gdn", message="%(prog)s %(version)s")
@@ -149,8 +149,8 @@ def execute(arguments: list[str]) -> int:
     except (_ReaderGone, BrokenPipeError):
         return _reader_is_gone()
     except BaseException as error:  # whatever it is, a person gets one structured error
-        from kernel.cli.output import exit_code, print_error, unexpected
-        from schemas.errors import GoondanError
+        from goondan.kernel.cli.output import exit_code, print_error, unexpected
+        from goondan.schemas.errors import GoondanError
 
         known = error if isinstance(error, GoondanError) else unexpected(error)
         try:
@@ -161,8 +161,8 @@ def execute(arguments: list[str]) -> int:
 
 
 def _usage(error: click.ClickException, as_json: bool) -> int:
-    from kernel.cli.output import print_error, write
-    from schemas.errors import fail
+    from goondan.kernel.cli.output import print_error, write
+    from goondan.schemas.errors import fail
 
     if isinstance(error, click.exceptions.NoArgsIsHelpError) and not as_json:
         write(*error.format_message().split("\n"), stream=sys.stderr)  # a group without a command: its help

@@ -1,5 +1,5 @@
-"""`python -m kernel.cli`: the same as `gdn`."""
+"""`python -m goondan.kernel.cli`: the same as `gdn`."""
 
-from kernel.cli import main
+from goondan.kernel.cli import main
 
 main()

@@ -8,12 +8,12 @@ from __future__ import annotations
 import sys
 from contextlib import suppress
 
-from kernel.cli.output import is_terminal, write, write_text
-from kernel.cli.terminal import printable, style_of
-from schemas.errors import ENVIRONMENT, GoondanError
-from schemas.frames import Answer, ErrorPayload
-from schemas.tool_host_reports import WorkerNews
-from schemas.usage import Usage
+from goondan.kernel.cli.output import is_terminal, write, write_text
+from goondan.kernel.cli.terminal import printable, style_of
+from goondan.schemas.errors import ENVIRONMENT, GoondanError
+from goondan.schemas.frames import Answer, ErrorPayload
+from goondan.schemas.tool_host_reports import WorkerNews
+from goondan.schemas.usage import Usage
 
 #: The exit status of `gdn send` for an answer that was cut off.
 CUT_OFF_STATUS = 3
@@ -53,7 +53,7 @@ def tell_servers(state_dir: str, told: set[str]) -> None:
     """Say which MCP servers have ended by themselves, or never began, with their last words; each once. What was said
     is added to `told`.
     """
-    from kernel.supervisor_client import SupervisorClient
+    from goondan.kernel.supervisor_client import SupervisorClient
 
     servers: list[WorkerNews] = []
     with suppress(GoondanError, OSError):  # the kernel has ended, and that is said elsewhere

@@ -18,9 +18,9 @@ from typing import Any, Final
 
 import msgspec
 
-from kernel.cli.plain import broken
-from schemas.times import rfc3339_seconds
-from schemas.visible import visible_names
+from goondan.kernel.cli.plain import broken
+from goondan.schemas.times import rfc3339_seconds
+from goondan.schemas.visible import visible_names
 
 #: In front of every line of an item.
 MARK: Final = "│ "

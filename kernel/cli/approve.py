@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kernel.cli import options
-from kernel.cli.approval_text import (
+from goondan.kernel.cli import options
+from goondan.kernel.cli.approval_text import (
     COLUMNS,
     WHOLE_DIGITS,
     answered_lines,
@@ -20,10 +20,10 @@ from kernel.cli.approval_text import (
     list_lines,
     whole_digest,
 )
-from kernel.cli.operator_question import ask_broker
-from kernel.cli.output import columns_of, write, write_json, write_result
-from schemas.approvals import MAX_ANSWER_BYTES
-from schemas.errors import fail
+from goondan.kernel.cli.operator_question import ask_broker
+from goondan.kernel.cli.output import columns_of, write, write_json, write_result
+from goondan.schemas.approvals import MAX_ANSWER_BYTES
+from goondan.schemas.errors import fail
 
 if TYPE_CHECKING:
     from msgspec import Raw
@@ -62,7 +62,7 @@ def list_(everything: bool, answered: bool, bundle: str | None, as_json: bool) -
 @options.as_json
 def show(id: str, bundle: str | None, as_json: bool) -> int:
     """Show one item with all of its arguments. ID is a callId or a code."""
-    from kernel.cli.named_files import with_files
+    from goondan.kernel.cli.named_files import with_files
 
     answer = ask_broker(bundle, {"op": "approve.show", "id": id})
     if as_json:
@@ -102,7 +102,7 @@ def no(id: str, reason: str | None, bundle: str | None, as_json: bool) -> int:
 @options.as_json
 def answer(id: str, json: str | None, whole: str, bundle: str | None, as_json: bool) -> int:
     """Answer a question with a JSON value; without one it is read from standard input. ID is a callId or a code."""
-    from kernel.cli.batch import parse_json
+    from goondan.kernel.cli.batch import parse_json
 
     text: str | bytes = json if json is not None else sys.stdin.buffer.read(MAX_ANSWER_BYTES * 6 + 1)
     value = parse_json(text)
@@ -124,7 +124,7 @@ def check_read(item: dict[str, Any], whole: str) -> None:
 
 def answer_issues(schema: Any, value: Any) -> list[str]:
     """The reasons why an answer does not fit the JSON Schema of a question, in words."""
-    from schemas.arguments import compile_arguments
+    from goondan.schemas.arguments import compile_arguments
 
     if not isinstance(schema, dict):
         return []
@@ -134,7 +134,7 @@ def answer_issues(schema: Any, value: Any) -> list[str]:
 
 def encoded_answer(value: Any) -> Raw:
     """An answer in the form that goes to the broker. Raises GoondanError E_USAGE."""
-    from schemas.codec import to_raw
+    from goondan.schemas.codec import to_raw
 
     raw = to_raw(value)
     if len(memoryview(raw)) > MAX_ANSWER_BYTES:

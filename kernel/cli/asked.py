@@ -11,15 +11,15 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from kernel.cli.approval_text import COLUMNS, command_lines, is_long, item_lines
-from kernel.cli.named_files import with_files
-from kernel.cli.output import columns_of, write
-from schemas.errors import GoondanError
+from goondan.kernel.cli.approval_text import COLUMNS, command_lines, is_long, item_lines
+from goondan.kernel.cli.named_files import with_files
+from goondan.kernel.cli.output import columns_of, write
+from goondan.schemas.errors import GoondanError
 
 if TYPE_CHECKING:
-    from kernel.cli.prompt import Prompt
-    from kernel.cli.screen import Screen
-    from kernel.cli.session import Session
+    from goondan.kernel.cli.prompt import Prompt
+    from goondan.kernel.cli.screen import Screen
+    from goondan.kernel.cli.session import Session
 
 #: How long a lost change may stay unknown (seconds). One look costs the broker a tenth of a millisecond.
 LOOK_S: Final = 5.0
@@ -160,8 +160,8 @@ class Asked:
 
 def _answer(item: dict[str, Any], said: str) -> dict[str, Any] | None:
     """The answer to a question. None when it does not fit, after the person was told why."""
-    from kernel.cli.approve import answer_issues, encoded_answer
-    from kernel.cli.batch import parse_json
+    from goondan.kernel.cli.approve import answer_issues, encoded_answer
+    from goondan.kernel.cli.batch import parse_json
 
     try:
         value = parse_json(said)

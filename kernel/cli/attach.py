@@ -21,21 +21,21 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from kernel import lock, paths, rundir
-from kernel.bundle.problems import Problem
-from kernel.cli.consent import started_when_trusted
-from kernel.cli.imports import import_whole
-from kernel.cli.state import prepare, state_of
-from kernel.log_bounds import open_log
-from kernel.spawn import command, memory_file, start_program
-from kernel.supervisor_client import ANSWER_S, PEER, Reply, SupervisorClient
-from schemas.errors import GoondanError, fail
-from schemas.frames import ErrorPayload
-from schemas.system.secrecy import close_memory
-from schemas.tokens import SOCKETS
+from goondan.kernel import lock, paths, rundir
+from goondan.kernel.bundle.problems import Problem
+from goondan.kernel.cli.consent import started_when_trusted
+from goondan.kernel.cli.imports import import_whole
+from goondan.kernel.cli.state import prepare, state_of
+from goondan.kernel.log_bounds import open_log
+from goondan.kernel.spawn import command, memory_file, start_program
+from goondan.kernel.supervisor_client import ANSWER_S, PEER, Reply, SupervisorClient
+from goondan.schemas.errors import GoondanError, fail
+from goondan.schemas.frames import ErrorPayload
+from goondan.schemas.system.secrecy import close_memory
+from goondan.schemas.tokens import SOCKETS
 
 if TYPE_CHECKING:
-    from kernel.trust.powers import Power
+    from goondan.kernel.trust.powers import Power
 
 #: How long `gdn stop` may take (seconds). The steps of the supervisor take less time together.
 STOP_S: Final = 10.0
@@ -148,7 +148,7 @@ class Started:
             log = open_log(f"{logs}/supervisor.log")
             # The whole environment: the bundle may name any variable. The supervisor chooses what it hands on.
             self.pid = start_program(
-                command("kernel.supervisor", arguments), env=os.environ, output_fd=log, pass_fds=pass_fds
+                command("goondan.kernel.supervisor", arguments), env=os.environ, output_fd=log, pass_fds=pass_fds
             )
         except OSError as error:
             os.close(ready_read)
@@ -335,8 +335,8 @@ class ByHand(Kernel):
     @property
     def entry_agent(self) -> str | None:
         """The entry agent of the bundle. The bundle runs already, so the user need not agree to it here."""
-        from kernel.bundle.loader import open_bundle
-        from kernel.trust.asking import Asking
+        from goondan.kernel.bundle.loader import open_bundle
+        from goondan.kernel.trust.asking import Asking
 
         place, asking = self.place, Asking(everything=True)
         return open_bundle(
@@ -511,4 +511,4 @@ def hold(place: BundleTarget, started: Started | None = None) -> Kernel | None:
 
 def preload() -> None:
     """Import the modules of the link. If the kernel is starting, this takes place at the same time."""
-    import_whole("kernel.cli.session")
+    import_whole("goondan.kernel.cli.session")

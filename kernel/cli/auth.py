@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from kernel.cli import options
-from kernel.cli.output import write, write_result
+from goondan.kernel.cli import options
+from goondan.kernel.cli.output import write, write_result
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from kernel.cli.session import Session
+    from goondan.kernel.cli.session import Session
 
 #: How long an answer may take (seconds): longer than the broker waits for the process that holds tokens.
 _PATIENCE_S: Final = 70.0
@@ -92,7 +92,7 @@ def list_(bundle: str | None, policy: str | None, trust: bool, as_json: bool) ->
 @options.as_json
 def revoke(app: str, subject: str | None, bundle: str | None, policy: str | None, trust: bool, as_json: bool) -> int:
     """Forget the tokens of an OAuthApp, and have its server forget them. Exit status 1 if the server did not."""
-    from schemas.errors import fail
+    from goondan.schemas.errors import fail
 
     name = _name_of(app)
     done = _with_kernel(
@@ -152,9 +152,9 @@ def _with_kernel(
     import asyncio
     import signal
 
-    from kernel.cli.attach import attach_or_start, locate
-    from kernel.cli.interrupts import Interrupts
-    from kernel.cli.session import Session
+    from goondan.kernel.cli.attach import attach_or_start, locate
+    from goondan.kernel.cli.interrupts import Interrupts
+    from goondan.kernel.cli.session import Session
 
     kernel = attach_or_start(locate(bundle, policy, trust=trust), ())
 

@@ -15,11 +15,11 @@ from typing import Any, Final
 
 import msgspec
 
-from kernel.cli.options import DEFAULT_INSTANCE
-from schemas.address import MAX_INSTANCE_KEY, is_instance_key
-from schemas.blobs import MAX_ARGS_BYTES
-from schemas.codec import check_depth, encode_value, replace_surrogates
-from schemas.errors import GoondanError, fail
+from goondan.kernel.cli.options import DEFAULT_INSTANCE
+from goondan.schemas.address import MAX_INSTANCE_KEY, is_instance_key
+from goondan.schemas.blobs import MAX_ARGS_BYTES
+from goondan.schemas.codec import check_depth, encode_value, replace_surrogates
+from goondan.schemas.errors import GoondanError, fail
 
 #: The longest line whose arguments can fit. Escapes make JSON at most six times as long as msgpack.
 MAX_LINE_BYTES: Final = 6 * MAX_ARGS_BYTES

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from kernel.cli import options
+from goondan.kernel.cli import options
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,8 +26,8 @@ _COLUMNS: Final = ("calls", "modelCalls", "toolCalls", "tokens", "inputTokens", 
 @options.as_json
 def command(event_id: str | None, bundle: str | None, as_json: bool) -> int:
     """Show what messages have used of their budgets, and who has used it: of one, or of all that are worked on."""
-    from kernel.cli.operator_question import ask_broker
-    from kernel.cli.output import write_result
+    from goondan.kernel.cli.operator_question import ask_broker
+    from goondan.kernel.cli.output import write_result
 
     question = {"op": "budget"} if event_id is None else {"op": "budget", "eventId": event_id}
     answer = ask_broker(bundle, question)
@@ -37,7 +37,7 @@ def command(event_id: str | None, bundle: str | None, as_json: bool) -> int:
 
 def render(answer: Mapping[str, Any]) -> list[str]:
     """The budgets of each message: one line for each limit, then one for each agent that has spent something."""
-    from kernel.cli.plain import one_line
+    from goondan.kernel.cli.plain import one_line
 
     lines: list[str] = []
     for tree in answer["trees"]:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from kernel.cli import options
-from kernel.cli.batch import (
+from goondan.kernel.cli import options
+from goondan.kernel.cli.batch import (
     MAX_LINE_BYTES,
     BadLine,
     ToolCall,
@@ -24,15 +24,15 @@ from kernel.cli.batch import (
     parse_line,
     parse_pairs,
 )
-from kernel.cli.output import is_terminal, print_error, write, write_json, write_pretty
-from kernel.cli.workdir import absolute_workdir
-from schemas.errors import GoondanError, fail
+from goondan.kernel.cli.output import is_terminal, print_error, write, write_json, write_pretty
+from goondan.kernel.cli.workdir import absolute_workdir
+from goondan.schemas.errors import GoondanError, fail
 
 if TYPE_CHECKING:
-    from kernel.cli.attach import Kernel
-    from kernel.cli.lines import Line
-    from kernel.cli.session import Listener, Session
-    from schemas.frames import Answer
+    from goondan.kernel.cli.attach import Kernel
+    from goondan.kernel.cli.lines import Line
+    from goondan.kernel.cli.session import Listener, Session
+    from goondan.schemas.frames import Answer
 
 #: The most lines of a batch that have no result yet. So many keep every core busy, and a file of any length still takes
 #: constant memory.
@@ -72,8 +72,8 @@ def command(
     as_json: bool,
 ) -> int:
     """Call one tool, or a batch of tools, in the sandbox."""
-    from kernel.cli.attach import attach_or_start, locate
-    from kernel.cli.standard_input import FROM_STDIN, read_all
+    from goondan.kernel.cli.attach import attach_or_start, locate
+    from goondan.kernel.cli.standard_input import FROM_STDIN, read_all
 
     if (tool is None) == (batch is None):
         raise fail("E_USAGE", "name a tool, or give --batch FILE")
@@ -102,7 +102,7 @@ def command(
 
 def _declared(tool: str, bundle: str | None) -> dict[str, Any]:
     """The properties of a tool's arguments; none for a tool that is not the bundle's, but an extension's."""
-    from kernel.cli.tool_catalog import look
+    from goondan.kernel.cli.tool_catalog import look
 
     exports = ((found, export) for found in look(bundle).checked.tools.values() for export in found.body.exports)
     schema = next((export.parameters for found, export in exports if tool == f"{found.name}__{export.name}"), None)
@@ -112,7 +112,7 @@ def _declared(tool: str, bundle: str | None) -> dict[str, Any]:
 
 def check_grant(text: str) -> None:
     """`HOST:PORT`, or `*.DOMAIN:PORT`. Raises GoondanError E_USAGE."""
-    from schemas.hosts import BadHost, parse_rule
+    from goondan.schemas.hosts import BadHost, parse_rule
 
     try:
         parse_rule(text)
@@ -136,7 +136,7 @@ def open_batch(name: str) -> int:
 def _one(kernel: Kernel, call: ToolCall, as_json: bool) -> int:
     import asyncio
 
-    from kernel.cli.interrupts import was_cancelled
+    from goondan.kernel.cli.interrupts import was_cancelled
 
     result: dict[str, Any] = {}
     cancelled: GoondanError | None = None
@@ -144,9 +144,9 @@ def _one(kernel: Kernel, call: ToolCall, as_json: bool) -> int:
 
     async def go() -> None:
         nonlocal result, cancelled, status
-        from kernel.cli.interrupts import Cancelling, Interrupts
-        from kernel.cli.screen import Screen, shows_status
-        from kernel.cli.session import Session
+        from goondan.kernel.cli.interrupts import Cancelling, Interrupts
+        from goondan.kernel.cli.screen import Screen, shows_status
+        from goondan.kernel.cli.session import Session
 
         async with Session(kernel) as session:
             event_id = session.new_id()
@@ -189,7 +189,7 @@ async def perform(
 
     `event_id` names the call to whoever may cancel it; `listener` hears of its progress.
     """
-    from schemas.frames import OPERATOR_AGENT, OPERATOR_CALL, OperatorCall
+    from goondan.schemas.frames import OPERATOR_AGENT, OPERATOR_CALL, OperatorCall
 
     answer = await session.ask(
         OPERATOR_AGENT,
@@ -255,9 +255,9 @@ class _Batch:
     async def run(self) -> None:
         import asyncio
 
-        from kernel.cli.interrupts import Cancelling, Interrupts
-        from kernel.cli.lines import LineReader
-        from kernel.cli.session import Session
+        from goondan.kernel.cli.interrupts import Cancelling, Interrupts
+        from goondan.kernel.cli.lines import LineReader
+        from goondan.kernel.cli.session import Session
 
         async with Session(self._kernel) as session:
             reader = asyncio.ensure_future(self._read(session, LineReader(self._fd, MAX_LINE_BYTES)))
@@ -288,7 +288,7 @@ class _Batch:
     async def _read(self, session: Session, lines: Any) -> None:
         import asyncio
 
-        from kernel.cli.lines import Room
+        from goondan.kernel.cli.lines import Room
 
         room = Room(MAX_IN_FLIGHT)
         tasks: dict[asyncio.Task[None], int] = {}
@@ -316,7 +316,7 @@ class _Batch:
             raise lines.error
 
     async def _line(self, session: Session, line: Line) -> None:
-        from kernel.cli.session import GONE
+        from goondan.kernel.cli.session import GONE
 
         known: Any = None
         try:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from kernel.cli import options
-from schemas.errors import fail
+from goondan.kernel.cli import options
+from goondan.schemas.errors import fail
 
 if TYPE_CHECKING:
-    from kernel.cli.attach import Kernel
+    from goondan.kernel.cli.attach import Kernel
 
 #: How long the command waits for the end of the turn by default (seconds). Extensions may take 30 s to leave a turn.
 DEFAULT_TIMEOUT_S: Final = 60.0
@@ -44,11 +44,11 @@ def command(
     """
     import asyncio
 
-    from kernel.cli.attach import attach, locate
-    from kernel.cli.batch import check_instance
-    from kernel.cli.output import write, write_json
-    from kernel.cli.plain import one_line
-    from kernel.paths import is_utf8
+    from goondan.kernel.cli.attach import attach, locate
+    from goondan.kernel.cli.batch import check_instance
+    from goondan.kernel.cli.output import write, write_json
+    from goondan.kernel.cli.plain import one_line
+    from goondan.kernel.paths import is_utf8
 
     if (event_id is None) == (agent is None):
         raise fail("E_USAGE", "give EVENT_ID or --agent, one of them")
@@ -74,7 +74,7 @@ async def _cancel(
     kernel: Kernel, event_id: str | None, agent: str | None, instance: str, timeout_s: float
 ) -> tuple[str, str]:
     """The event's id, and how it ended. Raises GoondanError E_EVENT_NOT_FOUND."""
-    from kernel.cli.session import WELCOME_S, Session
+    from goondan.kernel.cli.session import WELCOME_S, Session
 
     async with Session(kernel, min(timeout_s, WELCOME_S)) as session:
         if event_id is None:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 if TYPE_CHECKING:
-    from kernel.certify.report import Report, Row
-    from kernel.cli.terminal import Style
+    from goondan.kernel.certify.report import Report, Row
+    from goondan.kernel.cli.terminal import Style
 
 #: What follows `--` is the program's.
 _ARGV: Final[dict[str, Any]] = {"ignore_unknown_options": True, "allow_interspersed_args": False}
@@ -32,7 +32,7 @@ def command() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def client(argv: tuple[str, ...], only: tuple[str, ...], as_json: bool) -> int:
     """Try a client: COMMAND is started beside a kernel that is played here. docs/certify.md has its lines."""
-    from kernel.certify.certificates import certify_client
+    from goondan.kernel.certify.certificates import certify_client
 
     return _show(certify_client(argv, os.environ, only), as_json)
 
@@ -44,14 +44,14 @@ def client(argv: tuple[str, ...], only: tuple[str, ...], as_json: bool) -> int:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def worker(argv: tuple[str, ...], entry: str, only: tuple[str, ...], as_json: bool) -> int:
     """Try a worker: COMMAND is started on a socket to a tool host that is played here. docs/certify.md has the tool."""
-    from kernel.certify.certificates import certify_worker
+    from goondan.kernel.certify.certificates import certify_worker
 
     return _show(certify_worker(argv, os.environ, entry, only), as_json)
 
 
 def _show(report: Report, as_json: bool) -> int:
-    from kernel.cli.output import write_result
-    from kernel.cli.terminal import style_of
+    from goondan.kernel.cli.output import write_result
+    from goondan.kernel.cli.terminal import style_of
 
     write_result(report, *render(report, style_of(sys.stdout)), as_json=as_json)
     return 0 if report.certified else 1
@@ -59,7 +59,7 @@ def _show(report: Report, as_json: bool) -> int:
 
 def render(report: Report, style: Style) -> list[str]:
     """The report for a person: a line for each rule by section, what broke it beneath, and the sums."""
-    from kernel.cli.terminal import printable
+    from goondan.kernel.cli.terminal import printable
 
     paint = {"holds": style.good, "broken": style.bad, "not offered": style.warning}
     lines: list[str] = []

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from kernel.cli import options
-from kernel.cli.attach import locate
-from kernel.cli.output import write, write_json, write_result
-from schemas.errors import GoondanError, fail
+from goondan.kernel.cli import options
+from goondan.kernel.cli.attach import locate
+from goondan.kernel.cli.output import write, write_json, write_result
+from goondan.schemas.errors import GoondanError, fail
 
 if TYPE_CHECKING:
-    from kernel.changesets.engine import Engine
-    from kernel.changesets.records import Record
-    from schemas.changesets import CommittedChangeset
+    from goondan.kernel.changesets.engine import Engine
+    from goondan.kernel.changesets.records import Record
+    from goondan.schemas.changesets import CommittedChangeset
 
 #: How long a running kernel may take to revert a commit (seconds). Changesets of agents come first.
 _PATIENCE_S: Final = 180.0
@@ -49,7 +49,7 @@ def list_(bundle: str | None, as_json: bool) -> int:
 @options.as_json
 def diff(changeset_id: str, bundle: str | None, as_json: bool) -> int:
     """Show what a changeset has changed, or would change, as a patch."""
-    from kernel.cli.terminal import printable
+    from goondan.kernel.cli.terminal import printable
 
     engine = _engine(bundle)
     patch = engine.difference(changeset_id).decode("utf-8", "replace")
@@ -79,9 +79,9 @@ def revert(changeset_id: str, bundle: str | None, as_json: bool) -> int:
 
 def _revert(bundle: str | None, changeset_id: str) -> CommittedChangeset:
     """Revert in the kernel, if one runs, so that its agents get the change. Otherwise revert here."""
-    from kernel.changesets.engine import not_committed
-    from kernel.changesets.recovery import locked
-    from kernel.supervisor_client import SupervisorClient
+    from goondan.kernel.changesets.engine import not_committed
+    from goondan.kernel.changesets.recovery import locked
+    from goondan.kernel.supervisor_client import SupervisorClient
 
     client = SupervisorClient.connect(locate(bundle).state_dir)
     if client is not None:
@@ -106,8 +106,8 @@ def _revert(bundle: str | None, changeset_id: str) -> CommittedChangeset:
 def _engine(bundle: str | None) -> Engine:
     import os
 
-    from kernel.changesets.engine import Engine
-    from kernel.supervisor.options import Options
+    from goondan.kernel.changesets.engine import Engine
+    from goondan.kernel.supervisor.options import Options
 
     place = locate(bundle)
     mask = os.umask(0o077)
@@ -136,7 +136,7 @@ def _plain(record: Record) -> dict[str, Any]:
 
 
 def _line(record: Record) -> str:
-    from kernel.cli.plain import one_line
+    from goondan.kernel.cli.plain import one_line
 
     who = f"{record.agent} ({one_line(record.instance_key, 40)})" if record.agent else "operator"
     commit = record.commit[:12] if record.commit else "-"

@@ -20,8 +20,8 @@ def command(shell: str) -> int:
     """Print the script that teaches a shell to complete gdn's commands."""
     from click.shell_completion import ShellComplete, get_completion_class
 
-    from kernel.cli import group
-    from kernel.cli.output import write
+    from goondan.kernel.cli import group
+    from goondan.kernel.cli.output import write
 
     made = get_completion_class(shell)
     if made is None:

@@ -24,17 +24,17 @@ from typing import Any, Final
 import click
 from click.shell_completion import CompletionItem
 
-from kernel import paths
-from kernel.bundle.base import IN_AGENTS, IN_JAILS, MANIFEST, tool_folders
-from kernel.bundle.documents import load_documents
-from kernel.bundle.positions import Mapping, Scalar, Sequence
-from kernel.bundle.problems import Report
-from kernel.bundle.shape import Document
-from kernel.bundle.tools import BUNDLED_EXPORTS
-from kernel.state_root import why_refused
-from schemas.address import build_tool_name, is_export_name, is_resource_name, segment_key
-from schemas.frames import OPERATOR_AGENT
-from schemas.visible import visible_line
+from goondan.kernel import paths
+from goondan.kernel.bundle.base import IN_AGENTS, IN_JAILS, MANIFEST, tool_folders
+from goondan.kernel.bundle.documents import load_documents
+from goondan.kernel.bundle.positions import Mapping, Scalar, Sequence
+from goondan.kernel.bundle.problems import Report
+from goondan.kernel.bundle.shape import Document
+from goondan.kernel.bundle.tools import BUNDLED_EXPORTS
+from goondan.kernel.state_root import why_refused
+from goondan.schemas.address import build_tool_name, is_export_name, is_resource_name, segment_key
+from goondan.schemas.frames import OPERATOR_AGENT
+from goondan.schemas.visible import visible_line
 
 #: The characters that have no special meaning in any shell, anywhere in a word.
 SAFE: Final = re.compile(r"[A-Za-z0-9_@%+:,./][A-Za-z0-9_@%+:,./-]*\Z")
@@ -70,7 +70,7 @@ def agents(ctx: click.Context) -> Iterator[tuple[str, str]]:
 
 def error_codes(ctx: click.Context) -> Iterator[tuple[str, str]]:
     """The codes of errors."""
-    from schemas.errors import CODES
+    from goondan.schemas.errors import CODES
 
     return ((code, "") for code in CODES)
 
@@ -119,8 +119,8 @@ def instances(ctx: click.Context) -> Iterator[tuple[str, str]]:
 
 def roles(ctx: click.Context) -> Iterator[tuple[str, str]]:
     """Processes that have a log."""
-    from kernel.log_names import role_of
-    from kernel.logs import AGENT, ROLES
+    from goondan.kernel.log_names import role_of
+    from goondan.kernel.logs import AGENT, ROLES
 
     names = os.listdir(os.path.join(_state(ctx), "logs"))
     found = {role for name in names if (role := role_of(name)) is not None}

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 import msgspec
 
-from kernel.cli import options
-from kernel.cli.operator_question import ask_broker
-from kernel.cli.output import error_lines, write, write_json, write_pretty, write_result
+from goondan.kernel.cli import options
+from goondan.kernel.cli.operator_question import ask_broker
+from goondan.kernel.cli.output import error_lines, write, write_json, write_pretty, write_result
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -103,7 +103,7 @@ def propose(
     else:
         import sys
 
-        from schemas.frames import ErrorPayload
+        from goondan.schemas.frames import ErrorPayload
 
         write(*error_lines(msgspec.convert(answer["error"], ErrorPayload)), stream=sys.stderr)
     return 0 if accepted else 1
@@ -122,8 +122,8 @@ def revert(patch_id: str, bundle: str | None, as_json: bool) -> int:
 
 def render(answer: Mapping[str, Any]) -> list[str]:
     """The lines of each patch: its name and who proposed it, what it changes, and whether it was accepted."""
-    from kernel.cli.plain import one_line
-    from schemas.times import rfc3339_seconds
+    from goondan.kernel.cli.plain import one_line
+    from goondan.schemas.times import rfc3339_seconds
 
     lines: list[str] = []
     for patch in answer["patches"]:
@@ -155,7 +155,7 @@ def _who(patch: Mapping[str, Any]) -> str:
 
 
 def _read(text: str) -> Any:
-    from schemas.errors import fail
+    from goondan.schemas.errors import fail
 
     try:
         patch = msgspec.json.decode(text.encode())

@@ -13,12 +13,12 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeVar
 
-from kernel.cli.output import columns_of, is_terminal, write
-from schemas.errors import GoondanError
+from goondan.kernel.cli.output import columns_of, is_terminal, write
+from goondan.schemas.errors import GoondanError
 
 if TYPE_CHECKING:
-    from kernel.bundle.loader import Inspected
-    from kernel.trust.powers import Power
+    from goondan.kernel.bundle.loader import Inspected
+    from goondan.kernel.trust.powers import Power
 
 #: How often the user is asked about one start. Otherwise a bundle that changes after each answer would be asked about
 #: without end.
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class Where(Protocol):
-    """A bundle that is started: see kernel.cli.attach.BundleTarget."""
+    """A bundle that is started: see goondan.kernel.cli.attach.BundleTarget."""
 
     @property
     def bundle(self) -> str:
@@ -72,8 +72,8 @@ def started_when_trusted(place: Where, begin: Callable[[Sequence[Power]], T]) ->
 
 def look_again(place: Where) -> Inspected:
     """Read the bundle again, without its modules. Raises BundleError when it has errors now."""
-    from kernel.bundle.loader import inspect_bundle
-    from kernel.bundle.problems import BundleError
+    from goondan.kernel.bundle.loader import inspect_bundle
+    from goondan.kernel.bundle.problems import BundleError
 
     inspected = inspect_bundle(place.bundle, state_dir=place.state_dir, handlers=False, policy=place.policy)
     # A variable that is not set keeps the bundle from running, but it can still be read.
@@ -90,8 +90,8 @@ def can_ask() -> bool:
 
 def ask(inspected: Inspected) -> Answer:
     """Show what the bundle asks for, and ask the person. Anything but a clear yes is a no."""
-    from kernel.cli.terminal import style_of
-    from kernel.cli.trust_screen import question, screen
+    from goondan.kernel.cli.terminal import style_of
+    from goondan.kernel.cli.trust_screen import question, screen
 
     judgement = inspected.judgement
     _drop_typed_ahead()
@@ -113,8 +113,8 @@ def confirmed(question: str) -> bool:
 
 def remember(inspected: Inspected, state_dir: str, *, how: str, own: bool | None = None) -> None:
     """Record that the user has agreed to everything that the bundle asks for. Raises GoondanError E_STATE."""
-    from kernel.paths import root_of
-    from kernel.trust import records
+    from goondan.kernel.paths import root_of
+    from goondan.kernel.trust import records
 
     root = root_of(state_dir)
     known = records.read(root, inspected.path)

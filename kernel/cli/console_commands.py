@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
 
-from kernel.cli.conversation import Conversation, tool_lines
-from kernel.cli.plain import one_line
-from schemas.argument_line import argument_line
-from schemas.errors import fail
+from goondan.kernel.cli.conversation import Conversation, tool_lines
+from goondan.kernel.cli.plain import one_line
+from goondan.schemas.argument_line import argument_line
+from goondan.schemas.errors import fail
 
 if TYPE_CHECKING:
-    from kernel.cli.attach import Kernel
-    from kernel.cli.session import Session
-    from kernel.conversations import Overview
+    from goondan.kernel.cli.attach import Kernel
+    from goondan.kernel.cli.session import Session
+    from goondan.kernel.conversations import Overview
 
 #: Each command, with what it takes and does.
 HELP: Final[Mapping[str, tuple[str, str]]] = {
@@ -124,7 +124,7 @@ class Commands:
         return one_line(f"{self._kernel.entry_agent or 'nobody'}/{self.instance}", 200)
 
     async def _new(self, argument: str) -> list[str]:
-        from kernel.cli.batch import check_instance
+        from goondan.kernel.cli.batch import check_instance
 
         self.instance = check_instance(argument) if argument else new_instance()
         told = await self.goes_on()
@@ -147,7 +147,7 @@ class Commands:
             return [
                 f"{len(dropped)} files are not sent" if dropped else "no file is attached; /attach FILE attaches one"
             ]
-        from kernel.cli.message_files import close_files, open_files
+        from goondan.kernel.cli.message_files import close_files, open_files
 
         wanted = [*self._attached, os.path.abspath(os.path.expanduser(argument))]
         opened = open_files(wanted)  # what is wrong is said now; they are read when the message goes
@@ -164,7 +164,7 @@ class Commands:
         return tool_lines(await self._conversation.tools(), typed=self._is_embedded)
 
     async def _tokens(self, argument: str) -> list[str]:
-        from kernel.cli.instance import token_text
+        from goondan.kernel.cli.instance import token_text
 
         numbers = await self._conversation.overview()
         return [f"{self._name}: {_messages(numbers.messages)}; tokens: {token_text(numbers.usage)}"]

@@ -13,11 +13,11 @@ from typing import Any, Final
 
 import msgspec
 
-from kernel.cli.session import Session
-from kernel.conversations import Overview, messages, overview
-from schemas.codec import from_raw
-from schemas.errors import GoondanError, fail
-from schemas.frames import (
+from goondan.kernel.cli.session import Session
+from goondan.kernel.conversations import Overview, messages, overview
+from goondan.schemas.codec import from_raw
+from goondan.schemas.errors import GoondanError, fail
+from goondan.schemas.frames import (
     OPERATOR_RESET,
     OPERATOR_TOOLS,
     OPERATOR_UNDO,
@@ -106,7 +106,7 @@ class Conversation:
 
 def tool_lines(tools: list[OperatorTool], *, typed: bool) -> list[str]:
     """The tools for a person, one line each. `typed`: a person calls them by `/TOOL`, as in the embedded console."""
-    from kernel.cli.plain import one_line
+    from goondan.kernel.cli.plain import one_line
 
     if not tools:
         return ["This agent has no tools. Add some to its spec.tools."]

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kernel.cli import options
-from kernel.cli.operator_question import ask_broker
-from kernel.cli.output import write, write_json, write_pretty, write_result
+from goondan.kernel.cli import options
+from goondan.kernel.cli.operator_question import ask_broker
+from goondan.kernel.cli.output import write, write_json, write_pretty, write_result
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -78,7 +78,7 @@ def drop(event_id: str, bundle: str | None, as_json: bool) -> int:
 
 def render(events: Sequence[dict[str, Any]], more: int) -> list[str]:
     """Two lines for each message: its id and time, then the reason."""
-    from schemas.times import rfc3339_seconds
+    from goondan.schemas.times import rfc3339_seconds
 
     lines: list[str] = []
     for event in events:

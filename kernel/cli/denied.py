@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Final, get_args
 
 import click
 
-from kernel.cli import options
-from schemas.traces import RefusedDetail, Refuser
+from goondan.kernel.cli import options
+from goondan.schemas.traces import RefusedDetail, Refuser
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,11 +34,11 @@ def command(by: str | None, agent: str | None, number: int, bundle: str | None, 
     """
     import sys
 
-    from kernel.cli.output import write, write_result
-    from kernel.cli.state import state_of
-    from kernel.paths import find_bundle
-    from kernel.trace_files import conversation_files, read_file
-    from schemas.errors import GoondanError
+    from goondan.kernel.cli.output import write, write_result
+    from goondan.kernel.cli.state import state_of
+    from goondan.kernel.paths import find_bundle
+    from goondan.kernel.trace_files import conversation_files, read_file
+    from goondan.schemas.errors import GoondanError
 
     agent, instance = options.named(agent, None)
     found: list[dict[str, Any]] = []
@@ -69,7 +69,7 @@ def _refused(db: Connection, by: str | None, number: int) -> Iterator[dict[str, 
 
 def render(rows: list[dict[str, Any]]) -> list[str]:
     """Some lines for each call."""
-    from kernel.cli.plain import one_line
+    from goondan.kernel.cli.plain import one_line
 
     lines = []
     for row in rows:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from kernel.cli import options
+from goondan.kernel.cli import options
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,12 +52,12 @@ def _do(action: str, as_json: bool) -> int:
 
     import msgspec
 
-    from kernel.cli.output import write_result
-    from kernel.cli.state import checked_root
-    from kernel.spawn import command as program
-    from schemas.errors import fail
+    from goondan.kernel.cli.output import write_result
+    from goondan.kernel.cli.state import checked_root
+    from goondan.kernel.spawn import command as program
+    from goondan.schemas.errors import fail
 
-    argv = program("toolhost.disk", [action, checked_root()])
+    argv = program("goondan.toolhost.disk", [action, checked_root()])
     try:
         done = subprocess.run(argv, check=True, capture_output=True, stdin=subprocess.DEVNULL, timeout=_PATIENCE_S)
         rows = msgspec.json.decode(done.stdout)
@@ -69,7 +69,7 @@ def _do(action: str, as_json: bool) -> int:
 
 def render(rows: Sequence[dict[str, Any]]) -> list[str]:
     """A line for each."""
-    from kernel.cli.terminal import printable
+    from goondan.kernel.cli.terminal import printable
 
     lines = []
     for row in rows:

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kernel.cli import options
-from kernel.cli.output import write_result
-from kernel.cli.terminal import Style, printable, style_of
+from goondan.kernel.cli import options
+from goondan.kernel.cli.output import write_result
+from goondan.kernel.cli.terminal import Style, printable, style_of
 
 if TYPE_CHECKING:
-    from kernel.doctor.findings import Finding
+    from goondan.kernel.doctor.findings import Finding
 
 
 @click.command()
@@ -34,8 +34,8 @@ def command(forget_server: bool, bundle: str | None, as_json: bool) -> int:
     if forget_server:
         return _forget_server(as_json)
 
-    from kernel.doctor.findings import judge
-    from kernel.doctor.look import look
+    from goondan.kernel.doctor.findings import judge
+    from goondan.kernel.doctor.look import look
 
     findings = judge(look(bundle))
     problems = sum(finding.level == "problem" for finding in findings)
@@ -48,8 +48,8 @@ def command(forget_server: bool, bundle: str | None, as_json: bool) -> int:
 
 
 def _forget_server(as_json: bool) -> int:
-    from kernel.cli.state import checked_root
-    from kernel.model_server import choice
+    from goondan.kernel.cli.state import checked_root
+    from goondan.kernel.model_server import choice
 
     forgotten = choice.forget(checked_root())
     text = "forgotten: no model server of this machine is chosen" if forgotten else "no model server was chosen"
@@ -61,9 +61,9 @@ def _offer_server(bundle: str | None) -> None:
     """Ask about a model server that runs here. What cannot be kept is no reason to fail: the findings are printed."""
     from contextlib import suppress
 
-    from kernel import paths
-    from kernel.cli.model_server import offer
-    from schemas.errors import GoondanError
+    from goondan.kernel import paths
+    from goondan.kernel.cli.model_server import offer
+    from goondan.schemas.errors import GoondanError
 
     with suppress(GoondanError):
         path = paths.find_bundle(bundle)

@@ -10,7 +10,7 @@ from typing import Final
 
 import click
 
-from kernel.cli import options
+from goondan.kernel.cli import options
 
 #: Begins the next heading, of a code or of a part of the page.
 _NEXT: Final = "\n##"
@@ -25,9 +25,9 @@ def command(code: str, as_json: bool) -> int:
     CODE is what stands in brackets behind the message, such as E_SANDBOX_DENIED, or a code of the operating system,
     such as ENOENT.
     """
-    from kernel.bundle.problems import did_you_mean
-    from kernel.cli.output import write_result
-    from schemas.errors import CODES, fail, help_url, is_os_error_code
+    from goondan.kernel.bundle.problems import did_you_mean
+    from goondan.kernel.cli.output import write_result
+    from goondan.schemas.errors import CODES, fail, help_url, is_os_error_code
 
     name = code.strip("[] ").rpartition("/")[2].upper()
     if name not in CODES and not is_os_error_code(name):
@@ -40,7 +40,7 @@ def command(code: str, as_json: bool) -> int:
 
 def page(code: str) -> str:
     """The section of docs/errors.md about a code, its heading first."""
-    import kernel
+    from goondan import kernel
 
     with open(f"{os.path.dirname(kernel.__file__)}/error_pages.txt", encoding="utf-8") as file:
         document = file.read()

@@ -6,9 +6,9 @@ from typing import Final
 
 import click
 
-from kernel.cli.lazy import LazyGroup
+from goondan.kernel.cli.lazy import LazyGroup
 
-#: name -> one line of help; the module is `kernel.cli.extension_<name>`.
+#: name -> one line of help; the module is `goondan.kernel.cli.extension_<name>`.
 COMMANDS: Final[dict[str, str]] = {
     "list": "List every extension that an agent can have.",
     "new": "Write a new extension: its module, its document and its test.",
@@ -16,6 +16,6 @@ COMMANDS: Final[dict[str, str]] = {
 }
 
 
-@click.group(name="extension", cls=LazyGroup, commands_of=COMMANDS, prefix="kernel.cli.extension_")
+@click.group(name="extension", cls=LazyGroup, commands_of=COMMANDS, prefix="goondan.kernel.cli.extension_")
 def command() -> None:
     """List, make and test extensions."""

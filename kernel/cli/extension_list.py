@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kernel.cli import options
-from kernel.cli.terminal import Style, printable, style_of
+from goondan.kernel.cli import options
+from goondan.kernel.cli.terminal import Style, printable, style_of
 
 if TYPE_CHECKING:
-    from kernel.bundle.loader import Inspected
+    from goondan.kernel.bundle.loader import Inspected
 
 
 @click.command(name="list")
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 @options.as_json
 def command(bundle: str | None, as_json: bool) -> int:
     """List every extension of the bundle and of the bundled package."""
-    from kernel.cli.output import write, write_json
-    from kernel.cli.tool_catalog import look
+    from goondan.kernel.cli.output import write, write_json
+    from goondan.kernel.cli.tool_catalog import look
 
     inspected = look(bundle)
     rows = describe(inspected)
@@ -37,8 +37,8 @@ def command(bundle: str | None, as_json: bool) -> int:
 
 def describe(inspected: Inspected) -> list[dict[str, Any]]:
     """One row for each extension. A bundled extension is left out when the bundle has one of the same name."""
-    from kernel.bundle.base_extensions import BaseExtensions
-    from schemas.resources import BASE_PACKAGE
+    from goondan.kernel.bundle.base_extensions import BaseExtensions
+    from goondan.schemas.resources import BASE_PACKAGE
 
     own, base = inspected.checked.extensions, BaseExtensions()
     others = {name: base.find(name) for name in base.names() if name not in own}

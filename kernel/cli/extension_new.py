@@ -10,8 +10,8 @@ from typing import Final
 
 import click
 
-from kernel.cli import options
-from kernel.cli.new_resource import NewResource, check_name, in_folder
+from goondan.kernel.cli import options
+from goondan.kernel.cli.new_resource import NewResource, check_name, in_folder
 
 _EXTENSION: Final = NewResource(
     kind="Extension",
@@ -29,7 +29,7 @@ _EXTENSION: Final = NewResource(
 @options.as_json
 def command(name: str, folder: str, as_json: bool) -> int:
     """Write a new extension into a bundle: its module, its test, and its document in goondan.yaml."""
-    from kernel.bundle.base_extensions import BaseExtensions
+    from goondan.kernel.bundle.base_extensions import BaseExtensions
 
     check_name(name, _EXTENSION.kind, BaseExtensions().names())
     steps = [

@@ -19,16 +19,16 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 import msgspec
 
-from kernel.cli import options
-from kernel.cli.terminal import Style, printable, style_of
-from schemas.errors import fail
+from goondan.kernel.cli import options
+from goondan.kernel.cli.terminal import Style, printable, style_of
+from goondan.schemas.errors import fail
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from kernel.bundle.loader import Inspected
-    from kernel.cli.attach import BundleTarget
-    from schemas.launch import AgentSpec, ExtensionSpec, KernelPlan
+    from goondan.kernel.bundle.loader import Inspected
+    from goondan.kernel.cli.attach import BundleTarget
+    from goondan.schemas.launch import AgentSpec, ExtensionSpec, KernelPlan
 
 #: How long a trial may take before its process is killed (seconds): `register` has 30 and the turn 70.
 TRIAL_S: Final = 120.0
@@ -61,11 +61,11 @@ def command(target: str | None, bundle: str | None, trust: bool, as_json: bool) 
 
     Without either, every extension of the bundle.
     """
-    from kernel.bundle.loader import open_bundle
-    from kernel.cli.attach import locate
-    from kernel.cli.output import write_result
-    from kernel.cli.tool_test import is_path
-    from kernel.trust.asking import Asking
+    from goondan.kernel.bundle.loader import open_bundle
+    from goondan.kernel.cli.attach import locate
+    from goondan.kernel.cli.output import write_result
+    from goondan.kernel.cli.tool_test import is_path
+    from goondan.kernel.trust.asking import Asking
 
     path, name = (target, None) if target is not None and is_path(target) else (bundle, target)
     if path is not bundle and bundle is not None:
@@ -96,15 +96,15 @@ def command(target: str | None, bundle: str | None, trust: bool, as_json: bool) 
 
 def look(place: BundleTarget) -> Inspected:
     """The bundle, without a look into the modules of its tools."""
-    from kernel.bundle.loader import inspect_bundle
+    from goondan.kernel.bundle.loader import inspect_bundle
 
     return inspect_bundle(place.bundle, state_dir=place.state_dir, handlers=False)
 
 
 def trials(inspected: Inspected, name: str | None) -> Iterator[Trial]:
     """One trial for each extension and each agent that uses it. Raises GoondanError E_CONFIG_MISSING_REF."""
-    from kernel.bundle.base_extensions import BaseExtensions
-    from kernel.bundle.problems import did_you_mean, shown
+    from goondan.kernel.bundle.base_extensions import BaseExtensions
+    from goondan.kernel.bundle.problems import did_you_mean, shown
 
     own, base = inspected.checked.extensions, BaseExtensions()
     if name is not None and name not in own and base.find(name) is None:
@@ -129,7 +129,7 @@ def check_asked(wanted: list[Trial]) -> None:
 
     Raises GoondanError E_BUNDLE_UNTRUSTED.
     """
-    from kernel.trust.judge import everything_trusted
+    from goondan.kernel.trust.judge import everything_trusted
 
     for trial in wanted:
         if not trial.agent and not trial.extension.bundled and not everything_trusted(os.environ):
@@ -154,9 +154,9 @@ def _needed(name: str, own: dict[str, Any]) -> set[str]:
 
 def run_one(trial: Trial, plan: KernelPlan) -> dict[str, Any]:
     """Run one trial in a process and a state of its own, and return its result."""
-    from kernel.bundle.servers import is_mcp
-    from kernel.spawn import AGENT_ENVIRONMENT, environment, memory_file
-    from kernel.spawn import command as program
+    from goondan.kernel.bundle.servers import is_mcp
+    from goondan.kernel.spawn import AGENT_ENVIRONMENT, environment, memory_file
+    from goondan.kernel.spawn import command as program
 
     row = {"extension": trial.extension.name, **({"agent": trial.agent} if trial.agent else {})}
     if is_mcp(trial.extension.entry, trial.extension.bundled) and trial.extension.config:
@@ -165,7 +165,7 @@ def run_one(trial: Trial, plan: KernelPlan) -> dict[str, Any]:
         spec_fd = memory_file("spec", msgspec.msgpack.encode(spec_of(trial, plan, state)))
         try:
             done = subprocess.run(
-                program("agentproc.trial", ["--spec-fd", str(spec_fd)]),
+                program("goondan.agentproc.trial", ["--spec-fd", str(spec_fd)]),
                 env=environment(os.environ, AGENT_ENVIRONMENT),
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
@@ -192,8 +192,8 @@ def run_one(trial: Trial, plan: KernelPlan) -> dict[str, Any]:
 
 def _of_server(trial: Trial, plan: KernelPlan) -> dict[str, Any]:
     """The result of an MCP server: it is started as it would be, in a kernel of its own, and asked what it offers."""
-    from kernel.bundle.servers import prefix_of
-    from kernel.cli.mcp_inspect import inspected
+    from goondan.kernel.bundle.servers import prefix_of
+    from goondan.kernel.cli.mcp_inspect import inspected
 
     prefix = prefix_of(trial.extension.name, trial.extension.config)
     tool = next((tool for tool in plan.toolhost.tools if tool.name == prefix), None)
@@ -216,8 +216,8 @@ def _of_server(trial: Trial, plan: KernelPlan) -> dict[str, Any]:
 
 def spec_of(trial: Trial, plan: KernelPlan, state: str) -> AgentSpec:
     """The agent of a trial: its model is a script, its only tool is the trial's, and its state is in another folder."""
-    from schemas.frames import OPERATOR_AGENT
-    from schemas.launch import CatalogItem, ModelSpec
+    from goondan.schemas.frames import OPERATOR_AGENT
+    from goondan.schemas.launch import CatalogItem, ModelSpec
 
     ping = CatalogItem(name="trial__ping", description="Answers pong.")
     return msgspec.structs.replace(
@@ -233,7 +233,7 @@ def spec_of(trial: Trial, plan: KernelPlan, state: str) -> AgentSpec:
 
 def render(report: dict[str, Any], style: Style) -> list[str]:
     """The report for a person: the problems with their places, one line for each trial, and the sums."""
-    from kernel.bundle.text import counts, problem_lines, short_path
+    from goondan.kernel.bundle.text import counts, problem_lines, short_path
 
     cwd = os.getcwd()
     lines = problem_lines(report["errors"], cwd) + problem_lines(report["warnings"], cwd, warning=True)

@@ -14,14 +14,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from kernel.cli.output import write
-from kernel.cli.terminal import printable
-from kernel.cli.waits import SEEN, status_of, wait_line
-from schemas.errors import GoondanError
+from goondan.kernel.cli.output import write
+from goondan.kernel.cli.terminal import printable
+from goondan.kernel.cli.waits import SEEN, status_of, wait_line
+from goondan.schemas.errors import GoondanError
 
 if TYPE_CHECKING:
-    from kernel.cli.screen import Screen
-    from kernel.cli.session import Session
+    from goondan.kernel.cli.screen import Screen
+    from goondan.kernel.cli.session import Session
 
 #: How long a message may wait before a person is told what it waits for (seconds). An idle agent has begun by then.
 QUEUE_NOTICE_S: Final = 0.5

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kernel.cli import grant_skill, options
-from kernel.cli.output import write, write_json, write_result
-from kernel.cli.state import state_of
-from kernel.paths import find_bundle, root_of
-from schemas.errors import fail
+from goondan.kernel.cli import grant_skill, options
+from goondan.kernel.cli.output import write, write_json, write_result
+from goondan.kernel.cli.state import state_of
+from goondan.kernel.paths import find_bundle, root_of
+from goondan.schemas.errors import fail
 
 if TYPE_CHECKING:
-    from kernel.bundle.loader import Inspected
-    from kernel.bundle.tools import CheckedTool
-    from kernel.grants.policy_file import PinnedSkill
+    from goondan.kernel.bundle.loader import Inspected
+    from goondan.kernel.bundle.tools import CheckedTool
+    from goondan.kernel.grants.policy_file import PinnedSkill
 
 
 @click.group()
@@ -56,8 +56,8 @@ def list_(bundle: str | None, policy: str | None, as_json: bool) -> int:
 @options.as_json
 def accept(tool: str, bundle: str | None, as_json: bool) -> int:
     """Grant a packaged TOOL (PACKAGE/NAME) what it requests, for exactly the code that is there now."""
-    from kernel.bundle.granting import dangers
-    from kernel.grants.policy_file import Accepted, write_decisions
+    from goondan.kernel.bundle.granting import dangers
+    from goondan.kernel.grants.policy_file import Accepted, write_decisions
 
     inspected, path = _inspect(bundle, None)
     found = _packaged(inspected, tool)
@@ -88,7 +88,7 @@ def accept(tool: str, bundle: str | None, as_json: bool) -> int:
 @options.as_json
 def revoke(tool: str, bundle: str | None, as_json: bool) -> int:
     """Take back what was accepted for TOOL."""
-    from kernel.grants.policy_file import Accepted, write_decisions
+    from goondan.kernel.grants.policy_file import Accepted, write_decisions
 
     inspected, path = _inspect(bundle, None)
     accepted = inspected.grant_context.accepted
@@ -109,9 +109,9 @@ def revoke(tool: str, bundle: str | None, as_json: bool) -> int:
 @options.as_json
 def files(accept: bool, bundle: str | None, policy: str | None, as_json: bool) -> int:
     """Show files of the bundle that a tool may have written; a kernel starts when you have accepted them."""
-    from kernel.bundle.loader import inspect_bundle
-    from kernel.cli.terminal import printable
-    from kernel.grants.written import accept as accept_files
+    from goondan.kernel.bundle.loader import inspect_bundle
+    from goondan.kernel.cli.terminal import printable
+    from goondan.kernel.grants.written import accept as accept_files
 
     path = find_bundle(bundle)
     state = state_of(path)
@@ -144,9 +144,9 @@ _WORDS = {
 
 def _inspect(bundle: str | None, policy: str | None) -> tuple[Inspected, str]:
     """The bundle, and the path of the state root's policy. Raises BundleError only for errors that hide its tools."""
-    from kernel.bundle.loader import inspect_bundle
-    from kernel.bundle.problems import BundleError
-    from kernel.grants.policy_file import POLICY_FILE
+    from goondan.kernel.bundle.loader import inspect_bundle
+    from goondan.kernel.bundle.problems import BundleError
+    from goondan.kernel.grants.policy_file import POLICY_FILE
 
     path = find_bundle(bundle)
     state = state_of(path)
@@ -159,15 +159,15 @@ def _inspect(bundle: str | None, policy: str | None) -> tuple[Inspected, str]:
 
 
 def _asking(inspected: Inspected) -> list[CheckedTool]:
-    from kernel.grants.merge import requested
+    from goondan.kernel.grants.merge import requested
 
     tools = inspected.checked.tools.values()
     return [tool for tool in tools if requested(tool.sandbox) or requested(tool.granted or tool.sandbox)]
 
 
 def _row(tool: CheckedTool, inspected: Inspected) -> dict[str, Any]:
-    from kernel.bundle.granting import status
-    from kernel.grants.merge import requested
+    from goondan.kernel.bundle.granting import status
+    from goondan.kernel.grants.merge import requested
 
     asked = requested(tool.sandbox)
     got = requested(tool.granted or tool.sandbox)
@@ -186,7 +186,7 @@ def _row(tool: CheckedTool, inspected: Inspected) -> dict[str, Any]:
 
 def _pinned(inspected: Inspected) -> list[PinnedSkill]:
     """The skills that were pinned, as the policy has them."""
-    from kernel.grants.policy_file import PinnedSkill
+    from goondan.kernel.grants.policy_file import PinnedSkill
 
     return [PinnedSkill(pin.skill, pin.digest, pin.sandbox) for pin in inspected.grant_context.skills]
 

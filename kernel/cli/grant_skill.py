@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kernel.bundle.problems import BundleError, Report
-from kernel.cli import options
-from kernel.cli.output import write as write_lines
-from kernel.cli.output import write_json
-from kernel.paths import state_root
-from schemas.errors import fail
-from schemas.launch import SandboxSpec
-from schemas.resources import FilesystemPart, NetworkAllow, SandboxPart
-from schemas.skills import MAX_SKILL_BYTES, MAX_SKILL_FILES, SKILL_FILE, SkillText, read_skill_text
+from goondan.kernel.bundle.problems import BundleError, Report
+from goondan.kernel.cli import options
+from goondan.kernel.cli.output import write as write_lines
+from goondan.kernel.cli.output import write_json
+from goondan.kernel.paths import state_root
+from goondan.schemas.errors import fail
+from goondan.schemas.launch import SandboxSpec
+from goondan.schemas.resources import FilesystemPart, NetworkAllow, SandboxPart
+from goondan.schemas.skills import MAX_SKILL_BYTES, MAX_SKILL_FILES, SKILL_FILE, SkillText, read_skill_text
 
 if TYPE_CHECKING:
-    from kernel.grants.policy_file import PinnedSkill
+    from goondan.kernel.grants.policy_file import PinnedSkill
 
 
 @click.command(name="skill")
@@ -48,9 +48,9 @@ def command(
     Commands of a skill in a working directory run with the defaults. A pinned one gets what Tool/skills was granted,
     and what you name here. Another byte in the folder, and it has the defaults again.
     """
-    from kernel.bundle.lookup import Unreadable
-    from kernel.grants.pins import pin
-    from kernel.grants.policy_file import PinnedSkill, write_decisions
+    from goondan.kernel.bundle.lookup import Unreadable
+    from goondan.kernel.grants.pins import pin
+    from goondan.kernel.grants.policy_file import PinnedSkill, write_decisions
 
     named = bool(network or env or read or write)
     if (pins and unpin) or (named and not pins):
@@ -86,7 +86,7 @@ def command(
 
 def _lines(name: str, told: SkillText, digest: str, gets: list[str] | None) -> list[str]:
     """What a person reads about a skill."""
-    from kernel.cli.terminal import printable
+    from goondan.kernel.cli.terminal import printable
 
     lines = [f"{printable(name)}: {printable(told.description)}", f"    content: {digest[:19]}…"]
     lines += [f"    asks for the tool {printable(tool)}, which grants nothing" for tool in told.allowed_tools]
@@ -97,8 +97,8 @@ def _lines(name: str, told: SkillText, digest: str, gets: list[str] | None) -> l
 
 
 def _read(path: str) -> SkillText:
-    from kernel.bundle.files import read_file
-    from kernel.bundle.lookup import MAX_FILE_BYTES, Unreadable
+    from goondan.kernel.bundle.files import read_file
+    from goondan.kernel.bundle.lookup import MAX_FILE_BYTES, Unreadable
 
     try:
         data = read_file(os.path.join(path, SKILL_FILE), MAX_FILE_BYTES)
@@ -109,7 +109,7 @@ def _read(path: str) -> SkillText:
 
 def _decisions() -> tuple[str, list[Any], list[PinnedSkill]]:
     """The path of the operator's policy, and what `gdn grant` has written there. Raises BundleError."""
-    from kernel.grants.policy_file import POLICY_FILE, read_policies
+    from goondan.kernel.grants.policy_file import POLICY_FILE, read_policies
 
     path, report = os.path.join(state_root(), POLICY_FILE), Report()
     found = read_policies([path], report)
@@ -129,14 +129,14 @@ def _part(network: tuple[str, ...], env: tuple[str, ...], read: tuple[str, ...],
 
 def _check(pinned: PinnedSkill) -> None:
     """Raise GoondanError for what nobody may be given, so that no policy is written that is refused later."""
-    from kernel.bundle.checked import Checked
-    from kernel.bundle.files import BundleFiles
-    from kernel.bundle.grant_context import gather
-    from kernel.bundle.granting import dangers, resolve_part
-    from kernel.bundle.variables import VARIABLE_NAME
-    from kernel.grants.merge import widen
-    from schemas.hosts import BadHost, parse_rule
-    from schemas.policies import SwarmPolicy
+    from goondan.kernel.bundle.checked import Checked
+    from goondan.kernel.bundle.files import BundleFiles
+    from goondan.kernel.bundle.grant_context import gather
+    from goondan.kernel.bundle.granting import dangers, resolve_part
+    from goondan.kernel.bundle.variables import VARIABLE_NAME
+    from goondan.kernel.grants.merge import widen
+    from goondan.schemas.hosts import BadHost, parse_rule
+    from goondan.schemas.policies import SwarmPolicy
 
     sandbox = pinned.sandbox
     for host in sandbox.network.allow if isinstance(sandbox.network, NetworkAllow) else []:
@@ -155,9 +155,9 @@ def _check(pinned: PinnedSkill) -> None:
 
 def _gets(pinned: PinnedSkill | None) -> list[str] | None:
     """What a pin gives, in the words of `gdn grant list`; None without a pin."""
-    from kernel.bundle.files import BundleFiles
-    from kernel.bundle.granting import resolve_part
-    from kernel.grants.merge import requested, widen
+    from goondan.kernel.bundle.files import BundleFiles
+    from goondan.kernel.bundle.granting import resolve_part
+    from goondan.kernel.grants.merge import requested, widen
 
     if pinned is None:
         return None

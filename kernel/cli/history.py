@@ -18,7 +18,7 @@ import stat
 from contextlib import suppress
 from typing import Final
 
-from schemas.system.private_files import replace_file
+from goondan.schemas.system.private_files import replace_file
 
 FILE: Final = "history"
 MAX_ENTRIES: Final = 1000

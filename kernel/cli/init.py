@@ -14,9 +14,9 @@ from typing import Final
 
 import click
 
-from kernel.cli import options
-from kernel.paths import BUNDLE_FILE, find_bundle, root_of, state_dir
-from schemas.errors import GoondanError
+from goondan.kernel.cli import options
+from goondan.kernel.paths import BUNDLE_FILE, find_bundle, root_of, state_dir
+from goondan.schemas.errors import GoondanError
 
 #: Template -> a command to try with it, besides `gdn run`. Its files are in kernel/templates/<template>.
 TEMPLATES: Final[dict[str, list[tuple[str, str]]]] = {
@@ -57,8 +57,8 @@ def command(folder: str, template: str, force: bool, as_json: bool) -> int:
 
     It needs no key: `provider: auto` takes the model that the environment names, else a built-in console.
     """
-    from kernel.cli.output import write, write_json
-    from kernel.cli.placing import Placing
+    from goondan.kernel.cli.output import write, write_json
+    from goondan.kernel.cli.placing import Placing
 
     folder = os.path.expanduser(folder)
     with Placing(folder) as placing:
@@ -70,7 +70,7 @@ def command(folder: str, template: str, force: bool, as_json: bool) -> int:
         about = {"folder": os.path.abspath(folder), "template": template, "files": made, "repository": repository}
         write_json({**about, "next": steps})
         return 0
-    from kernel.cli.terminal import printable
+    from goondan.kernel.cli.terminal import printable
 
     width = max(len(step["command"]) for step in steps)
     lines = [f"wrote {printable(os.path.join(folder, name))}" for name in made]
@@ -83,7 +83,7 @@ def command(folder: str, template: str, force: bool, as_json: bool) -> int:
 
 def _offer_server(folder: str) -> None:
     """Ask about a model server that runs here: the new bundle takes the model of the environment."""
-    from kernel.cli.model_server import offer
+    from goondan.kernel.cli.model_server import offer
 
     with suppress(GoondanError):  # the bundle is written; the first run asks again
         path = find_bundle(os.path.join(folder, BUNDLE_FILE))
@@ -94,7 +94,7 @@ def _repository(folder: str, made: list[str]) -> str:
     """Make a git repository of the new files, so that agents can propose changes. Returns a key of _REPOSITORY. When a
     repository is there already, the person commits the files.
     """
-    from kernel.changesets.starting import begin_repository
+    from goondan.kernel.changesets.starting import begin_repository
 
     return begin_repository(os.path.abspath(folder), made)
 
@@ -103,10 +103,10 @@ def _trust(folder: str) -> None:
     """Trust the bundle: we have just written it, so no question is needed, whatever model the environment names
     later.
     """
-    from kernel.bundle.loader import inspect_bundle
-    from kernel.cli.consent import remember
-    from kernel.cli.state import state_of
-    from kernel.trust.powers import others
+    from goondan.kernel.bundle.loader import inspect_bundle
+    from goondan.kernel.cli.consent import remember
+    from goondan.kernel.cli.state import state_of
+    from goondan.kernel.trust.powers import others
 
     with suppress(GoondanError):  # if this fails, the first run asks
         path = find_bundle(os.path.join(folder, BUNDLE_FILE))

@@ -10,22 +10,22 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import click
 
-from kernel.cli import options
-from kernel.cli.attach import BundleTarget, attach, attach_or_start, locate
-from kernel.cli.batch import check_instance
-from kernel.cli.consent import can_ask, confirmed
-from kernel.cli.operator_question import ask_broker, ask_kernel
-from kernel.cli.output import write, write_json, write_result
-from kernel.cli.plain import one_line
-from kernel.instances import Found, instances
-from schemas.errors import GoondanError, fail
+from goondan.kernel.cli import options
+from goondan.kernel.cli.attach import BundleTarget, attach, attach_or_start, locate
+from goondan.kernel.cli.batch import check_instance
+from goondan.kernel.cli.consent import can_ask, confirmed
+from goondan.kernel.cli.operator_question import ask_broker, ask_kernel
+from goondan.kernel.cli.output import write, write_json, write_result
+from goondan.kernel.cli.plain import one_line
+from goondan.kernel.instances import Found, instances
+from goondan.schemas.errors import GoondanError, fail
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kernel.conversations import Overview
-    from schemas.frames import ConversationEdited
-    from schemas.usage import Usage
+    from goondan.kernel.conversations import Overview
+    from goondan.schemas.frames import ConversationEdited
+    from goondan.schemas.usage import Usage
 
 #: How long a deletion may take (seconds). The turn, the process and the jails have 5 to 15 s each, and a broker that
 #: ends in between is back after a few seconds.
@@ -70,10 +70,10 @@ def show(agent: str, key: str, bundle: str | None, as_json: bool) -> int:
     """
     import time
 
-    from kernel.conversations import overview
-    from kernel.trace_search import Search
-    from schemas.address import instance_workdir
-    from schemas.times import rfc3339
+    from goondan.kernel.conversations import overview
+    from goondan.kernel.trace_search import Search
+    from goondan.schemas.address import instance_workdir
+    from goondan.schemas.times import rfc3339
 
     agent, key = options.named(agent, key)
     place, found = _begun(agent, key, bundle)
@@ -112,7 +112,7 @@ def export(agent: str, key: str, bundle: str | None) -> int:
     """Print a conversation as one JSON document, with all its messages: {agent, instanceKey, messages}. KEY is
     `default` if left out.
     """
-    from kernel.conversations import messages
+    from goondan.kernel.conversations import messages
 
     agent, key = options.named(agent, key)
     place, _ = _begun(agent, key, bundle)
@@ -201,8 +201,8 @@ def _edit(agent: str, key: str, bundle: str | None, kind: Literal["undo", "reset
     """Have the agent change its conversation. Raises GoondanError E_INSTANCE_NOT_FOUND for one that nobody began."""
     import asyncio
 
-    from kernel.cli.conversation import Conversation
-    from kernel.cli.session import Session
+    from goondan.kernel.cli.conversation import Conversation
+    from goondan.kernel.cli.session import Session
 
     agent, key = options.named(agent, key)
     place, _ = _begun(agent, key, bundle)
@@ -264,8 +264,8 @@ def render(rows: Sequence[dict[str, Any]]) -> list[str]:
     """One line for each instance: its status, its size, and when it was written last. Its name comes last, because it
     is text from outside; all commands take it as it stands there.
     """
-    from kernel.cli.terminal import OPERATOR_NOTE, columns
-    from schemas.frames import OPERATOR_AGENT
+    from goondan.kernel.cli.terminal import OPERATOR_NOTE, columns
+    from goondan.schemas.frames import OPERATOR_AGENT
 
     lines = [("STATUS", "BYTES", "WRITTEN", "INSTANCE")]
     for row in rows:
@@ -277,7 +277,7 @@ def render(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 def _processes(place: BundleTarget) -> dict[tuple[str, str], dict[str, Any]]:
     """The lines of `gdn ps` about agents, by agent and key; empty when no kernel runs."""
-    from kernel.supervisor_client import SupervisorClient
+    from goondan.kernel.supervisor_client import SupervisorClient
 
     client = SupervisorClient.connect(place.state_dir)
     if client is None:

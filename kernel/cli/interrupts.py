@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any, Final, Protocol, Self, TypeVar
 
-from schemas.errors import GoondanError
-from schemas.frames import ErrorPayload
+from goondan.schemas.errors import GoondanError
+from goondan.schemas.frames import ErrorPayload
 
 _T = TypeVar("_T")
 
@@ -28,7 +28,7 @@ EXIT_SIGNAL: Final = 128
 
 
 class CancelSession(Protocol):
-    """The method of a session that is used here (kernel.cli.session.Session)."""
+    """The method of a session that is used here (goondan.kernel.cli.session.Session)."""
 
     async def cancel(self, event_id: str, timeout_s: float | None = None) -> str: ...
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from kernel.cli.imports import import_whole
+from goondan.kernel.cli.imports import import_whole
 
 
 class LazyGroup(click.Group):

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from kernel.cli import options
-from kernel.cli.terminal import Style, printable, style_of
+from goondan.kernel.cli import options
+from goondan.kernel.cli.terminal import Style, printable, style_of
 
 if TYPE_CHECKING:
-    from kernel.logs import LogLine
+    from goondan.kernel.logs import LogLine
 
 #: Lines shown without --lines.
 DEFAULT_LINES: Final = 100
@@ -43,12 +43,12 @@ def command(follow: bool, role: str | None, lines: int, bundle: str | None) -> i
     import select
     import sys
 
-    from kernel.cli.output import write
-    from kernel.cli.state import state_of
-    from kernel.log_files import Log, log_files
-    from kernel.logs import AGENT, ROLES, merge
-    from kernel.paths import find_bundle
-    from schemas.errors import fail
+    from goondan.kernel.cli.output import write
+    from goondan.kernel.cli.state import state_of
+    from goondan.kernel.log_files import Log, log_files
+    from goondan.kernel.logs import AGENT, ROLES, merge
+    from goondan.kernel.paths import find_bundle
+    from goondan.schemas.errors import fail
 
     if role is not None and role not in (*ROLES, AGENT) and not role.startswith(AGENT + "-"):
         raise fail("E_USAGE", f"--role is one of {', '.join(ROLES)}, {AGENT} and {AGENT}-NAME")

@@ -9,9 +9,9 @@ from typing import Final
 
 import click
 
-from kernel.cli.lazy import LazyGroup
+from goondan.kernel.cli.lazy import LazyGroup
 
-#: name -> one line of help; the module is `kernel.cli.mcp_<name>`.
+#: name -> one line of help; the module is `goondan.kernel.cli.mcp_<name>`.
 COMMANDS: Final[dict[str, str]] = {
     "add": "Install the package of an MCP server, and write its Extension.",
     "inspect": "Start an MCP server in a jail; show what it offers and what it was refused.",
@@ -21,6 +21,6 @@ COMMANDS: Final[dict[str, str]] = {
 }
 
 
-@click.group(name="mcp", cls=LazyGroup, commands_of=COMMANDS, prefix="kernel.cli.mcp_")
+@click.group(name="mcp", cls=LazyGroup, commands_of=COMMANDS, prefix="goondan.kernel.cli.mcp_")
 def command() -> None:
     """Use MCP servers, and offer an agent's tools to MCP clients."""

@@ -19,19 +19,19 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from kernel import mcp
-from kernel.cli import options
-from kernel.cli.call import check_grant, perform
-from kernel.cli.output import write as say
-from kernel.cli.output import write_json
-from kernel.mcp.document import MAX_NAME, PREFIX, extension_document, yaml_text
-from kernel.mcp.installing import CALL, MODULE, Installed, arguments, bundle_text, program_of
-from schemas.errors import fail
+from goondan.kernel import mcp
+from goondan.kernel.cli import options
+from goondan.kernel.cli.call import check_grant, perform
+from goondan.kernel.cli.output import write as say
+from goondan.kernel.cli.output import write_json
+from goondan.kernel.mcp.document import MAX_NAME, PREFIX, extension_document, yaml_text
+from goondan.kernel.mcp.installing import CALL, MODULE, Installed, arguments, bundle_text, program_of
+from goondan.schemas.errors import fail
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from kernel.mcp.packages import PackageCommand
+    from goondan.kernel.mcp.packages import PackageCommand
 
 #: The folder of a bundle that installed servers lie in, each in a folder of its own.
 FOLDER: Final = "mcp"
@@ -73,10 +73,10 @@ def command(
     as_json: bool,
 ) -> int:
     """Install the package of an MCP server, pinned, and write its Extension document."""
-    from kernel.bundle.base import base_tools
-    from kernel.cli.new_resource import check_name
-    from kernel.mcp.packages import package_command
-    from schemas.secret_values import VARIABLE
+    from goondan.kernel.bundle.base import base_tools
+    from goondan.kernel.cli.new_resource import check_name
+    from goondan.kernel.mcp.packages import package_command
+    from goondan.schemas.secret_values import VARIABLE
 
     name = name.removeprefix(PREFIX)
     check_name(name, "Extension", base_tools(), fits=len(name) <= MAX_NAME)
@@ -159,7 +159,7 @@ def _install(found: PackageCommand, target: str, allow_net: tuple[str, ...]) -> 
     """Install into the folder. Raises GoondanError E_MCP_INSTALL."""
     import msgspec
 
-    from kernel.mcp.registries import reachable, source_of
+    from goondan.kernel.mcp.registries import reachable, source_of
 
     source = source_of(found)
     grants, via = reachable(source.hosts)
@@ -180,11 +180,11 @@ def _called(bundle: str, asked: dict[str, Any]) -> dict[str, Any]:
     """Make the installing call in a bundle and a kernel of its own, of which nothing is left."""
     import asyncio
 
-    from kernel.cli.attach import attach_or_start, locate
-    from kernel.cli.batch import ToolCall
-    from kernel.cli.options import DEFAULT_INSTANCE
-    from kernel.cli.session import Session
-    from kernel.mcp import jailed_install
+    from goondan.kernel.cli.attach import attach_or_start, locate
+    from goondan.kernel.cli.batch import ToolCall
+    from goondan.kernel.cli.options import DEFAULT_INSTANCE
+    from goondan.kernel.cli.session import Session
+    from goondan.kernel.mcp import jailed_install
 
     # Beside everything of the user's: no policy widens this jail, and no record of trust is made.
     with tempfile.TemporaryDirectory(prefix="goondan-mcp-") as own:
@@ -210,7 +210,7 @@ def _called(bundle: str, asked: dict[str, Any]) -> dict[str, Any]:
 
 def _transport(found: PackageCommand, installed: Installed, name: str, target: str) -> tuple[dict[str, Any], list[str]]:
     """How the installed program is started, and what its jail reads. Raises GoondanError E_MCP_INSTALL."""
-    from kernel.mcp.registries import interpreter_reads, node_command
+    from goondan.kernel.mcp.registries import interpreter_reads, node_command
 
     program = program_of(found, installed)
     if program is None:
@@ -253,8 +253,8 @@ def _report(
     write: bool,
     as_json: bool,
 ) -> None:
-    from kernel.cli.consent import can_ask, confirmed
-    from kernel.cli.mcp_document import add_to_bundle, entry_agent
+    from goondan.kernel.cli.consent import can_ask, confirmed
+    from goondan.kernel.cli.mcp_document import add_to_bundle, entry_agent
 
     name = document["metadata"]["name"]
     notes = [

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from schemas.errors import fail
+from goondan.schemas.errors import fail
 
 
 def add_to_bundle(documents: Sequence[Mapping[str, Any]], folder: str, agent: str | None = None) -> str:
@@ -15,10 +15,10 @@ def add_to_bundle(documents: Sequence[Mapping[str, Any]], folder: str, agent: st
     Raises GoondanError E_INIT: there is no bundle, it has one of them already, it has no such agent, or it cannot be
     written.
     """
-    from kernel.cli.new_resource import addition, read_bundle
-    from kernel.cli.placing import Placing
-    from kernel.mcp.document import yaml_text
-    from kernel.paths import BUNDLE_FILE
+    from goondan.kernel.cli.new_resource import addition, read_bundle
+    from goondan.kernel.cli.placing import Placing
+    from goondan.kernel.mcp.document import yaml_text
+    from goondan.kernel.paths import BUNDLE_FILE
 
     folder = os.path.expanduser(folder)
     path = os.path.join(folder, BUNDLE_FILE)
@@ -42,9 +42,9 @@ def add_to_bundle(documents: Sequence[Mapping[str, Any]], folder: str, agent: st
 
 def entry_agent(folder: str) -> str | None:
     """The agent of a folder's goondan.yaml that people speak to, by its name; None when the file does not have it."""
-    from kernel.bundle.documents import load_documents
-    from kernel.bundle.positions import plain
-    from kernel.bundle.problems import Report
+    from goondan.kernel.bundle.documents import load_documents
+    from goondan.kernel.bundle.positions import plain
+    from goondan.kernel.bundle.problems import Report
 
     path = os.path.realpath(os.path.join(folder, "goondan.yaml"))
     every = [plain(one.node) for one in load_documents(path, Report()).documents]
@@ -60,7 +60,7 @@ def naming(path: str, data: bytes, agent: str, extension: str) -> bytes:
 
     Raises GoondanError E_INIT.
     """
-    from kernel.bundle.positions import Budget, Mapping, Sequence, compose, decode, plain
+    from goondan.kernel.bundle.positions import Budget, Mapping, Sequence, compose, decode, plain
 
     text, ref = str(decode(data)), f"Extension/{extension}"
     for node in compose(text, Budget()).documents:

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from kernel.cli import options
-from schemas.errors import fail
+from goondan.kernel.cli import options
+from goondan.schemas.errors import fail
 
 if TYPE_CHECKING:
-    from kernel.mcp.imported import Imported
+    from goondan.kernel.mcp.imported import Imported
 
 #: A list of servers that a person keeps is a few kilobytes; other programs keep more in the same file (bytes).
 MAX_FILE: Final = 8 << 20
@@ -37,11 +37,11 @@ MAX_FILE: Final = 8 << 20
 @options.as_json
 def command(file: str, write: bool, folder: str, as_json: bool) -> int:
     """Convert the MCP servers of FILE, the JSON of another program, into Extension documents."""
-    from kernel.bundle.base import base_tools
-    from kernel.cli.batch import parse_json
-    from kernel.cli.standard_input import FROM_STDIN, read_all
-    from kernel.mcp.foreign import plain_json, servers_of
-    from kernel.mcp.imported import import_servers
+    from goondan.kernel.bundle.base import base_tools
+    from goondan.kernel.cli.batch import parse_json
+    from goondan.kernel.cli.standard_input import FROM_STDIN, read_all
+    from goondan.kernel.mcp.foreign import plain_json, servers_of
+    from goondan.kernel.mcp.imported import import_servers
 
     data = read_all(MAX_FILE) if file == FROM_STDIN else _read(file)
     try:
@@ -55,7 +55,7 @@ def command(file: str, write: bool, folder: str, as_json: bool) -> int:
 
 
 def _read(path: str) -> bytes:
-    from schemas.blobs import too_large
+    from goondan.schemas.blobs import too_large
 
     try:
         fd = os.open(os.path.expanduser(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -70,14 +70,14 @@ def _read(path: str) -> bytes:
 
 def _add(found: list[Imported], folder: str) -> str:
     """Put the documents into the bundle of a folder; the path of its goondan.yaml. Raises GoondanError E_INIT."""
-    from kernel.cli.mcp_document import add_to_bundle
+    from goondan.kernel.cli.mcp_document import add_to_bundle
 
     return add_to_bundle([server.document for server in found if server.document is not None], folder)
 
 
 def _report(found: list[Imported], written: str | None, as_json: bool) -> None:
-    from kernel.cli.output import write, write_json
-    from kernel.mcp.document import yaml_text
+    from goondan.kernel.cli.output import write, write_json
+    from goondan.kernel.mcp.document import yaml_text
 
     if as_json:
         servers: list[dict[str, Any]] = [

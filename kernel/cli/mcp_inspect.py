@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from kernel.cli import options
-from kernel.cli.call import check_grant, tool_result
-from kernel.mcp.inspecting import (
+from goondan.kernel.cli import options
+from goondan.kernel.cli.call import check_grant, tool_result
+from goondan.kernel.mcp.inspecting import (
     AGENT,
     MODULE,
     MODULE_TEXT,
@@ -28,12 +28,12 @@ from kernel.mcp.inspecting import (
     program_folder,
     refusals,
 )
-from schemas.errors import GoondanError, fail
+from goondan.schemas.errors import GoondanError, fail
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kernel.cli.session import Session
+    from goondan.kernel.cli.session import Session
 
 #: How long the server and its agent have (seconds): a start has 30, and the agent has to be started as well.
 PATIENCE_S: Final = 90.0
@@ -65,7 +65,7 @@ def command(
     as_json: bool,
 ) -> int:
     """Start an MCP server in a jail; show what it offers, what it was refused, and the grants that it would need."""
-    from kernel.mcp.packages import package_command
+    from goondan.kernel.mcp.packages import package_command
 
     for grant in network:
         check_grant(grant)
@@ -112,9 +112,9 @@ def inspected(
     """What the server offers, and what it was refused, in a kernel of its own."""
     import asyncio
 
-    from kernel.cli.attach import attach_or_start, locate
-    from kernel.cli.session import Session
-    from kernel.supervisor_client import SupervisorClient
+    from goondan.kernel.cli.attach import attach_or_start, locate
+    from goondan.kernel.cli.session import Session
+    from goondan.kernel.supervisor_client import SupervisorClient
 
     with tempfile.TemporaryDirectory(prefix="goondan-inspect-") as own:
         os.environ["GOONDAN_STATE_ROOT"] = os.path.join(own, "state")
@@ -155,7 +155,7 @@ def inspected(
 
 async def _asked(session: Session) -> dict[str, Any]:
     """The tools of the agent that has the server, and the blocks that its step was given."""
-    from schemas.frames import OPERATOR_CALL, OPERATOR_TOOLS, OperatorCall
+    from goondan.schemas.frames import OPERATOR_CALL, OPERATOR_TOOLS, OperatorCall
 
     async def ask(kind: str, input: Any) -> Any:
         answer = await session.ask(AGENT, "default", kind, input, event_id=session.new_id(), timeout_s=PATIENCE_S)
@@ -178,7 +178,7 @@ async def _asked(session: Session) -> dict[str, Any]:
 
 def _is_ours(tool: dict[str, Any]) -> bool:
     """Whether it is no tool of the server: with it a model reads the server's resources or gets its prompts."""
-    from schemas.mcp import GET_PROMPT, READ_RESOURCE
+    from goondan.schemas.mcp import GET_PROMPT, READ_RESOURCE
 
     words = {READ_RESOURCE: "Reads a resource of this server.", GET_PROMPT: "Gets a prompt of this server"}
     about = words.get(tool["name"])
@@ -202,8 +202,8 @@ def _log_lines(state_dir: str) -> list[str]:
 
 
 def _report(told: dict[str, Any], as_json: bool) -> None:
-    from kernel.cli.output import write, write_json
-    from kernel.mcp.document import yaml_text
+    from goondan.kernel.cli.output import write, write_json
+    from goondan.kernel.mcp.document import yaml_text
 
     if as_json:
         write_json(told)

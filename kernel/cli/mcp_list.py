@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kernel.cli import options
-from kernel.cli.terminal import columns, printable
+from goondan.kernel.cli import options
+from goondan.kernel.cli.terminal import columns, printable
 
 if TYPE_CHECKING:
-    from schemas.tool_host_reports import WorkerNews
+    from goondan.schemas.tool_host_reports import WorkerNews
 
 _COLUMNS = ("SERVER", "INSTANCE", "STATE", "ATTACHED", "CALLS", "MEMORY", "PID", "PROTOCOL")
 
@@ -24,11 +24,11 @@ _COLUMNS = ("SERVER", "INSTANCE", "STATE", "ATTACHED", "CALLS", "MEMORY", "PID",
 @options.as_json
 def command(bundle: str | None, policy: str | None, as_json: bool) -> int:
     """Show the MCP servers of a bundle: state, calls, memory, last error."""
-    from kernel.bundle.loader import inspect_bundle
-    from kernel.bundle.servers import is_mcp, prefix_of
-    from kernel.cli.attach import locate
-    from kernel.cli.output import write, write_json
-    from kernel.supervisor_client import SupervisorClient
+    from goondan.kernel.bundle.loader import inspect_bundle
+    from goondan.kernel.bundle.servers import is_mcp, prefix_of
+    from goondan.kernel.cli.attach import locate
+    from goondan.kernel.cli.output import write, write_json
+    from goondan.kernel.supervisor_client import SupervisorClient
 
     place = locate(bundle, policy)
     client = SupervisorClient.connect(place.state_dir)

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from kernel.cli import options
-from kernel.cli.output import write, write_json
-from schemas.errors import fail
+from goondan.kernel.cli import options
+from goondan.kernel.cli.output import write, write_json
+from goondan.schemas.errors import fail
 
 if TYPE_CHECKING:
-    from kernel.cli.attach import Kernel
-    from kernel.cli.session import Session
+    from goondan.kernel.cli.attach import Kernel
+    from goondan.kernel.cli.session import Session
 
 #: The instance that calls are made in, if none is named: not the one that people talk to, whose turns would wait.
 INSTANCE: Final = "mcp"
@@ -69,10 +69,10 @@ def command(
     """Offer the tools of an agent to MCP clients."""
     import asyncio
 
-    from kernel.cli.attach import attach_or_start, locate
-    from kernel.cli.batch import check_instance
-    from kernel.cli.workdir import absolute_workdir
-    from schemas.address import is_resource_name
+    from goondan.kernel.cli.attach import attach_or_start, locate
+    from goondan.kernel.cli.batch import check_instance
+    from goondan.kernel.cli.workdir import absolute_workdir
+    from goondan.schemas.address import is_resource_name
 
     if not is_resource_name(agent):
         raise fail("E_USAGE", f"{agent[:100]!r} is not the name of an agent")
@@ -125,13 +125,13 @@ class _Serving:
         """Serve until the client or a signal ends it. Raises GoondanError."""
         import asyncio
 
-        from kernel.cli.asked import Asked
-        from kernel.cli.session import Session
+        from goondan.kernel.cli.asked import Asked
+        from goondan.kernel.cli.session import Session
 
         async with Session(self._kernel) as session:
             _import_sdk()
-            from kernel.mcp_server.offer import Offer
-            from kernel.mcp_server.service import make_server
+            from goondan.kernel.mcp_server.offer import Offer
+            from goondan.kernel.mcp_server.service import make_server
 
             offer = Offer(session, self._agent, self._instance, self._patterns, self._workdir, short=self._short)
             self._say(await offer.everything())
@@ -149,7 +149,7 @@ class _Serving:
         """Serve until it ends by itself, a signal comes, or the kernel is lost. Raises GoondanError E_KERNEL_LOST."""
         import asyncio
 
-        from kernel.cli.interrupts import Interrupts
+        from goondan.kernel.cli.interrupts import Interrupts
 
         task = asyncio.ensure_future(serving)
         with Interrupts(task.cancel, signal.SIGINT, signal.SIGTERM) as interrupts:
@@ -165,13 +165,13 @@ class _Serving:
         task.result()
 
     async def _stdio(self, server: Any) -> None:
-        from kernel.mcp_server.stdio import serve_stdio
+        from goondan.kernel.mcp_server.stdio import serve_stdio
 
         await serve_stdio(server)
 
     async def _http(self, server: Any, http: _Http) -> None:
-        from kernel.mcp.http_gate import PATH, Gate
-        from kernel.mcp_server.http import HttpService, listen
+        from goondan.kernel.mcp.http_gate import PATH, Gate
+        from goondan.kernel.mcp_server.http import HttpService, listen
 
         try:
             listening = listen(http.port)
@@ -198,7 +198,7 @@ class _Serving:
 
     def _say(self, tools: list[Any]) -> None:
         """Tell the operator what is offered."""
-        from kernel.mcp.offering import offered
+        from goondan.kernel.mcp.offering import offered
 
         names = [tool.name for tool in offered(tools, self._patterns)]
         if names:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final, NamedTuple
 
-from schemas.attached_files import (
+from goondan.schemas.attached_files import (
     HEAD_BYTES,
     MAX_FILE_BYTES,
     MAX_FILES,
@@ -19,9 +19,9 @@ from schemas.attached_files import (
     MAX_NAME_CHARS,
     media_type_of,
 )
-from schemas.errors import GoondanError, fail
-from schemas.frames import FilePart
-from schemas.system.blob_files import BlobFolder
+from goondan.schemas.errors import GoondanError, fail
+from goondan.schemas.frames import FilePart
+from goondan.schemas.system.blob_files import BlobFolder
 
 _FLAGS: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 

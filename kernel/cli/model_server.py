@@ -14,10 +14,10 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from kernel.bundle.loader import Inspected
-    from kernel.cli.attach import BundleTarget
-    from kernel.model_server.finding import FoundServer
-    from schemas.launch import ModelSpec
+    from goondan.kernel.bundle.loader import Inspected
+    from goondan.kernel.cli.attach import BundleTarget
+    from goondan.kernel.model_server.finding import FoundServer
+    from goondan.schemas.launch import ModelSpec
 
 #: How long the server may take for its answer (seconds); it has the time in which the swarm starts.
 ASK_S: Final = 2.0
@@ -47,9 +47,9 @@ class ModelLook:
             self._look()
 
     def _look(self) -> None:
-        from kernel.bundle.models import model_text
-        from kernel.model_server.asking import Asking
-        from kernel.model_server.listing import line_of
+        from goondan.kernel.bundle.models import model_text
+        from goondan.kernel.model_server.asking import Asking
+        from goondan.kernel.model_server.listing import line_of
 
         inspected = _inspect(self._place)
         model = _entry_model(inspected) if inspected.judgement.trusted else None
@@ -63,11 +63,11 @@ def offer_before_start(place: BundleTarget) -> None:
     """Before a swarm starts: offer a server of this machine, if agents would get the console for want of a model, and
     the person has not declined it before.
     """
-    from kernel import lock
-    from kernel.cli.consent import can_ask
-    from kernel.model_server import choice
-    from kernel.paths import root_of
-    from schemas.errors import GoondanError
+    from goondan.kernel import lock
+    from goondan.kernel.cli.consent import can_ask
+    from goondan.kernel.model_server import choice
+    from goondan.kernel.paths import root_of
+    from goondan.schemas.errors import GoondanError
 
     if not can_ask():
         return
@@ -86,7 +86,7 @@ def offer_before_start(place: BundleTarget) -> None:
 
 def offer(root: str, bundle: str) -> None:
     """Offer a server of this machine, also one that was declined before. Raises GoondanError E_STATE."""
-    from kernel.cli.consent import can_ask
+    from goondan.kernel.cli.consent import can_ask
 
     if can_ask() and (found := _offered(root, bundle, set())):
         _ask(root, bundle, found[0])
@@ -96,9 +96,9 @@ def _offered(root: str, bundle: str, declined: set[str]) -> list[FoundServer]:
     """The servers that can be offered; none where a model is named or chosen already."""
     import os
 
-    from kernel.bundle.models import names_a_model
-    from kernel.model_server import choice
-    from kernel.model_server.finding import find
+    from goondan.kernel.bundle.models import names_a_model
+    from goondan.kernel.model_server import choice
+    from goondan.kernel.model_server.finding import find
 
     if names_a_model(os.environ) or choice.read(root, bundle).endpoint is not None:
         return []
@@ -106,10 +106,10 @@ def _offered(root: str, bundle: str, declined: set[str]) -> list[FoundServer]:
 
 
 def _ask(root: str, bundle: str, server: FoundServer) -> None:
-    from kernel.cli.consent import confirmed
-    from kernel.cli.output import write
-    from kernel.cli.terminal import printable
-    from kernel.model_server import choice
+    from goondan.kernel.cli.consent import confirmed
+    from goondan.kernel.cli.output import write
+    from goondan.kernel.cli.terminal import printable
+    from goondan.kernel.model_server import choice
 
     others = f" and {server.models - 1} more" if server.models > 1 else ""
     asked = (
@@ -125,7 +125,7 @@ def _ask(root: str, bundle: str, server: FoundServer) -> None:
 
 
 def _inspect(place: BundleTarget) -> Inspected:
-    from kernel.bundle.loader import inspect_bundle
+    from goondan.kernel.bundle.loader import inspect_bundle
 
     return inspect_bundle(place.bundle, state_dir=place.state_dir, handlers=False, policy=place.policy)
 

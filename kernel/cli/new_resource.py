@@ -14,9 +14,9 @@ from typing import Final, NamedTuple
 
 import click
 
-from kernel.bundle.problems import BundleError, Report, shown
-from kernel.cli import options
-from schemas.errors import CODES, fail
+from goondan.kernel.bundle.problems import BundleError, Report, shown
+from goondan.kernel.cli import options
+from goondan.schemas.errors import CODES, fail
 
 _END_HINT: Final = "End the file with a complete document, without --- behind it."
 
@@ -57,10 +57,10 @@ class NewResource(NamedTuple):
 
         Raises GoondanError E_INIT, E_USAGE; BundleError for a goondan.yaml that is no YAML.
         """
-        from kernel.cli.output import write, write_json
-        from kernel.cli.placing import Placing
-        from kernel.cli.terminal import printable
-        from kernel.paths import BUNDLE_FILE
+        from goondan.kernel.cli.output import write, write_json
+        from goondan.kernel.cli.placing import Placing
+        from goondan.kernel.cli.terminal import printable
+        from goondan.kernel.paths import BUNDLE_FILE
 
         folder = os.path.expanduser(folder)
         files = self.filled(name)
@@ -92,7 +92,7 @@ class NewResource(NamedTuple):
 
     def filled(self, name: str) -> dict[str, bytes]:
         """Relative path -> content: the template for a resource of this name."""
-        from kernel.cli.init import template_files
+        from goondan.kernel.cli.init import template_files
 
         def fill(text: str) -> str:
             filled = text.replace(self.name_mark, name).replace(self.module_mark, module_name(name))
@@ -118,7 +118,7 @@ def check_name(name: str, kind: str, bundled: Container[str], *, fits: bool = Tr
 
     Raises GoondanError E_USAGE, E_INIT.
     """
-    from schemas.address import is_resource_name
+    from goondan.schemas.address import is_resource_name
 
     if not is_resource_name(name) or not fits:
         message = f"{shown(name)} cannot be the name of a new {kind}"
@@ -139,8 +139,8 @@ def read_bundle(path: str, name: str, kind: str) -> bytes | None:
     Raises BundleError for a file that is no YAML. Raises GoondanError E_INIT for a link, and for a bundle that has the
     resource already.
     """
-    from kernel.bundle.documents import load_documents
-    from kernel.bundle.positions import Scalar, node_at
+    from goondan.kernel.bundle.documents import load_documents
+    from goondan.kernel.bundle.positions import Scalar, node_at
 
     if not os.path.lexists(path):
         return None
@@ -161,7 +161,7 @@ def read_bundle(path: str, name: str, kind: str) -> bytes | None:
 
 def addition(path: str, before: bytes, document: bytes) -> bytes:
     """The text to append to a file in order to add a document. Raises GoondanError E_INIT."""
-    from kernel.bundle.positions import Budget, Composed, Fault, compose, decode
+    from goondan.kernel.bundle.positions import Budget, Composed, Fault, compose, decode
 
     def documents(data: bytes) -> int:
         text = decode(data)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from schemas.errors import GoondanError, fail
+from goondan.schemas.errors import GoondanError, fail
 
 if TYPE_CHECKING:
-    from kernel.cli.attach import Kernel
+    from goondan.kernel.cli.attach import Kernel
 
 #: How long the broker may take to answer (seconds): longer than a restart of it takes.
 ANSWER_S: Final = 30.0
@@ -23,7 +23,7 @@ def ask_broker(bundle: str | None, question: Mapping[str, Any], answer_s: float 
     Raises GoondanError: E_USAGE for a text that is not UTF-8, E_KERNEL_NOT_RUNNING, the errors of `Session.admin`, and
     the broker's refusal.
     """
-    from kernel.cli.attach import attach, locate
+    from goondan.kernel.cli.attach import attach, locate
 
     check_texts(question)
     kernel = attach(locate(bundle))
@@ -37,7 +37,7 @@ def ask_kernel(kernel: Kernel, question: Mapping[str, Any], answer_s: float = AN
     """Ask the broker of a kernel that the command holds already. The command still holds it afterwards."""
     import asyncio
 
-    from kernel.cli.session import WELCOME_S, Session
+    from goondan.kernel.cli.session import WELCOME_S, Session
 
     check_texts(question)
 
@@ -63,7 +63,7 @@ def check_texts(question: Mapping[str, Any]) -> None:
     """Check the texts of the question. Raises GoondanError E_USAGE for a text that is not UTF-8: no frame can hold
     it.
     """
-    from kernel.paths import is_utf8
+    from goondan.kernel.paths import is_utf8
 
     for field, value in question.items():
         if isinstance(value, str) and not is_utf8(value):

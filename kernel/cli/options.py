@@ -17,13 +17,13 @@ Completion = Callable[[click.Context, click.Parameter, str], list[Any]]
 
 
 def completed(source: str) -> Completion:
-    """Offers what the function `source` of kernel.cli.completions finds, which is imported only for it."""
+    """Offers what the function `source` of goondan.kernel.cli.completions finds, which is imported only for it."""
 
     def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
         import importlib
 
         # Imported by its name, like the commands: the pure modules that know these options read no files.
-        completions: Any = importlib.import_module("kernel.cli.completions")
+        completions: Any = importlib.import_module("goondan.kernel.cli.completions")
         items: list[Any] = completions.offer(getattr(completions, source), ctx, incomplete)
         return items
 
@@ -68,7 +68,7 @@ def named(agent: _Agent, key: _Key) -> tuple[_Agent, str | _Key]:
     if not slash:
         return agent, key
     if key not in (None, DEFAULT_INSTANCE, own):
-        from schemas.errors import fail
+        from goondan.schemas.errors import fail
 
         raise fail("E_USAGE", f"two instances are named: {own[:100]!r} and {key[:100]!r}", suggestion="Name one.")
     return name, own

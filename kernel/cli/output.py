@@ -12,9 +12,9 @@ from typing import Any, TextIO
 
 import msgspec
 
-from schemas.errors import GoondanError, fail, help_url
-from schemas.frames import ErrorPayload
-from schemas.visible import visible_json
+from goondan.schemas.errors import GoondanError, fail, help_url
+from goondan.schemas.frames import ErrorPayload
+from goondan.schemas.visible import visible_json
 
 _USAGE_CODES = ("E_USAGE", "E_CONFIG_")
 
@@ -23,7 +23,7 @@ def write(*lines: str, stream: TextIO | None = None) -> None:
     """Print lines and flush them, on stdout by default. Each is one line on a terminal, whatever is in it: line ends
     and control characters are shown by their number. Characters that the terminal cannot show become `?`.
     """
-    from kernel.cli.terminal import shown_line
+    from goondan.kernel.cli.terminal import shown_line
 
     _put("\n".join(map(shown_line, lines)) + "\n", stream or sys.stdout)
 
@@ -32,7 +32,7 @@ def write_text(text: str, *, stream: TextIO | None = None, raw: bool = False) ->
     """Print a text of a model, on stdout by default, exactly as it is but for control characters. They are shown by
     their number in pipes and files, too, because at the end of most pipes is a terminal. `raw`: they stay.
     """
-    from kernel.cli.plain import flowing
+    from goondan.kernel.cli.plain import flowing
 
     _put((text if raw else flowing(text)) + "\n", stream or sys.stdout)
 
@@ -73,7 +73,7 @@ def _encoded(value: Any) -> bytes:
     try:
         return msgspec.json.encode(value)
     except UnicodeEncodeError:
-        from schemas.codec import replace_surrogates
+        from goondan.schemas.codec import replace_surrogates
 
         return msgspec.json.encode(replace_surrogates(msgspec.to_builtins(value)))
 
@@ -95,7 +95,7 @@ def print_error(error: GoondanError, *, as_json: bool) -> None:
             document["dropped"] = dropped
         write_json(document)
     elif problems:
-        from kernel.bundle.text import counts, problem_lines
+        from goondan.kernel.bundle.text import counts, problem_lines
 
         lines = problem_lines(problems, os.getcwd())
         if dropped:

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kernel.cli import options
-from kernel.cli.operator_question import ask_broker, ask_kernel, learned_limits
-from kernel.cli.output import write, write_json, write_result
-from kernel.cli.terminal import OPERATOR_NOTE, columns
-from kernel.cli.waits import render as render_waits
-from kernel.cli.waits import render_limits
+from goondan.kernel.cli import options
+from goondan.kernel.cli.operator_question import ask_broker, ask_kernel, learned_limits
+from goondan.kernel.cli.output import write, write_json, write_result
+from goondan.kernel.cli.terminal import OPERATOR_NOTE, columns
+from goondan.kernel.cli.waits import render as render_waits
+from goondan.kernel.cli.waits import render_limits
 
 if TYPE_CHECKING:
-    from kernel.cli.attach import ByHand
-    from kernel.supervisor_client import ProcessInfo
+    from goondan.kernel.cli.attach import ByHand
+    from goondan.kernel.supervisor_client import ProcessInfo
 
 _COLUMNS = ("ROLE", "NAME", "INSTANCE", "PID", "STATUS", "SINCE", "RESTARTS", "LAST EXIT")
 
@@ -37,8 +37,8 @@ def command(bundle: str | None, everywhere: bool, why: bool, forget_limits: bool
         return _all(as_json)
     if why or forget_limits:
         return _why(bundle, as_json) if why else _forget(bundle, as_json)
-    from kernel.cli.attach import by_hand, locate
-    from kernel.supervisor_client import SupervisorClient
+    from goondan.kernel.cli.attach import by_hand, locate
+    from goondan.kernel.supervisor_client import SupervisorClient
 
     place = locate(bundle)
     client = SupervisorClient.connect(place.state_dir)
@@ -62,7 +62,7 @@ def command(bundle: str | None, everywhere: bool, why: bool, forget_limits: bool
 
 
 def _all(as_json: bool) -> int:
-    from kernel.running import kernels
+    from goondan.kernel.running import kernels
 
     found, now = kernels(), datetime.datetime.now(datetime.UTC)
     lines = [
@@ -94,9 +94,9 @@ def external(broker: ByHand) -> list[ProcessInfo]:
 
     from msgspec import UNSET
 
-    from kernel.supervisor_client import ProcessInfo
-    from schemas.link import boottime_ms
-    from schemas.times import rfc3339
+    from goondan.kernel.supervisor_client import ProcessInfo
+    from goondan.schemas.link import boottime_ms
+    from goondan.schemas.times import rfc3339
 
     try:
         peers = ask_kernel(broker, {"op": "peers"})["peers"]
@@ -122,7 +122,7 @@ def external(broker: ByHand) -> list[ProcessInfo]:
 
 def render(rows: list[ProcessInfo], now: datetime.datetime) -> list[str]:
     """The table: one line for each process, columns as wide as their content."""
-    from schemas.frames import OPERATOR_AGENT
+    from goondan.schemas.frames import OPERATOR_AGENT
 
     cells = [
         (

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from kernel.cli import options
-from kernel.cli.output import error_lines, write, write_json, write_text
-from schemas.errors import fail
+from goondan.kernel.cli import options
+from goondan.kernel.cli.output import error_lines, write, write_json, write_text
+from goondan.schemas.errors import fail
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from kernel.cli.attach import BundleTarget, Kernel
-    from kernel.cli.message_files import OpenFile
-    from schemas.frames import Answer
+    from goondan.kernel.cli.attach import BundleTarget, Kernel
+    from goondan.kernel.cli.message_files import OpenFile
+    from goondan.schemas.frames import Answer
 
 
 @click.command(epilog="Without MESSAGE each line of standard input is one.")
@@ -53,10 +53,10 @@ def command(
     The run has instances of its own, so it begins without a history. What the models answered and what the tools
     resulted in is written without secrets. Other commands can use the swarm meanwhile; that is recorded as well.
     """
-    from kernel.bundle.recordings import RECORD_VARIABLE
-    from kernel.cli.attach import locate, start
-    from kernel.cli.message_files import open_files
-    from kernel.recordings import collect, make
+    from goondan.kernel.bundle.recordings import RECORD_VARIABLE
+    from goondan.kernel.cli.attach import locate, start
+    from goondan.kernel.cli.message_files import open_files
+    from goondan.kernel.recordings import collect, make
 
     if os.path.lexists(file) and not force:
         raise fail("E_USAGE", f"{file} is there already", suggestion="Give --force to replace it.")
@@ -107,7 +107,7 @@ def asked(kernel: Kernel, messages: Iterable[Sent], then: Callable[[Answer], boo
     """
     import asyncio
 
-    from kernel.cli.session import USER_MESSAGE, Session
+    from goondan.kernel.cli.session import USER_MESSAGE, Session
 
     async def ask_all() -> list[Answer]:
         answers = []
@@ -133,8 +133,8 @@ def _show(answer: Answer) -> bool:
 
 def _lines() -> list[str]:
     """The lines of standard input. Raises GoondanError E_USAGE when there is none."""
-    from kernel.cli.lines import MAX_LINE_BYTES
-    from kernel.cli.standard_input import read_all
+    from goondan.kernel.cli.lines import MAX_LINE_BYTES
+    from goondan.kernel.cli.standard_input import read_all
 
     text = read_all(MAX_LINE_BYTES).decode("utf-8", "replace")
     lines = [line for line in text.split("\n") if line.strip()]
@@ -147,9 +147,9 @@ def _redactor(place: BundleTarget) -> Callable[[str], str]:
     """Takes values of the person's environment out of a text: those that look like secrets, and those that the bundle
     and its tools are given.
     """
-    from kernel.bundle.hiding import EnvironmentRedactor
-    from kernel.bundle.loader import inspect_bundle
-    from kernel.bundle.variables import wanted_variables
+    from goondan.kernel.bundle.hiding import EnvironmentRedactor
+    from goondan.kernel.bundle.loader import inspect_bundle
+    from goondan.kernel.bundle.variables import wanted_variables
 
     inspected = inspect_bundle(place.bundle, state_dir=place.state_dir, handlers=False, policy=place.policy)
     granted = {name for tool in inspected.checked.runs_in_jails for name in (tool.granted or tool.sandbox).env}

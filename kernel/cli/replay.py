@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from kernel.cli import options
+from goondan.kernel.cli import options
 
 if TYPE_CHECKING:
-    from kernel.cli.attach import BundleTarget
-    from kernel.cli.record import Sent
-    from kernel.replaying import Course
-    from schemas.frames import Answer
-    from schemas.recorded_texts import Difference
-    from schemas.recordings import RecordedTurn
+    from goondan.kernel.cli.attach import BundleTarget
+    from goondan.kernel.cli.record import Sent
+    from goondan.kernel.replaying import Course
+    from goondan.schemas.frames import Answer
+    from goondan.schemas.recorded_texts import Difference
+    from goondan.schemas.recordings import RecordedTurn
 
 #: How long turns that nobody waits for may take to end after the last answer (seconds).
 LATE_S: Final = 10.0
@@ -54,10 +54,10 @@ def command(
     Without --model and --prompt no model is asked: the recording answers, and each request has to be the recorded one.
     With one of them models are asked, and their answers are compared with the recorded ones. Tools never run.
     """
-    from kernel.cli.output import write, write_json
-    from kernel.replaying import course_of
-    from schemas.errors import fail
-    from schemas.system.recording_file import read_recording
+    from goondan.kernel.cli.output import write, write_json
+    from goondan.kernel.replaying import course_of
+    from goondan.schemas.errors import fail
+    from goondan.schemas.system.recording_file import read_recording
 
     if calls and model is None and prompt is None:
         raise fail("E_USAGE", "--calls belongs to --model or --prompt", suggestion="Leave it out.")
@@ -77,7 +77,7 @@ def command(
 
 def _tell_kernel(path: str, model: str | None, prompt: str | None, calls: bool) -> None:
     """Tell the kernel that is started, and the checks of the bundle, by the environment."""
-    from kernel.bundle.recordings import CALLS_VARIABLE, MODEL_VARIABLE, PROMPT_VARIABLE, REPLAY_VARIABLE
+    from goondan.kernel.bundle.recordings import CALLS_VARIABLE, MODEL_VARIABLE, PROMPT_VARIABLE, REPLAY_VARIABLE
 
     os.environ[REPLAY_VARIABLE] = path
     for variable, value in (
@@ -92,9 +92,9 @@ def _replayed(course: Course, bundle: str | None, trust: bool, *, asks_models: b
     """Repeat the run in a state of its own. Returns its first difference. Raises GoondanError."""
     import tempfile
 
-    from kernel.cli.attach import locate, start
-    from kernel.cli.record import asked
-    from kernel.replaying import compare_answer, first, found
+    from goondan.kernel.cli.attach import locate, start
+    from goondan.kernel.cli.record import asked
+    from goondan.kernel.replaying import compare_answer, first, found
 
     usual = locate(bundle)
     _trusted(usual, trust)
@@ -123,9 +123,9 @@ def _replayed(course: Course, bundle: str | None, trust: bool, *, asks_models: b
 
 def _sent(turn: RecordedTurn) -> Sent:
     """The message of a recorded turn."""
-    from kernel.cli.message_files import OpenFile
-    from kernel.cli.record import Sent
-    from kernel.spawn import memory_file
+    from goondan.kernel.cli.message_files import OpenFile
+    from goondan.kernel.cli.record import Sent
+    from goondan.kernel.spawn import memory_file
 
     files = [
         OpenFile(memory_file("attached", file.data), len(file.data), file.media_type, file.name or "")
@@ -138,8 +138,8 @@ def _late(course: Course, state_dir: str) -> list[Difference]:
     """Wait until turns have ended that no answer waited for. Returns a difference when one of them does not come."""
     import time
 
-    from kernel.replaying import ended, found, missing
-    from schemas.recorded_texts import Difference
+    from goondan.kernel.replaying import ended, found, missing
+    from goondan.schemas.recorded_texts import Difference
 
     until = time.monotonic() + LATE_S
     while not found(state_dir):
@@ -167,8 +167,8 @@ def _late(course: Course, state_dir: str) -> list[Difference]:
 
 def _trusted(place: BundleTarget, trust: bool) -> None:
     """See that the person has agreed to what the bundle asks for. Raises GoondanError."""
-    from kernel.bundle.loader import open_bundle
-    from kernel.trust.asking import Asking
+    from goondan.kernel.bundle.loader import open_bundle
+    from goondan.kernel.trust.asking import Asking
 
     asking = Asking(everything=trust)
     open_bundle(place.bundle, state_dir=place.state_dir, handlers=False, asking=asking, runs=False)
@@ -178,9 +178,9 @@ def _copy_grants(place: BundleTarget, root: str) -> None:
     """Take over what the person has granted and installed: a bundle that needs it could not start without."""
     import shutil
 
-    from kernel.bundle.loader import PACKAGES
-    from kernel.grants.policy_file import POLICY_FILE
-    from kernel.paths import root_of
+    from goondan.kernel.bundle.loader import PACKAGES
+    from goondan.kernel.grants.policy_file import POLICY_FILE
+    from goondan.kernel.paths import root_of
 
     usual = root_of(place.state_dir)
     os.mkdir(root, 0o700)

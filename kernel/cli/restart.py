@@ -8,7 +8,7 @@ from typing import Final
 
 import click
 
-from kernel.cli import options
+from goondan.kernel.cli import options
 
 #: How long a restart may take (seconds): reading the bundle, the grace of the running turns, the ends of all processes,
 #: and a start. Each has a limit of its own, and their sum is less than this.
@@ -31,12 +31,12 @@ def command(bundle: str | None, agent: str | None, fresh: bool, as_json: bool) -
     Nothing is lost: conversations and messages stay, turns that run go on behind their next step, and commands that
     wait for an answer get it. A bundle that may not run changes nothing.
     """
-    from kernel import lock
-    from kernel.cli.attach import locate
-    from kernel.cli.output import write, write_json, write_result
-    from kernel.cli.plain import one_line
-    from kernel.supervisor_client import SupervisorClient
-    from schemas.errors import fail
+    from goondan.kernel import lock
+    from goondan.kernel.cli.attach import locate
+    from goondan.kernel.cli.output import write, write_json, write_result
+    from goondan.kernel.cli.plain import one_line
+    from goondan.kernel.supervisor_client import SupervisorClient
+    from goondan.schemas.errors import fail
 
     place = locate(bundle)
     client = SupervisorClient.connect(place.state_dir)

@@ -13,25 +13,25 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
-from kernel.cli import options
-from kernel.cli.attach import BundleTarget, Kernel, Started, hold, join_or_start, locate
-from kernel.cli.output import error_lines, is_terminal, write, write_json, write_text
-from schemas.errors import GoondanError, fail
+from goondan.kernel.cli import options
+from goondan.kernel.cli.attach import BundleTarget, Kernel, Started, hold, join_or_start, locate
+from goondan.kernel.cli.output import error_lines, is_terminal, write, write_json, write_text
+from goondan.schemas.errors import GoondanError, fail
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Sequence
 
-    from kernel.cli.asked import Asked
-    from kernel.cli.console_commands import Command, Commands
-    from kernel.cli.interrupts import Interrupts
-    from kernel.cli.lines import Line, LineReader
-    from kernel.cli.model_server import ModelLook
-    from kernel.cli.prompt import Prompt
-    from kernel.cli.screen import Screen
-    from kernel.cli.session import Listener, Session
-    from schemas.frames import Answer, ErrorPayload, FilePart
-    from schemas.runtime_events import RuntimeEvent
+    from goondan.kernel.cli.asked import Asked
+    from goondan.kernel.cli.console_commands import Command, Commands
+    from goondan.kernel.cli.interrupts import Interrupts
+    from goondan.kernel.cli.lines import Line, LineReader
+    from goondan.kernel.cli.model_server import ModelLook
+    from goondan.kernel.cli.prompt import Prompt
+    from goondan.kernel.cli.screen import Screen
+    from goondan.kernel.cli.session import Listener, Session
+    from goondan.schemas.frames import Answer, ErrorPayload, FilePart
+    from goondan.schemas.runtime_events import RuntimeEvent
 
 #: The most lines without an answer. No more lines are read before one is answered.
 MAX_IN_FLIGHT: Final = 64
@@ -109,8 +109,8 @@ def command(
     The conversation of the instance goes on where it was; --new begins another one. A swarm that ran before goes on
     when this command ends.
     """
-    from kernel.cli.batch import check_instance
-    from kernel.cli.workdir import absolute_workdir
+    from goondan.kernel.cli.batch import check_instance
+    from goondan.kernel.cli.workdir import absolute_workdir
 
     place = locate(bundle, policy, trust=trust, accept_loss=accept_loss, watch=watch)
     of_messages = {"--workdir": workdir is not None, "--instance": instance is not None, "--new": is_new}
@@ -122,7 +122,7 @@ def command(
         raise fail("E_USAGE", "give --new or --instance, not both")
     key = check_instance(options.DEFAULT_INSTANCE if instance is None else instance)
     if is_new:
-        from kernel.cli.console_commands import new_instance
+        from goondan.kernel.cli.console_commands import new_instance
 
         key = new_instance()
     where = None if workdir is None else absolute_workdir(workdir, place)
@@ -130,8 +130,8 @@ def command(
 
 
 def _detach(place: BundleTarget, as_json: bool) -> int:
-    from kernel import lock
-    from kernel.cli.consent import started_when_trusted
+    from goondan.kernel import lock
+    from goondan.kernel.cli.consent import started_when_trusted
 
     def begin(agreed: Any) -> Started:
         started = Started(place, detach=True, agreed=agreed)
@@ -179,13 +179,13 @@ def _talk(place: BundleTarget, wishes: _Wishes) -> int:
 
     look: ModelLook | None = None
     if is_terminal(sys.stdin) and is_terminal(sys.stderr):
-        from kernel.cli.model_server import ModelLook, offer_before_start
+        from goondan.kernel.cli.model_server import ModelLook, offer_before_start
 
         offer_before_start(place)
         look = ModelLook(place)
     kernel, joined = join_or_start(place)
     if kernel.place.watch:
-        from kernel.cli.watching import tell_news
+        from goondan.kernel.cli.watching import tell_news
 
         tell_news(kernel.place.state_dir)
     if joined and not wishes.as_json:
@@ -229,10 +229,10 @@ class _Talk:
         """
         import asyncio
 
-        from kernel.cli.asked import Asked
-        from kernel.cli.console_commands import Commands
-        from kernel.cli.lines import MAX_LINE_BYTES, LineReader
-        from kernel.cli.session import Session
+        from goondan.kernel.cli.asked import Asked
+        from goondan.kernel.cli.console_commands import Commands
+        from goondan.kernel.cli.lines import MAX_LINE_BYTES, LineReader
+        from goondan.kernel.cli.session import Session
 
         async with Session(self._kernel) as session:
             self._asked = Asked(session)
@@ -253,7 +253,7 @@ class _Talk:
         """Send lines as they come, and print the answers in the order of the lines."""
         import asyncio
 
-        from kernel.cli.lines import Room
+        from goondan.kernel.cli.lines import Room
 
         waiting: asyncio.Queue[tuple[int, str, asyncio.Future[_Told]] | None] = asyncio.Queue()
         room = Room(MAX_IN_FLIGHT)
@@ -320,10 +320,10 @@ class _Talk:
         """Take one message at a time, and show its answer while it is made. Ctrl-C cancels the turn. A second one ends
         the conversation.
         """
-        from kernel.cli.history import FILE
-        from kernel.cli.interrupts import Interrupts
-        from kernel.cli.lines import MAX_LINE_BYTES
-        from kernel.cli.prompt import open_prompt
+        from goondan.kernel.cli.history import FILE
+        from goondan.kernel.cli.interrupts import Interrupts
+        from goondan.kernel.cli.lines import MAX_LINE_BYTES
+        from goondan.kernel.cli.prompt import open_prompt
 
         prompt = open_prompt(f"{self._kernel.place.state_dir}/{FILE}", MAX_LINE_BYTES)
         write(f"{self._kernel.entry_agent or 'the swarm'} is ready; {prompt.hint}", stream=sys.stderr)
@@ -356,7 +356,7 @@ class _Talk:
         """
         import asyncio
 
-        from kernel.cli.prompt import PROMPT
+        from goondan.kernel.cli.prompt import PROMPT
 
         await self._asked.ask_waiting(prompt)
         if self._queue:
@@ -395,9 +395,9 @@ class _Talk:
     async def _turn(self, session: Session, line: Line, interrupts: Interrupts, prompt: Prompt) -> None:
         import asyncio
 
-        from kernel.cli.following import follow
-        from kernel.cli.interrupts import Cancelling, was_cancelled
-        from kernel.cli.screen import Screen, shows_status
+        from goondan.kernel.cli.following import follow
+        from goondan.kernel.cli.interrupts import Cancelling, was_cancelled
+        from goondan.kernel.cli.screen import Screen, shows_status
 
         screen = Screen(text=not self._as_json)
         event_id = session.new_id()
@@ -456,8 +456,8 @@ class _Talk:
         """Send one line, and wait for its answer; or carry out the command that it is. Raises only E_KERNEL_LOST,
         E_KERNEL_STOPPED.
         """
-        from kernel.cli.lines import MAX_LINE_BYTES
-        from kernel.cli.session import GONE, USER_MESSAGE
+        from goondan.kernel.cli.lines import MAX_LINE_BYTES
+        from goondan.kernel.cli.session import GONE, USER_MESSAGE
 
         event_id = event_id or session.new_id()
         command = _command_of(line)
@@ -493,7 +493,7 @@ class _Talk:
         paths = self._commands.take_attached()
         if not paths:
             return []
-        from kernel.cli.message_files import close_files, open_files
+        from goondan.kernel.cli.message_files import close_files, open_files
 
         files = open_files(paths)
         try:
@@ -502,7 +502,7 @@ class _Talk:
             close_files(files)
 
     def _show(self, told: _Told, screen: Screen | None = None) -> None:
-        from kernel.cli.answered import kept_lines, tell_cut_off, tell_reasoning, tell_servers, tell_usage
+        from goondan.kernel.cli.answered import kept_lines, tell_cut_off, tell_reasoning, tell_servers, tell_usage
 
         answer, error = told.answer, told.error
         if told.command is not None and error is None:
@@ -533,7 +533,7 @@ class _Talk:
 
     def _keep(self, told: _Told) -> None:
         """Add the answer to the document that is printed at the end (--json)."""
-        from kernel.cli.send import answer_document
+        from goondan.kernel.cli.send import answer_document
 
         event_id, answer, error = told.event_id, told.answer, told.error
         document: dict[str, Any] = {"eventId": event_id}
@@ -554,7 +554,7 @@ def _error_of(told: _Told) -> ErrorPayload | None:
 
 def _shown(line: Line) -> str:
     """A line as it is shown beside others."""
-    from kernel.cli.plain import one_line
+    from goondan.kernel.cli.plain import one_line
 
     text = f"line of {line.size} bytes" if line.data is None else line.data.decode("utf-8", "replace")
     return one_line(text, MAX_QUEUED_SHOWN)
@@ -562,7 +562,7 @@ def _shown(line: Line) -> str:
 
 def _command_of(line: Line) -> Command | None:
     """The console's command that a line is; None for a message."""
-    from kernel.cli.console_commands import read_command
+    from goondan.kernel.cli.console_commands import read_command
 
     if line.data is None or not line.data.startswith(b"/"):
         return None

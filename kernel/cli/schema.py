@@ -20,9 +20,9 @@ def command() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def export(folder: str, as_json: bool) -> int:
     """Write the schemas of bundles, frames and workers into DIR."""
-    from kernel.cli.output import write_result
-    from kernel.cli.placing import Placing
-    from schemas.export import export as schemas
+    from goondan.kernel.cli.output import write_result
+    from goondan.kernel.cli.placing import Placing
+    from goondan.schemas.export import export as schemas
 
     with Placing(folder) as placing:
         files = [os.path.join(folder, name) for name in placing.write(schemas(), replace=True)]

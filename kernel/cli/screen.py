@@ -15,14 +15,14 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Final, TextIO
 
-from kernel.cli.answered import tell_reasoning
-from kernel.cli.output import is_terminal, write_text
-from kernel.cli.plain import fit, flowing
-from kernel.cli.renderer import Break, Remark, Say, Shown, Think, TurnRenderer
-from kernel.cli.session import Listener
-from kernel.cli.terminal import shown_line, shown_text, style_of
-from schemas.frames import Answer
-from schemas.runtime_events import RuntimeEvent
+from goondan.kernel.cli.answered import tell_reasoning
+from goondan.kernel.cli.output import is_terminal, write_text
+from goondan.kernel.cli.plain import fit, flowing
+from goondan.kernel.cli.renderer import Break, Remark, Say, Shown, Think, TurnRenderer
+from goondan.kernel.cli.session import Listener
+from goondan.kernel.cli.terminal import shown_line, shown_text, style_of
+from goondan.schemas.frames import Answer
+from goondan.schemas.runtime_events import RuntimeEvent
 
 #: How long an answer may take before the status is shown (seconds).
 PATIENCE_S: Final = 0.5

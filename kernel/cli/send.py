@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
-from kernel.cli import options
-from kernel.cli.answered import CUT_OFF_STATUS, kept_lines, tell_cut_off, tell_servers, tell_usage
-from kernel.cli.output import error_lines, write, write_json, write_result
-from schemas.codec import from_raw, replace_surrogates
+from goondan.kernel.cli import options
+from goondan.kernel.cli.answered import CUT_OFF_STATUS, kept_lines, tell_cut_off, tell_servers, tell_usage
+from goondan.kernel.cli.output import error_lines, write, write_json, write_result
+from goondan.schemas.codec import from_raw, replace_surrogates
 
 if TYPE_CHECKING:
-    from kernel.cli.attach import Kernel
-    from kernel.cli.message_files import OpenFile
-    from kernel.cli.screen import Screen
-    from kernel.cli.session import Listener
-    from schemas.frames import Answer, ErrorPayload
+    from goondan.kernel.cli.attach import Kernel
+    from goondan.kernel.cli.message_files import OpenFile
+    from goondan.kernel.cli.screen import Screen
+    from goondan.kernel.cli.session import Listener
+    from goondan.schemas.frames import Answer, ErrorPayload
 
 #: How long `send` waits by default (seconds): longer than most turns take, and short enough for a forgotten terminal.
 DEFAULT_TIMEOUT_S: Final = 600.0
@@ -76,14 +76,14 @@ def command(
     """
     import asyncio
 
-    from kernel.cli.attach import attach, locate
-    from kernel.cli.batch import check_instance
-    from kernel.cli.lines import MAX_LINE_BYTES
-    from kernel.cli.message_files import close_files, open_files
-    from kernel.cli.standard_input import FROM_STDIN, read_all
-    from kernel.cli.workdir import absolute_workdir
-    from schemas.errors import fail
-    from schemas.spans import is_trace_id
+    from goondan.kernel.cli.attach import attach, locate
+    from goondan.kernel.cli.batch import check_instance
+    from goondan.kernel.cli.lines import MAX_LINE_BYTES
+    from goondan.kernel.cli.message_files import close_files, open_files
+    from goondan.kernel.cli.standard_input import FROM_STDIN, read_all
+    from goondan.kernel.cli.workdir import absolute_workdir
+    from goondan.schemas.errors import fail
+    from goondan.schemas.spans import is_trace_id
 
     if len(words) > 2:
         raise fail("E_USAGE", f"expected [AGENT] TEXT, got {len(words)} arguments", suggestion="Put TEXT in quotes.")
@@ -125,7 +125,7 @@ def command(
 
 def _tell(event_id: str, answer: Answer, interrupted: int, as_json: bool, reasoning: bool) -> int:
     """Print what is not on stdout yet, and return the exit status. `interrupted`: that of SIGINT if it came, else 0."""
-    from kernel.cli.interrupts import was_cancelled
+    from goondan.kernel.cli.interrupts import was_cancelled
 
     cancelled = bool(interrupted) and was_cancelled(answer.error)
     if as_json:
@@ -146,7 +146,7 @@ def _tell_failure(error: ErrorPayload, event_id: str, *, cancelled: bool) -> Non
     """Say on stderr why there is no answer, and after a timeout under which id it can be asked for."""
     import sys
 
-    from kernel.cli.terminal import printable
+    from goondan.kernel.cli.terminal import printable
 
     write(*(["cancelled"] if cancelled else [*error_lines(error), *kept_lines(error, event_id)]), stream=sys.stderr)
     if error.code == "E_AGENT_TIMEOUT":
@@ -206,10 +206,10 @@ async def _send(
     """
     import asyncio
 
-    from kernel.cli.following import follow
-    from kernel.cli.interrupts import Cancelling, Interrupts
-    from kernel.cli.screen import shown
-    from kernel.cli.session import USER_MESSAGE, WELCOME_S, Session
+    from goondan.kernel.cli.following import follow
+    from goondan.kernel.cli.interrupts import Cancelling, Interrupts
+    from goondan.kernel.cli.screen import shown
+    from goondan.kernel.cli.session import USER_MESSAGE, WELCOME_S, Session
 
     agent, instance, text, event_id, trace_id, workdir, opened = told
     async with Session(kernel, min(timeout_s, WELCOME_S)) as session:

@@ -13,18 +13,18 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final, Self
 
-from kernel import lock, rundir
-from kernel.cli.attach import Kernel
-from kernel.cli.message_files import OpenFile, lay_down
-from schemas.blobs import INLINE_FRAME_BYTES
-from schemas.codec import encode_value, from_raw, to_raw
-from schemas.errors import GoondanError, fail
-from schemas.frames import AgentEvent, Answer, FilePart, Frame, ReplyTo, Shutdown
-from schemas.link import Link
-from schemas.runtime_events import RuntimeEvent
-from schemas.system.secrecy import close_memory
-from schemas.times import rfc3339
-from schemas.tokens import SOCKETS
+from goondan.kernel import lock, rundir
+from goondan.kernel.cli.attach import Kernel
+from goondan.kernel.cli.message_files import OpenFile, lay_down
+from goondan.schemas.blobs import INLINE_FRAME_BYTES
+from goondan.schemas.codec import encode_value, from_raw, to_raw
+from goondan.schemas.errors import GoondanError, fail
+from goondan.schemas.frames import AgentEvent, Answer, FilePart, Frame, ReplyTo, Shutdown
+from goondan.schemas.link import Link
+from goondan.schemas.runtime_events import RuntimeEvent
+from goondan.schemas.system.secrecy import close_memory
+from goondan.schemas.times import rfc3339
+from goondan.schemas.tokens import SOCKETS
 
 #: The AgentEvent.type of a message that a person sends.
 USER_MESSAGE: Final = "user.message"

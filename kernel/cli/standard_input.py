@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 from typing import Final
 
-from schemas.blobs import too_large
-from schemas.errors import fail
+from goondan.schemas.blobs import too_large
+from goondan.schemas.errors import fail
 
 #: The argument that means: read it from standard input.
 FROM_STDIN: Final = "-"

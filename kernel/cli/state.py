@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import sys
 
-from kernel import paths
-from kernel.state_root import StateRoot, open_state_root
+from goondan.kernel import paths
+from goondan.kernel.state_root import StateRoot, open_state_root
 
 
 def state_of(bundle: str, *, make: bool = False) -> str:
-    """The state directory of the bundle at `bundle` (from kernel.paths.find_bundle). With `make` a missing one is made.
+    """The state directory of the bundle at `bundle` (from paths.find_bundle). With `make` a missing one is made.
 
     Raises GoondanError E_STATE for a state root that must not be used.
     """
@@ -30,7 +30,7 @@ def checked_root() -> str:
 
 def prepare(root: str, workspace: str | None = None, *, make: bool = False) -> StateRoot:
     """Check a state root and mend it. Each mending is printed. Raises GoondanError E_STATE."""
-    from kernel.cli.output import write
+    from goondan.kernel.cli.output import write
 
     found = open_state_root(root, workspace=workspace, make=make)
     for line in found.mended:

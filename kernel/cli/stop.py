@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from kernel.cli import options
-from kernel.cli.attach import STOP_S, BundleTarget, end_of, locate
-from kernel.cli.output import write_result
+from goondan.kernel.cli import options
+from goondan.kernel.cli.attach import STOP_S, BundleTarget, end_of, locate
+from goondan.kernel.cli.output import write_result
 
 if TYPE_CHECKING:
-    from kernel.cli.attach import BundleTarget
+    from goondan.kernel.cli.attach import BundleTarget
 
 #: How long the supervisor may take to accept the request to stop (seconds). One that takes longer hangs.
 HEAR_S: Final = 2.0
@@ -28,9 +28,9 @@ HEAR_POLL_S: Final = 0.01
 @options.as_json
 def command(bundle: str | None, as_json: bool) -> int:
     """Stop a running swarm."""
-    from kernel import lock
-    from kernel.supervisor_client import SupervisorClient
-    from schemas.errors import GoondanError, fail
+    from goondan.kernel import lock
+    from goondan.kernel.supervisor_client import SupervisorClient
+    from goondan.schemas.errors import GoondanError, fail
 
     place = locate(bundle)
     until = time.monotonic() + STOP_S

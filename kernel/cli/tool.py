@@ -9,9 +9,9 @@ from typing import Final
 
 import click
 
-from kernel.cli.lazy import LazyGroup
+from goondan.kernel.cli.lazy import LazyGroup
 
-#: name -> one line of help; the module is `kernel.cli.tool_<name>`.
+#: name -> one line of help; the module is `goondan.kernel.cli.tool_<name>`.
 COMMANDS: Final[dict[str, str]] = {
     "list": "List every tool that can be called.",
     "show": "Show a tool's parameters, limits, sandbox and examples.",
@@ -20,6 +20,6 @@ COMMANDS: Final[dict[str, str]] = {
 }
 
 
-@click.group(name="tool", cls=LazyGroup, commands_of=COMMANDS, prefix="kernel.cli.tool_")
+@click.group(name="tool", cls=LazyGroup, commands_of=COMMANDS, prefix="goondan.kernel.cli.tool_")
 def command() -> None:
     """List, show, make and test tools."""

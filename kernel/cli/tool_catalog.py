@@ -8,17 +8,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from kernel.bundle.loader import inspect_bundle
-from kernel.bundle.problems import BundleError, did_you_mean, shown
-from kernel.bundle.tools import CheckedTool
-from kernel.cli.state import state_of
-from kernel.paths import find_bundle
-from schemas.address import SEPARATOR, build_tool_name, parse_tool_name
-from schemas.errors import fail
-from schemas.resources import BASE_PACKAGE, ToolExport
+from goondan.kernel.bundle.loader import inspect_bundle
+from goondan.kernel.bundle.problems import BundleError, did_you_mean, shown
+from goondan.kernel.bundle.tools import CheckedTool
+from goondan.kernel.cli.state import state_of
+from goondan.kernel.paths import find_bundle
+from goondan.schemas.address import SEPARATOR, build_tool_name, parse_tool_name
+from goondan.schemas.errors import fail
+from goondan.schemas.resources import BASE_PACKAGE, ToolExport
 
 if TYPE_CHECKING:
-    from kernel.bundle.loader import Inspected
+    from goondan.kernel.bundle.loader import Inspected
 
 
 def look(bundle: str | None) -> Inspected:

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from kernel.cli import options
-from kernel.cli.terminal import Style, printable, style_of
+from goondan.kernel.cli import options
+from goondan.kernel.cli.terminal import Style, printable, style_of
 
 if TYPE_CHECKING:
-    from kernel.bundle.tools import CheckedTool
+    from goondan.kernel.bundle.tools import CheckedTool
 
 #: The least width of a description on a narrow terminal (characters).
 _MIN_WORDS: Final = 20
@@ -30,8 +30,8 @@ _MIN_WORDS: Final = 20
 @options.as_json
 def command(bundle: str | None, as_json: bool) -> int:
     """List every tool of the bundle and of the bundled package. What extensions add at run time is not known here."""
-    from kernel.cli.output import is_terminal, write, write_json
-    from kernel.cli.tool_catalog import look
+    from goondan.kernel.cli.output import is_terminal, write, write_json
+    from goondan.kernel.cli.tool_catalog import look
 
     inspected = look(bundle)
     tools = inspected.checked.tools.values()
@@ -45,8 +45,8 @@ def command(bundle: str | None, as_json: bool) -> int:
 
 def describe(tools: Iterable[CheckedTool]) -> list[dict[str, Any]]:
     """One row for each export, with its unchanged schema."""
-    from kernel.cli.tool_catalog import source
-    from schemas.address import build_tool_name, tool_identity
+    from goondan.kernel.cli.tool_catalog import source
+    from goondan.schemas.address import build_tool_name, tool_identity
 
     rows: list[dict[str, Any]] = []
     for tool in tools:

@@ -14,8 +14,8 @@ from typing import Final
 
 import click
 
-from kernel.cli import options
-from kernel.cli.new_resource import NewResource, check_name, in_folder, module_name
+from goondan.kernel.cli import options
+from goondan.kernel.cli.new_resource import NewResource, check_name, in_folder, module_name
 
 #: Language -> what ends the names of its files, and the command that runs the tests by themselves.
 _LANGUAGES: Final = {
@@ -44,8 +44,8 @@ _TOOL: Final = NewResource(
 @options.as_json
 def command(name: str, language: str, folder: str, as_json: bool) -> int:
     """Write a new tool into a bundle: its module or program, its test, and its document in goondan.yaml."""
-    from kernel.bundle.base import base_tools
-    from schemas.address import MAX_TOOL_NAME, build_tool_name
+    from goondan.kernel.bundle.base import base_tools
+    from goondan.schemas.address import MAX_TOOL_NAME, build_tool_name
 
     check_name(name, _TOOL.kind, base_tools(), fits=len(build_tool_name(name, "run")) <= MAX_TOOL_NAME)
     suffix, tests = _LANGUAGES[language]
@@ -62,9 +62,9 @@ def command(name: str, language: str, folder: str, as_json: bool) -> int:
 
 def _typescript() -> dict[str, bytes]:
     """The files that all tools in TypeScript share. Raises GoondanError E_INIT without an installed tool host."""
-    from kernel.bundle.base import IN_JAILS, in_package
-    from kernel.cli.init import template_files
-    from schemas.errors import fail
+    from goondan.kernel.bundle.base import IN_JAILS, in_package
+    from goondan.kernel.cli.init import template_files
+    from goondan.schemas.errors import fail
 
     types = in_package(IN_JAILS, _TYPES[0])
     if types is None:

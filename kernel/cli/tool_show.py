@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING, Any
 import click
 from msgspec import Struct, to_builtins
 
-from kernel.bundle.examples import short
-from kernel.cli import options
-from kernel.cli.terminal import Style, printable, style_of
-from kernel.cli.tool_catalog import find, look, source
-from schemas.address import build_tool_name, tool_identity
+from goondan.kernel.bundle.examples import short
+from goondan.kernel.cli import options
+from goondan.kernel.cli.terminal import Style, printable, style_of
+from goondan.kernel.cli.tool_catalog import find, look, source
+from goondan.schemas.address import build_tool_name, tool_identity
 
 if TYPE_CHECKING:
-    from kernel.bundle.parameters import Parameter
-    from kernel.bundle.tools import CheckedTool
-    from schemas.resources import ToolExport
+    from goondan.kernel.bundle.parameters import Parameter
+    from goondan.kernel.bundle.tools import CheckedTool
+    from goondan.schemas.resources import ToolExport
 
 
 @click.command(name="show")
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 @options.as_json
 def command(name: str, bundle: str | None, as_json: bool) -> int:
     """Show a tool: its parameters, aliases, limits, sandbox and examples."""
-    from kernel.cli.output import write, write_json
+    from goondan.kernel.cli.output import write, write_json
 
     inspected = look(bundle)
     tool, export = find(inspected.checked.tools, name)
@@ -92,7 +92,7 @@ def _says(value: Any) -> bool:
 
 def render(tool: CheckedTool, exports: Iterable[ToolExport], style: Style) -> list[str]:
     """The page for a person."""
-    from kernel.bundle.text import short_path
+    from goondan.kernel.bundle.text import short_path
 
     place = tool.document.place("metadata", "name")
     where = f"{short_path(place.file, os.getcwd())}:{place.line}"
@@ -107,7 +107,7 @@ def render(tool: CheckedTool, exports: Iterable[ToolExport], style: Style) -> li
 
 
 def _parameters(export: ToolExport, style: Style) -> list[str]:
-    from kernel.bundle.parameters import parameter_rows
+    from goondan.kernel.bundle.parameters import parameter_rows
 
     if export.parameters is None:
         return ["", "no parameters are declared: arguments are not checked"]

@@ -24,21 +24,21 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 import msgspec
 
-from kernel.bundle.examples import Outcome, short
-from kernel.cli import options
-from kernel.cli.attach import BundleTarget, attach_or_start, locate
-from kernel.cli.call import check_grant, perform
-from kernel.cli.terminal import Style, printable, style_of
-from schemas.address import build_tool_name
-from schemas.resources import BASE_PACKAGE, Example, ToolExport
+from goondan.kernel.bundle.examples import Outcome, short
+from goondan.kernel.cli import options
+from goondan.kernel.cli.attach import BundleTarget, attach_or_start, locate
+from goondan.kernel.cli.call import check_grant, perform
+from goondan.kernel.cli.terminal import Style, printable, style_of
+from goondan.schemas.address import build_tool_name
+from goondan.schemas.resources import BASE_PACKAGE, Example, ToolExport
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from kernel.bundle.loader import Inspected
-    from kernel.bundle.problems import Problem
-    from kernel.bundle.tools import CheckedTool
-    from kernel.cli.session import Session
+    from goondan.kernel.bundle.loader import Inspected
+    from goondan.kernel.bundle.problems import Problem
+    from goondan.kernel.bundle.tools import CheckedTool
+    from goondan.kernel.cli.session import Session
 
 #: The folder beside a tool's entry. The workdir of every example gets its files.
 FILES: Final = "examples"
@@ -91,13 +91,13 @@ def command(target: str | None, bundle: str | None, network: bool, allow_net: tu
 
     Without either, every tool of the bundle.
     """
-    from kernel.cli.output import write_result
+    from goondan.kernel.cli.output import write_result
 
     for grant in allow_net:
         check_grant(grant)
     path, name = (target, None) if target is not None and is_path(target) else (bundle, target)
     if path is not bundle and bundle is not None:
-        from schemas.errors import fail
+        from goondan.schemas.errors import fail
 
         raise fail("E_USAGE", "give a PATH or --bundle, not both")
     place = locate(path)
@@ -133,11 +133,11 @@ def examine(place: BundleTarget, name: str | None) -> tuple[Inspected, list[Subj
 
     `name` None: every Tool of the bundle. Raises GoondanError E_TOOL_NOT_FOUND.
     """
-    from kernel.bundle.handlers import Check, inspect, judge
-    from kernel.bundle.inspector import Inspector
-    from kernel.bundle.loader import inspect_bundle
-    from kernel.bundle.problems import Report as Problems
-    from kernel.cli.tool_catalog import find
+    from goondan.kernel.bundle.handlers import Check, inspect, judge
+    from goondan.kernel.bundle.inspector import Inspector
+    from goondan.kernel.bundle.loader import inspect_bundle
+    from goondan.kernel.bundle.problems import Report as Problems
+    from goondan.kernel.cli.tool_catalog import find
 
     inspected = inspect_bundle(place.bundle, state_dir=place.state_dir)
     tools = inspected.checked.tools
@@ -211,7 +211,7 @@ def run_all(place: BundleTarget, plan: list[Run], allow_net: tuple[str, ...]) ->
     """
     import asyncio
 
-    from kernel.cli.session import Session
+    from goondan.kernel.cli.session import Session
 
     if not any(not run.reason for run in plan):
         return [outcome_of(run, "skipped", reason=run.reason) for run in plan]
@@ -229,8 +229,8 @@ def run_all(place: BundleTarget, plan: list[Run], allow_net: tuple[str, ...]) ->
 
 async def run_one(session: Session, run: Run) -> Outcome:
     """Run one example: a real call in a workdir of its own. Raises GoondanError when there is no result at all."""
-    from kernel.bundle.examples import judge
-    from kernel.cli.batch import ToolCall
+    from goondan.kernel.bundle.examples import judge
+    from goondan.kernel.cli.batch import ToolCall
 
     if run.reason:
         return outcome_of(run, "skipped", reason=run.reason)
@@ -256,8 +256,8 @@ def outcome_of(run: Run, status: str, **known: Any) -> Outcome:
 @contextmanager
 def workdir(tool: CheckedTool) -> Iterator[str]:
     """A new folder with the files that the tool's examples expect. It is removed afterwards."""
-    from schemas.errors import fail
-    from schemas.system.trees import remove_tree
+    from goondan.schemas.errors import fail
+    from goondan.schemas.system.trees import remove_tree
 
     folder = tempfile.mkdtemp(prefix="gdn-tool-test-")
     try:
@@ -280,7 +280,7 @@ def _exports(subjects: list[Subject]) -> Iterator[tuple[str, ToolExport]]:
 
 def render(report: Report, style: Style) -> list[str]:
     """The report for a person: the problems with their places, one line for each example, and the sums."""
-    from kernel.bundle.text import counts, problem_lines, short_path
+    from goondan.kernel.bundle.text import counts, problem_lines, short_path
 
     cwd = os.getcwd()
     lines = problem_lines(report.errors, cwd) + problem_lines(report.warnings, cwd, warning=True)

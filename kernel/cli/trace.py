@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from kernel.cli import options
-from kernel.cli.plain import duration, one_line
-from kernel.cli.terminal import Style, printable, style_of
-from kernel.trace import ModelCall, Step, Tokens, ToolCall, Trace, between_ms
-from kernel.trace_tree import TraceTree, total_of
+from goondan.kernel.cli import options
+from goondan.kernel.cli.plain import duration, one_line
+from goondan.kernel.cli.terminal import Style, printable, style_of
+from goondan.kernel.trace import ModelCall, Step, Tokens, ToolCall, Trace, between_ms
+from goondan.kernel.trace_tree import TraceTree, total_of
 
 if TYPE_CHECKING:
-    from schemas.receipts import JailReceipt
-    from schemas.traces import TryDetail
+    from goondan.schemas.receipts import JailReceipt
+    from goondan.schemas.traces import TryDetail
 
 #: A line: the time since the beginning (None: the line shows no time), and the text.
 Line = tuple[str | None, str]
@@ -63,10 +63,10 @@ def command(
     """
     import sys
 
-    from kernel.cli.output import write, write_json
-    from kernel.cli.state import state_of
-    from kernel.paths import find_bundle
-    from schemas.errors import fail
+    from goondan.kernel.cli.output import write, write_json
+    from goondan.kernel.cli.state import state_of
+    from goondan.kernel.paths import find_bundle
+    from goondan.schemas.errors import fail
 
     if last and turn is not None:
         raise fail("E_USAGE", "give TURN or --last, not both")
@@ -83,9 +83,9 @@ def _find(
     """The part to show: a trace, or a turn with all turns that it led to. Raises GoondanError."""
     import time
 
-    from kernel.trace_search import Search
-    from schemas.spans import is_trace_id
-    from schemas.times import rfc3339
+    from goondan.kernel.trace_search import Search
+    from goondan.schemas.spans import is_trace_id
+    from goondan.schemas.times import rfc3339
 
     looking = Search(state_dir, rfc3339(time.time()), everywhere=search)
     if last and agent is None and instance is None and (messages := looking.messages(1)):
@@ -273,7 +273,7 @@ def _status(status: str, style: Style, code: str | None = None) -> str:
 
 def _used(counts: Tokens) -> str:
     """`900 tokens in (800 cached, 50 into the cache), 70 out (60 reasoning), $0.01`; "" when nobody has counted."""
-    from kernel.cli.answered import money
+    from goondan.kernel.cli.answered import money
 
     if not counts.input_tokens and not counts.output_tokens:
         return ""

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kernel.cli import options
-from kernel.cli.output import columns_of, is_terminal, write, write_json, write_result
-from kernel.cli.state import checked_root, state_of
-from kernel.cli.trust_screen import screen, words
-from kernel.paths import find_bundle
-from schemas.errors import fail
+from goondan.kernel.cli import options
+from goondan.kernel.cli.output import columns_of, is_terminal, write, write_json, write_result
+from goondan.kernel.cli.state import checked_root, state_of
+from goondan.kernel.cli.trust_screen import screen, words
+from goondan.kernel.paths import find_bundle
+from goondan.schemas.errors import fail
 
 if TYPE_CHECKING:
-    from kernel.bundle.loader import Inspected
-    from kernel.trust.judge import Judgement
+    from goondan.kernel.bundle.loader import Inspected
+    from goondan.kernel.trust.judge import Judgement
 
 
 @click.command()
@@ -49,9 +49,9 @@ def command(path: str | None, show: bool, list_: bool, revoke: bool, own: bool, 
 
 
 def _trust(path: str | None, as_json: bool, *, show: bool, own: bool) -> int:
-    from kernel.cli.attach import BundleTarget
-    from kernel.cli.consent import ask, can_ask, look_again, remember
-    from kernel.trust.judge import untrusted
+    from goondan.kernel.cli.attach import BundleTarget
+    from goondan.kernel.cli.consent import ask, can_ask, look_again, remember
+    from goondan.kernel.trust.judge import untrusted
 
     bundle = find_bundle(path)
     place = BundleTarget(bundle, state_of(bundle))
@@ -80,7 +80,7 @@ def _shown(inspected: Inspected) -> list[str]:
     """The screen. Without a terminal, values of the environment are hidden: addresses can contain them, and the output
     may end up in a log.
     """
-    from kernel.cli.terminal import style_of
+    from goondan.kernel.cli.terminal import style_of
 
     judgement = inspected.judgement if is_terminal(sys.stdout) else _without_values(inspected)
     return screen(judgement, inspected.path, style_of(sys.stdout), columns_of(sys.stdout, 80))
@@ -90,7 +90,7 @@ def _without_values(inspected: Inspected) -> Judgement:
     """The judgement with `***` for values of the environment that a bundle has put into addresses and paths."""
     from msgspec.structs import replace
 
-    from kernel.trust.powers import Endpoint, Folder, OpenKey, Power, TokenServer
+    from goondan.kernel.trust.powers import Endpoint, Folder, OpenKey, Power, TokenServer
 
     def hidden(power: Power) -> Power:
         if isinstance(power, Endpoint | OpenKey | TokenServer):
@@ -121,7 +121,7 @@ def _document(inspected: Inspected, trusted: bool) -> dict[str, Any]:
 
 
 def _confirm(as_json: bool) -> int:
-    from kernel.state_root import confirm, doubt
+    from goondan.kernel.state_root import confirm, doubt
 
     root = checked_root()
     confirm(root)
@@ -133,7 +133,7 @@ def _confirm(as_json: bool) -> int:
 
 
 def _list(as_json: bool) -> int:
-    from kernel.trust.records import every
+    from goondan.kernel.trust.records import every
 
     found = every(checked_root())
     if as_json:
@@ -149,7 +149,7 @@ def _list(as_json: bool) -> int:
 
 
 def _revoke(path: str | None, as_json: bool) -> int:
-    from kernel.trust.records import forget
+    from goondan.kernel.trust.records import forget
 
     # The records can still name a folder that is gone.
     gone = path is not None and not os.path.lexists(os.path.expanduser(path))

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from kernel.bundle.hiding import is_secret_by_name
-from kernel.cli.plain import broken, fit
-from kernel.cli.terminal import Style, printable
-from kernel.trust.judge import Judgement
-from kernel.trust.owners import group_name, owner_name
-from kernel.trust.powers import (
+from goondan.kernel.bundle.hiding import is_secret_by_name
+from goondan.kernel.cli.plain import broken, fit
+from goondan.kernel.cli.terminal import Style, printable
+from goondan.kernel.trust.judge import Judgement
+from goondan.kernel.trust.owners import group_name, owner_name
+from goondan.kernel.trust.powers import (
     Command,
     Endpoint,
     Folder,

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from kernel.cli import options
+from goondan.kernel.cli import options
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kernel.trace import Total, Trace
+    from goondan.kernel.trace import Total, Trace
 
 #: How much of a message is shown (characters).
 _WORDS: Final = 60
@@ -33,12 +33,12 @@ def command(number: int, bundle: str | None, as_json: bool) -> int:
 
     from msgspec import structs
 
-    from kernel.cli.output import write_result
-    from kernel.cli.state import state_of
-    from kernel.paths import find_bundle
-    from kernel.trace_search import Search
-    from kernel.trace_tree import total_of
-    from schemas.times import rfc3339
+    from goondan.kernel.cli.output import write_result
+    from goondan.kernel.cli.state import state_of
+    from goondan.kernel.paths import find_bundle
+    from goondan.kernel.trace_search import Search
+    from goondan.kernel.trace_tree import total_of
+    from goondan.schemas.times import rfc3339
 
     found = Search(state_of(find_bundle(bundle)), rfc3339(time.time())).messages(number)
     totals = [(turn, total_of(turn)) for turn in found]
@@ -52,9 +52,9 @@ def command(number: int, bundle: str | None, as_json: bool) -> int:
 
 def render(turns: Sequence[tuple[Trace, Total]]) -> list[str]:
     """One line for each message."""
-    from kernel.cli.answered import money
-    from kernel.cli.plain import duration, one_line
-    from kernel.cli.terminal import columns
+    from goondan.kernel.cli.answered import money
+    from goondan.kernel.cli.plain import duration, one_line
+    from goondan.kernel.cli.terminal import columns
 
     lines: list[tuple[str, ...]] = [_COLUMNS]
     for turn, total in turns:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import click
 
-from kernel.cli import options
+from goondan.kernel.cli import options
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from kernel.usage import By
+    from goondan.kernel.usage import By
 
 #: Rows that a person is shown. --json has all.
 MAX_ROWS: Final = 50
@@ -38,13 +38,13 @@ def command(by: str, since: str | None, bundle: str | None, as_json: bool) -> in
     """Show how many tokens models have read and written, and what they cost where the Model has prices."""
     import datetime
 
-    from kernel.cli.operator_question import learned_limits
-    from kernel.cli.output import write_result
-    from kernel.cli.state import state_of
-    from kernel.cli.waits import render_limits
-    from kernel.paths import find_bundle
-    from kernel.usage import day_of, report
-    from kernel.usage_files import look
+    from goondan.kernel.cli.operator_question import learned_limits
+    from goondan.kernel.cli.output import write_result
+    from goondan.kernel.cli.state import state_of
+    from goondan.kernel.cli.waits import render_limits
+    from goondan.kernel.paths import find_bundle
+    from goondan.kernel.usage import day_of, report
+    from goondan.kernel.usage_files import look
 
     day = None if since is None else day_of(since, datetime.datetime.now(datetime.UTC).date())
     found = look(state_of(find_bundle(bundle)), turns=by == "tree")
@@ -57,7 +57,7 @@ def command(by: str, since: str | None, bundle: str | None, as_json: bool) -> in
 
 def render(document: Mapping[str, Any]) -> list[str]:
     """The table for a person, with the total below it."""
-    from kernel.cli.plain import one_line
+    from goondan.kernel.cli.plain import one_line
 
     rows, by = document["rows"], document["by"]
     unread = [f"not read: {one_line(text, 200)}" for text in document.get("unread", ())]
@@ -92,7 +92,7 @@ def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _cost(row: Mapping[str, Any]) -> str:
-    from kernel.cli.answered import money
+    from goondan.kernel.cli.answered import money
 
     if "costs" in row:
         return " + ".join(money(cost, currency) for currency, cost in row["costs"].items())

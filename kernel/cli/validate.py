@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from kernel.bundle.problems import BundleError, Problem
-from kernel.cli import options
-from schemas.errors import GoondanError, fail
+from goondan.kernel.bundle.problems import BundleError, Problem
+from goondan.kernel.cli import options
+from goondan.schemas.errors import GoondanError, fail
 
 if TYPE_CHECKING:
-    from kernel.bundle.checked import CheckedAgent
-    from kernel.bundle.loader import Inspected
+    from goondan.kernel.bundle.checked import CheckedAgent
+    from goondan.kernel.bundle.loader import Inspected
 
 #: Exit status for a bundle that cannot run.
 INVALID: Final = 2
@@ -36,10 +36,10 @@ def command(path: str | None, bundle: str | None, policy: str | None, as_json: b
     --bundle names it as in other commands. Every error is reported with its file, line, column and a suggestion;
     nothing is started.
     """
-    from kernel.bundle.loader import inspect_bundle
-    from kernel.cli.output import write_result
-    from kernel.cli.state import state_of
-    from kernel.paths import find_bundle
+    from goondan.kernel.bundle.loader import inspect_bundle
+    from goondan.kernel.cli.output import write_result
+    from goondan.kernel.cli.state import state_of
+    from goondan.kernel.paths import find_bundle
 
     if path is not None and bundle is not None:
         raise fail("E_USAGE", "give BUNDLE or --bundle, not both")
@@ -61,8 +61,8 @@ def describe(inspected: Inspected) -> dict[str, Any]:
     """The document that --json prints. Agents and tools are listed if they could be read. The `source` of a tool is the
     name of its package, or `bundle` for a tool of the bundle.
     """
-    from kernel.cli.tool_catalog import source
-    from schemas.address import build_tool_name
+    from goondan.kernel.cli.tool_catalog import source
+    from goondan.schemas.address import build_tool_name
 
     checked, hide = inspected.checked, inspected.redact.all_of
     report: dict[str, Any] = {
@@ -88,7 +88,7 @@ def describe(inspected: Inspected) -> dict[str, Any]:
 
 def _agent(agent: CheckedAgent) -> dict[str, Any]:
     """One agent of the document. With `provider: auto` it has `chosenBy`: the variable that decided, "" for none."""
-    from kernel.bundle.models import shown_endpoint
+    from goondan.kernel.bundle.models import shown_endpoint
 
     model = agent.model
     row: dict[str, Any] = {"name": agent.name, "provider": None, "model": None}
@@ -103,8 +103,8 @@ def _agent(agent: CheckedAgent) -> dict[str, Any]:
 
 def human(inspected: Inspected, cwd: str) -> list[str]:
     """The lines for a person: first the problems, last what the bundle has."""
-    from kernel.bundle.models import model_text
-    from kernel.bundle.text import counts, problem_lines, short_path
+    from goondan.kernel.bundle.models import model_text
+    from goondan.kernel.bundle.text import counts, problem_lines, short_path
 
     lines = problem_lines(inspected.errors, cwd) + problem_lines(inspected.warnings, cwd, warning=True)
     name = short_path(inspected.path, cwd)
@@ -133,7 +133,7 @@ def human(inspected: Inspected, cwd: str) -> list[str]:
 
 def _refused(problems: list[Problem]) -> tuple[dict[str, Any], list[str]]:
     """The document for a bundle that could not be read at all."""
-    from kernel.bundle.text import problem_lines
+    from goondan.kernel.bundle.text import problem_lines
 
     report: dict[str, Any] = {"valid": False, "errors": problems, "warnings": [], "agents": [], "tools": []}
     return report, problem_lines(problems, _cwd())

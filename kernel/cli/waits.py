@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from kernel.cli.plain import one_line
+from goondan.kernel.cli.plain import one_line
 
 #: The most of an instance key or an id that is shown (characters). Both are text from outside.
 MAX_NAME = 80

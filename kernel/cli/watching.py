@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 import threading
 
-from kernel.cli.output import write
-from kernel.cli.terminal import printable
-from kernel.supervisor_client import SupervisorClient
-from schemas.errors import GoondanError
+from goondan.kernel.cli.output import write
+from goondan.kernel.cli.terminal import printable
+from goondan.kernel.supervisor_client import SupervisorClient
+from goondan.schemas.errors import GoondanError
 
 
 def tell_news(state_dir: str) -> None:

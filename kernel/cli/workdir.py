@@ -12,14 +12,14 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from kernel import paths
-from schemas.address import is_path
-from schemas.errors import GoondanError, fail
-from schemas.grantable import within
-from schemas.hidden import workspace_of
+from goondan.kernel import paths
+from goondan.schemas.address import is_path
+from goondan.schemas.errors import GoondanError, fail
+from goondan.schemas.grantable import within
+from goondan.schemas.hidden import workspace_of
 
 if TYPE_CHECKING:
-    from kernel.cli.attach import BundleTarget
+    from goondan.kernel.cli.attach import BundleTarget
 
 
 def absolute_workdir(text: str, place: BundleTarget) -> str:
@@ -46,7 +46,7 @@ def absolute_workdir(text: str, place: BundleTarget) -> str:
 
 def _socket_folders(place: BundleTarget) -> list[str]:
     """The folders of runtime directories: the usual ones, and that of the running kernel."""
-    from kernel import lock
+    from goondan.kernel import lock
 
     usual = [os.path.dirname(os.path.realpath(run_dir)) for run_dir in paths.run_dirs(place.bundle)]
     record = lock.read_record(place.state_dir)

@@ -11,10 +11,10 @@ from typing import Literal
 
 from msgspec import Struct
 
-from kernel.bundle.problems import Problem
-from kernel.model_server.listing import Learned
-from schemas.frames import ErrorPayload
-from schemas.tool_host_reports import Obstacle
+from goondan.kernel.bundle.problems import Problem
+from goondan.kernel.model_server.listing import Learned
+from goondan.schemas.frames import ErrorPayload
+from goondan.schemas.tool_host_reports import Obstacle
 
 UNLIMITED = -1
 
@@ -63,7 +63,7 @@ class Lack(Struct, frozen=True):
 
 
 class Survey(Struct, frozen=True, rename="camel", kw_only=True):
-    """The answer of `python -m toolhost.survey` after it has started a jail, as far as it is used here."""
+    """The answer of `python -m goondan.toolhost.survey` after it has started a jail, as far as it is used here."""
 
     #: The sandbox that tools get. None: none can run, and `findings` say why.
     tier: Literal["full", "reduced"] | None

@@ -15,7 +15,7 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
-from kernel.doctor.facts import (
+from goondan.kernel.doctor.facts import (
     UNLIMITED,
     Bundle,
     ChosenServer,
@@ -34,8 +34,8 @@ from kernel.doctor.facts import (
     Variable,
     Versions,
 )
-from kernel.model_server.listing import line_of
-from schemas.system.users import VARIABLE
+from goondan.kernel.model_server.listing import line_of
+from goondan.schemas.system.users import VARIABLE
 
 Level = Literal["ok", "warning", "problem"]
 Area = Literal["versions", "sandbox", "limits", "keys", "paths", "kernel", "bundle", "models"]
@@ -149,7 +149,7 @@ def _versions(versions: Versions) -> Iterator[Finding]:
 def _sandbox(survey: Survey | None, host: Host) -> Iterator[Finding]:
     if survey is None:
         message = "the tool host's survey gave no answer; what it prints says why"
-        yield _problem("sandbox", "jail", message, "python3 -m toolhost.survey")
+        yield _problem("sandbox", "jail", message, "python3 -m goondan.toolhost.survey")
     else:
         yield from _jail(survey)
     if host.setuid_bwrap:
@@ -208,14 +208,14 @@ def _jail(survey: Survey) -> Iterator[Finding]:
         for lack in survey.findings:
             yield _problem("sandbox", "jail", f"no tool can run, {lack.what}: {lack.problem}", lack.fix)
         if not survey.findings:
-            yield _problem("sandbox", "jail", "no tool can run", "python3 -m toolhost.survey")
+            yield _problem("sandbox", "jail", "no tool can run", "python3 -m goondan.toolhost.survey")
     elif survey.tier == "full":
         yield _ok("sandbox", "jail", f"a jail was started and looked at from both sides: full ({walls})")
     else:
         # Every tool asks for the full one unless its manifest says that less will do, the bundled ones among them.
         message = f"only the {survey.tier} sandbox ({walls}), and tools need the full one unless they say otherwise"
         lacks = "; ".join(lack.problem for lack in survey.findings)
-        fix = survey.findings[0].fix if survey.findings else "python3 -m toolhost.survey"
+        fix = survey.findings[0].fix if survey.findings else "python3 -m goondan.toolhost.survey"
         yield _problem("sandbox", "jail", f"{message}: {lacks}" if lacks else message, fix)
     if survey.bwrap is not None:
         yield _ok("sandbox", "bubblewrap", f"bubblewrap {survey.bwrap_version or ''} at {survey.bwrap}")

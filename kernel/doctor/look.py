@@ -24,12 +24,12 @@ from typing import Final
 
 import msgspec
 
-from kernel import lock, paths, rundir, state_root
-from kernel.bundle import javascript
-from kernel.bundle.problems import BundleError
-from kernel.bundle.variables import wanted_variables
-from kernel.cli.attach import BundleTarget, by_hand
-from kernel.doctor.facts import (
+from goondan.kernel import lock, paths, rundir, state_root
+from goondan.kernel.bundle import javascript
+from goondan.kernel.bundle.problems import BundleError
+from goondan.kernel.bundle.variables import wanted_variables
+from goondan.kernel.cli.attach import BundleTarget, by_hand
+from goondan.kernel.doctor.facts import (
     UNLIMITED,
     Bundle,
     Cgroup,
@@ -51,15 +51,15 @@ from kernel.doctor.facts import (
     Variable,
     Versions,
 )
-from kernel.import_path import entries_of_current_folder
-from kernel.model_server import choice
-from kernel.model_server.asking import Asking
-from kernel.spawn import command
-from kernel.supervisor_client import SupervisorClient
-from schemas.errors import GoondanError
-from schemas.launch import ModelSpec
-from schemas.model_providers import PROVIDERS
-from schemas.system import own_users
+from goondan.kernel.import_path import entries_of_current_folder
+from goondan.kernel.model_server import choice
+from goondan.kernel.model_server.asking import Asking
+from goondan.kernel.spawn import command
+from goondan.kernel.supervisor_client import SupervisorClient
+from goondan.schemas.errors import GoondanError
+from goondan.schemas.launch import ModelSpec
+from goondan.schemas.model_providers import PROVIDERS
+from goondan.schemas.system import own_users
 
 #: How long model servers have for their answer (seconds), all together: as long as the survey takes on a slow machine.
 ASK_S: Final = 3.0
@@ -109,7 +109,7 @@ def look(bundle: str | None) -> Facts:
 def _start_survey() -> subprocess.Popen[bytes] | None:
     try:
         return subprocess.Popen(
-            command("toolhost.survey", []),
+            command("goondan.toolhost.survey", []),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -141,7 +141,7 @@ def _runtimes(bundle: str) -> list[Runtime]:
 
 def _sized(bundle: str) -> Sized:
     """Make one such file system and remove it, where the state is or will be."""
-    argv = command("toolhost.disk", ["check", _existing(paths.state_dir(bundle))])
+    argv = command("goondan.toolhost.disk", ["check", _existing(paths.state_dir(bundle))])
     try:
         done = subprocess.run(
             argv, check=True, capture_output=True, stdin=subprocess.DEVNULL, timeout=SURVEY_S, start_new_session=True
@@ -389,7 +389,7 @@ def _bundle(given: str | None) -> tuple[Bundle, dict[str, str], list[ModelSpec]]
     """The bundle, the variables that it names, and the models of its agents, each once. Before anybody has agreed to
     the bundle, nothing is sent to servers that it names: then there are no models.
     """
-    from kernel.bundle.loader import inspect_bundle
+    from goondan.kernel.bundle.loader import inspect_bundle
 
     try:
         path = paths.find_bundle(given)
@@ -414,7 +414,7 @@ def _bundle(given: str | None) -> tuple[Bundle, dict[str, str], list[ModelSpec]]
 
 def _asked(asked: list[tuple[ModelSpec, Asking]]) -> list[Model]:
     """What their servers have said."""
-    from kernel.bundle.models import model_text
+    from goondan.kernel.bundle.models import model_text
 
     until = time.monotonic() + ASK_S
     found = []

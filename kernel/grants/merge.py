@@ -18,9 +18,9 @@ from typing import Any, Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from schemas import hosts
-from schemas.grantable import within
-from schemas.launch import Filesystem, Limits, PythonSpec, SandboxSpec
+from goondan.schemas import hosts
+from goondan.schemas.grantable import within
+from goondan.schemas.launch import Filesystem, Limits, PythonSpec, SandboxSpec
 
 Isolation = Literal["shared", "instance", "call"]
 Tier = Literal["full", "reduced"]

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from kernel.bundle.lookup import Unreadable
-from schemas.system.digests import NoDigest, folder_digest
+from goondan.kernel.bundle.lookup import Unreadable
+from goondan.schemas.system.digests import NoDigest, folder_digest
 
 #: Nobody could have looked at a package with more.
 MAX_FILES: Final = 20_000

@@ -27,15 +27,15 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta, Struct
 
-from kernel.bundle.files import read_file
-from kernel.bundle.lookup import MAX_FILE_BYTES, Unreadable
-from kernel.bundle.positions import Budget, Fault, Mapping, compose, decode
-from kernel.bundle.problems import Position, Report
-from kernel.bundle.shape import Builder, Document, Environment
-from kernel.state_root import doubt, open_state_root
-from schemas.errors import fail
-from schemas.resources import SandboxPart
-from schemas.system.private_files import replace_file
+from goondan.kernel.bundle.files import read_file
+from goondan.kernel.bundle.lookup import MAX_FILE_BYTES, Unreadable
+from goondan.kernel.bundle.positions import Budget, Fault, Mapping, compose, decode
+from goondan.kernel.bundle.problems import Position, Report
+from goondan.kernel.bundle.shape import Builder, Document, Environment
+from goondan.kernel.state_root import doubt, open_state_root
+from goondan.schemas.errors import fail
+from goondan.schemas.resources import SandboxPart
+from goondan.schemas.system.private_files import replace_file
 
 POLICY_FILE: Final = "policy.yaml"
 #: The part that `gdn grant` writes begins with this line and goes to the end of the file.

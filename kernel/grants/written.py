@@ -21,13 +21,13 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from kernel.bundle.files import MAX_TREE_FILES, SKIPPED_FOLDERS, file_digest, read_file
-from kernel.bundle.lookup import Unreadable
-from kernel.state_root import doubt
-from schemas.errors import fail
-from schemas.grantable import within
-from schemas.system.private_files import replace_file
-from schemas.workdirs import EXPOSURES, LOCK, MAX_SILENCE_S, TOOLHOSTS, WriteExposure, leads_to
+from goondan.kernel.bundle.files import MAX_TREE_FILES, SKIPPED_FOLDERS, file_digest, read_file
+from goondan.kernel.bundle.lookup import Unreadable
+from goondan.kernel.state_root import doubt
+from goondan.schemas.errors import fail
+from goondan.schemas.grantable import within
+from goondan.schemas.system.private_files import replace_file
+from goondan.schemas.workdirs import EXPOSURES, LOCK, MAX_SILENCE_S, TOOLHOSTS, WriteExposure, leads_to
 
 ACCEPTED_FILE: Final = "accepted-files.json"
 #: A record of exposures, or what was accepted (bytes).

@@ -13,10 +13,10 @@ from urllib.parse import urlsplit, urlunsplit
 
 from msgspec import Struct
 
-from kernel.mcp.document import extension_document, usable_name
-from kernel.mcp.foreign import ForeignServer
-from kernel.mcp.packages import PackageCommand, package_command
-from schemas.secret_values import (
+from goondan.kernel.mcp.document import extension_document, usable_name
+from goondan.kernel.mcp.foreign import ForeignServer
+from goondan.kernel.mcp.packages import PackageCommand, package_command
+from goondan.schemas.secret_values import (
     REFERENCE,
     VARIABLE,
     is_harmless,

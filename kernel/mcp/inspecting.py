@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from kernel.mcp.document import extension_document
+from goondan.kernel.mcp.document import extension_document
 
 #: The names of the bundle's parts.
 SERVER: Final = "inspected"

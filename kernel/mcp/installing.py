@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from kernel.mcp.packages import PackageCommand
+from goondan.kernel.mcp.packages import PackageCommand
 
 #: The name of the tool in its bundle, and of its function.
 TOOL: Final = "install"

@@ -16,7 +16,7 @@ from mcp.server.lowlevel.server import Server
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from kernel.mcp.http_gate import MAX_BODY, Gate, Refusal
+from goondan.kernel.mcp.http_gate import MAX_BODY, Gate, Refusal
 
 #: How long the head of a request may take (seconds); a client on the same machine needs milliseconds.
 HEAD_S: Final = 5.0

@@ -15,14 +15,14 @@ from typing import Any, Final
 
 import msgspec
 
-from kernel.cli.batch import parse_arguments
-from kernel.cli.call import tool_result
-from kernel.cli.interrupts import CANCEL_S
-from kernel.cli.session import Session
-from kernel.mcp.offering import call_result, failure, named, offered
-from schemas.errors import GoondanError, fail
-from schemas.frames import OPERATOR_CALL, OPERATOR_TOOLS, OperatorCall, OperatorTool
-from schemas.runtime_events import RuntimeEvent
+from goondan.kernel.cli.batch import parse_arguments
+from goondan.kernel.cli.call import tool_result
+from goondan.kernel.cli.interrupts import CANCEL_S
+from goondan.kernel.cli.session import Session
+from goondan.kernel.mcp.offering import call_result, failure, named, offered
+from goondan.schemas.errors import GoondanError, fail
+from goondan.schemas.frames import OPERATOR_CALL, OPERATOR_TOOLS, OperatorCall, OperatorTool
+from goondan.schemas.runtime_events import RuntimeEvent
 
 #: How long a list of tools is good (seconds). A client may ask often, and each look is a turn of the agent.
 LIST_S: Final = 1.0

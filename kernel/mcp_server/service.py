@@ -19,9 +19,9 @@ from mcp_types import (
     PaginatedRequestParams,
 )
 
-from kernel.mcp.offering import tool_entry
-from kernel.mcp_server.offer import Offer
-from schemas.errors import GoondanError
+from goondan.kernel.mcp.offering import tool_entry
+from goondan.kernel.mcp_server.offer import Offer
+from goondan.schemas.errors import GoondanError
 
 _T = TypeVar("_T")
 

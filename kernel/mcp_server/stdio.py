@@ -14,7 +14,7 @@ from mcp.shared._context_streams import create_context_streams
 from mcp.shared.message import SessionMessage
 from mcp_types import INVALID_REQUEST, ErrorData, JSONRPCError, jsonrpc_message_adapter
 
-from kernel.cli.lines import MAX_LINE_BYTES, LineReader
+from goondan.kernel.cli.lines import MAX_LINE_BYTES, LineReader
 
 
 async def serve_stdio(server: Server[Any]) -> None:

@@ -10,9 +10,9 @@ import threading
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from kernel.model_server.listing import Learned, Question, learn, question
-from schemas.launch import ModelSpec
-from schemas.system.authorities import skips_proxy, tls_context
+from goondan.kernel.model_server.listing import Learned, Question, learn, question
+from goondan.schemas.launch import ModelSpec
+from goondan.schemas.system.authorities import skips_proxy, tls_context
 
 #: The most of an answer that is read (bytes): lists of some thousand models.
 MAX_BODY: Final = 4 << 20

@@ -1,4 +1,4 @@
-"""`python -m kernel.oauth`: the process that holds OAuth tokens, under a supervisor or by hand.
+"""`python -m goondan.kernel.oauth`: the process that holds OAuth tokens, under a supervisor or by hand.
 
 It says hello on the control socket with a token of its own. The welcome has the apps of the bundle. The key is read
 from `--key-file`. Tokens are stored encrypted in `oauth/` of `--state-dir`.
@@ -17,17 +17,17 @@ from typing import Any, Final
 
 import msgspec
 
-from kernel.oauth.authority import Authority
-from kernel.oauth.key_file import key_path, read_or_make
-from kernel.oauth.vault import Vault
-from kernel.paths import root_of
-from schemas.codec import DECODE_ERRORS, check_depth, from_raw, to_raw
-from schemas.errors import GoondanError, error_payload
-from schemas.frames import ErrorPayload, Frame, Welcome
-from schemas.link import Link
-from schemas.oauth import GrantedNews, Order, TokensSpec
-from schemas.system.secrecy import close_memory
-from schemas.system.startup import (
+from goondan.kernel.oauth.authority import Authority
+from goondan.kernel.oauth.key_file import key_path, read_or_make
+from goondan.kernel.oauth.vault import Vault
+from goondan.kernel.paths import root_of
+from goondan.schemas.codec import DECODE_ERRORS, check_depth, from_raw, to_raw
+from goondan.schemas.errors import GoondanError, error_payload
+from goondan.schemas.frames import ErrorPayload, Frame, Welcome
+from goondan.schemas.link import Link
+from goondan.schemas.oauth import GrantedNews, Order, TokensSpec
+from goondan.schemas.system.secrecy import close_memory
+from goondan.schemas.system.startup import (
     close_to_others,
     die_with_parent,
     read_token,
@@ -35,7 +35,7 @@ from schemas.system.startup import (
     report_ready,
     set_process_name,
 )
-from schemas.visible import visible_line
+from goondan.schemas.visible import visible_line
 
 #: How long open requests may take when the process is told to leave (seconds). A refresh that is cut off may lose its
 #: token.
@@ -119,7 +119,9 @@ class Keeper:
 def main(arguments: list[str] | None = None) -> int:
     """Serve until the end. Returns 0, 1 when the broker refused us, or 2 for bad usage."""
     close_memory()
-    parser = argparse.ArgumentParser(prog="python -m kernel.oauth", description="Holds OAuth tokens for a kernel.")
+    parser = argparse.ArgumentParser(
+        prog="python -m goondan.kernel.oauth", description="Holds OAuth tokens for a kernel."
+    )
     parser.add_argument("--endpoint", required=True, help="the broker's control socket, ipc://DIR/control.sock")
     parser.add_argument("--token-fd", type=int, help="descriptor to read the launch token from")
     parser.add_argument("--token-file", help="file to read the launch token from")

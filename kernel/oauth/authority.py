@@ -20,17 +20,17 @@ from contextlib import suppress
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
-from kernel.oauth import grants, metadata, protocol
-from kernel.oauth.grants import Grant, Login
-from kernel.oauth.http import Http
-from kernel.oauth.metadata import Endpoints
-from kernel.oauth.pending import LIFETIME_S, Pending, Register
-from kernel.oauth.protocol import ServerRefused
-from kernel.oauth.redirects import Redirects
-from kernel.oauth.servers import Servers
-from kernel.oauth.vault import Vault
-from schemas.errors import GoondanError, fail
-from schemas.oauth import (
+from goondan.kernel.oauth import grants, metadata, protocol
+from goondan.kernel.oauth.grants import Grant, Login
+from goondan.kernel.oauth.http import Http
+from goondan.kernel.oauth.metadata import Endpoints
+from goondan.kernel.oauth.pending import LIFETIME_S, Pending, Register
+from goondan.kernel.oauth.protocol import ServerRefused
+from goondan.kernel.oauth.redirects import Redirects
+from goondan.kernel.oauth.servers import Servers
+from goondan.kernel.oauth.vault import Vault
+from goondan.schemas.errors import GoondanError, fail
+from goondan.schemas.oauth import (
     LOCAL_SUBJECT,
     SERVER_APP,
     AuthorizationRequired,
@@ -45,8 +45,8 @@ from schemas.oauth import (
     TokenReady,
     WaitOrder,
 )
-from schemas.times import rfc3339_seconds
-from schemas.visible import visible_line
+from goondan.schemas.times import rfc3339_seconds
+from goondan.schemas.visible import visible_line
 
 #: How long the document of an issuer is used (seconds). Endpoints move seldom, and never without notice.
 METADATA_S: Final = 3600.0

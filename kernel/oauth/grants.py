@@ -13,8 +13,8 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from kernel.oauth.protocol import Tokens
-from schemas.oauth import OAuthAppSpec
+from goondan.kernel.oauth.protocol import Tokens
+from goondan.schemas.oauth import OAuthAppSpec
 
 #: A token that ends sooner than this is replaced (seconds), because using it takes time. For short-lived tokens it is
 #: half of their life.

@@ -13,10 +13,10 @@ from urllib.parse import urlsplit
 
 import httpx2
 
-from kernel.oauth.metadata import is_here, may_contact
-from schemas.errors import GoondanError, fail
-from schemas.system.authorities import skips_proxy, tls_context
-from schemas.visible import visible_line
+from goondan.kernel.oauth.metadata import is_here, may_contact
+from goondan.schemas.errors import GoondanError, fail
+from goondan.schemas.system.authorities import skips_proxy, tls_context
+from goondan.schemas.visible import visible_line
 
 #: How long one request with its answer may take (seconds). An agent waits for it, and then makes an API call that has a
 #: time limit of its own.

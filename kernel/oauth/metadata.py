@@ -12,9 +12,9 @@ from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 
-from schemas.errors import fail
-from schemas.oauth import OAuthAppSpec
-from schemas.origins import is_open, origin_of
+from goondan.schemas.errors import fail
+from goondan.schemas.oauth import OAuthAppSpec
+from goondan.schemas.origins import is_open, origin_of
 
 
 class Endpoints(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,15 +19,15 @@ from contextlib import suppress
 from typing import Any, Final
 from urllib.parse import parse_qs, urlsplit
 
-from kernel.oauth import protocol
-from kernel.oauth.grants import Grant
-from kernel.oauth.pending import LIFETIME_S, MAX_PENDING
-from kernel.oauth.redirects import Redirects
-from kernel.oauth.vault import Vault
-from schemas.errors import GoondanError, fail
-from schemas.oauth import LOCAL_SUBJECT, MAX_DOCUMENT, SERVER_APP, ServerOrder, ServerReply, is_redirect
-from schemas.origins import origin_of
-from schemas.times import rfc3339_seconds
+from goondan.kernel.oauth import protocol
+from goondan.kernel.oauth.grants import Grant
+from goondan.kernel.oauth.pending import LIFETIME_S, MAX_PENDING
+from goondan.kernel.oauth.redirects import Redirects
+from goondan.kernel.oauth.vault import Vault
+from goondan.schemas.errors import GoondanError, fail
+from goondan.schemas.oauth import LOCAL_SUBJECT, MAX_DOCUMENT, SERVER_APP, ServerOrder, ServerReply, is_redirect
+from goondan.schemas.origins import origin_of
+from goondan.schemas.times import rfc3339_seconds
 
 #: Characters of a state: fewer could be guessed by a program of another user of this machine.
 MIN_STATE: Final = 16

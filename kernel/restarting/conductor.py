@@ -15,18 +15,18 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from kernel.bundle.loader import OpenedBundle
-from kernel.changesets.desk import Desk
-from kernel.restarting.difference import Difference, difference
-from kernel.restarting.looks import Looks
-from kernel.restarting.marks import Watched
-from kernel.restarting.news import News
-from kernel.restarting.revision import Revision
-from kernel.restarting.watcher import Watcher
-from kernel.supervisor.agents import Agents
-from kernel.supervisor.ending import RESTART_GRACE_S
-from kernel.supervisor.roster import LEAVE_LIMIT_S
-from schemas.control import (
+from goondan.kernel.bundle.loader import OpenedBundle
+from goondan.kernel.changesets.desk import Desk
+from goondan.kernel.restarting.difference import Difference, difference
+from goondan.kernel.restarting.looks import Looks
+from goondan.kernel.restarting.marks import Watched
+from goondan.kernel.restarting.news import News
+from goondan.kernel.restarting.revision import Revision
+from goondan.kernel.restarting.watcher import Watcher
+from goondan.kernel.supervisor.agents import Agents
+from goondan.kernel.supervisor.ending import RESTART_GRACE_S
+from goondan.kernel.supervisor.roster import LEAVE_LIMIT_S
+from goondan.schemas.control import (
     AboutBundle,
     BeginAnew,
     ChangesetAsked,
@@ -41,10 +41,10 @@ from schemas.control import (
     ToBroker,
     WhichChangesets,
 )
-from schemas.errors import GoondanError, fail
-from schemas.frames import OPERATOR_AGENT
-from schemas.launch import KernelPlan
-from schemas.visible import visible_line
+from goondan.schemas.errors import GoondanError, fail
+from goondan.schemas.frames import OPERATOR_AGENT
+from goondan.schemas.launch import KernelPlan
+from goondan.schemas.visible import visible_line
 
 #: How long the broker may take to say that it has what it was told (seconds): a journal waits for the disk.
 ANSWER_S: Final = 5.0

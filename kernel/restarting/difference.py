@@ -14,9 +14,9 @@ from typing import Any, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from schemas.frames import OPERATOR_AGENT
-from schemas.in_place import can_follow
-from schemas.launch import AgentSpec, KernelPlan, ToolSpec
+from goondan.schemas.frames import OPERATOR_AGENT
+from goondan.schemas.in_place import can_follow
+from goondan.schemas.launch import AgentSpec, KernelPlan, ToolSpec
 
 #: Fields of a plan that a broker or a tool host takes only when it starts.
 _WHOLE: Final = (

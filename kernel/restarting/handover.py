@@ -18,13 +18,13 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import Struct
 
-from kernel.bundle.loader import OpenedBundle
-from kernel.restarting.held import SIGNALS, Held, Waiting
-from kernel.spawn import command, memory_file
-from kernel.trust.powers import Power
-from schemas.errors import error_payload, fail
-from schemas.frames import ErrorPayload
-from schemas.launch import KernelPlan
+from goondan.kernel.bundle.loader import OpenedBundle
+from goondan.kernel.restarting.held import SIGNALS, Held, Waiting
+from goondan.kernel.spawn import command, memory_file
+from goondan.kernel.trust.powers import Power
+from goondan.schemas.errors import error_payload, fail
+from goondan.schemas.frames import ErrorPayload
+from goondan.schemas.launch import KernelPlan
 
 _log = logging.getLogger("supervisor")
 
@@ -100,7 +100,7 @@ def execute(handover: Handover, arguments: Sequence[str], inherited: Sequence[in
     try:
         for fd in passed:
             os.set_inheritable(fd, True)
-        argv = command("kernel.supervisor", [*arguments, "--resume-fd", str(memory)])
+        argv = command("goondan.kernel.supervisor", [*arguments, "--resume-fd", str(memory)])
         sys.stdout.flush()
         sys.stderr.flush()
         os.execve(argv[0], argv, os.environ)

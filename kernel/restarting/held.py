@@ -10,7 +10,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from kernel.lock import KernelRecord
+from goondan.kernel.lock import KernelRecord
 
 #: They wait until the new program can handle them: their default would end it.
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)

@@ -8,15 +8,15 @@ from typing import Final
 
 import msgspec
 
-from kernel.log_bounds import open_log
-from kernel.restarting.reader import Task
-from kernel.restarting.revision import Revision, RevisionRefused, decode
-from kernel.spawn import command, memory_file, start_failure, start_program
-from kernel.supervisor.options import Options
-from kernel.supervisor.reaping import Child, Exit, Reaper
-from kernel.trust.powers import Power
-from schemas.codec import DECODE_ERRORS
-from schemas.errors import GoondanError, fail
+from goondan.kernel.log_bounds import open_log
+from goondan.kernel.restarting.reader import Task
+from goondan.kernel.restarting.revision import Revision, RevisionRefused, decode
+from goondan.kernel.spawn import command, memory_file, start_failure, start_program
+from goondan.kernel.supervisor.options import Options
+from goondan.kernel.supervisor.reaping import Child, Exit, Reaper
+from goondan.kernel.trust.powers import Power
+from goondan.schemas.codec import DECODE_ERRORS
+from goondan.schemas.errors import GoondanError, fail
 
 #: Reading a bundle takes well under a second, and longer for one with many modules on a busy machine. One that takes
 #: more is given up (seconds).
@@ -71,7 +71,7 @@ class Looks:
             given.append(log)
             arguments = ["--task-fd", str(task), "--result-fd", str(result), "--parent-pid", str(os.getpid())]
             pid = start_program(
-                command("kernel.restarting.reader", arguments),
+                command("goondan.kernel.restarting.reader", arguments),
                 env=os.environ,  # the bundle may name any variable
                 output_fd=log,
                 pass_fds=[task, result],

@@ -13,8 +13,8 @@ from typing import Final
 
 from msgspec import Struct
 
-from kernel.bundle.files import SKIPPED_FOLDERS
-from kernel.restarting.rest import Marks
+from goondan.kernel.bundle.files import SKIPPED_FOLDERS
+from goondan.kernel.restarting.rest import Marks
 
 #: Entries that are looked at in all: a bundle with more is looked at as far as that.
 MAX_ENTRIES: Final = 20_000

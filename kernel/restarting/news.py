@@ -6,8 +6,8 @@ import asyncio
 import logging
 from typing import Final
 
-from schemas.errors import fail
-from schemas.visible import visible_line
+from goondan.schemas.errors import fail
+from goondan.schemas.visible import visible_line
 
 #: Lines that are kept for a command that asks late.
 KEPT: Final = 200

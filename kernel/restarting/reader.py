@@ -1,4 +1,4 @@
-"""`python -m kernel.restarting.reader`: reads the bundle of a kernel that runs, in a process of its own.
+"""`python -m goondan.kernel.restarting.reader`: reads the bundle of a kernel that runs, in a process of its own.
 
 So the kernel goes on serving meanwhile, whatever the bundle is. A restart begins with the same program: if the
 installation is broken, this process fails and nothing has been stopped.
@@ -12,12 +12,12 @@ import sys
 
 import msgspec
 
-from kernel.restarting.revision import Found, Revision, RevisionRefused, encode
-from kernel.supervisor.options import Options, load_bundle
-from kernel.trust.powers import Power
-from schemas.errors import GoondanError
-from schemas.system.secrecy import close_memory
-from schemas.system.startup import close_to_others, die_with_parent, set_process_name
+from goondan.kernel.restarting.revision import Found, Revision, RevisionRefused, encode
+from goondan.kernel.supervisor.options import Options, load_bundle
+from goondan.kernel.trust.powers import Power
+from goondan.schemas.errors import GoondanError
+from goondan.schemas.system.secrecy import close_memory
+from goondan.schemas.system.startup import close_to_others, die_with_parent, set_process_name
 
 
 class Task(msgspec.Struct):
@@ -50,7 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
     """0 when the result was written, whatever it says."""
     close_memory()
     close_to_others()
-    parser = argparse.ArgumentParser(prog="python -m kernel.restarting.reader")
+    parser = argparse.ArgumentParser(prog="python -m goondan.kernel.restarting.reader")
     parser.add_argument("--task-fd", type=int, required=True, help="descriptor of the task (msgpack)")
     parser.add_argument("--result-fd", type=int, required=True, help="descriptor that the result is written to")
     parser.add_argument("--parent-pid", type=int, required=True, help="end when this process ends")

@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from kernel.trust.powers import Power
-from schemas.errors import GoondanError
-from schemas.frames import ErrorPayload
+from goondan.kernel.trust.powers import Power
+from goondan.schemas.errors import GoondanError
+from goondan.schemas.frames import ErrorPayload
 
 
 class Revision(Struct, frozen=True, tag="revision", kw_only=True):
@@ -21,9 +21,9 @@ class Revision(Struct, frozen=True, tag="revision", kw_only=True):
     plan: bytes
     #: What it asks for beyond its jails.
     powers: list[Power]
-    #: See kernel.bundle.loader.OpenedBundle.
+    #: See goondan.kernel.bundle.loader.OpenedBundle.
     files: list[str] = []
-    #: See kernel.bundle.loader.OpenedBundle.
+    #: See goondan.kernel.bundle.loader.OpenedBundle.
     trees: list[str] = []
 
 

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from kernel.restarting.marks import Watched, marks_of
-from kernel.restarting.rest import Rest
+from goondan.kernel.restarting.marks import Watched, marks_of
+from goondan.kernel.restarting.rest import Rest
 
 #: How often the files are looked at (seconds): a change shows within the time that files have to rest.
 LOOK_S: Final = 0.1

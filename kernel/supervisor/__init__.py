@@ -1,1 +1,1 @@
-"""The first process of a kernel: it starts and watches all others. `python -m kernel.supervisor` runs it."""
+"""The first process of a kernel: it starts and watches all others. `python -m goondan.kernel.supervisor` runs it."""

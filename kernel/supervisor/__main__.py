@@ -1,4 +1,4 @@
-"""`python -m kernel.supervisor`: first process of a kernel, parent of all others.
+"""`python -m goondan.kernel.supervisor`: first process of a kernel, parent of all others.
 
 It takes the lock, loads the bundle, starts broker, tool host and fork server side by side, keeps them and the wanted
 agents running, and at the end sees every process gone (life.py). It decides nothing: lifecycle.py and roster.py do.
@@ -22,16 +22,16 @@ import signal
 import sys
 from typing import TYPE_CHECKING, Final
 
-from kernel.spawn import close_unknown_descriptors
-from kernel.supervisor.life import Supervisor
-from kernel.supervisor.options import Options, load_bundle, parse, resuming
-from schemas.errors import GoondanError
-from schemas.system.secrecy import close_memory
-from schemas.system.startup import become_subreaper, close_to_others, raise_descriptor_limit, set_process_name
-from schemas.visible import visible_line
+from goondan.kernel.spawn import close_unknown_descriptors
+from goondan.kernel.supervisor.life import Supervisor
+from goondan.kernel.supervisor.options import Options, load_bundle, parse, resuming
+from goondan.schemas.errors import GoondanError
+from goondan.schemas.system.secrecy import close_memory
+from goondan.schemas.system.startup import become_subreaper, close_to_others, raise_descriptor_limit, set_process_name
+from goondan.schemas.visible import visible_line
 
 if TYPE_CHECKING:
-    from kernel.restarting.handover import Handover
+    from goondan.kernel.restarting.handover import Handover
 
 #: Descriptors for thousands of agents: a pidfd each and a pipe while it starts.
 WANTED_DESCRIPTORS: Final = 65536
@@ -45,7 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
         options = parse(arguments)
         resumed = None
         if options.resume_fd is not None:
-            from kernel.restarting.handover import read
+            from goondan.kernel.restarting.handover import read
 
             resumed = read(options.resume_fd)
     except GoondanError as error:
@@ -70,7 +70,7 @@ async def _live(options: Options, resumed: Handover | None) -> int:
         if supervisor.handover is None:
             return status
         inherited = [] if options.parent_fd is None else [options.parent_fd]
-        from kernel.restarting.handover import execute, stay
+        from goondan.kernel.restarting.handover import execute, stay
 
         refused = execute(supervisor.handover, resuming(options), inherited)
         resumed = stay(supervisor.handover, refused)

@@ -17,13 +17,13 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import Final
 
-from kernel.supervisor.reaping import Child, Exit, Readiness, Reaper
-from kernel.supervisor.roster import AgentAction, KillAgent, Roster, Spawn, Tell, TerminateAgent
-from kernel.supervisor_client import ProcessInfo
-from schemas.codec import DECODE_ERRORS
-from schemas.control import Exited, Principal, Ready, SpawnFailed
-from schemas.forkserver import MAX_PACKET, WARM, ForkReply, ForkRequest, decode_reply, encode_packet
-from schemas.times import rfc3339
+from goondan.kernel.supervisor.reaping import Child, Exit, Readiness, Reaper
+from goondan.kernel.supervisor.roster import AgentAction, KillAgent, Roster, Spawn, Tell, TerminateAgent
+from goondan.kernel.supervisor_client import ProcessInfo
+from goondan.schemas.codec import DECODE_ERRORS
+from goondan.schemas.control import Exited, Principal, Ready, SpawnFailed
+from goondan.schemas.forkserver import MAX_PACKET, WARM, ForkReply, ForkRequest, decode_reply, encode_packet
+from goondan.schemas.times import rfc3339
 
 #: The most replies that are read in one wake-up, so that other descriptors get their turn.
 REPLIES_PER_WAKEUP: Final = 64

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
-from kernel import rundir
-from kernel.restarting.held import Waiting
-from kernel.supervisor_client import PEER, ProcessInfo, Reply, Request
-from schemas.errors import GoondanError, error_payload
-from schemas.tool_host_reports import WorkerNews
+from goondan.kernel import rundir
+from goondan.kernel.restarting.held import Waiting
+from goondan.kernel.supervisor_client import PEER, ProcessInfo, Reply, Request
+from goondan.schemas.errors import GoondanError, error_payload
+from goondan.schemas.tool_host_reports import WorkerNews
 
 if TYPE_CHECKING:
-    from kernel.restarting.conductor import Conductor
+    from goondan.kernel.restarting.conductor import Conductor
 
 #: The longest request (bytes). Requests have a few bytes.
 MAX_REQUEST: Final = 4096

@@ -12,11 +12,11 @@ from typing import Final
 
 import msgspec
 
-from schemas.codec import DECODE_ERRORS, to_raw
-from schemas.control import Inventory, ToBroker, ToSupervisor
-from schemas.errors import GoondanError
-from schemas.frames import Frame, Welcome
-from schemas.link import Link
+from goondan.schemas.codec import DECODE_ERRORS, to_raw
+from goondan.schemas.control import Inventory, ToBroker, ToSupervisor
+from goondan.schemas.errors import GoondanError
+from goondan.schemas.frames import Frame, Welcome
+from goondan.schemas.link import Link
 
 #: A link that the broker refused is made again after this time (seconds).
 RECONNECT_S: Final = 0.5

@@ -11,8 +11,8 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING, Final
 
-from kernel.supervisor.agents import Agents
-from kernel.supervisor.lifecycle import (
+from goondan.kernel.supervisor.agents import Agents
+from goondan.kernel.supervisor.lifecycle import (
     HURRY_S,
     KILL_WAIT_S,
     STOP_ORDER,
@@ -23,11 +23,11 @@ from kernel.supervisor.lifecycle import (
     TerminateGroup,
     step_stop,
 )
-from kernel.supervisor.services import Services
-from schemas.control import Drain
+from goondan.kernel.supervisor.services import Services
+from goondan.schemas.control import Drain
 
 if TYPE_CHECKING:
-    from kernel.supervisor.control_link import ControlLink
+    from goondan.kernel.supervisor.control_link import ControlLink
 
 #: How long agents get to come to a step boundary and to release their events (seconds). They are killed some time
 #: later: by then the broker must have its events back.

@@ -17,14 +17,14 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from kernel.premises import Premises
-from kernel.rundir import WARMUP_FOLDER
-from kernel.spawn import AGENT_ENVIRONMENT, AUTHORITIES, environment, fill, memory_file
-from kernel.supervisor.options import Options
-from kernel.supervisor.services import Launch
-from schemas.control import Principal
-from schemas.launch import KernelPlan
-from schemas.tokens import OAUTH, SOCKETS, Claims, mint
+from goondan.kernel.premises import Premises
+from goondan.kernel.rundir import WARMUP_FOLDER
+from goondan.kernel.spawn import AGENT_ENVIRONMENT, AUTHORITIES, environment, fill, memory_file
+from goondan.kernel.supervisor.options import Options
+from goondan.kernel.supervisor.services import Launch
+from goondan.schemas.control import Principal
+from goondan.schemas.launch import KernelPlan
+from goondan.schemas.tokens import OAUTH, SOCKETS, Claims, mint
 
 #: The one tool host of a kernel, as the broker names it.
 TOOLHOST_NAME: Final = "1"
@@ -106,7 +106,7 @@ class Launches:
             if self._options.accept_loss:  # only for the first broker: nobody has agreed to a later loss
                 arguments.append("--accept-loss")
         env = environment(os.environ)
-        return Launch(module="kernel.broker", arguments=arguments, env=env, pass_fds=[plan_fd, secret_fd])
+        return Launch(module="goondan.kernel.broker", arguments=arguments, env=env, pass_fds=[plan_fd, secret_fd])
 
     @property
     def _known(self) -> KernelPlan:
@@ -126,7 +126,9 @@ class Launches:
         arguments += ["--status-fd", str(status_write), "--broker-uid", str(os.geteuid())]
         arguments += ["--umask", f"{self._options.umask:03o}", "--env-fd", str(values_fd)]
         env = environment(os.environ, AUTHORITIES)
-        return Launch(module="toolhost", arguments=arguments, env=env, pass_fds=[token_fd, status_write, values_fd])
+        return Launch(
+            module="goondan.toolhost", arguments=arguments, env=env, pass_fds=[token_fd, status_write, values_fd]
+        )
 
     def _keep_promise(self) -> None:
         """When the plan is known, give a tool host the granted values of our environment, and then its token."""
@@ -141,7 +143,7 @@ class Launches:
         self.close()
 
     def _oauth(self, run: int) -> Launch:
-        from kernel.oauth.key_file import key_path
+        from goondan.kernel.oauth.key_file import key_path
 
         token_fd = memory_file("token", self.token(Claims("control", OAUTH, launch=run)).encode())
         arguments = ["--endpoint", self.endpoint("control"), "--token-fd", str(token_fd)]
@@ -149,7 +151,7 @@ class Launches:
         arguments += ["--key-file", key_path(os.environ, os.path.expanduser("~"))]
         # Its servers may be behind the same proxy as those of models.
         env = environment(os.environ, AGENT_ENVIRONMENT)
-        return Launch(module="kernel.oauth", arguments=arguments, env=env, pass_fds=[token_fd])
+        return Launch(module="goondan.kernel.oauth", arguments=arguments, env=env, pass_fds=[token_fd])
 
     def _fork_server(self) -> Launch:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -159,7 +161,7 @@ class Launches:
         self._fork_channel = ours
         providers = {agent.model.provider for agent in self._known.agents.values()}
         return Launch(
-            module="agentproc.forkserver",
+            module="goondan.agentproc.forkserver",
             arguments=[
                 *("--socket-fd", str(theirs.fileno())),
                 *("--keep-fd", str(self._premises.alive_fd)),

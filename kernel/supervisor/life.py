@@ -15,35 +15,35 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
 
-from kernel import lock, paths, rundir
-from kernel.bundle.loader import OpenedBundle
-from kernel.log_bounds import bound_logs
-from kernel.premises import Premises
-from kernel.restarting.held import SIGNALS
-from kernel.spawn import report_start_failure
-from kernel.state_root import open_state_root
-from kernel.supervisor.command_socket import SupervisorSocket
-from kernel.supervisor.ending import Ending
-from kernel.supervisor.options import Options, watched_besides
-from kernel.supervisor.processes import Processes
-from kernel.supervisor_client import ProcessInfo
-from schemas.control import AboutBundle, ToBroker
-from schemas.errors import GoondanError, fail
-from schemas.hidden import COPIES
-from schemas.launch import KernelPlan
-from schemas.system.startup import report_ready
-from schemas.times import rfc3339
-from schemas.tokens import SECRET_BYTES, Claims
-from schemas.tool_host_reports import WorkerNews
-from schemas.visible import visible_line
+from goondan.kernel import lock, paths, rundir
+from goondan.kernel.bundle.loader import OpenedBundle
+from goondan.kernel.log_bounds import bound_logs
+from goondan.kernel.premises import Premises
+from goondan.kernel.restarting.held import SIGNALS
+from goondan.kernel.spawn import report_start_failure
+from goondan.kernel.state_root import open_state_root
+from goondan.kernel.supervisor.command_socket import SupervisorSocket
+from goondan.kernel.supervisor.ending import Ending
+from goondan.kernel.supervisor.options import Options, watched_besides
+from goondan.kernel.supervisor.processes import Processes
+from goondan.kernel.supervisor_client import ProcessInfo
+from goondan.schemas.control import AboutBundle, ToBroker
+from goondan.schemas.errors import GoondanError, fail
+from goondan.schemas.hidden import COPIES
+from goondan.schemas.launch import KernelPlan
+from goondan.schemas.system.startup import report_ready
+from goondan.schemas.times import rfc3339
+from goondan.schemas.tokens import SECRET_BYTES, Claims
+from goondan.schemas.tool_host_reports import WorkerNews
+from goondan.schemas.visible import visible_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kernel.restarting.conductor import Conductor
-    from kernel.restarting.handover import Handover
-    from kernel.restarting.revision import Revision
-    from kernel.trust.powers import Power
+    from goondan.kernel.restarting.conductor import Conductor
+    from goondan.kernel.restarting.handover import Handover
+    from goondan.kernel.restarting.revision import Revision
+    from goondan.kernel.trust.powers import Power
 
 #: How often agents are compared with the wanted set, and logs with their bound (seconds). This finds what events
 #: missed.
@@ -163,7 +163,7 @@ class Supervisor:
         if self._stop.done():
             return
         if os.path.isdir(f"{options.state_dir}/{COPIES}"):
-            from kernel.trust.private_copy import sweep
+            from goondan.kernel.trust.private_copy import sweep
 
             sweep(options.state_dir, keep=plan.private_copy)
         if plan.private_copy:
@@ -196,7 +196,7 @@ class Supervisor:
         """Write the running bundle into the record, and tell it to commands."""
         self.entry_agent = plan.entry_agent
         if plan.entry_agent in plan.agents:
-            from kernel.bundle.models import model_text
+            from goondan.kernel.bundle.models import model_text
 
             self.model = model_text(plan.agents[plan.entry_agent].model)
             _log.info("%s talks to %s", plan.entry_agent, self.model)
@@ -252,8 +252,8 @@ class Supervisor:
 
     def _make_conductor(self, processes: Processes, opened: OpenedBundle) -> Conductor:
         # Imported now, while processes start. Not later: a restart must not meet the files of an update.
-        from kernel.restarting.conductor import Conductor
-        from kernel.restarting.looks import Looks
+        from goondan.kernel.restarting.conductor import Conductor
+        from goondan.kernel.restarting.looks import Looks
 
         options = self._options
         looks = Looks(self._loop, processes.reaper, options, self._log_path("supervisor"))
@@ -287,7 +287,7 @@ class Supervisor:
             self._ended.set_result(None)
         await self._socket.close()
         if self.private_copy is not None:
-            from kernel.trust.private_copy import sweep
+            from goondan.kernel.trust.private_copy import sweep
 
             sweep(self._options.state_dir)
         premises.leave()
@@ -295,7 +295,7 @@ class Supervisor:
 
     async def _hand_over(self, premises: Premises, revision: Revision, opened: OpenedBundle) -> None:
         """Collect what the next program needs. Every process but this one has ended."""
-        from kernel.restarting.handover import Handover
+        from goondan.kernel.restarting.handover import Handover
 
         listener_fd, waiting = await self._socket.hand_over()
         self.handover = Handover(

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec.structs import replace
 
-from kernel import paths
-from schemas.errors import fail
+from goondan.kernel import paths
+from goondan.schemas.errors import fail
 
 if TYPE_CHECKING:
-    from kernel.bundle.loader import OpenedBundle
-    from kernel.trust.powers import Power
-    from schemas.launch import KernelPlan
+    from goondan.kernel.bundle.loader import OpenedBundle
+    from goondan.kernel.trust.powers import Power
+    from goondan.schemas.launch import KernelPlan
 
 
 class Options(msgspec.Struct, kw_only=True):
@@ -56,7 +56,7 @@ def parse(arguments: list[str] | None) -> Options:
     """Read the options of a command line (None: that of this process). Bad usage ends the process. Raises GoondanError
     E_CONFIG_NOT_FOUND and E_STATE.
     """
-    parser = argparse.ArgumentParser(prog="python -m kernel.supervisor", description="The Goondan supervisor.")
+    parser = argparse.ArgumentParser(prog="python -m goondan.kernel.supervisor", description="The Goondan supervisor.")
     parser.add_argument("--bundle", required=True, help="the bundle to run")
     parser.add_argument("--run-dir", help="where sockets are made (default: by the bundle's path)")
     parser.add_argument("--ready-fd", type=int, help="descriptor that is told when the kernel is ready, or why not")
@@ -110,8 +110,8 @@ def resuming(options: Options) -> list[str]:
 
 def watched_besides(root: str, bundle: str, policy: str | None) -> list[str]:
     """The files that count for a bundle besides its own: agreements and grants. `root` is the state root."""
-    from kernel.grants.policy_file import POLICY_FILE
-    from kernel.trust.records import record_path
+    from goondan.kernel.grants.policy_file import POLICY_FILE
+    from goondan.kernel.trust.records import record_path
 
     return [record_path(root, bundle), os.path.join(root, POLICY_FILE), *([policy] if policy is not None else [])]
 
@@ -120,14 +120,14 @@ def load_bundle(options: Options, running: Sequence[Power] | None = None) -> Ope
     """Open the bundle, with the grants of the command line. `running` are the powers of the running revision: then only
     those, and recorded agreements, count as agreed to. Raises BundleError, and other GoondanErrors.
     """
-    from kernel.bundle.loader import open_bundle
-    from kernel.trust.asking import Asking, read_agreed
+    from goondan.kernel.bundle.loader import open_bundle
+    from goondan.kernel.trust.asking import Asking, read_agreed
 
     agreed = [] if options.agreed_fd is None else read_agreed(options.agreed_fd)
     options.agreed_fd = None
     asking = Asking(everything=options.trust, agreed=agreed, running=running)
     opened = open_bundle(options.bundle, state_dir=options.state_dir, policy=options.policy, asking=asking)
-    from kernel.supervisor.recorded_plan import with_recordings  # opening has a use for the time of this import
+    from goondan.kernel.supervisor.recorded_plan import with_recordings  # opening has a use for the time of this import
 
     opened = replace(opened, plan=with_recordings(opened.plan, os.environ))
     if not options.allow_net:
@@ -137,7 +137,7 @@ def load_bundle(options: Options, running: Sequence[Power] | None = None) -> Ope
 
 def with_network(plan: KernelPlan, grants: list[str]) -> KernelPlan:
     """The plan with `grants` (HOST:PORT, *.DOMAIN:PORT) added to the network of every tool. Raises E_USAGE."""
-    from schemas.hosts import BadHost, join, network, parse_rule, read_network, write_network
+    from goondan.schemas.hosts import BadHost, join, network, parse_rule, read_network, write_network
 
     try:
         added = network(map(parse_rule, grants))

@@ -12,19 +12,19 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Final, Protocol
 
-from kernel import lock
-from kernel.premises import Premises
-from kernel.supervisor.agents import Agents
-from kernel.supervisor.ending import Ending
-from kernel.supervisor.launches import TOOLHOST_NAME, Launches
-from kernel.supervisor.options import Options
-from kernel.supervisor.reaping import Reaper
-from kernel.supervisor.roster import MAX_START_FAILURES
-from kernel.supervisor.services import Launch, Services
-from kernel.supervisor.workers import Workers
-from kernel.supervisor_client import ProcessInfo
-from schemas.address import path_segment
-from schemas.control import (
+from goondan.kernel import lock
+from goondan.kernel.premises import Premises
+from goondan.kernel.supervisor.agents import Agents
+from goondan.kernel.supervisor.ending import Ending
+from goondan.kernel.supervisor.launches import TOOLHOST_NAME, Launches
+from goondan.kernel.supervisor.options import Options
+from goondan.kernel.supervisor.reaping import Reaper
+from goondan.kernel.supervisor.roster import MAX_START_FAILURES
+from goondan.kernel.supervisor.services import Launch, Services
+from goondan.kernel.supervisor.workers import Workers
+from goondan.kernel.supervisor_client import ProcessInfo
+from goondan.schemas.address import path_segment
+from goondan.schemas.control import (
     AboutBundle,
     Exited,
     Kill,
@@ -36,14 +36,14 @@ from schemas.control import (
     ToSupervisor,
     Wanted,
 )
-from schemas.errors import GoondanError
-from schemas.frames import ErrorPayload
-from schemas.launch import KernelPlan
-from schemas.tokens import OAUTH, Claims
-from schemas.tool_host_reports import WorkerNews
+from goondan.schemas.errors import GoondanError
+from goondan.schemas.frames import ErrorPayload
+from goondan.schemas.launch import KernelPlan
+from goondan.schemas.tokens import OAUTH, Claims
+from goondan.schemas.tool_host_reports import WorkerNews
 
 if TYPE_CHECKING:
-    from kernel.supervisor.control_link import ControlLink
+    from goondan.kernel.supervisor.control_link import ControlLink
 
 #: How long a broker may answer nothing before it is replaced (seconds): longer than any disk makes it wait.
 HANG_S: Final = 20.0
@@ -123,7 +123,7 @@ class Processes:
         self.launches.know(plan)
         self._services.begin()
         # Imported now, while the three processes start. Not later: a restart must not meet the files of an update.
-        from kernel.supervisor.control_link import ControlLink
+        from goondan.kernel.supervisor.control_link import ControlLink
 
         self._control = ControlLink(
             self.launches.endpoint("control"),

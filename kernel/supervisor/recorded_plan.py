@@ -10,12 +10,12 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from kernel.bundle.files import read_file
-from kernel.bundle.lookup import MAX_PROMPT_BYTES, Unreadable
-from kernel.bundle.recordings import RECORD_VARIABLE, repeated
-from schemas.errors import fail
-from schemas.frames import OPERATOR_AGENT
-from schemas.launch import KernelPlan, ReplaySpec
+from goondan.kernel.bundle.files import read_file
+from goondan.kernel.bundle.lookup import MAX_PROMPT_BYTES, Unreadable
+from goondan.kernel.bundle.recordings import RECORD_VARIABLE, repeated
+from goondan.schemas.errors import fail
+from goondan.schemas.frames import OPERATOR_AGENT
+from goondan.schemas.launch import KernelPlan, ReplaySpec
 
 
 def with_recordings(plan: KernelPlan, env: Mapping[str, str]) -> KernelPlan:

@@ -19,8 +19,8 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
-from kernel.supervisor.lifecycle import FIRST_BACKOFF_S, HEALTHY_S, START_LIMIT_S, backoff
-from schemas.control import Exited, Inventory, Principal, Ready, Running, SpawnFailed
+from goondan.kernel.supervisor.lifecycle import FIRST_BACKOFF_S, HEALTHY_S, START_LIMIT_S, backoff
+from goondan.schemas.control import Exited, Inventory, Principal, Ready, Running, SpawnFailed
 
 #: Failed starts in a row after which a principal's events end as E_AGENT_SPAWN_FAILED.
 MAX_START_FAILURES: Final = 5

@@ -14,9 +14,9 @@ from typing import Final, Protocol
 
 import msgspec
 
-from kernel.log_bounds import open_log
-from kernel.spawn import command, start_failure, start_program
-from kernel.supervisor.lifecycle import (
+from goondan.kernel.log_bounds import open_log
+from goondan.kernel.spawn import command, start_failure, start_program
+from goondan.kernel.supervisor.lifecycle import (
     Begin,
     Down,
     End,
@@ -31,11 +31,11 @@ from kernel.supervisor.lifecycle import (
     Up,
     step_service,
 )
-from kernel.supervisor.reaping import Child, Exit, Readiness, Reaper
-from kernel.supervisor.roster import LOOPS_AT
-from kernel.supervisor_client import ProcessInfo
-from schemas.frames import ErrorPayload
-from schemas.times import rfc3339
+from goondan.kernel.supervisor.reaping import Child, Exit, Readiness, Reaper
+from goondan.kernel.supervisor.roster import LOOPS_AT
+from goondan.kernel.supervisor_client import ProcessInfo
+from goondan.schemas.frames import ErrorPayload
+from goondan.schemas.times import rfc3339
 
 _log = logging.getLogger("supervisor")
 

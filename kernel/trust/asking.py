@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec import Struct
 
-from schemas.errors import fail
+from goondan.schemas.errors import fail
 
 if TYPE_CHECKING:
-    from kernel.trust.powers import Power
+    from goondan.kernel.trust.powers import Power
 
 
 class Asking(Struct, frozen=True, kw_only=True):
@@ -25,13 +25,13 @@ class Asking(Struct, frozen=True, kw_only=True):
     everything: bool = False
     #: Powers that a person has just agreed to on its screen.
     agreed: Sequence[Power] = ()
-    #: See kernel.trust.judge.Consent.
+    #: See goondan.kernel.trust.judge.Consent.
     running: Sequence[Power] | None = None
 
 
 def read_agreed(fd: int) -> list[Power]:
     """The powers that a command passes on a descriptor, which is closed. Raises GoondanError E_USAGE."""
-    from kernel.trust.powers import Power
+    from goondan.kernel.trust.powers import Power
 
     try:
         with open(fd, "rb") as source:

@@ -10,8 +10,8 @@ import os
 import re
 from typing import Final
 
-from kernel.bundle.files import read_file
-from kernel.bundle.lookup import Unreadable
+from goondan.kernel.bundle.files import read_file
+from goondan.kernel.bundle.lookup import Unreadable
 
 #: Larger is no configuration that a person or git has written (bytes).
 MAX_CONFIG: Final = 1 << 20

@@ -15,14 +15,14 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from kernel.bundle.checked import Checked, CheckedAgent
-from kernel.bundle.models import is_http_url
-from kernel.bundle.servers import CheckedServer, login_rules
-from kernel.bundle.shape import VARIABLE, Document
-from kernel.bundle.tools import CheckedTool
-from kernel.bundle.variables import GRANTED, variables_of
-from kernel.grants.merge import DEFAULTS, as_part, narrow
-from kernel.trust.powers import (
+from goondan.kernel.bundle.checked import Checked, CheckedAgent
+from goondan.kernel.bundle.models import is_http_url
+from goondan.kernel.bundle.servers import CheckedServer, login_rules
+from goondan.kernel.bundle.shape import VARIABLE, Document
+from goondan.kernel.bundle.tools import CheckedTool
+from goondan.kernel.bundle.variables import GRANTED, variables_of
+from goondan.kernel.grants.merge import DEFAULTS, as_part, narrow
+from goondan.kernel.trust.powers import (
     Command,
     Endpoint,
     Folder,
@@ -37,14 +37,14 @@ from kernel.trust.powers import (
     TokenServer,
     Variable,
 )
-from schemas import hosts
-from schemas.address import build_tool_name
-from schemas.grantable import within
-from schemas.launch import ExtensionSpec, Limits, ModelSpec, SandboxSpec
-from schemas.model_providers import BY_NAME
-from schemas.origins import is_open, origin_of
-from schemas.policies import AgentPolicy, SwarmPolicy
-from schemas.resources import ModelBody, OAuthAppBody, ValueSource
+from goondan.schemas import hosts
+from goondan.schemas.address import build_tool_name
+from goondan.schemas.grantable import within
+from goondan.schemas.launch import ExtensionSpec, Limits, ModelSpec, SandboxSpec
+from goondan.schemas.model_providers import BY_NAME
+from goondan.schemas.origins import is_open, origin_of
+from goondan.schemas.policies import AgentPolicy, SwarmPolicy
+from goondan.schemas.resources import ModelBody, OAuthAppBody, ValueSource
 
 
 def powers_of(

@@ -10,17 +10,17 @@ import os
 from collections.abc import Iterable, Mapping
 from glob import escape, glob
 
-from kernel.bundle.checked import Checked
-from kernel.bundle.documents import Loaded
-from kernel.grants.merge import requested
-from kernel.paths import quickstart_folders
-from kernel.trust import records
-from kernel.trust.asking import Asking
-from kernel.trust.clones import comes_from_elsewhere
-from kernel.trust.gather import powers_of
-from kernel.trust.judge import Consent, Judgement, everything_trusted, judge
-from kernel.trust.owners import all_below, others_who_can_write
-from kernel.trust.powers import Power
+from goondan.kernel.bundle.checked import Checked
+from goondan.kernel.bundle.documents import Loaded
+from goondan.kernel.grants.merge import requested
+from goondan.kernel.paths import quickstart_folders
+from goondan.kernel.trust import records
+from goondan.kernel.trust.asking import Asking
+from goondan.kernel.trust.clones import comes_from_elsewhere
+from goondan.kernel.trust.gather import powers_of
+from goondan.kernel.trust.judge import Consent, Judgement, everything_trusted, judge
+from goondan.kernel.trust.owners import all_below, others_who_can_write
+from goondan.kernel.trust.powers import Power
 
 
 def look(

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import Final
 
-from kernel.trust.powers import Owner, Writers
-from schemas.system.directories import has_list, is_group_of
+from goondan.kernel.trust.powers import Owner, Writers
+from goondan.schemas.system.directories import has_list, is_group_of
 
 #: Files and folders of one tool that are looked at; a folder with more holds something else as well.
 MAX_BELOW: Final = 5_000

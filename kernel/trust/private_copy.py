@@ -20,13 +20,13 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from kernel.bundle.files import read_file
-from kernel.bundle.lookup import MAX_MODULE_BYTES, Unreadable
-from schemas.errors import GoondanError, fail
-from schemas.grantable import within
-from schemas.hidden import COPIES
-from schemas.launch import AgentSpec, ExtensionSpec, KernelPlan, McpServerSpec, SandboxSpec, ToolSpec
-from schemas.system.trees import remove_tree
+from goondan.kernel.bundle.files import read_file
+from goondan.kernel.bundle.lookup import MAX_MODULE_BYTES, Unreadable
+from goondan.schemas.errors import GoondanError, fail
+from goondan.schemas.grantable import within
+from goondan.schemas.hidden import COPIES
+from goondan.schemas.launch import AgentSpec, ExtensionSpec, KernelPlan, McpServerSpec, SandboxSpec, ToolSpec
+from goondan.schemas.system.trees import remove_tree
 
 #: Files, bytes and nested folders of one copy. A tool's or an extension's folder with more holds something else as
 #: well, and copying it would take longer than the rest of a start.

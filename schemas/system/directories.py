@@ -25,7 +25,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Final, Self
 
-from schemas.system.shell import quoted
+from goondan.schemas.system.shell import quoted
 
 #: Links followed on the way to one directory: the system's own limit.
 MAX_LINKS: Final = 40

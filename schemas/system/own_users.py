@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from typing import Final
 
-from schemas.system.users import DEFAULT, VARIABLE, read_user_numbers
+from goondan.schemas.system.users import DEFAULT, VARIABLE, read_user_numbers
 
 
 def problem() -> str | None:

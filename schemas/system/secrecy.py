@@ -20,7 +20,7 @@ def close_memory() -> None:
     The files of this process in /proc that tell its memory, environment and descriptors belong to root from now on. It
     can still read its own. It lasts until the next exec. Forked processes have it too.
     """
-    from schemas.system.startup import (
+    from goondan.schemas.system.startup import (
         deny_dumps,  # ctypes takes milliseconds, and some commands need only the other half
     )
 

@@ -14,9 +14,9 @@ from typing import Final
 
 import msgspec
 
-from schemas.errors import fail
-from schemas.frames import ErrorPayload
-from schemas.system.own_users import TOOLHOST_UID
+from goondan.schemas.errors import fail
+from goondan.schemas.frames import ErrorPayload
+from goondan.schemas.system.own_users import TOOLHOST_UID
 
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_DUMPABLE: Final = 4
@@ -63,7 +63,7 @@ def set_process_name(name: str) -> None:
 
 
 def deny_dumps() -> None:
-    """Be dumped and looked into by nobody but root; see `schemas.system.secrecy.close_memory`."""
+    """Be dumped and looked into by nobody but root; see `goondan.schemas.system.secrecy.close_memory`."""
     _prctl(_PR_SET_DUMPABLE, 0)
 
 

@@ -24,7 +24,7 @@ from typing import Final
 import zmq
 import zmq.backend
 
-from schemas.transport import ROUTING_ID_BYTES
+from goondan.schemas.transport import ROUTING_ID_BYTES
 
 #: How soon a lost connection is made again (milliseconds).
 RECONNECT_MS: Final = 20

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
-from schemas.transport.zmtp import GREETING, Handshake, Messages, ZmtpError, head, ready
+from goondan.schemas.transport.zmtp import GREETING, Handshake, Messages, ZmtpError, head, ready
 
 #: How soon a connection that failed is tried again (seconds).
 RECONNECT_S: Final = 0.02

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from schemas.changesets import (
+from goondan.schemas.changesets import (
     ChangesetError,
     ChangesetHint,
     ChangesetSummary,
@@ -11,8 +11,8 @@ from schemas.changesets import (
     OpenChangeset,
     OpenedChangeset,
 )
-from schemas.codec import to_raw
-from schemas.frames import Frame
+from goondan.schemas.codec import to_raw
+from goondan.schemas.frames import Frame
 
 
 def changeset_frames() -> list[tuple[str, Frame, str | None]]:

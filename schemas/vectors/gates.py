@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from schemas.codec import to_raw
-from schemas.frames import Frame
-from schemas.model_gate import (
+from goondan.schemas.codec import to_raw
+from goondan.schemas.frames import Frame
+from goondan.schemas.model_gate import (
     GateChanged,
     HeldPermit,
     PermitAsk,

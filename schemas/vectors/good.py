@@ -9,12 +9,12 @@ from typing import Any, Final
 
 from msgspec import Raw
 
-from schemas.approvals import ApprovalAsk, ApprovalState
-from schemas.blobs import describe as describe_payload
-from schemas.budgets import BudgetGranted, BudgetLeft, BudgetReserve, BudgetSettle
-from schemas.codec import MAX_DEPTH, to_raw
-from schemas.errors import error_payload
-from schemas.frames import (
+from goondan.schemas.approvals import ApprovalAsk, ApprovalState
+from goondan.schemas.blobs import describe as describe_payload
+from goondan.schemas.budgets import BudgetGranted, BudgetLeft, BudgetReserve, BudgetSettle
+from goondan.schemas.codec import MAX_DEPTH, to_raw
+from goondan.schemas.errors import error_payload
+from goondan.schemas.frames import (
     ORCHESTRATOR,
     TOOL_COMPLETED,
     AgentEvent,
@@ -41,14 +41,14 @@ from schemas.frames import (
     ToolResult,
     Welcome,
 )
-from schemas.runtime_events import RuntimeEvent
-from schemas.vectors.bad import FILE_NAME, TIME, nested
-from schemas.vectors.changesets import changeset_frames
-from schemas.vectors.gates import gate_frames
-from schemas.vectors.live_config import live_config_frames
-from schemas.vectors.mcp import mcp_frames
-from schemas.vectors.oauth import oauth_frames
-from schemas.vectors.tool_asks import tool_ask_frames
+from goondan.schemas.runtime_events import RuntimeEvent
+from goondan.schemas.vectors.bad import FILE_NAME, TIME, nested
+from goondan.schemas.vectors.changesets import changeset_frames
+from goondan.schemas.vectors.gates import gate_frames
+from goondan.schemas.vectors.live_config import live_config_frames
+from goondan.schemas.vectors.mcp import mcp_frames
+from goondan.schemas.vectors.oauth import oauth_frames
+from goondan.schemas.vectors.tool_asks import tool_ask_frames
 
 _SIGNED: Final = "b2Zm.aW4="
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from schemas.codec import to_raw
-from schemas.frames import AttachedServer, Frame, Hello
-from schemas.mcp import McpAttach, McpListing, McpNews, McpPrompt, McpResource, McpTool
+from goondan.schemas.codec import to_raw
+from goondan.schemas.frames import AttachedServer, Frame, Hello
+from goondan.schemas.mcp import McpAttach, McpListing, McpNews, McpPrompt, McpResource, McpTool
 
 _SIGNED: Final = "b2Zm.aW4="
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from schemas.codec import to_raw
-from schemas.frames import Frame
-from schemas.oauth import (
+from goondan.schemas.codec import to_raw
+from goondan.schemas.frames import Frame
+from goondan.schemas.oauth import (
     AuthorizationRequired,
     Granted,
     ServerReply,
@@ -13,7 +13,7 @@ from schemas.oauth import (
     TokenReady,
     TokenRequest,
 )
-from schemas.vectors.bad import TIME
+from goondan.schemas.vectors.bad import TIME
 
 
 def oauth_frames() -> list[tuple[str, Frame, str | None]]:

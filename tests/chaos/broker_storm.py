@@ -16,8 +16,8 @@ import sys
 import time
 from typing import Final
 
-from kernel.broker.__main__ import main as broker
-from kernel.spawn import memory_file
+from goondan.kernel.broker.__main__ import main as broker
+from goondan.kernel.spawn import memory_file
 
 #: How long a broker lives at most before it is killed (seconds): from its first hello to steady work.
 LIFE_S: Final = 0.15

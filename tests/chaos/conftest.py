@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from schemas.transport import TRANSPORTS, VARIABLE
+from goondan.schemas.transport import TRANSPORTS, VARIABLE
 from tests.kernel_fixture import Sandbox, sandbox
 
 

@@ -35,15 +35,15 @@ from typing import Any, Final
 
 import pytest
 
-from agentproc.calls import MAX_REPEATS
-from kernel import lock, rundir
-from schemas.codec import from_raw, to_raw
-from schemas.errors import GoondanError
-from schemas.frames import AgentEvent, Frame, ReplyTo
-from schemas.tokens import SOCKETS
+from goondan.agentproc.calls import MAX_REPEATS
+from goondan.kernel import lock, rundir
+from goondan.schemas.codec import from_raw, to_raw
+from goondan.schemas.errors import GoondanError
+from goondan.schemas.frames import AgentEvent, Frame, ReplyTo
+from goondan.schemas.tokens import SOCKETS
+from goondan.toolhost.jails.processes import stranded
 from tests.chaos.raw_client import RawClient
 from tests.kernel_fixture import PATIENCE_S, Sandbox, sandbox, wait_until
-from toolhost.jails.processes import stranded
 
 KILLS: Final = int(os.environ.get("GOONDAN_CHAOS_KILLS", "8"))
 ENDS: Final = 3 if KILLS >= 200 else 1

@@ -21,12 +21,12 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
-from kernel.bundle.base import base_tools
-from schemas.errors import CODES, HELP_BASE, is_os_error_code
+from goondan.kernel.bundle.base import base_tools
+from goondan.schemas.errors import CODES, HELP_BASE, is_os_error_code
+from goondan.toolhost.calls.messages import CACHE_BYTES
 from tests.calls_by_schema import Call, calls
 from tests.kernel_fixture import Sandbox
 from tests.service_fixture import MockApi, mock_api
-from toolhost.calls.messages import CACHE_BYTES
 
 CALLS = int(os.environ.get("GOONDAN_RANDOM_CALLS", "180"))
 #: Calls between two looks at the memory.

@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from kernel.grants.written import find_written
-from schemas.workdirs import EXPOSURES, LOCK, TOOLHOSTS
+from goondan.kernel.grants.written import find_written
+from goondan.schemas.workdirs import EXPOSURES, LOCK, TOOLHOSTS
+from goondan.toolhost.jails.write_exposures import WriteExposures
 from tests.toolhost_fixture import POWERS, bench, make_tool
-from toolhost.jails.write_exposures import WriteExposures
 
 SOURCE = """
 import os, shutil

@@ -17,11 +17,11 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from schemas.launch import Limits, SandboxSpec
+from goondan.schemas.launch import Limits, SandboxSpec
+from goondan.toolhost.mcp.server_jail import ServerJail
+from goondan.toolhost.sessions import machine
 from tests.mcp_fixture import Asker, make_server, text
 from tests.toolhost_fixture import Bench, bench
-from toolhost.mcp.server_jail import ServerJail
-from toolhost.sessions import machine
 
 HOSTILE = r"""
 import errno, socket

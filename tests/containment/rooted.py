@@ -16,14 +16,14 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from schemas.launch import Filesystem, SandboxSpec
-from schemas.system.users import DEFAULT
+from goondan.schemas.launch import Filesystem, SandboxSpec
+from goondan.schemas.system.users import DEFAULT
+from goondan.toolhost.jails.processes import process_status
+from goondan.toolhost.policy.facts import gather
+from goondan.toolhost.privileges.uids import instance_uid
+from goondan.toolhost.survey.tiers import survey
 from tests.containment.test_totals import LIMITS, MET, bombs
 from tests.toolhost_fixture import POWERS, Bench, bench, make_tool
-from toolhost.jails.processes import process_status
-from toolhost.policy.facts import gather
-from toolhost.privileges.uids import instance_uid
-from toolhost.survey.tiers import survey
 
 SOURCE = """
 import errno, os, pwd, signal, subprocess, time

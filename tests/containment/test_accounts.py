@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from schemas.system.users import DEFAULT, read_user_numbers
+from goondan.schemas.system.users import DEFAULT, read_user_numbers
 from tests.containment.ordinary_user import ROOT
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user's jails have that user's number")
@@ -23,9 +23,9 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user's ja
 _NEWNS, _BIND, _PRIVATE, _REC = 0x20000, 0x1000, 0x40000, 0x4000
 RUN = """
 import json, os, sys
-from schemas.system.own_users import NUMBERS
-from toolhost.drop_privileges import drop_privileges
-from toolhost.privileges.uids import Uids
+from goondan.schemas.system.own_users import NUMBERS
+from goondan.toolhost.drop_privileges import drop_privileges
+from goondan.toolhost.privileges.uids import Uids
 before = Uids(os.getpid(), NUMBERS).bounds
 try:
     powers, _ = drop_privileges()

@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-import toolhost.jails.launch
-from schemas.errors import GoondanError
-from schemas.launch import Filesystem, Limits, PythonSpec, SandboxSpec, ToolHostSpec
+import goondan.toolhost.jails.launch
+from goondan.schemas.errors import GoondanError
+from goondan.schemas.launch import Filesystem, Limits, PythonSpec, SandboxSpec, ToolHostSpec
+from goondan.toolhost.jails.launch import launch
+from goondan.toolhost.policy.facts import host_facts, look_up
+from goondan.toolhost.policy.plan import plan
 from tests.containment.ordinary_user import ORDINARY_USER, run_as_user
 from tests.toolhost_fixture import POWERS, bench, bwrap, make_tool
-from toolhost.jails.launch import launch
-from toolhost.policy.facts import host_facts, look_up
-from toolhost.policy.plan import plan
 
 SOURCE = """
 import os, socket, subprocess, ctypes, glob
@@ -318,9 +318,11 @@ async def test_a_jail_with_another_place_than_was_looked_at_runs_nothing(
     work = place / "work"
     for folder in (work / ".git", work / "sub" / "deep" / ".git", place / "given", place / "shown"):
         folder.mkdir(parents=True)
-    identity = toolhost.jails.launch._identity
+    identity = goondan.toolhost.jails.launch._identity
     monkeypatch.setattr(
-        toolhost.jails.launch, "_identity", lambda path: identity("/usr" if path == str(place / place_) else path)
+        goondan.toolhost.jails.launch,
+        "_identity",
+        lambda path: identity("/usr" if path == str(place / place_) else path),
     )
     sandbox = SandboxSpec(filesystem=Filesystem(read=[str(place / "shown")], write=[str(place / "given")]))
     async with bench(make_tool(place, "open('ran', 'w')", "f", sandbox=sandbox)) as made:
@@ -421,8 +423,8 @@ AS_USER = """
 import asyncio, os, sys
 from pathlib import Path
 from tests.toolhost_fixture import POWERS, bench, bwrap, make_tool
-from toolhost.policy.facts import host_facts
-from toolhost.survey.probe import probe
+from goondan.toolhost.policy.facts import host_facts
+from goondan.toolhost.survey.probe import probe
 
 async def main():
     place = Path(sys.argv[1])

@@ -16,17 +16,17 @@ from typing import Any
 
 import pytest
 
-from schemas.system.own_users import TOOLHOST_UID
-from toolhost.seccomp.numbers import NUMBERS
+from goondan.schemas.system.own_users import TOOLHOST_UID
+from goondan.toolhost.seccomp.numbers import NUMBERS
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root has powers to give up")
 
 ROOT = Path(__file__).parents[2]
 
-#: The real thing: what `python -m toolhost` does before it opens its link. Then it answers one expression a line.
+#: The real thing: what `python -m goondan.toolhost` does before it opens its link. Then it answers one line each.
 TAKEN_OVER = """
 import ctypes, json, os, socket, sys, threading
-from toolhost.drop_privileges import drop_privileges
+from goondan.toolhost.drop_privileges import drop_privileges
 powers, _ = drop_privileges()
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -361,6 +361,7 @@ mv deep/er/toolhost deep/er/away; mv deep/er deep/away; mv deep away; mv free mo
 def test_what_is_ours_stays_read_only_in_a_folder_around_it(short_tmp: Path) -> None:
     """A workdir may hold a checkout. Here nothing in the plan of its jail keeps it from what it likes."""
     work = short_tmp / "work"
+    shutil.copytree(ROOT / "goondan", work / "deep" / "er" / "goondan", symlinks=True)
     for name in ("schemas", "toolhost"):
         shutil.copytree(ROOT / name, work / "deep" / "er" / name, ignore=shutil.ignore_patterns("vectors", "base"))
     (work / "free").mkdir()
@@ -377,14 +378,16 @@ def test_what_is_ours_stays_read_only_in_a_folder_around_it(short_tmp: Path) -> 
 
 def test_a_root_that_cannot_become_another_gives_up_the_rest() -> None:
     """As in a container without that power: jails are made all the same."""
-    program = "from toolhost.drop_privileges import *; drop_privileges(); print(open('/proc/self/status').read())"
+    program = (
+        "from goondan.toolhost.drop_privileges import *; drop_privileges(); print(open('/proc/self/status').read())"
+    )
     argv = ["setpriv", "--bounding-set=-dac_read_search", sys.executable]
     done = subprocess.run([*argv, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=30, check=True)
     status = dict(line.split(":\t", 1) for line in done.stdout.splitlines() if ":\t" in line)
     assert (status["Uid"].split(), status["NoNewPrivs"], status["Seccomp"]) == (["0"] * 4, "1", "2")
     assert int(status["CapPrm"], 16) == int(status["CapEff"], 16) == 1 << 1 | 1 << 5 | 1 << 19
     assert {int(status[name], 16) for name in ("CapInh", "CapBnd", "CapAmb")} == {0}
-    argv += ["-m", "toolhost.survey"]
+    argv += ["-m", "goondan.toolhost.survey"]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=30, check=True)
     found = json.loads(done.stdout)
     assert (found["root"], found["user"], found["tier"]) == (True, 0, "full")

@@ -10,12 +10,12 @@ import os
 from pathlib import Path
 from typing import Any
 
-from schemas.launch import ExportSpec, Limits, SandboxSpec
+from goondan.schemas.launch import ExportSpec, Limits, SandboxSpec
+from goondan.toolhost.jails.processes import process_status
+from goondan.toolhost.sessions.session import JailSession
+from goondan.toolhost.watch import procfs
 from tests.containment.ordinary_user import run_as_user
 from tests.toolhost_fixture import Bench, bench, make_tool
-from toolhost.jails.processes import process_status
-from toolhost.sessions.session import JailSession
-from toolhost.watch import procfs
 
 SOURCE = """
 import os, resource, sys, time

@@ -10,13 +10,13 @@ import msgspec
 import pytest
 from msgspec import Raw
 
-from schemas.codec import encode_value
-from schemas.launch import ExportSpec, SandboxSpec
-from schemas.secret_values import granted_secrets
-from schemas.worker_frames import Log, Result, WorkerError
+from goondan.schemas.codec import encode_value
+from goondan.schemas.launch import ExportSpec, SandboxSpec
+from goondan.schemas.secret_values import granted_secrets
+from goondan.schemas.worker_frames import Log, Result, WorkerError
+from goondan.toolhost.jails.stream import LARGE, Granted
+from goondan.toolhost.untrusted import Violation
 from tests.toolhost_fixture import Bench, bench, make_tool
-from toolhost.jails.stream import LARGE, Granted
-from toolhost.untrusted import Violation
 
 KEY = "sk-live-Zq9xW7vT3bN8mK2pL5"
 PASSWORD = "correct horse battery staple"

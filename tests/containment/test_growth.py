@@ -15,16 +15,16 @@ from pathlib import Path
 
 import pytest
 
+from goondan.toolhost.launcher.operations import remove_groups
+from goondan.toolhost.limits.decide import Growth
+from goondan.toolhost.limits.groups import Group
+from goondan.toolhost.limits.mechanisms import GroupPlan
+from goondan.toolhost.privileges.own_groups import beside, find_tree
+from goondan.toolhost.watch import procfs
+from goondan.toolhost.watch.growth import MAX_DEPTH, walk
+from goondan.toolhost.watch.in_flight import InFlight
+from goondan.toolhost.watch.procfs import View, unwritten
 from tests.toolhost_fixture import POWERS
-from toolhost.launcher.operations import remove_groups
-from toolhost.limits.decide import Growth
-from toolhost.limits.groups import Group
-from toolhost.limits.mechanisms import GroupPlan
-from toolhost.privileges.own_groups import beside, find_tree
-from toolhost.watch import procfs
-from toolhost.watch.growth import MAX_DEPTH, walk
-from toolhost.watch.in_flight import InFlight
-from toolhost.watch.procfs import View, unwritten
 
 ENOUGH = Growth(1 << 30, 1000)
 
@@ -178,11 +178,11 @@ for _ in range(4):
         os._exit(0)
     starting.append(pid)
 time.sleep(0.02)
-from toolhost.limits.groups import Group
-from toolhost.launcher.operations import remove_groups
-from toolhost.privileges.own_groups import beside, find_tree
-from toolhost.limits.mechanisms import GroupPlan
-from toolhost.privileges.ordinary import Ordinary
+from goondan.toolhost.limits.groups import Group
+from goondan.toolhost.launcher.operations import remove_groups
+from goondan.toolhost.privileges.own_groups import beside, find_tree
+from goondan.toolhost.limits.mechanisms import GroupPlan
+from goondan.toolhost.privileges.ordinary import Ordinary
 tree = find_tree(controllers=())
 assert tree.version == 2 and tree.cpuacct == f"{scope}/goondan.{os.getpid()}", tree
 assert Path("/proc/self/cgroup").read_text().splitlines()[-1].endswith("/goondan-host")

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from schemas.launch import Limits, SandboxSpec
+from goondan.schemas.launch import Limits, SandboxSpec
+from goondan.toolhost.policy.facts import landlock_abi
 from tests.javascript_runtimes import RUNTIMES, runtime
 from tests.javascript_tools import javascript_tool
 from tests.toolhost_fixture import bench, make_tool
-from toolhost.policy.facts import landlock_abi
 
 SOURCE = r"""
 import dgram from 'node:dgram'

@@ -20,15 +20,15 @@ from typing import Any
 
 import pytest
 
-from schemas.launch import Filesystem, Limits, SandboxSpec
-from schemas.system.users import DEFAULT
+from goondan.schemas.launch import Filesystem, Limits, SandboxSpec
+from goondan.schemas.system.users import DEFAULT
+from goondan.toolhost.jails.processes import process_status
+from goondan.toolhost.launcher import staging, syscalls
+from goondan.toolhost.launcher.request import Launch, Stage
+from goondan.toolhost.limits.mechanisms import processes_of_a_namespace
+from goondan.toolhost.privileges import launcher_link
+from goondan.toolhost.privileges.uids import Uids, instance_uid
 from tests.toolhost_fixture import POWERS, Bench, bench, make_tool
-from toolhost.jails.processes import process_status
-from toolhost.launcher import staging, syscalls
-from toolhost.launcher.request import Launch, Stage
-from toolhost.limits.mechanisms import processes_of_a_namespace
-from toolhost.privileges import launcher_link
-from toolhost.privileges.uids import Uids, instance_uid
 
 SOURCE = """
 import os, resource, subprocess, threading, time
@@ -358,7 +358,7 @@ async def test_a_launcher_that_is_lost_twice_fails_the_calls_with_one_clear_erro
 
 KILLED_WHILE_IT_MAKES_A_NAMESPACE = """
 import os
-from toolhost.launcher import syscalls, staging
+from goondan.toolhost.launcher import syscalls, staging
 
 make = syscalls.child_in_user_namespace
 

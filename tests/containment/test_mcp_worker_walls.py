@@ -16,11 +16,11 @@ PROGRAM = r"""
 import json, os, socket, sys
 sys.path.insert(0, sys.argv[1])
 import ctypes, errno, resource, signal, subprocess, threading
-from toolhost.inside.system import Filter
-from toolhost.mcp_worker import template
-from toolhost.policy.facts import machine
-from toolhost.seccomp.numbers import NUMBERS
-from toolhost.seccomp.program import template_program, worker_program
+from goondan.toolhost.inside.system import Filter
+from goondan.toolhost.mcp_worker import template
+from goondan.toolhost.policy.facts import machine
+from goondan.toolhost.seccomp.numbers import NUMBERS
+from goondan.toolhost.seccomp.program import template_program, worker_program
 
 first = os.getpid()
 prctl, PR_SET_PDEATHSIG = NUMBERS[machine()]["prctl"], 1

@@ -11,17 +11,17 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from agentproc.context.estimate import FIRST_SURELY
-from agentproc.providers.base import Usage
-from agentproc.providers.connection import Client, Connection, Patience, Response
-from agentproc.providers.vendor import Fault
-from kernel.bundle.models import ModelFault, endpoint_fault, resolve_model
-from kernel.cli.approval_text import item_lines
-from kernel.cli.named_files import MAX_BYTES, MAX_FILES, with_files
-from kernel.cli.screen import shown
-from schemas.frames import Answer
-from schemas.launch import ModelSpec
-from schemas.resources import ModelBody
+from goondan.agentproc.context.estimate import FIRST_SURELY
+from goondan.agentproc.providers.base import Usage
+from goondan.agentproc.providers.connection import Client, Connection, Patience, Response
+from goondan.agentproc.providers.vendor import Fault
+from goondan.kernel.bundle.models import ModelFault, endpoint_fault, resolve_model
+from goondan.kernel.cli.approval_text import item_lines
+from goondan.kernel.cli.named_files import MAX_BYTES, MAX_FILES, with_files
+from goondan.kernel.cli.screen import shown
+from goondan.schemas.frames import Answer
+from goondan.schemas.launch import ModelSpec
+from goondan.schemas.resources import ModelBody
 from tests.containment.test_what_a_person_approves import ITEM
 from tests.process.test_model_connection import Reader, Writer, body, serving
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, ok, says

@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-import toolhost.jails.launch
-from schemas.launch import ToolHostSpec
+import goondan.toolhost.jails.launch
+from goondan.schemas.launch import ToolHostSpec
+from goondan.toolhost.launcher import copying
+from goondan.toolhost.policy.facts import host_facts, look_up
+from goondan.toolhost.policy.plan import plan
 from tests.containment.test_attempts import judge
 from tests.containment.tried import every_attempt
 from tests.process.test_egress import pages
 from tests.toolhost_fixture import POWERS, bwrap, make_tool
-from toolhost.launcher import copying
-from toolhost.policy.facts import host_facts, look_up
-from toolhost.policy.plan import plan
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user has the reduced tier there")
@@ -32,11 +32,11 @@ from pathlib import Path
 from msgspec.structs import replace
 from tests.containment.tried import every_attempt
 from tests.process.test_egress import pages
-from toolhost.launcher import copying
+from goondan.toolhost.launcher import copying
 from tests.toolhost_fixture import POWERS, bench, make_tool
-from toolhost.launcher import copying
-from toolhost.policy.facts import gather
-from toolhost.survey.tiers import survey
+from goondan.toolhost.launcher import copying
+from goondan.toolhost.policy.facts import gather
+from goondan.toolhost.survey.tiers import survey
 os.environ["HOST_SECRET"] = "x"
 async def main():
     found = await survey(POWERS, gather(POWERS))
@@ -156,19 +156,19 @@ async def test_no_link_leads_bubblewrap_out_of_its_root(short_tmp: Path, monkeyp
     work, keys = short_tmp / "work", short_tmp / "keys"
     for folder in (work / ".git", keys):
         folder.mkdir(parents=True, mode=0o700)
-    request = toolhost.jails.launch._request
+    request = goondan.toolhost.jails.launch._request
 
     def exchanged(*arguments: Any) -> Any:
         (work / ".git").rmdir()
         (work / ".git").symlink_to(keys)
         return request(*arguments)
 
-    monkeypatch.setattr(toolhost.jails.launch, "_request", exchanged)
+    monkeypatch.setattr(goondan.toolhost.jails.launch, "_request", exchanged)
     facts = replace(host_facts(bwrap(), [], POWERS), user_namespaces=False, groups=None)
     tool = make_tool(short_tmp, "handlers = {}", "f")
     spec = ToolHostSpec(tools=[], state_dir="/nonexistent", revision="1")
     made = plan(look_up(tool, str(work), spec, facts, POWERS), facts)
-    launched = await toolhost.jails.launch.launch(lambda: made, POWERS)
+    launched = await goondan.toolhost.jails.launch.launch(lambda: made, POWERS)
     assert os.waitpid(launched.pid, 0)[1] != 0
     said = os.read(launched.output, 4096).decode()
     # Whose folder it is would not matter to root, and what is not there cannot be shown.
@@ -194,7 +194,7 @@ import asyncio, os, sys, time
 from pathlib import Path
 from tests.toolhost_fixture import POWERS, bench, make_tool
 from msgspec.structs import replace
-from toolhost.policy.facts import find_bwrap, host_facts
+from goondan.toolhost.policy.facts import find_bwrap, host_facts
 async def main():
     facts = replace(host_facts(find_bwrap()[0], [], POWERS), user_namespaces=False)
     async with bench(make_tool(Path(sys.argv[1]), STAYS, "stay"), facts=lambda _: facts) as made:
@@ -226,7 +226,7 @@ def test_a_jail_ends_with_a_tool_host_that_is_killed(short_tmp: Path) -> None:
 
 @pytest.mark.parametrize("error", ["EPERM", "ENOSPC"])
 def test_the_survey_says_what_it_costs(error: str) -> None:
-    found = without("-m", "toolhost.survey", error=error)
+    found = without("-m", "goondan.toolhost.survey", error=error)
     assert (found["tier"], found["findings"]) == ("full", [])
     how, owners, calls = found["notes"]
     assert "bubblewrap runs as root" in how and "--workdir" in owners
@@ -245,7 +245,7 @@ def test_a_kernel_runs_there(short_tmp: Path) -> None:
     Root has the capabilities that it has in a usual container, and CAP_SYS_ADMIN.
     """
     limited = ["setpriv", f"--bounding-set=-all,{','.join(f'+{name}' for name in CONTAINER)}"]
-    argv = command("EPERM", "-m", "kernel.cli", "call", "--bundle", ROOT / "examples" / "quickstart", "--json")
+    argv = command("EPERM", "-m", "goondan.kernel.cli", "call", "--bundle", ROOT / "examples" / "quickstart", "--json")
     call = [*limited, *argv, "bash__exec", json.dumps({"command": "id -un; touch made; stat -c %U . made"})]
     env = ENVIRONMENT | {
         "HOME": str(short_tmp),
@@ -261,7 +261,7 @@ def test_a_kernel_runs_there(short_tmp: Path) -> None:
 
 
 def test_without_power_over_networks_a_jail_has_one_of_which_nothing_is_up() -> None:
-    argv = ["setpriv", "--bounding-set=-net_admin", *command("EPERM", "-m", "toolhost.survey")]
+    argv = ["setpriv", "--bounding-set=-net_admin", *command("EPERM", "-m", "goondan.toolhost.survey")]
     done = subprocess.run(argv, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=50, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
@@ -270,7 +270,7 @@ def test_without_power_over_networks_a_jail_has_one_of_which_nothing_is_up() -> 
 
 
 HIDING = """
-mount --bind -o ro /proc/sys /proc/sys && mount -t tmpfs -o ro none /proc/irq && exec "$0" -m toolhost.survey
+mount --bind -o ro /proc/sys /proc/sys && mount -t tmpfs -o ro none /proc/irq && exec "$0" -m goondan.toolhost.survey
 """
 
 

@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from goondan.toolhost.limits.mechanisms import mechanisms
 from tests.toolhost_fixture import bench, make_tool
-from toolhost.limits.mechanisms import mechanisms
 
 SOURCE = """
 import os, time

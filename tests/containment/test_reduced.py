@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from goondan.toolhost.policy.facts import landlock_abi
+from goondan.toolhost.policy.reduced import MINIMUM_LANDLOCK
 from tests.containment.ordinary_user import run_as_user
 from tests.containment.tried import HARMLESS
-from toolhost.policy.facts import landlock_abi
-from toolhost.policy.reduced import MINIMUM_LANDLOCK
 
 pytestmark = pytest.mark.skipif(landlock_abi() < MINIMUM_LANDLOCK, reason="this kernel has no reduced tier")
 
@@ -19,12 +19,12 @@ PLAYED = """
 import asyncio, atexit, json, os, socket, subprocess, sys, tempfile
 from pathlib import Path
 import msgspec
-from schemas.launch import ExportSpec, Filesystem, Limits, SandboxSpec
+from goondan.schemas.launch import ExportSpec, Filesystem, Limits, SandboxSpec
 from tests.containment import tried
 from tests.toolhost_fixture import bench, make_tool
-import toolhost.policy.facts
-from toolhost.survey.__main__ import report
-from toolhost.survey.tiers import survey
+import goondan.toolhost.policy.facts
+from goondan.toolhost.survey.__main__ import report
+from goondan.toolhost.survey.tiers import survey
 
 place = Path(sys.argv[1])
 tempfile.tempdir = str(place)
@@ -34,14 +34,14 @@ stub.write_text('''#!/bin/sh
 echo 'bwrap: setting up uid map: Permission denied' >&2; exit 1
 ''')
 stub.chmod(0o755)
-toolhost.policy.facts._bwrap_candidates = lambda: [str(stub)]
-from toolhost.privileges.ordinary import Ordinary
+goondan.toolhost.policy.facts._bwrap_candidates = lambda: [str(stub)]
+from goondan.toolhost.privileges.ordinary import Ordinary
 powers = Ordinary()
 """
 SURVEY = (
     PLAYED
     + """
-found = asyncio.run(report(powers, toolhost.policy.facts.gather(powers)))
+found = asyncio.run(report(powers, goondan.toolhost.policy.facts.gather(powers)))
 print(msgspec.json.encode(found).decode())
 """
 )
@@ -78,7 +78,7 @@ echo '{{"output":['$read,$made,$here']}}'
 def refusal(result): return [result["error"]["code"], result["error"]["message"]]
 
 async def main():
-    facts = (await survey(powers, toolhost.policy.facts.gather(powers))).facts
+    facts = (await survey(powers, goondan.toolhost.policy.facts.gather(powers))).facts
     repository = place / "repository"; repository.mkdir(); (repository / ".git").mkdir()
     (place / "secret").write_text("host secret")
     plain = place / "plain"; plain.mkdir()
@@ -119,10 +119,10 @@ async def main():
         out["found"] = result["output"]
         assert victim.poll() is None
     out["folders"] = [name for name in os.listdir(place) if name.startswith("gdn-jail-")]
-    out["left"] = [os.path.exists(os.path.dirname(home)), toolhost.jails.processes.members(session)]
+    out["left"] = [os.path.exists(os.path.dirname(home)), goondan.toolhost.jails.processes.members(session)]
     print(json.dumps(out))
 
-import toolhost.jails.processes
+import goondan.toolhost.jails.processes
 asyncio.run(main())
 """
 )

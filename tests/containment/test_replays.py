@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from kernel.broker.entities import AGENTS
-from kernel.broker.router import REPLAYED
-from schemas import recordings
-from schemas.errors import GoondanError
-from schemas.frames import Frame
-from schemas.launch import ReplaySpec
-from schemas.recordings import RecordedStep, read_lines, whole_requests
+from goondan.kernel.broker.entities import AGENTS
+from goondan.kernel.broker.router import REPLAYED
+from goondan.schemas import recordings
+from goondan.schemas.errors import GoondanError
+from goondan.schemas.frames import Frame
+from goondan.schemas.launch import ReplaySpec
+from goondan.schemas.recordings import RecordedStep, read_lines, whole_requests
 from tests.kernel_fixture import sandbox
 from tests.process.changeset_bundles import FILES, Checkout
 from tests.unit.kernel.broker.test_acting import code, out, request, tell, working

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from schemas.launch import Limits, SandboxSpec
-from schemas.system.users import DEFAULT
+from goondan.schemas.launch import Limits, SandboxSpec
+from goondan.schemas.system.users import DEFAULT
+from goondan.toolhost.jails.processes import process_status
+from goondan.toolhost.jails.sized_workdirs import SizedWorkdirs
+from goondan.toolhost.privileges.uids import instance_uid
 from tests.containment.ordinary_user import run_as_user
 from tests.sized_fixture import instance, sized_host, small_disk, state
 from tests.toolhost_fixture import POWERS, Bench, bench, make_tool
-from toolhost.jails.processes import process_status
-from toolhost.jails.sized_workdirs import SizedWorkdirs
-from toolhost.privileges.uids import instance_uid
 
 __all__ = ["sized_host", "small_disk", "state"]
 

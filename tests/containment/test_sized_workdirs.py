@@ -15,14 +15,14 @@ from typing import Any
 
 import pytest
 
-from schemas.launch import Limits, SandboxSpec, ToolSpec
+from goondan.schemas.launch import Limits, SandboxSpec, ToolSpec
+from goondan.toolhost.jails.sized_workdirs import SizedWorkdirs
+from goondan.toolhost.launcher import sized
+from goondan.toolhost.launcher.sizes import GIB, IMAGE, MIB
 from tests.containment.ordinary_user import run_as_user
 from tests.containment.test_totals import LIMITS, bombs, taken
 from tests.sized_fixture import folder_of, instance, is_released, loops, mounts, sized_host, small_disk, state
 from tests.toolhost_fixture import POWERS, Bench, bench, make_tool
-from toolhost.jails.sized_workdirs import SizedWorkdirs
-from toolhost.launcher import sized
-from toolhost.launcher.sizes import GIB, IMAGE, MIB
 
 __all__ = ["sized_host", "small_disk", "state"]
 
@@ -236,7 +236,7 @@ async def test_a_launcher_that_is_lost_while_it_mounts_costs_no_call(state: Path
 
 
 def test_an_ordinary_user_is_told_that_root_mounts(short_tmp: Path) -> None:
-    program = "import json, sys; from toolhost.disk import check; print(json.dumps(check(sys.argv[1])))"
+    program = "import json, sys; from goondan.toolhost.disk import check; print(json.dumps(check(sys.argv[1])))"
     done = run_as_user(program, short_tmp)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {"state": "unable", "allowed": 0, "why": "only root can mount one"}
@@ -338,7 +338,7 @@ def test_the_operator_chooses_it_in_the_policy(state: Path, short_tmp: Path) -> 
 
     def gdn(*arguments: str) -> tuple[int, Any]:
         done = subprocess.run(
-            [sys.executable, "-m", "kernel.cli", *arguments, "--json"],
+            [sys.executable, "-m", "goondan.kernel.cli", *arguments, "--json"],
             cwd=short_tmp,
             env=environment | {"PYTHONPATH": os.getcwd()},
             capture_output=True,

@@ -107,7 +107,7 @@ def test_by_the_helper_of_a_tool_host_that_is_not_root_any_more(short_tmp: Path)
     """The real thing: a tool host that has dropped root asks its helper."""
     program = """
 import os, sys
-from toolhost.drop_privileges import drop_privileges
+from goondan.toolhost.drop_privileges import drop_privileges
 powers, _ = drop_privileges()
 state, own = sys.argv[1:]
 powers.claim_state(state, "toolhosts", "x")

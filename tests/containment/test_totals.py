@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from schemas.launch import Limits, SandboxSpec
+from goondan.schemas.launch import Limits, SandboxSpec
+from goondan.toolhost.jails.jail import Jail
 from tests.containment.ordinary_user import run_as_user
 from tests.toolhost_fixture import POWERS, Bench, bench, make_tool
-from toolhost.jails.jail import Jail
 
 SOURCE = (Path(__file__).parent / "bombs.py").read_text(encoding="utf-8")
 LIMITS = Limits(
@@ -259,7 +259,9 @@ async def test_a_neighbour_in_the_jail_is_told_what_happened(
     place: Path, grouped: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A limit of the whole jail ends all of its calls; a limit of one call leaves the others a moment to finish."""
-    monkeypatch.setattr("toolhost.sessions.machine.SIBLING_GRACE_S", 60.0)  # a busy machine starts a jail in seconds
+    monkeypatch.setattr(
+        "goondan.toolhost.sessions.machine.SIBLING_GRACE_S", 60.0
+    )  # a busy machine starts a jail in seconds
     source = SOURCE + (
         "\ndef slow(ctx, input):\n"
         "    open(input['began'], 'w').close()\n"
@@ -363,7 +365,7 @@ AS_USER = """
 import asyncio, json, sys
 from pathlib import Path
 from tests.containment.test_totals import LIMITS, bombs
-from schemas.launch import Limits
+from goondan.schemas.launch import Limits
 from tests.toolhost_fixture import bench
 
 async def main():

@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 
-from schemas.launch import SandboxSpec
+from goondan.schemas.launch import SandboxSpec
+from goondan.toolhost.policy.facts import landlock_abi
+from goondan.toolhost.policy.hiding import with_hidden
+from goondan.toolhost.policy.reduced import MINIMUM_LANDLOCK
 from tests.containment import uncovering
 from tests.containment.ordinary_user import ROOT, run_as_user
 from tests.containment.uncovering import LOOK, Scene, reading
 from tests.toolhost_fixture import bench, make_tool
-from toolhost.policy.facts import landlock_abi
-from toolhost.policy.hiding import with_hidden
-from toolhost.policy.reduced import MINIMUM_LANDLOCK
 
 AS_USER = """
 import json, sys

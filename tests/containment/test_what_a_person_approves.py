@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from kernel.cli import approve
-from kernel.cli.approval_text import (
+from goondan.kernel.cli import approve
+from goondan.kernel.cli.approval_text import (
     MARK,
     MAX_LINES,
     OUTSIDE,
@@ -23,11 +23,11 @@ from kernel.cli.approval_text import (
     list_lines,
     whole_digest,
 )
-from kernel.cli.asked import Asked
-from kernel.cli.trust_screen import BROKEN, screen
-from kernel.trust.judge import Judgement
-from kernel.trust.powers import Endpoint, Folder, Variable
-from schemas.errors import GoondanError
+from goondan.kernel.cli.asked import Asked
+from goondan.kernel.cli.trust_screen import BROKEN, screen
+from goondan.kernel.trust.judge import Judgement
+from goondan.kernel.trust.powers import Endpoint, Folder, Variable
+from goondan.schemas.errors import GoondanError
 
 ITEM: dict[str, Any] = {
     "id": "t1/c1",

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from schemas.launch import ExportSpec, Limits, SandboxSpec, ToolSpec
+from goondan.schemas.launch import ExportSpec, Limits, SandboxSpec, ToolSpec
+from goondan.toolhost.policy.subject import HostFacts
 from tests.containment import attempts
 from tests.javascript_tools import javascript_tool
 from tests.toolhost_fixture import bench, make_tool
-from toolhost.policy.subject import HostFacts
 
 #: What the jails are tried as: a worker that runs all calls, and a call that was forked.
 TOOLS: dict[Literal["instance", "call"], str] = {"instance": "t", "call": "c"}

@@ -27,10 +27,10 @@ from typing import Any, Literal, Self
 
 from msgspec.structs import replace
 
-from schemas.launch import Filesystem, PythonSpec, SandboxSpec, ToolSpec
+from goondan.schemas.launch import Filesystem, PythonSpec, SandboxSpec, ToolSpec
+from goondan.toolhost.policy.hiding import with_hidden
+from goondan.toolhost.policy.subject import HostFacts
 from tests.toolhost_fixture import Bench, bench, make_tool
-from toolhost.policy.hiding import with_hidden
-from toolhost.policy.subject import HostFacts
 
 #: Files that only a hidden folder has.
 SECRETS = ("conversation.db", "policy.yaml", "client.token", "tools.sock")

@@ -12,17 +12,17 @@ from typing import Any
 
 import pytest
 
-from agentproc.known_secrets import out_of_answer
-from agentproc.live import LiveFeed
-from agentproc.providers.base import SHORTEST_SAID, ModelAnswer, TextDelta
-from agentproc.providers.choose import wire_of
-from agentproc.providers.http import HttpProvider
-from agentproc.turn import AskModel
-from schemas.codec import encode, from_raw
-from schemas.frames import OPERATOR, Frame
-from schemas.launch import ModelSpec
-from schemas.redaction import Redactor
-from schemas.runtime_events import RuntimeEvent
+from goondan.agentproc.known_secrets import out_of_answer
+from goondan.agentproc.live import LiveFeed
+from goondan.agentproc.providers.base import SHORTEST_SAID, ModelAnswer, TextDelta
+from goondan.agentproc.providers.choose import wire_of
+from goondan.agentproc.providers.http import HttpProvider
+from goondan.agentproc.turn import AskModel
+from goondan.schemas.codec import encode, from_raw
+from goondan.schemas.frames import OPERATOR, Frame
+from goondan.schemas.launch import ModelSpec
+from goondan.schemas.redaction import Redactor
+from goondan.schemas.runtime_events import RuntimeEvent
 from tests.unit.agentproc.fakes import FakeLink, event_frame
 from tests.unit.agentproc.turns import Make, Runners
 

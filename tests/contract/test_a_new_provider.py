@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from agentproc.providers.choose import make_provider, wire_of
-from schemas.errors import GoondanError
-from schemas.launch import ModelSpec
-from schemas.model_providers import BY_NAME
+from goondan.agentproc.providers.choose import make_provider, wire_of
+from goondan.schemas.errors import GoondanError
+from goondan.schemas.launch import ModelSpec
+from goondan.schemas.model_providers import BY_NAME
 
 ROOT = Path(__file__).resolve().parents[2]
 _ROW = """\
@@ -33,14 +33,14 @@ def load(name, path):
     module = types.ModuleType(name)
     sys.modules[name] = module
     exec(compile(open(path).read(), path, "exec"), module.__dict__)
-load("schemas.model_providers", sys.argv[1])
-load("agentproc.providers.parrot", sys.argv[2])
+load("goondan.schemas.model_providers", sys.argv[1])
+load("goondan.agentproc.providers.parrot", sys.argv[2])
 import msgspec
-from agentproc.providers.choose import make_provider
-from agentproc.providers.output_limit import limited_output
-from kernel.bundle.models import resolve_model
-from schemas.launch import ModelSpec
-from schemas.resources import ModelBody
+from goondan.agentproc.providers.choose import make_provider
+from goondan.agentproc.providers.output_limit import limited_output
+from goondan.kernel.bundle.models import resolve_model
+from goondan.schemas.launch import ModelSpec
+from goondan.schemas.resources import ModelBody
 body = msgspec.convert({"provider": "parrot", "model": "polly"}, ModelBody)
 model = resolve_model(body, {}, {"PARROT_API_KEY": "k"})
 model = msgspec.msgpack.decode(msgspec.msgpack.encode(model), type=ModelSpec)

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import yaml
 
-from agentproc.instance import Instance
-from agentproc.loop import TurnRunner
-from agentproc.store import ConversationStore
-from kernel.bundle.base_extensions import BaseExtensions
-from kernel.bundle.loader import open_bundle
-from schemas.address import instance_dir
+from goondan.agentproc.instance import Instance
+from goondan.agentproc.loop import TurnRunner
+from goondan.agentproc.store import ConversationStore
+from goondan.kernel.bundle.base_extensions import BaseExtensions
+from goondan.kernel.bundle.loader import open_bundle
+from goondan.schemas.address import instance_dir
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, says, wants
 
 DOCS = Path(__file__).parents[2] / "docs"

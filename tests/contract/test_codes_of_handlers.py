@@ -10,17 +10,17 @@ import msgspec
 import pytest
 from msgspec import structs
 
-from agentproc.calls import CallContext, ToolCaller
-from schemas.codec import to_raw
-from schemas.errors import CODES, HELP_BASE
-from schemas.frames import ToolError, ToolResult
-from schemas.launch import ExportSpec, McpServerSpec, SandboxSpec, ToolSpec
-from schemas.worker_frames import Result, WorkerError
+from goondan.agentproc.calls import CallContext, ToolCaller
+from goondan.schemas.codec import to_raw
+from goondan.schemas.errors import CODES, HELP_BASE
+from goondan.schemas.frames import ToolError, ToolResult
+from goondan.schemas.launch import ExportSpec, McpServerSpec, SandboxSpec, ToolSpec
+from goondan.schemas.worker_frames import Result, WorkerError
+from goondan.toolhost.calls.call_registry import Call
+from goondan.toolhost.calls.results import OF_BUNDLED, OF_HANDLERS, own_error, shape
 from tests.toolhost_fixture import bench, make_tool
 from tests.unit.agentproc.fakes import NOTE, FakeLink
 from tests.unit.agentproc.test_calls import catalog
-from toolhost.calls.call_registry import Call
-from toolhost.calls.results import OF_BUNDLED, OF_HANDLERS, own_error, shape
 
 
 def call_of(**changes: Any) -> Call:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from kernel.cli import execute
-from kernel.cli.explain import page as explained
-from kernel.cli.output import error_lines
-from schemas.errors import CODES, ENVIRONMENT, error_payload, tool_error
+from goondan.kernel.cli import execute
+from goondan.kernel.cli.explain import page as explained
+from goondan.kernel.cli.output import error_lines
+from goondan.schemas.errors import CODES, ENVIRONMENT, error_payload, tool_error
 from scripts import error_docs
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -60,7 +60,7 @@ def test_every_page_is_explained_as_it_stands_in_the_document() -> None:
 
 def test_the_pages_are_in_an_installed_package() -> None:
     build = tomllib.loads((DOCS.parent / "pyproject.toml").read_text(encoding="utf-8"))
-    assert "error_pages.txt" in build["tool"]["setuptools"]["package-data"]["kernel"]
+    assert "error_pages.txt" in build["tool"]["setuptools"]["package-data"]["goondan.kernel"]
     assert (DOCS.parent / "kernel" / "error_pages.txt").samefile(DOCS / "errors.md")
 
 

@@ -15,17 +15,17 @@ from typing import Any
 
 import pytest
 
-from agentproc.conversation import encode_message
-from agentproc.instance import Instance
-from agentproc.loop import TurnRunner
-from agentproc.store import ConversationStore
-from kernel.bundle.loader import open_bundle
-from kernel.cli.approve import command as approve
-from schemas.address import instance_dir
-from schemas.approval_rules import decide
-from schemas.codec import from_raw
-from schemas.frames import AgentEvent
-from schemas.launch import AgentSpec, ExtensionSpec
+from goondan.agentproc.conversation import encode_message
+from goondan.agentproc.instance import Instance
+from goondan.agentproc.loop import TurnRunner
+from goondan.agentproc.store import ConversationStore
+from goondan.kernel.bundle.loader import open_bundle
+from goondan.kernel.cli.approve import command as approve
+from goondan.schemas.address import instance_dir
+from goondan.schemas.approval_rules import decide
+from goondan.schemas.codec import from_raw
+from goondan.schemas.frames import AgentEvent
+from goondan.schemas.launch import AgentSpec, ExtensionSpec
 from tests.unit.agentproc.extensions.test_asking import answer
 from tests.unit.agentproc.fakes import BASH, NOTE, FakeLink, FakeModel, event_frame, make_spec, says, wants
 from tests.unit.agentproc.turns import until

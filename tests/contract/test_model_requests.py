@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agentproc.conversation import (
+from goondan.agentproc.conversation import (
     AssistantData,
     Message,
     MessageData,
@@ -20,12 +20,12 @@ from agentproc.conversation import (
     error_result,
     result_message,
 )
-from agentproc.providers.base import ModelRequest
-from agentproc.providers.choose import wire_of
-from agentproc.providers.http import HttpProvider
-from schemas.codec import to_raw
-from schemas.frames import ToolError, ToolResult
-from schemas.launch import CatalogItem, ModelSpec
+from goondan.agentproc.providers.base import ModelRequest
+from goondan.agentproc.providers.choose import wire_of
+from goondan.agentproc.providers.http import HttpProvider
+from goondan.schemas.codec import to_raw
+from goondan.schemas.frames import ToolError, ToolResult
+from goondan.schemas.launch import CatalogItem, ModelSpec
 from tests.process.model_servers import AT, BASH, endpoint, question, seen, server
 
 RECORDED = Path(__file__).parent / "model_requests"

@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from kernel.bundle.base import base_tools
-from kernel.plan import tool_spec
-from schemas.launch import ToolSpec
+from goondan.kernel.bundle.base import base_tools
+from goondan.kernel.plan import tool_spec
+from goondan.schemas.launch import ToolSpec
 from tests.contract.recorded import cases, check, check_deviations, differences, fill, set_up
 from tests.toolhost_fixture import Bench, bench
 

@@ -15,9 +15,9 @@ import pytest
 import pytest_asyncio
 from msgspec.structs import replace
 
-from kernel.bundle.base import base_tools
-from kernel.plan import tool_spec
-from schemas.launch import ToolSpec
+from goondan.kernel.bundle.base import base_tools
+from goondan.kernel.plan import tool_spec
+from goondan.schemas.launch import ToolSpec
 from tests.contract.recorded import cases, check, check_deviations, differences, fill
 from tests.service_fixture import MockApi, mock_api
 from tests.toolhost_fixture import Bench, bench

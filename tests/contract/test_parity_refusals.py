@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from agentproc.catalog import Catalog
-from schemas.frames import ToolError
-from schemas.launch import CatalogItem
-from schemas.results import cut_message
+from goondan.agentproc.catalog import Catalog
+from goondan.schemas.frames import ToolError
+from goondan.schemas.launch import CatalogItem
+from goondan.schemas.results import cut_message
 from tests.contract.recorded import cases
 
 REFUSALS = ("E_TOOL_INVALID_ARGS", "E_TOOL_NOT_IN_CATALOG")

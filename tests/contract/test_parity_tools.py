@@ -13,10 +13,10 @@ import pytest_asyncio
 import yaml
 from msgspec.structs import replace
 
-from kernel.bundle.base import base_tools
-from kernel.plan import tool_spec
-from schemas.codec import replace_surrogates
-from schemas.launch import ToolSpec
+from goondan.kernel.bundle.base import base_tools
+from goondan.kernel.plan import tool_spec
+from goondan.schemas.codec import replace_surrogates
+from goondan.schemas.launch import ToolSpec
 from tests.contract.recorded import cases, check, check_deviations, differences, fill, set_up
 from tests.toolhost_fixture import Bench, bench
 

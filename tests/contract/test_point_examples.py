@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 from msgspec import Struct
 
-from agentproc.conversation import encode_message
-from agentproc.extensions.pipeline import POINTS
-from agentproc.instance import Instance
-from agentproc.loop import TurnRunner
-from agentproc.providers.base import ModelRequest
-from agentproc.store import ConversationStore
-from schemas.address import instance_dir
-from schemas.errors import fail
-from schemas.launch import CatalogItem, ExtensionSpec
+from goondan.agentproc.conversation import encode_message
+from goondan.agentproc.extensions.pipeline import POINTS
+from goondan.agentproc.instance import Instance
+from goondan.agentproc.loop import TurnRunner
+from goondan.agentproc.providers.base import ModelRequest
+from goondan.agentproc.store import ConversationStore
+from goondan.schemas.address import instance_dir
+from goondan.schemas.errors import fail
+from goondan.schemas.launch import CatalogItem, ExtensionSpec
 from tests.unit.agentproc.fakes import BASH, NOTE, FakeLink, FakeModel, event_frame, make_spec, says, wants
 
 DOCS = Path(__file__).parents[2] / "docs"

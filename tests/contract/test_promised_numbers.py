@@ -7,14 +7,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agentproc.calls import MAX_REPEATS
-from kernel.broker.approvals import history, room
-from kernel.broker.journal import retention
-from kernel.broker.mailbox import MAX_ATTEMPTS
-from schemas.approval_rules import DEFAULT_EXPIRY_S, MAX_EXPIRY_S
-from schemas.approvals import MAX_ARGS_BYTES
-from schemas.launch import KernelPlan
-from schemas.policies import SwarmPolicy
+from goondan.agentproc.calls import MAX_REPEATS
+from goondan.kernel.broker.approvals import history, room
+from goondan.kernel.broker.journal import retention
+from goondan.kernel.broker.mailbox import MAX_ATTEMPTS
+from goondan.schemas.approval_rules import DEFAULT_EXPIRY_S, MAX_EXPIRY_S
+from goondan.schemas.approvals import MAX_ARGS_BYTES
+from goondan.schemas.launch import KernelPlan
+from goondan.schemas.policies import SwarmPolicy
 
 DOCS = Path(__file__).parents[2] / "docs"
 #: Words of numbers, as the pages write them.

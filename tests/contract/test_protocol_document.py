@@ -9,19 +9,19 @@ from typing import Any
 import msgspec
 import pytest
 
-from kernel.broker import bus, directory, mailbox
-from kernel.broker.blob_keeper import SWEEP_S
-from kernel.broker.blobs import MAX_CALL_BYTES
-from kernel.broker.intake import MAX_CHAIN
-from kernel.broker.journal import retention
-from kernel.broker.presence import MAX_CLIENTS
-from schemas import blobs, frames
-from schemas.codec import MAX_DEPTH, MAX_FRAME_BYTES, MAX_RELAYED_BYTES
-from schemas.errors import CODES
-from schemas.frames import FRAME_TYPES, AckStage, Frame
-from schemas.launch import KernelPlan
-from schemas.policies import SwarmPolicy
-from schemas.tokens import SOCKETS
+from goondan.kernel.broker import bus, directory, mailbox
+from goondan.kernel.broker.blob_keeper import SWEEP_S
+from goondan.kernel.broker.blobs import MAX_CALL_BYTES
+from goondan.kernel.broker.intake import MAX_CHAIN
+from goondan.kernel.broker.journal import retention
+from goondan.kernel.broker.presence import MAX_CLIENTS
+from goondan.schemas import blobs, frames
+from goondan.schemas.codec import MAX_DEPTH, MAX_FRAME_BYTES, MAX_RELAYED_BYTES
+from goondan.schemas.errors import CODES
+from goondan.schemas.frames import FRAME_TYPES, AckStage, Frame
+from goondan.schemas.launch import KernelPlan
+from goondan.schemas.policies import SwarmPolicy
+from goondan.schemas.tokens import SOCKETS
 
 PAGES = {
     page.name: page.read_text(encoding="utf-8")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kernel.bundle.base import base_tools
-from kernel.cli import COMMANDS
+from goondan.kernel.bundle.base import base_tools
+from goondan.kernel.cli import COMMANDS
 
 ROOT = Path(__file__).parents[2]
 READMES = ("README.md", "README.ko.md")

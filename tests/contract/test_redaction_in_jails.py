@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from goondan.toolhost.policy.facts import _REDACTION
 from tests.kernel_fixture import ROOT
-from toolhost.policy.facts import _REDACTION
 
 
 def test_both_are_the_same_file() -> None:

@@ -10,9 +10,9 @@ import jsonschema
 import pytest
 import yaml
 
-from kernel.bundle.tools import BUNDLED_EXPORTS
-from schemas import export
-from schemas.frames import FRAME_TYPES
+from goondan.kernel.bundle.tools import BUNDLED_EXPORTS
+from goondan.schemas import export
+from goondan.schemas.frames import FRAME_TYPES
 
 ROOT = Path(__file__).parent.parent.parent
 

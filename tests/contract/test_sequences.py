@@ -22,11 +22,11 @@ import msgspec
 import pytest
 import zmq
 
-from schemas.codec import decode, encode_value, from_raw, to_raw
-from schemas.errors import GoondanError
-from schemas.frames import AgentEvent, ErrorPayload, Frame, ReplyTo
-from schemas.link import Link
-from schemas.transport import TRANSPORTS, VARIABLE
+from goondan.schemas.codec import decode, encode_value, from_raw, to_raw
+from goondan.schemas.errors import GoondanError
+from goondan.schemas.frames import AgentEvent, ErrorPayload, Frame, ReplyTo
+from goondan.schemas.link import Link
+from goondan.schemas.transport import TRANSPORTS, VARIABLE
 
 SCHEMAS = Path(__file__).parent.parent.parent / "schemas"
 RECORDED: dict[str, list[dict[str, Any]]] = json.loads((SCHEMAS / "vectors" / "sequences.json").read_text())

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from kernel.bundle.loader import Inspected, inspect_bundle
-from schemas.address import build_tool_name
-from schemas.resources import ToolBody
+from goondan.kernel.bundle.loader import Inspected, inspect_bundle
+from goondan.schemas.address import build_tool_name
+from goondan.schemas.resources import ToolBody
 
 DOCUMENTS = Path(__file__).parent / "spec_documents"
 MODEL = """\
@@ -148,7 +148,7 @@ def test_both_mcp_documents(tmp_path: Path) -> None:
 
 def configs(inspected: Inspected) -> list[Any]:
     """The config of every Extension as it stands in the file."""
-    from kernel.bundle.positions import Mapping, plain
+    from goondan.kernel.bundle.positions import Mapping, plain
 
     values = []
     for found in inspected.loaded.documents:

@@ -17,10 +17,10 @@ from typing import Any, Final
 import pytest
 import pytest_asyncio
 
-from kernel.bundle.loader import inspect_bundle
-from kernel.plan import tool_spec
-from schemas.codec import replace_surrogates
-from schemas.launch import ToolSpec
+from goondan.kernel.bundle.loader import inspect_bundle
+from goondan.kernel.plan import tool_spec
+from goondan.schemas.codec import replace_surrogates
+from goondan.schemas.launch import ToolSpec
 from tests.contract.recorded import cases, differences, fill, set_up
 from tests.javascript_runtimes import RUNTIMES, runtime
 from tests.toolhost_fixture import Bench, bench

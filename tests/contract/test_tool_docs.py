@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from kernel.bundle.base import base_tools
-from kernel.bundle.parameters import parameter_rows
-from kernel.cli.tool_catalog import full_names
+from goondan.kernel.bundle.base import base_tools
+from goondan.kernel.bundle.parameters import parameter_rows
+from goondan.kernel.cli.tool_catalog import full_names
 from scripts import tool_docs
 from tests.kernel_fixture import ROOT
 

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 import zmq
 
-from kernel.broker.bus import Lossy
-from kernel.broker.loop import _transport as make_broker
-from schemas.errors import GoondanError
-from schemas.link import transport_class
-from schemas.transport import TRANSPORTS, VARIABLE, chosen, path_of
-from schemas.transport.libzmq import LibzmqTransport
+from goondan.kernel.broker.bus import Lossy
+from goondan.kernel.broker.loop import _transport as make_broker
+from goondan.schemas.errors import GoondanError
+from goondan.schemas.link import transport_class
+from goondan.schemas.transport import TRANSPORTS, VARIABLE, chosen, path_of
+from goondan.schemas.transport.libzmq import LibzmqTransport
 
 LIMIT = 1 << 20
 #: The sizes around the borders of the short and the long head, of a read, and the largest.
@@ -378,7 +378,7 @@ def test_a_second_peer_of_the_same_routing_id_takes_nothing_over(served: Served,
 def test_who_reads_nothing_is_given_up_over_its_limit_and_others_go_on(
     served: Served, short_tmp: Path, transport: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(f"kernel.broker.transport.{transport}.MAX_WAITING_PEER", 4 << 20)
+    monkeypatch.setattr(f"goondan.kernel.broker.transport.{transport}.MAX_WAITING_PEER", 4 << 20)
     with peer(short_tmp, RCVHWM=4, **LINK) as silent, ExitStack() as later:
         served.other = silent
         served.until(lambda: len(served.got) == 1)

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from msgspec import Raw
 
-from schemas import (
+from goondan.schemas import (
     approvals,
     budgets,
     changesets,
@@ -21,13 +21,13 @@ from schemas import (
     runtime_events,
     tool_asks,
 )
-from schemas.blobs import MAX_BLOB_BYTES, check_reference
-from schemas.blobs import describe as describe_payload
-from schemas.codec import MAX_DEPTH, MAX_FRAME_BYTES, FrameError, decode, encode, encode_value, from_raw
-from schemas.errors import GoondanError
-from schemas.frames import FRAME_TYPES, AckStage, Frame
-from schemas.vectors import generate
-from schemas.vectors.generate import FILE, describe, from_json, to_json
+from goondan.schemas.blobs import MAX_BLOB_BYTES, check_reference
+from goondan.schemas.blobs import describe as describe_payload
+from goondan.schemas.codec import MAX_DEPTH, MAX_FRAME_BYTES, FrameError, decode, encode, encode_value, from_raw
+from goondan.schemas.errors import GoondanError
+from goondan.schemas.frames import FRAME_TYPES, AckStage, Frame
+from goondan.schemas.vectors import generate
+from goondan.schemas.vectors.generate import FILE, describe, from_json, to_json
 
 FILE_CONTENT: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
 VALID: list[dict[str, Any]] = FILE_CONTENT["valid"]

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from agentproc.conversation import (
+from goondan.agentproc.conversation import (
     AssistantData,
     Message,
     MessageData,
@@ -24,15 +24,15 @@ from agentproc.conversation import (
     error_result,
     result_message,
 )
-from agentproc.providers.base import ModelRequest
-from agentproc.providers.body import Body, FilesPlace, with_files
-from agentproc.providers.choose import wire_of
-from agentproc.providers.sending import parts_of
-from schemas.codec import to_raw
-from schemas.frames import Blob, FilePart, ToolError, ToolResult
-from schemas.launch import CatalogItem, ModelSpec
-from schemas.model_providers import BY_NAME
-from schemas.structured import OutputSpec
+from goondan.agentproc.providers.base import ModelRequest
+from goondan.agentproc.providers.body import Body, FilesPlace, with_files
+from goondan.agentproc.providers.choose import wire_of
+from goondan.agentproc.providers.sending import parts_of
+from goondan.schemas.codec import to_raw
+from goondan.schemas.frames import Blob, FilePart, ToolError, ToolResult
+from goondan.schemas.launch import CatalogItem, ModelSpec
+from goondan.schemas.model_providers import BY_NAME
+from goondan.schemas.structured import OutputSpec
 from tests.process.model_servers import AT, BASH
 
 RECORDED = Path(__file__).parent / "vendor_requests"

@@ -10,13 +10,13 @@ import msgspec
 import pytest
 from msgspec import Raw
 
-from schemas import questions, tool_asks, worker_frames
-from schemas.worker_frames import Result
-from toolhost import untrusted
-from toolhost.calls import asks, messages, pending
-from toolhost.inside import frames, orphans, wire, worker
-from toolhost.jails import channel
-from toolhost.sessions import machine, session, sessions
+from goondan.schemas import questions, tool_asks, worker_frames
+from goondan.schemas.worker_frames import Result
+from goondan.toolhost import untrusted
+from goondan.toolhost.calls import asks, messages, pending
+from goondan.toolhost.inside import frames, orphans, wire, worker
+from goondan.toolhost.jails import channel
+from goondan.toolhost.sessions import machine, session, sessions
 
 PAGE = (Path(__file__).parents[2] / "schemas" / "WORKER.md").read_text(encoding="utf-8")
 FRAMES = [*get_args(worker_frames.HostFrame), *get_args(worker_frames.WorkerFrame)]

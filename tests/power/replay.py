@@ -19,10 +19,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from agentproc.store import ConversationStore
-from kernel.broker.journal.interface import Item, Write
-from kernel.broker.journal.memory import MemoryJournal
-from kernel.broker.journal.store import JOURNAL_FILE, JournalStore
+from goondan.agentproc.store import ConversationStore
+from goondan.kernel.broker.journal.interface import Item, Write
+from goondan.kernel.broker.journal.memory import MemoryJournal
+from goondan.kernel.broker.journal.store import JOURNAL_FILE, JournalStore
 from tests.power import workloads
 from tests.power.disk import LUCK, Call, Disk, Luck, record
 

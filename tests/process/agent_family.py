@@ -1,8 +1,8 @@
 """`python -m tests.process.agent_family`: a supervisor in small, for tests of the fork server.
 
-It becomes a subreaper, starts `agentproc.forkserver` and obeys one JSON line at a time on stdin, answering each with
-one on stdout: {"fork": {…}} a request with a ready descriptor, {"raw": HEX} any packet, {"reap": PID}, {"server": 0}.
-At the end of stdin it leaves, and so does its family.
+It becomes a subreaper, starts `goondan.agentproc.forkserver` and obeys one JSON line at a time on stdin, answering each
+with one on stdout: {"fork": {…}} a request with a ready descriptor, {"raw": HEX} any packet, {"reap": PID},
+{"server": 0}. At the end of stdin it leaves, and so does its family.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import sys
 import time
 from typing import Any
 
-from schemas.forkserver import MAX_PACKET, ForkReply, ForkRequest, decode_reply, encode_packet
-from schemas.system.startup import become_subreaper
+from goondan.schemas.forkserver import MAX_PACKET, ForkReply, ForkRequest, decode_reply, encode_packet
+from goondan.schemas.system.startup import become_subreaper
 
 #: How long an agent may take to say that it is ready, or why not (seconds).
 PATIENCE_S = 10.0
@@ -30,7 +30,15 @@ class Family:
         self.channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ready_r, ready_w = os.pipe()
         fd = theirs.fileno()
-        command = [sys.executable, "-m", "agentproc.forkserver", "--socket-fd", str(fd), "--ready-fd", str(ready_w)]
+        command = [
+            sys.executable,
+            "-m",
+            "goondan.agentproc.forkserver",
+            "--socket-fd",
+            str(fd),
+            "--ready-fd",
+            str(ready_w),
+        ]
         self.server = subprocess.Popen([*command, "--parent-pid", str(os.getpid())], pass_fds=[fd, ready_w])
         theirs.close()
         os.close(ready_w)

@@ -17,11 +17,11 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from kernel.spawn import memory_file
-from schemas.codec import decode, encode, to_raw
-from schemas.frames import Frame, Hello
-from schemas.launch import AgentSpec, CatalogItem, KernelPlan, ModelSpec, ToolHostSpec
-from schemas.tokens import SOCKETS, Claims, TokenClass, mint
+from goondan.kernel.spawn import memory_file
+from goondan.schemas.codec import decode, encode, to_raw
+from goondan.schemas.frames import Frame, Hello
+from goondan.schemas.launch import AgentSpec, CatalogItem, KernelPlan, ModelSpec, ToolHostSpec
+from goondan.schemas.tokens import SOCKETS, Claims, TokenClass, mint
 
 TOOL = "bash__exec"
 READY_S = 10.0
@@ -93,7 +93,7 @@ class Broker:
         arguments = ["--run-dir", str(self.run_dir), "--plan-fd", str(plan_fd), "--secret-fd", str(secret_fd)]
         try:
             process = subprocess.Popen(
-                [sys.executable, "-m", "kernel.broker", *arguments, "--ready-fd", str(ready_w)],
+                [sys.executable, "-m", "goondan.kernel.broker", *arguments, "--ready-fd", str(ready_w)],
                 pass_fds=[plan_fd, secret_fd, ready_w],
             )
             os.close(ready_w)

@@ -8,10 +8,10 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from kernel.changesets.engine import Engine
-from kernel.changesets.recovery import locked
-from kernel.supervisor.options import Options
-from schemas.changesets import CommittedChangeset, OpenedChangeset
+from goondan.kernel.changesets.engine import Engine
+from goondan.kernel.changesets.recovery import locked
+from goondan.kernel.supervisor.options import Options
+from goondan.schemas.changesets import CommittedChangeset, OpenedChangeset
 from tests.kernel_fixture import Sandbox
 
 DOCUMENTS = """\
@@ -171,7 +171,7 @@ class Bundles(Checkout):
 
     def powers(self) -> list:  # type: ignore[type-arg]
         """What the bundle asks for as it is: all of it was agreed to."""
-        from kernel.bundle.loader import inspect_bundle
+        from goondan.kernel.bundle.loader import inspect_bundle
 
         found = inspect_bundle(self.options.bundle, state_dir=self.options.state_dir, handlers=False)
         assert not found.errors, found.errors

@@ -11,10 +11,10 @@ import sys
 
 import zmq
 
-from schemas.codec import decode, encode, to_raw
-from schemas.errors import error_payload
-from schemas.frames import PROTOCOL_VERSION, Frame, Welcome
-from schemas.launch import AgentSpec, ExtensionSpec, ModelSpec
+from goondan.schemas.codec import decode, encode, to_raw
+from goondan.schemas.errors import error_payload
+from goondan.schemas.frames import PROTOCOL_VERSION, Frame, Welcome
+from goondan.schemas.launch import AgentSpec, ExtensionSpec, ModelSpec
 
 
 def main(path: str, uid: int, entry: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from kernel.import_path import NEEDED
+from goondan.kernel.import_path import NEEDED
 
 ROOT = Path(__file__).parents[2]
 #: The interpreter that .venv was made of.
@@ -21,8 +21,7 @@ def site_packages(place: Path) -> Path:
             for name in (module, f"{module}.py", f"{module.replace('_', '-')}.libs", f"{module}.libs", "pyzmq.libs"):
                 if folder.endswith("-packages") and (Path(folder) / name).exists() and not (place / name).exists():
                     (place / name).symlink_to(Path(folder) / name)
-    for name in ("schemas", "kernel", "agentproc", "toolhost"):
-        (place / name).symlink_to(ROOT / name)
+    (place / "goondan").symlink_to(ROOT / "goondan")
     return place
 
 

@@ -16,9 +16,9 @@ import msgspec
 import pytest
 from msgspec import Raw
 
-from schemas.errors import GoondanError
-from schemas.mcp import McpServerInit
-from schemas.worker_frames import (
+from goondan.schemas.errors import GoondanError
+from goondan.schemas.mcp import McpServerInit
+from goondan.schemas.worker_frames import (
     Answer,
     Ask,
     Call,
@@ -39,8 +39,8 @@ from schemas.worker_frames import (
     WorkerError,
     WorkerFrame,
 )
-from toolhost.mcp_worker.login import Keeper
-from toolhost.mcp_worker.worker import Worker
+from goondan.toolhost.mcp_worker.login import Keeper
+from goondan.toolhost.mcp_worker.worker import Worker
 
 encode = msgspec.msgpack.Encoder().encode
 decode = msgspec.msgpack.Decoder(WorkerFrame).decode

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from agentproc.conversation import Message, MessageSource, UserData
-from agentproc.providers.base import ModelRequest
-from schemas.launch import CatalogItem, ModelSpec
+from goondan.agentproc.conversation import Message, MessageSource, UserData
+from goondan.agentproc.providers.base import ModelRequest
+from goondan.schemas.launch import CatalogItem, ModelSpec
 
 SERVERS = Path(__file__).parent.parent / "servers"
 KEY = "sk-secret-1234567890"

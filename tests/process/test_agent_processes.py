@@ -19,14 +19,14 @@ import msgspec
 import pytest
 import zmq
 
-from agentproc import forkserver
-from agentproc.forkserver import ForkServer
-from agentproc.spare_time import SpareTime
-from kernel.supervisor.lifecycle import STOP_ORDER
-from schemas.codec import decode, encode, from_raw, to_raw
-from schemas.errors import error_payload
-from schemas.forkserver import MAX_PACKET, WARM, ForkRequest, decode_reply, encode_packet
-from schemas.frames import (
+from goondan.agentproc import forkserver
+from goondan.agentproc.forkserver import ForkServer
+from goondan.agentproc.spare_time import SpareTime
+from goondan.kernel.supervisor.lifecycle import STOP_ORDER
+from goondan.schemas.codec import decode, encode, from_raw, to_raw
+from goondan.schemas.errors import error_payload
+from goondan.schemas.forkserver import MAX_PACKET, WARM, ForkRequest, decode_reply, encode_packet
+from goondan.schemas.frames import (
     AgentEvent,
     Answer,
     Frame,
@@ -37,7 +37,7 @@ from schemas.frames import (
     ToolResult,
     Welcome,
 )
-from schemas.launch import KernelPlan
+from goondan.schemas.launch import KernelPlan
 from tests.process.bare_broker import TOOL, Broker, Raw, bare_broker, plan
 
 PATIENCE_S = 10.0
@@ -478,7 +478,15 @@ def test_a_terminated_agent_leaves_at_its_step_boundary(broker: Broker, relative
 def test_a_refused_connection_ends_the_process(broker: Broker, short_tmp: Path) -> None:
     token = short_tmp / "token"
     token.write_text(broker.token("toolhost"))
-    command = [sys.executable, "-m", "agentproc", "--endpoint", broker.endpoint("agent"), "--token-file", str(token)]
+    command = [
+        sys.executable,
+        "-m",
+        "goondan.agentproc",
+        "--endpoint",
+        broker.endpoint("agent"),
+        "--token-file",
+        str(token),
+    ]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     assert ended.returncode == 1
     assert "E_CLASS_MISMATCH" in ended.stderr
@@ -488,7 +496,7 @@ def test_a_refused_connection_ends_the_process(broker: Broker, short_tmp: Path) 
 
 @pytest.mark.parametrize("arguments", [[], ["--token-file", "/nonexistent"], ["--token-fd", "77"]])
 def test_a_missing_token_is_a_usage_error(arguments: list[str]) -> None:
-    command = [sys.executable, "-m", "agentproc", "--endpoint", "ipc:///tmp/none", *arguments]
+    command = [sys.executable, "-m", "goondan.agentproc", "--endpoint", "ipc:///tmp/none", *arguments]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     assert ended.returncode == 2
     assert "E_USAGE" in ended.stderr
@@ -572,7 +580,7 @@ def small_broker(folder: Path) -> Iterator[tuple[SmallBroker, subprocess.Popen[s
     """A broker that is this test, and one agent started by hand; afterwards the agent has said nothing on stderr."""
     broker = SmallBroker(folder)
     (folder / "token").write_text("any")
-    command = [sys.executable, "-m", "agentproc", "--endpoint", broker.endpoint]
+    command = [sys.executable, "-m", "goondan.agentproc", "--endpoint", broker.endpoint]
     try:
         with subprocess.Popen(
             [*command, "--token-file", str(folder / "token")], stderr=subprocess.PIPE, text=True

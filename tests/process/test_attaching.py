@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from schemas.hosts import read_network
-from toolhost.egress.messages import Open, Settled, decode, encode
-from toolhost.egress.rules import lay_out
-from toolhost.jails.network import Egress, JailNetwork
+from goondan.schemas.hosts import read_network
+from goondan.toolhost.egress.messages import Open, Settled, decode, encode
+from goondan.toolhost.egress.rules import lay_out
+from goondan.toolhost.jails.network import Egress, JailNetwork
 
 JAIL = 7
 

@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from agentproc.providers.route import tls_context as of_agents
-from kernel.model_server.asking import _opener
-from kernel.oauth.http import _make
-from schemas.launch import McpServerSpec, ToolSpec
+from goondan.agentproc.providers.route import tls_context as of_agents
+from goondan.kernel.model_server.asking import _opener
+from goondan.kernel.oauth.http import _make
+from goondan.schemas.launch import McpServerSpec, ToolSpec
+from goondan.toolhost.mcp_worker.connections import certificates
 from tests.containment.test_server_secrets import Web
 from tests.mcp_fixture import Asker
 from tests.toolhost_fixture import bench
-from toolhost.mcp_worker.connections import certificates
 
 PEM = Path(__file__).parent.parent / "servers" / "model.test.pem"
 #: What OpenSSL calls that certificate in a folder.

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from schemas.blobs import MAX_BLOB_BYTES, MAX_FOLDER_BYTES, MAX_REQUEST_BYTES, describe
-from schemas.codec import from_raw, to_raw
-from schemas.errors import GoondanError
-from schemas.frames import Blob, ErrorPayload, Frame, ReplyTo
-from schemas.link import Link
-from schemas.system.blob_files import BlobFolder
+from goondan.schemas.blobs import MAX_BLOB_BYTES, MAX_FOLDER_BYTES, MAX_REQUEST_BYTES, describe
+from goondan.schemas.codec import from_raw, to_raw
+from goondan.schemas.errors import GoondanError
+from goondan.schemas.frames import Blob, ErrorPayload, Frame, ReplyTo
+from goondan.schemas.link import Link
+from goondan.schemas.system.blob_files import BlobFolder
 from tests.kernel_fixture import BUNDLE, Sandbox, sandbox, wait_until
 from tests.process.bare_broker import TOOL, Broker, bare_broker
 

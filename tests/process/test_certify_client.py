@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 
-from kernel.certify.certificates import certify_client as certify
-from kernel.certify.client.scenarios import scenarios
-from kernel.certify.report import Report
-from kernel.cli import execute
-from schemas.errors import GoondanError
+from goondan.kernel.certify.certificates import certify_client as certify
+from goondan.kernel.certify.client.scenarios import scenarios
+from goondan.kernel.certify.report import Report
+from goondan.kernel.cli import execute
+from goondan.schemas.errors import GoondanError
 from tests.kernel_fixture import ROOT
 
 CLIENT = [sys.executable, "-I", str(Path(__file__).parent / "adapter_client.py")]
@@ -140,7 +140,7 @@ def test_an_interrupt_leaves_nothing(tmp_path: Path) -> None:
     """The programs of all scenarios end, and their folders go; the command says nothing."""
     started = tmp_path / "started"
     argv = ["sh", "-c", f'echo $$ $GOONDAN_RUN_DIR >> {started}; exec "$@"', "sh", *CLIENT]
-    command = [sys.executable, "-I", "-m", "kernel.cli", "certify", "client", "--only", "silence", "--", *argv]
+    command = [sys.executable, "-I", "-m", "goondan.kernel.cli", "certify", "client", "--only", "silence", "--", *argv]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as certificate:
         while not started.exists() or len(started.read_text().splitlines()) < 4:
             time.sleep(0.01)

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from kernel.certify.certificates import certify_worker
-from kernel.certify.report import Report
-from kernel.cli import execute
-from schemas.errors import GoondanError
+from goondan.kernel.certify.certificates import certify_worker
+from goondan.kernel.certify.report import Report
+from goondan.kernel.cli import execute
+from goondan.schemas.errors import GoondanError
 from tests.kernel_fixture import ROOT
 
 WORKER = [sys.executable, "-I", str(Path(__file__).parent / "adapter_worker.py")]
@@ -83,8 +83,8 @@ def test_a_worker_that_does_not_end_cannot_be_certified(tried: dict[str, Goondan
 
 def test_the_python_worker_is_certified(capsys: pytest.CaptureFixture[str]) -> None:
     program = (
-        f"import sys; sys.path.insert(0, {str(ROOT)!r}); import toolhost.inside as tool;"
-        "sys.modules['goondan_tool'] = tool; from toolhost.inside.worker import main; main()"
+        f"import sys; sys.path.insert(0, {str(ROOT)!r}); import goondan.toolhost.inside as tool;"
+        "sys.modules['goondan_tool'] = tool; from goondan.toolhost.inside.worker import main; main()"
     )
     status = execute(["certify", "worker", "--", sys.executable, "-I", "-c", program])
     shown = capsys.readouterr().out

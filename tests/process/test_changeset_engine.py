@@ -12,13 +12,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from kernel.bundle.loader import inspect_bundle
-from kernel.changesets import engine as engine_module
-from kernel.changesets.engine import Engine
-from kernel.changesets.git import References
-from schemas.changesets import OpenedChangeset
-from schemas.errors import GoondanError, fail
-from schemas.workdirs import WriteExposure
+from goondan.kernel.bundle.loader import inspect_bundle
+from goondan.kernel.changesets import engine as engine_module
+from goondan.kernel.changesets.engine import Engine
+from goondan.kernel.changesets.git import References
+from goondan.schemas.changesets import OpenedChangeset
+from goondan.schemas.errors import GoondanError, fail
+from goondan.schemas.workdirs import WriteExposure
 from tests.process.changeset_bundles import DOCUMENTS, Bundles, git
 
 

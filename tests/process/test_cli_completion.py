@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kernel.cli import COMMANDS
+from goondan.kernel.cli import COMMANDS
 from tests.kernel_fixture import BUNDLE, ROOT
 
 TOOL = """\
@@ -35,7 +35,7 @@ class Shell:
         self.home = home
         (home / "bin").mkdir()
         program = home / "bin" / "gdn"
-        program.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -P -m kernel.cli "$@"\n')
+        program.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -P -m goondan.kernel.cli "$@"\n')
         program.chmod(0o755)
         self.env = {"PATH": f"{home}/bin:{os.environ['PATH']}", "GOONDAN_STATE_ROOT": str(home / "state")}
 
@@ -87,8 +87,8 @@ def test_names_of_the_bundle_without_running_anything_of_it(shell: Shell) -> Non
 
 
 def test_instances_that_a_shell_could_misread_are_not_offered(shell: Shell) -> None:
-    from kernel.paths import state_dir
-    from schemas.address import instance_dir
+    from goondan.kernel.paths import state_dir
+    from goondan.schemas.address import instance_dir
 
     state = state_dir(str(shell.home / "goondan.yaml"), {"GOONDAN_STATE_ROOT": str(shell.home / "state")})
     for agent, key in (
@@ -109,8 +109,8 @@ def test_instances_that_a_shell_could_misread_are_not_offered(shell: Shell) -> N
 
 
 def test_names_from_a_state_that_commands_refuse_are_not_offered(shell: Shell) -> None:
-    from kernel.paths import state_dir
-    from schemas.address import instance_dir
+    from goondan.kernel.paths import state_dir
+    from goondan.schemas.address import instance_dir
 
     above = shell.home / "above"
     above.mkdir()

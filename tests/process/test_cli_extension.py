@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kernel.bundle.base_extensions import BaseExtensions
+from goondan.kernel.bundle.base_extensions import BaseExtensions
 from tests.kernel_fixture import BUNDLE, Sandbox, sandbox
 
 EXTENSIONS = """\

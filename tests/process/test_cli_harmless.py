@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from kernel.cli import execute
+from goondan.kernel.cli import execute
 from tests.kernel_fixture import BUNDLE, Result, Sandbox, sandbox
 from tests.process.terminal import Terminal
 

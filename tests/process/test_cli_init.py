@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from kernel.cli import execute
-from kernel.cli.init import TEMPLATES, template_files
+from goondan.kernel.cli import execute
+from goondan.kernel.cli.init import TEMPLATES, template_files
 from tests.kernel_fixture import ROOT, Sandbox, sandbox
 
 
@@ -167,7 +167,9 @@ def test_what_fails_half_way_is_taken_back(tmp_path: Path, capsys: pytest.Captur
 
 
 def test_every_file_of_a_template_is_part_of_an_installation() -> None:
-    patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["kernel"]
+    patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"][
+        "goondan.kernel"
+    ]
     packed = {
         os.path.relpath(path, ROOT / "kernel" / "templates")
         for pattern in patterns

@@ -171,7 +171,7 @@ def test_doctor_without_a_jail_is_a_problem_with_a_fix(short_tmp: Path) -> None:
     program.chmod(0o755)
     (package / "__init__.py").write_text(f"def bwrap_path(): return {str(program)!r}\n")
     env = {**os.environ, "GOONDAN_STATE_ROOT": str(short_tmp / "state")}
-    command = [str(python), "-I", "-m", "kernel.cli", "doctor", "--json"]
+    command = [str(python), "-I", "-m", "goondan.kernel.cli", "doctor", "--json"]
     done = subprocess.run(command, env=env, capture_output=True, timeout=30)
     jail = findings(json.loads(done.stdout))["jail"]
     assert done.returncode == 1

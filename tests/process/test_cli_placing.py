@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from kernel.cli import execute
-from kernel.cli.init import template_files
-from kernel.cli.placing import Placing
-from schemas.errors import GoondanError
+from goondan.kernel.cli import execute
+from goondan.kernel.cli.init import template_files
+from goondan.kernel.cli.placing import Placing
+from goondan.schemas.errors import GoondanError
 from tests.kernel_fixture import BUNDLE
 
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from kernel.bundle.base import base_tools
-from kernel.cli import execute
-from kernel.cli.new_resource import module_name
-from schemas.address import build_tool_name
+from goondan.kernel.bundle.base import base_tools
+from goondan.kernel.cli import execute
+from goondan.kernel.cli.new_resource import module_name
+from goondan.schemas.address import build_tool_name
 from tests.javascript_runtimes import runtime
 from tests.kernel_fixture import BUNDLE, ROOT, Sandbox, sandbox
 

@@ -28,9 +28,9 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="takes the parts of tw
 #: Does with each place what a start does, and says how that ended.
 VICTIM = """
 import json, os, sys, time
-from kernel import lock, rundir
-from kernel.state_root import open_state_root
-from schemas.errors import GoondanError
+from goondan.kernel import lock, rundir
+from goondan.kernel.state_root import open_state_root
+from goondan.schemas.errors import GoondanError
 
 def state(top, path):
     root = f"{top}/state"

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from schemas.hosts import parse_rule, read_network
-from toolhost.egress import proxy, upstream
-from toolhost.egress.messages import Denied, Failed, Message, Open, Reached
-from toolhost.egress.proxy import JailSide
-from toolhost.egress.rules import Listener
+from goondan.schemas.hosts import parse_rule, read_network
+from goondan.toolhost.egress import proxy, upstream
+from goondan.toolhost.egress.messages import Denied, Failed, Message, Open, Reached
+from goondan.toolhost.egress.proxy import JailSide
+from goondan.toolhost.egress.rules import Listener
 
 
 class Control:

@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from schemas.address import MAX_PATH_BYTES, is_path
-from schemas.codec import encode_value
-from schemas.frames import Frame, ToolCallPayload
-from schemas.launch import Filesystem, PythonSpec, SandboxSpec
+from goondan.schemas.address import MAX_PATH_BYTES, is_path
+from goondan.schemas.codec import encode_value
+from goondan.schemas.frames import Frame, ToolCallPayload
+from goondan.schemas.launch import Filesystem, PythonSpec, SandboxSpec
 from tests.toolhost_fixture import Bench, bench, make_tool
 
 SOURCE = """
@@ -132,7 +132,7 @@ async def test_strange_grants_cost_no_place_for_a_jail(short_tmp: Path) -> None:
 
 async def test_a_bug_costs_one_call_and_no_place(short_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is thrown while a jail is planned is an answer, and is told to the log."""
-    from toolhost.sessions import starting
+    from goondan.toolhost.sessions import starting
 
     def broken(*_: Any, **__: Any) -> Any:
         raise ValueError("embedded null byte")

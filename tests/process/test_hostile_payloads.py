@@ -7,11 +7,11 @@ import time
 
 from msgspec import Raw, structs
 
-from schemas.budgets import BudgetLimits
-from schemas.codec import encode_value, from_raw, to_raw
-from schemas.frames import AgentEvent, Frame
-from schemas.launch import KernelPlan
-from schemas.oauth import OAuthAppSpec
+from goondan.schemas.budgets import BudgetLimits
+from goondan.schemas.codec import encode_value, from_raw, to_raw
+from goondan.schemas.frames import AgentEvent, Frame
+from goondan.schemas.launch import KernelPlan
+from goondan.schemas.oauth import OAuthAppSpec
 from tests.process import bare_broker as bare
 from tests.process.bare_broker import Broker, bare_broker
 from tests.process.hostile_payloads import ASKED_BY_AGENTS, ASKED_BY_OPERATORS, payload

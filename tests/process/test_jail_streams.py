@@ -8,9 +8,9 @@ import socket
 
 import msgspec
 
-from schemas.worker_frames import Log, WorkerFrame
-from toolhost.jails.stream import READ_BYTES, FrameStream, PrintedOutput
-from toolhost.untrusted import Violation
+from goondan.schemas.worker_frames import Log, WorkerFrame
+from goondan.toolhost.jails.stream import READ_BYTES, FrameStream, PrintedOutput
+from goondan.toolhost.untrusted import Violation
 
 
 def framed(text: str) -> bytes:

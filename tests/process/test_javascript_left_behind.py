@@ -8,8 +8,8 @@ from typing import Any, Final
 import pytest
 from msgspec.structs import replace
 
-from kernel.bundle.javascript import choose, look
-from schemas.launch import ExportSpec, JavaScriptRuntime
+from goondan.kernel.bundle.javascript import choose, look
+from goondan.schemas.launch import ExportSpec, JavaScriptRuntime
 from tests.javascript_runtimes import RUNTIMES, runtime
 from tests.toolhost_fixture import bench, make_tool
 

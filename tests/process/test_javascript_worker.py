@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import pytest
 
-from kernel.cli import execute
+from goondan.kernel.cli import execute
 from tests.javascript_runtimes import RUNTIMES, runtime
 from tests.javascript_worker import WORKER, Worker, packed
 

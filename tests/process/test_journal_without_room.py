@@ -13,10 +13,10 @@ import pytest
 #: In a namespace of its own: fills the disk with new events, then with a file, and ends the events all the same.
 ENDING = """
 import os, subprocess, sys, time
-from kernel.broker.journal import group
-from kernel.broker.journal.interface import Item, Put, Retire
-from kernel.broker.journal.factory import open_store, start
-from kernel.broker.__main__ import _assemble
+from goondan.kernel.broker.journal import group
+from goondan.kernel.broker.journal.interface import Item, Put, Retire
+from goondan.kernel.broker.journal.factory import open_store, start
+from goondan.kernel.broker.__main__ import _assemble
 from tests.process.bare_broker import plan
 
 folder, durability = sys.argv[1:3]

@@ -32,7 +32,7 @@ def start(kernel: Sandbox, *argv: str, token: str | None = None) -> subprocess.P
 
 def mint(kernel: Sandbox, run_dir: Path, *kind: str) -> str:
     made = subprocess.run(
-        [sys.executable, "-m", "kernel.broker.token", "--run-dir", str(run_dir), *kind],
+        [sys.executable, "-m", "goondan.kernel.broker.token", "--run-dir", str(run_dir), *kind],
         env={**kernel.env, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
@@ -42,7 +42,7 @@ def mint(kernel: Sandbox, run_dir: Path, *kind: str) -> str:
 
 
 def test_a_turn_without_a_supervisor(kernel: Sandbox) -> None:
-    broker = start(kernel, "kernel.broker", "--bundle", str(kernel.bundle))
+    broker = start(kernel, "goondan.kernel.broker", "--bundle", str(kernel.bundle))
     run_dir: Path = wait_until(lambda: [d for d in kernel.run_dirs if (d / "clients.sock").exists()])[0]
     token = mint(kernel, run_dir, "toolhost")
     host = start(kernel, "toolhost", "--endpoint", f"ipc://{run_dir}/tools.sock", token=token)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from kernel import paths
+from goondan.kernel import paths
 from tests.kernel_fixture import ROOT, Sandbox, sandbox, wait_until
 
 
@@ -266,7 +266,7 @@ def test_stop_ends_a_supervisor_that_hangs(kernel: Sandbox) -> None:
 def test_detach_holds_no_stream_of_ours(kernel: Sandbox, running: Sandbox) -> None:
     # Read to the end: a daemon that kept the pipe would make this hang.
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "kernel.cli", "run", "--detach", "--json"],
+        [sys.executable, "-P", "-m", "goondan.kernel.cli", "run", "--detach", "--json"],
         env={**kernel.env, "PYTHONPATH": str(ROOT)},
         cwd=kernel.home,
         stdin=subprocess.DEVNULL,
@@ -281,7 +281,7 @@ def test_detach_holds_no_stream_of_ours(kernel: Sandbox, running: Sandbox) -> No
 
 
 def test_modules_in_the_current_directory_are_not_imported(kernel: Sandbox) -> None:
-    for name in ("json", "asyncio", "schemas", "kernel", "zmq"):
+    for name in ("json", "asyncio", "goondan", "zmq"):
         (kernel.home / f"{name}.py").write_text("raise SystemExit('imported from the current directory')\n")
     assert kernel.call("echo fine")["output"]["stdout"] == "fine\n"
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from kernel import lock
+from goondan.kernel import lock
 from tests.kernel_fixture import Sandbox, sandbox, wait_until
 
 

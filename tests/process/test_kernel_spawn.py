@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from kernel import lock, log_bounds, spawn
-from kernel.premises import Premises
-from kernel.supervisor.reaping import Exit, Readiness, Reaper, children_of_this_process, describe_exit
-from kernel.supervisor.workers import Workers
-from schemas.errors import GoondanError
-from schemas.system import startup
+from goondan.kernel import lock, log_bounds, spawn
+from goondan.kernel.premises import Premises
+from goondan.kernel.supervisor.reaping import Exit, Readiness, Reaper, children_of_this_process, describe_exit
+from goondan.kernel.supervisor.workers import Workers
+from goondan.schemas.errors import GoondanError
+from goondan.schemas.system import startup
 from tests.kernel_fixture import READY, ROOT, wait_until
 
 PYTHON = sys.executable
@@ -233,7 +233,7 @@ def test_a_start_waits_for_whoever_inherited_the_lock(short_tmp: Path) -> None:
     state_dir = str(short_tmp / "state")
     hold = f"""
 import os, subprocess
-from kernel.premises import Premises
+from goondan.kernel.premises import Premises
 premises = Premises.enter("/b", {state_dir!r}, {str(short_tmp / "r1")!r})
 assert premises.is_quiet()
 premises.settle()
@@ -357,7 +357,8 @@ async def test_workers_that_the_tool_host_reports() -> None:
 def test_what_was_inherited_by_accident_is_closed() -> None:
     read, write = os.pipe()
     kept, keep = os.pipe()
-    code = f"from kernel.spawn import close_unknown_descriptors as c; c([{keep}]); import os; os.write({keep}, b'k')"
+    closing = "from goondan.kernel.spawn import close_unknown_descriptors as c"
+    code = f"{closing}; c([{keep}]); import os; os.write({keep}, b'k')"
     child = subprocess.Popen(
         [PYTHON, "-c", code + "; import time; time.sleep(60)"],
         pass_fds=[write, keep],

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from agentproc.providers.base import ContextOverflow
-from agentproc.providers.choose import wire_of
-from agentproc.providers.http import HttpProvider
+from goondan.agentproc.providers.base import ContextOverflow
+from goondan.agentproc.providers.choose import wire_of
+from goondan.agentproc.providers.http import HttpProvider
 from tests.kernel_fixture import sandbox
 from tests.process.model_servers import KEY, question, seen, server
 from tests.process.test_model_turns import swarm

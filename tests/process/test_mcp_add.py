@@ -34,7 +34,7 @@ def place() -> Iterator[Sandbox]:
 
 def add(place: Sandbox, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-I", "-m", "kernel.cli", "mcp", "add", *arguments],
+        [sys.executable, "-I", "-m", "goondan.kernel.cli", "mcp", "add", *arguments],
         cwd=place.bundle.parent, env={**place.env, **variables}, capture_output=True, text=True, timeout=50,
     )  # fmt: skip
 

@@ -21,13 +21,13 @@ import pytest
 import pytest_asyncio
 from msgspec.structs import replace
 
-from schemas.launch import Filesystem, McpServerSpec, SandboxSpec, ToolSpec
+from goondan.schemas.launch import Filesystem, McpServerSpec, SandboxSpec, ToolSpec
+from goondan.toolhost.jails.processes import process_status
+from goondan.toolhost.mcp.server_jail import RemoteServer, ServerJail
+from goondan.toolhost.sessions import machine
+from goondan.toolhost.sessions.live import LiveSession
 from tests.mcp_fixture import Asker, make_server, text
 from tests.toolhost_fixture import Bench, bench
-from toolhost.jails.processes import process_status
-from toolhost.mcp.server_jail import RemoteServer, ServerJail
-from toolhost.sessions import machine
-from toolhost.sessions.live import LiveSession
 
 DIES = """
 def die(args, ask):

@@ -19,7 +19,7 @@ FILE = {
 
 
 def gdn(*arguments: str, cwd: Path, input: str | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-I", "-m", "kernel.cli", "mcp", "import", *arguments]
+    command = [sys.executable, "-I", "-m", "goondan.kernel.cli", "mcp", "import", *arguments]
     return subprocess.run(command, cwd=cwd, input=input, capture_output=True, text=True)
 
 

@@ -19,13 +19,13 @@ from urllib.parse import parse_qs, urlencode, urlsplit
 import httpx2
 import pytest
 
-from schemas.errors import fail
-from schemas.mcp import McpOAuth
-from schemas.oauth import ServerOp, ServerReply
-from schemas.worker_frames import LoadFailed
+from goondan.schemas.errors import fail
+from goondan.schemas.mcp import McpOAuth
+from goondan.schemas.oauth import ServerOp, ServerReply
+from goondan.schemas.worker_frames import LoadFailed
+from goondan.toolhost.mcp_worker.failures import Failure
+from goondan.toolhost.mcp_worker.login import Login
 from tests.process.mcp_worker_host import hosted, pass_time, tunnels
-from toolhost.mcp_worker.failures import Failure
-from toolhost.mcp_worker.login import Login
 
 BROWSER = "http://127.0.0.1:9/callback"
 
@@ -367,7 +367,7 @@ def test_a_worker_logs_in_while_it_connects_and_the_next_one_need_not(server: Se
 def test_connecting_waits_for_a_person_longer_than_for_a_server(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("toolhost.mcp_worker.client.CONNECT_S", 8)
+    monkeypatch.setattr("goondan.toolhost.mcp_worker.client.CONNECT_S", 8)
 
     class Slow(Keeper):
         async def ask(self, op: ServerOp, *, document: str | None = None, url: str | None = None) -> ServerReply:

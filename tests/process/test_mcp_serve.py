@@ -110,7 +110,7 @@ async def on_stdio(kernel: Sandbox, *more: str, agent: str = "main", mode: Any =
     """A client whose server is our command, as other programs start it."""
     started = StdioServerParameters(
         command=sys.executable,
-        args=["-I", "-m", "kernel.cli", *words(*more, agent=agent)],
+        args=["-I", "-m", "goondan.kernel.cli", *words(*more, agent=agent)],
         env=kernel.env,
         cwd=kernel.home,
     )

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from schemas.worker_frames import LoadFailed
+from goondan.schemas.worker_frames import LoadFailed
+from goondan.toolhost.mcp_worker import lines, tasks
 from tests.process import mcp_sdk_server
 from tests.process.mcp_worker_host import (
     Host,
@@ -28,7 +29,6 @@ from tests.process.mcp_worker_host import (
     tunnels,
     web_server,
 )
-from toolhost.mcp_worker import lines, tasks
 
 WAYS = ["descriptor, modern", "descriptor, handshake", "url, modern", "url, handshake"]
 

@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
-from agentproc.providers import connection
-from agentproc.providers.body import Body, FileText
-from agentproc.providers.connection import READ_AHEAD_BYTES, Client, Patience
-from agentproc.providers.route import Way, route_to
-from agentproc.providers.vendor import Fault
+from goondan.agentproc.providers import connection
+from goondan.agentproc.providers.body import Body, FileText
+from goondan.agentproc.providers.connection import READ_AHEAD_BYTES, Client, Patience
+from goondan.agentproc.providers.route import Way, route_to
+from goondan.agentproc.providers.vendor import Fault
 
 ROOT = Path(__file__).parent.parent.parent
 PEM = ROOT / "tests" / "servers" / "model.test.pem"
@@ -506,7 +506,7 @@ async def test_a_server_that_reads_nothing_of_a_file_is_silent(tmp_path: Path) -
 #: Asks once, in a process of its own: libuv's threads stay for as long as theirs.
 ONCE = """
 import asyncio, os, sys, uvloop
-from agentproc.providers.connection import Client, Patience
+from goondan.agentproc.providers.connection import Client, Patience
 threads = lambda: len(os.listdir("/proc/self/task"))
 async def go():
     before = threads()

@@ -13,16 +13,23 @@ from collections.abc import AsyncIterator, Callable, Iterator
 import msgspec
 import pytest
 
-from agentproc.conversation import AssistantData, Message, MessageSource, ToolCallPart, ToolResultPart, result_message
-from agentproc.providers import connection
-from agentproc.providers.base import ModelAnswer, TextDelta
-from agentproc.providers.choose import wire_of
-from agentproc.providers.connection import Patience
-from agentproc.providers.http import HttpProvider
-from agentproc.providers.retry import REPEATS
-from agentproc.providers.vendor import MAX_ANSWER_CHARS
-from schemas.errors import GoondanError
-from schemas.frames import ToolResult
+from goondan.agentproc.conversation import (
+    AssistantData,
+    Message,
+    MessageSource,
+    ToolCallPart,
+    ToolResultPart,
+    result_message,
+)
+from goondan.agentproc.providers import connection
+from goondan.agentproc.providers.base import ModelAnswer, TextDelta
+from goondan.agentproc.providers.choose import wire_of
+from goondan.agentproc.providers.connection import Patience
+from goondan.agentproc.providers.http import HttpProvider
+from goondan.agentproc.providers.retry import REPEATS
+from goondan.agentproc.providers.vendor import MAX_ANSWER_CHARS
+from goondan.schemas.errors import GoondanError
+from goondan.schemas.frames import ToolResult
 from tests.kernel_fixture import ROOT
 from tests.process.model_servers import AT, KEY, question, seen, server
 
@@ -351,8 +358,8 @@ async def test_retries_are_logged_without_the_key(ask: Ask, base: str, caplog: p
 def test_agents_share_the_model_code_that_they_will_use(providers: list[str], loaded: list[str]) -> None:
     """Loaded and warm in the fork server when an agent has such a model, and then still fit to be forked."""
     code = (
-        "import os, sys, agentproc.forkserver\n"
-        "from agentproc.warmup import warm_up\n"
+        "import os, sys, goondan.agentproc.forkserver\n"
+        "from goondan.agentproc.warmup import warm_up\n"
         f"for _ in warm_up({providers}): pass\n"
         "print(sorted({name.split('.')[0] for name in sys.modules} & {'httptools', 'certifi'}))\n"
         "print(len(os.listdir('/proc/self/task')), [path for n in os.listdir('/proc/self/fd')"

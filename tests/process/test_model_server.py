@@ -5,10 +5,10 @@ from __future__ import annotations
 import socket
 from urllib.parse import urlsplit
 
-from kernel.model_server.asking import Asking
-from kernel.model_server.finding import find, own_ports
-from kernel.model_server.listing import line_of
-from schemas.launch import ModelSpec
+from goondan.kernel.model_server.asking import Asking
+from goondan.kernel.model_server.finding import find, own_ports
+from goondan.kernel.model_server.listing import line_of
+from goondan.schemas.launch import ModelSpec
 from tests.process.model_servers import KEY, seen, server
 
 

@@ -11,7 +11,7 @@ from tests.node_fixture import node_client
 
 
 def test_the_node_client_is_certified() -> None:
-    certify = [sys.executable, "-I", "-m", "kernel.cli", "certify", "client", "--json"]
+    certify = [sys.executable, "-I", "-m", "goondan.kernel.cli", "certify", "client", "--json"]
     program = ["node", str(node_client() / "certified.mjs")]
     said = subprocess.run([*certify, "--", *program], capture_output=True, text=True, cwd=ROOT, check=False)
     report = json.loads(said.stdout)

@@ -19,16 +19,16 @@ from urllib.parse import parse_qs
 import msgspec
 import pytest
 
-from kernel.oauth.grants import Grant
-from kernel.oauth.key_file import read_or_make
-from kernel.oauth.vault import Vault
-from kernel.spawn import memory_file
-from schemas.codec import from_raw, to_raw
-from schemas.control import Revise
-from schemas.errors import GoondanError
-from schemas.frames import AgentEvent, ErrorPayload, Frame
-from schemas.launch import ExtensionSpec, KernelPlan
-from schemas.oauth import Granted, GrantedNews, OAuthAppSpec, TokenRequest
+from goondan.kernel.oauth.grants import Grant
+from goondan.kernel.oauth.key_file import read_or_make
+from goondan.kernel.oauth.vault import Vault
+from goondan.kernel.spawn import memory_file
+from goondan.schemas.codec import from_raw, to_raw
+from goondan.schemas.control import Revise
+from goondan.schemas.errors import GoondanError
+from goondan.schemas.frames import AgentEvent, ErrorPayload, Frame
+from goondan.schemas.launch import ExtensionSpec, KernelPlan
+from goondan.schemas.oauth import Granted, GrantedNews, OAuthAppSpec, TokenRequest
 from tests.process.bare_broker import Broker, Raw, bare_broker, plan
 
 READY_S = 10.0
@@ -111,7 +111,7 @@ class World:
         ready_r, ready_w = os.pipe()
         self.holder = subprocess.Popen(
             [
-                *(sys.executable, "-m", "kernel.oauth", "--endpoint", self.broker.endpoint("control")),
+                *(sys.executable, "-m", "goondan.kernel.oauth", "--endpoint", self.broker.endpoint("control")),
                 *("--token-fd", str(token), "--ready-fd", str(ready_w)),
                 *("--state-dir", self.state, "--key-file", self.key_file),
             ],

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from kernel.oauth.authority import Authority
-from kernel.oauth.grants import Grant
-from kernel.oauth.http import MAX_BODY, Http
-from kernel.oauth.redirects import Redirects
-from kernel.oauth.vault import Vault
-from schemas.errors import GoondanError
-from schemas.oauth import OAuthAppSpec, TokenOrder
+from goondan.kernel.oauth.authority import Authority
+from goondan.kernel.oauth.grants import Grant
+from goondan.kernel.oauth.http import MAX_BODY, Http
+from goondan.kernel.oauth.redirects import Redirects
+from goondan.kernel.oauth.vault import Vault
+from goondan.schemas.errors import GoondanError
+from goondan.schemas.oauth import OAuthAppSpec, TokenOrder
 
 Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from kernel.oauth.authority import Authority
-from kernel.oauth.key_file import read_or_make
-from kernel.oauth.vault import Vault
-from schemas.errors import GoondanError
-from schemas.oauth import (
+from goondan.kernel.oauth.authority import Authority
+from goondan.kernel.oauth.key_file import read_or_make
+from goondan.kernel.oauth.vault import Vault
+from goondan.schemas.errors import GoondanError
+from goondan.schemas.oauth import (
     AuthorizationRequired,
     GrantedNews,
     ListOrder,
@@ -217,7 +217,7 @@ async def test_more_scopes_need_another_agreement_that_keeps_the_old_ones(held: 
 
 
 async def test_a_code_that_is_typed_elsewhere(held: Held, provider: Provider, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kernel.oauth.protocol._INTERVALS", (0.1, 0.1))  # the person is quick
+    monkeypatch.setattr("goondan.kernel.oauth.protocol._INTERVALS", (0.1, 0.1))  # the person is quick
     asked = await held.authority.carry_out(LoginOrder("device", "ann"))
     assert asked.user_code
     assert asked.user_code in asked.message

@@ -16,14 +16,14 @@ from pathlib import Path
 
 import pytest
 
-from kernel import lock
-from kernel.premises import Premises
-from schemas.codec import encode, to_raw
-from schemas.errors import GoondanError
-from schemas.frames import Frame, Hello
-from schemas.link import Link
-from schemas.system.own_users import TOOLHOST_UID
-from schemas.tokens import TokenClass
+from goondan.kernel import lock
+from goondan.kernel.premises import Premises
+from goondan.schemas.codec import encode, to_raw
+from goondan.schemas.errors import GoondanError
+from goondan.schemas.frames import Frame, Hello
+from goondan.schemas.link import Link
+from goondan.schemas.system.own_users import TOOLHOST_UID
+from goondan.schemas.tokens import TokenClass
 from tests.kernel_fixture import BUNDLE, ROOT
 from tests.process.bare_broker import bare_broker
 
@@ -36,7 +36,7 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="the attacker is a proces
 
 
 def supervisor(home: Path, run_dir: Path) -> subprocess.CompletedProcess[str]:
-    """`python -m kernel.supervisor` with a runtime directory that was named by hand; it stops when it is ready."""
+    """`python -m goondan.kernel.supervisor` with a runtime directory named by hand; it stops when it is ready."""
     (home / "goondan.yaml").write_text(BUNDLE)
     env = {
         "PATH": os.environ["PATH"],
@@ -46,7 +46,7 @@ def supervisor(home: Path, run_dir: Path) -> subprocess.CompletedProcess[str]:
     }
     arguments = ["--bundle", str(home / "goondan.yaml"), "--run-dir", str(run_dir), "--parent-fd", "0"]
     return subprocess.run(
-        [sys.executable, "-m", "kernel.supervisor", *arguments],
+        [sys.executable, "-m", "goondan.kernel.supervisor", *arguments],
         cwd=ROOT,
         env=env,
         input="",  # the end of the parent
@@ -169,7 +169,15 @@ def agent(home: Path, path: Path, *arguments: str) -> subprocess.CompletedProces
     ready_r, ready_w = os.pipe()
     process = subprocess.Popen(
         [
-            *(sys.executable, "-m", "agentproc", "--endpoint", f"ipc://{path}", "--token-file", str(home / "token")),
+            *(
+                sys.executable,
+                "-m",
+                "goondan.agentproc",
+                "--endpoint",
+                f"ipc://{path}",
+                "--token-file",
+                str(home / "token"),
+            ),
             *("--ready-fd", str(ready_w), *arguments),
         ],
         cwd=ROOT,

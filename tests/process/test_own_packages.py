@@ -16,18 +16,24 @@ from typing import Any
 
 import pytest
 
-from kernel.import_path import NEEDED, folders
-from kernel.spawn import START, command
+from goondan.kernel.import_path import NEEDED, folders
+from goondan.kernel.spawn import START, command
+from goondan.toolhost.policy.facts import machine
+from goondan.toolhost.seccomp.program import relay_program
 from tests.kernel_fixture import Sandbox
 from tests.process.installed import BASE, VERSION, site_packages
-from toolhost.policy.facts import machine
-from toolhost.seccomp.program import relay_program
 
 ROOT = Path(__file__).parents[2]
 #: `copy` and `pickle` try for `org`; the others are of the standard library, and imported by every program here.
 PLANTED = ("org", "json", "signal", "array", "asyncio", "msgspec", "argparse", "fcntl")
 #: Every program that the kernel starts.
-PROGRAMS = ("kernel.supervisor", "kernel.broker", "agentproc.forkserver", "toolhost", "kernel.cli.__main__")
+PROGRAMS = (
+    "goondan.kernel.supervisor",
+    "goondan.kernel.broker",
+    "goondan.agentproc.forkserver",
+    "goondan.toolhost",
+    "goondan.kernel.cli.__main__",
+)
 #: The interpreter itself imports these, unless it is isolated.
 BY_ITSELF = ("sitecustomize", "usercustomize", "encodings")
 
@@ -45,8 +51,7 @@ def plant(place: Path, ran: Path, *names: str) -> None:
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
     """A source tree that a tool has written to."""
-    for name in ("schemas", "kernel", "agentproc", "toolhost"):
-        (tmp_path / name).symlink_to(ROOT / name)
+    (tmp_path / "goondan").symlink_to(ROOT / "goondan")
     for name in PLANTED:
         (tmp_path / f"{name}.py").write_text(
             f"open({str(tmp_path / 'ran')!r}, 'a').write({name!r})\nraise ImportError\n"
@@ -57,7 +62,7 @@ def tree(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("module", PROGRAMS)
 def test_a_program_of_the_kernel(tree: Path, module: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-I", tree / "kernel" / "start.py", module, "--help"],
+        [sys.executable, "-I", tree / "goondan" / "kernel" / "start.py", module, "--help"],
         capture_output=True, text=True, cwd="/", check=False,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
@@ -73,7 +78,7 @@ def test_a_program_of_the_tool_host(tree: Path, program: str) -> None:
         filter_file.write(relay_program(machine()))
         filter_file.seek(0)
         fds = [theirs.fileno()] + ([filter_file.fileno()] if program == "egress/start.py" else [])
-        argv = [sys.executable, "-I", "-S", str(tree / "toolhost" / program), *map(str, fds)]
+        argv = [sys.executable, "-I", "-S", str(tree / "goondan" / "toolhost" / program), *map(str, fds)]
         argv += ["-"] if program == "launcher/__main__.py" else []  # the umask of jails: its own
         done = subprocess.run(argv, capture_output=True, text=True, pass_fds=fds, check=False)
     assert (done.returncode, done.stderr) == (0, "")
@@ -86,8 +91,7 @@ def test_a_program_that_is_started_in_a_strangers_folder(tmp_path: Path, module:
     """The supervisor gets the whole environment of whoever starts it."""
     place, ran = tmp_path / "clone", tmp_path / "ran"
     plant(place, ran, *PLANTED, *BY_ITSELF)
-    for name in ("kernel", "schemas", "agentproc", "toolhost"):
-        plant(place / name, ran, "__init__")
+    plant(place / "goondan", ran, "__init__")
     env = {
         "PATH": os.environ["PATH"],
         "HOME": str(place),
@@ -102,8 +106,7 @@ def test_a_program_that_is_started_in_a_strangers_folder(tmp_path: Path, module:
 def test_a_whole_kernel_that_is_started_in_a_strangers_clone(kernel: Sandbox, tmp_path: Path) -> None:
     place, ran = tmp_path / "clone", tmp_path / "ran"
     plant(place, ran, *PLANTED, *BY_ITSELF, "click", "yaml")
-    for name in ("kernel", "schemas", "agentproc", "toolhost"):
-        plant(place / name, ran, "__init__", "cli", "spawn", "link")
+    plant(place / "goondan", ran, "__init__", "kernel", "schemas")
     gdn = Path(sys.executable).with_name("gdn")
     if not gdn.exists():
         pytest.skip("this environment was not made by `make setup`")
@@ -120,7 +123,7 @@ def test_a_whole_kernel_that_is_started_in_a_strangers_clone(kernel: Sandbox, tm
 # --- where other packages are found ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("module", [*PROGRAMS[:4], "toolhost.survey"])
+@pytest.mark.parametrize("module", [*PROGRAMS[:4], "goondan.toolhost.survey"])
 @pytest.mark.parametrize("how", ["for one user", "into a folder"])
 def test_packages_elsewhere_are_found_and_nothing_beside_them_runs(tmp_path: Path, module: str, how: str) -> None:
     """`pip install --user` and `pip install --target`: children get the folder, and not what runs by itself there."""
@@ -140,7 +143,7 @@ def test_packages_elsewhere_are_found_and_nothing_beside_them_runs(tmp_path: Pat
         (place / f"{name}.py").rename(place / f"{name}.later")  # these would end the parent, which is not isolated
     code = (
         "import os, subprocess, sys\n"
-        "from kernel.spawn import command\n"
+        "from goondan.kernel.spawn import command\n"
         f"for name in os.listdir({str(place)!r}):\n"
         "    if name.endswith('.later'):\n"
         f"        os.rename({str(place)!r} + '/' + name, {str(place)!r} + '/' + name[:-6] + '.py')\n"
@@ -179,7 +182,7 @@ def test_an_installed_gdn_leaves_the_current_folder_before_it_imports_more(tmp_p
     script = (
         "import sys\n"
         f"sys.path.append({str(place)!r})\n"
-        "from kernel.console import main\n"
+        "from goondan.kernel.console import main\n"
         "sys.argv = ['gdn', '--help']\n"
         "sys.exit(main())\n"
     )
@@ -194,7 +197,7 @@ def test_an_installed_gdn_leaves_the_current_folder_before_it_imports_more(tmp_p
 
 
 def test_an_absolute_entry_of_pythonpath_is_somebodys_choice(tmp_path: Path) -> None:
-    code = "import sys; from kernel.import_path import leave_current_folder as leave; leave(); print(sys.path)"
+    code = "import sys; from goondan.kernel.import_path import leave_current_folder as leave; leave(); print(sys.path)"
     env = {"PYTHONPATH": f"{tmp_path}/mine:{ROOT}:"}
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True, check=True

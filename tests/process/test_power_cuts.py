@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from kernel.broker.journal.redo import REDO_SUFFIX
-from kernel.broker.journal.store import JOURNAL_FILE
+from goondan.kernel.broker.journal.redo import REDO_SUFFIX
+from goondan.kernel.broker.journal.store import JOURNAL_FILE
 from tests.power import replay
 
 pytestmark = pytest.mark.skipif(shutil.which("strace") is None, reason="there is no strace to record a run with")

@@ -10,7 +10,7 @@ from tests.kernel_fixture import ROOT
 
 
 def test_the_python_client_is_certified() -> None:
-    certify = [sys.executable, "-I", "-m", "kernel.cli", "certify", "client", "--json"]
+    certify = [sys.executable, "-I", "-m", "goondan.kernel.cli", "certify", "client", "--json"]
     program = [sys.executable, "-I", "-m", "goondan_client.certified"]
     said = subprocess.run([*certify, "--", *program], capture_output=True, text=True, cwd=ROOT, check=False)
     report = json.loads(said.stdout)

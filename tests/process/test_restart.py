@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from kernel.supervisor_client import SupervisorClient
+from goondan.kernel.supervisor_client import SupervisorClient
 from tests.kernel_fixture import BUNDLE, ROOT, Sandbox, sandbox, wait_until
 
 pytestmark = pytest.mark.xdist_group("restart")
@@ -288,8 +288,8 @@ def test_without_a_kernel_there_is_nothing_to_restart() -> None:
 #: A supervisor that the system will not replace, once: real programs cannot be had to fail there, and nowhere else.
 REFUSES = """
 import sys
-from kernel.supervisor import __main__ as supervisor
-from kernel.restarting import handover
+from goondan.kernel.supervisor import __main__ as supervisor
+from goondan.kernel.restarting import handover
 execute, times = handover.execute, []
 
 def refuse(*arguments):

@@ -16,8 +16,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from schemas.codec import to_raw
-from schemas.frames import Frame
+from goondan.schemas.codec import to_raw
+from goondan.schemas.frames import Frame
 from tests.kernel_fixture import PATIENCE_S, wait_until
 from tests.polyglot_clients import BUILD_S, cargo, rust
 from tests.process.bare_broker import bare_broker
@@ -36,7 +36,18 @@ def test_the_recorded_frames_and_sequences_are_replayed() -> None:
 
 
 def test_it_is_certified() -> None:
-    command = [sys.executable, "-I", "-m", "kernel.cli", "certify", "client", "--json", "--", str(rust()), "certified"]
+    command = [
+        sys.executable,
+        "-I",
+        "-m",
+        "goondan.kernel.cli",
+        "certify",
+        "client",
+        "--json",
+        "--",
+        str(rust()),
+        "certified",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=CERTIFY_S, check=False)
     report = json.loads(done.stdout)
     assert [(row["rule"], row["seen"]) for row in report["rules"] if row["outcome"] == "broken"] == []

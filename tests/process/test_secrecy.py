@@ -41,7 +41,7 @@ KEY = "sk-a-key-that-nobody-else-may-see"
 def running() -> Iterator[Sandbox]:
     """A kernel with an agent and a jail; its operator's environment holds a key."""
     with sandbox(extra_env={"OPENAI_API_KEY": KEY}) as made:
-        start = [*CORES, *WITHOUT_POWER, sys.executable, "-I", "-m", "kernel.cli", "run", "--detach"]
+        start = [*CORES, *WITHOUT_POWER, sys.executable, "-I", "-m", "goondan.kernel.cli", "run", "--detach"]
         subprocess.run(start, env=made.env, cwd=made.home, check=True, stdout=subprocess.DEVNULL)
         assert made.gdn("send", '/bash__exec {"command": "true"}').status == 0
         wait_until(lambda: "gdn-spare" in named(made))  # the fork server has it a moment after the first agent
@@ -92,7 +92,10 @@ def test_who_may_be_looked_into_is_as_written_down(running: Sandbox) -> None:
 
 def test_a_command_that_has_a_token_leaves_no_core_and_is_closed(running: Sandbox) -> None:
     talking = subprocess.Popen(
-        [*CORES, *WITHOUT_POWER, sys.executable, "-I", "-m", "kernel.cli", "send", '/wait__seconds {"seconds": 20}'],
+        [
+            *(*CORES, *WITHOUT_POWER, sys.executable, "-I", "-m", "goondan.kernel.cli"),
+            *("send", '/wait__seconds {"seconds": 20}'),
+        ],
         env=running.env, cwd=running.home,
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
@@ -108,7 +111,7 @@ def test_it_can_still_see_what_it_needs_of_itself(short_tmp: Path) -> None:
     """A closed process reads its own files in /proc, also as an ordinary user."""
     code = (
         "import os\n"
-        "from schemas.system.secrecy import close_memory\n"
+        "from goondan.schemas.system.secrecy import close_memory\n"
         "close_memory()\n"
         "os.listdir('/proc/self/fd'), os.readlink('/proc/self/fd/1'), os.listdir('/proc/self/task')\n"
         "open(f'/proc/self/task/{os.getpid()}/children').read(), open('/proc/self/maps').read()\n"
@@ -128,12 +131,12 @@ def test_a_crash_leaves_no_core(short_tmp: Path, kernel: Sandbox, program: str, 
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     link = ["--endpoint", f"ipc://{short_tmp}/nobody.sock", "--token-file", str(short_tmp / "token")]
     words = {
-        "supervisor": ["kernel.supervisor", "--bundle", str(kernel.bundle)],
-        "broker": ["kernel.broker", "--bundle", str(kernel.bundle)],
-        "toolhost": ["toolhost", *link],
-        "agent": ["agentproc", *link],
-        "forksrv": ["agentproc.forkserver", "--socket-fd", str(theirs.fileno())],
-        "gdn": ["kernel.cli", "run"],
+        "supervisor": ["goondan.kernel.supervisor", "--bundle", str(kernel.bundle)],
+        "broker": ["goondan.kernel.broker", "--bundle", str(kernel.bundle)],
+        "toolhost": ["goondan.toolhost", *link],
+        "agent": ["goondan.agentproc", *link],
+        "forksrv": ["goondan.agentproc.forkserver", "--socket-fd", str(theirs.fileno())],
+        "gdn": ["goondan.kernel.cli", "run"],
     }[program]
     with ours, theirs:
         process = subprocess.Popen(

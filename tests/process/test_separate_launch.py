@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from schemas.codec import from_raw, to_raw
-from schemas.frames import AgentEvent, Frame, ReplyTo
-from schemas.link import Link
-from schemas.tokens import SOCKETS
+from goondan.schemas.codec import from_raw, to_raw
+from goondan.schemas.frames import AgentEvent, Frame, ReplyTo
+from goondan.schemas.link import Link
+from goondan.schemas.tokens import SOCKETS
 from tests.kernel_fixture import BUNDLE, ROOT
 
 READY_S = 15.0
@@ -45,7 +45,7 @@ def program(*arguments: str, env: dict[str, str]) -> Iterator[subprocess.Popen[b
 def token_file(run_dir: Path, env: dict[str, str], *arguments: str) -> str:
     """A token made by hand, in a file of its own."""
     made = subprocess.run(
-        [sys.executable, "-m", "kernel.broker.token", "--run-dir", str(run_dir), *arguments],
+        [sys.executable, "-m", "goondan.kernel.broker.token", "--run-dir", str(run_dir), *arguments],
         env=env,
         cwd=ROOT,
         capture_output=True,
@@ -64,7 +64,7 @@ def by_hand(short_tmp: Path) -> Iterator[tuple[Path, dict[str, str]]]:
     bundle.write_text(BUNDLE, encoding="utf-8")
     run_dir = short_tmp / "run"
     env = {**os.environ, "GOONDAN_STATE_ROOT": str(short_tmp / "state"), "XDG_RUNTIME_DIR": str(short_tmp)}
-    with program("kernel.broker", "--bundle", str(bundle), "--run-dir", str(run_dir), env=env):
+    with program("goondan.kernel.broker", "--bundle", str(bundle), "--run-dir", str(run_dir), env=env):
         yield run_dir, env
 
 
@@ -93,8 +93,8 @@ def test_three_programs_by_hand_run_a_turn(by_hand: tuple[Path, dict[str, str]])
     assert (run_dir / "kernel.secret").stat().st_mode & 0o077 == 0
     with ExitStack() as stack:
         tools, agents = endpoint(run_dir, "toolhost"), endpoint(run_dir, "agent")
-        stack.enter_context(program("toolhost", "--endpoint", tools, "--token-file", host_token, env=env))
-        stack.enter_context(program("agentproc", "--endpoint", agents, "--token-file", agent_token, env=env))
+        stack.enter_context(program("goondan.toolhost", "--endpoint", tools, "--token-file", host_token, env=env))
+        stack.enter_context(program("goondan.agentproc", "--endpoint", agents, "--token-file", agent_token, env=env))
         answer = asyncio.run(ask(run_dir, '/bash__exec {"command":"echo $((6*7))"}', "e1"))
         assert answer.answer is not None
         assert answer.answer.status == "completed"
@@ -113,8 +113,12 @@ def test_what_is_not_started_stays_wanted_and_nothing_is_lost(by_hand: tuple[Pat
 
             def start() -> None:
                 agents, tools = endpoint(run_dir, "agent"), endpoint(run_dir, "toolhost")
-                stack.enter_context(program("agentproc", "--endpoint", agents, "--token-file", agent_token, env=env))
-                stack.enter_context(program("toolhost", "--endpoint", tools, "--token-file", host_token, env=env))
+                stack.enter_context(
+                    program("goondan.agentproc", "--endpoint", agents, "--token-file", agent_token, env=env)
+                )
+                stack.enter_context(
+                    program("goondan.toolhost", "--endpoint", tools, "--token-file", host_token, env=env)
+                )
 
             await asyncio.to_thread(start)
             return await asked
@@ -128,7 +132,7 @@ def test_a_second_broker_for_the_same_bundle_is_refused(by_hand: tuple[Path, dic
     run_dir, env = by_hand
     bundle = str(run_dir.parent / "goondan.yaml")
     second = subprocess.run(
-        [sys.executable, "-m", "kernel.broker", "--bundle", bundle, "--run-dir", str(run_dir)],
+        [sys.executable, "-m", "goondan.kernel.broker", "--bundle", bundle, "--run-dir", str(run_dir)],
         env=env,
         cwd=ROOT,
         capture_output=True,

@@ -49,14 +49,14 @@ class Clone:
             shutil.copy(ROOT / name, path / name)
         self.write("pyproject.toml", PROJECT)
         self.write("constraints.txt", "")
-        self.write("kernel/cli.py", CLI)
+        self.write("goondan/kernel/cli.py", CLI)
 
     @property
     def python(self) -> Path:
         return self.path / ".venv/bin/python"
 
     def write(self, name: str, text: str) -> None:
-        (self.path / name).parent.mkdir(exist_ok=True)
+        (self.path / name).parent.mkdir(parents=True, exist_ok=True)
         (self.path / name).write_text(text)
 
     def make(self, *arguments: str, stdin: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
@@ -281,7 +281,7 @@ def test_nothing_that_lies_in_the_clone_is_imported(clone: Clone, tmp_path: Path
 def test_gdn_imports_nothing_from_where_it_is_called(clone: Clone, tmp_path: Path) -> None:
     clone.make("setup")
     place, ran = tmp_path / "a stranger's clone", tmp_path / "ran"
-    for name in ("kernel", "schemas", "click"):
+    for name in ("goondan", "click"):
         (place / name).mkdir(parents=True)
         (place / name / "__init__.py").write_text(f"open({str(ran)!r}, 'a').write({name!r} + ' ')\n")
     plant(place, ran)

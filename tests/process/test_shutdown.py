@@ -29,8 +29,8 @@ import json
 import os
 import time
 
-from agentproc.app import AgentApp
-from schemas.link import Link
+from goondan.agentproc.app import AgentApp
+from goondan.schemas.link import Link
 
 
 def register(api):
@@ -76,7 +76,7 @@ def register(api):
         return await ctx.next()
 
     def ctx_frame():
-        from schemas.frames import Frame
+        from goondan.schemas.frames import Frame
         return Frame("stuck")
 
     api.pipeline.register("step", step)

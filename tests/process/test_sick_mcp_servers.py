@@ -14,10 +14,10 @@ import pytest_asyncio
 import yaml
 from msgspec.structs import replace
 
-from agentproc.providers.history import result_text
-from schemas.errors import CODES, FOR_MODELS
-from schemas.frames import ToolError, ToolResult
-from schemas.launch import ToolSpec
+from goondan.agentproc.providers.history import result_text
+from goondan.schemas.errors import CODES, FOR_MODELS
+from goondan.schemas.frames import ToolError, ToolResult
+from goondan.schemas.launch import ToolSpec
 from tests.mcp_fixture import Asker, make_server
 from tests.toolhost_fixture import bench
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import yaml
 
-from agentproc.providers.history import result_text
-from schemas.errors import FOR_MODELS, GoondanError, tool_error
-from schemas.frames import ToolResult
+from goondan.agentproc.providers.history import result_text
+from goondan.schemas.errors import FOR_MODELS, GoondanError, tool_error
+from goondan.schemas.frames import ToolResult
 from tests.process.model_servers import KEY, question, server
 from tests.process.test_model_providers import Asker
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from toolhost.signalling import signal_all
-from toolhost.watch import procfs
+from goondan.toolhost.signalling import signal_all
+from goondan.toolhost.watch import procfs
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from schemas.launch import ExtensionSpec, KernelPlan
+from goondan.schemas.launch import ExtensionSpec, KernelPlan
 from tests.process.bare_broker import bare_broker, plan
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -22,9 +22,9 @@ spec: {entry: ./t.py, exports: [{name: a, description: a, parameters: {type: obj
 #: Prints what a supervisor has imported when it starts the program that looks into the modules of tools.
 LOOK = """\
 import sys
-from kernel.bundle.inspector import Inspector
-from kernel.supervisor import __main__
-from kernel.supervisor.options import load_bundle, parse
+from goondan.kernel.bundle.inspector import Inspector
+from goondan.kernel.supervisor import __main__
+from goondan.kernel.supervisor.options import load_bundle, parse
 Inspector.start_early = lambda self: (print(*sys.modules), sys.exit(0))
 load_bundle(parse(["--bundle", sys.argv[1]]))
 """
@@ -36,26 +36,48 @@ def test_the_modules_of_tools_are_looked_into_while_the_checks_of_a_bundle_are_i
     environment = {"HOME": str(tmp_path), "GOONDAN_STATE_ROOT": str(tmp_path / "state")}
     run = subprocess.run(program, capture_output=True, text=True, check=True, env=environment, timeout=30)
     imported = set(run.stdout.split())
-    assert "kernel.bundle.loader" in imported
-    assert not imported & {"yaml", "schemas.resources", "kernel.bundle.check", "kernel.trust.look", "jsonschema_rs"}
+    assert "goondan.kernel.bundle.loader" in imported
+    assert not imported & {
+        "yaml",
+        "goondan.schemas.resources",
+        "goondan.kernel.bundle.check",
+        "goondan.kernel.trust.look",
+        "jsonschema_rs",
+    }
 
 
 #: What programs would import for a line of an error or a byte of randomness, and what only others of them need.
 NOT_IMPORTED = {
-    "kernel.cli.run,kernel.cli.attach,kernel.cli.output": {"secrets", "shlex", "shutil", "traceback", "asyncio", "zmq"},
-    "kernel.supervisor.__main__": {
+    "goondan.kernel.cli.run,goondan.kernel.cli.attach,goondan.kernel.cli.output": {
+        "secrets",
+        "shlex",
+        "shutil",
+        "traceback",
+        "asyncio",
+        "zmq",
+    },
+    "goondan.kernel.supervisor.__main__": {
         "secrets",
         "shlex",
         "shutil",
         "pathlib",
         "zmq",
         "yaml",
-        "kernel.trust.powers",
+        "goondan.kernel.trust.powers",
         "ipaddress",
     },
-    "kernel.broker.__main__": {"secrets", "shlex", "shutil", "pathlib", "traceback", "asyncio", "zmq", "jsonschema_rs"},
-    "agentproc.forkserver": {"secrets", "shlex", "zmq"},
-    "toolhost.app": {"secrets", "shlex", "shutil", "zmq", "argparse", "jsonschema_rs", "email.utils"},
+    "goondan.kernel.broker.__main__": {
+        "secrets",
+        "shlex",
+        "shutil",
+        "pathlib",
+        "traceback",
+        "asyncio",
+        "zmq",
+        "jsonschema_rs",
+    },
+    "goondan.agentproc.forkserver": {"secrets", "shlex", "zmq"},
+    "goondan.toolhost.app": {"secrets", "shlex", "shutil", "zmq", "argparse", "jsonschema_rs", "email.utils"},
 }
 
 
@@ -87,8 +109,11 @@ def test_a_program_does_not_import_what_it_seldom_needs(modules: str) -> None:
 @pytest.mark.parametrize(
     ("program", "unneeded"),
     [
-        (["kernel/start.py", "kernel.broker", "--help"], {"typing_extensions", "inspect"}),
-        (["-c", "import sys; from kernel.cli import main; sys.argv[:] = ['gdn', 'ps']; main()"], {"typing_extensions"}),
+        (["kernel/start.py", "goondan.kernel.broker", "--help"], {"typing_extensions", "inspect"}),
+        (
+            ["-c", "import sys; from goondan.kernel.cli import main; sys.argv[:] = ['gdn', 'ps']; main()"],
+            {"typing_extensions"},
+        ),
     ],
     ids=["broker", "gdn"],
 )
@@ -104,7 +129,7 @@ def test_what_only_development_tools_bring_along_is_not_imported(
 
 
 def test_a_module_that_was_hidden_is_there_for_whoever_asks_later() -> None:
-    look = "import sys; from kernel.start import msgspec_alone; msgspec_alone(); print(*sys.modules)"
+    look = "import sys; from goondan.kernel.start import msgspec_alone; msgspec_alone(); print(*sys.modules)"
     look += "; import typing_extensions"
     run = subprocess.run([sys.executable, "-I", "-c", look], capture_output=True, text=True, check=True, timeout=30)
     assert "msgspec" in run.stdout.split()
@@ -113,7 +138,7 @@ def test_a_module_that_was_hidden_is_there_for_whoever_asks_later() -> None:
 
 WITHOUT_TLS = """\
 import sys
-from kernel.start import asyncio_without_tls
+from goondan.kernel.start import asyncio_without_tls
 asyncio_without_tls()
 print("ssl" in sys.modules)
 import asyncio
@@ -145,17 +170,18 @@ def test_asyncio_without_tls_does_all_else_and_tls_is_there_for_whoever_asks(sho
 RUNS_MEANWHILE = """\
 import asyncio, os, sys, time
 from pathlib import Path
-from kernel.supervisor.life import Supervisor
-from kernel.supervisor.options import parse
-from kernel.supervisor.reaping import children_of_this_process
-from schemas.errors import fail
+from goondan.kernel.supervisor.life import Supervisor
+from goondan.kernel.supervisor.options import parse
+from goondan.kernel.supervisor.reaping import children_of_this_process
+from goondan.schemas.errors import fail
 
 def command(child):
     return Path(f"/proc/{child}/cmdline").read_text().replace("\\0", " ")
 
 def refuse(options, running):
     until = time.monotonic() + 10  # a child that is just being executed has no words of its own yet
-    while not (started := [words for words in map(command, children_of_this_process()) if " toolhost " in words]):
+    host = " goondan.toolhost "
+    while not (started := [words for words in map(command, children_of_this_process()) if host in words]):
         assert time.monotonic() < until
         time.sleep(0.001)
     print(*started)
@@ -174,5 +200,5 @@ def test_the_tool_host_starts_while_the_bundle_is_opened_and_goes_with_a_start_t
     environment = {"HOME": str(short_tmp), "XDG_RUNTIME_DIR": str(short_tmp)}
     run = subprocess.run(program, capture_output=True, text=True, check=True, env=environment, timeout=30)
     running, end = run.stdout.splitlines()
-    assert " toolhost --endpoint " in running
+    assert " goondan.toolhost --endpoint " in running
     assert end == "2 set()"

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from toolhost.jails.processes import end_stranded, stranded
-from toolhost.policy.conventions import JAIL_CODE
+from goondan.toolhost.jails.processes import end_stranded, stranded
+from goondan.toolhost.policy.conventions import JAIL_CODE
 
 pytestmark = pytest.mark.skipif(shutil.which("unshare") is None, reason="needs util-linux")
 

@@ -1,4 +1,4 @@
-"""`python -m toolhost.survey` on this host, and on hosts that are played by a bubblewrap which fails as theirs does."""
+"""`python -m goondan.toolhost.survey` on this host, and on hosts whose bubblewrap fails as it does there."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from typing import Any
 import msgspec
 import pytest
 
-import toolhost.survey.tiers
-from kernel.doctor.facts import Survey
-from kernel.doctor.findings import _jail
-from schemas.system.own_users import TOOLHOST_UID
+import goondan.toolhost.survey.tiers
+from goondan.kernel.doctor.facts import Survey
+from goondan.kernel.doctor.findings import _jail
+from goondan.schemas.system.own_users import TOOLHOST_UID
+from goondan.toolhost.policy.facts import gather
+from goondan.toolhost.policy.reduced import MINIMUM_LANDLOCK
+from goondan.toolhost.policy.subject import HostFacts
+from goondan.toolhost.survey.diagnosis import Signs
 from tests.toolhost_fixture import POWERS, bwrap
-from toolhost.policy.facts import gather
-from toolhost.policy.reduced import MINIMUM_LANDLOCK
-from toolhost.policy.subject import HostFacts
-from toolhost.survey.diagnosis import Signs
 
 ROOT = Path(__file__).parents[2]
 
 
 def survey(**env: str) -> dict[str, Any]:
     done = subprocess.run(
-        [sys.executable, "-m", "toolhost.survey"],
+        [sys.executable, "-m", "goondan.toolhost.survey"],
         cwd=ROOT,
         env={"PATH": os.environ["PATH"], **env},
         capture_output=True,
@@ -93,11 +93,11 @@ def test_a_host_where_no_jail_is_one(short_tmp: Path, script: str, what: str) ->
 async def test_a_kernel_without_landlock_has_no_tier_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """Namespaces alone are neither full nor reduced: nothing is even tried, and the fix is named."""
     signs = Signs(release="5.10.0", lsm="capability,yama")
-    monkeypatch.setattr(toolhost.survey.tiers, "read_signs", lambda *_: signs)
-    monkeypatch.setattr(toolhost.survey.tiers, "probe", lambda *_: pytest.fail("a jail was tried"))
+    monkeypatch.setattr(goondan.toolhost.survey.tiers, "read_signs", lambda *_: signs)
+    monkeypatch.setattr(goondan.toolhost.survey.tiers, "probe", lambda *_: pytest.fail("a jail was tried"))
     facts = gather(POWERS)
     assert isinstance(facts, HostFacts)
-    found = await toolhost.survey.tiers.survey(POWERS, msgspec.structs.replace(facts, landlock=0))
+    found = await goondan.toolhost.survey.tiers.survey(POWERS, msgspec.structs.replace(facts, landlock=0))
     assert (found.tier, found.walls, found.facts) == (None, [], None)
     (finding,) = found.findings
     assert finding.what == "landlock" and "5.13" in finding.fix

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from kernel.bundle.loader import open_bundle
-from schemas.codec import from_raw, to_raw
-from schemas.frames import ErrorPayload, Frame
-from schemas.launch import AgentSpec, KernelPlan
-from schemas.reach import reachable_tools
+from goondan.kernel.bundle.loader import open_bundle
+from goondan.schemas.codec import from_raw, to_raw
+from goondan.schemas.frames import ErrorPayload, Frame
+from goondan.schemas.launch import AgentSpec, KernelPlan
+from goondan.schemas.reach import reachable_tools
 from tests.process.bare_broker import Broker, bare_broker
 
 HEAD = """\

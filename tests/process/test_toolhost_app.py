@@ -1,4 +1,4 @@
-"""`python -m toolhost`, the real program, in front of a broker that a test plays by hand."""
+"""`python -m goondan.toolhost`, the real program, in front of a broker that a test plays by hand."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ import pytest
 import zmq
 from msgspec import Raw
 
-from schemas.codec import decode, encode, encode_value, from_raw
-from schemas.errors import GoondanError, error_payload
-from schemas.frames import Frame, Hello, Shutdown, ToolCallPayload, Welcome
-from schemas.launch import SandboxSpec, ToolHostSpec, ToolSpec
-from schemas.receipts import Receipt
-from schemas.system.own_users import TOOLHOST_UID
-from schemas.system.startup import admit_toolhost
+from goondan.schemas.codec import decode, encode, encode_value, from_raw
+from goondan.schemas.errors import GoondanError, error_payload
+from goondan.schemas.frames import Frame, Hello, Shutdown, ToolCallPayload, Welcome
+from goondan.schemas.launch import SandboxSpec, ToolHostSpec, ToolSpec
+from goondan.schemas.receipts import Receipt
+from goondan.schemas.system.own_users import TOOLHOST_UID
+from goondan.schemas.system.startup import admit_toolhost
+from goondan.toolhost.app import App, Settings
+from goondan.toolhost.policy.facts import gather
+from goondan.toolhost.privileges.capabilities import KEPT
 from tests.kernel_fixture import wait_until
 from tests.toolhost_fixture import POWERS, make_tool
-from toolhost.app import App, Settings
-from toolhost.policy.facts import gather
-from toolhost.privileges.capabilities import KEPT
 
 ROOT = Path(__file__).parents[2]
 TOKEN = "the-secret-token"
@@ -151,7 +151,7 @@ def toolhost(
     os.write(token_w, TOKEN.encode())
     os.close(token_w)
     fds = ["--token-fd", str(token_r), "--ready-fd", str(ready_w), "--status-fd", str(status_w)]
-    argv = [sys.executable, "-m", "toolhost", "--endpoint", endpoint, *fds, *arguments]
+    argv = [sys.executable, "-m", "goondan.toolhost", "--endpoint", endpoint, *fds, *arguments]
     with open(stderr or os.devnull, "wb") as errors:
         process = subprocess.Popen(
             argv, pass_fds=[ready_w, status_w, token_r], cwd=ROOT, stderr=errors, env={**os.environ, **(env or {})}
@@ -432,7 +432,9 @@ async def test_without_a_broker_it_says_so_and_ends(short_tmp: Path) -> None:
 def test_usage_errors(short_tmp: Path) -> None:
     unread = ["--endpoint", "ipc:///x", "--token-file", "/nonexistent"]
     for arguments, status in (([], 2), (["--endpoint", "ipc:///x"], 2), (unread, 1)):
-        done = subprocess.run([sys.executable, "-m", "toolhost", *arguments], cwd=ROOT, capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, "-m", "goondan.toolhost", *arguments], cwd=ROOT, capture_output=True, text=True
+        )
         assert done.returncode == status
         assert "Traceback" not in done.stderr
 

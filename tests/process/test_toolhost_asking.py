@@ -11,13 +11,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from schemas.codec import from_raw, to_raw
-from schemas.errors import fail
-from schemas.frames import AgentEvent, Answer, Frame
-from schemas.launch import ExportSpec, SandboxSpec
-from schemas.tool_asks import MAX_OPEN
+from goondan.schemas.codec import from_raw, to_raw
+from goondan.schemas.errors import fail
+from goondan.schemas.frames import AgentEvent, Answer, Frame
+from goondan.schemas.launch import ExportSpec, SandboxSpec
+from goondan.schemas.tool_asks import MAX_OPEN
+from goondan.toolhost.sessions import sessions as reports
 from tests.toolhost_fixture import Bench, bench, make_tool
-from toolhost.sessions import sessions as reports
 
 SOURCE = """
 import asyncio, os, threading, time

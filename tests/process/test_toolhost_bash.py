@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from kernel.bundle.base import base_tools
-from kernel.plan import tool_spec
+from goondan.kernel.bundle.base import base_tools
+from goondan.kernel.plan import tool_spec
 from tests.toolhost_fixture import Bench, bench, small_outputs
 
 MIB = 1 << 20

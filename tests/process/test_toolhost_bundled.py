@@ -6,9 +6,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from kernel.bundle.base import base_tools
-from kernel.plan import tool_spec
-from schemas.launch import ToolSpec
+from goondan.kernel.bundle.base import base_tools
+from goondan.kernel.plan import tool_spec
+from goondan.schemas.launch import ToolSpec
 from tests.toolhost_fixture import bench, small_outputs
 
 

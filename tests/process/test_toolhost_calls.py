@@ -10,16 +10,16 @@ import msgspec
 import pytest
 from msgspec import Raw
 
-import toolhost.jails.launch
-import toolhost.sessions.starting
-from schemas.codec import encode_value
-from schemas.errors import fail
-from schemas.frames import Frame, ToolCallPayload
-from schemas.launch import ExportSpec, SandboxSpec, ToolHostSpec, ToolSpec
+import goondan.toolhost.jails.launch
+import goondan.toolhost.sessions.starting
+from goondan.schemas.codec import encode_value
+from goondan.schemas.errors import fail
+from goondan.schemas.frames import Frame, ToolCallPayload
+from goondan.schemas.launch import ExportSpec, SandboxSpec, ToolHostSpec, ToolSpec
+from goondan.toolhost.calls.call_registry import CallRegistry
+from goondan.toolhost.sessions.machine import MAX_MADE
+from goondan.toolhost.sessions.session import MAX_CALLS_PER_JAIL, MAX_PENDING_PER_JAIL
 from tests.toolhost_fixture import Bench, bench, make_tool
-from toolhost.calls.call_registry import CallRegistry
-from toolhost.sessions.machine import MAX_MADE
-from toolhost.sessions.session import MAX_CALLS_PER_JAIL, MAX_PENDING_PER_JAIL
 
 SOURCE = """
 import os, time
@@ -155,7 +155,7 @@ async def test_a_repeated_call_attaches_or_gets_the_same_result(short_tmp: Path,
 async def test_a_result_that_was_not_kept_is_an_unknown_outcome(
     short_tmp: Path, workdir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("toolhost.calls.answers.CallRegistry", lambda: CallRegistry(kept_bytes=100))
+    monkeypatch.setattr("goondan.toolhost.calls.answers.CallRegistry", lambda: CallRegistry(kept_bytes=100))
     async with bench(tool(short_tmp)) as made:
         await made.call("t__mark", {"file": "ran"}, workdir=workdir, call_id="turn-1/lost")
         made.host.on_frame(call_frame("t__mark", "turn-1/lost", workdir, Raw(encode_value({"file": "ran"}))))
@@ -335,7 +335,7 @@ async def test_a_guard_that_is_replaced_while_a_jail_is_made_costs_another_jail_
 ) -> None:
     document = workdir / "goondan.yaml"
     document.write_text("a")
-    identity, saves = toolhost.jails.launch._identity, [MAX_MADE - 1]
+    identity, saves = goondan.toolhost.jails.launch._identity, [MAX_MADE - 1]
 
     def looked_at(path: str) -> tuple[int, int]:
         found = identity(path)
@@ -345,7 +345,7 @@ async def test_a_guard_that_is_replaced_while_a_jail_is_made_costs_another_jail_
             (workdir / "edited").rename(document)  # as editors save
         return found
 
-    monkeypatch.setattr(toolhost.jails.launch, "_identity", looked_at)
+    monkeypatch.setattr(goondan.toolhost.jails.launch, "_identity", looked_at)
     async with bench(tool(short_tmp), protected=[str(document)]) as made:
         results = await asyncio.gather(*(made.call("t__bump", workdir=workdir) for _ in range(3)))
         assert [result["status"] for result in results] == ["ok"] * 3
@@ -402,7 +402,7 @@ async def test_pending_work_takes_no_places_of_calls_and_has_a_bound_of_its_own(
 async def test_a_jail_is_refused_while_the_one_before_it_in_its_workdir_does_not_end(
     tmp_path: Path, workdir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(toolhost.sessions.starting, "CLOSE_S", 0.3)
+    monkeypatch.setattr(goondan.toolhost.sessions.starting, "CLOSE_S", 0.3)
     first, second = tool(tmp_path, name="first"), tool(tmp_path, name="second")
     async with bench(first, second) as host:
         call = {"file": "marks"}

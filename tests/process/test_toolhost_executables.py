@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from schemas.errors import HELP_BASE
-from schemas.launch import ExportSpec, SandboxSpec, ToolSpec
+from goondan.schemas.errors import HELP_BASE
+from goondan.schemas.launch import ExportSpec, SandboxSpec, ToolSpec
+from goondan.toolhost.policy.plan import walls
 from tests.toolhost_fixture import Bench, bench, make_tool, small_outputs
-from toolhost.policy.plan import walls
 
 #: One program with an export for each thing that programs do. The request is on one line, and begins with the export.
 PROGRAM = r"""#!/bin/sh

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from kernel.bundle.base import base_tools
-from kernel.plan import tool_spec
+from goondan.kernel.bundle.base import base_tools
+from goondan.kernel.plan import tool_spec
 from tests.toolhost_fixture import Bench, bench, small_outputs
 
 GIB = 1 << 30

@@ -20,21 +20,32 @@ import msgspec
 import pytest
 from msgspec import Raw
 
-from schemas.codec import encode
-from schemas.frames import Frame
-from schemas.launch import Limits, SandboxSpec, ToolHostSpec
-from schemas.worker_frames import Answer, Ask, Ended, LoadFailed, Log, Progress, Ready, Result, WorkerError, WorkerFrame
+from goondan.schemas.codec import encode
+from goondan.schemas.frames import Frame
+from goondan.schemas.launch import Limits, SandboxSpec, ToolHostSpec
+from goondan.schemas.worker_frames import (
+    Answer,
+    Ask,
+    Ended,
+    LoadFailed,
+    Log,
+    Progress,
+    Ready,
+    Result,
+    WorkerError,
+    WorkerFrame,
+)
+from goondan.toolhost.host import Host
+from goondan.toolhost.jails.channel import Channel
+from goondan.toolhost.limits.decide import Used
+from goondan.toolhost.limits.keeper import Keeper
+from goondan.toolhost.policy.hiding import Hiding
+from goondan.toolhost.sessions.live import LiveSession
+from goondan.toolhost.sessions.pool import Start
+from goondan.toolhost.sessions.session import JailSession
+from goondan.toolhost.untrusted import Violation
+from goondan.toolhost.watch.jail_usage import JailUsage
 from tests.toolhost_fixture import POWERS, bench, make_tool
-from toolhost.host import Host
-from toolhost.jails.channel import Channel
-from toolhost.limits.decide import Used
-from toolhost.limits.keeper import Keeper
-from toolhost.policy.hiding import Hiding
-from toolhost.sessions.live import LiveSession
-from toolhost.sessions.pool import Start
-from toolhost.sessions.session import JailSession
-from toolhost.untrusted import Violation
-from toolhost.watch.jail_usage import JailUsage
 
 SEED = 20261121
 FRAMES = 100_000 if "GOONDAN_CHAOS_KILLS" in os.environ else 30_000

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from kernel.bundle.base import base_tools
-from kernel.plan import tool_spec
-from schemas.launch import ToolSpec
+from goondan.kernel.bundle.base import base_tools
+from goondan.kernel.plan import tool_spec
+from goondan.schemas.launch import ToolSpec
 from tests.kernel_fixture import sandbox
 from tests.service_fixture import MockApi, mock_api
 from tests.toolhost_fixture import Bench, bench

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from kernel.bundle.base_extensions import brought_tools
-from kernel.plan import tool_spec
-from schemas.launch import Filesystem, FolderGrants, SandboxSpec, ToolSpec
-from schemas.skills import MAX_SKILL_BYTES, MAX_SKILL_FILES
-from schemas.system.digests import folder_digest
+from goondan.kernel.bundle.base_extensions import brought_tools
+from goondan.kernel.plan import tool_spec
+from goondan.schemas.launch import Filesystem, FolderGrants, SandboxSpec, ToolSpec
+from goondan.schemas.skills import MAX_SKILL_BYTES, MAX_SKILL_FILES
+from goondan.schemas.system.digests import folder_digest
+from goondan.toolhost.policy.folders import FolderCopies, folder_of_call
 from tests.toolhost_fixture import bench
-from toolhost.policy.folders import FolderCopies, folder_of_call
 
 BASH = """\
 #!/bin/bash

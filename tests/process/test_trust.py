@@ -97,7 +97,7 @@ def test_nothing_runs_before_the_user_has_agreed() -> None:
         result = kernel.gdn("run", input="hello\n")
         assert result.status == 1
         assert f"gdn trust {kernel.bundle}" in result.err
-        for program in ("kernel.supervisor", "kernel.broker"):  # doors as well
+        for program in ("goondan.kernel.supervisor", "goondan.kernel.broker"):  # doors as well
             started = [sys.executable, "-P", "-m", program, "--bundle", str(kernel.bundle)]
             done = subprocess.run(
                 started, env={**kernel.env, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=20

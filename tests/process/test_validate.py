@@ -16,7 +16,7 @@ import pytest
 from tests.javascript_runtimes import RUNTIMES, runtime
 
 ROOT = Path(__file__).parent.parent.parent
-START = ROOT / "kernel" / "start.py"
+START = ROOT / "goondan" / "kernel" / "start.py"
 
 HEAD = """\
 apiVersion: goondan.ai/v1
@@ -54,7 +54,7 @@ def bundle(folder: Path, modules: Mapping[str, str]) -> Path:
 
 def gdn(*arguments: str | Path, state: Path, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "kernel.cli", "validate", *map(str, arguments)],
+        [sys.executable, "-m", "goondan.kernel.cli", "validate", *map(str, arguments)],
         cwd=cwd,
         env={**os.environ, "PYTHONPATH": str(ROOT), "GOONDAN_STATE_ROOT": str(state), **env},
         capture_output=True,
@@ -253,7 +253,7 @@ def test_what_is_no_bundle(tmp_path: Path, named: str) -> None:
 
 def inspection(request: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-I", str(START), "toolhost.inspection"],
+        [sys.executable, "-I", str(START), "goondan.toolhost.inspection"],
         input=request,
         capture_output=True,
         text=True,

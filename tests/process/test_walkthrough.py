@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from goondan.toolhost.policy.refusals import GUARDED_NAMES
 from scripts.walkthrough import Command, File, Walker, fits, steps
 from tests.kernel_fixture import ROOT, Sandbox, sandbox
 from tests.process.model_servers import server
-from toolhost.policy.refusals import GUARDED_NAMES
 
 PAGES = {
     "README.md": ROOT / "README.md",

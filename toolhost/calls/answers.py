@@ -18,20 +18,20 @@ from typing import Any, Final
 import msgspec
 from msgspec import Raw
 
-from schemas.codec import encode_value, to_raw
-from schemas.errors import tool_error
-from schemas.frames import OPERATOR_AGENT, TOOL_COMPLETED, AgentEvent, Completion, Frame, ToolError, ToolResult
-from schemas.launch import DEFAULT_ERROR_LIMIT, ToolSpec
-from schemas.mcp import McpListing
-from schemas.runtime_events import ToolProgress
-from schemas.spans import call_span
-from schemas.times import rfc3339
-from schemas.worker_frames import Progress
-from toolhost.calls.asking import Asking
-from toolhost.calls.call_registry import Call, CallRegistry, StoredResult
-from toolhost.calls.listings import Listing, answer_of, refusal_of
-from toolhost.calls.pending import MAX_RUNNING, PendingRegistry, Promise, Work, full_handle
-from toolhost.calls.results import error_result
+from goondan.schemas.codec import encode_value, to_raw
+from goondan.schemas.errors import tool_error
+from goondan.schemas.frames import OPERATOR_AGENT, TOOL_COMPLETED, AgentEvent, Completion, Frame, ToolError, ToolResult
+from goondan.schemas.launch import DEFAULT_ERROR_LIMIT, ToolSpec
+from goondan.schemas.mcp import McpListing
+from goondan.schemas.runtime_events import ToolProgress
+from goondan.schemas.spans import call_span
+from goondan.schemas.times import rfc3339
+from goondan.schemas.worker_frames import Progress
+from goondan.toolhost.calls.asking import Asking
+from goondan.toolhost.calls.call_registry import Call, CallRegistry, StoredResult
+from goondan.toolhost.calls.listings import Listing, answer_of, refusal_of
+from goondan.toolhost.calls.pending import MAX_RUNNING, PendingRegistry, Promise, Work, full_handle
+from goondan.toolhost.calls.results import error_result
 
 #: The bundled tool whose calls are answered here, never in a jail.
 POLLING_TOOL: Final = "tool-result"

@@ -15,13 +15,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
-from schemas.errors import GoondanError, error_payload, fail
-from schemas.frames import Frame
-from schemas.times import rfc3339
-from schemas.tool_host_reports import LogLine
-from schemas.worker_frames import Answer, Ask
-from toolhost.calls.asks import Asker, Reply, ended, refusal, value_of
-from toolhost.calls.call_registry import Call
+from goondan.schemas.errors import GoondanError, error_payload, fail
+from goondan.schemas.frames import Frame
+from goondan.schemas.times import rfc3339
+from goondan.schemas.tool_host_reports import LogLine
+from goondan.schemas.worker_frames import Answer, Ask
+from goondan.toolhost.calls.asks import Asker, Reply, ended, refusal, value_of
+from goondan.toolhost.calls.call_registry import Call
 
 
 class Speaker(Protocol):

@@ -26,11 +26,11 @@ from typing import Final, NamedTuple
 import msgspec
 from msgspec import Raw
 
-from schemas.address import is_instance_key
-from schemas.codec import encode_value, from_raw, to_raw
-from schemas.errors import GoondanError, error_payload, fail
-from schemas.frames import OPERATOR_AGENT, AgentEvent, AgentsList, AgentsSpawn, ErrorPayload, Frame, ReplyTo
-from schemas.questions import (
+from goondan.schemas.address import is_instance_key
+from goondan.schemas.codec import encode_value, from_raw, to_raw
+from goondan.schemas.errors import GoondanError, error_payload, fail
+from goondan.schemas.frames import OPERATOR_AGENT, AgentEvent, AgentsList, AgentsSpawn, ErrorPayload, Frame, ReplyTo
+from goondan.schemas.questions import (
     EVENT_TYPES,
     LOOK_UP_MS,
     TIMEOUT_MS,
@@ -40,7 +40,7 @@ from schemas.questions import (
     is_event_type,
     with_object,
 )
-from schemas.tool_asks import (
+from goondan.schemas.tool_asks import (
     MAX_ANSWER_BYTES,
     MAX_ASK_BYTES,
     MAX_INNER_CALLS,
@@ -49,9 +49,9 @@ from schemas.tool_asks import (
     ToolAnswer,
     ToolAsk,
 )
-from schemas.worker_frames import Answer, Ask, WorkerError
-from toolhost.calls.call_registry import Call
-from toolhost.untrusted import Violation, check_json
+from goondan.schemas.worker_frames import Answer, Ask, WorkerError
+from goondan.toolhost.calls.call_registry import Call
+from goondan.toolhost.untrusted import Violation, check_json
 
 #: Questions that one call may ask in all, calls of tools excepted.
 MAX_ASKED: Final = 1000

@@ -22,9 +22,9 @@ from typing import Final, Literal
 
 from msgspec import Raw, Struct
 
-from schemas.launch import ExportSpec, ToolSpec
-from toolhost.calls.fair_store import FairStore
-from toolhost.policy.subject import CallFolder
+from goondan.schemas.launch import ExportSpec, ToolSpec
+from goondan.toolhost.calls.fair_store import FairStore
+from goondan.toolhost.policy.subject import CallFolder
 
 #: Results that no agent has acknowledged yet, in all (bytes): one of the largest, or twenty of the default outputMb.
 KEPT_BYTES: Final = 80 << 20

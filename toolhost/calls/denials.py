@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from schemas.worker_frames import WorkerError
-from toolhost.egress.messages import Denied
+from goondan.schemas.worker_frames import WorkerError
+from goondan.toolhost.egress.messages import Denied
 
 #: Codes of operating systems for a failed connection.
 NETWORK_CODES: Final = frozenset(

@@ -11,12 +11,12 @@ from typing import Final
 import msgspec
 from msgspec import Raw
 
-from schemas.codec import to_raw
-from schemas.errors import error_payload
-from schemas.frames import NO_PAYLOAD, ErrorPayload, Frame, ToolError
-from schemas.launch import ExportSpec, ToolSpec
-from schemas.mcp import McpListing
-from toolhost.calls.call_registry import Call
+from goondan.schemas.codec import to_raw
+from goondan.schemas.errors import error_payload
+from goondan.schemas.frames import NO_PAYLOAD, ErrorPayload, Frame, ToolError
+from goondan.schemas.launch import ExportSpec, ToolSpec
+from goondan.schemas.mcp import McpListing
+from goondan.toolhost.calls.call_registry import Call
 
 #: The largest answer (bytes): it travels as one frame, of 1 MiB with its header.
 MAX_LISTING: Final = 1000 << 10

@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from schemas.codec import from_raw, to_raw
-from schemas.errors import GoondanError, error_payload, fail
-from schemas.frames import ErrorPayload, Frame
-from schemas.oauth import MAX_DOCUMENT, ServerReply, ServerWish
-from schemas.worker_frames import LoginAnswer, LoginAsk, WorkerError
-from toolhost.calls.asking import Speaker
-from toolhost.untrusted import Violation
+from goondan.schemas.codec import from_raw, to_raw
+from goondan.schemas.errors import GoondanError, error_payload, fail
+from goondan.schemas.frames import ErrorPayload, Frame
+from goondan.schemas.oauth import MAX_DOCUMENT, ServerReply, ServerWish
+from goondan.schemas.worker_frames import LoginAnswer, LoginAsk, WorkerError
+from goondan.toolhost.calls.asking import Speaker
+from goondan.toolhost.untrusted import Violation
 
 #: Questions of one worker that have no answer yet: a login takes one after the other.
 MAX_OPEN: Final = 8

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from toolhost.calls.fair_store import FairStore
+from goondan.toolhost.calls.fair_store import FairStore
 
 #: Messages in all (bytes): what some hundred agents use at a time. The oldest of the owner that has most go first.
 CACHE_BYTES: Final = 8 << 20

@@ -22,8 +22,8 @@ from typing import Final, Literal
 import msgspec
 from msgspec import Raw, Struct
 
-from toolhost.calls.call_registry import Call
-from toolhost.calls.fair_store import FairStore
+from goondan.toolhost.calls.call_registry import Call
+from goondan.toolhost.calls.fair_store import FairStore
 
 #: How long work may go on (seconds).
 PENDING_S: Final = 3600.0

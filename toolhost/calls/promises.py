@@ -15,8 +15,8 @@ from typing import Final
 
 import msgspec
 
-from schemas.system.private_files import read_list, replace_file
-from toolhost.calls.pending import Promise
+from goondan.schemas.system.private_files import read_list, replace_file
+from goondan.toolhost.calls.pending import Promise
 
 PROMISES: Final = "pending.json"
 #: A larger file was not written by us (bytes).

@@ -15,15 +15,15 @@ from typing import Final
 import msgspec
 from msgspec import Raw
 
-from schemas.codec import encode_value
-from schemas.errors import CODES, help_url, tool_error
-from schemas.frames import ErrorPayload, ToolError, ToolResult
-from schemas.launch import ToolSpec
-from schemas.results import cut_message
-from schemas.worker_frames import Result, WorkerError
-from toolhost.calls.call_registry import Call
-from toolhost.calls.pending import full_handle
-from toolhost.untrusted import Violation, check_json, output_limit
+from goondan.schemas.codec import encode_value
+from goondan.schemas.errors import CODES, help_url, tool_error
+from goondan.schemas.frames import ErrorPayload, ToolError, ToolResult
+from goondan.schemas.launch import ToolSpec
+from goondan.schemas.results import cut_message
+from goondan.schemas.worker_frames import Result, WorkerError
+from goondan.toolhost.calls.call_registry import Call
+from goondan.toolhost.calls.pending import full_handle
+from goondan.toolhost.untrusted import Violation, check_json, output_limit
 
 #: Characters of an error's name, code and other texts beside its message; a handler has no reason to send more.
 MAX_NAME: Final = 200

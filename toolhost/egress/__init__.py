@@ -4,6 +4,6 @@
 decide. `proxy` is their shell. `listen` makes listening sockets inside a jail's network namespace. `messages` are what
 the tool host and the proxy send each other.
 
-Everything here imports the standard library, schemas.hosts, and from toolhost.inside what puts up walls, so the process
-can be started without site packages.
+Everything here imports the standard library, goondan.schemas.hosts, and from goondan.toolhost.inside what puts up
+walls, so the process can be started without site packages.
 """

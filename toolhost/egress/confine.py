@@ -10,7 +10,7 @@ import socket
 from contextlib import suppress
 from typing import Final
 
-from toolhost import own_confinement
+from goondan.toolhost import own_confinement
 
 #: What getaddrinfo reads: configuration, and the libraries that its name services are.
 _READABLE: Final = ("/etc", "/usr/lib", "/usr/lib64", "/lib", "/lib64", "/usr/share/zoneinfo", "/run/systemd/resolve")

@@ -14,8 +14,8 @@ import struct
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from schemas.hosts import BadHost, parse_host
-from toolhost.egress.fields import Fields, TooShort
+from goondan.schemas.hosts import BadHost, parse_host
+from goondan.toolhost.egress.fields import Fields, TooShort
 
 #: A question has a header, one name and four bytes; resolvers add some options (bytes).
 MAX_QUERY: Final = 1024

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from schemas.hosts import BadHost, is_address, parse_host
-from toolhost.egress.fields import Fields, TooShort
+from goondan.schemas.hosts import BadHost, is_address, parse_host
+from goondan.toolhost.egress.fields import Fields, TooShort
 
 #: A ClientHello with post-quantum key shares has some 2 KiB; larger ones than this are none (bytes).
 MAX_HELLO: Final = 16384

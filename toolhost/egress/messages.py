@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 from typing import Any, Final, NamedTuple
 
-from schemas.hosts import Network, read_network, write_network
-from toolhost.egress.rules import Listener
+from goondan.schemas.hosts import Network, read_network, write_network
+from goondan.toolhost.egress.rules import Listener
 
 #: One message (bytes); 64 rules take some 10 KiB.
 MAX_MESSAGE: Final = 65536

@@ -22,12 +22,12 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import Final
 
-from schemas.hosts import Rule
-from toolhost.egress import dns, heads, hello, messages
-from toolhost.egress.confine import confine
-from toolhost.egress.messages import Close, Denied, Failed, Message, Open, Reached, Settle, Settled
-from toolhost.egress.rules import Listener, judge, unconnected, unheard
-from toolhost.egress.upstream import Refused, Unreachable, connect
+from goondan.schemas.hosts import Rule
+from goondan.toolhost.egress import dns, heads, hello, messages
+from goondan.toolhost.egress.confine import confine
+from goondan.toolhost.egress.messages import Close, Denied, Failed, Message, Open, Reached, Settle, Settled
+from goondan.toolhost.egress.rules import Listener, judge, unconnected, unheard
+from goondan.toolhost.egress.upstream import Refused, Unreachable, connect
 
 #: Connections of one jail at a time; further ones wait in the jail.
 MAX_CONNECTIONS: Final = 64

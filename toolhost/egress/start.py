@@ -4,18 +4,16 @@
 the system call filter that FILTER_FD holds.
 """
 
-import os
 import sys
 
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+ROOT = __file__.rpartition("/goondan/toolhost/")[0]
 
-# Only these two: the folder itself may be a workdir of tools, and must not be asked for modules of other names.
+# Only this one: the folder itself may be a workdir of tools, and must not be asked for modules of other names.
 sys.path.insert(0, ROOT)
-import schemas  # noqa: E402, F401
-import toolhost  # noqa: E402, F401
+import goondan  # noqa: E402, F401
 
 sys.path.remove(ROOT)
 
-from toolhost.egress.proxy import main  # noqa: E402
+from goondan.toolhost.egress.proxy import main  # noqa: E402
 
 sys.exit(main(int(sys.argv[1]), int(sys.argv[2])))

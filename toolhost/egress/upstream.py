@@ -9,9 +9,9 @@ import asyncio
 import socket
 from typing import Final
 
-from schemas.hosts import Rule, is_address
-from toolhost.egress.addresses import reach_of, refusal
-from toolhost.egress.rules import hosts_entries
+from goondan.schemas.hosts import Rule, is_address
+from goondan.toolhost.egress.addresses import reach_of, refusal
+from goondan.toolhost.egress.rules import hosts_entries
 
 #: How long a name service may take (seconds): a slower one is as good as none.
 RESOLVE_S: Final = 10.0

@@ -1,4 +1,5 @@
-"""`python -m toolhost.inspection`: reports what the modules of tools export, without running them outside of a jail.
+"""`python -m goondan.toolhost.inspection`: reports what the modules of tools export, without running them outside of a
+jail.
 
 `gdn validate` and the start of a kernel start this program, because they must not import a tool's code. It reads one
 JSON document from stdin and writes one to stdout:
@@ -22,19 +23,19 @@ from typing import Final
 
 import msgspec
 
-from schemas.entries import entry_kind
-from schemas.errors import GoondanError
-from schemas.launch import Filesystem, SandboxSpec, ToolHostSpec, ToolSpec
-from schemas.tool_host_reports import InspectionAnswer, InspectionRequest, ModuleReport
-from schemas.worker_frames import LoadFailed, Ready, WorkerFrame
-from toolhost.drop_privileges import drop_privileges
-from toolhost.inspection.source import read_source, refuse
-from toolhost.jails.jail import Jail
-from toolhost.jails.visit import Visit
-from toolhost.policy.conventions import JAIL_CODE
-from toolhost.policy.hiding import hidden_folders, with_hidden
-from toolhost.policy.subject import HostFacts
-from toolhost.privileges.powers import Powers
+from goondan.schemas.entries import entry_kind
+from goondan.schemas.errors import GoondanError
+from goondan.schemas.launch import Filesystem, SandboxSpec, ToolHostSpec, ToolSpec
+from goondan.schemas.tool_host_reports import InspectionAnswer, InspectionRequest, ModuleReport
+from goondan.schemas.worker_frames import LoadFailed, Ready, WorkerFrame
+from goondan.toolhost.drop_privileges import drop_privileges
+from goondan.toolhost.inspection.source import read_source, refuse
+from goondan.toolhost.jails.jail import Jail
+from goondan.toolhost.jails.visit import Visit
+from goondan.toolhost.policy.conventions import JAIL_CODE
+from goondan.toolhost.policy.hiding import hidden_folders, with_hidden
+from goondan.toolhost.policy.subject import HostFacts
+from goondan.toolhost.privileges.powers import Powers
 
 #: The most jails at once. More would only wait for processors.
 MAX_JAILS: Final = 8
@@ -116,13 +117,13 @@ def main() -> int:
     try:
         request = msgspec.json.decode(sys.stdin.buffer.read(), type=InspectionRequest)
     except msgspec.DecodeError as error:
-        print(f"toolhost.inspection: {error}", file=sys.stderr)
+        print(f"goondan.toolhost.inspection: {error}", file=sys.stderr)
         return 2
     try:
         powers, facts = drop_privileges()
         powers.settle(False)
     except OSError as error:
-        print(f"toolhost.inspection: cannot give up root's powers: {error.strerror or error}", file=sys.stderr)
+        print(f"goondan.toolhost.inspection: cannot give up root's powers: {error.strerror or error}", file=sys.stderr)
         return 1
     answer = InspectionAnswer(asyncio.run(inspect(request, powers, facts)))
     sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")

@@ -8,10 +8,10 @@ from __future__ import annotations
 import ast
 from typing import Final, Literal
 
-from schemas.entries import entry_kind
-from schemas.launch import ToolSpec
-from schemas.tool_host_reports import ModuleReport, Reason, Refusal
-from toolhost.policy.javascript import is_javascript
+from goondan.schemas.entries import entry_kind
+from goondan.schemas.launch import ToolSpec
+from goondan.schemas.tool_host_reports import ModuleReport, Reason, Refusal
+from goondan.toolhost.policy.javascript import is_javascript
 
 #: The largest module (bytes). People write modules of handlers, so they are not large.
 MAX_SOURCE_BYTES: Final = 4 << 20

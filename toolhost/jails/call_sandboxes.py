@@ -19,11 +19,11 @@ import os
 import socket
 from typing import Final
 
-from schemas.worker_frames import Ended, Exit, Fork, Forked, Init, Kill, WorkerFrame
-from toolhost.jails.jail import Jail, exit_cause
-from toolhost.jails.stream import Granted
-from toolhost.jails.worker import Worker, WorkerOwner
-from toolhost.untrusted import Violation
+from goondan.schemas.worker_frames import Ended, Exit, Fork, Forked, Init, Kill, WorkerFrame
+from goondan.toolhost.jails.jail import Jail, exit_cause
+from goondan.toolhost.jails.stream import Granted
+from goondan.toolhost.jails.worker import Worker, WorkerOwner
+from goondan.toolhost.untrusted import Violation
 
 #: How long a worker that was told to leave may take (seconds): enough for exit handlers.
 LEAVE_S: Final = 0.3

@@ -16,9 +16,9 @@ from typing import Final
 
 import msgspec
 
-from schemas.codec import DECODE_ERRORS
-from schemas.worker_frames import Ask, Log, Progress, Result, WorkerFrame
-from toolhost.untrusted import Violation
+from goondan.schemas.codec import DECODE_ERRORS
+from goondan.schemas.worker_frames import Ask, Log, Progress, Result, WorkerFrame
+from goondan.toolhost.untrusted import Violation
 
 #: Bytes of a frame beyond its output: names, ids, an error's texts.
 FRAME_SLACK: Final = 64 << 10

@@ -19,20 +19,20 @@ from typing import NamedTuple
 import msgspec
 from msgspec import Struct
 
-from schemas.errors import GoondanError, fail
-from schemas.system.own_users import NUMBERS
-from schemas.system.trees import remove_tree
-from schemas.worker_frames import WORKER_FD
-from toolhost.launcher.request import Launch
-from toolhost.limits.groups import Group
-from toolhost.limits.keeper import Keeper
-from toolhost.policy.conventions import ARGS_FD, BOOT_FD, FILES_FD, FILTER_FD, STATUS_FD, WORKDIR_FD
-from toolhost.policy.facts import machine
-from toolhost.policy.launch_plan import LaunchPlan, quick_boot_plan
-from toolhost.policy.plan import start_of
-from toolhost.privileges.launcher_link import LauncherLost
-from toolhost.privileges.powers import Powers
-from toolhost.privileges.uids import instance_uid
+from goondan.schemas.errors import GoondanError, fail
+from goondan.schemas.system.own_users import NUMBERS
+from goondan.schemas.system.trees import remove_tree
+from goondan.schemas.worker_frames import WORKER_FD
+from goondan.toolhost.launcher.request import Launch
+from goondan.toolhost.limits.groups import Group
+from goondan.toolhost.limits.keeper import Keeper
+from goondan.toolhost.policy.conventions import ARGS_FD, BOOT_FD, FILES_FD, FILTER_FD, STATUS_FD, WORKDIR_FD
+from goondan.toolhost.policy.facts import machine
+from goondan.toolhost.policy.launch_plan import LaunchPlan, quick_boot_plan
+from goondan.toolhost.policy.plan import start_of
+from goondan.toolhost.privileges.launcher_link import LauncherLost
+from goondan.toolhost.privileges.powers import Powers
+from goondan.toolhost.privileges.uids import instance_uid
 
 
 class Launched(Struct):

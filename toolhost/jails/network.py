@@ -18,14 +18,14 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
-from schemas.hosts import Network
-from toolhost.egress import messages
-from toolhost.egress.messages import Close, Denied, Failed, Open, Reached, Settle, Settled
-from toolhost.egress.rules import Layout, Listener
-from toolhost.policy.facts import machine
-from toolhost.privileges.launcher_link import LauncherLink
-from toolhost.privileges.own_programs import OwnPrograms
-from toolhost.seccomp.program import relay_program
+from goondan.schemas.hosts import Network
+from goondan.toolhost.egress import messages
+from goondan.toolhost.egress.messages import Close, Denied, Failed, Open, Reached, Settle, Settled
+from goondan.toolhost.egress.rules import Layout, Listener
+from goondan.toolhost.policy.facts import machine
+from goondan.toolhost.privileges.launcher_link import LauncherLink
+from goondan.toolhost.privileges.own_programs import OwnPrograms
+from goondan.toolhost.seccomp.program import relay_program
 
 #: How long a jail's sockets may take (seconds): a short program and one round trip, some 30 ms.
 ATTACH_S: Final = 10.0

@@ -20,8 +20,8 @@ import signal
 from contextlib import suppress
 from typing import Final
 
-from toolhost.policy.conventions import JAIL_CODE
-from toolhost.signalling import signal_all
+from goondan.toolhost.policy.conventions import JAIL_CODE
+from goondan.toolhost.signalling import signal_all
 
 #: Rounds of finding and killing. Each takes some milliseconds; a process that is stopped first starts no other one.
 MAX_ROUNDS: Final = 50

@@ -22,15 +22,15 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from schemas.codec import DECODE_ERRORS
-from schemas.errors import GoondanError, fail
-from schemas.grantable import within
-from schemas.launch import ToolHostSpec, ToolSpec
-from toolhost.jails.launch import open_place
-from toolhost.launcher.request import PATIENCE_S, Check, Held, Hold
-from toolhost.launcher.sizes import IMAGE, MIB, POINT
-from toolhost.privileges.launcher_link import LauncherLost
-from toolhost.privileges.powers import Powers
+from goondan.schemas.codec import DECODE_ERRORS
+from goondan.schemas.errors import GoondanError, fail
+from goondan.schemas.grantable import within
+from goondan.schemas.launch import ToolHostSpec, ToolSpec
+from goondan.toolhost.jails.launch import open_place
+from goondan.toolhost.launcher.request import PATIENCE_S, Check, Held, Hold
+from goondan.toolhost.launcher.sizes import IMAGE, MIB, POINT
+from goondan.toolhost.privileges.launcher_link import LauncherLost
+from goondan.toolhost.privileges.powers import Powers
 
 #: How much longer we wait than the launcher itself does (seconds).
 _LONGER_S: Final = 5.0

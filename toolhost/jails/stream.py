@@ -21,12 +21,12 @@ from typing import Any, Final
 
 import msgspec
 
-from schemas.codec import DECODE_ERRORS
-from schemas.redaction import HIDDEN, Redactor
-from schemas.secret_values import in_texts
-from schemas.worker_frames import HostFrame, Result, WorkerFrame
-from toolhost.jails.channel import Channel
-from toolhost.untrusted import Violation, check_json
+from goondan.schemas.codec import DECODE_ERRORS
+from goondan.schemas.redaction import HIDDEN, Redactor
+from goondan.schemas.secret_values import in_texts
+from goondan.schemas.worker_frames import HostFrame, Result, WorkerFrame
+from goondan.toolhost.jails.channel import Channel
+from goondan.toolhost.untrusted import Violation, check_json
 
 #: Frames that are written together: each written alone would wake the worker once more (docs/decisions/016).
 BURST: Final = 8

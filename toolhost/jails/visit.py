@@ -6,16 +6,16 @@ import asyncio
 from abc import ABC, abstractmethod
 from typing import Final, Generic, TypeVar
 
-from schemas.launch import ToolHostSpec, ToolSpec
-from schemas.worker_frames import WORKER_PROTOCOL, Init, WorkerFrame
-from toolhost.jails.jail import Jail
-from toolhost.jails.launch import launch
-from toolhost.jails.worker import Worker
-from toolhost.policy.facts import look_up
-from toolhost.policy.plan import plan
-from toolhost.policy.subject import HostFacts
-from toolhost.privileges.powers import Powers
-from toolhost.untrusted import Violation
+from goondan.schemas.launch import ToolHostSpec, ToolSpec
+from goondan.schemas.worker_frames import WORKER_PROTOCOL, Init, WorkerFrame
+from goondan.toolhost.jails.jail import Jail
+from goondan.toolhost.jails.launch import launch
+from goondan.toolhost.jails.worker import Worker
+from goondan.toolhost.policy.facts import look_up
+from goondan.toolhost.policy.plan import plan
+from goondan.toolhost.policy.subject import HostFacts
+from goondan.toolhost.privileges.powers import Powers
+from goondan.toolhost.untrusted import Violation
 
 #: What its worker may send (bytes): one answer.
 OUTPUT_LIMIT: Final = 1 << 20

@@ -13,9 +13,9 @@ from abc import abstractmethod
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from schemas.worker_frames import HostFrame, WorkerFrame
-from toolhost.jails.stream import FrameStream, Granted, PrintedOutput
-from toolhost.untrusted import Violation
+from goondan.schemas.worker_frames import HostFrame, WorkerFrame
+from goondan.toolhost.jails.stream import FrameStream, Granted, PrintedOutput
+from goondan.toolhost.untrusted import Violation
 
 #: How long a worker that has closed its socket may take to end by itself, so that its exit status is known (seconds).
 EXIT_GRACE_S: Final = 0.25

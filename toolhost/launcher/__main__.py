@@ -1,5 +1,5 @@
-"""`python -I -S toolhost/launcher/__main__.py FD UMASK [helper]`: the tool host starts it, and it ends with the tool
-host.
+"""`python -I -S goondan/toolhost/launcher/__main__.py FD UMASK [helper]`: the tool host starts it, and it ends with
+the tool host.
 
 It is a launcher. With `helper` it is the privileged helper (under root), which forks launchers. Jails write files under
 UMASK (octal digits; `-` for the one that we were started with). Files that we make are closed to others.
@@ -10,16 +10,16 @@ import resource
 import socket
 import sys
 
-ROOT = __file__.rpartition("/toolhost/launcher/")[0]
+ROOT = __file__.rpartition("/goondan/toolhost/")[0]
 
 # -I leaves our own root out of the path. It is added for this one import alone: the root may be a workdir of tools, and
 # a `json.py` there must not be imported by us.
 sys.path.insert(0, ROOT)
-import toolhost  # noqa: E402, F401
+import goondan  # noqa: E402, F401
 
 sys.path.remove(ROOT)
 
-from toolhost.launcher import privileged_helper, program  # noqa: E402
+from goondan.toolhost.launcher import privileged_helper, program  # noqa: E402
 
 inherited = os.umask(0o077)
 umask = inherited if sys.argv[2] == "-" else int(sys.argv[2], 8)

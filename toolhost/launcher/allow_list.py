@@ -13,7 +13,7 @@ import errno
 import re
 from typing import Final, TypedDict
 
-from toolhost.launcher.request import Enclosed, Launch
+from goondan.toolhost.launcher.request import Enclosed, Launch
 
 #: The niceness values that set a jail's share of processors.
 _NICENESS: Final = range(20)

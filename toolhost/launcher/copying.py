@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Final, NamedTuple
 
-from toolhost.launcher import syscalls
-from toolhost.launcher.descriptors import opened, reopened, write_all
+from goondan.toolhost.launcher import syscalls
+from goondan.toolhost.launcher.descriptors import opened, reopened, write_all
 
 #: Limits of the copies for one jail: entries, bytes and nested folders. A tool is a few files; a folder that brings an
 #: environment along is larger.

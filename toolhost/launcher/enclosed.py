@@ -14,8 +14,8 @@ import hashlib
 import os
 from typing import Final
 
-from toolhost.launcher.allow_list import NotAllowed, within
-from toolhost.launcher.request import Enclosed, Launch
+from goondan.toolhost.launcher.allow_list import NotAllowed, within
+from goondan.toolhost.launcher.request import Enclosed, Launch
 
 #: Largest size of the options and of a filter, which have some kilobytes (bytes).
 MAX_TEXT: Final = 1 << 20

@@ -13,10 +13,10 @@ import os
 import stat
 from typing import Final
 
-from toolhost.launcher import staging, syscalls
-from toolhost.launcher.descriptors import opened
-from toolhost.launcher.places import ReadOnlyPlace
-from toolhost.launcher.request import Enclosure, Stage
+from goondan.toolhost.launcher import staging, syscalls
+from goondan.toolhost.launcher.descriptors import opened
+from goondan.toolhost.launcher.places import ReadOnlyPlace
+from goondan.toolhost.launcher.request import Enclosure, Stage
 
 #: CAP_DAC_READ_SEARCH (to mount in folders that are closed to root); SETGID, SETUID and SETPCAP (the jail drops them);
 #: NET_ADMIN (the loopback interface); SYS_ADMIN (mounts and namespaces).

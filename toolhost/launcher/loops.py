@@ -17,7 +17,7 @@ import struct
 from contextlib import suppress
 from typing import Final
 
-from toolhost.launcher.descriptors import opened
+from goondan.toolhost.launcher.descriptors import opened
 
 #: The number of loop devices (Documentation/admin-guide/devices.txt).
 MAJOR: Final = 7

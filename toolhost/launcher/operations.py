@@ -16,11 +16,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
-from toolhost.launcher import allow_list
-from toolhost.launcher.allow_list import AllowList, NotAllowed
-from toolhost.launcher.descriptors import opened, status_numbers, write_text
-from toolhost.launcher.places import hand_over, make_folders, open_folder
-from toolhost.launcher.sockets import held_by
+from goondan.toolhost.launcher import allow_list
+from goondan.toolhost.launcher.allow_list import AllowList, NotAllowed
+from goondan.toolhost.launcher.descriptors import opened, status_numbers, write_text
+from goondan.toolhost.launcher.places import hand_over, make_folders, open_folder
+from goondan.toolhost.launcher.sockets import held_by
 
 #: The file that freezes a control group of version 1.
 FREEZER_STATE: Final = "freezer.state"

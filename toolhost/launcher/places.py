@@ -15,10 +15,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
-from toolhost.launcher import syscalls
-from toolhost.launcher.allow_list import AllowList, NotAllowed, check_workspace, check_writable, within
-from toolhost.launcher.descriptors import opened, path_of
-from toolhost.launcher.request import Stage
+from goondan.toolhost.launcher import syscalls
+from goondan.toolhost.launcher.allow_list import AllowList, NotAllowed, check_workspace, check_writable, within
+from goondan.toolhost.launcher.descriptors import opened, path_of
+from goondan.toolhost.launcher.request import Stage
 
 #: How many folders a path can have: Linux's paths have at most 4096 bytes.
 _MAX_DEPTH = 2048

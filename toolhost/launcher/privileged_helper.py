@@ -27,13 +27,20 @@ import time
 from contextlib import suppress
 from typing import Any, Final, NoReturn
 
-from toolhost.launcher import enclosed, program, syscalls
-from toolhost.launcher.allow_list import AllowList, NotAllowed, check_launch, check_trial, check_workspace, is_jails
-from toolhost.launcher.descriptors import path_of
-from toolhost.launcher.operations import Operations, Settled, user_of
-from toolhost.launcher.places import ReadOnlyPlace, check_stages
-from toolhost.launcher.request import Check, Hold, Launch, Run
-from toolhost.launcher.sizes import POINT
+from goondan.toolhost.launcher import enclosed, program, syscalls
+from goondan.toolhost.launcher.allow_list import (
+    AllowList,
+    NotAllowed,
+    check_launch,
+    check_trial,
+    check_workspace,
+    is_jails,
+)
+from goondan.toolhost.launcher.descriptors import path_of
+from goondan.toolhost.launcher.operations import Operations, Settled, user_of
+from goondan.toolhost.launcher.places import ReadOnlyPlace, check_stages
+from goondan.toolhost.launcher.request import Check, Hold, Launch, Run
+from goondan.toolhost.launcher.sizes import POINT
 
 #: Largest request (bytes): a name and some paths. The allow-list names the folders of our code.
 MAX_REQUEST: Final = 1 << 16

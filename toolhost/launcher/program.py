@@ -20,10 +20,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final, NoReturn
 
-from toolhost.launcher import enclosure, sized, staging, syscalls
-from toolhost.launcher.descriptors import write_text
-from toolhost.launcher.places import ReadOnlyPlace
-from toolhost.launcher.request import MAX_DESCRIPTORS, MAX_REQUEST, PATIENCE_S, Check, Hold, Launch, Run
+from goondan.toolhost.launcher import enclosure, sized, staging, syscalls
+from goondan.toolhost.launcher.descriptors import write_text
+from goondan.toolhost.launcher.places import ReadOnlyPlace
+from goondan.toolhost.launcher.request import MAX_DESCRIPTORS, MAX_REQUEST, PATIENCE_S, Check, Hold, Launch, Run
 
 #: Descriptors are first moved to this number or above, so that no place is taken by one of them.
 _ABOVE: Final = 64

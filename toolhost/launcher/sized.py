@@ -22,10 +22,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Final
 
-from toolhost.launcher import loops, sizes, syscalls
-from toolhost.launcher.descriptors import opened, path_of, reopened, write_text
-from toolhost.launcher.request import Held
-from toolhost.launcher.sizes import IMAGE, POINT
+from goondan.toolhost.launcher import loops, sizes, syscalls
+from goondan.toolhost.launcher.descriptors import opened, path_of, reopened, write_text
+from goondan.toolhost.launcher.request import Held
+from goondan.toolhost.launcher.sizes import IMAGE, POINT
 
 #: The image while it is being made, and the note in the folder that the mount covers.
 UNFINISHED: Final = "workspace.ext4.new"

@@ -8,7 +8,7 @@ import struct
 from contextlib import suppress
 from typing import Final
 
-from toolhost.launcher import syscalls
+from goondan.toolhost.launcher import syscalls
 
 _SO_MEMINFO: Final = 55
 

@@ -17,10 +17,10 @@ import shlex
 import signal
 from typing import Final, NamedTuple
 
-from toolhost.launcher import copying, syscalls
-from toolhost.launcher.descriptors import opened, path_of, reopened, write_all, write_text
-from toolhost.launcher.places import ReadOnlyPlace, keep
-from toolhost.launcher.request import Stage
+from goondan.toolhost.launcher import copying, syscalls
+from goondan.toolhost.launcher.descriptors import opened, path_of, reopened, write_all, write_text
+from goondan.toolhost.launcher.places import ReadOnlyPlace, keep
+from goondan.toolhost.launcher.request import Stage
 
 #: Room for mount points, and for one file that is copied (bytes).
 _ROOM: Final = copying.MAX_BYTES + (1 << 20)

@@ -18,10 +18,10 @@ from typing import Final, NamedTuple
 
 from msgspec import Struct
 
-from schemas.errors import tool_error
-from schemas.frames import ToolError
-from schemas.launch import Limits
-from schemas.worker_frames import WorkerError
+from goondan.schemas.errors import tool_error
+from goondan.schemas.frames import ToolError
+from goondan.schemas.launch import Limits
+from goondan.schemas.worker_frames import WorkerError
 
 #: The part of its limit at which a jail's disk counts as full: the jail goes on writing until it has ended.
 DISK_PART: Final = 0.9

@@ -9,12 +9,12 @@ import os
 from contextlib import suppress
 from typing import Final
 
-from toolhost.launcher.descriptors import write_text
-from toolhost.launcher.operations import FREEZER_STATE
-from toolhost.limits.keeper import Keeper
-from toolhost.limits.mechanisms import GroupPlan, weight
-from toolhost.privileges.own_groups import beside, read_text
-from toolhost.privileges.powers import Powers
+from goondan.toolhost.launcher.descriptors import write_text
+from goondan.toolhost.launcher.operations import FREEZER_STATE
+from goondan.toolhost.limits.keeper import Keeper
+from goondan.toolhost.limits.mechanisms import GroupPlan, weight
+from goondan.toolhost.privileges.own_groups import beside, read_text
+from goondan.toolhost.privileges.powers import Powers
 
 #: Bytes that are read of a group's file, which has one line or a few.
 _MAX_FILE: Final = 4096

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import struct
 
-from toolhost.privileges.powers import Powers
+from goondan.toolhost.privileges.powers import Powers
 
 #: A counter of Linux gives one number of eight bytes.
 _COUNTED_BYTES = 8

@@ -14,10 +14,10 @@ from typing import Final
 
 from msgspec import Struct
 
-from schemas.launch import Limits
-from schemas.receipts import Mechanism
-from toolhost.limits.decide import ORDINARY, weight_of
-from toolhost.privileges.tree import Tree
+from goondan.schemas.launch import Limits
+from goondan.schemas.receipts import Mechanism
+from goondan.toolhost.limits.decide import ORDINARY, weight_of
+from goondan.toolhost.privileges.tree import Tree
 
 #: bubblewrap's process outside of the jail.
 OUTSIDE: Final = 1

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from schemas.launch import ToolSpec
+from goondan.schemas.launch import ToolSpec
 
 #: Servers that are remembered.
 MAX_KNOWN: Final = 1024

@@ -15,11 +15,11 @@ import socket
 from collections import deque
 from typing import Final, NamedTuple
 
-from schemas.system.authorities import authorities_pem
-from toolhost.policy.facts import machine
-from toolhost.privileges.own_programs import OwnPrograms
-from toolhost.privileges.powers import Powers
-from toolhost.seccomp.program import template_program, worker_program
+from goondan.schemas.system.authorities import authorities_pem
+from goondan.toolhost.policy.facts import machine
+from goondan.toolhost.privileges.own_programs import OwnPrograms
+from goondan.toolhost.privileges.powers import Powers
+from goondan.toolhost.seccomp.program import template_program, worker_program
 
 #: How long a worker may take to begin, a new template included (seconds). Importing the SDK takes half a second on an
 #: idle machine, and some seconds among many that compute.

@@ -10,7 +10,7 @@ import re
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from schemas.visible import BLANKS, IGNORABLE, is_needed
+from goondan.schemas.visible import BLANKS, IGNORABLE, is_needed
 
 #: Levels of maps and arrays in one value. The host lets 60 through; the maps around a value need the rest.
 MAX_DEPTH: Final = 56

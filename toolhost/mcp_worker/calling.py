@@ -23,14 +23,14 @@ from mcp.shared.exceptions import MCPError
 from msgspec import Raw
 from pydantic import TypeAdapter, ValidationError
 
-from schemas.codec import encode_value
-from schemas.mcp import GET_PROMPT, McpElicit, McpElicited, McpTool
-from schemas.worker_frames import Answer, Ask, Call, Progress, Result, WorkerError, WorkerFrame
-from toolhost.mcp_worker import bounds, shaping, tasks
-from toolhost.mcp_worker.bounds import MAX_DESCRIPTION, Allowance
-from toolhost.mcp_worker.client import Client
-from toolhost.mcp_worker.failures import Failure, error_of
-from toolhost.mcp_worker.tasks import Task
+from goondan.schemas.codec import encode_value
+from goondan.schemas.mcp import GET_PROMPT, McpElicit, McpElicited, McpTool
+from goondan.schemas.worker_frames import Answer, Ask, Call, Progress, Result, WorkerError, WorkerFrame
+from goondan.toolhost.mcp_worker import bounds, shaping, tasks
+from goondan.toolhost.mcp_worker.bounds import MAX_DESCRIPTION, Allowance
+from goondan.toolhost.mcp_worker.client import Client
+from goondan.toolhost.mcp_worker.failures import Failure, error_of
+from goondan.toolhost.mcp_worker.tasks import Task
 
 #: How often a server may ask within one call before it is refused, and how many questions of one answer are asked.
 MAX_ROUNDS: Final = 10

@@ -15,10 +15,10 @@ from typing import Any, Final
 
 import msgspec
 
-from schemas.redaction import Redactor
-from schemas.secret_values import in_texts
-from schemas.worker_frames import MAX_WORKER_FRAME, HostFrame, LoginAsk, WorkerFrame
-from toolhost.mcp_worker.outlet import Outlet
+from goondan.schemas.redaction import Redactor
+from goondan.schemas.secret_values import in_texts
+from goondan.schemas.worker_frames import MAX_WORKER_FRAME, HostFrame, LoginAsk, WorkerFrame
+from goondan.toolhost.mcp_worker.outlet import Outlet
 
 #: Bytes of one read.
 READ_BYTES: Final = 65536

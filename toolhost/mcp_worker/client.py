@@ -31,13 +31,13 @@ from mcp_types import UNSUPPORTED_PROTOCOL_VERSION
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSIONS
 from pydantic import BaseModel, FileUrl, ValidationError
 
-from schemas.arguments import TOO_MUCH, ArgumentChecker, compile_arguments
-from schemas.errors import GoondanError
-from schemas.mcp import CONNECT_S, McpListing, McpPrompt, McpResource, McpServerInit, McpTool, NewsKind
-from toolhost.mcp_worker import bounds, listing, tasks
-from toolhost.mcp_worker.bounds import MAX_NAME
-from toolhost.mcp_worker.failures import Failure, is_gone
-from toolhost.mcp_worker.tasks import Task
+from goondan.schemas.arguments import TOO_MUCH, ArgumentChecker, compile_arguments
+from goondan.schemas.errors import GoondanError
+from goondan.schemas.mcp import CONNECT_S, McpListing, McpPrompt, McpResource, McpServerInit, McpTool, NewsKind
+from goondan.toolhost.mcp_worker import bounds, listing, tasks
+from goondan.toolhost.mcp_worker.bounds import MAX_NAME
+from goondan.toolhost.mcp_worker.failures import Failure, is_gone
+from goondan.toolhost.mcp_worker.tasks import Task
 
 #: Pages of one list. A server whose list has no end is cut off here.
 MAX_PAGES: Final = 200

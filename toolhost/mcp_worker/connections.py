@@ -22,9 +22,9 @@ from typing import Any, Final
 import httpcore2
 import httpx2
 
-from schemas.system.authorities import tls_context
-from toolhost.mcp_worker import bounds
-from toolhost.mcp_worker.lines import NOT_REACHED
+from goondan.schemas.system.authorities import tls_context
+from goondan.toolhost.mcp_worker import bounds
+from goondan.toolhost.mcp_worker.lines import NOT_REACHED
 
 #: What is sent for one connection.
 REQUEST: Final = b"connect"

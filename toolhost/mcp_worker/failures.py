@@ -11,10 +11,10 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import CONNECTION_CLOSED, REQUEST_TIMEOUT
 from pydantic import ValidationError
 
-from schemas.worker_frames import WorkerError
-from toolhost.mcp_worker import bounds
-from toolhost.mcp_worker.lines import GONE, NOT_LET_THROUGH, NOT_REACHED
-from toolhost.mcp_worker.shaping import TooLarge
+from goondan.schemas.worker_frames import WorkerError
+from goondan.toolhost.mcp_worker import bounds
+from goondan.toolhost.mcp_worker.lines import GONE, NOT_LET_THROUGH, NOT_REACHED
+from goondan.toolhost.mcp_worker.shaping import TooLarge
 
 #: Characters of an error's message. The host cuts it to the tool's own limit.
 MAX_MESSAGE: Final = 20_000

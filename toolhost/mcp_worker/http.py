@@ -29,12 +29,12 @@ from mcp.shared.message import SessionMessage
 from mcp_types import JSONRPCError, JSONRPCResponse
 from mcp_types.version import LATEST_HANDSHAKE_VERSION
 
-from toolhost.mcp_worker import bounds
-from toolhost.mcp_worker.bounds import Excess
-from toolhost.mcp_worker.connections import MAX_BODY, Connector, Transport
-from toolhost.mcp_worker.failures import Failure, error_of
-from toolhost.mcp_worker.lines import UNASKED_BURST, UNASKED_PER_S
-from toolhost.mcp_worker.login import Login
+from goondan.toolhost.mcp_worker import bounds
+from goondan.toolhost.mcp_worker.bounds import Excess
+from goondan.toolhost.mcp_worker.connections import MAX_BODY, Connector, Transport
+from goondan.toolhost.mcp_worker.failures import Failure, error_of
+from goondan.toolhost.mcp_worker.lines import UNASKED_BURST, UNASKED_PER_S
+from goondan.toolhost.mcp_worker.login import Login
 
 #: How long a server may keep a request without a byte (seconds). Calls have deadlines of their own, which are shorter.
 READ_S: Final = 3600.0

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from schemas.oauth import ServerOp, ServerReply
-from schemas.worker_frames import LoginAnswer, LoginAsk, WorkerFrame
-from toolhost.mcp_worker.failures import Failure
+from goondan.schemas.oauth import ServerOp, ServerReply
+from goondan.schemas.worker_frames import LoginAnswer, LoginAsk, WorkerFrame
+from goondan.toolhost.mcp_worker.failures import Failure
 
 
 class TokenKeeper:

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
-from schemas.codec import encode_value
+from goondan.schemas.codec import encode_value
 
 #: Fields of a block that are passed on. `_meta` is between programs.
 _FIELDS: Final = {

@@ -10,17 +10,16 @@ import os
 import site
 import sys
 
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+ROOT = __file__.rpartition("/goondan/toolhost/")[0]
 
 site.main()  # the environment's packages: the SDK is one of them
-# Only these two: the folder itself may be a workdir of tools, and must not be asked for modules of other names.
+# Only this one: the folder itself may be a workdir of tools, and must not be asked for modules of other names.
 sys.path.insert(0, ROOT)
-import schemas  # noqa: E402, F401
-import toolhost  # noqa: E402, F401
+import goondan  # noqa: E402, F401
 
 sys.path.remove(ROOT)
 
-from toolhost.mcp_worker.template import main  # noqa: E402
+from goondan.toolhost.mcp_worker.template import main  # noqa: E402
 
 *user, channel, filter_, worker_filter, authorities = map(int, sys.argv[1:])
 os.environ["SSL_CERT_FILE"] = f"/dev/fd/{authorities}"  # it is read before the walls are there

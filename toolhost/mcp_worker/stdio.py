@@ -23,9 +23,9 @@ from mcp.shared.transport_context import TransportContext
 from mcp_types import INTERNAL_ERROR, INVALID_PARAMS, REQUEST_TIMEOUT
 from pydantic import ValidationError
 
-from toolhost.mcp_worker import bounds
-from toolhost.mcp_worker.lines import GONE, LEFT, Answered, Asked, Flood, Id, Lines, Noise, Told, encode
-from toolhost.mcp_worker.outlet import Outlet
+from goondan.toolhost.mcp_worker import bounds
+from goondan.toolhost.mcp_worker.lines import GONE, LEFT, Answered, Asked, Flood, Id, Lines, Noise, Told, encode
+from goondan.toolhost.mcp_worker.outlet import Outlet
 
 #: Bytes of one read.
 READ_BYTES: Final = 65536

@@ -19,8 +19,8 @@ from mcp.client.session import ClientSession
 from mcp.shared.exceptions import MCPError
 from pydantic import TypeAdapter, ValidationError
 
-from toolhost.mcp_worker import bounds
-from toolhost.mcp_worker.failures import Failure
+from goondan.toolhost.mcp_worker import bounds
+from goondan.toolhost.mcp_worker.failures import Failure
 
 #: The name of the extension.
 EXTENSION: Final = "io.modelcontextprotocol/tasks"

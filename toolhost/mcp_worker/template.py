@@ -31,10 +31,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, NoReturn
 
-import schemas
-import toolhost
-from toolhost import own_confinement
-from toolhost.inside.system import Filter
+from goondan import schemas, toolhost
+from goondan.toolhost import own_confinement
+from goondan.toolhost.inside.system import Filter
 
 #: One request: a few words (bytes), and so many descriptors.
 MAX_REQUEST: Final = 4096
@@ -60,8 +59,8 @@ def main(channel: int, filter_fd: int, worker_filter_fd: int, *, user: int | Non
     control.set_inheritable(False)
     with open(worker_filter_fd, "rb") as source:
         of_worker = Filter(source.read())
-    from toolhost.mcp_worker.warmup import warm_up  # now: these import the SDK
-    from toolhost.mcp_worker.worker import serve as work
+    from goondan.toolhost.mcp_worker.warmup import warm_up  # now: these import the SDK
+    from goondan.toolhost.mcp_worker.worker import serve as work
 
     warm_up()
     confine(filter_fd, user)

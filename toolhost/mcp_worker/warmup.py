@@ -26,8 +26,8 @@ import msgspec
 from mcp_types.version import LATEST_MODERN_VERSION
 from msgspec import Raw
 
-from schemas.mcp import McpServerInit
-from schemas.worker_frames import (
+from goondan.schemas.mcp import McpServerInit
+from goondan.schemas.worker_frames import (
     WORKER_PROTOCOL,
     Call,
     Exit,
@@ -39,7 +39,7 @@ from schemas.worker_frames import (
     Result,
     WorkerFrame,
 )
-from toolhost.mcp_worker.worker import serve
+from goondan.toolhost.mcp_worker.worker import serve
 
 #: The process on the other side ends after this time in any case (seconds). A session takes a quarter of a second.
 LIMIT_S: Final = 20

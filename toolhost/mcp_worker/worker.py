@@ -19,8 +19,8 @@ import mcp_types as types
 import uvloop
 from mcp.shared.dispatcher import Dispatcher
 
-from schemas.mcp import McpListing, McpOAuth, McpServerInit, NewsKind
-from schemas.worker_frames import (
+from goondan.schemas.mcp import McpListing, McpOAuth, McpServerInit, NewsKind
+from goondan.schemas.worker_frames import (
     WORKER_PROTOCOL,
     Answer,
     Call,
@@ -36,16 +36,16 @@ from schemas.worker_frames import (
     News,
     Ready,
 )
-from toolhost.mcp_worker import bounds
-from toolhost.mcp_worker.bounds import Allowance
-from toolhost.mcp_worker.calling import Calls
-from toolhost.mcp_worker.channel import Channel
-from toolhost.mcp_worker.client import Client
-from toolhost.mcp_worker.failures import Failure, error_of
-from toolhost.mcp_worker.http import Http
-from toolhost.mcp_worker.keeper import TokenKeeper
-from toolhost.mcp_worker.login import Login
-from toolhost.mcp_worker.stdio import CLOSED_HERE, Stdio
+from goondan.toolhost.mcp_worker import bounds
+from goondan.toolhost.mcp_worker.bounds import Allowance
+from goondan.toolhost.mcp_worker.calling import Calls
+from goondan.toolhost.mcp_worker.channel import Channel
+from goondan.toolhost.mcp_worker.client import Client
+from goondan.toolhost.mcp_worker.failures import Failure, error_of
+from goondan.toolhost.mcp_worker.http import Http
+from goondan.toolhost.mcp_worker.keeper import TokenKeeper
+from goondan.toolhost.mcp_worker.login import Login
+from goondan.toolhost.mcp_worker.stdio import CLOSED_HERE, Stdio
 
 #: Lines of the log at once and per second after that; what is over is dropped and counted. The host ends a worker that
 #: sends 20,000 and 2,000.

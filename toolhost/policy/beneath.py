@@ -13,7 +13,7 @@ import errno
 import os
 from typing import Final
 
-from schemas.errors import GoondanError, fail
+from goondan.schemas.errors import GoondanError, fail
 
 _FOLDER: Final = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from schemas.worker_frames import WORKER_FD
+from goondan.schemas.worker_frames import WORKER_FD
 
-#: Descriptors that jails/launch.py puts where the plan says; the worker's socket is schemas.worker_frames.WORKER_FD.
+#: Descriptors that jails/launch.py puts where the plan says. The worker's socket is WORKER_FD.
 STATUS_FD: Final = 4
 ARGS_FD: Final = 5
 WORKDIR_FD: Final = 6

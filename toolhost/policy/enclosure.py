@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from toolhost.launcher.request import Enclosure
-from toolhost.policy.conventions import HOME_BYTES, JAIL_HOME
-from toolhost.policy.subject import HostFacts
+from goondan.toolhost.launcher.request import Enclosure
+from goondan.toolhost.policy.conventions import HOME_BYTES, JAIL_HOME
+from goondan.toolhost.policy.subject import HostFacts
 
 #: With these the boot stage gives itself up; bubblewrap takes these names. Without them nothing can be dropped.
 CAPABILITIES: Final = ("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP")

@@ -20,21 +20,22 @@ from typing import Final
 
 import msgspec
 
-from schemas.address import is_path
-from schemas.errors import GoondanError, fail
-from schemas.grantable import within
-from schemas.hidden import workspace_of
-from schemas.launch import JavaScriptRuntime, SandboxSpec, ToolHostSpec, ToolSpec
-from schemas.system.shell import quoted
-from toolhost.policy.beneath import folder_beneath
-from toolhost.policy.bytecode import compile_sources
-from toolhost.policy.guarding import MADE_NAMES, dotfiles, existing, refuse_links, repositories
-from toolhost.policy.hiding import unknown_place, with_hidden
-from toolhost.policy.javascript import JAIL_TOOL, runtime_of
-from toolhost.policy.refusals import SYSTEM, TOP, check_workdir, guard_candidates, hidden_in_it
-from toolhost.policy.subject import CallFolder, HostFacts, HostPath, Request
-from toolhost.privileges.powers import Powers
-from toolhost.seccomp.numbers import NUMBERS, Machine
+import goondan
+from goondan.schemas.address import is_path
+from goondan.schemas.errors import GoondanError, fail
+from goondan.schemas.grantable import within
+from goondan.schemas.hidden import workspace_of
+from goondan.schemas.launch import JavaScriptRuntime, SandboxSpec, ToolHostSpec, ToolSpec
+from goondan.schemas.system.shell import quoted
+from goondan.toolhost.policy.beneath import folder_beneath
+from goondan.toolhost.policy.bytecode import compile_sources
+from goondan.toolhost.policy.guarding import MADE_NAMES, dotfiles, existing, refuse_links, repositories
+from goondan.toolhost.policy.hiding import unknown_place, with_hidden
+from goondan.toolhost.policy.javascript import JAIL_TOOL, runtime_of
+from goondan.toolhost.policy.refusals import SYSTEM, TOP, check_workdir, guard_candidates, hidden_in_it
+from goondan.toolhost.policy.subject import CallFolder, HostFacts, HostPath, Request
+from goondan.toolhost.privileges.powers import Powers
+from goondan.toolhost.seccomp.numbers import NUMBERS, Machine
 
 #: --bind-fd with read-only binds, --argv0 and sized tmpfs came with this version or before it. Older ones lack them.
 MINIMUM_BWRAP: Final = (0, 11)
@@ -216,8 +217,9 @@ def code_folders() -> list[str]:
     """The folders of trusted programs beside /usr: this installation's packages, and the environment that it runs
     in.
     """
+    ours = os.path.dirname(goondan.__file__)
+    code = [ours, *(os.path.realpath(f"{ours}/{name}") for name in ("schemas", "kernel", "agentproc", "toolhost"))]
     root = os.path.dirname(_PACKAGE)
-    code = [f"{root}/{name}" for name in ("schemas", "kernel", "agentproc", "toolhost")]
     code += [os.path.realpath(sys.prefix), os.path.realpath(sys.base_prefix)]
     if os.path.isfile(f"{root}/scripts/make_venv.py"):  # a checkout: what `make run` goes through
         code += [f"{root}/{name}" for name in CHECKOUT]

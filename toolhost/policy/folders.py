@@ -18,15 +18,15 @@ from typing import Final
 
 import msgspec
 
-from schemas.address import is_path
-from schemas.errors import GoondanError, fail
-from schemas.grantable import within
-from schemas.launch import Filesystem, ToolSpec
-from schemas.skills import MAX_SKILL_BYTES, MAX_SKILL_FILES
-from schemas.system.digests import NoDigest, folder_digest
-from schemas.system.trees import remove_tree
-from toolhost.policy.beneath import folder_beneath
-from toolhost.policy.subject import CallFolder
+from goondan.schemas.address import is_path
+from goondan.schemas.errors import GoondanError, fail
+from goondan.schemas.grantable import within
+from goondan.schemas.launch import Filesystem, ToolSpec
+from goondan.schemas.skills import MAX_SKILL_BYTES, MAX_SKILL_FILES
+from goondan.schemas.system.digests import NoDigest, folder_digest
+from goondan.schemas.system.trees import remove_tree
+from goondan.toolhost.policy.beneath import folder_beneath
+from goondan.toolhost.policy.subject import CallFolder
 
 #: How many copies of pinned folders are kept. Operators pin few; another one is copied again.
 MAX_COPIES: Final = 64

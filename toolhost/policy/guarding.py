@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Final
 
-from schemas.errors import fail
-from toolhost.policy.refusals import GUARDED_NAMES
-from toolhost.policy.subject import HostPath
-from toolhost.privileges.powers import Powers
+from goondan.schemas.errors import fail
+from goondan.toolhost.policy.refusals import GUARDED_NAMES
+from goondan.toolhost.policy.subject import HostPath
+from goondan.toolhost.privileges.powers import Powers
 
 #: Names that are made where they are missing: programs of whoever next works in the folder run their content (git
 #: hooks).

@@ -21,11 +21,11 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from schemas.grantable import TOP, within
-from schemas.hidden import KEYS, STATE_ROOT, runtime_bases, workspace_of
-from schemas.launch import ToolHostSpec
-from toolhost.launcher.allow_list import state_root_of
-from toolhost.policy.subject import HostFacts
+from goondan.schemas.grantable import TOP, within
+from goondan.schemas.hidden import KEYS, STATE_ROOT, runtime_bases, workspace_of
+from goondan.schemas.launch import ToolHostSpec
+from goondan.toolhost.launcher.allow_list import state_root_of
+from goondan.toolhost.policy.subject import HostFacts
 
 _MOUNTS: Final = "/proc/self/mountinfo"
 #: How Linux writes a blank, a tab, a line's end and a backslash in a path.

@@ -17,10 +17,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from schemas.entries import entry_kind
-from schemas.errors import fail
-from schemas.launch import JavaScriptRuntime, ToolSpec
-from toolhost.privileges.tree import Tree
+from goondan.schemas.entries import entry_kind
+from goondan.schemas.errors import fail
+from goondan.schemas.launch import JavaScriptRuntime, ToolSpec
+from goondan.toolhost.privileges.tree import Tree
 
 #: Where the tool's folder is, or its entry when only that shows.
 JAIL_TOOL: Final = "/run/goondan/tool"

@@ -10,17 +10,17 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
-from schemas.launch import Limits
-from schemas.receipts import Mechanism, Wall
-from toolhost.egress.rules import Layout
-from toolhost.launcher.request import Enclosure, Stage
-from toolhost.limits.mechanisms import GroupPlan, processes_of_a_namespace
-from toolhost.policy import javascript
-from toolhost.policy.landlock import Ruleset
-from toolhost.policy.nested import CallWalls
-from toolhost.policy.subject import Request
-from toolhost.privileges.tree import Tree
-from toolhost.seccomp.numbers import NUMBERS, Machine
+from goondan.schemas.launch import Limits
+from goondan.schemas.receipts import Mechanism, Wall
+from goondan.toolhost.egress.rules import Layout
+from goondan.toolhost.launcher.request import Enclosure, Stage
+from goondan.toolhost.limits.mechanisms import GroupPlan, processes_of_a_namespace
+from goondan.toolhost.policy import javascript
+from goondan.toolhost.policy.landlock import Ruleset
+from goondan.toolhost.policy.nested import CallWalls
+from goondan.toolhost.policy.subject import Request
+from goondan.toolhost.privileges.tree import Tree
+from goondan.toolhost.seccomp.numbers import NUMBERS, Machine
 
 #: Stands for the workdir in the command and the variables of a server that has one.
 WORKDIR: Final = "${WORKDIR}"

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from schemas.grantable import within
-from toolhost.launcher.request import Stage, Unmapped
-from toolhost.policy.conventions import JAIL_CODE, JAIL_HOME, WORKDIR_FD
-from toolhost.policy.javascript import memory_files
-from toolhost.policy.landlock import DEVICES, LIST, READ, RUN, WRITE, for_file
-from toolhost.policy.subject import HostFacts, HostPath, Request
+from goondan.schemas.grantable import within
+from goondan.toolhost.launcher.request import Stage, Unmapped
+from goondan.toolhost.policy.conventions import JAIL_CODE, JAIL_HOME, WORKDIR_FD
+from goondan.toolhost.policy.javascript import memory_files
+from goondan.toolhost.policy.landlock import DEVICES, LIST, READ, RUN, WRITE, for_file
+from goondan.toolhost.policy.subject import HostFacts, HostPath, Request
 
 
 class Sources:

@@ -19,7 +19,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from schemas.grantable import within
+from goondan.schemas.grantable import within
 
 #: The capabilities that a fork server keeps, by the names that bubblewrap takes: to make namespaces and mounts, and to
 #: take both capabilities from the bounding set of a call.

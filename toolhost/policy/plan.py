@@ -20,21 +20,21 @@ from __future__ import annotations
 
 from typing import Final
 
-from schemas.errors import fail
-from schemas.hosts import BadHost, read_network
-from schemas.launch import ToolSpec
-from schemas.receipts import Wall
-from toolhost.egress.rules import RESOLVER, Layout, lay_out
-from toolhost.limits.mechanisms import group_plan, mechanisms
-from toolhost.policy import conventions, enclosure, mounts, nested
-from toolhost.policy.conventions import JAIL_CODE, JAIL_HOME
-from toolhost.policy.javascript import is_javascript, limits_data, memory_files
-from toolhost.policy.landlock import ruleset
-from toolhost.policy.launch_plan import LaunchPlan, program_of, resource_limits
-from toolhost.policy.reduced import plan_reduced
-from toolhost.policy.refusals import check_request
-from toolhost.policy.subject import HostFacts, Request
-from toolhost.seccomp.program import program
+from goondan.schemas.errors import fail
+from goondan.schemas.hosts import BadHost, read_network
+from goondan.schemas.launch import ToolSpec
+from goondan.schemas.receipts import Wall
+from goondan.toolhost.egress.rules import RESOLVER, Layout, lay_out
+from goondan.toolhost.limits.mechanisms import group_plan, mechanisms
+from goondan.toolhost.policy import conventions, enclosure, mounts, nested
+from goondan.toolhost.policy.conventions import JAIL_CODE, JAIL_HOME
+from goondan.toolhost.policy.javascript import is_javascript, limits_data, memory_files
+from goondan.toolhost.policy.landlock import ruleset
+from goondan.toolhost.policy.launch_plan import LaunchPlan, program_of, resource_limits
+from goondan.toolhost.policy.reduced import plan_reduced
+from goondan.toolhost.policy.refusals import check_request
+from goondan.toolhost.policy.subject import HostFacts, Request
+from goondan.toolhost.seccomp.program import program
 
 #: Private memory file systems (bytes): room for a compiler's temporary files, a quarter of a small machine at most.
 TMP_BYTES: Final = 256 << 20

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 from typing import Final
 
-from schemas.errors import fail
-from toolhost.limits.mechanisms import group_plan, mechanisms
-from toolhost.policy.javascript import limits_data
-from toolhost.policy.landlock import DEVICES, READ, RUN, WRITE, for_file, ruleset
-from toolhost.policy.launch_plan import LaunchPlan, program_of, resource_limits
-from toolhost.policy.mounts import granted_rights, hidden_in
-from toolhost.policy.refusals import check_request
-from toolhost.policy.subject import HostFacts, HostPath, Request
-from toolhost.seccomp.program import program
+from goondan.schemas.errors import fail
+from goondan.toolhost.limits.mechanisms import group_plan, mechanisms
+from goondan.toolhost.policy.javascript import limits_data
+from goondan.toolhost.policy.landlock import DEVICES, READ, RUN, WRITE, for_file, ruleset
+from goondan.toolhost.policy.launch_plan import LaunchPlan, program_of, resource_limits
+from goondan.toolhost.policy.mounts import granted_rights, hidden_in
+from goondan.toolhost.policy.refusals import check_request
+from goondan.toolhost.policy.subject import HostFacts, HostPath, Request
+from goondan.toolhost.seccomp.program import program
 
 #: Landlock's scopes keep signals inside; without them a jail could end every process of the operator.
 MINIMUM_LANDLOCK: Final = 6

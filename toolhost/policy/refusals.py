@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from schemas.errors import GoondanError, fail
-from schemas.grantable import unreadable, unwritable, within
-from schemas.hidden import runtime_place, uncovered, workspace_of
-from schemas.launch import ToolSpec
-from toolhost.policy.subject import HostFacts, Request
+from goondan.schemas.errors import GoondanError, fail
+from goondan.schemas.grantable import unreadable, unwritable, within
+from goondan.schemas.hidden import runtime_place, uncovered, workspace_of
+from goondan.schemas.launch import ToolSpec
+from goondan.toolhost.policy.subject import HostFacts, Request
 
 #: Read-only in every workdir: their content later runs on the host (hooks and fsmonitor; .pth files; packages, grants).
 GUARDED_NAMES: Final = (".git", ".venv", ".goondan")

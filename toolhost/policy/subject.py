@@ -9,10 +9,10 @@ from typing import Literal
 
 from msgspec import Struct
 
-from schemas.launch import SandboxSpec, ToolSpec
-from toolhost.policy.conventions import JAIL_PATH
-from toolhost.privileges.tree import Tree
-from toolhost.seccomp.numbers import Machine
+from goondan.schemas.launch import SandboxSpec, ToolSpec
+from goondan.toolhost.policy.conventions import JAIL_PATH
+from goondan.toolhost.privileges.tree import Tree
+from goondan.toolhost.seccomp.numbers import Machine
 
 Kind = Literal["dir", "file"]
 

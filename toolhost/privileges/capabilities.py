@@ -14,8 +14,8 @@ import os
 from contextlib import suppress
 from typing import Final
 
-from schemas.system.own_users import TOOLHOST_UID
-from toolhost.launcher import syscalls
+from goondan.schemas.system.own_users import TOOLHOST_UID
+from goondan.toolhost.launcher import syscalls
 
 #: The powers that it keeps: reach closed folders; end jails; look at their memory and their files in /proc.
 KEPT: Final = {"DAC_READ_SEARCH": 2, "KILL": 5, "SYS_PTRACE": 19}

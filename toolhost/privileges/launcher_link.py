@@ -29,8 +29,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
-from toolhost.launcher.request import Check, Hold, Launch, Run
-from toolhost.offload import Offload
+from goondan.toolhost.launcher.request import Check, Hold, Launch, Run
+from goondan.toolhost.offload import Offload
 
 #: The descriptor of the launcher's socket in the launcher.
 _LAUNCHER_FD: Final = 3
@@ -210,7 +210,7 @@ def spawn(umask: int | None, *options: str) -> tuple[socket.socket, int]:
     Raises OSError.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    program = os.path.join(os.path.dirname(os.path.dirname(os.path.realpath(__file__))), "launcher", "__main__.py")
+    program = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "launcher", "__main__.py")
     argv = [sys.executable, "-I", "-S", program, str(_LAUNCHER_FD), "-" if umask is None else f"{umask:o}", *options]
     with theirs:
         # The program first closes what this process was given to inherit, for instance tokens.

@@ -7,16 +7,16 @@ import os
 from collections.abc import Sequence
 from functools import cached_property
 
-from schemas.system.own_users import NUMBERS
-from toolhost.launcher.descriptors import opened
-from toolhost.launcher.operations import make_placeholders, remove_groups, remove_unguarded, set_niceness
-from toolhost.launcher.places import let_owner_in
-from toolhost.launcher.sockets import held_by
-from toolhost.privileges.launcher_link import spawn
-from toolhost.privileges.own_groups import beside, find_tree
-from toolhost.privileges.powers import Powers
-from toolhost.privileges.tree import Tree
-from toolhost.privileges.uids import Uids
+from goondan.schemas.system.own_users import NUMBERS
+from goondan.toolhost.launcher.descriptors import opened
+from goondan.toolhost.launcher.operations import make_placeholders, remove_groups, remove_unguarded, set_niceness
+from goondan.toolhost.launcher.places import let_owner_in
+from goondan.toolhost.launcher.sockets import held_by
+from goondan.toolhost.privileges.launcher_link import spawn
+from goondan.toolhost.privileges.own_groups import beside, find_tree
+from goondan.toolhost.privileges.powers import Powers
+from goondan.toolhost.privileges.tree import Tree
+from goondan.toolhost.privileges.uids import Uids
 
 
 class Ordinary(Powers):

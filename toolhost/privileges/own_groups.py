@@ -15,9 +15,9 @@ import time
 from contextlib import suppress
 from typing import Final
 
-from toolhost.launcher.descriptors import opened, write_text
-from toolhost.launcher.operations import remove_group
-from toolhost.privileges.tree import Tree
+from goondan.toolhost.launcher.descriptors import opened, write_text
+from goondan.toolhost.launcher.operations import remove_group
+from goondan.toolhost.privileges.tree import Tree
 
 #: How the names of our groups begin; the process id of the tool host follows.
 PREFIX: Final = "goondan."

@@ -11,8 +11,8 @@ import os
 import signal
 from contextlib import suppress
 
-from toolhost.launcher.request import Run
-from toolhost.privileges.launcher_link import LauncherLink, LauncherLost
+from goondan.toolhost.launcher.request import Run
+from goondan.toolhost.privileges.launcher_link import LauncherLink, LauncherLost
 
 
 class OwnPrograms:

@@ -11,10 +11,10 @@ import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-from toolhost.offload import Offload
-from toolhost.privileges.launcher_link import LauncherLink, StartLauncher
-from toolhost.privileges.tree import Tree
-from toolhost.privileges.uids import Uids
+from goondan.toolhost.offload import Offload
+from goondan.toolhost.privileges.launcher_link import LauncherLink, StartLauncher
+from goondan.toolhost.privileges.tree import Tree
+from goondan.toolhost.privileges.uids import Uids
 
 
 class Powers(ABC):

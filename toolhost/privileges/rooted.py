@@ -20,10 +20,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
-from toolhost.launcher.allow_list import AllowList
-from toolhost.privileges.powers import Powers
-from toolhost.privileges.tree import Tree
-from toolhost.privileges.uids import Uids
+from goondan.toolhost.launcher.allow_list import AllowList
+from goondan.toolhost.privileges.powers import Powers
+from goondan.toolhost.privileges.tree import Tree
+from goondan.toolhost.privileges.uids import Uids
 
 #: Longest wait for one operation (seconds): a mkdir takes microseconds, and longer on a file system that is gone.
 ANSWER_S: Final = 30.0

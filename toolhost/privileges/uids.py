@@ -12,7 +12,7 @@ import hashlib
 from collections.abc import Callable
 from typing import Final
 
-from schemas.system.users import UserNumbers
+from goondan.schemas.system.users import UserNumbers
 
 #: Numbers for each tool host. More jails than that are never alive at once.
 BLOCK: Final = 4096

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from toolhost.seccomp import rules
+from goondan.toolhost.seccomp import rules
 
 _CLONE_THREAD: Final = 0x10000
 _PROT_WRITE, _PROT_EXEC, _MAP_ANONYMOUS = 2, 4, 0x20

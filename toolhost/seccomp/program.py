@@ -12,9 +12,9 @@ import struct
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from toolhost.seccomp.numbers import NUMBERS, Machine
-from toolhost.seccomp.own import host_rules, relay_rules, template_rules, worker_rules
-from toolhost.seccomp.rules import ALLOW, ENOSYS, Rule, Test, Verdict, rules
+from goondan.toolhost.seccomp.numbers import NUMBERS, Machine
+from goondan.toolhost.seccomp.own import host_rules, relay_rules, template_rules, worker_rules
+from goondan.toolhost.seccomp.rules import ALLOW, ENOSYS, Rule, Test, Verdict, rules
 
 #: AUDIT_ARCH_X86_64 and AUDIT_ARCH_AARCH64: a call made another way (32 bits) has other numbers.
 ARCHITECTURES: Final[dict[Machine, int]] = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}

@@ -14,36 +14,36 @@ from typing import Final
 from msgspec import Raw
 from msgspec.structs import replace
 
-from schemas.errors import tool_error
-from schemas.frames import ToolError
-from schemas.hosts import read_network
-from schemas.launch import McpServerSpec, ToolSpec
-from schemas.mcp import McpServerInit, longest_export
-from schemas.redaction import Redactor
-from schemas.secret_values import granted_secrets, secret_parts
-from schemas.times import rfc3339
-from schemas.tool_host_reports import LogLine, WorkerNews
-from schemas.worker_frames import WORKER_PROTOCOL, Cancel, Exit, Init, Message, WorkerError
-from schemas.worker_frames import Call as WorkerCall
-from toolhost.calls.call_registry import Call
-from toolhost.calls.denials import shown, without_network
-from toolhost.calls.messages import MessageCache, SentMessages
-from toolhost.egress.messages import Denied, Failed
-from toolhost.jails.call_sandboxes import CallSandbox, CallSandboxes
-from toolhost.jails.jail import Jail
-from toolhost.jails.network import JailNetwork
-from toolhost.jails.sized_workdirs import Claim
-from toolhost.jails.stream import Granted
-from toolhost.jails.worker import CLOSED, Worker, WorkerOwner
-from toolhost.limits.decide import lacks_memory, lacks_processes, limit_error, with_limit
-from toolhost.mcp.server_jail import RemoteServer, ServerJail
-from toolhost.mcp_worker.lines import LEFT
-from toolhost.policy.hiding import Hiding
-from toolhost.sessions.machine import AskToStop, EndCall, JailAction, Kill, Leave, LeaveCall, Terminate
-from toolhost.sessions.receipts import JailReceipts
-from toolhost.sessions.session import JailSession
-from toolhost.signalling import signal_all
-from toolhost.untrusted import Violation, output_limit
+from goondan.schemas.errors import tool_error
+from goondan.schemas.frames import ToolError
+from goondan.schemas.hosts import read_network
+from goondan.schemas.launch import McpServerSpec, ToolSpec
+from goondan.schemas.mcp import McpServerInit, longest_export
+from goondan.schemas.redaction import Redactor
+from goondan.schemas.secret_values import granted_secrets, secret_parts
+from goondan.schemas.times import rfc3339
+from goondan.schemas.tool_host_reports import LogLine, WorkerNews
+from goondan.schemas.worker_frames import WORKER_PROTOCOL, Cancel, Exit, Init, Message, WorkerError
+from goondan.schemas.worker_frames import Call as WorkerCall
+from goondan.toolhost.calls.call_registry import Call
+from goondan.toolhost.calls.denials import shown, without_network
+from goondan.toolhost.calls.messages import MessageCache, SentMessages
+from goondan.toolhost.egress.messages import Denied, Failed
+from goondan.toolhost.jails.call_sandboxes import CallSandbox, CallSandboxes
+from goondan.toolhost.jails.jail import Jail
+from goondan.toolhost.jails.network import JailNetwork
+from goondan.toolhost.jails.sized_workdirs import Claim
+from goondan.toolhost.jails.stream import Granted
+from goondan.toolhost.jails.worker import CLOSED, Worker, WorkerOwner
+from goondan.toolhost.limits.decide import lacks_memory, lacks_processes, limit_error, with_limit
+from goondan.toolhost.mcp.server_jail import RemoteServer, ServerJail
+from goondan.toolhost.mcp_worker.lines import LEFT
+from goondan.toolhost.policy.hiding import Hiding
+from goondan.toolhost.sessions.machine import AskToStop, EndCall, JailAction, Kill, Leave, LeaveCall, Terminate
+from goondan.toolhost.sessions.receipts import JailReceipts
+from goondan.toolhost.sessions.session import JailSession
+from goondan.toolhost.signalling import signal_all
+from goondan.toolhost.untrusted import Violation, output_limit
 
 #: How many looks in turn may find orphans in a jail before it is ended.
 ORPHAN_LOOKS: Final = 3

@@ -24,17 +24,17 @@ from typing import Final, Literal
 
 from msgspec import Raw, Struct
 
-from schemas.errors import tool_error
-from schemas.frames import ToolError
-from schemas.mcp import CONNECT_S
-from schemas.worker_frames import Result
-from toolhost.calls.asks import may_ask
-from toolhost.calls.call_registry import Call
-from toolhost.calls.listings import Listing
-from toolhost.calls.pending import Work
-from toolhost.sessions.pool import Assign, End, JailPool, OfCall, OfSession, Start
-from toolhost.sessions.session import JailSession
-from toolhost.untrusted import Violation
+from goondan.schemas.errors import tool_error
+from goondan.schemas.frames import ToolError
+from goondan.schemas.mcp import CONNECT_S
+from goondan.schemas.worker_frames import Result
+from goondan.toolhost.calls.asks import may_ask
+from goondan.toolhost.calls.call_registry import Call
+from goondan.toolhost.calls.listings import Listing
+from goondan.toolhost.calls.pending import Work
+from goondan.toolhost.sessions.pool import Assign, End, JailPool, OfCall, OfSession, Start
+from goondan.toolhost.sessions.session import JailSession
+from goondan.toolhost.untrusted import Violation
 
 #: How long the other calls of a jail may go on when one ran out of time (seconds): most calls take less.
 SIBLING_GRACE_S: Final = 5.0

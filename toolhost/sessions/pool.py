@@ -27,9 +27,9 @@ from typing import Final
 
 from msgspec import Struct
 
-from toolhost.calls.call_registry import Call
-from toolhost.policy.nested import MAX_CALLS
-from toolhost.sessions.session import MAX_CALLS_PER_JAIL, JailSession, Key, agent_of
+from goondan.toolhost.calls.call_registry import Call
+from goondan.toolhost.policy.nested import MAX_CALLS
+from goondan.toolhost.sessions.session import MAX_CALLS_PER_JAIL, JailSession, Key, agent_of
 
 #: A root that has sessions in use leaves one session in so many to others. It leaves none of fewer sessions than that.
 LEFT_PART: Final = 8

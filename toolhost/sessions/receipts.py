@@ -16,10 +16,10 @@ from typing import Final, Literal
 import msgspec
 from msgspec import Raw
 
-from schemas.codec import encode_value
-from schemas.receipts import CallReceipt, JailReceipt
-from toolhost.limits.decide import Used
-from toolhost.policy.launch_plan import LaunchPlan
+from goondan.schemas.codec import encode_value
+from goondan.schemas.receipts import CallReceipt, JailReceipt
+from goondan.toolhost.limits.decide import Used
+from goondan.toolhost.policy.launch_plan import LaunchPlan
 
 #: Seconds between two looks: one takes some 150 µs.
 LOOK_S: Final = 1.0

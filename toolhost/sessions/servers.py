@@ -20,22 +20,22 @@ from typing import Final
 
 import msgspec
 
-from schemas.codec import to_raw
-from schemas.errors import tool_error
-from schemas.frames import AttachedServer, Frame, ToolError
-from schemas.mcp import CONNECT_S, McpListing, McpNews, NewsKind
-from schemas.oauth import SERVER_APP
-from schemas.times import rfc3339
-from schemas.tool_host_reports import ServerPhase, ServerState, WorkerNews
-from schemas.worker_frames import List, LoginAnswer, LoginAsk, News
-from toolhost.calls.answers import Answers
-from toolhost.calls.call_registry import Call
-from toolhost.calls.listings import Listing
-from toolhost.calls.logins import Logins
-from toolhost.sessions.live import LiveSession
-from toolhost.sessions.machine import Action, Machine, Wait
-from toolhost.sessions.session import JailSession
-from toolhost.untrusted import check_json
+from goondan.schemas.codec import to_raw
+from goondan.schemas.errors import tool_error
+from goondan.schemas.frames import AttachedServer, Frame, ToolError
+from goondan.schemas.mcp import CONNECT_S, McpListing, McpNews, NewsKind
+from goondan.schemas.oauth import SERVER_APP
+from goondan.schemas.times import rfc3339
+from goondan.schemas.tool_host_reports import ServerPhase, ServerState, WorkerNews
+from goondan.schemas.worker_frames import List, LoginAnswer, LoginAsk, News
+from goondan.toolhost.calls.answers import Answers
+from goondan.toolhost.calls.call_registry import Call
+from goondan.toolhost.calls.listings import Listing
+from goondan.toolhost.calls.logins import Logins
+from goondan.toolhost.sessions.live import LiveSession
+from goondan.toolhost.sessions.machine import Action, Machine, Wait
+from goondan.toolhost.sessions.session import JailSession
+from goondan.toolhost.untrusted import check_json
 
 #: Seconds between two pieces of the same news: a model is asked some times a minute.
 NEWS_S: Final = 0.25

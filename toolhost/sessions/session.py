@@ -12,10 +12,10 @@ from typing import Final, Literal
 
 from msgspec import Struct, field
 
-from schemas.frames import ToolError
-from schemas.launch import McpServerSpec
-from toolhost.calls.call_registry import Call
-from toolhost.calls.pending import Work
+from goondan.schemas.frames import ToolError
+from goondan.schemas.launch import McpServerSpec
+from goondan.toolhost.calls.call_registry import Call
+from goondan.toolhost.calls.pending import Work
 
 #: Calls in one jail at a time. More calls wait in the host, where cancelling them costs nothing.
 MAX_CALLS_PER_JAIL: Final = 64

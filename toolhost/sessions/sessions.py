@@ -20,12 +20,12 @@ from typing import Final
 
 import msgspec
 
-from schemas.errors import GoondanError, tool_error
-from schemas.frames import Frame, ToolError
-from schemas.launch import ToolHostSpec, ToolSpec
-from schemas.mcp import CONNECT_S
-from schemas.tool_host_reports import LogLine, WorkerNews
-from schemas.worker_frames import (
+from goondan.schemas.errors import GoondanError, tool_error
+from goondan.schemas.frames import Frame, ToolError
+from goondan.schemas.launch import ToolHostSpec, ToolSpec
+from goondan.schemas.mcp import CONNECT_S
+from goondan.schemas.tool_host_reports import LogLine, WorkerNews
+from goondan.schemas.worker_frames import (
     WORKER_PROTOCOL,
     Ask,
     Listed,
@@ -39,35 +39,35 @@ from schemas.worker_frames import (
     Result,
     WorkerFrame,
 )
-from schemas.worker_frames import Answer as AnswerFrame
-from toolhost.calls.answers import Answers, too_much_pending
-from toolhost.calls.asking import Asking
-from toolhost.calls.asks import ended as call_ended
-from toolhost.calls.call_registry import Call
-from toolhost.calls.denials import with_denial
-from toolhost.calls.listings import Listing
-from toolhost.calls.logins import Logins
-from toolhost.calls.messages import MessageCache
-from toolhost.calls.pending import PENDING_S, Work
-from toolhost.calls.results import own_error, refusal, shape
-from toolhost.egress.messages import Denied, Failed
-from toolhost.jails.call_sandboxes import CallSandbox
-from toolhost.jails.jail import Jail
-from toolhost.jails.network import Egress
-from toolhost.jails.worker import Worker
-from toolhost.limits.decide import limit_error
-from toolhost.mcp.server_jail import RemoteServer, ServerJail
-from toolhost.policy.subject import HostFacts
-from toolhost.sessions import machine
-from toolhost.sessions.live import LiveSession, load_error, protocol_error, unavailable
-from toolhost.sessions.machine import LOAD_TIMEOUT_S, Action, JailAction, Machine, Wait, WaitForStop, Waiting
-from toolhost.sessions.pool import Assign, End, Start
-from toolhost.sessions.servers import Owner, Servers
-from toolhost.sessions.session import MAX_PENDING_PER_JAIL, JailSession, key_of
-from toolhost.sessions.starting import CLOSE_S, JailStarter, why_not
-from toolhost.untrusted import Violation
-from toolhost.watch.jail_usage import JailUsage
-from toolhost.watch.watch import Watch
+from goondan.schemas.worker_frames import Answer as AnswerFrame
+from goondan.toolhost.calls.answers import Answers, too_much_pending
+from goondan.toolhost.calls.asking import Asking
+from goondan.toolhost.calls.asks import ended as call_ended
+from goondan.toolhost.calls.call_registry import Call
+from goondan.toolhost.calls.denials import with_denial
+from goondan.toolhost.calls.listings import Listing
+from goondan.toolhost.calls.logins import Logins
+from goondan.toolhost.calls.messages import MessageCache
+from goondan.toolhost.calls.pending import PENDING_S, Work
+from goondan.toolhost.calls.results import own_error, refusal, shape
+from goondan.toolhost.egress.messages import Denied, Failed
+from goondan.toolhost.jails.call_sandboxes import CallSandbox
+from goondan.toolhost.jails.jail import Jail
+from goondan.toolhost.jails.network import Egress
+from goondan.toolhost.jails.worker import Worker
+from goondan.toolhost.limits.decide import limit_error
+from goondan.toolhost.mcp.server_jail import RemoteServer, ServerJail
+from goondan.toolhost.policy.subject import HostFacts
+from goondan.toolhost.sessions import machine
+from goondan.toolhost.sessions.live import LiveSession, load_error, protocol_error, unavailable
+from goondan.toolhost.sessions.machine import LOAD_TIMEOUT_S, Action, JailAction, Machine, Wait, WaitForStop, Waiting
+from goondan.toolhost.sessions.pool import Assign, End, Start
+from goondan.toolhost.sessions.servers import Owner, Servers
+from goondan.toolhost.sessions.session import MAX_PENDING_PER_JAIL, JailSession, key_of
+from goondan.toolhost.sessions.starting import CLOSE_S, JailStarter, why_not
+from goondan.toolhost.untrusted import Violation
+from goondan.toolhost.watch.jail_usage import JailUsage
+from goondan.toolhost.watch.watch import Watch
 
 #: Results up to this size (bytes) wait for news of the network; larger ones would be looked through twice.
 SETTLED_BYTES: Final = 65536

@@ -13,18 +13,18 @@ from typing import Final
 
 import msgspec
 
-from schemas.errors import GoondanError, error_payload, fail
-from schemas.frames import ErrorPayload
-from schemas.launch import ToolHostSpec, ToolSpec
-from toolhost.calls.call_registry import Call
-from toolhost.egress.rules import Layout
-from toolhost.jails.jail import Jail, JailOwner
-from toolhost.jails.launch import launch
-from toolhost.jails.network import JailNetwork
-from toolhost.jails.sized_workdirs import SizedWorkdirs
-from toolhost.jails.write_exposures import WriteExposures
-from toolhost.mcp.eras import Eras
-from toolhost.mcp.server_jail import (
+from goondan.schemas.errors import GoondanError, error_payload, fail
+from goondan.schemas.frames import ErrorPayload
+from goondan.schemas.launch import ToolHostSpec, ToolSpec
+from goondan.toolhost.calls.call_registry import Call
+from goondan.toolhost.egress.rules import Layout
+from goondan.toolhost.jails.jail import Jail, JailOwner
+from goondan.toolhost.jails.launch import launch
+from goondan.toolhost.jails.network import JailNetwork
+from goondan.toolhost.jails.sized_workdirs import SizedWorkdirs
+from goondan.toolhost.jails.write_exposures import WriteExposures
+from goondan.toolhost.mcp.eras import Eras
+from goondan.toolhost.mcp.server_jail import (
     Ends,
     RemoteServer,
     ServerJail,
@@ -33,17 +33,17 @@ from toolhost.mcp.server_jail import (
     network_of,
     remote_plan,
 )
-from toolhost.mcp.template_link import TemplateLink
-from toolhost.policy.facts import look_up
-from toolhost.policy.guarding import remove_placeholders
-from toolhost.policy.hiding import Hiding, as_it_is_now
-from toolhost.policy.launch_plan import LaunchPlan
-from toolhost.policy.plan import forks, plan
-from toolhost.policy.subject import HostFacts
-from toolhost.privileges.powers import Powers
-from toolhost.sessions.live import LiveSession
-from toolhost.sessions.session import JailSession
-from toolhost.untrusted import output_limit
+from goondan.toolhost.mcp.template_link import TemplateLink
+from goondan.toolhost.policy.facts import look_up
+from goondan.toolhost.policy.guarding import remove_placeholders
+from goondan.toolhost.policy.hiding import Hiding, as_it_is_now
+from goondan.toolhost.policy.launch_plan import LaunchPlan
+from goondan.toolhost.policy.plan import forks, plan
+from goondan.toolhost.policy.subject import HostFacts
+from goondan.toolhost.privileges.powers import Powers
+from goondan.toolhost.sessions.live import LiveSession
+from goondan.toolhost.sessions.session import JailSession
+from goondan.toolhost.untrusted import output_limit
 
 #: The system's message about a jail that did not start may name a long path; so many characters of it are kept.
 MAX_REASON: Final = 1000

@@ -1,4 +1,4 @@
-"""`python -m toolhost.survey`: makes a jail, and prints as one JSON document which sandbox this host can give.
+"""`python -m goondan.toolhost.survey`: makes a jail, and prints as one JSON document which sandbox this host can give.
 
     {"tier": "full" | "reduced" | null, "walls": [NAME, …], "notes": [TEXT, …],
      "findings": [{"what", "problem", "fix"}, …],
@@ -20,14 +20,14 @@ import sys
 
 import msgspec
 
-from schemas.errors import GoondanError
-from toolhost.drop_privileges import drop_privileges
-from toolhost.limits.mechanisms import mechanisms
-from toolhost.policy.facts import landlock_abi
-from toolhost.policy.subject import HostFacts
-from toolhost.privileges.powers import Powers
-from toolhost.survey.probe import why_calls_are_not_forked
-from toolhost.survey.tiers import ALONE, survey
+from goondan.schemas.errors import GoondanError
+from goondan.toolhost.drop_privileges import drop_privileges
+from goondan.toolhost.limits.mechanisms import mechanisms
+from goondan.toolhost.policy.facts import landlock_abi
+from goondan.toolhost.policy.subject import HostFacts
+from goondan.toolhost.privileges.powers import Powers
+from goondan.toolhost.survey.probe import why_calls_are_not_forked
+from goondan.toolhost.survey.tiers import ALONE, survey
 
 
 async def report(powers: Powers, usual: HostFacts | GoondanError) -> dict[str, object]:
@@ -59,7 +59,7 @@ def main() -> int:
     try:
         powers, facts = drop_privileges()
     except OSError as error:
-        print(f"toolhost.survey: cannot give up root's powers: {error.strerror or error}", file=sys.stderr)
+        print(f"goondan.toolhost.survey: cannot give up root's powers: {error.strerror or error}", file=sys.stderr)
         return 1
     sys.stdout.buffer.write(msgspec.json.encode(asyncio.run(report(powers, facts))) + b"\n")
     return 0

@@ -15,17 +15,17 @@ from typing import Any, Final, NamedTuple
 import msgspec
 from msgspec import Raw
 
-from schemas.errors import GoondanError
-from schemas.launch import ExportSpec, SandboxSpec, ToolHostSpec, ToolSpec
-from schemas.worker_frames import Call, Ended, Forked, LoadFailed, Result, WorkerFrame
-from toolhost.jails.call_sandboxes import CallSandboxes
-from toolhost.jails.jail import Jail
-from toolhost.jails.processes import process_status
-from toolhost.jails.visit import OUTPUT_LIMIT, Visit
-from toolhost.policy.conventions import JAIL_UID
-from toolhost.policy.nested import CAPABILITIES as KEPT
-from toolhost.policy.subject import HostFacts
-from toolhost.privileges.powers import Powers
+from goondan.schemas.errors import GoondanError
+from goondan.schemas.launch import ExportSpec, SandboxSpec, ToolHostSpec, ToolSpec
+from goondan.schemas.worker_frames import Call, Ended, Forked, LoadFailed, Result, WorkerFrame
+from goondan.toolhost.jails.call_sandboxes import CallSandboxes
+from goondan.toolhost.jails.jail import Jail
+from goondan.toolhost.jails.processes import process_status
+from goondan.toolhost.jails.visit import OUTPUT_LIMIT, Visit
+from goondan.toolhost.policy.conventions import JAIL_UID
+from goondan.toolhost.policy.nested import CAPABILITIES as KEPT
+from goondan.toolhost.policy.subject import HostFacts
+from goondan.toolhost.privileges.powers import Powers
 
 CAPABILITIES: Final = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
 #: The bounding set in the report of the probe. An ordinary user cannot lower it, and gains nothing by it.

@@ -1,6 +1,6 @@
 """Finds out which sandbox this host can give: the best kind of jail is tried first, then the others.
 
-The tool host starts with this survey, and `python -m toolhost.survey` prints it, so both always agree.
+The tool host starts with this survey, and `python -m goondan.toolhost.survey` prints it, so both always agree.
 
 Source: docs/design/sandbox.md sections 3.7 and 7.
 """
@@ -14,15 +14,15 @@ from typing import Final, Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from schemas.errors import GoondanError, fail
-from schemas.receipts import Wall
-from schemas.tool_host_reports import Obstacle
-from toolhost.policy.plan import walls
-from toolhost.policy.reduced import MINIMUM_LANDLOCK
-from toolhost.policy.subject import HostFacts
-from toolhost.privileges.powers import Powers
-from toolhost.survey.diagnosis import Signs, explain, unknown_machine, without_bubblewrap, without_landlock
-from toolhost.survey.probe import Probed, probe
+from goondan.schemas.errors import GoondanError, fail
+from goondan.schemas.receipts import Wall
+from goondan.schemas.tool_host_reports import Obstacle
+from goondan.toolhost.policy.plan import walls
+from goondan.toolhost.policy.reduced import MINIMUM_LANDLOCK
+from goondan.toolhost.policy.subject import HostFacts
+from goondan.toolhost.privileges.powers import Powers
+from goondan.toolhost.survey.diagnosis import Signs, explain, unknown_machine, without_bubblewrap, without_landlock
+from goondan.toolhost.survey.probe import Probed, probe
 
 #: The most of a short file of /proc or /sys that is read (bytes).
 _MAX_SIGN: Final = 4096

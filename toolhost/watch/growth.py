@@ -14,7 +14,7 @@ import stat
 from contextlib import suppress
 from typing import Final
 
-from toolhost.limits.decide import Growth
+from goondan.toolhost.limits.decide import Growth
 
 #: Folders in folders; each holds one of our descriptors while it is walked.
 MAX_DEPTH: Final = 128

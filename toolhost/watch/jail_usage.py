@@ -14,13 +14,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
-from schemas.launch import Limits
-from toolhost.limits.decide import MIB, NEAR, CpuMeter, DiskMeter, Growth, Pace, Usage, exceeded
-from toolhost.limits.keeper import Keeper
-from toolhost.privileges.powers import Powers
-from toolhost.signalling import signal_all
-from toolhost.watch import procfs
-from toolhost.watch.in_flight import HiddenMemory, InFlight, KeptDescriptors
+from goondan.schemas.launch import Limits
+from goondan.toolhost.limits.decide import MIB, NEAR, CpuMeter, DiskMeter, Growth, Pace, Usage, exceeded
+from goondan.toolhost.limits.keeper import Keeper
+from goondan.toolhost.privileges.powers import Powers
+from goondan.toolhost.signalling import signal_all
+from goondan.toolhost.watch import procfs
+from goondan.toolhost.watch.in_flight import HiddenMemory, InFlight, KeptDescriptors
 
 #: File times are those of the last clock tick (seconds).
 _TICK_S: Final = 0.02

@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Final, NamedTuple
 
-from toolhost.launcher.descriptors import status_numbers
-from toolhost.watch.in_flight import InFlight
+from goondan.toolhost.launcher.descriptors import status_numbers
+from goondan.toolhost.watch.in_flight import InFlight
 
 #: Memory file systems of a jail, seen from its first process (policy/plan.py sizes them).
 MEMORY_PLACES: Final = ("tmp", "dev/shm", "run/goondan/home")

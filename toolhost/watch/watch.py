@@ -25,9 +25,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
-from toolhost.limits.decide import exceeded, niceness_of_slow
-from toolhost.watch.disks import Disks
-from toolhost.watch.jail_usage import JailUsage
+from goondan.toolhost.limits.decide import exceeded, niceness_of_slow
+from goondan.toolhost.watch.disks import Disks
+from goondan.toolhost.watch.jail_usage import JailUsage
 
 #: Between two looks at processor time, processes and memory (seconds).
 LOOK_S: Final = 0.05

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from agentproc.questions import Question
-from agentproc.swarm import Handler, Swarm
-from schemas.frames import ToolResult
+from goondan.agentproc.questions import Question
+from goondan.agentproc.swarm import Handler, Swarm
+from goondan.schemas.frames import ToolResult
 
 
 async def request(swarm: Swarm, name: str, args: dict[str, Any]) -> ToolResult:

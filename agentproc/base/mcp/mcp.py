@@ -19,11 +19,11 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from agentproc.extensions.served_tools import ServedTool
-from schemas.address import build_tool_name, is_shown_name
-from schemas.errors import GoondanError
-from schemas.launch import CatalogItem, McpSource, ToolSource
-from schemas.mcp import SHARED_RESOURCES, McpListing, McpNews, McpPrompt, McpResource, McpTool, holds_server
+from goondan.agentproc.extensions.served_tools import ServedTool
+from goondan.schemas.address import build_tool_name, is_shown_name
+from goondan.schemas.errors import GoondanError
+from goondan.schemas.launch import CatalogItem, McpSource, ToolSource
+from goondan.schemas.mcp import SHARED_RESOURCES, McpListing, McpNews, McpPrompt, McpResource, McpTool, holds_server
 
 #: How long a server has when the extension is registered (seconds): less than the extension has itself.
 REGISTER_S: Final = 25.0

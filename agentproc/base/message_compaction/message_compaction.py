@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from agentproc.base.message_compaction.rendering import pieces, within
-from agentproc.conversation import Message
-from schemas.errors import fail
+from goondan.agentproc.base.message_compaction.rendering import pieces, within
+from goondan.agentproc.conversation import Message
+from goondan.schemas.errors import fail
 
 INSTRUCTIONS: Final = (
     "You summarise a conversation between a user and an assistant that uses tools, so that the assistant can go on "

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from agentproc.conversation import AssistantData, Message, ToolData, presentable
-from schemas.errors import fail
+from goondan.agentproc.conversation import AssistantData, Message, ToolData, presentable
+from goondan.schemas.errors import fail
 
 #: Faults that one line of the log names.
 MAX_TOLD: Final = 5

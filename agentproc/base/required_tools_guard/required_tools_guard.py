@@ -9,8 +9,8 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 from typing import Any, Final
 
-from agentproc.conversation import Append, Message, ToolData
-from schemas.errors import fail
+from goondan.agentproc.conversation import Append, Message, ToolData
+from goondan.schemas.errors import fail
 
 #: The key in the metadata of a reminder.
 REMINDER: Final = "requiredToolsGuard"

@@ -14,10 +14,17 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Final
 
-from agentproc.base.skills.finding import MAX_SKILLS, Skill, SkillPlace, find_skills, read_skill, repository_place
-from agentproc.base.skills.served import ServedSkill, served_skills
-from schemas.errors import fail
-from schemas.mcp import SHARED_RESOURCES
+from goondan.agentproc.base.skills.finding import (
+    MAX_SKILLS,
+    Skill,
+    SkillPlace,
+    find_skills,
+    read_skill,
+    repository_place,
+)
+from goondan.agentproc.base.skills.served import ServedSkill, served_skills
+from goondan.schemas.errors import fail
+from goondan.schemas.mcp import SHARED_RESOURCES
 
 #: Where skills are looked for when the config does not say (SKILL-02).
 REPO_SKILL_DIRS: Final = (".claude/skills",)

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 import msgspec
 
-from agentproc.tool_ranking import best
-from schemas.launch import CatalogItem
+from goondan.agentproc.tool_ranking import best
+from goondan.schemas.launch import CatalogItem
 
 FIND: Final = "tool-search.find"
 _SHOWN_FIND: Final = "tool-search__find"

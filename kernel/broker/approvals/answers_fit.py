@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from schemas.errors import fail
+from goondan.schemas.errors import fail
 
 #: A value that is no object is checked as the one property of an object of this name.
 _ANSWER: Final = "answer"
@@ -18,14 +18,14 @@ _TOLD: Final = 5
 
 def check_schema(schema: Any) -> None:
     """Raise GoondanError E_CONFIG_SCHEMA for what is no JSON Schema, or costs too much to check against."""
-    from schemas.arguments import compile_arguments
+    from goondan.schemas.arguments import compile_arguments
 
     compile_arguments(schema, {}).apply({})
 
 
 def issues_of(schema: Any, answer: Any) -> list[str]:
     """What does not fit, in words; empty when the answer fits. Raises GoondanError as `check_schema`."""
-    from schemas.arguments import compile_arguments
+    from goondan.schemas.arguments import compile_arguments
 
     if isinstance(answer, dict):
         _, issues = compile_arguments(schema, {}).apply(answer)

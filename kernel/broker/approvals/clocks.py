@@ -9,11 +9,11 @@ Rules.
 
 from __future__ import annotations
 
-from kernel.broker.bus import Bus
-from kernel.broker.calls import Call
-from kernel.broker.entities import Connection, Event, Staged
-from kernel.broker.standing import Standing
-from schemas.frames import ClockStage, Frame
+from goondan.kernel.broker.bus import Bus
+from goondan.kernel.broker.calls import Call
+from goondan.kernel.broker.entities import Connection, Event, Staged
+from goondan.kernel.broker.standing import Standing
+from goondan.schemas.frames import ClockStage, Frame
 
 
 def left_ms(event: Event, now: float) -> int | None:

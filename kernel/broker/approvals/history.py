@@ -18,15 +18,15 @@ from typing import Any, Final
 
 import msgspec
 
-from kernel.broker.approvals.items import Decided, Item
-from kernel.broker.bus import Bus
-from kernel.broker.entities import Staged
-from kernel.broker.journal.records import ApprovalAsked, ApprovalRemembered
-from kernel.broker.one_frame import fitting
-from schemas.approvals import ApprovalDecided
-from schemas.codec import from_raw
-from schemas.errors import GoondanError
-from schemas.redaction import Redactor
+from goondan.kernel.broker.approvals.items import Decided, Item
+from goondan.kernel.broker.bus import Bus
+from goondan.kernel.broker.entities import Staged
+from goondan.kernel.broker.journal.records import ApprovalAsked, ApprovalRemembered
+from goondan.kernel.broker.one_frame import fitting
+from goondan.schemas.approvals import ApprovalDecided
+from goondan.schemas.codec import from_raw
+from goondan.schemas.errors import GoondanError
+from goondan.schemas.redaction import Redactor
 
 #: Decisions that are remembered: some weeks for a person who is asked often. Each takes about a KiB.
 MAX_KEPT: Final = 1000

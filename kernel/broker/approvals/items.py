@@ -8,12 +8,12 @@ from typing import Any, Final, Literal, NamedTuple
 import msgspec
 from msgspec import Raw, Struct
 
-from kernel.broker.entities import Connection, Event
-from schemas.aliases import rename_aliases
-from schemas.approval_rules import UNREADABLE
-from schemas.approvals import MAX_ARGS_BYTES, Kind
-from schemas.codec import check_depth, check_json, encode_value, from_raw
-from schemas.frames import Frame, ToolCallPayload
+from goondan.kernel.broker.entities import Connection, Event
+from goondan.schemas.aliases import rename_aliases
+from goondan.schemas.approval_rules import UNREADABLE
+from goondan.schemas.approvals import MAX_ARGS_BYTES, Kind
+from goondan.schemas.codec import check_depth, check_json, encode_value, from_raw
+from goondan.schemas.frames import Frame, ToolCallPayload
 
 #: - `staged`: the item is on its way into the journal.
 #: - `waits`: it waits for a person.
@@ -53,7 +53,7 @@ class Group(NamedTuple):
     script: tuple[str, str, str]
     #: Full name of the tool.
     tool: str
-    #: The rule that wants a person to decide (schemas.approval_rules.Decision.rule).
+    #: The rule that wants a person to decide (goondan.schemas.approval_rules.Decision.rule).
     rule: str
 
 

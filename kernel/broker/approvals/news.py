@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from kernel.broker.approvals.items import Item
-from kernel.broker.bus import Bus, Lossy
-from kernel.broker.entities import CLIENTS, Connection
-from schemas.codec import encode_value, to_raw
-from schemas.frames import Frame
+from goondan.kernel.broker.approvals.items import Item
+from goondan.kernel.broker.bus import Bus, Lossy
+from goondan.kernel.broker.entities import CLIENTS, Connection
+from goondan.schemas.codec import encode_value, to_raw
+from goondan.schemas.frames import Frame
 
 
 class OperatorNews:

@@ -9,18 +9,18 @@ from typing import Any, Final, Literal
 
 from msgspec import Raw
 
-from kernel.broker.approvals.answers_fit import check_answer
-from kernel.broker.approvals.items import Decided, Item
-from kernel.broker.approvals.news import OperatorNews
-from kernel.broker.approvals.room import Approvals
-from kernel.broker.approvals.scripts import COVERED
-from kernel.broker.bus import RETRY_AFTER_MS, Bus
-from kernel.broker.entities import Connection
-from kernel.broker.one_frame import LIST_BYTES, fitting
-from schemas.approvals import MAX_ANSWER_BYTES, MAX_ARGS_BYTES, MAX_MESSAGE, ApprovalDecision, ApprovalItem
-from schemas.codec import from_raw, to_raw
-from schemas.errors import GoondanError, error_payload, fail
-from schemas.frames import Frame
+from goondan.kernel.broker.approvals.answers_fit import check_answer
+from goondan.kernel.broker.approvals.items import Decided, Item
+from goondan.kernel.broker.approvals.news import OperatorNews
+from goondan.kernel.broker.approvals.room import Approvals
+from goondan.kernel.broker.approvals.scripts import COVERED
+from goondan.kernel.broker.bus import RETRY_AFTER_MS, Bus
+from goondan.kernel.broker.entities import Connection
+from goondan.kernel.broker.one_frame import LIST_BYTES, fitting
+from goondan.schemas.approvals import MAX_ANSWER_BYTES, MAX_ARGS_BYTES, MAX_MESSAGE, ApprovalDecision, ApprovalItem
+from goondan.schemas.codec import from_raw, to_raw
+from goondan.schemas.errors import GoondanError, error_payload, fail
+from goondan.schemas.frames import Frame
 
 #: Items in one answer; bytes of the arguments, and of the schema, that it has of each item.
 MAX_LISTED: Final = 500

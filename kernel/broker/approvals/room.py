@@ -22,24 +22,24 @@ from typing import Any, Final, Literal
 
 from msgspec import Raw
 
-from kernel.broker.approvals.answers_fit import check_schema
-from kernel.broker.approvals.clocks import Clocks
-from kernel.broker.approvals.history import History
-from kernel.broker.approvals.items import CallContent, Decided, Group, Item, digest_of, read_args, read_call
-from kernel.broker.approvals.news import OperatorNews
-from kernel.broker.approvals.scripts import Decisions, Script, read_script
-from kernel.broker.budgets.desk import Budgets
-from kernel.broker.bus import MAX_ID, RETRY_AFTER_MS, Bus
-from kernel.broker.calls import Call
-from kernel.broker.entities import Connection, Event, Instance, Staged
-from kernel.broker.journal import records
-from kernel.broker.journal.records import ApprovalAnswered, ApprovalAsked, ApprovalStarted, approval_subject
-from kernel.broker.refused_calls import refuse_call
-from kernel.broker.shares import Pool, kept_of
-from kernel.broker.standing import Standing
-from kernel.broker.workdirs import Workdir
-from schemas.approval_rules import MAX_EXPIRY_S, UNREADABLE, Decision, Policy, concerns, decide
-from schemas.approvals import (
+from goondan.kernel.broker.approvals.answers_fit import check_schema
+from goondan.kernel.broker.approvals.clocks import Clocks
+from goondan.kernel.broker.approvals.history import History
+from goondan.kernel.broker.approvals.items import CallContent, Decided, Group, Item, digest_of, read_args, read_call
+from goondan.kernel.broker.approvals.news import OperatorNews
+from goondan.kernel.broker.approvals.scripts import Decisions, Script, read_script
+from goondan.kernel.broker.budgets.desk import Budgets
+from goondan.kernel.broker.bus import MAX_ID, RETRY_AFTER_MS, Bus
+from goondan.kernel.broker.calls import Call
+from goondan.kernel.broker.entities import Connection, Event, Instance, Staged
+from goondan.kernel.broker.journal import records
+from goondan.kernel.broker.journal.records import ApprovalAnswered, ApprovalAsked, ApprovalStarted, approval_subject
+from goondan.kernel.broker.refused_calls import refuse_call
+from goondan.kernel.broker.shares import Pool, kept_of
+from goondan.kernel.broker.standing import Standing
+from goondan.kernel.broker.workdirs import Workdir
+from goondan.schemas.approval_rules import MAX_EXPIRY_S, UNREADABLE, Decision, Policy, concerns, decide
+from goondan.schemas.approvals import (
     DENIED,
     MAX_ARGS_BYTES,
     MAX_MESSAGE,
@@ -48,11 +48,11 @@ from schemas.approvals import (
     ApprovalState,
     code_of,
 )
-from schemas.codec import encode_value, from_raw, to_raw
-from schemas.errors import GoondanError, error_payload, fail
-from schemas.frames import ErrorPayload, Frame
-from schemas.launch import AgentSpec
-from schemas.tool_asks import CODE_TOOL
+from goondan.schemas.codec import encode_value, from_raw, to_raw
+from goondan.schemas.errors import GoondanError, error_payload, fail
+from goondan.schemas.frames import ErrorPayload, Frame
+from goondan.schemas.launch import AgentSpec
+from goondan.schemas.tool_asks import CODE_TOOL
 
 #: The number of waiting items, and their bytes. They are shared by session and root, so that one turn cannot flood a
 #: person with items.

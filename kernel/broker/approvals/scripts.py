@@ -15,10 +15,10 @@ from typing import Final, Literal, NamedTuple
 
 from msgspec import Raw
 
-from kernel.broker.approvals.items import Group, Item
-from schemas.codec import from_raw
-from schemas.errors import GoondanError
-from schemas.frames import ToolCallPayload
+from goondan.kernel.broker.approvals.items import Group, Item
+from goondan.schemas.codec import from_raw
+from goondan.schemas.errors import GoondanError
+from goondan.schemas.frames import ToolCallPayload
 
 #: Calls that one yes is for.
 COVERED: Final = 20

@@ -9,8 +9,8 @@ from typing import Literal
 
 from msgspec import Struct
 
-from schemas.budgets import BudgetLimits
-from schemas.prices import NANO
+from goondan.schemas.budgets import BudgetLimits
+from goondan.schemas.prices import NANO
 
 #: The dimensions as bundles name them, in the order in which they are checked.
 Dimension = Literal["calls", "modelCalls", "toolCalls", "tokens", "inputTokens", "outputTokens", "money", "wallSeconds"]

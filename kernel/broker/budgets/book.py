@@ -28,9 +28,9 @@ from typing import Final, Literal
 
 from msgspec import Struct, structs
 
-from kernel.broker.budgets.amounts import Dimension, Limits, Spend
-from kernel.broker.journal.records import BudgetHold, BudgetTree
-from schemas.prices import FREE, Prices
+from goondan.kernel.broker.budgets.amounts import Dimension, Limits, Spend
+from goondan.kernel.broker.journal.records import BudgetHold, BudgetTree
+from goondan.schemas.prices import FREE, Prices
 
 #: A shorter answer (tokens) is of no use: a model call that could write only less is refused.
 MIN_OUTPUT: Final = 256

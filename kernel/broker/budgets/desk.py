@@ -15,20 +15,20 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from kernel.broker.budgets.amounts import Spend, limits_of
-from kernel.broker.budgets.book import MAX_CHARGED, MAX_HOLDS, BudgetLine, Hold, Shortage, Tree
-from kernel.broker.budgets.messages import budget_spent, left_of, report
-from kernel.broker.bus import MAX_ID, RETRY_AFTER_MS, Bus
-from kernel.broker.entities import Connection, Event, Staged
-from kernel.broker.journal.interface import Item, Retire
-from kernel.broker.journal.records import BudgetHold, hold_subject
-from kernel.broker.one_frame import fitting
-from schemas.budgets import BudgetGranted, BudgetReserve, BudgetSettle
-from schemas.codec import from_raw, to_raw
-from schemas.errors import GoondanError, error_payload, fail
-from schemas.frames import Frame
-from schemas.launch import KernelPlan
-from schemas.prices import prices_of
+from goondan.kernel.broker.budgets.amounts import Spend, limits_of
+from goondan.kernel.broker.budgets.book import MAX_CHARGED, MAX_HOLDS, BudgetLine, Hold, Shortage, Tree
+from goondan.kernel.broker.budgets.messages import budget_spent, left_of, report
+from goondan.kernel.broker.bus import MAX_ID, RETRY_AFTER_MS, Bus
+from goondan.kernel.broker.entities import Connection, Event, Staged
+from goondan.kernel.broker.journal.interface import Item, Retire
+from goondan.kernel.broker.journal.records import BudgetHold, hold_subject
+from goondan.kernel.broker.one_frame import fitting
+from goondan.schemas.budgets import BudgetGranted, BudgetReserve, BudgetSettle
+from goondan.schemas.codec import from_raw, to_raw
+from goondan.schemas.errors import GoondanError, error_payload, fail
+from goondan.schemas.frames import Frame
+from goondan.schemas.launch import KernelPlan
+from goondan.schemas.prices import prices_of
 
 #: How long ended trees are kept (milliseconds), and how many at most: for `gdn budget`, and for pending work that ends
 #: later.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from kernel.broker.budgets.amounts import Dimension, Spend
-from kernel.broker.budgets.book import UNKNOWN, Account, BudgetLine, Shortage, Tree
-from schemas.budgets import BudgetLeft
-from schemas.errors import GoondanError, error_payload
-from schemas.prices import NANO
+from goondan.kernel.broker.budgets.amounts import Dimension, Spend
+from goondan.kernel.broker.budgets.book import UNKNOWN, Account, BudgetLine, Shortage, Tree
+from goondan.schemas.budgets import BudgetLeft
+from goondan.schemas.errors import GoondanError, error_payload
+from goondan.schemas.prices import NANO
 
 #: An error names so many of the agents that have spent a budget, the largest part first.
 MAX_SPENDERS: Final = 5

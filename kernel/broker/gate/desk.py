@@ -20,17 +20,17 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from kernel.broker.bus import RETRY_AFTER_MS, Bus
-from kernel.broker.entities import AGENTS, Connection, Event
-from kernel.broker.gate.gate import Gate, Permit
-from kernel.broker.gate.learned import Lesson
-from kernel.broker.gate.line import Ask, Key
-from kernel.broker.one_frame import LIST_BYTES, fitting
-from schemas.codec import from_raw, to_raw
-from schemas.errors import GoondanError, error_payload, fail
-from schemas.frames import Frame, Hello
-from schemas.launch import KernelPlan, ModelSpec
-from schemas.model_gate import (
+from goondan.kernel.broker.bus import RETRY_AFTER_MS, Bus
+from goondan.kernel.broker.entities import AGENTS, Connection, Event
+from goondan.kernel.broker.gate.gate import Gate, Permit
+from goondan.kernel.broker.gate.learned import Lesson
+from goondan.kernel.broker.gate.line import Ask, Key
+from goondan.kernel.broker.one_frame import LIST_BYTES, fitting
+from goondan.schemas.codec import from_raw, to_raw
+from goondan.schemas.errors import GoondanError, error_payload, fail
+from goondan.schemas.frames import Frame, Hello
+from goondan.schemas.launch import KernelPlan, ModelSpec
+from goondan.schemas.model_gate import (
     GateChanged,
     HeldPermit,
     PermitAsk,
@@ -38,8 +38,8 @@ from schemas.model_gate import (
     PermitOver,
     PlaceInLine,
 )
-from schemas.model_limits import ModelLimits
-from schemas.model_providers import BY_NAME
+from goondan.schemas.model_limits import ModelLimits
+from goondan.schemas.model_providers import BY_NAME
 
 #: Requests of one connection that wait or are out. A turn makes one model call at a time, and extensions ask beside it.
 MAX_REQUESTS: Final = 8

@@ -15,10 +15,10 @@ from typing import Final
 
 from msgspec import Struct
 
-from kernel.broker.gate.learned import FIRST_WAIT_S, FORGET_ALONE_S, MAX_WAIT_S, Learned, Lesson
-from kernel.broker.gate.line import Ask, Key, Line
-from schemas.model_gate import RateLimits
-from schemas.model_limits import ModelLimits
+from goondan.kernel.broker.gate.learned import FIRST_WAIT_S, FORGET_ALONE_S, MAX_WAIT_S, Learned, Lesson
+from goondan.kernel.broker.gate.line import Ask, Key, Line
+from goondan.schemas.model_gate import RateLimits
+from goondan.schemas.model_limits import ModelLimits
 
 #: The minute of `requestsPerMinute` and `tokensPerMinute` (seconds), a little longer than the server's: a request takes
 #: different times to get there.

@@ -22,7 +22,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from kernel.broker.gate.line import Key
+from goondan.kernel.broker.gate.line import Key
 
 #: A learned rate stays so far below what was measured: clocks and networks are not exact.
 MARGIN: Final = 0.97

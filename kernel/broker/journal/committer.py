@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
-from kernel.broker.journal.group import FULL_RETRY_S, Group, GroupWriter
-from kernel.broker.journal.interface import DiskFull, Item, JournalFailed, Settled, Store
+from goondan.kernel.broker.journal.group import FULL_RETRY_S, Group, GroupWriter
+from goondan.kernel.broker.journal.interface import DiskFull, Item, JournalFailed, Settled, Store
 
 #: The most items of one transaction, so that the next batch waits only some milliseconds.
 MAX_ITEMS: Final = 4096

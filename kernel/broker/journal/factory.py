@@ -6,12 +6,12 @@ import os
 import time
 from typing import Final
 
-from kernel.broker.journal.committer import Committer, InlineJournal
-from kernel.broker.journal.group import GroupWriter
-from kernel.broker.journal.interface import Journal, Store
-from kernel.broker.journal.reserve import Reserve
-from kernel.broker.journal.store import JOURNAL_FILE, Durability, JournalStore
-from schemas.errors import GoondanError
+from goondan.kernel.broker.journal.committer import Committer, InlineJournal
+from goondan.kernel.broker.journal.group import GroupWriter
+from goondan.kernel.broker.journal.interface import Journal, Store
+from goondan.kernel.broker.journal.reserve import Reserve
+from goondan.kernel.broker.journal.store import JOURNAL_FILE, Durability, JournalStore
+from goondan.schemas.errors import GoondanError
 
 #: The file whose space is freed when the disk is full.
 RESERVE_FILE: Final = "kernel.reserve"

@@ -10,7 +10,7 @@ import os
 import stat
 from contextlib import suppress
 
-from kernel.broker.journal.redo import REDO_SUFFIX
+from goondan.kernel.broker.journal.redo import REDO_SUFFIX
 
 
 def set_aside(path: str) -> str:

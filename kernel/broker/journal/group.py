@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final
 
-from kernel.broker.journal.interface import DiskFull, Item, Settled, Store, Write
-from kernel.broker.journal.reserve import Reserve
+from goondan.kernel.broker.journal.interface import DiskFull, Item, Settled, Store, Write
+from goondan.kernel.broker.journal.reserve import Reserve
 
 #: How often a full disk is tried again (seconds).
 FULL_RETRY_S: Final = 1.0

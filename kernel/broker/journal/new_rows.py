@@ -11,9 +11,9 @@ import sqlite3
 import zlib
 from collections.abc import Sequence
 
-from kernel.broker.journal.interface import DropAnswer, Put, Retire
-from kernel.broker.journal.redo import RedoEntry, record_checksum
-from kernel.broker.journal.tables import INSERT_ANSWER, INSERT_ENDED, INSERT_RECORD, Meta, ended_checksum
+from goondan.kernel.broker.journal.interface import DropAnswer, Put, Retire
+from goondan.kernel.broker.journal.redo import RedoEntry, record_checksum
+from goondan.kernel.broker.journal.tables import INSERT_ANSWER, INSERT_ENDED, INSERT_RECORD, Meta, ended_checksum
 
 
 class NewRows:

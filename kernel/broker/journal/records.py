@@ -15,11 +15,11 @@ from typing import Final, Literal
 import msgspec
 from msgspec import Raw, Struct
 
-from kernel.broker.budgets.amounts import Spend
-from kernel.broker.workdirs import Beneath
-from schemas.approvals import ApprovalDecided
-from schemas.effective_config import Change, Touched
-from schemas.frames import NO_PAYLOAD, Blob, ErrorPayload, FilePart, OptionalRaw, ReplyTo, Source
+from goondan.kernel.broker.budgets.amounts import Spend
+from goondan.kernel.broker.workdirs import Beneath
+from goondan.schemas.approvals import ApprovalDecided
+from goondan.schemas.effective_config import Change, Touched
+from goondan.schemas.frames import NO_PAYLOAD, Blob, ErrorPayload, FilePart, OptionalRaw, ReplyTo, Source
 
 #: How an event ended. `done` and `failed` are the agent's word, the others the broker's.
 End = Literal["done", "failed", "expired", "dead", "cancelled"]

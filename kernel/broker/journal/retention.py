@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from typing import Final
 
-from kernel.broker.journal.tables import Meta
+from goondan.kernel.broker.journal.tables import Meta
 
 #: How long retired ids are kept at least (milliseconds): a sender may repeat its message a week later, after a holiday.
 #: The newest KEPT_IDS are kept in any case.

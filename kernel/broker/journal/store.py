@@ -31,14 +31,23 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Final, Literal
 
-from kernel.broker.journal.failures import code_of, corrupt, is_busy, is_full, name_of, start_error
-from kernel.broker.journal.files import create_private, set_aside, sync_folder, take_apart
-from kernel.broker.journal.interface import DiskFull, Ended, JournalFailed, Retire, Row, Write
-from kernel.broker.journal.mark import Mark, MarkFile
-from kernel.broker.journal.new_rows import NewRows
-from kernel.broker.journal.redo import REDO_SUFFIX, RedoEntry, RedoFile, Told, advance, following, record_checksum, told
-from kernel.broker.journal.retention import PURGE_ROWS, purge
-from kernel.broker.journal.tables import (
+from goondan.kernel.broker.journal.failures import code_of, corrupt, is_busy, is_full, name_of, start_error
+from goondan.kernel.broker.journal.files import create_private, set_aside, sync_folder, take_apart
+from goondan.kernel.broker.journal.interface import DiskFull, Ended, JournalFailed, Retire, Row, Write
+from goondan.kernel.broker.journal.mark import Mark, MarkFile
+from goondan.kernel.broker.journal.new_rows import NewRows
+from goondan.kernel.broker.journal.redo import (
+    REDO_SUFFIX,
+    RedoEntry,
+    RedoFile,
+    Told,
+    advance,
+    following,
+    record_checksum,
+    told,
+)
+from goondan.kernel.broker.journal.retention import PURGE_ROWS, purge
+from goondan.kernel.broker.journal.tables import (
     APPLICATION_ID,
     FORMAT,
     INSERT_ANSWER,
@@ -50,8 +59,8 @@ from kernel.broker.journal.tables import (
     is_key,
     is_right,
 )
-from kernel.broker.journal.witness import Witness
-from schemas.errors import fail
+from goondan.kernel.broker.journal.witness import Witness
+from goondan.schemas.errors import fail
 
 #: The file in the state directory.
 JOURNAL_FILE: Final = "kernel.db"
@@ -434,7 +443,10 @@ class JournalStore:
 
     def _salvage(self, damaged: str, promised: int) -> sqlite3.Connection:
         """A new file with every row of the damaged one that is whole. Numbers go on above all that were promised."""
-        from kernel.broker.journal.salvage import damaged_file, readable_rows  # what copies files takes milliseconds
+        from goondan.kernel.broker.journal.salvage import (  # what copies files takes milliseconds
+            damaged_file,
+            readable_rows,
+        )
 
         create_private(self.path)
         db = self._connect()

@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from msgspec import UNSET
 
-from schemas.errors import fail
-from schemas.live_config import Operation
+from goondan.schemas.errors import fail
+from goondan.schemas.live_config import Operation
 
 #: Segments of one pointer; effective configurations are not deep.
 MAX_SEGMENTS: Final = 32

@@ -19,9 +19,9 @@ from typing import Final, Literal
 
 import msgspec
 
-from kernel.broker.journal.records import ConfigPatched
-from schemas.effective_config import ORDER, Change, Touched, overlap, touches
-from schemas.errors import fail
+from goondan.kernel.broker.journal.records import ConfigPatched
+from goondan.schemas.effective_config import ORDER, Change, Touched, overlap, touches
+from goondan.schemas.errors import fail
 
 #: Patches that are remembered for one instance, and as many for all of an agent: each new patch is compared with them.
 MAX_PATCHES: Final = 200

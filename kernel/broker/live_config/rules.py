@@ -25,10 +25,10 @@ from typing import Any, Final
 
 from msgspec import UNSET, Struct
 
-from kernel.broker.live_config.operations import apply_operations, pointer
-from schemas.address import shown_tool_name
-from schemas.codec import check_json
-from schemas.effective_config import (
+from goondan.kernel.broker.live_config.operations import apply_operations, pointer
+from goondan.schemas.address import shown_tool_name
+from goondan.schemas.codec import check_json
+from goondan.schemas.effective_config import (
     Applied,
     Change,
     ModelName,
@@ -40,9 +40,9 @@ from schemas.effective_config import (
     tool_of,
     touches,
 )
-from schemas.errors import GoondanError, fail
-from schemas.launch import AgentSpec, ExtensionSpec
-from schemas.live_config import MAX_OPERATIONS, Operation
+from goondan.schemas.errors import GoondanError, fail
+from goondan.schemas.launch import AgentSpec, ExtensionSpec
+from goondan.schemas.live_config import MAX_OPERATIONS, Operation
 
 #: The parts that extensions may patch, and the parts that only operators may patch.
 _OPEN: Final = ("extensions", "prompt", "tools")

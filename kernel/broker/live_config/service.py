@@ -22,21 +22,21 @@ import msgspec
 from msgspec import Raw, Struct
 from msgspec.structs import replace
 
-from kernel.broker.bus import RETRY_AFTER_MS, Bus
-from kernel.broker.entities import AGENTS, Connection, Staged
-from kernel.broker.journal.records import ConfigPatched
-from kernel.broker.live_config.fitting import check_fit, check_instance, with_schema
-from kernel.broker.live_config.patches import Patch, Patches
-from kernel.broker.live_config.recorded import entry_of, patch_of, record_of
-from kernel.broker.live_config.rules import Proposer, judge, within_bound
-from kernel.broker.one_frame import fitting
-from schemas.address import is_instance_key
-from schemas.codec import from_raw, to_raw
-from schemas.effective_config import Applied, Change, apply_changes, declared, digest_of, shown, tool_of
-from schemas.errors import GoondanError, error_payload, fail
-from schemas.frames import OPERATOR_AGENT, Frame
-from schemas.launch import AgentSpec
-from schemas.live_config import (
+from goondan.kernel.broker.bus import RETRY_AFTER_MS, Bus
+from goondan.kernel.broker.entities import AGENTS, Connection, Staged
+from goondan.kernel.broker.journal.records import ConfigPatched
+from goondan.kernel.broker.live_config.fitting import check_fit, check_instance, with_schema
+from goondan.kernel.broker.live_config.patches import Patch, Patches
+from goondan.kernel.broker.live_config.recorded import entry_of, patch_of, record_of
+from goondan.kernel.broker.live_config.rules import Proposer, judge, within_bound
+from goondan.kernel.broker.one_frame import fitting
+from goondan.schemas.address import is_instance_key
+from goondan.schemas.codec import from_raw, to_raw
+from goondan.schemas.effective_config import Applied, Change, apply_changes, declared, digest_of, shown, tool_of
+from goondan.schemas.errors import GoondanError, error_payload, fail
+from goondan.schemas.frames import OPERATOR_AGENT, Frame
+from goondan.schemas.launch import AgentSpec
+from goondan.schemas.live_config import (
     MAX_OPERATIONS,
     MAX_PATCH_ID,
     MAX_REASON,
@@ -44,7 +44,7 @@ from schemas.live_config import (
     ConfigProposal,
     LiveChanges,
 )
-from schemas.redaction import Redactor
+from goondan.schemas.redaction import Redactor
 
 #: At most so many proposals of one agent are judged in so many seconds, because each is written to the journal.
 MAX_PROPOSALS: Final = 600

@@ -30,10 +30,10 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 from typing import Final
 
-from kernel.broker.bus import Lossy
-from kernel.broker.transport import MAX_WAITING_ALL, MAX_WAITING_PEER
-from schemas.codec import MAX_FRAME_BYTES
-from schemas.transport.zmtp import GREETING, Handshake, Messages, ZmtpError, head, ready
+from goondan.kernel.broker.bus import Lossy
+from goondan.kernel.broker.transport import MAX_WAITING_ALL, MAX_WAITING_PEER
+from goondan.schemas.codec import MAX_FRAME_BYTES
+from goondan.schemas.transport.zmtp import GREETING, Handshake, Messages, ZmtpError, head, ready
 
 #: The most bytes that are read of one connection at once.
 READ_BYTES: Final = 64 << 10

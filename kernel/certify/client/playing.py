@@ -22,12 +22,12 @@ from typing import Any, Final
 import msgspec
 import zmq
 
-from kernel.certify.client.model import Model, too_early
-from kernel.certify.matching import Names, short
-from kernel.certify.playing import Differs, NotOffered, Player
-from kernel.certify.program import Program
-from kernel.certify.trace import Scenario
-from schemas.codec import DECODE_ERRORS, FrameError, decode
+from goondan.kernel.certify.client.model import Model, too_early
+from goondan.kernel.certify.matching import Names, short
+from goondan.kernel.certify.playing import Differs, NotOffered, Player
+from goondan.kernel.certify.program import Program
+from goondan.kernel.certify.trace import Scenario
+from goondan.schemas.codec import DECODE_ERRORS, FrameError, decode
 
 #: After so many seconds a link that says nothing is given up, besides.
 ANEW_S: Final = 10.0

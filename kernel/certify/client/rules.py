@@ -13,9 +13,9 @@ import re
 from collections.abc import Iterator
 from typing import Any, Final
 
-from kernel.certify.matching import short
-from kernel.certify.trace import Seen, Trace
-from schemas.visible import is_visible
+from goondan.kernel.certify.matching import short
+from goondan.kernel.certify.trace import Seen, Trace
+from goondan.schemas.visible import is_visible
 
 #: The types that a client's socket takes.
 TYPES: Final = frozenset(("hello", "ping", "pong", "bye", "event", "ack", "admin", "log", "runtime.event"))

@@ -9,18 +9,20 @@ import json
 from importlib.resources import files
 from typing import Any
 
-from kernel.certify.client.playing import Stage
-from kernel.certify.client.rules import JUDGES
-from kernel.certify.scenarios import read, scenario
-from kernel.certify.trace import Rule, Scenario
+from goondan.kernel.certify.client.playing import Stage
+from goondan.kernel.certify.client.rules import JUDGES
+from goondan.kernel.certify.scenarios import read, scenario
+from goondan.kernel.certify.trace import Rule, Scenario
 
 
 def scenarios() -> tuple[list[Scenario], list[Rule]]:
     """All of them. The first one is what every client has to be able to."""
     import yaml
 
-    ours, rules = read(yaml.safe_load(files("kernel.certify.client").joinpath("scenarios.yaml").read_bytes()), JUDGES)
-    recorded = json.loads(files("schemas").joinpath("vectors/sequences.json").read_bytes())["sequences"]
+    ours, rules = read(
+        yaml.safe_load(files("goondan.kernel.certify.client").joinpath("scenarios.yaml").read_bytes()), JUDGES
+    )
+    recorded = json.loads(files("goondan.schemas").joinpath("vectors/sequences.json").read_bytes())["sequences"]
     return [ours[0], *(scenario(one) for one in recorded if playable(one["steps"])), *ours[1:]], rules
 
 

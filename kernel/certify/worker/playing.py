@@ -20,11 +20,11 @@ from typing import Any, Final
 
 import msgspec
 
-from kernel.certify.matching import Names, short
-from kernel.certify.playing import Differs, NotOffered, Player
-from kernel.certify.program import Program
-from kernel.certify.trace import Scenario
-from schemas.worker_frames import WorkerFrame
+from goondan.kernel.certify.matching import Names, short
+from goondan.kernel.certify.playing import Differs, NotOffered, Player
+from goondan.kernel.certify.program import Program
+from goondan.kernel.certify.trace import Scenario
+from goondan.schemas.worker_frames import WorkerFrame
 
 #: One read of the socket (bytes).
 READ_BYTES: Final = 1 << 18

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-from kernel.certify.matching import short
-from kernel.certify.trace import Trace
+from goondan.kernel.certify.matching import short
+from goondan.kernel.certify.trace import Trace
 
 #: How many levels of maps and arrays an output may have.
 MAX_DEPTH: Final = 60

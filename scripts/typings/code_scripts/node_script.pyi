@@ -1,1 +1,1 @@
-from toolhost.base.code.code_scripts.node_script import *
+from goondan.toolhost.base.code.code_scripts.node_script import *

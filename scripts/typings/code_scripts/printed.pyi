@@ -1,1 +1,1 @@
-from toolhost.base.code.code_scripts.printed import *
+from goondan.toolhost.base.code.code_scripts.printed import *

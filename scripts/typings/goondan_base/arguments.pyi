@@ -1,1 +1,1 @@
-from toolhost.base.goondan_base.arguments import *
+from goondan.toolhost.base.goondan_base.arguments import *

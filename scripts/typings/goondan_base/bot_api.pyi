@@ -1,1 +1,1 @@
-from toolhost.base.goondan_base.bot_api import *
+from goondan.toolhost.base.goondan_base.bot_api import *

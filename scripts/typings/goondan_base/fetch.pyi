@@ -1,1 +1,1 @@
-from toolhost.base.goondan_base.fetch import *
+from goondan.toolhost.base.goondan_base.fetch import *

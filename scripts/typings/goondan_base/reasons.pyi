@@ -1,1 +1,1 @@
-from toolhost.base.goondan_base.reasons import *
+from goondan.toolhost.base.goondan_base.reasons import *

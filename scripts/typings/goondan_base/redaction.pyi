@@ -1,1 +1,1 @@
-from toolhost.base.goondan_base.redaction import *
+from goondan.toolhost.base.goondan_base.redaction import *

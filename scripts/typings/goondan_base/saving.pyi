@@ -1,1 +1,1 @@
-from toolhost.base.goondan_base.saving import *
+from goondan.toolhost.base.goondan_base.saving import *

@@ -1,1 +1,1 @@
-from toolhost.base.goondan_base.shell import *
+from goondan.toolhost.base.goondan_base.shell import *

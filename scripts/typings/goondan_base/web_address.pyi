@@ -1,1 +1,1 @@
-from toolhost.base.goondan_base.web_address import *
+from goondan.toolhost.base.goondan_base.web_address import *

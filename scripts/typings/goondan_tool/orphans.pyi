@@ -1,1 +1,1 @@
-from toolhost.inside.orphans import *
+from goondan.toolhost.inside.orphans import *

@@ -1,1 +1,1 @@
-from toolhost.inside.processes import *
+from goondan.toolhost.inside.processes import *

@@ -1,1 +1,1 @@
-from toolhost.inside.sandbox import *
+from goondan.toolhost.inside.sandbox import *

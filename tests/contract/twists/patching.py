@@ -12,15 +12,15 @@ from typing import Any
 
 import msgspec
 
-from agentproc.instance import Instance
-from agentproc.loop import TurnRunner
-from agentproc.store import ConversationStore
-from kernel.broker.entities import CLIENTS, Connection
-from kernel.bundle.loader import open_bundle
-from schemas.address import instance_dir
-from schemas.codec import encode, from_raw, to_raw
-from schemas.errors import GoondanError
-from schemas.frames import ErrorPayload, Frame
+from goondan.agentproc.instance import Instance
+from goondan.agentproc.loop import TurnRunner
+from goondan.agentproc.store import ConversationStore
+from goondan.kernel.broker.entities import CLIENTS, Connection
+from goondan.kernel.bundle.loader import open_bundle
+from goondan.schemas.address import instance_dir
+from goondan.schemas.codec import encode, from_raw, to_raw
+from goondan.schemas.errors import GoondanError
+from goondan.schemas.frames import ErrorPayload, Frame
 from tests.contract.twists.notes import NOTES
 from tests.contract.twists.stage import Actor, Model, Stage, Written, calls, new
 from tests.unit.agentproc.fakes import FakeLink

@@ -15,17 +15,17 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from agentproc.conversation import ToolData, UserData
-from agentproc.instance import Instance
-from agentproc.loop import TurnRunner
-from agentproc.providers.base import ModelAnswer, ModelRequest
-from agentproc.store import ConversationStore
-from agentproc.turn import AskedCall
-from kernel.bundle.loader import open_bundle
-from schemas.address import instance_dir
-from schemas.codec import from_raw, to_raw
-from schemas.errors import GoondanError
-from schemas.frames import AgentEvent, Answer, Frame, ToolCallPayload, ToolResult
+from goondan.agentproc.conversation import ToolData, UserData
+from goondan.agentproc.instance import Instance
+from goondan.agentproc.loop import TurnRunner
+from goondan.agentproc.providers.base import ModelAnswer, ModelRequest
+from goondan.agentproc.store import ConversationStore
+from goondan.agentproc.turn import AskedCall
+from goondan.kernel.bundle.loader import open_bundle
+from goondan.schemas.address import instance_dir
+from goondan.schemas.codec import from_raw, to_raw
+from goondan.schemas.errors import GoondanError
+from goondan.schemas.frames import AgentEvent, Answer, Frame, ToolCallPayload, ToolResult
 from tests.contract.twists.notes import NOTES
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, says, wants
 
@@ -269,7 +269,7 @@ class Stage:
 
 def fails(name: str) -> Exception:
     """What a model raises that cannot be asked."""
-    from schemas.errors import fail
+    from goondan.schemas.errors import fail
 
     return fail("E_MODEL_FAILED", name)
 

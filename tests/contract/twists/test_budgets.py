@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from kernel.bundle.loader import inspect_bundle
-from schemas.budgets import BudgetLimits, BudgetReserve, BudgetSettle
-from schemas.codec import to_raw
-from schemas.frames import Frame, Lease
+from goondan.kernel.bundle.loader import inspect_bundle
+from goondan.schemas.budgets import BudgetLimits, BudgetReserve, BudgetSettle
+from goondan.schemas.codec import to_raw
+from goondan.schemas.frames import Frame, Lease
 from tests.contract.twists.stage import Stage
 from tests.unit.kernel.broker.approving import Bench, answer, code_of
 

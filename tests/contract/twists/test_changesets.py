@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from kernel.changesets.engine import Engine
-from kernel.changesets.recovery import locked
-from schemas.changesets import CommittedChangeset, OpenedChangeset
-from schemas.errors import GoondanError
+from goondan.kernel.changesets.engine import Engine
+from goondan.kernel.changesets.recovery import locked
+from goondan.schemas.changesets import CommittedChangeset, OpenedChangeset
+from goondan.schemas.errors import GoondanError
 from tests.process.changeset_bundles import Bundles, git
 
 PROMPT = "prompts/system.md"

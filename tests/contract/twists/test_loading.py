@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from kernel.bundle.loader import inspect_bundle
-from kernel.bundle.problems import BundleError, Problem
+from goondan.kernel.bundle.loader import inspect_bundle
+from goondan.kernel.bundle.problems import BundleError, Problem
 from tests.contract.twists.stage import NOTES, Stage, calls, new, old
 
 BASIC = """
@@ -360,7 +360,7 @@ async def test_nobody_else_hears_of_a_cleanup(stage: Stage) -> None:
 
 async def test_a_cleanup_that_hangs_is_given_up(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     """10.4 with a handler that never ends, and one that will not be cancelled: the end comes all the same."""
-    from agentproc.extensions.events import EventBus
+    from goondan.agentproc.extensions.events import EventBus
 
     monkeypatch.setattr(EventBus.clean_up, "__defaults__", (0.1,))
     hangs = """
@@ -475,7 +475,7 @@ async def test_the_sample_documents_of_the_specification(stage: Stage) -> None:
 async def test_a_bundle_with_an_unknown_extension_names_it(stage: Stage) -> None:
     """10.1 with a reference to nothing: an error before anything runs."""
     path = stage.write([new("a", "def register(api): pass")], refs=["Extension/a", "Extension/aa"])
-    from kernel.bundle.loader import open_bundle
+    from goondan.kernel.bundle.loader import open_bundle
 
     with pytest.raises(BundleError) as raised:
         open_bundle(str(path), state_dir=str(stage.state), handlers=False)

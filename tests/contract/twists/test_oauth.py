@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from agentproc.extensions.oauth import read_request
-from kernel.broker.entities import CONTROL
-from kernel.oauth import grants
-from kernel.oauth.grants import Login, Use, judge
-from kernel.oauth.protocol import Tokens
-from schemas.codec import from_raw, to_raw
-from schemas.errors import GoondanError
-from schemas.frames import Frame
-from schemas.launch import ExtensionSpec
-from schemas.oauth import GrantedNews, OAuthAppSpec
-from schemas.tokens import Claims
+from goondan.agentproc.extensions.oauth import read_request
+from goondan.kernel.broker.entities import CONTROL
+from goondan.kernel.oauth import grants
+from goondan.kernel.oauth.grants import Login, Use, judge
+from goondan.kernel.oauth.protocol import Tokens
+from goondan.schemas.codec import from_raw, to_raw
+from goondan.schemas.errors import GoondanError
+from goondan.schemas.frames import Frame
+from goondan.schemas.launch import ExtensionSpec
+from goondan.schemas.oauth import GrantedNews, OAuthAppSpec
+from goondan.schemas.tokens import Claims
 from tests.unit.kernel.broker.approving import Bench, Peer, answer, code_of
 
 REF = "OAuthApp/calendar"

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import yaml
 
-import agentproc
-from schemas.launch import ExtensionSpec
+from goondan import agentproc
+from goondan.schemas.launch import ExtensionSpec
 
 
 def bundled(name: str, config: dict[str, Any] | None = None) -> ExtensionSpec:

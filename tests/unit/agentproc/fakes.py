@@ -8,13 +8,13 @@ from typing import Any
 
 from msgspec import structs
 
-from agentproc.context import reading
-from agentproc.providers.base import ModelAnswer, ModelNews, ModelRequest, TextDelta
-from agentproc.turn import AskedCall
-from schemas.codec import from_raw, to_raw
-from schemas.errors import GoondanError, error_payload
-from schemas.frames import OPERATOR, AgentEvent, Answer, Frame, ToolCallPayload, ToolResult
-from schemas.launch import AgentSpec, CatalogItem, ModelSpec
+from goondan.agentproc.context import reading
+from goondan.agentproc.providers.base import ModelAnswer, ModelNews, ModelRequest, TextDelta
+from goondan.agentproc.turn import AskedCall
+from goondan.schemas.codec import from_raw, to_raw
+from goondan.schemas.errors import GoondanError, error_payload
+from goondan.schemas.frames import OPERATOR, AgentEvent, Answer, Frame, ToolCallPayload, ToolResult
+from goondan.schemas.launch import AgentSpec, CatalogItem, ModelSpec
 
 Done = Callable[[Frame | None, GoondanError | None], None]
 Handler = Callable[[str, Any], ToolResult | GoondanError | None]
@@ -31,7 +31,7 @@ def echo(tool: str, args: Any) -> ToolResult:
 
 
 class FakeLink:
-    """The agent's side of schemas.link.Link, with a broker and a tool host that are functions.
+    """The agent's side of goondan.schemas.link.Link, with a broker and a tool host that are functions.
 
     `handler` answers tool calls; None leaves a call open, to be answered by `finish`. Everything sent is recorded.
     """

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from agentproc.answers import MAX_ANSWER_BYTES, answer_payload
-from agentproc.context.sizes import message_size
-from agentproc.conversation import (
+from goondan.agentproc.answers import MAX_ANSWER_BYTES, answer_payload
+from goondan.agentproc.context.sizes import message_size
+from goondan.agentproc.conversation import (
     MAX_REASONING,
     AssistantData,
     Message,
@@ -20,12 +20,12 @@ from agentproc.conversation import (
     TextPart,
     decode_message,
 )
-from agentproc.providers.base import ModelAnswer, ModelFailure, Usage
-from agentproc.turn import AskedCall, End, Resume, Turn
-from schemas.blobs import MAX_BLOB_BYTES
-from schemas.codec import from_raw
-from schemas.frames import AgentEvent, ToolCallPayload
-from schemas.results import CUT_MARK
+from goondan.agentproc.providers.base import ModelAnswer, ModelFailure, Usage
+from goondan.agentproc.turn import AskedCall, End, Resume, Turn
+from goondan.schemas.blobs import MAX_BLOB_BYTES
+from goondan.schemas.codec import from_raw
+from goondan.schemas.frames import AgentEvent, ToolCallPayload
+from goondan.schemas.results import CUT_MARK
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame
 from tests.unit.agentproc.turns import Make, the_answer
 

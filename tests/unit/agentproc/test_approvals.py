@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from agentproc.approvals import Approvals
-from agentproc.calls import CallContext
-from agentproc.catalog import Catalog
-from schemas.approval_rules import read_policy
-from schemas.approvals import ApprovalAsk, ApprovalState
-from schemas.codec import from_raw, to_raw
-from schemas.errors import GoondanError, fail
-from schemas.frames import Frame, ToolResult
-from schemas.launch import AgentSpec, CatalogItem, ModelSpec
+from goondan.agentproc.approvals import Approvals
+from goondan.agentproc.calls import CallContext
+from goondan.agentproc.catalog import Catalog
+from goondan.schemas.approval_rules import read_policy
+from goondan.schemas.approvals import ApprovalAsk, ApprovalState
+from goondan.schemas.codec import from_raw, to_raw
+from goondan.schemas.errors import GoondanError, fail
+from goondan.schemas.frames import Frame, ToolResult
+from goondan.schemas.launch import AgentSpec, CatalogItem, ModelSpec
 
 RULES = {"rules": [{"tools": ["deploy"], "action": "ask", "when": {"args.where": {"equals": "production"}}}]}
 

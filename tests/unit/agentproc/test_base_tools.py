@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from agentproc.base.agents import agents
-from agentproc.base_calls import HANDLERS
-from agentproc.questions import Asker
-from agentproc.swarm import Swarm
-from schemas.codec import from_raw, to_raw
-from schemas.errors import GoondanError
-from schemas.frames import OPERATOR_AGENT, AgentEvent, AgentsList, AgentsSpawn, Answer, Frame, ToolResult
+from goondan.agentproc.base.agents import agents
+from goondan.agentproc.base_calls import HANDLERS
+from goondan.agentproc.questions import Asker
+from goondan.agentproc.swarm import Swarm
+from goondan.schemas.codec import from_raw, to_raw
+from goondan.schemas.errors import GoondanError
+from goondan.schemas.frames import OPERATOR_AGENT, AgentEvent, AgentsList, AgentsSpawn, Answer, Frame, ToolResult
 from tests.unit.agentproc.fakes import FakeLink
 
 AGENTS = Path(agents.__file__).parent

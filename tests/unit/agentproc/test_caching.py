@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentproc.conversation import AssistantData, MessageData, TextPart, ToolCallPart, UserData
-from agentproc.providers.anthropic import Anthropic
-from agentproc.providers.base import ModelRequest
-from agentproc.providers.choose import wire_of
-from agentproc.providers.openai import OpenAI
-from agentproc.providers.vendor import Vendor
-from schemas.launch import CatalogItem, ModelSpec
-from schemas.model_providers import BY_NAME
+from goondan.agentproc.conversation import AssistantData, MessageData, TextPart, ToolCallPart, UserData
+from goondan.agentproc.providers.anthropic import Anthropic
+from goondan.agentproc.providers.base import ModelRequest
+from goondan.agentproc.providers.choose import wire_of
+from goondan.agentproc.providers.openai import OpenAI
+from goondan.agentproc.providers.vendor import Vendor
+from goondan.schemas.launch import CatalogItem, ModelSpec
+from goondan.schemas.model_providers import BY_NAME
 from tests.unit.agentproc.fakes import BASH, NOTE
 from tests.unit.agentproc.vendor_formats import asked, calls, conversation, result
 

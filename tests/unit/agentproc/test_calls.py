@@ -9,13 +9,13 @@ from typing import Any, cast
 
 import pytest
 
-from agentproc.calls import DEFAULT_CALL_S, MAX_REPEATS, CallContext, ToolCaller
-from agentproc.catalog import Catalog, StepCatalog
-from schemas.blobs import MAX_ARGS_BYTES
-from schemas.codec import from_raw, to_raw
-from schemas.errors import GoondanError, fail, tool_error
-from schemas.frames import Frame, ToolCallPayload, ToolResult
-from schemas.launch import CatalogItem
+from goondan.agentproc.calls import DEFAULT_CALL_S, MAX_REPEATS, CallContext, ToolCaller
+from goondan.agentproc.catalog import Catalog, StepCatalog
+from goondan.schemas.blobs import MAX_ARGS_BYTES
+from goondan.schemas.codec import from_raw, to_raw
+from goondan.schemas.errors import GoondanError, fail, tool_error
+from goondan.schemas.frames import Frame, ToolCallPayload, ToolResult
+from goondan.schemas.launch import CatalogItem
 from tests.unit.agentproc.fakes import BASH, FakeLink, make_spec, ok
 
 CONTEXT = CallContext("t1", "e1", 7)

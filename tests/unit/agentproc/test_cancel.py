@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from agentproc.app import AgentApp
-from agentproc.conversation import UserData, is_presentable
-from agentproc.providers.base import ModelAnswer
-from agentproc.turn_run import CANCELLED
-from schemas.frames import Frame
+from goondan.agentproc.app import AgentApp
+from goondan.agentproc.conversation import UserData, is_presentable
+from goondan.agentproc.providers.base import ModelAnswer
+from goondan.agentproc.turn_run import CANCELLED
+from goondan.schemas.frames import Frame
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, ok, says, wants
 from tests.unit.agentproc.turns import Make, code_of, last_results, settle, the_answer, until
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from agentproc.catalog import Allowed, Catalog
-from agentproc.extensions.dynamic_tools import DynamicTools
-from schemas.frames import ToolError
-from schemas.launch import DEFAULT_ERROR_LIMIT, CatalogItem, ExtensionSpec, ToolSource
+from goondan.agentproc.catalog import Allowed, Catalog
+from goondan.agentproc.extensions.dynamic_tools import DynamicTools
+from goondan.schemas.frames import ToolError
+from goondan.schemas.launch import DEFAULT_ERROR_LIMIT, CatalogItem, ExtensionSpec, ToolSource
 from tests.unit.agentproc.fakes import BASH, make_spec
 
 TRIM = CatalogItem(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentproc.conversation import (
+from goondan.agentproc.conversation import (
     Append,
     AssistantData,
     Message,
@@ -29,8 +29,8 @@ from agentproc.conversation import (
     is_presentable,
     presentable,
 )
-from schemas.codec import to_raw
-from schemas.frames import ToolResult
+from goondan.schemas.codec import to_raw
+from goondan.schemas.frames import ToolResult
 
 AT = "2026-01-01T00:00:00.000Z"
 

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from agentproc.conversation import Append, Message, MessageSource, UserData
-from agentproc.conversation_edits import changes
-from agentproc.conversation_format import EARLIER_FILE
-from agentproc.loop import TurnRunner
-from schemas.codec import from_raw, to_raw
-from schemas.errors import GoondanError, fail
-from schemas.frames import OPERATOR, ConversationEdited, Frame, Source, ToolResult
+from goondan.agentproc.conversation import Append, Message, MessageSource, UserData
+from goondan.agentproc.conversation_edits import changes
+from goondan.agentproc.conversation_format import EARLIER_FILE
+from goondan.agentproc.loop import TurnRunner
+from goondan.schemas.codec import from_raw, to_raw
+from goondan.schemas.errors import GoondanError, fail
+from goondan.schemas.frames import OPERATOR, ConversationEdited, Frame, Source, ToolResult
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, ok, says, wants
 from tests.unit.agentproc.turns import Make, code_of
 
@@ -130,7 +130,7 @@ async def test_what_is_no_question_is_refused(make: Make, asked: object) -> None
 
 
 def test_a_conversation_of_which_only_a_summary_is_left_has_no_turn_to_take_back() -> None:
-    from agentproc.conversation import Edit
+    from goondan.agentproc.conversation import Edit
 
     summary = Message("t1.ext:1", UserData("so far …"), "2026-01-01T00:00:00.000Z", MessageSource("extension", "x"))
     with pytest.raises(GoondanError, match="E_UNDO_REFUSED"):

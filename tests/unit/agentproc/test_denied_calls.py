@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from agentproc.denied_calls import REFUSERS, refusal, refused_by, unreachable
-from schemas.approval_rules import Condition, Policy, Rule
-from schemas.errors import CODES
-from schemas.launch import AgentSpec, CatalogItem, ModelSpec
-from schemas.traces import RefusedDetail
+from goondan.agentproc.denied_calls import REFUSERS, refusal, refused_by, unreachable
+from goondan.schemas.approval_rules import Condition, Policy, Rule
+from goondan.schemas.errors import CODES
+from goondan.schemas.launch import AgentSpec, CatalogItem, ModelSpec
+from goondan.schemas.traces import RefusedDetail
 
 RULES = [
     Rule(["bash__*"], "deny", [Condition(["command"], "startsWith", "rm")]),

@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
-from agentproc.calls import CallContext, ToolCaller
-from agentproc.catalog import Catalog
-from agentproc.elicitations import Elicitations, item_name
-from agentproc.tool_asks import ToolAsks
-from schemas.approvals import ApprovalAsk, ApprovalState
-from schemas.codec import from_raw, to_raw
-from schemas.errors import GoondanError, fail, tool_error
-from schemas.frames import Frame, ToolCallPayload, ToolResult
-from schemas.launch import AgentSpec, CatalogItem, ModelSpec
-from schemas.mcp import McpElicit
-from schemas.tool_asks import ToolAnswer, ToolAsk
+from goondan.agentproc.calls import CallContext, ToolCaller
+from goondan.agentproc.catalog import Catalog
+from goondan.agentproc.elicitations import Elicitations, item_name
+from goondan.agentproc.tool_asks import ToolAsks
+from goondan.schemas.approvals import ApprovalAsk, ApprovalState
+from goondan.schemas.codec import from_raw, to_raw
+from goondan.schemas.errors import GoondanError, fail, tool_error
+from goondan.schemas.frames import Frame, ToolCallPayload, ToolResult
+from goondan.schemas.launch import AgentSpec, CatalogItem, ModelSpec
+from goondan.schemas.mcp import McpElicit
+from goondan.schemas.tool_asks import ToolAnswer, ToolAsk
 from tests.unit.agentproc.fakes import FakeLink, ok
 
 TOOL = "pizza__order"

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentproc.conversation import Message, MessageSource, ToolData, ToolResultPart, UserData
-from agentproc.providers.base import asked_call
-from agentproc.providers.embedded import HELP, MAX_SHOWN, Reply, answer, parse, show_results
-from agentproc.turn import AskedCall
-from schemas.codec import to_raw
-from schemas.errors import tool_error
-from schemas.frames import ToolResult
-from schemas.launch import CatalogItem
+from goondan.agentproc.conversation import Message, MessageSource, ToolData, ToolResultPart, UserData
+from goondan.agentproc.providers.base import asked_call
+from goondan.agentproc.providers.embedded import HELP, MAX_SHOWN, Reply, answer, parse, show_results
+from goondan.agentproc.turn import AskedCall
+from goondan.schemas.codec import to_raw
+from goondan.schemas.errors import tool_error
+from goondan.schemas.frames import ToolResult
+from goondan.schemas.launch import CatalogItem
 from tests.unit.agentproc.fakes import BASH, NOTE
 
 TOOLS = [BASH, NOTE]

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from agentproc.loop import TurnRunner
-from schemas.errors import fail
-from schemas.launch import ModelSpec
+from goondan.agentproc.loop import TurnRunner
+from goondan.schemas.errors import fail
+from goondan.schemas.launch import ModelSpec
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, says
 from tests.unit.agentproc.test_runtime_events import notes
 from tests.unit.agentproc.turns import Make, the_answer

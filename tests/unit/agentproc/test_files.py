@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from agentproc.conversation import (
+from goondan.agentproc.conversation import (
     AssistantData,
     Message,
     MessageSource,
@@ -22,21 +22,21 @@ from agentproc.conversation import (
     UserData,
     result_message,
 )
-from agentproc.files import InstanceFiles
-from agentproc.providers.anthropic import Anthropic
-from agentproc.providers.base import ModelRequest
-from agentproc.providers.body import Body, FilesPlace, FileText, with_files
-from agentproc.providers.openai import OpenAI
-from agentproc.providers.responses import Responses
-from agentproc.providers.seeing import Seeing
-from agentproc.providers.sending import PART_BYTES, parts_of
-from agentproc.providers.vendor import Fault, Vendor
-from schemas.attached_files import MAX_FILES, MAX_SHOWN, check_files, media_type_of
-from schemas.blobs import describe
-from schemas.codec import to_raw
-from schemas.errors import GoondanError
-from schemas.frames import Blob, FilePart, ToolResult
-from schemas.launch import ModelSpec
+from goondan.agentproc.files import InstanceFiles
+from goondan.agentproc.providers.anthropic import Anthropic
+from goondan.agentproc.providers.base import ModelRequest
+from goondan.agentproc.providers.body import Body, FilesPlace, FileText, with_files
+from goondan.agentproc.providers.openai import OpenAI
+from goondan.agentproc.providers.responses import Responses
+from goondan.agentproc.providers.seeing import Seeing
+from goondan.agentproc.providers.sending import PART_BYTES, parts_of
+from goondan.agentproc.providers.vendor import Fault, Vendor
+from goondan.schemas.attached_files import MAX_FILES, MAX_SHOWN, check_files, media_type_of
+from goondan.schemas.blobs import describe
+from goondan.schemas.codec import to_raw
+from goondan.schemas.errors import GoondanError
+from goondan.schemas.frames import Blob, FilePart, ToolResult
+from goondan.schemas.launch import ModelSpec
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"pixels" * 9
 PDF = b"%PDF-1.7\n" + b"page" * 9

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentproc.providers.base import ModelAnswer
-from agentproc.providers.choose import wire_of
-from agentproc.providers.sse import SseDecoder
-from agentproc.providers.vendor import MAX_ANSWER_CHARS, Fault
-from schemas.codec import encode_value
-from schemas.model_providers import BY_NAME
+from goondan.agentproc.providers.base import ModelAnswer
+from goondan.agentproc.providers.choose import wire_of
+from goondan.agentproc.providers.sse import SseDecoder
+from goondan.agentproc.providers.vendor import MAX_ANSWER_CHARS, Fault
+from goondan.schemas.codec import encode_value
+from goondan.schemas.model_providers import BY_NAME
 from tests.unit.agentproc.vendor_formats import asked
 
 PROVIDERS = sorted(BY_NAME)

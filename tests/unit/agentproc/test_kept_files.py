@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from agentproc.extensions.contexts import StepContext, StepResult
-from schemas.blobs import describe
-from schemas.frames import OPERATOR, FilePart, Source
+from goondan.agentproc.extensions.contexts import StepContext, StepResult
+from goondan.schemas.blobs import describe
+from goondan.schemas.frames import OPERATOR, FilePart, Source
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, says
 from tests.unit.agentproc.turns import Make, the_answer
 

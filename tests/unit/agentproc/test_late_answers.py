@@ -10,12 +10,19 @@ from typing import Any
 
 import pytest
 
-from agentproc.completions import INTER_AGENT, describe_late, end_of, read_answer
-from agentproc.conversation import Message, MessageSource, ToolResultPart, UserData, is_presentable, result_message
-from agentproc.turn import AskModel, Begin, End, LeaveStep, ModelAnswered, Resume, Turn
-from schemas.codec import from_raw, to_raw
-from schemas.errors import GoondanError
-from schemas.frames import AgentEvent, Answer, ErrorPayload, Frame, ToolResult
+from goondan.agentproc.completions import INTER_AGENT, describe_late, end_of, read_answer
+from goondan.agentproc.conversation import (
+    Message,
+    MessageSource,
+    ToolResultPart,
+    UserData,
+    is_presentable,
+    result_message,
+)
+from goondan.agentproc.turn import AskModel, Begin, End, LeaveStep, ModelAnswered, Resume, Turn
+from goondan.schemas.codec import from_raw, to_raw
+from goondan.schemas.errors import GoondanError
+from goondan.schemas.frames import AgentEvent, Answer, ErrorPayload, Frame, ToolResult
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, ok, says, wants
 from tests.unit.agentproc.turns import Runners
 

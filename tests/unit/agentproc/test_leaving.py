@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from agentproc.app import AgentApp
-from schemas.codec import to_raw
-from schemas.frames import Frame, Shutdown
+from goondan.agentproc.app import AgentApp
+from goondan.schemas.codec import to_raw
+from goondan.schemas.frames import Frame, Shutdown
 from tests.unit.agentproc.turns import settle
 
 

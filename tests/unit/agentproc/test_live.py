@@ -10,18 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentproc import live as live_module
-from agentproc.instance import Instance
-from agentproc.live import BATCH_S, MAX_BATCH, MAX_PIECE, MAX_RUNS, MAX_WAITING, LiveFeed
-from agentproc.loop import TurnRunner
-from agentproc.providers.base import ModelAnswer, TextDelta
-from agentproc.store import ConversationStore
-from agentproc.turn import AskModel, End
-from schemas.address import instance_dir
-from schemas.codec import MAX_FRAME_BYTES, encode, from_raw, to_raw
-from schemas.errors import fail
-from schemas.frames import OPERATOR, Frame
-from schemas.runtime_events import RuntimeEvent
+from goondan.agentproc import live as live_module
+from goondan.agentproc.instance import Instance
+from goondan.agentproc.live import BATCH_S, MAX_BATCH, MAX_PIECE, MAX_RUNS, MAX_WAITING, LiveFeed
+from goondan.agentproc.loop import TurnRunner
+from goondan.agentproc.providers.base import ModelAnswer, TextDelta
+from goondan.agentproc.store import ConversationStore
+from goondan.agentproc.turn import AskModel, End
+from goondan.schemas.address import instance_dir
+from goondan.schemas.codec import MAX_FRAME_BYTES, encode, from_raw, to_raw
+from goondan.schemas.errors import fail
+from goondan.schemas.frames import OPERATOR, Frame
+from goondan.schemas.runtime_events import RuntimeEvent
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, make_spec, says, wants
 
 

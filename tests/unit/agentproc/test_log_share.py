@@ -3,8 +3,8 @@
 import io
 import logging
 
-from agentproc.log_share import Share
-from schemas.system.log_admission import SOURCE_BURST, SOURCE_RATE
+from goondan.agentproc.log_share import Share
+from goondan.schemas.system.log_admission import SOURCE_BURST, SOURCE_RATE
 
 
 def test_an_instance_has_its_share_of_the_log_and_the_log_says_what_is_missing() -> None:

@@ -15,20 +15,20 @@ from typing import Any
 import msgspec
 import pytest
 
-from agentproc import turn_run as run_module
-from agentproc.answers import turn_id
-from agentproc.conversation import ToolData, UserData, is_presentable
-from agentproc.instance import Instance
-from agentproc.loop import TurnRunner
-from agentproc.providers.base import ModelAnswer, TextDelta, Usage
-from agentproc.store import ConversationStore
-from agentproc.turn import AskedCall
-from schemas.address import instance_dir
-from schemas.codec import from_raw, to_raw
-from schemas.errors import GoondanError, fail, tool_error
-from schemas.frames import Blob, Frame, ToolCallPayload, ToolResult
-from schemas.launch import ModelSpec
-from schemas.receipts import CallReceipt, JailReceipt, Receipt
+from goondan.agentproc import turn_run as run_module
+from goondan.agentproc.answers import turn_id
+from goondan.agentproc.conversation import ToolData, UserData, is_presentable
+from goondan.agentproc.instance import Instance
+from goondan.agentproc.loop import TurnRunner
+from goondan.agentproc.providers.base import ModelAnswer, TextDelta, Usage
+from goondan.agentproc.store import ConversationStore
+from goondan.agentproc.turn import AskedCall
+from goondan.schemas.address import instance_dir
+from goondan.schemas.codec import from_raw, to_raw
+from goondan.schemas.errors import GoondanError, fail, tool_error
+from goondan.schemas.frames import Blob, Frame, ToolCallPayload, ToolResult
+from goondan.schemas.launch import ModelSpec
+from goondan.schemas.receipts import CallReceipt, JailReceipt, Receipt
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, make_spec, ok, says, wants
 from tests.unit.agentproc.turns import Make, code_of, last_results, settle, the_answer, until
 
@@ -149,7 +149,7 @@ async def test_an_operator_call_that_is_refused_is_completed_with_the_refusal(ma
 
 
 async def test_an_output_that_fits_no_answer_is_replaced(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentproc.answers.MAX_ANSWER_BYTES", 1000)
+    monkeypatch.setattr("goondan.agentproc.answers.MAX_ANSWER_BYTES", 1000)
     link = FakeLink(lambda *_: ok("x" * 1000))
     await make(link, name="_operator").run(event_frame("e1", {"tool": "notes__add", "args": {}}, kind="operator.call"))
     result = from_raw(the_answer(link).output or b"", ToolResult)
@@ -158,7 +158,7 @@ async def test_an_output_that_fits_no_answer_is_replaced(make: Make, monkeypatch
 
 
 async def test_a_response_that_fits_no_answer_is_cut(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentproc.answers.MAX_ANSWER_BYTES", 1000)
+    monkeypatch.setattr("goondan.agentproc.answers.MAX_ANSWER_BYTES", 1000)
     link = FakeLink()
     await make(link, FakeModel(says("é" * 1000))).run(event_frame("e1", "go"))
     response = str(the_answer(link).response)

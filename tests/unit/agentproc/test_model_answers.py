@@ -9,18 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentproc.conversation import (
+from goondan.agentproc.conversation import (
     AssistantData,
     TextPart,
     ToolCallPart,
     UserData,
 )
-from agentproc.providers.anthropic import Reader as AnthropicReader
-from agentproc.providers.base import Usage
-from agentproc.providers.history import Said, entries, kept_by
-from agentproc.providers.openai import Reader as OpenAIReader
-from agentproc.providers.sse import SseEvent
-from agentproc.providers.vendor import MAX_ANSWER_CHARS, MAX_CALLS, MAX_WORDS, Fault, error_words
+from goondan.agentproc.providers.anthropic import Reader as AnthropicReader
+from goondan.agentproc.providers.base import Usage
+from goondan.agentproc.providers.history import Said, entries, kept_by
+from goondan.agentproc.providers.openai import Reader as OpenAIReader
+from goondan.agentproc.providers.sse import SseEvent
+from goondan.agentproc.providers.vendor import MAX_ANSWER_CHARS, MAX_CALLS, MAX_WORDS, Fault, error_words
 from tests.unit.agentproc.vendor_formats import (
     begin,
     body,

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from agentproc.providers.anthropic import Reader as AnthropicReader
-from agentproc.providers.openai import Reader as OpenAIReader
-from agentproc.providers.sse import EventTooLarge, SseDecoder, SseEvent
-from agentproc.providers.vendor import Fault
+from goondan.agentproc.providers.anthropic import Reader as AnthropicReader
+from goondan.agentproc.providers.openai import Reader as OpenAIReader
+from goondan.agentproc.providers.sse import EventTooLarge, SseDecoder, SseEvent
+from goondan.agentproc.providers.vendor import Fault
 
 
 def test_many_data_lines_cost_no_more_than_their_bytes() -> None:

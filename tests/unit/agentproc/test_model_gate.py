@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from agentproc.model_gate import GatedRequest, ModelGates
-from agentproc.notes import ModelAttempts
-from agentproc.providers.base import ModelAnswer, ModelNews, Usage
-from agentproc.providers.rate_limits import exhausted_wait, is_low, rate_limits
-from agentproc.providers.tries import Tries
-from agentproc.providers.vendor import Fault
-from schemas.codec import from_raw, to_raw
-from schemas.errors import GoondanError, fail
-from schemas.frames import Frame
-from schemas.launch import ModelSpec
-from schemas.model_gate import (
+from goondan.agentproc.model_gate import GatedRequest, ModelGates
+from goondan.agentproc.notes import ModelAttempts
+from goondan.agentproc.providers.base import ModelAnswer, ModelNews, Usage
+from goondan.agentproc.providers.rate_limits import exhausted_wait, is_low, rate_limits
+from goondan.agentproc.providers.tries import Tries
+from goondan.agentproc.providers.vendor import Fault
+from goondan.schemas.codec import from_raw, to_raw
+from goondan.schemas.errors import GoondanError, fail
+from goondan.schemas.frames import Frame
+from goondan.schemas.launch import ModelSpec
+from goondan.schemas.model_gate import (
     GateChanged,
     HeldPermit,
     PermitAsk,

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentproc.conversation import (
+from goondan.agentproc.conversation import (
     AssistantData,
     Message,
     MessageData,
@@ -20,19 +20,19 @@ from agentproc.conversation import (
     TextPart,
     UserData,
 )
-from agentproc.providers import history
-from agentproc.providers.anthropic import Anthropic
-from agentproc.providers.choose import wire_of
-from agentproc.providers.history import EMPTY, Said, entries, tool_name
-from agentproc.providers.openai import OpenAI
-from agentproc.providers.responses import Responses
-from agentproc.providers.retry import Retries, retry_after
-from agentproc.providers.sse import EventTooLarge, SseDecoder, SseEvent
-from agentproc.providers.vendor import Fault, FaultKind, page_title
-from schemas.frames import ToolResult
-from schemas.launch import CatalogItem, ModelSpec
-from schemas.model_limits import ModelRetry
-from schemas.model_providers import BY_NAME
+from goondan.agentproc.providers import history
+from goondan.agentproc.providers.anthropic import Anthropic
+from goondan.agentproc.providers.choose import wire_of
+from goondan.agentproc.providers.history import EMPTY, Said, entries, tool_name
+from goondan.agentproc.providers.openai import OpenAI
+from goondan.agentproc.providers.responses import Responses
+from goondan.agentproc.providers.retry import Retries, retry_after
+from goondan.agentproc.providers.sse import EventTooLarge, SseDecoder, SseEvent
+from goondan.agentproc.providers.vendor import Fault, FaultKind, page_title
+from goondan.schemas.frames import ToolResult
+from goondan.schemas.launch import CatalogItem, ModelSpec
+from goondan.schemas.model_limits import ModelRetry
+from goondan.schemas.model_providers import BY_NAME
 from tests.unit.agentproc.fakes import BASH, NOTE
 from tests.unit.agentproc.vendor_formats import asked, body, calls, conversation, message, result
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from agentproc.providers.offered_tools import MAX_KEPT, OfferedTools
-from schemas.launch import CatalogItem
+from goondan.agentproc.providers.offered_tools import MAX_KEPT, OfferedTools
+from goondan.schemas.launch import CatalogItem
 
 
 class Counted:

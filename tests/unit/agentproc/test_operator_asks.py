@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from agentproc.conversation import UserData, is_presentable
-from agentproc.operators_work import MAX_KNOWN, note_work, operators_work
-from agentproc.store import ConversationStore
-from agentproc.turn import (
+from goondan.agentproc.conversation import UserData, is_presentable
+from goondan.agentproc.operators_work import MAX_KNOWN, note_work, operators_work
+from goondan.agentproc.store import ConversationStore
+from goondan.agentproc.turn import (
     AskModel,
     BeginCall,
     BeginList,
@@ -33,9 +33,9 @@ from agentproc.turn import (
     TurnEntered,
     TurnLeft,
 )
-from schemas.codec import from_raw, to_raw
-from schemas.errors import error_payload
-from schemas.frames import TOOL_COMPLETED, Completion, OperatorTool, Source, ToolResult
+from goondan.schemas.codec import from_raw, to_raw
+from goondan.schemas.errors import error_payload
+from goondan.schemas.frames import TOOL_COMPLETED, Completion, OperatorTool, Source, ToolResult
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, says
 from tests.unit.agentproc.turn_driver import OK, Driver
 from tests.unit.agentproc.turns import Make, api_of, the_answer, until

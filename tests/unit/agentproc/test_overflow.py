@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentproc.providers.overflow import MAX_TOKENS, Overflow, overflow_of
+from goondan.agentproc.providers.overflow import MAX_TOKENS, Overflow, overflow_of
 
 LLAMA: dict[str, Any] = {
     "error": {

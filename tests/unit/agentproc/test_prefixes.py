@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 
-from agentproc.providers.base import ModelRequest
-from agentproc.providers.choose import wire_of
-from schemas.launch import CatalogItem, ModelSpec
-from schemas.model_providers import BY_NAME
+from goondan.agentproc.providers.base import ModelRequest
+from goondan.agentproc.providers.choose import wire_of
+from goondan.schemas.launch import CatalogItem, ModelSpec
+from goondan.schemas.model_providers import BY_NAME
 from tests.unit.agentproc.bundled import bundled
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, says, wants
 from tests.unit.agentproc.turns import Make

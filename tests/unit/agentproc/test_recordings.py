@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agentproc.conversation import (
+from goondan.agentproc.conversation import (
     AssistantData,
     Message,
     MessageSource,
@@ -18,16 +18,16 @@ from agentproc.conversation import (
     ToolResultPart,
     UserData,
 )
-from agentproc.providers.base import ModelAnswer, ModelRequest, Usage
-from agentproc.recordings.forms import model_answer, recorded_answer, recorded_result, request_of, tool_result
-from agentproc.recordings.replayed import Replayed
-from agentproc.turn import AskedCall
-from kernel.recordings import collect, make
-from schemas.approval_rules import read_policy
-from schemas.errors import GoondanError, fail, tool_error
-from schemas.frames import Blob, FilePart, Source, ToolResult
-from schemas.launch import CatalogItem, ModelSpec, ReplaySpec
-from schemas.recorded_texts import DIFFERENCE_FILE
+from goondan.agentproc.providers.base import ModelAnswer, ModelRequest, Usage
+from goondan.agentproc.recordings.forms import model_answer, recorded_answer, recorded_result, request_of, tool_result
+from goondan.agentproc.recordings.replayed import Replayed
+from goondan.agentproc.turn import AskedCall
+from goondan.kernel.recordings import collect, make
+from goondan.schemas.approval_rules import read_policy
+from goondan.schemas.errors import GoondanError, fail, tool_error
+from goondan.schemas.frames import Blob, FilePart, Source, ToolResult
+from goondan.schemas.launch import CatalogItem, ModelSpec, ReplaySpec
+from goondan.schemas.recorded_texts import DIFFERENCE_FILE
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, ok, says, wants
 from tests.unit.agentproc.turns import Make, the_answer
 

@@ -10,19 +10,19 @@ from typing import Any
 import msgspec
 import pytest
 
-from agentproc.answers import turn_id
-from agentproc.providers.base import ModelAnswer, Usage
-from agentproc.store import ConversationStore
-from schemas.codec import from_raw, to_raw
-from schemas.errors import GoondanError, fail
-from schemas.frames import ToolResult
-from schemas.launch import ModelSpec
-from schemas.receipts import CallReceipt, JailReceipt, Receipt
-from schemas.redaction import Redactor
-from schemas.runtime_events import RuntimeEvent
-from schemas.spans import call_span, model_span, step_span, turn_span
-from schemas.trace_index import of_trace
-from schemas.traces import MAX_NOTED_MESSAGE, SHORT_CHARS, WHOLE_CHARS, in_short
+from goondan.agentproc.answers import turn_id
+from goondan.agentproc.providers.base import ModelAnswer, Usage
+from goondan.agentproc.store import ConversationStore
+from goondan.schemas.codec import from_raw, to_raw
+from goondan.schemas.errors import GoondanError, fail
+from goondan.schemas.frames import ToolResult
+from goondan.schemas.launch import ModelSpec
+from goondan.schemas.receipts import CallReceipt, JailReceipt, Receipt
+from goondan.schemas.redaction import Redactor
+from goondan.schemas.runtime_events import RuntimeEvent
+from goondan.schemas.spans import call_span, model_span, step_span, turn_span
+from goondan.schemas.trace_index import of_trace
+from goondan.schemas.traces import MAX_NOTED_MESSAGE, SHORT_CHARS, WHOLE_CHARS, in_short
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, says, wants
 from tests.unit.agentproc.turns import Make, the_answer
 

@@ -10,15 +10,15 @@ import msgspec
 import pytest
 from msgspec import Raw
 
-from agentproc.loop import TurnRunner
-from agentproc.script_calls import identifiers
-from agentproc.script_log import ScriptLog
-from agentproc.scripts import Record
-from schemas.codec import from_raw, to_raw
-from schemas.frames import Frame, ToolCallPayload, ToolResult
-from schemas.launch import CatalogItem, ToolSource
-from schemas.spans import call_span
-from schemas.tool_asks import CODE_MODE, CODE_TOOL, MAX_OPEN, FoundTools, ToolAnswer, ToolAsk
+from goondan.agentproc.loop import TurnRunner
+from goondan.agentproc.script_calls import identifiers
+from goondan.agentproc.script_log import ScriptLog
+from goondan.agentproc.scripts import Record
+from goondan.schemas.codec import from_raw, to_raw
+from goondan.schemas.frames import Frame, ToolCallPayload, ToolResult
+from goondan.schemas.launch import CatalogItem, ToolSource
+from goondan.schemas.spans import call_span
+from goondan.schemas.tool_asks import CODE_MODE, CODE_TOOL, MAX_OPEN, FoundTools, ToolAnswer, ToolAsk
 from tests.unit.agentproc.bundled import bundled
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, echo, event_frame, ok, says, wants
 from tests.unit.agentproc.test_runtime_events import details, notes

@@ -6,11 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from agentproc.call_ids import MAX_TOOL_CALL_ID
-from agentproc.scripts import MAX_NAMED, MAX_SEARCHES, Record, Scripts, inner_id, told
-from schemas.address import is_given_id
-from schemas.frames import ErrorPayload
-from schemas.tool_asks import CODE_TOOL, MAX_INNER_CALLS, MAX_OPEN
+from goondan.agentproc.call_ids import MAX_TOOL_CALL_ID
+from goondan.agentproc.scripts import MAX_NAMED, MAX_SEARCHES, Record, Scripts, inner_id, told
+from goondan.schemas.address import is_given_id
+from goondan.schemas.frames import ErrorPayload
+from goondan.schemas.tool_asks import CODE_TOOL, MAX_INNER_CALLS, MAX_OPEN
 
 
 def refused(answer: int | ErrorPayload | None) -> str:

@@ -9,11 +9,11 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentproc.providers.base import ModelAnswer, ModelNews
-from agentproc.stall import StallClock, stalled
-from agentproc.turn_run import CANCELLED
-from schemas.codec import from_raw
-from schemas.frames import AgentEvent
+from goondan.agentproc.providers.base import ModelAnswer, ModelNews
+from goondan.agentproc.stall import StallClock, stalled
+from goondan.agentproc.turn_run import CANCELLED
+from goondan.schemas.codec import from_raw
+from goondan.schemas.frames import AgentEvent
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, ok, says, wants
 from tests.unit.agentproc.turns import Make, the_answer, until
 

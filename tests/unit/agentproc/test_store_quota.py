@@ -12,13 +12,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agentproc.conversation import Append, Message, MessageSource, UserData, is_presentable
-from agentproc.conversation_file import RESERVE_BYTES
-from agentproc.instance import Instance
-from agentproc.loop import TurnRunner
-from agentproc.store import ConversationStore
-from schemas.address import instance_dir
-from schemas.errors import GoondanError
+from goondan.agentproc.conversation import Append, Message, MessageSource, UserData, is_presentable
+from goondan.agentproc.conversation_file import RESERVE_BYTES
+from goondan.agentproc.instance import Instance
+from goondan.agentproc.loop import TurnRunner
+from goondan.agentproc.store import ConversationStore
+from goondan.schemas.address import instance_dir
+from goondan.schemas.errors import GoondanError
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, make_spec, ok, says, wants
 from tests.unit.agentproc.turns import the_answer
 

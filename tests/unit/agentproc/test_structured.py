@@ -8,18 +8,28 @@ from typing import Any
 import msgspec
 import pytest
 
-from agentproc.conversation import UserData
-from agentproc.providers.anthropic import Anthropic
-from agentproc.providers.base import ModelAnswer, ModelRequest, asked_call
-from agentproc.providers.openai import OpenAI
-from agentproc.providers.output_format import ANSWER_TOOL, OutputWay, answered, is_closed
-from agentproc.providers.responses import Responses
-from agentproc.providers.vendor import Vendor
-from agentproc.structured import OutputRule
-from agentproc.turn import AskModel, Begin, EnterStep, LeaveStep, ModelAnswered, Resume, StepEntered, StepLeft, Turn
-from agentproc.verdicts import Verdict
-from schemas.launch import ModelSpec
-from schemas.structured import ForcedTool, OutputSpec, ToolChoice
+from goondan.agentproc.conversation import UserData
+from goondan.agentproc.providers.anthropic import Anthropic
+from goondan.agentproc.providers.base import ModelAnswer, ModelRequest, asked_call
+from goondan.agentproc.providers.openai import OpenAI
+from goondan.agentproc.providers.output_format import ANSWER_TOOL, OutputWay, answered, is_closed
+from goondan.agentproc.providers.responses import Responses
+from goondan.agentproc.providers.vendor import Vendor
+from goondan.agentproc.structured import OutputRule
+from goondan.agentproc.turn import (
+    AskModel,
+    Begin,
+    EnterStep,
+    LeaveStep,
+    ModelAnswered,
+    Resume,
+    StepEntered,
+    StepLeft,
+    Turn,
+)
+from goondan.agentproc.verdicts import Verdict
+from goondan.schemas.launch import ModelSpec
+from goondan.schemas.structured import ForcedTool, OutputSpec, ToolChoice
 from tests.unit.agentproc.fakes import BASH
 from tests.unit.agentproc.turn_driver import Driver
 from tests.unit.agentproc.vendor_formats import conversation

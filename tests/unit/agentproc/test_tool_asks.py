@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
-from agentproc.tool_asks import KEPT, KEPT_BYTES, Asked, ToolAsks, unsent_answer
-from schemas.codec import from_raw, to_raw
-from schemas.errors import GoondanError, error_payload, fail
-from schemas.frames import Frame
-from schemas.tool_asks import ToolAnswer, ToolAsk
+from goondan.agentproc.tool_asks import KEPT, KEPT_BYTES, Asked, ToolAsks, unsent_answer
+from goondan.schemas.codec import from_raw, to_raw
+from goondan.schemas.errors import GoondanError, error_payload, fail
+from goondan.schemas.frames import Frame
+from goondan.schemas.tool_asks import ToolAnswer, ToolAsk
 
 CALL = "t1/c1"
 

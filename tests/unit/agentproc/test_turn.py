@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentproc.conversation import Message, UserData, is_presentable
-from agentproc.turn import (
+from goondan.agentproc.conversation import Message, UserData, is_presentable
+from goondan.agentproc.turn import (
     AskedCall,
     AskModel,
     Begin,
@@ -33,8 +33,8 @@ from agentproc.turn import (
     TurnLeft,
     Yield,
 )
-from agentproc.turn_run import CANCELLED
-from schemas.errors import error_payload
+from goondan.agentproc.turn_run import CANCELLED
+from goondan.schemas.errors import error_payload
 from tests.unit.agentproc.turn_driver import FAILED, OK, Driver, calls
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from agentproc.call_ids import MAX_TOOL_CALL_ID
-from agentproc.conversation import (
+from goondan.agentproc.call_ids import MAX_TOOL_CALL_ID
+from goondan.agentproc.conversation import (
     AssistantData,
     Message,
     MessageSource,
@@ -16,7 +16,7 @@ from agentproc.conversation import (
     UserData,
     cancelled,
 )
-from agentproc.turn import (
+from goondan.agentproc.turn import (
     UNREADABLE,
     AskedCall,
     AskModel,
@@ -42,9 +42,9 @@ from agentproc.turn import (
     TurnLeft,
     Yield,
 )
-from schemas.codec import to_raw
-from schemas.errors import error_payload
-from schemas.frames import ToolResult
+from goondan.schemas.codec import to_raw
+from goondan.schemas.errors import error_payload
+from goondan.schemas.frames import ToolResult
 from tests.unit.agentproc.turn_driver import OK, Driver, calls
 
 BROKEN = error_payload("E_MODEL_FAILED", "no model")

@@ -7,17 +7,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from agentproc.conversation import Message, ToolData
-from agentproc.extensions.api import ExtensionApi
-from agentproc.extensions.bundle_changes import BundleChanges
-from agentproc.extensions.memory import ExtState
-from agentproc.extensions.stored_state import StoredState
-from agentproc.instance import Instance
-from agentproc.loop import TurnRunner
-from agentproc.store import ConversationStore
-from schemas.address import instance_dir
-from schemas.frames import Answer, ToolResult
-from schemas.launch import ExtensionSpec
+from goondan.agentproc.conversation import Message, ToolData
+from goondan.agentproc.extensions.api import ExtensionApi
+from goondan.agentproc.extensions.bundle_changes import BundleChanges
+from goondan.agentproc.extensions.memory import ExtState
+from goondan.agentproc.extensions.stored_state import StoredState
+from goondan.agentproc.instance import Instance
+from goondan.agentproc.loop import TurnRunner
+from goondan.agentproc.store import ConversationStore
+from goondan.schemas.address import instance_dir
+from goondan.schemas.frames import Answer, ToolResult
+from goondan.schemas.launch import ExtensionSpec
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, make_spec
 
 Make = Callable[..., TurnRunner]

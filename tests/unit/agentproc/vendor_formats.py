@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from agentproc.conversation import (
+from goondan.agentproc.conversation import (
     AssistantData,
     Message,
     MessageData,
@@ -14,15 +14,15 @@ from agentproc.conversation import (
     ToolData,
     ToolResultPart,
 )
-from agentproc.providers.anthropic import Reader as AnthropicReader
-from agentproc.providers.base import ModelAnswer, ModelRequest
-from agentproc.providers.choose import wire_of
-from agentproc.providers.openai import Reader as OpenAIReader
-from agentproc.providers.responses import Reader as ResponsesReader
-from agentproc.providers.sse import SseEvent
-from schemas.codec import to_raw
-from schemas.frames import ToolResult
-from schemas.launch import ModelSpec
+from goondan.agentproc.providers.anthropic import Reader as AnthropicReader
+from goondan.agentproc.providers.base import ModelAnswer, ModelRequest
+from goondan.agentproc.providers.choose import wire_of
+from goondan.agentproc.providers.openai import Reader as OpenAIReader
+from goondan.agentproc.providers.responses import Reader as ResponsesReader
+from goondan.agentproc.providers.sse import SseEvent
+from goondan.schemas.codec import to_raw
+from goondan.schemas.frames import ToolResult
+from goondan.schemas.launch import ModelSpec
 from tests.unit.agentproc.fakes import BASH
 
 AT = "2026-01-01T00:00:00.000Z"

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from agentproc.conversation import (
+from bench import model_server
+from goondan.agentproc.conversation import (
     AssistantData,
     Message,
     MessageSource,
@@ -17,14 +18,13 @@ from agentproc.conversation import (
     UserData,
     result_message,
 )
-from agentproc.providers.anthropic import Anthropic
-from agentproc.providers.base import ModelAnswer, ModelRequest
-from agentproc.providers.openai import OpenAI
-from agentproc.providers.sse import SseDecoder
-from bench import model_server
-from schemas.codec import to_raw
-from schemas.frames import ToolResult
-from schemas.launch import ModelSpec
+from goondan.agentproc.providers.anthropic import Anthropic
+from goondan.agentproc.providers.base import ModelAnswer, ModelRequest
+from goondan.agentproc.providers.openai import OpenAI
+from goondan.agentproc.providers.sse import SseDecoder
+from goondan.schemas.codec import to_raw
+from goondan.schemas.frames import ToolResult
+from goondan.schemas.launch import ModelSpec
 
 VENDORS: list[tuple[Any, Any]] = [(Anthropic, model_server.anthropic), (OpenAI, model_server.openai)]
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernel.cli.approval_text import MARK, OUTSIDE, command_lines, item_lines, list_lines
-from kernel.cli.approve import answer_issues, command
-from schemas.visible import TURNING
+from goondan.kernel.cli.approval_text import MARK, OUTSIDE, command_lines, item_lines, list_lines
+from goondan.kernel.cli.approve import answer_issues, command
+from goondan.schemas.visible import TURNING
 
 ITEM: dict[str, Any] = {
     "id": "t1/c1",

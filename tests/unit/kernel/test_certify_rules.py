@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from kernel.certify.client.scenarios import playable, scenarios
-from kernel.certify.matching import Names
-from kernel.certify.report import report
-from kernel.certify.scenarios import chosen, read
-from kernel.certify.trace import Played, Scenario, Seen, Trace
-from schemas.errors import GoondanError
+from goondan.kernel.certify.client.scenarios import playable, scenarios
+from goondan.kernel.certify.matching import Names
+from goondan.kernel.certify.report import report
+from goondan.kernel.certify.scenarios import chosen, read
+from goondan.kernel.certify.trace import Played, Scenario, Seen, Trace
+from goondan.schemas.errors import GoondanError
 
 PROTOCOL = (Path(__file__).parents[3] / "schemas" / "PROTOCOL.md").read_text(encoding="utf-8")
 SCENARIOS, RULES = scenarios()

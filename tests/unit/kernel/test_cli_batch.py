@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernel.cli.batch import (
+from goondan.kernel.cli.batch import (
     MAX_LINE_BYTES,
     BadLine,
     ToolCall,
@@ -19,9 +19,9 @@ from kernel.cli.batch import (
     parse_json,
     parse_line,
 )
-from kernel.cli.lines import LineSplitter
-from schemas.blobs import MAX_ARGS_BYTES
-from schemas.errors import GoondanError
+from goondan.kernel.cli.lines import LineSplitter
+from goondan.schemas.blobs import MAX_ARGS_BYTES
+from goondan.schemas.errors import GoondanError
 
 
 def parse(line: str | bytes) -> tuple[Any, ToolCall] | None:

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from kernel.cli.asked import Asked
-from kernel.cli.session import Session
-from schemas.frames import Frame
-from schemas.link import Link
+from goondan.kernel.cli.asked import Asked
+from goondan.kernel.cli.session import Session
+from goondan.schemas.frames import Frame
+from goondan.schemas.link import Link
 
 
 async def test_of_an_answer() -> None:

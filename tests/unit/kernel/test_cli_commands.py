@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from kernel.cli import execute, tool
-from kernel.cli.call import check_grant, error_result, tool_result
-from kernel.cli.ps import render
-from kernel.cli.send import answer_document
-from kernel.supervisor_client import ProcessInfo
-from schemas.codec import to_raw
-from schemas.errors import GoondanError, error_payload, fail
-from schemas.frames import Answer
+from goondan.kernel.cli import execute, tool
+from goondan.kernel.cli.call import check_grant, error_result, tool_result
+from goondan.kernel.cli.ps import render
+from goondan.kernel.cli.send import answer_document
+from goondan.kernel.supervisor_client import ProcessInfo
+from goondan.schemas.codec import to_raw
+from goondan.schemas.errors import GoondanError, error_payload, fail
+from goondan.schemas.frames import Answer
 
 
 @pytest.fixture
@@ -143,7 +143,7 @@ def test_a_bug_of_ours_is_one_error_without_a_traceback(
     def broken(*_: object) -> None:
         raise ZeroDivisionError("boom")
 
-    monkeypatch.setattr("kernel.cli.attach.locate", broken)
+    monkeypatch.setattr("goondan.kernel.cli.attach.locate", broken)
     assert execute(["ps", "--json"]) == 1
     printed = capsys.readouterr()
     error = json.loads(printed.out)["error"]
@@ -159,8 +159,8 @@ def test_interrupts_and_lost_readers_are_quiet(
     def leave(*_: object) -> None:
         raise raised
 
-    monkeypatch.setattr("kernel.cli.attach.locate", leave)
-    monkeypatch.setattr("kernel.cli._reader_is_gone", lambda: 141)
+    monkeypatch.setattr("goondan.kernel.cli.attach.locate", leave)
+    monkeypatch.setattr("goondan.kernel.cli._reader_is_gone", lambda: 141)
     assert execute(["ps"]) == status
     printed = capsys.readouterr()
     assert (printed.out, printed.err.strip()) == ("", "")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kernel.cli.imports import import_whole
+from goondan.kernel.cli.imports import import_whole
 
 
 def module(folder: Path, name: str, number: signal.Signals) -> str:
@@ -40,5 +40,5 @@ def test_an_import_is_whole_before_the_signal_is_handled(
 
 def test_an_import_that_fails_says_so_and_signals_come_again() -> None:
     with pytest.raises(ModuleNotFoundError):
-        import_whole("kernel.cli.no_such_command")
+        import_whole("goondan.kernel.cli.no_such_command")
     assert not signal.pthread_sigmask(signal.SIG_BLOCK, set()) & {signal.SIGINT, signal.SIGTERM}

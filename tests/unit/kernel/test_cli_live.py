@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernel.cli import history
-from kernel.cli.plain import fit, flowing, one_line
-from kernel.cli.prompt import continues
-from kernel.cli.renderer import Break, Remark, Say, Shown, Think, TurnRenderer
-from kernel.cli.screen import has_cursor
-from schemas.runtime_events import RuntimeEvent, Wait
+from goondan.kernel.cli import history
+from goondan.kernel.cli.plain import fit, flowing, one_line
+from goondan.kernel.cli.prompt import continues
+from goondan.kernel.cli.renderer import Break, Remark, Say, Shown, Think, TurnRenderer
+from goondan.kernel.cli.screen import has_cursor
+from goondan.schemas.runtime_events import RuntimeEvent, Wait
 
 
 def text(step: int, at: int, piece: str, *, again: bool = False) -> RuntimeEvent:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from kernel.cli.operator_question import ask_broker
-from schemas.errors import GoondanError
+from goondan.kernel.cli.operator_question import ask_broker
+from goondan.schemas.errors import GoondanError
 
 
 @pytest.mark.parametrize("field", ["id", "eventId", "patchId", "reason"])

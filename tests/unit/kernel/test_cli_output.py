@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import kernel.cli
-from kernel.cli import terminal
-from kernel.cli.output import write, write_json, write_pretty
-from kernel.cli.terminal import Style, shown_line
+import goondan.kernel.cli
+from goondan.kernel.cli import terminal
+from goondan.kernel.cli.output import write, write_json, write_pretty
+from goondan.kernel.cli.terminal import Style, shown_line
 
 EVIL = "a\x1b]0;pwned\x07\x9b31m\u202e\nforged\r\udc9b"
 
@@ -56,9 +56,9 @@ def test_json_is_json(print_json: object, capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_no_command_prints_by_itself() -> None:
-    """Only kernel.cli.output prints; prompt.py and screen.py draw on the terminal what they made harmless."""
+    """Only goondan.kernel.cli.output prints; prompt.py and screen.py draw on the terminal what they made harmless."""
     found = []
-    for path in sorted(Path(kernel.cli.__file__).parent.glob("*.py")):
+    for path in sorted(Path(goondan.kernel.cli.__file__).parent.glob("*.py")):
         if path.name in ("output.py", "prompt.py", "screen.py"):
             continue
         for node in ast.walk(ast.parse(path.read_text())):

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from kernel import lock
-from kernel.cli.attach import BundleTarget
-from kernel.cli.workdir import absolute_workdir
-from schemas.address import instance_workdir
-from schemas.errors import GoondanError
+from goondan.kernel import lock
+from goondan.kernel.cli.attach import BundleTarget
+from goondan.kernel.cli.workdir import absolute_workdir
+from goondan.schemas.address import instance_workdir
+from goondan.schemas.errors import GoondanError
 
 
 @pytest.fixture

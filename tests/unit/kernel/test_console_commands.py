@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernel.cli.console_commands import HELP, Command, history_line, new_instance, read_command
-from kernel.cli.conversation import tool_lines
-from schemas.address import is_instance_key
-from schemas.argument_line import MAX_LINE, argument_line
-from schemas.frames import OperatorTool
+from goondan.kernel.cli.console_commands import HELP, Command, history_line, new_instance, read_command
+from goondan.kernel.cli.conversation import tool_lines
+from goondan.schemas.address import is_instance_key
+from goondan.schemas.argument_line import MAX_LINE, argument_line
+from goondan.schemas.frames import OperatorTool
 
 
 @pytest.mark.parametrize("name", HELP)

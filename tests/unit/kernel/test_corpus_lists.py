@@ -15,13 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from kernel.broker.journal.factory import open_store
-from kernel.broker.journal.interface import Put
-from kernel.rundir import take, write_private
-from kernel.state_root import open_state_root
-from kernel.trust.owners import others_who_can_write
-from kernel.trust.powers import Writers
-from schemas.system.directories import DirectoryRefused, open_directory
+from goondan.kernel.broker.journal.factory import open_store
+from goondan.kernel.broker.journal.interface import Put
+from goondan.kernel.rundir import take, write_private
+from goondan.kernel.state_root import open_state_root
+from goondan.kernel.trust.owners import others_who_can_write
+from goondan.kernel.trust.powers import Writers
+from goondan.schemas.system.directories import DirectoryRefused, open_directory
 
 OTHER = 40_001
 _ACCESS, _DEFAULT = "system.posix_acl_access", "system.posix_acl_default"

@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from kernel.bundle.documents import load_documents
-from kernel.bundle.problems import Problem, Report
-from kernel.bundle.variables import wanted_variables
-from kernel.cli.doctor import render
-from kernel.cli.terminal import Style
-from kernel.doctor import look
-from kernel.doctor.facts import (
+from goondan.kernel.bundle.documents import load_documents
+from goondan.kernel.bundle.problems import Problem, Report
+from goondan.kernel.bundle.variables import wanted_variables
+from goondan.kernel.cli.doctor import render
+from goondan.kernel.cli.terminal import Style
+from goondan.kernel.doctor import look
+from goondan.kernel.doctor.facts import (
     UNLIMITED,
     Bundle,
     Cgroup,
@@ -37,10 +37,10 @@ from kernel.doctor.facts import (
     Variable,
     Versions,
 )
-from kernel.doctor.findings import Finding, judge
-from kernel.import_path import entries_of_current_folder
-from schemas.errors import error_payload
-from schemas.tool_host_reports import Obstacle
+from goondan.kernel.doctor.findings import Finding, judge
+from goondan.kernel.import_path import entries_of_current_folder
+from goondan.schemas.errors import error_payload
+from goondan.schemas.tool_host_reports import Obstacle
 
 COUNTED = dict.fromkeys(("memoryMb", "processes", "cpuSeconds"), "cgroup")
 GOOD = Facts(
@@ -165,10 +165,10 @@ NO_JAIL = Survey(tier=None, findings=[Obstacle("user namespaces", "bwrap: no", "
         (with_versions(libzmq_ipc=False), "zeromq", "problem", "pip install"),
         (with_versions(release="4.19.0-generic"), "system", "problem", "Upgrade"),
         (with_versions(system="Darwin"), "system", "problem", "Linux"),
-        (replace(GOOD, survey=None), "jail", "problem", "python3 -m toolhost.survey"),
+        (replace(GOOD, survey=None), "jail", "problem", "python3 -m goondan.toolhost.survey"),
         (replace(GOOD, survey=NO_JAIL), "jail", "problem", "sudo fix"),
-        (replace(GOOD, survey=Survey(tier=None)), "jail", "problem", "toolhost.survey"),
-        (with_survey(tier="reduced"), "jail", "problem", "toolhost.survey"),
+        (replace(GOOD, survey=Survey(tier=None)), "jail", "problem", "goondan.toolhost.survey"),
+        (with_survey(tier="reduced"), "jail", "problem", "goondan.toolhost.survey"),
         (with_host(uid=0), "user", "warning", "ordinary user"),
         (
             replace(GOOD, sized=Sized(state="unable", why="no mkfs")),

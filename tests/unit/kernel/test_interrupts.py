@@ -8,8 +8,8 @@ import signal
 
 import pytest
 
-from kernel.cli.interrupts import Cancelling, Interrupts
-from schemas.errors import GoondanError, fail
+from goondan.kernel.cli.interrupts import Cancelling, Interrupts
+from goondan.schemas.errors import GoondanError, fail
 
 
 class Session:

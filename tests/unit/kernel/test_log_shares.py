@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernel import log_bounds
-from kernel.log_files import Log
-from kernel.log_shares import allot, sources_of, thin
-from schemas.system.log_admission import GROUP_BURST, MAX_KNOWN, SOURCE_BURST, SOURCE_RATE, Admission
+from goondan.kernel import log_bounds
+from goondan.kernel.log_files import Log
+from goondan.kernel.log_shares import allot, sources_of, thin
+from goondan.schemas.system.log_admission import GROUP_BURST, MAX_KNOWN, SOURCE_BURST, SOURCE_RATE, Admission
 
 STRANGER = 40_001
 

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernel import log_bounds, log_files
-from kernel.cli.logs import render
-from kernel.cli.terminal import Style
-from kernel.log_files import Log, last_lines
-from kernel.log_names import role_of
-from kernel.logs import MAX_LINE, LogLine, Reader, is_wanted, merge, parse
+from goondan.kernel import log_bounds, log_files
+from goondan.kernel.cli.logs import render
+from goondan.kernel.cli.terminal import Style
+from goondan.kernel.log_files import Log, last_lines
+from goondan.kernel.log_names import role_of
+from goondan.kernel.logs import MAX_LINE, LogLine, Reader, is_wanted, merge, parse
 
 
 def texts(entries: list[LogLine]) -> list[str]:

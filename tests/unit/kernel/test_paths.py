@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernel import paths
-from schemas.errors import GoondanError
+from goondan.kernel import paths
+from goondan.schemas.errors import GoondanError
 
 
 def test_a_bundle_by_any_spelling_is_one_workspace(tmp_path: Path) -> None:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from kernel.bundle.loader import open_bundle
-from kernel.bundle.problems import BundleError
-from schemas.frames import OPERATOR_AGENT
-from schemas.launch import CatalogItem, ExportSpec, KernelPlan, Limits, ModelSpec, ToolSource
+from goondan.kernel.bundle.loader import open_bundle
+from goondan.kernel.bundle.problems import BundleError
+from goondan.schemas.frames import OPERATOR_AGENT
+from goondan.schemas.launch import CatalogItem, ExportSpec, KernelPlan, Limits, ModelSpec, ToolSource
 from tests.unit.kernel.bundle.conftest import GOOD, bundled, package
 
 __all__ = ["bundled", "package"]

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from kernel.recordings import Made, make
-from kernel.replaying import Course, compare_answer, course_of, first, missing
-from schemas.errors import GoondanError, error_payload
-from schemas.frames import Answer
-from schemas.recorded_texts import Difference, FoundDifference
-from schemas.recordings import (
+from goondan.kernel.recordings import Made, make
+from goondan.kernel.replaying import Course, compare_answer, course_of, first, missing
+from goondan.schemas.errors import GoondanError, error_payload
+from goondan.schemas.frames import Answer
+from goondan.schemas.recorded_texts import Difference, FoundDifference
+from goondan.schemas.recordings import (
     Noted,
     Part,
     RecordedAnswer,

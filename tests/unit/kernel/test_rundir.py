@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kernel import rundir
+from goondan.kernel import rundir
 
 
 def test_what_a_killed_kernel_has_left_goes_and_what_others_put_there_stays(short_tmp: Path) -> None:

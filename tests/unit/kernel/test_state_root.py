@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from kernel import paths, state_root
-from kernel.bundle.problems import Report
-from kernel.grants.policy_file import Accepted, read_policies, write_decisions
-from kernel.grants.written import ACCEPTED_FILE, Written, accept, read_accepted
-from kernel.state_root import confirm, doubt, judge, look, open_state_root, others_could_write, project_above
-from schemas.errors import GoondanError
+from goondan.kernel import paths, state_root
+from goondan.kernel.bundle.problems import Report
+from goondan.kernel.grants.policy_file import Accepted, read_policies, write_decisions
+from goondan.kernel.grants.written import ACCEPTED_FILE, Written, accept, read_accepted
+from goondan.kernel.state_root import confirm, doubt, judge, look, open_state_root, others_could_write, project_above
+from goondan.schemas.errors import GoondanError
 
 STRANGER = 40_001
 #: A group that nobody is in, so nobody knows who has its rights.
@@ -226,7 +226,7 @@ def test_a_link_of_a_stranger_in_its_place_is_refused(tmp_path: Path) -> None:
     assert "is a link that belongs to uid" in refusal(tmp_path / "state").info.message
 
 
-_OPENED = "import sys; from kernel.state_root import open_state_root; open_state_root(sys.argv[1])"
+_OPENED = "import sys; from goondan.kernel.state_root import open_state_root; open_state_root(sys.argv[1])"
 
 
 @as_root

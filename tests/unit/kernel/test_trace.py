@@ -13,18 +13,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from agentproc.store import ConversationStore
-from kernel.cli.plain import duration
-from kernel.cli.terminal import Style
-from kernel.cli.trace import render
-from kernel.trace import Hang, Note, Trace, between_ms, said_in, tell
-from kernel.trace_search import Search
-from kernel.trace_tree import total_of
-from schemas.address import instance_dir
-from schemas.errors import GoondanError, error_payload
-from schemas.frames import AgentEvent, Answer
-from schemas.receipts import CallReceipt, JailReceipt, Receipt, kept
-from schemas.traces import (
+from goondan.agentproc.store import ConversationStore
+from goondan.kernel.cli.plain import duration
+from goondan.kernel.cli.terminal import Style
+from goondan.kernel.cli.trace import render
+from goondan.kernel.trace import Hang, Note, Trace, between_ms, said_in, tell
+from goondan.kernel.trace_search import Search
+from goondan.kernel.trace_tree import total_of
+from goondan.schemas.address import instance_dir
+from goondan.schemas.errors import GoondanError, error_payload
+from goondan.schemas.frames import AgentEvent, Answer
+from goondan.schemas.receipts import CallReceipt, JailReceipt, Receipt, kept
+from goondan.schemas.traces import (
     SHORT_CHARS,
     CallDetail,
     LayerDetail,

@@ -13,21 +13,32 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentproc.store import ConversationStore
-from kernel import trace_search
-from kernel.cli import turns
-from kernel.cli.terminal import Style
-from kernel.cli.trace import _find, render
-from kernel.trace import Note, Trace, Waits, tell
-from kernel.trace_search import Search
-from kernel.trace_tree import MAX_DEPTH, _common, _length, _union, _without, below, find, grow, total_of, tree_of
-from schemas.address import instance_dir
-from schemas.errors import GoondanError
-from schemas.frames import ErrorPayload
-from schemas.receipts import CallReceipt, JailReceipt, Receipt
-from schemas.spans import call_span, step_span, turn_span
-from schemas.trace_index import IndexLine, add
-from schemas.traces import (
+from goondan.agentproc.store import ConversationStore
+from goondan.kernel import trace_search
+from goondan.kernel.cli import turns
+from goondan.kernel.cli.terminal import Style
+from goondan.kernel.cli.trace import _find, render
+from goondan.kernel.trace import Note, Trace, Waits, tell
+from goondan.kernel.trace_search import Search
+from goondan.kernel.trace_tree import (
+    MAX_DEPTH,
+    _common,
+    _length,
+    _union,
+    _without,
+    below,
+    find,
+    grow,
+    total_of,
+    tree_of,
+)
+from goondan.schemas.address import instance_dir
+from goondan.schemas.errors import GoondanError
+from goondan.schemas.frames import ErrorPayload
+from goondan.schemas.receipts import CallReceipt, JailReceipt, Receipt
+from goondan.schemas.spans import call_span, step_span, turn_span
+from goondan.schemas.trace_index import IndexLine, add
+from goondan.schemas.traces import (
     CallDetail,
     FailureDetail,
     ModelDetail,

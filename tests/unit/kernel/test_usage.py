@@ -9,18 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from agentproc.answers import answer_payload
-from agentproc.store import ConversationStore
-from agentproc.turn import End
-from agentproc.usage import TurnUsage
-from kernel.cli.answered import money, usage_line
-from kernel.cli.usage import render
-from kernel.usage import Found, Sum, day_of, report
-from kernel.usage_files import look
-from schemas.address import instance_dir
-from schemas.errors import GoondanError
-from schemas.traces import ModelDetail, encode_detail
-from schemas.usage import Part, Usage, Used
+from goondan.agentproc.answers import answer_payload
+from goondan.agentproc.store import ConversationStore
+from goondan.agentproc.turn import End
+from goondan.agentproc.usage import TurnUsage
+from goondan.kernel.cli.answered import money, usage_line
+from goondan.kernel.cli.usage import render
+from goondan.kernel.usage import Found, Sum, day_of, report
+from goondan.kernel.usage_files import look
+from goondan.schemas.address import instance_dir
+from goondan.schemas.errors import GoondanError
+from goondan.schemas.traces import ModelDetail, encode_detail
+from goondan.schemas.usage import Part, Usage, Used
 
 DAY = "2026-11-23"
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agentproc.catalog import not_in_catalog
-from agentproc.completions import read_answer, read_completion
-from agentproc.providers.history import result_text
-from schemas.codec import to_raw
-from schemas.errors import CODES, FOR_MODELS, error_payload, for_model, for_people, tool_error
-from schemas.frames import TOOL_COMPLETED, AgentEvent, Answer, Completion, Frame, Source, ToolResult
-from schemas.questions import ANSWER_SUFFIX, handoff_correlation
+from goondan.agentproc.catalog import not_in_catalog
+from goondan.agentproc.completions import read_answer, read_completion
+from goondan.agentproc.providers.history import result_text
+from goondan.schemas.codec import to_raw
+from goondan.schemas.errors import CODES, FOR_MODELS, error_payload, for_model, for_people, tool_error
+from goondan.schemas.frames import TOOL_COMPLETED, AgentEvent, Answer, Completion, Frame, Source, ToolResult
+from goondan.schemas.questions import ANSWER_SUFFIX, handoff_correlation
 
 ROOT = Path(__file__).parents[3]
 #: What only the person who runs the swarm has.

@@ -10,7 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.approval_rules import DEFAULT_EXPIRY_S, MAX_STARS, UNREADABLE, concerns, decide, matches, read_policy
+from goondan.schemas.approval_rules import (
+    DEFAULT_EXPIRY_S,
+    MAX_STARS,
+    UNREADABLE,
+    concerns,
+    decide,
+    matches,
+    read_policy,
+)
 
 
 def action(config: dict[str, Any], tool: str, args: Any) -> str:

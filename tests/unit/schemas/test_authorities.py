@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from schemas.system.authorities import skips_proxy
+from goondan.schemas.system.authorities import skips_proxy
 
 
 @pytest.mark.parametrize(

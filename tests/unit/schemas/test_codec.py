@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from schemas.codec import (
+from goondan.schemas.codec import (
     MAX_DEPTH,
     MAX_FRAME_BYTES,
     MAX_RELAYED_BYTES,
@@ -26,8 +26,8 @@ from schemas.codec import (
     replace_surrogates,
     to_raw,
 )
-from schemas.errors import GoondanError
-from schemas.frames import Frame, Shutdown
+from goondan.schemas.errors import GoondanError
+from goondan.schemas.frames import Frame, Shutdown
 
 
 def error_of(caught: pytest.ExceptionInfo[GoondanError]) -> tuple[str, str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from schemas.system.digests import NoDigest, folder_digest
+from goondan.schemas.system.digests import NoDigest, folder_digest
 
 
 def digest(folder: Path, copy_to: Path | None = None, max_files: int = 100, max_bytes: int = 1 << 20) -> str:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.hosts import (
+from goondan.schemas.hosts import (
     ANY_PORT,
     NO_NETWORK,
     BadHost,

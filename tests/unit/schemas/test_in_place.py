@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from msgspec.structs import fields, replace
 
-from schemas.approval_rules import Policy
-from schemas.budgets import BudgetLimits
-from schemas.in_place import can_follow
-from schemas.launch import AgentSpec, CatalogItem, ExtensionSpec, ModelSpec, ReplaySpec
-from schemas.structured import OutputSpec
+from goondan.schemas.approval_rules import Policy
+from goondan.schemas.budgets import BudgetLimits
+from goondan.schemas.in_place import can_follow
+from goondan.schemas.launch import AgentSpec, CatalogItem, ExtensionSpec, ModelSpec, ReplaySpec
+from goondan.schemas.structured import OutputSpec
 
 ONE = ExtensionSpec(name="one", entry="/b/ext/one.py", resource={"a": 1}, config={"level": 1}, modules={"one.py": "ab"})
 SPEC = AgentSpec(

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.codec import decode, encode, from_raw, to_raw
-from schemas.errors import GoondanError, error_payload
-from schemas.frames import AgentEvent, Frame, Shutdown
-from schemas.legacy.messages import (
+from goondan.schemas.codec import decode, encode, from_raw, to_raw
+from goondan.schemas.errors import GoondanError, error_payload
+from goondan.schemas.frames import AgentEvent, Frame, Shutdown
+from goondan.schemas.legacy.messages import (
     LegacyMessage,
     failure,
     message_of,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from msgspec import Raw
 
-from schemas.codec import decode, encode, from_raw, to_raw
-from schemas.frames import AgentEvent, Answer, Frame, ToolCallPayload, ToolResult
-from schemas.worker_frames import Result
+from goondan.schemas.codec import decode, encode, from_raw, to_raw
+from goondan.schemas.frames import AgentEvent, Answer, Frame, ToolCallPayload, ToolResult
+from goondan.schemas.worker_frames import Result
 
 
 def test_output_is_absent_nil_or_a_value() -> None:

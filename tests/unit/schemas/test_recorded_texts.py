@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.recorded_texts import (
+from goondan.schemas.recorded_texts import (
     MAX_ENTRY,
     Difference,
     around,
@@ -19,7 +19,7 @@ from schemas.recorded_texts import (
     shortened,
     without_places,
 )
-from schemas.recordings import Request
+from goondan.schemas.recordings import Request
 
 
 @pytest.mark.parametrize(

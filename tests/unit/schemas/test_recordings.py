@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from schemas import recordings
-from schemas.errors import GoondanError
-from schemas.recordings import (
+from goondan.schemas import recordings
+from goondan.schemas.errors import GoondanError
+from goondan.schemas.recordings import (
     NOTHING,
     Noted,
     Part,
@@ -32,7 +32,7 @@ from schemas.recordings import (
     read_noted,
     whole_requests,
 )
-from schemas.system.recording_file import read_recording
+from goondan.schemas.system.recording_file import read_recording
 
 HEAD = Recording(1, "main")
 TURN = RecordedTurn(agent="main", instance="default", turn=1, input="hi", outside=1, status="completed", response="ho")

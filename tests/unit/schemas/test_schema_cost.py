@@ -13,11 +13,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kernel.bundle.loader import inspect_bundle
-from schemas.arguments import TOO_MUCH, UNWORDED, compile_arguments
-from schemas.codec import encode_value
-from schemas.errors import GoondanError
-from schemas.schema_cost import MAX_SUBSCHEMAS, MAX_UNITS, Graph, TooCostly, pattern_price
+from goondan.kernel.bundle.loader import inspect_bundle
+from goondan.schemas.arguments import TOO_MUCH, UNWORDED, compile_arguments
+from goondan.schemas.codec import encode_value
+from goondan.schemas.errors import GoondanError
+from goondan.schemas.schema_cost import MAX_SUBSCHEMAS, MAX_UNITS, Graph, TooCostly, pattern_price
 
 #: What any one check may take (seconds of processor time). The bound aims at half a second on this machine; the rest is
 #: for slower ones and for everything that is tested beside it.

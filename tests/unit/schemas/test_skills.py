@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.skills import (
+from goondan.schemas.skills import (
     MAX_DESCRIPTION,
     BadFrontMatter,
     SkillText,
@@ -18,7 +18,7 @@ from schemas.skills import (
     read_front_matter,
     read_skill_text,
 )
-from schemas.visible import visible_line
+from goondan.schemas.visible import visible_line
 
 PUBLIC = """\
 ---

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schemas import trace_index
-from schemas.spans import trace_id_of
-from schemas.trace_index import FOLDER, IndexLine, add, last, named, of_trace
+from goondan.schemas import trace_index
+from goondan.schemas.spans import trace_id_of
+from goondan.schemas.trace_index import FOLDER, IndexLine, add, last, named, of_trace
 
 
 def entry(number: int, trace: str = "x", **changes: str) -> IndexLine:

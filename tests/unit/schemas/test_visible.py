@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.visible import (
+from goondan.schemas.visible import (
     BLANKS,
     CONTROLS,
     IGNORABLE,
@@ -97,7 +97,7 @@ def test_json_means_the_same(value: object) -> None:
     try:
         written = msgspec.json.encode(value)
     except UnicodeEncodeError:
-        return  # lone surrogates have no form in JSON; kernel.cli.output replaces them
+        return  # lone surrogates have no form in JSON; goondan.kernel.cli.output replaces them
     shown = visible_json(written)
     assert json.loads(shown) == value
     assert not {chr(code) for code in (*CONTROLS, *TURNING)} & set(shown.decode())

@@ -46,8 +46,8 @@ def test_a_new_circle_and_a_known_one_that_is_gone_are_faults() -> None:
 
 def test_a_tree_is_read_with_its_packages(tmp_path: Path) -> None:
     (tmp_path / "p" / "templates").mkdir(parents=True)
-    (tmp_path / "p" / "__init__.py").write_text("from p.a import x")
-    (tmp_path / "p" / "a.py").write_text("import p.b")
-    (tmp_path / "p" / "b.py").write_text("def f():\n    from p import a")
+    (tmp_path / "p" / "__init__.py").write_text("from goondan.p.a import x")
+    (tmp_path / "p" / "a.py").write_text("import goondan.p.b")
+    (tmp_path / "p" / "b.py").write_text("def f():\n    from goondan.p import a")
     (tmp_path / "p" / "templates" / "t.py").write_text("not Python at all {{")
-    assert circles(graph_of(tmp_path, ["p"])) == [frozenset({"p.a", "p.b"})]
+    assert circles(graph_of(tmp_path, ["p"])) == [frozenset({"goondan.p.a", "goondan.p.b"})]

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from packaging.requirements import Requirement
 
+from goondan.toolhost.seccomp.numbers import NUMBERS
 from scripts.pin import FILE, applies, problems, project, unmet
 from scripts.pinned import KINDS, Malformed, Pin, machines, normal, parse, render, requirement, wanted
-from toolhost.seccomp.numbers import NUMBERS
 
 NAMES = st.from_regex(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,10}[A-Za-z0-9])?", fullmatch=True)
 HASHES = st.lists(st.binary(min_size=32, max_size=32).map(bytes.hex), min_size=1, max_size=4, unique=True).map(sorted)

@@ -11,12 +11,12 @@ import sys
 from importlib import import_module
 
 PACKAGES = {
-    "goondan_tool": ("toolhost.inside", ("api", "orphans", "processes", "sandbox")),
+    "goondan_tool": ("goondan.toolhost.inside", ("api", "orphans", "processes", "sandbox")),
     "goondan_base": (
-        "toolhost.base.goondan_base",
+        "goondan.toolhost.base.goondan_base",
         ("arguments", "reasons", "shell", "redaction", "fetch", "saving", "bot_api"),
     ),
-    "code_scripts": ("toolhost.base.code.code_scripts", ("calls", "printed", "python_script", "node_script")),
+    "code_scripts": ("goondan.toolhost.base.code.code_scripts", ("calls", "printed", "python_script", "node_script")),
 }
 
 for _name, (_package, _modules) in PACKAGES.items():

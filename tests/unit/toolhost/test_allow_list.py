@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from schemas.system.own_users import TOOLHOST_UID
-from schemas.system.users import DEFAULT
-from toolhost.launcher.allow_list import (
+from goondan.schemas.system.own_users import TOOLHOST_UID
+from goondan.schemas.system.users import DEFAULT
+from goondan.toolhost.launcher.allow_list import (
     AllowList,
     NotAllowed,
     check_launch,
@@ -17,9 +17,9 @@ from toolhost.launcher.allow_list import (
     check_writable,
     state_root_of,
 )
-from toolhost.launcher.places import kept_in
-from toolhost.launcher.request import Launch
-from toolhost.policy.refusals import GUARDED_NAMES, SYSTEM, TOP
+from goondan.toolhost.launcher.places import kept_in
+from goondan.toolhost.launcher.request import Launch
+from goondan.toolhost.policy.refusals import GUARDED_NAMES, SYSTEM, TOP
 
 FIRST, LAST = 0x70001000, 0x70001FFF
 ALLOWED: AllowList = {

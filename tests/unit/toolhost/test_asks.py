@@ -10,14 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from schemas.codec import MAX_FRAME_BYTES, encode, from_raw, to_raw
-from schemas.errors import GoondanError, error_payload
-from schemas.frames import OPERATOR_AGENT, AgentEvent, AgentsList, AgentsSpawn, Answer, Frame, ReplyTo
-from schemas.questions import TIMEOUT_MS, correlation
-from schemas.tool_asks import MAX_ANSWER_BYTES, MAX_INNER_CALLS, MAX_OPEN, ToolAnswer, ToolAsk
-from schemas.worker_frames import Ask
-from tests.unit.toolhost.test_calls import call
-from toolhost.calls.asks import (
+from goondan.schemas.codec import MAX_FRAME_BYTES, encode, from_raw, to_raw
+from goondan.schemas.errors import GoondanError, error_payload
+from goondan.schemas.frames import OPERATOR_AGENT, AgentEvent, AgentsList, AgentsSpawn, Answer, Frame, ReplyTo
+from goondan.schemas.questions import TIMEOUT_MS, correlation
+from goondan.schemas.tool_asks import MAX_ANSWER_BYTES, MAX_INNER_CALLS, MAX_OPEN, ToolAnswer, ToolAsk
+from goondan.schemas.worker_frames import Ask
+from goondan.toolhost.calls.asks import (
     MAX_ASKED,
     MAX_INPUT,
     MAX_SAID,
@@ -26,9 +25,10 @@ from toolhost.calls.asks import (
     may_ask,
     value_of,
 )
-from toolhost.calls.call_registry import Call
-from toolhost.inside import runtime
-from toolhost.untrusted import Violation
+from goondan.toolhost.calls.call_registry import Call
+from goondan.toolhost.inside import runtime
+from goondan.toolhost.untrusted import Violation
+from tests.unit.toolhost.test_calls import call
 
 NOW, AT = 100.0, "2026-01-01T00:00:00.000Z"
 

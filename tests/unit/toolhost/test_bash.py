@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from toolhost.base.bash import bash
-from toolhost.base.goondan_base import shell
-from toolhost.base.goondan_base.arguments import absolute, as_text
-from toolhost.inside.processes import signal_name
+from goondan.toolhost.base.bash import bash
+from goondan.toolhost.base.goondan_base import shell
+from goondan.toolhost.base.goondan_base.arguments import absolute, as_text
+from goondan.toolhost.inside.processes import signal_name
 
 
 @pytest.mark.requirement("BASH-05")

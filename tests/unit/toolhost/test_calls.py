@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from msgspec import Raw
 
-from schemas.launch import ExportSpec, ToolSpec
-from toolhost.calls.call_registry import Call, CallRegistry, StoredResult
+from goondan.schemas.launch import ExportSpec, ToolSpec
+from goondan.toolhost.calls.call_registry import Call, CallRegistry, StoredResult
 
 TOOL = ToolSpec(name="t", entry="/t/h.py", root="/t", exports=[])
 

@@ -10,15 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from schemas.worker_frames import Log, Progress, Ready, Result, WorkerError, WorkerFrame
-from toolhost.jails.channel import (
+from goondan.schemas.worker_frames import Log, Progress, Ready, Result, WorkerError, WorkerFrame
+from goondan.toolhost.jails.channel import (
     FRAME_SLACK,
     NEWS_BURST,
     NEWS_BYTES_BURST,
     NEWS_PER_S,
     Channel,
 )
-from toolhost.untrusted import MAX_ELEMENTS, MAX_OUTPUT_DEPTH, Violation, check_json
+from goondan.toolhost.untrusted import MAX_ELEMENTS, MAX_OUTPUT_DEPTH, Violation, check_json
 
 encode = msgspec.msgpack.encode
 

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernel.bundle.base import base_tools
-from kernel.plan import tool_spec
-from toolhost.base.goondan_base import bot_api, saving
-from toolhost.base.goondan_base.arguments import InvalidInput
-from toolhost.base.goondan_base.bot_api import Bot
-from toolhost.base.slack import slack
-from toolhost.base.telegram import telegram
-from toolhost.inside.api import ToolError
+from goondan.kernel.bundle.base import base_tools
+from goondan.kernel.plan import tool_spec
+from goondan.toolhost.base.goondan_base import bot_api, saving
+from goondan.toolhost.base.goondan_base.arguments import InvalidInput
+from goondan.toolhost.base.goondan_base.bot_api import Bot
+from goondan.toolhost.base.slack import slack
+from goondan.toolhost.base.telegram import telegram
+from goondan.toolhost.inside.api import ToolError
 
 SERVICES = {"telegram": telegram.TELEGRAM, "slack": slack.SLACK}
 #: Looks like a token, is none, and is found in a text when it should not be there.

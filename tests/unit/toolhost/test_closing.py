@@ -9,11 +9,11 @@ import asyncio
 
 import pytest
 
-from schemas.launch import ToolHostSpec
+from goondan.schemas.launch import ToolHostSpec
+from goondan.toolhost.host import Host
+from goondan.toolhost.sessions.pool import Start
 from tests.toolhost_fixture import POWERS
 from tests.unit.toolhost.test_calls import call
-from toolhost.host import Host
-from toolhost.sessions.pool import Start
 
 
 async def test_a_cancellation_that_comes_with_the_end_of_the_last_jail_counts() -> None:

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolhost.base.code import run_code
-from toolhost.base.code.code_scripts import printed as printing
-from toolhost.base.code.code_scripts.calls import IN_FLIGHT, Calls
-from toolhost.base.code.code_scripts.printed import MAX_HEAD, MAX_TAIL, Printed
-from toolhost.inside import ToolError
-from toolhost.inside.api import AgentError
+from goondan.toolhost.base.code import run_code
+from goondan.toolhost.base.code.code_scripts import printed as printing
+from goondan.toolhost.base.code.code_scripts.calls import IN_FLIGHT, Calls
+from goondan.toolhost.base.code.code_scripts.printed import MAX_HEAD, MAX_TAIL, Printed
+from goondan.toolhost.inside import ToolError
+from goondan.toolhost.inside.api import AgentError
 
 Question = tuple[str, Any, Callable[[dict[str, Any]], None]]
 

@@ -9,11 +9,9 @@ from hypothesis import strategies as st
 from msgspec import Raw
 from msgspec.structs import replace
 
-from tests.unit.toolhost.test_calls import call
-from tests.unit.toolhost.test_pending import promise
-from toolhost.calls.call_registry import CallRegistry, StoredResult
-from toolhost.calls.fair_store import FairStore
-from toolhost.calls.pending import (
+from goondan.toolhost.calls.call_registry import CallRegistry, StoredResult
+from goondan.toolhost.calls.fair_store import FairStore
+from goondan.toolhost.calls.pending import (
     KEPT_S,
     MAX_HANDLE,
     MAX_PROMISED_BYTES,
@@ -22,7 +20,9 @@ from toolhost.calls.pending import (
     Work,
     full_handle,
 )
-from toolhost.calls.promises import _MAX_BYTES, PromiseFile
+from goondan.toolhost.calls.promises import _MAX_BYTES, PromiseFile
+from tests.unit.toolhost.test_calls import call
+from tests.unit.toolhost.test_pending import promise
 
 #: As long as a handler may choose it, of characters with four bytes each.
 LONG = "\U00020000" * MAX_HANDLE

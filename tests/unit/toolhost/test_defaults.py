@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from toolhost.base.bash import bash
-from toolhost.base.file_system import file_system
-from toolhost.base.http_fetch import http_fetch
+from goondan.toolhost.base.bash import bash
+from goondan.toolhost.base.file_system import file_system
+from goondan.toolhost.base.http_fetch import http_fetch
 
 
 @pytest.mark.requirement("BASH-01", "BASH-07")

@@ -10,15 +10,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from schemas.launch import Filesystem, SandboxSpec, ToolSpec
-from toolhost.launcher.allow_list import NotAllowed
-from toolhost.launcher.enclosed import check_enclosed, way_of
-from toolhost.launcher.request import Enclosed, Launch
-from toolhost.policy.enclosure import enclosure_of
-from toolhost.policy.launch_plan import LaunchPlan
-from toolhost.policy.plan import isolation, plan, start_of
-from toolhost.policy.subject import HostFacts, HostPath, Request
-from toolhost.seccomp.program import program
+from goondan.schemas.launch import Filesystem, SandboxSpec, ToolSpec
+from goondan.toolhost.launcher.allow_list import NotAllowed
+from goondan.toolhost.launcher.enclosed import check_enclosed, way_of
+from goondan.toolhost.launcher.request import Enclosed, Launch
+from goondan.toolhost.policy.enclosure import enclosure_of
+from goondan.toolhost.policy.launch_plan import LaunchPlan
+from goondan.toolhost.policy.plan import isolation, plan, start_of
+from goondan.toolhost.policy.subject import HostFacts, HostPath, Request
+from goondan.toolhost.seccomp.program import program
 
 HOST = HostFacts(
     bwrap="/opt/site/b/_bin/bwrap", bwrap_root="/opt/site", python="/root/py/bin/python3.11", prefix="/root/py",

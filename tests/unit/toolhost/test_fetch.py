@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolhost.base.goondan_base.fetch import Address, TimedOut, Unreachable, send
-from toolhost.inside.api import ToolError
+from goondan.toolhost.base.goondan_base.fetch import Address, TimedOut, Unreachable, send
+from goondan.toolhost.inside.api import ToolError
 
 PEM = Path(__file__).parents[2] / "servers" / "model.test.pem"
 

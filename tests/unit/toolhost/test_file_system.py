@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolhost.base.file_system import file_system
+from goondan.toolhost.base.file_system import file_system
 
 
 def ordered(names: list[str]) -> list[str]:

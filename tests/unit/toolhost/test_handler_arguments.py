@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolhost.base.goondan_base import arguments
+from goondan.toolhost.base.goondan_base import arguments
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.hidden import runtime_place, uncovered, workspace_of
-from toolhost.policy.hiding import Hiding, MountInfo, places_of, read_mounts, runtime_folders, unknown_place
+from goondan.schemas.hidden import runtime_place, uncovered, workspace_of
+from goondan.toolhost.policy.hiding import Hiding, MountInfo, places_of, read_mounts, runtime_folders, unknown_place
 
 ROOT = MountInfo(1, "8:1", "/", "/")
 STATE = "/home/u/.goondan"

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from schemas.launch import ExportSpec, ToolSpec
-from schemas.tool_host_reports import ModuleReport
-from toolhost.inspection.source import MAX_SOURCE_BYTES, read_source
+from goondan.schemas.launch import ExportSpec, ToolSpec
+from goondan.schemas.tool_host_reports import ModuleReport
+from goondan.toolhost.inspection.source import MAX_SOURCE_BYTES, read_source
 
 FOUND = {
     "a literal": ("handlers = {'a': f, 'b': g}", ["a", "b"]),

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from schemas.errors import GoondanError
-from schemas.launch import JavaScriptRuntime, Limits, ToolSpec
-from toolhost.jails.stream import last_line
-from toolhost.limits.decide import lacks_memory
-from toolhost.policy.javascript import command, limits_data, runtime_of
-from toolhost.policy.launch_plan import resource_limits
-from toolhost.privileges.tree import Tree
+from goondan.schemas.errors import GoondanError
+from goondan.schemas.launch import JavaScriptRuntime, Limits, ToolSpec
+from goondan.toolhost.jails.stream import last_line
+from goondan.toolhost.limits.decide import lacks_memory
+from goondan.toolhost.policy.javascript import command, limits_data, runtime_of
+from goondan.toolhost.policy.launch_plan import resource_limits
+from goondan.toolhost.privileges.tree import Tree
 
 NODE = JavaScriptRuntime(name="node", program="/n/node", version="22.20.0")
 BUN = JavaScriptRuntime(name="bun", program="/b/bun", version="1.4.5")

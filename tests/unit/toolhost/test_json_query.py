@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolhost.base.json_query import json_query
+from goondan.toolhost.base.json_query import json_query
 
 CTX: Any = None  # no export looks at it
 JSON = st.recursive(

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from schemas.launch import Limits
+from goondan.schemas.launch import Limits
+from goondan.toolhost.limits.keeper import Keeper
+from goondan.toolhost.privileges.ordinary import Ordinary
+from goondan.toolhost.watch.jail_usage import JailUsage
 from tests.toolhost_fixture import POWERS
-from toolhost.limits.keeper import Keeper
-from toolhost.privileges.ordinary import Ordinary
-from toolhost.watch.jail_usage import JailUsage
 
 TOOLHOST = Path(__file__).parents[3] / "toolhost"
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from toolhost.inside.confine import open_places
-from toolhost.policy.landlock import DEVICES, LIST, READ, RUN, WRITE, for_file, ruleset
+from goondan.toolhost.inside.confine import open_places
+from goondan.toolhost.policy.landlock import DEVICES, LIST, READ, RUN, WRITE, for_file, ruleset
 
 RULES = [("/", LIST), ("/usr", RUN), ("/dev", DEVICES), ("/w", WRITE)]
 

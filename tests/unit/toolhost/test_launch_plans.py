@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from schemas.errors import GoondanError
-from schemas.launch import Limits, SandboxSpec
+from goondan.schemas.errors import GoondanError
+from goondan.schemas.launch import Limits, SandboxSpec
+from goondan.toolhost.limits.mechanisms import GroupPlan
+from goondan.toolhost.policy.landlock import DEVICES, RUN, for_file
+from goondan.toolhost.policy.launch_plan import LaunchPlan
+from goondan.toolhost.policy.plan import plan, walls
+from goondan.toolhost.policy.subject import HostFacts, HostPath, Request
+from goondan.toolhost.privileges.tree import Tree
+from goondan.toolhost.seccomp.program import program
 from tests.unit.toolhost.test_policy import HOST, TOOL
 from tests.unit.toolhost.test_reduced import LOW, REQUEST
-from toolhost.limits.mechanisms import GroupPlan
-from toolhost.policy.landlock import DEVICES, RUN, for_file
-from toolhost.policy.launch_plan import LaunchPlan
-from toolhost.policy.plan import plan, walls
-from toolhost.policy.subject import HostFacts, HostPath, Request
-from toolhost.privileges.tree import Tree
-from toolhost.seccomp.program import program
 
 LIMITS = Limits(memory_mb=10, processes=5, open_files=7, file_mb=3, disk_mb=2)
 TREE = Tree(version=2, memory="/cg/m", pids="/cg/p", cpu="/cg/c", cpuacct="/cg/c")

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.launch import Limits
-from schemas.worker_frames import WorkerError
-from toolhost.limits.decide import (
+from goondan.schemas.launch import Limits
+from goondan.schemas.worker_frames import WorkerError
+from goondan.toolhost.limits.decide import (
     MIB,
     ORDINARY,
     SLOW_WEIGHT,
@@ -27,9 +27,9 @@ from toolhost.limits.decide import (
     weight_of,
     with_limit,
 )
-from toolhost.limits.mechanisms import GroupPlan, group_plan, mechanisms, processes_of_a_namespace, weight
-from toolhost.privileges.tree import Tree
-from toolhost.watch.in_flight import KEPT_S, MOVED_S, HiddenMemory, InFlight, KeptDescriptors
+from goondan.toolhost.limits.mechanisms import GroupPlan, group_plan, mechanisms, processes_of_a_namespace, weight
+from goondan.toolhost.privileges.tree import Tree
+from goondan.toolhost.watch.in_flight import KEPT_S, MOVED_S, HiddenMemory, InFlight, KeptDescriptors
 
 LIMITS = Limits(memory_mb=100, processes=10, cpu_seconds=5, disk_mb=100, files=1000)
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from schemas.codec import from_raw, to_raw
-from schemas.errors import GoondanError, error_payload
-from schemas.frames import Frame
-from schemas.oauth import MAX_DOCUMENT, ServerReply, ServerWish
-from schemas.worker_frames import LoginAnswer, LoginAsk
-from toolhost.calls.logins import MAX_OPEN, MAX_URL, Logins
-from toolhost.untrusted import Violation
+from goondan.schemas.codec import from_raw, to_raw
+from goondan.schemas.errors import GoondanError, error_payload
+from goondan.schemas.frames import Frame
+from goondan.schemas.oauth import MAX_DOCUMENT, ServerReply, ServerWish
+from goondan.schemas.worker_frames import LoginAnswer, LoginAsk
+from goondan.toolhost.calls.logins import MAX_OPEN, MAX_URL, Logins
+from goondan.toolhost.untrusted import Violation
 
 
 class Bus:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from schemas.launch import McpServerSpec, ToolSpec
-from toolhost.mcp import eras
-from toolhost.mcp.eras import Eras
+from goondan.schemas.launch import McpServerSpec, ToolSpec
+from goondan.toolhost.mcp import eras
+from goondan.toolhost.mcp.eras import Eras
 
 
 def _server(name: str, digest: str = "d") -> ToolSpec:

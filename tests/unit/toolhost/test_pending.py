@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from msgspec import Raw
 
-from schemas.frames import Frame
-from schemas.launch import ExportSpec, ToolSpec
-from schemas.spans import call_span
-from toolhost.calls.answers import Answers
-from toolhost.calls.asking import Asking
-from toolhost.calls.call_registry import Call
-from toolhost.calls.pending import KEPT_S, MAX_RUNNING, PENDING_S, PendingRegistry, Promise, Work
-from toolhost.calls.promises import PromiseFile
+from goondan.schemas.frames import Frame
+from goondan.schemas.launch import ExportSpec, ToolSpec
+from goondan.schemas.spans import call_span
+from goondan.toolhost.calls.answers import Answers
+from goondan.toolhost.calls.asking import Asking
+from goondan.toolhost.calls.call_registry import Call
+from goondan.toolhost.calls.pending import KEPT_S, MAX_RUNNING, PENDING_S, PendingRegistry, Promise, Work
+from goondan.toolhost.calls.promises import PromiseFile
 
 
 def promise(handle: str, *, key: str = "k", call: str = "t1/a") -> Promise:

@@ -8,16 +8,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from schemas.errors import GoondanError
-from schemas.grantable import within
-from schemas.launch import ExportSpec, Limits, SandboxSpec, ToolSpec
-from toolhost.policy.landlock import LIST, READ, RUN, WRITE, for_file
-from toolhost.policy.launch_plan import LaunchPlan
-from toolhost.policy.nested import CallWalls, call_walls
-from toolhost.policy.plan import plan
-from toolhost.policy.refusals import GUARDED_NAMES, guard_candidates
-from toolhost.policy.subject import HostFacts, HostPath, Request
-from toolhost.seccomp.program import program
+from goondan.schemas.errors import GoondanError
+from goondan.schemas.grantable import within
+from goondan.schemas.launch import ExportSpec, Limits, SandboxSpec, ToolSpec
+from goondan.toolhost.policy.landlock import LIST, READ, RUN, WRITE, for_file
+from goondan.toolhost.policy.launch_plan import LaunchPlan
+from goondan.toolhost.policy.nested import CallWalls, call_walls
+from goondan.toolhost.policy.plan import plan
+from goondan.toolhost.policy.refusals import GUARDED_NAMES, guard_candidates
+from goondan.toolhost.policy.subject import HostFacts, HostPath, Request
+from goondan.toolhost.seccomp.program import program
 
 HOST = HostFacts(
     bwrap="/opt/bwrap",

@@ -8,11 +8,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from schemas.launch import SandboxSpec
-from tests.unit.toolhost.test_calls import call
-from toolhost.calls.call_registry import Call
-from toolhost.policy.nested import MAX_CALLS
-from toolhost.sessions.pool import (
+from goondan.schemas.launch import SandboxSpec
+from goondan.toolhost.calls.call_registry import Call
+from goondan.toolhost.policy.nested import MAX_CALLS
+from goondan.toolhost.sessions.pool import (
     LEFT_PART,
     Assign,
     End,
@@ -20,13 +19,14 @@ from toolhost.sessions.pool import (
     PoolAction,
     Start,
 )
-from toolhost.sessions.session import (
+from goondan.toolhost.sessions.session import (
     MAX_CALLS_PER_JAIL,
     MAX_PENDING_PER_JAIL,
     JailSession,
     Key,
     key_of,
 )
+from tests.unit.toolhost.test_calls import call
 
 
 def calls_without_a_place(pool: JailPool) -> int:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from schemas.system.own_users import NUMBERS
-from toolhost.privileges.ordinary import Ordinary
-from toolhost.privileges.rooted import Rooted
-from toolhost.privileges.uids import Uids
+from goondan.schemas.system.own_users import NUMBERS
+from goondan.toolhost.privileges.ordinary import Ordinary
+from goondan.toolhost.privileges.rooted import Rooted
+from goondan.toolhost.privileges.uids import Uids
 
 TOOLHOST = Path(__file__).parents[3] / "toolhost"
 #: Who answers, and programs that are root's or whose one user is part of what they are.

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import msgspec
 
-from schemas.launch import ToolSpec
-from schemas.receipts import Receipt
+from goondan.schemas.launch import ToolSpec
+from goondan.schemas.receipts import Receipt
+from goondan.toolhost.limits.decide import Used
+from goondan.toolhost.policy.plan import plan
+from goondan.toolhost.policy.subject import Request
+from goondan.toolhost.sessions.receipts import LONG_S, LOOK_S, JailReceipts
 from tests.unit.toolhost.test_policy import HOST
-from toolhost.limits.decide import Used
-from toolhost.policy.plan import plan
-from toolhost.policy.subject import Request
-from toolhost.sessions.receipts import LONG_S, LOOK_S, JailReceipts
 
 PLAN = plan(Request(tool=ToolSpec(name="t", entry="/b/t/h.py", root="/b/t", exports=[])), HOST)
 

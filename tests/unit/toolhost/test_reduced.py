@@ -5,13 +5,13 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from schemas.errors import GoondanError
-from schemas.launch import SandboxSpec
+from goondan.schemas.errors import GoondanError
+from goondan.schemas.launch import SandboxSpec
+from goondan.toolhost.policy.landlock import READ, RUN, WRITE, for_file
+from goondan.toolhost.policy.plan import plan
+from goondan.toolhost.policy.subject import HostPath, Request
+from goondan.toolhost.seccomp.program import program
 from tests.unit.toolhost.test_policy import HOST, TOOL
-from toolhost.policy.landlock import READ, RUN, WRITE, for_file
-from toolhost.policy.plan import plan
-from toolhost.policy.subject import HostPath, Request
-from toolhost.seccomp.program import program
 
 LOW = msgspec.structs.replace(HOST, tier="reduced", landlock=6, fix="Do this.", hidden=["/home/u/.goondan"])
 WILLING = msgspec.structs.replace(TOOL, sandbox=SandboxSpec(min_tier="reduced"))

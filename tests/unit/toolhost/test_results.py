@@ -8,12 +8,12 @@ import msgspec
 import pytest
 from msgspec import Raw
 
-from schemas.blobs import MAX_BLOB_BYTES, MAX_OUTPUT_BYTES
-from schemas.errors import CODES, HELP_BASE, error_payload
-from schemas.frames import ToolError
-from schemas.launch import ToolSpec
-from schemas.worker_frames import Result, WorkerError
-from toolhost.calls.messages import (
+from goondan.schemas.blobs import MAX_BLOB_BYTES, MAX_OUTPUT_BYTES
+from goondan.schemas.errors import CODES, HELP_BASE, error_payload
+from goondan.schemas.frames import ToolError
+from goondan.schemas.launch import ToolSpec
+from goondan.schemas.worker_frames import Result, WorkerError
+from goondan.toolhost.calls.messages import (
     CACHE_BYTES,
     ENTRY_BYTES,
     INSTANCE_MESSAGES,
@@ -21,9 +21,9 @@ from toolhost.calls.messages import (
     MessageCache,
     SentMessages,
 )
-from toolhost.calls.pending import MAX_HANDLE
-from toolhost.calls.results import error_result, refusal, shape
-from toolhost.untrusted import Violation, output_limit
+from goondan.toolhost.calls.pending import MAX_HANDLE
+from goondan.toolhost.calls.results import error_result, refusal, shape
+from goondan.toolhost.untrusted import Violation, output_limit
 
 pack, unpack = msgspec.msgpack.encode, msgspec.msgpack.decode
 RECEIPT = Raw(pack("told"))

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from goondan.toolhost.seccomp.numbers import NUMBERS, Machine
+from goondan.toolhost.seccomp.program import ARCHITECTURES, RET_KILL_PROCESS, program
+from goondan.toolhost.seccomp.rules import ALLOWED, NO_ATTRIBUTES, REFUSED, rules
 from tests.unit.toolhost.bpf_machine import load, run, verdict
-from toolhost.seccomp.numbers import NUMBERS, Machine
-from toolhost.seccomp.program import ARCHITECTURES, RET_KILL_PROCESS, program
-from toolhost.seccomp.rules import ALLOWED, NO_ATTRIBUTES, REFUSED, rules
 
 MACHINES: tuple[Machine, ...] = ("x86_64", "aarch64")
 FILTERS = {(m, sockets): load(program(m, sockets=sockets)) for m in MACHINES for sockets in (False, True)}

@@ -8,9 +8,9 @@ import socket
 
 import pytest
 
+from goondan.toolhost.seccomp.numbers import NUMBERS, Machine
+from goondan.toolhost.seccomp.program import ARCHITECTURES, relay_program
 from tests.unit.toolhost.bpf_machine import load, run, verdict
-from toolhost.seccomp.numbers import NUMBERS, Machine
-from toolhost.seccomp.program import ARCHITECTURES, relay_program
 
 MACHINES: tuple[Machine, ...] = ("x86_64", "aarch64")
 FILTERS = {machine: load(relay_program(machine)) for machine in MACHINES}

@@ -8,12 +8,12 @@ import socket
 
 import pytest
 
+from goondan.toolhost.launcher.allow_list import AllowList, NotAllowed
+from goondan.toolhost.launcher.privileged_helper import _check_program
+from goondan.toolhost.launcher.request import Run
+from goondan.toolhost.seccomp.numbers import NUMBERS, Machine
+from goondan.toolhost.seccomp.program import ARCHITECTURES, template_program, worker_program
 from tests.unit.toolhost.bpf_machine import load, run, verdict
-from toolhost.launcher.allow_list import AllowList, NotAllowed
-from toolhost.launcher.privileged_helper import _check_program
-from toolhost.launcher.request import Run
-from toolhost.seccomp.numbers import NUMBERS, Machine
-from toolhost.seccomp.program import ARCHITECTURES, template_program, worker_program
 
 MACHINES: tuple[Machine, ...] = ("x86_64", "aarch64")
 WORKER = {machine: load(worker_program(machine)) for machine in MACHINES}

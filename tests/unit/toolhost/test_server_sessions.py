@@ -10,17 +10,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from msgspec.structs import replace
 
-from schemas.launch import ExportSpec, McpServerSpec, SandboxSpec, ToolHostSpec, ToolSpec
-from schemas.mcp import McpListing, McpTool
+from goondan.schemas.launch import ExportSpec, McpServerSpec, SandboxSpec, ToolHostSpec, ToolSpec
+from goondan.schemas.mcp import McpListing, McpTool
+from goondan.toolhost.calls.call_registry import Call, CallRegistry
+from goondan.toolhost.host import Host
+from goondan.toolhost.privileges.ordinary import Ordinary
+from goondan.toolhost.sessions import machine
+from goondan.toolhost.sessions.machine import SERVER_EXIT_S, SERVER_TERM_S, Machine
+from goondan.toolhost.sessions.pool import Assign, End, JailPool, Start
+from goondan.toolhost.sessions.session import JailSession, key_of
+from goondan.toolhost.untrusted import Violation
 from tests.unit.toolhost.test_calls import call
-from toolhost.calls.call_registry import Call, CallRegistry
-from toolhost.host import Host
-from toolhost.privileges.ordinary import Ordinary
-from toolhost.sessions import machine
-from toolhost.sessions.machine import SERVER_EXIT_S, SERVER_TERM_S, Machine
-from toolhost.sessions.pool import Assign, End, JailPool, Start
-from toolhost.sessions.session import JailSession, key_of
-from toolhost.untrusted import Violation
 
 
 def server(
@@ -234,7 +234,7 @@ def test_a_stateless_server_ends_after_one(how: str) -> None:
     else:
         from msgspec import Raw
 
-        from schemas.worker_frames import Result
+        from goondan.schemas.worker_frames import Result
 
         result = Result(call_id=wanted.worker_call_id, status="ok")
         actions = decide.result(session, wanted, result, Raw(b"\x80"), spent=False, now=1.0)

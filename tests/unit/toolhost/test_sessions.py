@@ -13,18 +13,18 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from msgspec import Raw
 from msgspec.structs import replace
 
-from schemas.errors import tool_error
-from schemas.launch import SandboxSpec
-from schemas.worker_frames import Result
+from goondan.schemas.errors import tool_error
+from goondan.schemas.launch import SandboxSpec
+from goondan.schemas.worker_frames import Result
+from goondan.toolhost.calls.call_registry import Call
+from goondan.toolhost.calls.pending import Promise, Work
+from goondan.toolhost.sessions import machine
+from goondan.toolhost.sessions.machine import CANCEL_GRACE_S, MAX_MADE, SIBLING_GRACE_S, Action, Machine
+from goondan.toolhost.sessions.pool import Assign, End, Start
+from goondan.toolhost.sessions.session import JailSession, key_of
+from goondan.toolhost.untrusted import Violation
 from tests.unit.toolhost.test_calls import call
 from tests.unit.toolhost.test_pool import calls_without_a_place
-from toolhost.calls.call_registry import Call
-from toolhost.calls.pending import Promise, Work
-from toolhost.sessions import machine
-from toolhost.sessions.machine import CANCEL_GRACE_S, MAX_MADE, SIBLING_GRACE_S, Action, Machine
-from toolhost.sessions.pool import Assign, End, Start
-from toolhost.sessions.session import JailSession, key_of
-from toolhost.untrusted import Violation
 
 ERROR = tool_error("E_TOOL_CRASHED", "it ended", name="ToolCrashed")
 PAYLOAD = Raw(b"\x80")

@@ -6,9 +6,9 @@ import struct
 
 import pytest
 
-from toolhost.jails.sized_workdirs import mount_point
-from toolhost.launcher import sizes
-from toolhost.launcher.sizes import BLOCK, GIB, MIB
+from goondan.toolhost.jails.sized_workdirs import mount_point
+from goondan.toolhost.launcher import sizes
+from goondan.toolhost.launcher.sizes import BLOCK, GIB, MIB
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolhost.base.skills import skills
+from goondan.toolhost.base.skills import skills
 
 
 @pytest.mark.requirement("SKILL-13")

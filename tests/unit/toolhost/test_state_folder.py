@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from schemas.errors import GoondanError
+from goondan.schemas.errors import GoondanError
+from goondan.toolhost.state_folder import StateFolder
 from tests.toolhost_fixture import POWERS
-from toolhost.state_folder import StateFolder
 
 
 async def test_a_name_belongs_to_one_process_at_a_time(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from toolhost.base.text_transform import text_transform as tool
-from toolhost.inside import ToolError
+from goondan.toolhost.base.text_transform import text_transform as tool
+from goondan.toolhost.inside import ToolError
 
 CTX: Any = SimpleNamespace(output_limit=1 << 20)
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from toolhost.base.wait import wait
-from toolhost.inside import ToolError
+from goondan.toolhost.base.wait import wait
+from goondan.toolhost.inside import ToolError
 
 
 class Clock:

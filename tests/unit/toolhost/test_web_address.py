@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from toolhost.base.goondan_base.web_address import BadAddress, WebAddress
+from goondan.toolhost.base.goondan_base.web_address import BadAddress, WebAddress
 
 
 @pytest.mark.requirement("HTTP-01")

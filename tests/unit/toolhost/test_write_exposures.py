@@ -9,12 +9,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from schemas.errors import GoondanError
-from schemas.workdirs import MAX_SILENCE_S, GuardedPlace, WriteExposure
+from goondan.schemas.errors import GoondanError
+from goondan.schemas.workdirs import MAX_SILENCE_S, GuardedPlace, WriteExposure
+from goondan.toolhost.jails import write_exposures as module
+from goondan.toolhost.jails.write_exposures import WriteExposures, joined
+from goondan.toolhost.policy.guarding import MADE_NAMES
 from tests.toolhost_fixture import POWERS
-from toolhost.jails import write_exposures as module
-from toolhost.jails.write_exposures import WriteExposures, joined
-from toolhost.policy.guarding import MADE_NAMES
 
 
 @pytest.fixture

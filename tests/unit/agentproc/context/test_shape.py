@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentproc.context.shape import (
+from goondan.agentproc.context.shape import (
     LEAST_RESULT,
     Shape,
     View,
@@ -19,8 +19,8 @@ from agentproc.context.shape import (
     squeezed,
     within,
 )
-from agentproc.context.sizes import AROUND, PICTURE, MessageSizes, message_size, text_size
-from agentproc.conversation import (
+from goondan.agentproc.context.sizes import AROUND, PICTURE, MessageSizes, message_size, text_size
+from goondan.agentproc.conversation import (
     AssistantData,
     Message,
     MessageSource,
@@ -31,9 +31,9 @@ from agentproc.conversation import (
     UserData,
     is_presentable,
 )
-from agentproc.providers.history import result_text
-from schemas.codec import to_raw
-from schemas.frames import Blob, FilePart, ToolResult
+from goondan.agentproc.providers.history import result_text
+from goondan.schemas.codec import to_raw
+from goondan.schemas.frames import Blob, FilePart, ToolResult
 
 
 def message(name: str, data: Any) -> Message:

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from agentproc.context import reading
-from agentproc.context.sizes import message_size
-from agentproc.conversation import AssistantData, Message, ToolData, UserData, is_presentable
-from agentproc.providers.base import ContextOverflow, ModelAnswer, ModelNews, ModelRequest, TextDelta, Usage
-from agentproc.providers.history import result_text
-from agentproc.providers.overflow import Overflow
-from schemas.launch import ModelSpec
+from goondan.agentproc.context import reading
+from goondan.agentproc.context.sizes import message_size
+from goondan.agentproc.conversation import AssistantData, Message, ToolData, UserData, is_presentable
+from goondan.agentproc.providers.base import ContextOverflow, ModelAnswer, ModelNews, ModelRequest, TextDelta, Usage
+from goondan.agentproc.providers.history import result_text
+from goondan.agentproc.providers.overflow import Overflow
+from goondan.schemas.launch import ModelSpec
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, ok, says, wants
 from tests.unit.agentproc.turns import Make, code_of
 

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentproc.base.message_compaction.rendering import pieces, render
-from agentproc.base.message_integrity.message_integrity import find_faults, repaired
-from agentproc.context.shape import SUMMARY as TITLE
-from agentproc.conversation import (
+from goondan.agentproc.base.message_compaction.rendering import pieces, render
+from goondan.agentproc.base.message_integrity.message_integrity import find_faults, repaired
+from goondan.agentproc.context.shape import SUMMARY as TITLE
+from goondan.agentproc.conversation import (
     AssistantData,
     Message,
     MessageSource,
@@ -26,11 +26,11 @@ from agentproc.conversation import (
     UserData,
     is_presentable,
 )
-from agentproc.loop import TurnRunner
-from agentproc.providers.base import ModelAnswer, ModelRequest
-from schemas.codec import to_raw
-from schemas.errors import fail
-from schemas.frames import ToolResult
+from goondan.agentproc.loop import TurnRunner
+from goondan.agentproc.providers.base import ModelAnswer, ModelRequest
+from goondan.schemas.codec import to_raw
+from goondan.schemas.errors import fail
+from goondan.schemas.frames import ToolResult
 from tests.unit.agentproc.bundled import bundled
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, ok, says, wants
 from tests.unit.agentproc.turns import Make, code_of

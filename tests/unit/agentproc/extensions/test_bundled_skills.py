@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from agentproc.base.skills import finding, skills
-from agentproc.base.skills.finding import SkillPlace, find_skills, repository_place
-from agentproc.base.skills.served import served_skills
-from agentproc.conversation import ToolData
-from agentproc.loop import TurnRunner
-from schemas.codec import from_raw
-from schemas.frames import ToolCallPayload, ToolResult
-from schemas.launch import CatalogItem, ToolSource
-from schemas.mcp import SHARED_RESOURCES, McpResource
+from goondan.agentproc.base.skills import finding, skills
+from goondan.agentproc.base.skills.finding import SkillPlace, find_skills, repository_place
+from goondan.agentproc.base.skills.served import served_skills
+from goondan.agentproc.conversation import ToolData
+from goondan.agentproc.loop import TurnRunner
+from goondan.schemas.codec import from_raw
+from goondan.schemas.frames import ToolCallPayload, ToolResult
+from goondan.schemas.launch import CatalogItem, ToolSource
+from goondan.schemas.mcp import SHARED_RESOURCES, McpResource
 from tests.unit.agentproc.bundled import bundled
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, says, wants
 from tests.unit.agentproc.turns import Make, code_of

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from agentproc.conversation import ToolData, UserData
-from agentproc.tool_ranking import best
-from schemas.codec import from_raw
-from schemas.errors import tool_error
-from schemas.frames import ToolResult
-from schemas.launch import CatalogItem
+from goondan.agentproc.conversation import ToolData, UserData
+from goondan.agentproc.tool_ranking import best
+from goondan.schemas.codec import from_raw
+from goondan.schemas.errors import tool_error
+from goondan.schemas.frames import ToolResult
+from goondan.schemas.launch import CatalogItem
 from tests.unit.agentproc.bundled import bundled
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, says, wants
 from tests.unit.agentproc.turns import Make, code_of, the_answer

@@ -17,15 +17,15 @@ from typing import Any
 
 import pytest
 
-from agentproc.loop import TurnRunner
-from kernel.broker.live_config.rules import Proposer, judge
-from schemas.codec import from_raw, to_raw
-from schemas.effective_config import declared, digest_of
-from schemas.errors import fail
-from schemas.frames import Frame
-from schemas.launch import ExtensionSpec
-from schemas.live_config import ConfigOutcome, ConfigProposal, LiveChanges
-from schemas.reach import reachable_tools
+from goondan.agentproc.loop import TurnRunner
+from goondan.kernel.broker.live_config.rules import Proposer, judge
+from goondan.schemas.codec import from_raw, to_raw
+from goondan.schemas.effective_config import declared, digest_of
+from goondan.schemas.errors import fail
+from goondan.schemas.frames import Frame
+from goondan.schemas.launch import ExtensionSpec
+from goondan.schemas.live_config import ConfigOutcome, ConfigProposal, LiveChanges
+from goondan.schemas.reach import reachable_tools
 from tests.unit.agentproc.extensions.test_points import DOCUMENT, result_of
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, ok, says, wants
 from tests.unit.agentproc.turns import Make, settle, the_answer

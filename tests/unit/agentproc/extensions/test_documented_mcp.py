@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from agentproc.conversation import ToolData
-from agentproc.loop import TurnRunner
-from schemas.codec import from_raw
-from schemas.launch import ExtensionSpec
+from goondan.agentproc.conversation import ToolData
+from goondan.agentproc.loop import TurnRunner
+from goondan.schemas.codec import from_raw
+from goondan.schemas.launch import ExtensionSpec
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, says, wants
 from tests.unit.agentproc.turns import Make, the_answer
 

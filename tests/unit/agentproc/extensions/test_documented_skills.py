@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import yaml
 
-from agentproc.conversation import ToolData
-from agentproc.loop import TurnRunner
-from schemas.codec import from_raw
-from schemas.launch import CatalogItem, ExtensionSpec, ToolSource
+from goondan.agentproc.conversation import ToolData
+from goondan.agentproc.loop import TurnRunner
+from goondan.schemas.codec import from_raw
+from goondan.schemas.launch import CatalogItem, ExtensionSpec, ToolSource
 from tests.unit.agentproc.bundled import bundled
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, says, wants
 from tests.unit.agentproc.turns import Make

@@ -11,17 +11,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from agentproc.catalog import Catalog
-from agentproc.extensions.api import ExtensionApi
-from agentproc.extensions.dynamic_tools import DynamicTools
-from agentproc.extensions.items import read_items
-from agentproc.extensions.resource import Resource
-from agentproc.loop import TurnRunner
-from schemas.address import instance_workdir
-from schemas.codec import from_raw
-from schemas.errors import GoondanError
-from schemas.frames import ToolResult
-from schemas.launch import CatalogItem, McpSource, ToolSource
+from goondan.agentproc.catalog import Catalog
+from goondan.agentproc.extensions.api import ExtensionApi
+from goondan.agentproc.extensions.dynamic_tools import DynamicTools
+from goondan.agentproc.extensions.items import read_items
+from goondan.agentproc.extensions.resource import Resource
+from goondan.agentproc.loop import TurnRunner
+from goondan.schemas.address import instance_workdir
+from goondan.schemas.codec import from_raw
+from goondan.schemas.errors import GoondanError
+from goondan.schemas.frames import ToolResult
+from goondan.schemas.launch import CatalogItem, McpSource, ToolSource
 from tests.unit.agentproc import turns
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, says, wants
 from tests.unit.agentproc.turns import Make

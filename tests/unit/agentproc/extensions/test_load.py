@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from agentproc.extensions import loaded as load_module
-from agentproc.extensions.bundle_changes import BundleChanges
-from agentproc.extensions.dynamic_tools import DynamicTools
-from agentproc.extensions.events import EventBus
-from agentproc.extensions.loaded import Extensions, InstancePaths
-from agentproc.extensions.patience import Watch
-from agentproc.extensions.pipeline import Pipeline
-from agentproc.extensions.workspaces import Workspaces
-from agentproc.live_config import LiveConfig
-from schemas.errors import GoondanError
-from schemas.launch import ExtensionSpec
+from goondan.agentproc.extensions import loaded as load_module
+from goondan.agentproc.extensions.bundle_changes import BundleChanges
+from goondan.agentproc.extensions.dynamic_tools import DynamicTools
+from goondan.agentproc.extensions.events import EventBus
+from goondan.agentproc.extensions.loaded import Extensions, InstancePaths
+from goondan.agentproc.extensions.patience import Watch
+from goondan.agentproc.extensions.pipeline import Pipeline
+from goondan.agentproc.extensions.workspaces import Workspaces
+from goondan.agentproc.live_config import LiveConfig
+from goondan.schemas.errors import GoondanError
+from goondan.schemas.launch import ExtensionSpec
 from tests.unit.agentproc.fakes import FakeLink, make_spec
 
 

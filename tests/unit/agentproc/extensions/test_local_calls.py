@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from agentproc.loop import TurnRunner
-from agentproc.questions import asking_span, call_place
-from schemas.frames import ToolResult
-from schemas.spans import call_span
+from goondan.agentproc.loop import TurnRunner
+from goondan.agentproc.questions import asking_span, call_place
+from goondan.schemas.frames import ToolResult
+from goondan.schemas.spans import call_span
 from tests.unit.agentproc import turns
 from tests.unit.agentproc.extensions.test_asking import answer
 from tests.unit.agentproc.extensions.test_points import result_of

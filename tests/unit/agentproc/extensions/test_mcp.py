@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from agentproc.base.mcp import mcp
-from agentproc.conversation import ToolData
-from schemas.codec import from_raw, to_raw
-from schemas.errors import GoondanError, error_payload
-from schemas.frames import Frame
-from schemas.launch import CatalogItem, ExtensionSpec, McpSource, ToolSource
-from schemas.mcp import SHARED_RESOURCES, McpAttach, McpListing, McpNews, McpPrompt, McpResource, McpTool
+from goondan.agentproc.base.mcp import mcp
+from goondan.agentproc.conversation import ToolData
+from goondan.schemas.codec import from_raw, to_raw
+from goondan.schemas.errors import GoondanError, error_payload
+from goondan.schemas.frames import Frame
+from goondan.schemas.launch import CatalogItem, ExtensionSpec, McpSource, ToolSource
+from goondan.schemas.mcp import SHARED_RESOURCES, McpAttach, McpListing, McpNews, McpPrompt, McpResource, McpTool
 from tests.unit.agentproc.bundled import bundled
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, says, wants
 from tests.unit.agentproc.turns import Make, the_answer

@@ -15,8 +15,8 @@ from types import ModuleType
 
 import pytest
 
-from agentproc.extensions import modules
-from schemas.launch import ExtensionSpec
+from goondan.agentproc.extensions import modules
+from goondan.schemas.launch import ExtensionSpec
 
 NUMBERS = count()
 

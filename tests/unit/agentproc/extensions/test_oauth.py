@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from agentproc.extensions.oauth import ANSWER_S, read_request
-from agentproc.known_secrets import REMEMBERED, HidingFormatter, KnownSecrets
-from agentproc.loop import TurnRunner
-from schemas.codec import from_raw, to_raw
-from schemas.errors import GoondanError, error_payload, fail
-from schemas.frames import Frame
-from schemas.oauth import AuthorizationRequired, Granted, TokenReady, TokenRequest
+from goondan.agentproc.extensions.oauth import ANSWER_S, read_request
+from goondan.agentproc.known_secrets import REMEMBERED, HidingFormatter, KnownSecrets
+from goondan.agentproc.loop import TurnRunner
+from goondan.schemas.codec import from_raw, to_raw
+from goondan.schemas.errors import GoondanError, error_payload, fail
+from goondan.schemas.frames import Frame
+from goondan.schemas.oauth import AuthorizationRequired, Granted, TokenReady, TokenRequest
 from tests.unit.agentproc.extensions.test_points import result_of
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, says, wants
 from tests.unit.agentproc.turns import Make, api_of, the_answer
@@ -84,7 +84,7 @@ async def test_what_the_kernel_refuses_is_raised_with_its_code(make: Make) -> No
 
 async def test_who_gives_up_is_forgotten(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     link, runner = started(make, None)
-    monkeypatch.setattr("agentproc.extensions.oauth.ANSWER_S", 0.01)
+    monkeypatch.setattr("goondan.agentproc.extensions.oauth.ANSWER_S", 0.01)
     with pytest.raises(GoondanError) as refused:
         await api_of(runner).oauth.get_access_token(REQUEST)
     assert refused.value.code == "E_OAUTH_UNAVAILABLE"

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentproc.extensions.patience import Watch
-from agentproc.extensions.pipeline import Layer, MiddlewareError, Pipeline, run_chain
-from schemas.errors import GoondanError
+from goondan.agentproc.extensions.patience import Watch
+from goondan.agentproc.extensions.pipeline import Layer, MiddlewareError, Pipeline, run_chain
+from goondan.schemas.errors import GoondanError
 
 
 def chain(*handlers: Any, core: Any = None) -> str:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from agentproc.extensions import stages
-from agentproc.extensions.pipeline import POINTS, Layer, run_chain
-from agentproc.extensions.point_stages import PointStages
+from goondan.agentproc.extensions import stages
+from goondan.agentproc.extensions.pipeline import POINTS, Layer, run_chain
+from goondan.agentproc.extensions.point_stages import PointStages
 from tests.unit.agentproc.extensions.test_points import pipelines, result_of
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, says, wants
 from tests.unit.agentproc.turns import Make, code_of, the_answer

@@ -8,17 +8,22 @@ from typing import Any
 
 import pytest
 
-from agentproc.conversation import AssistantData, ToolData, UserData
-from agentproc.extensions.api import PipelinesApi
-from agentproc.extensions.contexts import ToolCall, ToolCallResult
-from agentproc.extensions.pipeline import POINTS, Pipeline
-from agentproc.extensions.point_contexts import LlmResult, StepPointContext, ToolCallPointContext, TurnPointContext
-from agentproc.loop import TurnRunner
-from agentproc.providers.base import ModelAnswer
-from agentproc.turn import AskedCall
-from schemas.codec import from_raw, to_raw
-from schemas.errors import GoondanError, fail
-from schemas.frames import ToolCallPayload, ToolResult
+from goondan.agentproc.conversation import AssistantData, ToolData, UserData
+from goondan.agentproc.extensions.api import PipelinesApi
+from goondan.agentproc.extensions.contexts import ToolCall, ToolCallResult
+from goondan.agentproc.extensions.pipeline import POINTS, Pipeline
+from goondan.agentproc.extensions.point_contexts import (
+    LlmResult,
+    StepPointContext,
+    ToolCallPointContext,
+    TurnPointContext,
+)
+from goondan.agentproc.loop import TurnRunner
+from goondan.agentproc.providers.base import ModelAnswer
+from goondan.agentproc.turn import AskedCall
+from goondan.schemas.codec import from_raw, to_raw
+from goondan.schemas.errors import GoondanError, fail
+from goondan.schemas.frames import ToolCallPayload, ToolResult
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, ok, says, wants
 from tests.unit.agentproc.turns import Make, code_of, settle, the_answer
 

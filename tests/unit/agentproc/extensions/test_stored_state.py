@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from agentproc.extensions import stored_state
-from agentproc.extensions.memory import ExtState
-from agentproc.extensions.stored_state import MAX_BYTES, StoredState
-from schemas.errors import GoondanError
+from goondan.agentproc.extensions import stored_state
+from goondan.agentproc.extensions.memory import ExtState
+from goondan.agentproc.extensions.stored_state import MAX_BYTES, StoredState
+from goondan.schemas.errors import GoondanError
 
 
 def state_of(place: Path, name: str = "guard", instance: str = "i1") -> StoredState:

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from agentproc.extensions.contexts import StepContext, StepResult
-from schemas.errors import GoondanError
-from schemas.structured import ForcedTool
+from goondan.agentproc.extensions.contexts import StepContext, StepResult
+from goondan.schemas.errors import GoondanError
+from goondan.schemas.structured import ForcedTool
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, says, wants
 from tests.unit.agentproc.turns import Make
 

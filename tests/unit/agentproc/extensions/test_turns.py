@@ -8,15 +8,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from agentproc.conversation import AssistantData, Message, UserData, is_presentable
-from agentproc.extensions import stages as stages_module
-from agentproc.extensions.contexts import StepResult, ToolCallResult, TurnResult
-from agentproc.extensions.pipeline import MiddlewareError
-from agentproc.loop import TurnRunner
-from schemas.codec import from_raw
-from schemas.errors import fail, tool_error
-from schemas.frames import Answer, Frame, ToolCallPayload, ToolResult
-from schemas.launch import CatalogItem, ExtensionSpec
+from goondan.agentproc.conversation import AssistantData, Message, UserData, is_presentable
+from goondan.agentproc.extensions import stages as stages_module
+from goondan.agentproc.extensions.contexts import StepResult, ToolCallResult, TurnResult
+from goondan.agentproc.extensions.pipeline import MiddlewareError
+from goondan.agentproc.loop import TurnRunner
+from goondan.schemas.codec import from_raw
+from goondan.schemas.errors import fail, tool_error
+from goondan.schemas.frames import Answer, Frame, ToolCallPayload, ToolResult
+from goondan.schemas.launch import CatalogItem, ExtensionSpec
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, ok, says, wants
 from tests.unit.agentproc.turns import Make, code_of, settle
 

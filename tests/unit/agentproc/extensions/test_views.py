@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from agentproc.conversation import UserData
-from agentproc.providers.base import ModelAnswer, ModelRequest
+from goondan.agentproc.conversation import UserData
+from goondan.agentproc.providers.base import ModelAnswer, ModelRequest
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, says, wants
 from tests.unit.agentproc.turns import Make, code_of, settle, the_answer
 

@@ -6,9 +6,9 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from kernel.broker.entities import AGENTS, CLIENTS, CONTROL, TOOLS
-from schemas.codec import decode, encode, from_raw, to_raw
-from schemas.control import (
+from goondan.kernel.broker.entities import AGENTS, CLIENTS, CONTROL, TOOLS
+from goondan.schemas.codec import decode, encode, from_raw, to_raw
+from goondan.schemas.control import (
     ChangesetAsked,
     ChangesetsOver,
     Exited,
@@ -23,11 +23,21 @@ from schemas.control import (
     Wanted,
     WhichChangesets,
 )
-from schemas.errors import error_payload
-from schemas.frames import ORCHESTRATOR, AgentEvent, Answer, FilePart, Frame, InstanceEnd, InstanceEnded, Lease, ReplyTo
-from schemas.peer import Deliver, Greet, LinkRefused, Peer, Reply, Settled, Welcomed, encode_reference
-from schemas.runtime_events import RuntimeEvent
-from schemas.tokens import Claims, mint
+from goondan.schemas.errors import error_payload
+from goondan.schemas.frames import (
+    ORCHESTRATOR,
+    AgentEvent,
+    Answer,
+    FilePart,
+    Frame,
+    InstanceEnd,
+    InstanceEnded,
+    Lease,
+    ReplyTo,
+)
+from goondan.schemas.peer import Deliver, Greet, LinkRefused, Peer, Reply, Settled, Welcomed, encode_reference
+from goondan.schemas.runtime_events import RuntimeEvent
+from goondan.schemas.tokens import Claims, mint
 from tests.unit.kernel.broker.swarm import TOOL
 
 if TYPE_CHECKING:

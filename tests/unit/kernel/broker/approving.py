@@ -7,18 +7,18 @@ from typing import Any
 
 from msgspec import structs
 
-from kernel.broker.bus import Bus
-from kernel.broker.epochs import Epochs
-from kernel.broker.folders import Moved
-from kernel.broker.journal.memory import MemoryJournal
-from kernel.broker.ledger import Ledger
-from kernel.broker.recovery import BadRow, restore
-from kernel.broker.router import Router
-from schemas.approval_rules import Policy, read_policy
-from schemas.codec import decode, encode, from_raw, to_raw
-from schemas.frames import AgentEvent, Answer, Frame, Hello, Lease, ReplyTo, ToolCallPayload
-from schemas.launch import KernelPlan
-from schemas.tokens import Claims, mint
+from goondan.kernel.broker.bus import Bus
+from goondan.kernel.broker.epochs import Epochs
+from goondan.kernel.broker.folders import Moved
+from goondan.kernel.broker.journal.memory import MemoryJournal
+from goondan.kernel.broker.ledger import Ledger
+from goondan.kernel.broker.recovery import BadRow, restore
+from goondan.kernel.broker.router import Router
+from goondan.schemas.approval_rules import Policy, read_policy
+from goondan.schemas.codec import decode, encode, from_raw, to_raw
+from goondan.schemas.frames import AgentEvent, Answer, Frame, Hello, Lease, ReplyTo, ToolCallPayload
+from goondan.schemas.launch import KernelPlan
+from goondan.schemas.tokens import Claims, mint
 from tests.unit.kernel.broker.swarm import TOOL, plan
 
 SECRET = b"s" * 32

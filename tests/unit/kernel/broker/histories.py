@@ -22,8 +22,8 @@ from typing import Final
 
 import pytest
 
-from kernel.broker.journal.records import event_of, event_subject
-from schemas.budgets import BudgetLimits
+from goondan.kernel.broker.journal.records import event_of, event_subject
+from goondan.schemas.budgets import BudgetLimits
 from tests.unit.kernel.broker.journals import BothJournals
 from tests.unit.kernel.broker.world import World
 
@@ -73,7 +73,7 @@ def history(number: int) -> World:
     try:
         with pytest.MonkeyPatch.context() as monkeypatch:
             if number % LETS_GO_EVERY == 0:
-                monkeypatch.setattr("kernel.broker.contents.KEPT_BYTES", 0)
+                monkeypatch.setattr("goondan.kernel.broker.contents.KEPT_BYTES", 0)
             world = _series(number // 4, journal) if number % 4 == 3 else _dice(number, journal, monkeypatch)
             world.settle()
         check(world)
@@ -94,7 +94,7 @@ def _dice(number: int, journal: BothJournals | None, monkeypatch: pytest.MonkeyP
     slow, and the broker goes on meanwhile. In every seventh there is a budget, large enough for all of it.
     """
     if number // 2 % 2 == 1:
-        monkeypatch.setattr("schemas.peer.INLINE_FRAME_BYTES", 40)
+        monkeypatch.setattr("goondan.schemas.peer.INLINE_FRAME_BYTES", 40)
     dice = random.Random(number)
     room = 4 if number % 5 == 0 else 65_536
     live = dice.choice([1, 2, 256])

@@ -11,10 +11,10 @@ from typing import Any
 
 import msgspec
 
-from kernel.broker.bus import Bus
-from kernel.broker.entities import Event, Staged
-from kernel.broker.journal import records
-from kernel.broker.journal.interface import Archive
+from goondan.kernel.broker.bus import Bus
+from goondan.kernel.broker.entities import Event, Staged
+from goondan.kernel.broker.journal import records
+from goondan.kernel.broker.journal.interface import Archive
 
 
 def on_the_way(staged: Iterable[Staged]) -> set[str]:

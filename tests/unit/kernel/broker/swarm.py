@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from schemas.launch import (
+from goondan.schemas.launch import (
     AgentSpec,
     CatalogItem,
     ExportSpec,

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from kernel.broker import directory
-from kernel.broker.entities import AGENTS, CONTROL, TOOLS, Connection
-from kernel.broker.workdirs import Beneath, Workdir, check_opened, shared
-from schemas.codec import decode, encode, from_raw, to_raw
-from schemas.control import Exited, Principal, Ready, SpawnFailed
-from schemas.errors import GoondanError
-from schemas.frames import AgentEvent, AgentsList, AgentsSpawn, Answer, ErrorPayload, Frame, ReplyTo, Source
+from goondan.kernel.broker import directory
+from goondan.kernel.broker.entities import AGENTS, CONTROL, TOOLS, Connection
+from goondan.kernel.broker.workdirs import Beneath, Workdir, check_opened, shared
+from goondan.schemas.codec import decode, encode, from_raw, to_raw
+from goondan.schemas.control import Exited, Principal, Ready, SpawnFailed
+from goondan.schemas.errors import GoondanError
+from goondan.schemas.frames import AgentEvent, AgentsList, AgentsSpawn, Answer, ErrorPayload, Frame, ReplyTo, Source
 from tests.unit.kernel.broker.actors import Agent
 from tests.unit.kernel.broker.world import World, waited_for_by
 

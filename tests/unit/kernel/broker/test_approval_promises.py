@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from kernel.broker.approvals import room
-from kernel.broker.approvals.items import digest_of
-from kernel.broker.bus import RETURN_S
-from schemas.codec import encode_value, from_raw, to_raw
-from schemas.frames import Frame
-from schemas.launch import ExtensionSpec
+from goondan.kernel.broker.approvals import room
+from goondan.kernel.broker.approvals.items import digest_of
+from goondan.kernel.broker.bus import RETURN_S
+from goondan.schemas.codec import encode_value, from_raw, to_raw
+from goondan.schemas.frames import Frame
+from goondan.schemas.launch import ExtensionSpec
 from tests.unit.kernel.broker.approving import ASK, Bench, Peer, code_of
 
 RM = {"command": "rm -rf build"}

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernel.broker.blobs import MAX_CALL_BYTES, MAX_SENT_BYTES, HeldBlobs, check
-from kernel.broker.bus import Bus
-from kernel.broker.entities import AGENTS, CLIENTS
-from kernel.broker.router import Router
-from schemas.blobs import MAX_BLOB_BYTES, MAX_REQUEST_BYTES
-from schemas.codec import decode, encode, from_raw
-from schemas.errors import GoondanError
-from schemas.frames import Blob, ErrorPayload, Frame, ReplyTo
+from goondan.kernel.broker.blobs import MAX_CALL_BYTES, MAX_SENT_BYTES, HeldBlobs, check
+from goondan.kernel.broker.bus import Bus
+from goondan.kernel.broker.entities import AGENTS, CLIENTS
+from goondan.kernel.broker.router import Router
+from goondan.schemas.blobs import MAX_BLOB_BYTES, MAX_REQUEST_BYTES
+from goondan.schemas.codec import decode, encode, from_raw
+from goondan.schemas.errors import GoondanError
+from goondan.schemas.frames import Blob, ErrorPayload, Frame, ReplyTo
 from tests.unit.kernel.broker.world import World
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from kernel.broker.bus import RETURN_S
-from kernel.broker.changesets import MAX_ASKERS
-from kernel.broker.opened import MOST
-from schemas.changesets import (
+from goondan.kernel.broker.bus import RETURN_S
+from goondan.kernel.broker.changesets import MAX_ASKERS
+from goondan.kernel.broker.opened import MOST
+from goondan.schemas.changesets import (
     ChangesetDone,
     CommitChangeset,
     CommittedChangeset,
@@ -15,10 +15,10 @@ from schemas.changesets import (
     OpenChangeset,
     OpenedChangeset,
 )
-from schemas.codec import encode, from_raw, to_raw
-from schemas.control import ChangesetAnswered, ChangesetAsked, ChangesetsHeld, ChangesetsOver, WhichChangesets
-from schemas.errors import error_payload
-from schemas.frames import ErrorPayload, Frame
+from goondan.schemas.codec import encode, from_raw, to_raw
+from goondan.schemas.control import ChangesetAnswered, ChangesetAsked, ChangesetsHeld, ChangesetsOver, WhichChangesets
+from goondan.schemas.errors import error_payload
+from goondan.schemas.frames import ErrorPayload, Frame
 from tests.unit.kernel.broker.test_acting import tell, working
 from tests.unit.kernel.broker.world import World
 

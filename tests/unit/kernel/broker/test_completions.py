@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from kernel.broker.entities import AGENTS, TOOLS
-from schemas.codec import decode, encode, to_raw
-from schemas.frames import AgentEvent, Frame, Source
+from goondan.kernel.broker.entities import AGENTS, TOOLS
+from goondan.schemas.codec import decode, encode, to_raw
+from goondan.schemas.frames import AgentEvent, Frame, Source
 from tests.unit.kernel.broker.actors import Agent
 from tests.unit.kernel.broker.world import World
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernel.broker.live_config import patches as patches_module
-from kernel.broker.live_config import service as service_module
-from schemas.codec import from_raw
-from schemas.extension_config import check_config
-from schemas.live_config import ConfigOutcome
+from goondan.kernel.broker.live_config import patches as patches_module
+from goondan.kernel.broker.live_config import service as service_module
+from goondan.schemas.codec import from_raw
+from goondan.schemas.extension_config import check_config
+from goondan.schemas.live_config import ConfigOutcome
 from tests.unit.kernel.broker.test_live_config import EXTENSIONS, Live, add, code_of, remove, replace
 
 #: `high` needs `unit`, and there is room for three.

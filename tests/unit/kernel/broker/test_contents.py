@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from kernel.broker.contents import Contents
-from kernel.broker.entities import Content, Event, Instance
-from kernel.broker.journal.interface import Item, JournalFailed, Put, Retire
-from kernel.broker.journal.memory import MemoryJournal
-from kernel.broker.journal.records import event_subject
-from kernel.broker.ledger import Ledger
-from kernel.broker.workdirs import Workdir
-from schemas.codec import to_raw
-from schemas.frames import NO_PAYLOAD, ReplyTo
+from goondan.kernel.broker.contents import Contents
+from goondan.kernel.broker.entities import Content, Event, Instance
+from goondan.kernel.broker.journal.interface import Item, JournalFailed, Put, Retire
+from goondan.kernel.broker.journal.memory import MemoryJournal
+from goondan.kernel.broker.journal.records import event_subject
+from goondan.kernel.broker.ledger import Ledger
+from goondan.kernel.broker.workdirs import Workdir
+from goondan.schemas.codec import to_raw
+from goondan.schemas.frames import NO_PAYLOAD, ReplyTo
 
 
 class Waiting:
@@ -46,7 +46,7 @@ def said(text: str) -> Content:
 
 
 def test_everything_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kernel.broker.contents.KEPT_BYTES", 0)
+    monkeypatch.setattr("goondan.kernel.broker.contents.KEPT_BYTES", 0)
     waiting = Waiting()
     event = waiting.event("e1")
     waiting.contents.rests(event)
@@ -57,7 +57,7 @@ def test_everything_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_event_without_anything_comes_back_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kernel.broker.contents.KEPT_BYTES", 0)
+    monkeypatch.setattr("goondan.kernel.broker.contents.KEPT_BYTES", 0)
     waiting = Waiting()
     event = Event(
         "e1", Instance("coder", "k", Workdir("/w"), 1, 0.0), sender="client", content=Content(trace_id="c" * 32)
@@ -70,7 +70,7 @@ def test_an_event_without_anything_comes_back_as_it_was(monkeypatch: pytest.Monk
 
 
 def test_as_much_is_kept_as_there_is_room_for_and_the_first_ones_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kernel.broker.contents.KEPT_BYTES", 10_000)
+    monkeypatch.setattr("goondan.kernel.broker.contents.KEPT_BYTES", 10_000)
     waiting = Waiting()
     events = [waiting.event(f"e{number}", "x" * 1_000) for number in range(20)]
     for event in events:
@@ -85,7 +85,7 @@ def test_as_much_is_kept_as_there_is_room_for_and_the_first_ones_are(monkeypatch
 
 
 def test_what_ends_or_says_more_than_its_record_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kernel.broker.contents.KEPT_BYTES", 0)
+    monkeypatch.setattr("goondan.kernel.broker.contents.KEPT_BYTES", 0)
     waiting = Waiting()
     ending, changed = waiting.event("e1"), waiting.event("e2")
     ending.end = "cancelled"
@@ -100,7 +100,7 @@ def test_a_record_that_is_gone_or_unreadable_ends_the_broker(
     data: bytes | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next one looks at the whole file, and names what is wrong with it."""
-    monkeypatch.setattr("kernel.broker.contents.KEPT_BYTES", 0)
+    monkeypatch.setattr("goondan.kernel.broker.contents.KEPT_BYTES", 0)
     waiting = Waiting()
     event = waiting.event("e1")
     waiting.contents.rests(event)

@@ -7,16 +7,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from kernel.broker.dead_letters import new_id
-from kernel.broker.entities import AGENTS, CLIENTS, Connection
-from kernel.broker.journal import records
-from kernel.broker.journal.records import Deadline, event_subject
-from kernel.broker.mailbox import LEASE_S, MAX_ATTEMPTS
-from kernel.supervisor.roster import MAX_START_FAILURES
-from schemas.codec import decode, encode, from_raw, to_raw
-from schemas.control import Drain, Principal, SpawnFailed
-from schemas.frames import AgentEvent, Blob, ErrorPayload, FilePart, Frame, ReplyTo
-from schemas.tokens import Claims
+from goondan.kernel.broker.dead_letters import new_id
+from goondan.kernel.broker.entities import AGENTS, CLIENTS, Connection
+from goondan.kernel.broker.journal import records
+from goondan.kernel.broker.journal.records import Deadline, event_subject
+from goondan.kernel.broker.mailbox import LEASE_S, MAX_ATTEMPTS
+from goondan.kernel.supervisor.roster import MAX_START_FAILURES
+from goondan.schemas.codec import decode, encode, from_raw, to_raw
+from goondan.schemas.control import Drain, Principal, SpawnFailed
+from goondan.schemas.frames import AgentEvent, Blob, ErrorPayload, FilePart, Frame, ReplyTo
+from goondan.schemas.tokens import Claims
 from tests.unit.kernel.broker.actors import Actor, Agent, Client
 from tests.unit.kernel.broker.world import World
 
@@ -183,7 +183,7 @@ def test_a_question_that_expired_stays_so_for_the_turn_that_asked() -> None:
 
 def test_the_file_of_an_answer_stays_as_long_as_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client's large answer, until the client has acknowledged it; a new broker sweeps what no record names."""
-    monkeypatch.setattr("schemas.peer.INLINE_FRAME_BYTES", 40)
+    monkeypatch.setattr("goondan.schemas.peer.INLINE_FRAME_BYTES", 40)
     world = World()
     client = world.clients[0]
     client.ask("e1")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kernel.broker.entities import (
+from goondan.kernel.broker.entities import (
     AGENTS,
     ANSWER_ROOM,
     CLIENTS,
@@ -27,13 +27,13 @@ from kernel.broker.entities import (
     size_in_memory,
     unknown_session,
 )
-from kernel.broker.places import Claim
-from kernel.broker.spawns import Spawned
-from kernel.broker.standing import Standing
-from kernel.broker.workdirs import Workdir
-from schemas.codec import to_raw
-from schemas.frames import NO_PAYLOAD, Blob, Hello, ReplyTo, Source
-from schemas.tokens import Claims
+from goondan.kernel.broker.places import Claim
+from goondan.kernel.broker.spawns import Spawned
+from goondan.kernel.broker.standing import Standing
+from goondan.kernel.broker.workdirs import Workdir
+from goondan.schemas.codec import to_raw
+from goondan.schemas.frames import NO_PAYLOAD, Blob, Hello, ReplyTo, Source
+from goondan.schemas.tokens import Claims
 
 CORR = ReplyTo("client", "c")
 

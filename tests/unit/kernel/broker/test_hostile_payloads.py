@@ -8,20 +8,20 @@ from typing import Any
 import pytest
 from msgspec import Raw, structs
 
-from kernel.broker.approvals.room import MAX_BYTES_OF_EVENT, MAX_OF_EVENT
-from kernel.broker.budgets.book import MAX_CHARGED
-from kernel.broker.bus import Bus
-from kernel.broker.changesets import MAX_WAITING_EACH
-from kernel.broker.opened import MOST
-from schemas.approval_rules import MAX_EXPIRY_S
-from schemas.approvals import MAX_ARGS_BYTES, ApprovalAsk
-from schemas.budgets import BudgetLimits
-from schemas.changesets import OpenChangeset
-from schemas.codec import MAX_FRAME_BYTES, encode_value, from_raw, to_raw
-from schemas.effective_config import digest_of
-from schemas.frames import Frame
-from schemas.launch import CatalogItem, ToolSource
-from schemas.oauth import OAuthAppSpec
+from goondan.kernel.broker.approvals.room import MAX_BYTES_OF_EVENT, MAX_OF_EVENT
+from goondan.kernel.broker.budgets.book import MAX_CHARGED
+from goondan.kernel.broker.bus import Bus
+from goondan.kernel.broker.changesets import MAX_WAITING_EACH
+from goondan.kernel.broker.opened import MOST
+from goondan.schemas.approval_rules import MAX_EXPIRY_S
+from goondan.schemas.approvals import MAX_ARGS_BYTES, ApprovalAsk
+from goondan.schemas.budgets import BudgetLimits
+from goondan.schemas.changesets import OpenChangeset
+from goondan.schemas.codec import MAX_FRAME_BYTES, encode_value, from_raw, to_raw
+from goondan.schemas.effective_config import digest_of
+from goondan.schemas.frames import Frame
+from goondan.schemas.launch import CatalogItem, ToolSource
+from goondan.schemas.oauth import OAuthAppSpec
 from tests.process.hostile_payloads import ASKED_BY_AGENTS, ASKED_BY_OPERATORS, payload
 from tests.unit.kernel.broker.approving import ASK, Bench, Peer, code_of
 from tests.unit.kernel.broker.test_live_config import EXTENSIONS, TOOLS

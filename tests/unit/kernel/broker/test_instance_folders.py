@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from kernel.broker.assemble import assemble
-from kernel.broker.folders import Moved
-from kernel.broker.instance_folders import DELETED, InstanceFolders, move_away, remove_deleted
-from kernel.broker.journal.factory import open_store, wall_ms
-from kernel.broker.journal.records import deleted_subject
-from kernel.broker.ledger import Ledger
-from schemas.address import instance_dir
+from goondan.kernel.broker.assemble import assemble
+from goondan.kernel.broker.folders import Moved
+from goondan.kernel.broker.instance_folders import DELETED, InstanceFolders, move_away, remove_deleted
+from goondan.kernel.broker.journal.factory import open_store, wall_ms
+from goondan.kernel.broker.journal.records import deleted_subject
+from goondan.kernel.broker.ledger import Ledger
+from goondan.schemas.address import instance_dir
 from tests.kernel_fixture import ROOT
 from tests.process.bare_broker import plan
 
@@ -65,7 +65,7 @@ def test_a_workdir_with_a_file_system_of_its_own_is_unmounted_first(tmp_path: Pa
     workspace = made(state) / "workspace"
     deletes = (
         "import os, sys\n"
-        "from kernel.broker.instance_folders import move_away\n"
+        "from goondan.kernel.broker.instance_folders import move_away\n"
         "state, workspace = sys.argv[1:]\n"
         "assert os.path.ismount(workspace)\n"
         "held = open(workspace + '/held', 'w')\n"

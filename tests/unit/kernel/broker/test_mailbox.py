@@ -7,19 +7,19 @@ from collections.abc import Callable
 import pytest
 from msgspec import Raw
 
-from kernel.broker.budgets.amounts import Limits
-from kernel.broker.entities import ANSWER_ROOM, TOOLS, Connection, Content, Event, Instance, State
-from kernel.broker.epochs import Epochs
-from kernel.broker.journal.memory import MemoryJournal
-from kernel.broker.mailbox import LEASE_S, MAX_DEAD, MAX_DEAD_BYTES, MAX_TURN_ANSWERS, Mailbox, Quotas
-from kernel.broker.places import Claim
-from kernel.broker.shares import KEPT_PART, Pool
-from kernel.broker.spawns import Spawned
-from kernel.broker.standing import Standing
-from kernel.broker.workdirs import Workdir
-from schemas.codec import to_raw
-from schemas.frames import NO_PAYLOAD, Blob, FilePart, Hello, ReplyTo, Source
-from schemas.tokens import Claims
+from goondan.kernel.broker.budgets.amounts import Limits
+from goondan.kernel.broker.entities import ANSWER_ROOM, TOOLS, Connection, Content, Event, Instance, State
+from goondan.kernel.broker.epochs import Epochs
+from goondan.kernel.broker.journal.memory import MemoryJournal
+from goondan.kernel.broker.mailbox import LEASE_S, MAX_DEAD, MAX_DEAD_BYTES, MAX_TURN_ANSWERS, Mailbox, Quotas
+from goondan.kernel.broker.places import Claim
+from goondan.kernel.broker.shares import KEPT_PART, Pool
+from goondan.kernel.broker.spawns import Spawned
+from goondan.kernel.broker.standing import Standing
+from goondan.kernel.broker.workdirs import Workdir
+from goondan.schemas.codec import to_raw
+from goondan.schemas.frames import NO_PAYLOAD, Blob, FilePart, Hello, ReplyTo, Source
+from goondan.schemas.tokens import Claims
 
 QUOTAS = Quotas(open_events=160, mailbox_bytes=1 << 20, live_agents=4, kept_agents=2)
 OPERATOR = Source("client", "operator")

@@ -8,16 +8,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from kernel.broker.bus import Bus
-from kernel.broker.epochs import Epochs
-from kernel.broker.journal import records
-from kernel.broker.journal.interface import Row
-from kernel.broker.journal.memory import MemoryJournal
-from kernel.broker.journal.records import Accepted
-from kernel.broker.ledger import Ledger
-from kernel.broker.recovery import restore
-from schemas.codec import to_raw
-from schemas.frames import AgentEvent, ReplyTo, Source
+from goondan.kernel.broker.bus import Bus
+from goondan.kernel.broker.epochs import Epochs
+from goondan.kernel.broker.journal import records
+from goondan.kernel.broker.journal.interface import Row
+from goondan.kernel.broker.journal.memory import MemoryJournal
+from goondan.kernel.broker.journal.records import Accepted
+from goondan.kernel.broker.ledger import Ledger
+from goondan.kernel.broker.recovery import restore
+from goondan.schemas.codec import to_raw
+from goondan.schemas.frames import AgentEvent, ReplyTo, Source
 from tests.unit.kernel.broker.swarm import plan
 
 EVENTS = 3_000
@@ -47,7 +47,7 @@ def waiting() -> Iterator[Row]:
 
 
 def test_an_event_that_waits_takes_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kernel.broker.contents.KEPT_BYTES", 0)
+    monkeypatch.setattr("goondan.kernel.broker.contents.KEPT_BYTES", 0)
     journal, ledger = MemoryJournal(), Ledger("b", 0)
     bus = Bus(
         plan(max_open_events=EVENTS),

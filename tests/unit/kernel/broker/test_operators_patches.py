@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from kernel.broker.live_config.patches import MAX_PATCHES
-from schemas.budgets import Pricing
-from schemas.frames import ErrorPayload
-from schemas.launch import ModelSpec
+from goondan.kernel.broker.live_config.patches import MAX_PATCHES
+from goondan.schemas.budgets import Pricing
+from goondan.schemas.frames import ErrorPayload
+from goondan.schemas.launch import ModelSpec
 from tests.unit.kernel.broker.test_live_config import EXTENSIONS, Live, add, remove, replace
 
 

@@ -7,12 +7,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from kernel.broker.live_config.rules import Proposer, judge
-from kernel.bundle.base_extensions import BaseExtensions
-from schemas.effective_config import declared
-from schemas.errors import GoondanError
-from schemas.launch import AgentSpec, ExtensionSpec, ModelSpec
-from schemas.live_config import Operation
+from goondan.kernel.broker.live_config.rules import Proposer, judge
+from goondan.kernel.bundle.base_extensions import BaseExtensions
+from goondan.schemas.effective_config import declared
+from goondan.schemas.errors import GoondanError
+from goondan.schemas.launch import AgentSpec, ExtensionSpec, ModelSpec
+from goondan.schemas.live_config import Operation
 
 SERVER: dict[str, Any] = {
     "transport": {"type": "stdio", "command": ["x"]},

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from kernel.broker.bus import RETURN_S
-from kernel.broker.restarts import MAX_ASKERS, MAX_LOOKS, MAX_WISHES, TOOL, WINDOW_S
-from schemas.codec import encode, from_raw, to_raw
-from schemas.control import (
+from goondan.kernel.broker.bus import RETURN_S
+from goondan.kernel.broker.restarts import MAX_ASKERS, MAX_LOOKS, MAX_WISHES, TOOL, WINDOW_S
+from goondan.schemas.codec import encode, from_raw, to_raw
+from goondan.schemas.control import (
     BeginAnew,
     RestartAgents,
     RestartAsked,
@@ -16,8 +16,8 @@ from schemas.control import (
     RestartUndone,
     Retire,
 )
-from schemas.errors import error_payload
-from schemas.frames import ErrorPayload, Frame, RestartAnswer, RestartRequest, Shutdown
+from goondan.schemas.errors import error_payload
+from goondan.schemas.frames import ErrorPayload, Frame, RestartAnswer, RestartRequest, Shutdown
 from tests.unit.kernel.broker.test_acting import answer, code, run, tell, working
 from tests.unit.kernel.broker.world import World
 

@@ -9,15 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Raw, structs
 
-from kernel.broker.approvals.items import Group, Item
-from kernel.broker.approvals.scripts import COVERED, MAX_SCRIPT, Decisions, read_script
-from kernel.broker.bus import RETURN_S
-from kernel.cli.approval_text import item_lines
-from schemas.approvals import ApprovalAsk
-from schemas.codec import encode_value, from_raw, to_raw
-from schemas.frames import Frame, Lease, ToolCallPayload
-from schemas.launch import CatalogItem, SandboxSpec, ToolSpec
-from schemas.tool_asks import CODE_TOOL, ToolAsk
+from goondan.kernel.broker.approvals.items import Group, Item
+from goondan.kernel.broker.approvals.scripts import COVERED, MAX_SCRIPT, Decisions, read_script
+from goondan.kernel.broker.bus import RETURN_S
+from goondan.kernel.cli.approval_text import item_lines
+from goondan.schemas.approvals import ApprovalAsk
+from goondan.schemas.codec import encode_value, from_raw, to_raw
+from goondan.schemas.frames import Frame, Lease, ToolCallPayload
+from goondan.schemas.launch import CatalogItem, SandboxSpec, ToolSpec
+from goondan.schemas.tool_asks import CODE_TOOL, ToolAsk
 from tests.unit.kernel.broker.approving import ASK, Bench, code_of
 from tests.unit.kernel.broker.test_approvals import decide, items, result
 

@@ -8,23 +8,23 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from kernel.broker.bus import RETURN_S, Bus
-from kernel.broker.entities import AGENTS, CLIENTS, CONTROL, TOOLS
-from kernel.broker.epochs import Epochs
-from kernel.broker.folders import Moved
-from kernel.broker.journal.memory import MemoryJournal
-from kernel.broker.ledger import Ledger
-from kernel.broker.router import Router
-from kernel.broker.servers import ATTACH_S, MAX_OPEN_EACH
-from kernel.broker.spawns import Spawned
-from kernel.broker.workdirs import Beneath, Workdir
-from schemas.codec import decode, encode, from_raw, to_raw
-from schemas.control import Exited, Principal
-from schemas.frames import AgentEvent, AttachedServer, ErrorPayload, Frame, Hello
-from schemas.launch import KernelPlan, McpServerSpec, ToolSpec
-from schemas.mcp import McpAttach, McpListing, McpNews
-from schemas.reach import server_of
-from schemas.tokens import Claims, mint
+from goondan.kernel.broker.bus import RETURN_S, Bus
+from goondan.kernel.broker.entities import AGENTS, CLIENTS, CONTROL, TOOLS
+from goondan.kernel.broker.epochs import Epochs
+from goondan.kernel.broker.folders import Moved
+from goondan.kernel.broker.journal.memory import MemoryJournal
+from goondan.kernel.broker.ledger import Ledger
+from goondan.kernel.broker.router import Router
+from goondan.kernel.broker.servers import ATTACH_S, MAX_OPEN_EACH
+from goondan.kernel.broker.spawns import Spawned
+from goondan.kernel.broker.workdirs import Beneath, Workdir
+from goondan.schemas.codec import decode, encode, from_raw, to_raw
+from goondan.schemas.control import Exited, Principal
+from goondan.schemas.frames import AgentEvent, AttachedServer, ErrorPayload, Frame, Hello
+from goondan.schemas.launch import KernelPlan, McpServerSpec, ToolSpec
+from goondan.schemas.mcp import McpAttach, McpListing, McpNews
+from goondan.schemas.reach import server_of
+from goondan.schemas.tokens import Claims, mint
 from tests.unit.kernel.broker.actors import SECRET
 from tests.unit.kernel.broker.swarm import plan
 

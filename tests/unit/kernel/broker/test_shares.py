@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from kernel.broker.loans import LENT_BY_ROOT, LENT_SPARE, Loans
-from kernel.broker.places import Claim, Places
-from kernel.broker.shares import Pool, describe_shortage, kept_of
-from kernel.broker.wishes import WaitingLine
+from goondan.kernel.broker.loans import LENT_BY_ROOT, LENT_SPARE, Loans
+from goondan.kernel.broker.places import Claim, Places
+from goondan.kernel.broker.shares import Pool, describe_shortage, kept_of
+from goondan.kernel.broker.wishes import WaitingLine
 
 NUMBERS = st.integers(0, 6)
 

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from kernel.broker.entities import AGENTS, TOOLS
-from schemas.codec import decode, encode, from_raw, to_raw
-from schemas.frames import Frame, Source
-from schemas.tool_asks import ToolAnswer, ToolAsk
+from goondan.kernel.broker.entities import AGENTS, TOOLS
+from goondan.schemas.codec import decode, encode, from_raw, to_raw
+from goondan.schemas.frames import Frame, Source
+from goondan.schemas.tool_asks import ToolAnswer, ToolAsk
 from tests.unit.kernel.broker.test_acting import CALL, code, host, tell
 from tests.unit.kernel.broker.test_acting import working as plain
 from tests.unit.kernel.broker.world import World

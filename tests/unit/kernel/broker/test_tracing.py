@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from kernel.broker.contents import kept_trace
-from kernel.broker.entities import CLIENTS, TOOLS, Connection
-from schemas.codec import encode, to_raw
-from schemas.frames import TOOL_COMPLETED, AgentEvent, Frame
-from schemas.spans import call_span, is_trace_id
+from goondan.kernel.broker.contents import kept_trace
+from goondan.kernel.broker.entities import CLIENTS, TOOLS, Connection
+from goondan.schemas.codec import encode, to_raw
+from goondan.schemas.frames import TOOL_COMPLETED, AgentEvent, Frame
+from goondan.schemas.spans import call_span, is_trace_id
 from tests.unit.kernel.broker.swarm import TOOL
 from tests.unit.kernel.broker.test_acting import CALL, code, out, request, tell, working
 from tests.unit.kernel.broker.test_durability import run, said

@@ -11,21 +11,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw, structs
 
-from kernel.broker.budgets.desk import Budgets
-from kernel.broker.bus import Bus
-from kernel.broker.calls import Call, Calls
-from kernel.broker.entities import Connection, Content, Event
-from kernel.broker.epochs import Epochs
-from kernel.broker.gate.desk import Gates
-from kernel.broker.journal.memory import MemoryJournal
-from kernel.broker.loop import BrokerLoop
-from kernel.broker.mailbox import Mailbox, Quotas
-from kernel.broker.waits import Waits, circles
-from kernel.cli.following import new_lines
-from kernel.cli.waits import render, status_of, wait_line
-from schemas.codec import from_raw, to_raw
-from schemas.frames import Frame
-from schemas.runtime_events import RuntimeEvent, Wait
+from goondan.kernel.broker.budgets.desk import Budgets
+from goondan.kernel.broker.bus import Bus
+from goondan.kernel.broker.calls import Call, Calls
+from goondan.kernel.broker.entities import Connection, Content, Event
+from goondan.kernel.broker.epochs import Epochs
+from goondan.kernel.broker.gate.desk import Gates
+from goondan.kernel.broker.journal.memory import MemoryJournal
+from goondan.kernel.broker.loop import BrokerLoop
+from goondan.kernel.broker.mailbox import Mailbox, Quotas
+from goondan.kernel.broker.waits import Waits, circles
+from goondan.kernel.cli.following import new_lines
+from goondan.kernel.cli.waits import render, status_of, wait_line
+from goondan.schemas.codec import from_raw, to_raw
+from goondan.schemas.frames import Frame
+from goondan.schemas.runtime_events import RuntimeEvent, Wait
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-import kernel.broker.router
+import goondan.kernel.broker.router
 
-BROKER = Path(kernel.broker.router.__file__).parent
+BROKER = Path(goondan.kernel.broker.router.__file__).parent
 #: Their fields are annotations, and the values of an object are given when it is made.
 RECORDS = {"Struct", "NamedTuple", "Protocol"}
 

@@ -13,21 +13,21 @@ from typing import Literal
 
 from msgspec import Raw, structs
 
-from kernel.broker.bus import Bus
-from kernel.broker.entities import Content, Event, Instance, Staged
-from kernel.broker.epochs import Epochs
-from kernel.broker.folders import Moved
-from kernel.broker.journal.memory import MemoryJournal
-from kernel.broker.journal.records import EPOCHS, event_subject
-from kernel.broker.ledger import EPOCH_BLOCK, Ledger
-from kernel.broker.recovery import BadRow, reserved_epochs, restore
-from kernel.broker.router import Router
-from kernel.broker.workdirs import Workdir
-from schemas.blobs import REFERENCES, check_reference, describe
-from schemas.budgets import BudgetLimits
-from schemas.codec import decode
-from schemas.control import Principal
-from schemas.frames import (
+from goondan.kernel.broker.bus import Bus
+from goondan.kernel.broker.entities import Content, Event, Instance, Staged
+from goondan.kernel.broker.epochs import Epochs
+from goondan.kernel.broker.folders import Moved
+from goondan.kernel.broker.journal.memory import MemoryJournal
+from goondan.kernel.broker.journal.records import EPOCHS, event_subject
+from goondan.kernel.broker.ledger import EPOCH_BLOCK, Ledger
+from goondan.kernel.broker.recovery import BadRow, reserved_epochs, restore
+from goondan.kernel.broker.router import Router
+from goondan.kernel.broker.workdirs import Workdir
+from goondan.schemas.blobs import REFERENCES, check_reference, describe
+from goondan.schemas.budgets import BudgetLimits
+from goondan.schemas.codec import decode
+from goondan.schemas.control import Principal
+from goondan.schemas.frames import (
     Blob,
     Frame,
 )
@@ -38,7 +38,7 @@ from tests.unit.kernel.broker.swarm import plan
 
 
 class Disk:
-    """The folders of instances: they outlive every process. See kernel.broker.folders.Folders."""
+    """The folders of instances: they outlive every process. See goondan.kernel.broker.folders.Folders."""
 
     def __init__(self, world: World) -> None:
         self.world = world

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from kernel.bundle import base
-from kernel.bundle.loader import Inspected, inspect_bundle
-from kernel.bundle.tools import CheckedTool
+from goondan.kernel.bundle import base
+from goondan.kernel.bundle.loader import Inspected, inspect_bundle
+from goondan.kernel.bundle.tools import CheckedTool
 
 BASE_MANIFEST = """\
 apiVersion: goondan.ai/v1

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kernel.bundle.base import base_tools
-from kernel.plan import catalog_items
+from goondan.kernel.bundle.base import base_tools
+from goondan.kernel.plan import catalog_items
 
 
 @pytest.mark.requirement("AGENTS-10", "ERROR-09")

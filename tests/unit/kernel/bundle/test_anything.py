@@ -10,13 +10,13 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernel.bundle.check import Checker
-from kernel.bundle.files import BundleFiles
-from kernel.bundle.positions import Budget, Mapping, compose
-from kernel.bundle.problems import Report
-from kernel.bundle.shape import Document
-from kernel.bundle.tools import CheckedTool
-from schemas.errors import CODES
+from goondan.kernel.bundle.check import Checker
+from goondan.kernel.bundle.files import BundleFiles
+from goondan.kernel.bundle.positions import Budget, Mapping, compose
+from goondan.kernel.bundle.problems import Report
+from goondan.kernel.bundle.shape import Document
+from goondan.kernel.bundle.tools import CheckedTool
+from goondan.schemas.errors import CODES
 from tests.unit.kernel.bundle.conftest import GOOD
 
 DOCUMENTS: list[Any] = list(yaml.safe_load_all(GOOD))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kernel.bundle.approvals import policies_of
+from goondan.kernel.bundle.approvals import policies_of
 from tests.unit.kernel.bundle.conftest import GOOD, Look
 
 WITH = GOOD.replace("  tools:\n", "  extensions:\n    - {use}\n  tools:\n", 1)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from kernel.bundle.base_extensions import BaseExtensions
-from kernel.bundle.budgets import budget_of
-from kernel.plan import build_plan
-from schemas.budgets import BudgetLimits, Pricing
-from schemas.launch import KernelPlan
+from goondan.kernel.bundle.base_extensions import BaseExtensions
+from goondan.kernel.bundle.budgets import budget_of
+from goondan.kernel.plan import build_plan
+from goondan.schemas.budgets import BudgetLimits, Pricing
+from goondan.schemas.launch import KernelPlan
 from tests.unit.kernel.bundle.conftest import GOOD, Look
 from tests.unit.kernel.bundle.test_bundled_extensions import own, using
 

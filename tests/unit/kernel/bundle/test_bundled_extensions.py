@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from kernel.bundle import base_extensions
-from kernel.bundle.base import BROUGHT_MANIFEST, IN_AGENTS, IN_JAILS
-from kernel.bundle.base_extensions import EXTENSION_MANIFEST, BaseExtensions
-from kernel.plan import build_plan
-from kernel.trust.powers import Reach
-from schemas.extension_config import check_config
-from schemas.frames import OPERATOR_AGENT
-from schemas.launch import ToolSource
-from schemas.reach import reachable_tools
+from goondan.kernel.bundle import base_extensions
+from goondan.kernel.bundle.base import BROUGHT_MANIFEST, IN_AGENTS, IN_JAILS
+from goondan.kernel.bundle.base_extensions import EXTENSION_MANIFEST, BaseExtensions
+from goondan.kernel.plan import build_plan
+from goondan.kernel.trust.powers import Reach
+from goondan.schemas.extension_config import check_config
+from goondan.schemas.frames import OPERATOR_AGENT
+from goondan.schemas.launch import ToolSource
+from goondan.schemas.reach import reachable_tools
 from tests.unit.kernel.bundle.conftest import GOOD, Look
 
 WITH = GOOD.replace("  tools:\n", "  extensions:\n    - {use}\n  tools:\n", 1)
@@ -118,16 +118,16 @@ def test_a_misspelt_one_is_told_the_nearest(look: Look) -> None:
 def test_a_bundle_without_any_reads_no_manifest_and_imports_no_code() -> None:
     program = (
         "import sys\n"
-        "from kernel.bundle.base_extensions import BaseExtensions\n"
-        "import kernel.bundle.base_extensions as module\n"
+        "from goondan.kernel.bundle.base_extensions import BaseExtensions\n"
+        "import goondan.kernel.bundle.base_extensions as module\n"
         "module.read_manifest = lambda *a: sys.exit(1)\n"
-        "import agentproc.loop\n"
-        "loaded = [name for name in sys.modules if name.startswith('agentproc.base.')]\n"
+        "import goondan.agentproc.loop\n"
+        "loaded = [name for name in sys.modules if name.startswith('goondan.agentproc.base.')]\n"
         "print(sorted(loaded))\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     tools = {"agents", "handoff", "self_restart"}
-    assert {name.split(".")[2] for name in eval(done.stdout)} == tools
+    assert {name.split(".")[3] for name in eval(done.stdout)} == tools
 
 
 # --- Tools that bundled extensions bring ------------------------------------------------------------------------------
@@ -192,7 +192,7 @@ def test_a_brought_tool_is_its_agents_alone(look: Look, bringing: Path) -> None:
     assert seen.errors == []
     tool = seen.checked.tools["power-drill"]
     assert (tool.bundled, tool.brought, tool.entry) == (
-        True, True, str(bringing / "toolhost/power_drill/power_drill.py"),
+        True, True, str(bringing / "goondan.toolhost/power_drill/power_drill.py"),
     )  # fmt: skip
     plan = build_plan(seen.checked, bundle=seen.path, state_dir="/state", revision="r", documents=[])
     helper, other = plan.agents["helper"], plan.agents["other"]

@@ -7,11 +7,19 @@ from pathlib import Path
 import pytest
 import yaml
 
-from kernel.bundle import base, prepared
-from kernel.bundle.base import IN_AGENTS, IN_JAILS, MANIFEST, base_tools, load_manifests, read_manifest, tool_folders
-from kernel.bundle.positions import Budget, compose
-from kernel.bundle.prepared import prepared_nodes
-from kernel.bundle.problems import BundleError, Report
+from goondan.kernel.bundle import base, prepared
+from goondan.kernel.bundle.base import (
+    IN_AGENTS,
+    IN_JAILS,
+    MANIFEST,
+    base_tools,
+    load_manifests,
+    read_manifest,
+    tool_folders,
+)
+from goondan.kernel.bundle.positions import Budget, compose
+from goondan.kernel.bundle.prepared import prepared_nodes
+from goondan.kernel.bundle.problems import BundleError, Report
 
 FOLDERS = [*tool_folders(IN_JAILS), *tool_folders(IN_AGENTS)]
 

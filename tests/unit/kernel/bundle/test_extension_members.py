@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from agentproc.extensions import api as api_module
-from agentproc.extensions.api import ExtensionApi
-from agentproc.extensions.bundle_changes import SwarmBundleApi
-from agentproc.extensions.logger import ConsoleLogger
-from agentproc.extensions.memory import InstanceApi
-from agentproc.extensions.oauth import OAuthApi
-from agentproc.extensions.stored_state import StoredState
-from kernel.bundle.extension_members import unknown_members
-from schemas.extension_api import API_MEMBERS
+from goondan.agentproc.extensions import api as api_module
+from goondan.agentproc.extensions.api import ExtensionApi
+from goondan.agentproc.extensions.bundle_changes import SwarmBundleApi
+from goondan.agentproc.extensions.logger import ConsoleLogger
+from goondan.agentproc.extensions.memory import InstanceApi
+from goondan.agentproc.extensions.oauth import OAuthApi
+from goondan.agentproc.extensions.stored_state import StoredState
+from goondan.kernel.bundle.extension_members import unknown_members
+from goondan.schemas.extension_api import API_MEMBERS
 from tests.unit.kernel.bundle.conftest import GOOD, Look
 
 CLASSES: dict[str, Any] = {

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from kernel.bundle.granting import status
-from kernel.bundle.loader import Inspected, inspect_bundle, open_bundle
-from kernel.grants.pins import pin
-from kernel.grants.policy_file import MARK, Accepted, write_decisions
-from kernel.plan import tool_spec
-from schemas.launch import Filesystem, KernelPlan, SandboxSpec
+from goondan.kernel.bundle.granting import status
+from goondan.kernel.bundle.loader import Inspected, inspect_bundle, open_bundle
+from goondan.kernel.grants.pins import pin
+from goondan.kernel.grants.policy_file import MARK, Accepted, write_decisions
+from goondan.kernel.plan import tool_spec
+from goondan.schemas.launch import Filesystem, KernelPlan, SandboxSpec
 from tests.unit.kernel.bundle.conftest import GOOD, bundled, package
 
 __all__ = ["bundled", "package"]

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from kernel.bundle.handlers import Check, check_handlers, inspect, judge
-from kernel.bundle.inspector import Inspector
-from kernel.bundle.loader import may_declare_tools
-from kernel.bundle.problems import Report
-from kernel.bundle.tools import CheckedTool
-from schemas.launch import SandboxSpec
-from schemas.redaction import Redactor
-from schemas.tool_host_reports import ModuleReport, Reason, Refusal
+from goondan.kernel.bundle.handlers import Check, check_handlers, inspect, judge
+from goondan.kernel.bundle.inspector import Inspector
+from goondan.kernel.bundle.loader import may_declare_tools
+from goondan.kernel.bundle.problems import Report
+from goondan.kernel.bundle.tools import CheckedTool
+from goondan.schemas.launch import SandboxSpec
+from goondan.schemas.redaction import Redactor
+from goondan.schemas.tool_host_reports import ModuleReport, Reason, Refusal
 from tests.unit.kernel.bundle.conftest import GOOD, Look
 
 

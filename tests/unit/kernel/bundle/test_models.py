@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from kernel.bundle.models import ModelFault, model_text, resolve_model, sends_open_key, without_key
-from schemas.launch import ModelSpec
-from schemas.model_providers import BY_NAME
-from schemas.resources import ModelBody, ValueFrom, ValueSource
+from goondan.kernel.bundle.models import ModelFault, model_text, resolve_model, sends_open_key, without_key
+from goondan.schemas.launch import ModelSpec
+from goondan.schemas.model_providers import BY_NAME
+from goondan.schemas.resources import ModelBody, ValueFrom, ValueSource
 from tests.unit.kernel.bundle.conftest import GOOD, Look
 
 

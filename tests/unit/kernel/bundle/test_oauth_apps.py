@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from kernel.bundle.grant_context import hidden_folders
-from kernel.plan import build_plan
-from kernel.restarting.difference import difference
-from schemas.oauth import is_redirect
+from goondan.kernel.bundle.grant_context import hidden_folders
+from goondan.kernel.plan import build_plan
+from goondan.kernel.restarting.difference import difference
+from goondan.schemas.oauth import is_redirect
 from tests.unit.kernel.bundle.conftest import GOOD, Look
 
 URLS = "authorizationUrl: 'https://a.example/a', tokenUrl: 'https://a.example/t'"

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernel.bundle.base import base_tools
-from kernel.bundle.parameters import MAX_ROWS, Parameter, parameter_rows, type_words
+from goondan.kernel.bundle.base import base_tools
+from goondan.kernel.bundle.parameters import MAX_ROWS, Parameter, parameter_rows, type_words
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5),

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from kernel.bundle.problems import MAX_PROBLEMS, WARNINGS, BundleError, Position, Report, did_you_mean, shown, spell
-from kernel.bundle.text import counts, problem_lines, short_path
-from schemas.errors import CODES
+from goondan.kernel.bundle.problems import (
+    MAX_PROBLEMS,
+    WARNINGS,
+    BundleError,
+    Position,
+    Report,
+    did_you_mean,
+    shown,
+    spell,
+)
+from goondan.kernel.bundle.text import counts, problem_lines, short_path
+from goondan.schemas.errors import CODES
 
 
 def test_a_report_is_bounded_and_says_so() -> None:

@@ -6,13 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from kernel.bundle.loader import inspect_bundle, open_bundle
-from kernel.bundle.recordings import CALLS_VARIABLE, MODEL_VARIABLE, PROMPT_VARIABLE, RECORD_VARIABLE, REPLAY_VARIABLE
-from kernel.supervisor.recorded_plan import with_recordings
-from schemas.errors import GoondanError
-from schemas.frames import OPERATOR_AGENT
-from schemas.launch import KernelPlan, ModelSpec, ReplaySpec
-from schemas.recordings import Recording, encode
+from goondan.kernel.bundle.loader import inspect_bundle, open_bundle
+from goondan.kernel.bundle.recordings import (
+    CALLS_VARIABLE,
+    MODEL_VARIABLE,
+    PROMPT_VARIABLE,
+    RECORD_VARIABLE,
+    REPLAY_VARIABLE,
+)
+from goondan.kernel.supervisor.recorded_plan import with_recordings
+from goondan.schemas.errors import GoondanError
+from goondan.schemas.frames import OPERATOR_AGENT
+from goondan.schemas.launch import KernelPlan, ModelSpec, ReplaySpec
+from goondan.schemas.recordings import Recording, encode
 from tests.unit.kernel.bundle.conftest import GOOD, bundled, package
 
 __all__ = ["bundled", "package"]

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernel.bundle.refs import BadRef, Ref, read_ref, read_use
-from schemas.address import is_resource_name
-from schemas.resources import ObjectRef, ToolUse
+from goondan.kernel.bundle.refs import BadRef, Ref, read_ref, read_use
+from goondan.schemas.address import is_resource_name
+from goondan.schemas.resources import ObjectRef, ToolUse
 
 NAMES = st.from_regex(r"[a-z0-9]([a-z0-9_-]{0,8}[a-z0-9-])?", fullmatch=True).filter(is_resource_name)
 

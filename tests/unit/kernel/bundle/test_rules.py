@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from kernel.bundle.loader import Inspected
+from goondan.kernel.bundle.loader import Inspected
 from tests.unit.kernel.bundle.conftest import GOOD, Look
 
 

@@ -8,13 +8,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from kernel.bundle.loader import open_bundle
-from kernel.bundle.problems import BundleError
-from kernel.bundle.servers import MAX_PREFIX
-from kernel.trust.powers import Command, Folder, Reach, ServerEndpoint, Variable
-from schemas.frames import OPERATOR_AGENT
-from schemas.launch import KernelPlan, McpServerSpec, ToolSpec
-from schemas.mcp import McpOAuth
+from goondan.kernel.bundle.loader import open_bundle
+from goondan.kernel.bundle.problems import BundleError
+from goondan.kernel.bundle.servers import MAX_PREFIX
+from goondan.kernel.trust.powers import Command, Folder, Reach, ServerEndpoint, Variable
+from goondan.schemas.frames import OPERATOR_AGENT
+from goondan.schemas.launch import KernelPlan, McpServerSpec, ToolSpec
+from goondan.schemas.mcp import McpOAuth
 from tests.unit.kernel.bundle.conftest import GOOD, Look
 
 EXTENSION = """\

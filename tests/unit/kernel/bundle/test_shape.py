@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Meta, Struct
 
-from kernel.bundle.positions import Budget, Mapping, compose
-from kernel.bundle.problems import Report
-from kernel.bundle.shape import Builder, Document, Environment
-from schemas import resources
+from goondan.kernel.bundle.positions import Budget, Mapping, compose
+from goondan.kernel.bundle.problems import Report
+from goondan.kernel.bundle.shape import Builder, Document, Environment
+from goondan.schemas import resources
 
 
 class Inner(Struct, frozen=True, forbid_unknown_fields=True):

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from kernel.bundle.loader import Inspected, inspect_bundle
-from kernel.grants.policy_file import Accepted, PinnedSkill, write_decisions
-from kernel.plan import build_plan, tool_spec
-from kernel.trust.powers import Folder, Power
-from schemas.launch import Filesystem, FolderGrants, SandboxSpec, ToolSpec
-from schemas.resources import NetworkAllow, SandboxPart
+from goondan.kernel.bundle.loader import Inspected, inspect_bundle
+from goondan.kernel.grants.policy_file import Accepted, PinnedSkill, write_decisions
+from goondan.kernel.plan import build_plan, tool_spec
+from goondan.kernel.trust.powers import Folder, Power
+from goondan.schemas.launch import Filesystem, FolderGrants, SandboxSpec, ToolSpec
+from goondan.schemas.resources import NetworkAllow, SandboxPart
 from tests.unit.kernel.bundle.conftest import GOOD, Look, bundled, package
 
 __all__ = ["bundled", "package"]

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernel.bundle.lookup import MAX_FILE_BYTES
-from kernel.bundle.positions import (
+from goondan.kernel.bundle.lookup import MAX_FILE_BYTES
+from goondan.kernel.bundle.positions import (
     MAX_FAULTS,
     MAX_NODES,
     Budget,
@@ -27,7 +27,7 @@ from kernel.bundle.positions import (
     plain,
     resolve,
 )
-from schemas.codec import MAX_DEPTH
+from goondan.schemas.codec import MAX_DEPTH
 
 
 def read(text: str | bytes) -> Composed:

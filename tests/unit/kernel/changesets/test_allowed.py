@@ -9,8 +9,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from kernel.changesets.allowed import FileChange, Places, Written, refused_documents, refused_files
-from kernel.changesets.paths import fold, twins, why_refused
+from goondan.kernel.changesets.allowed import FileChange, Places, Written, refused_documents, refused_files
+from goondan.kernel.changesets.paths import fold, twins, why_refused
 
 AGENT: dict[str, Any] = {
     "apiVersion": "goondan.ai/v1",

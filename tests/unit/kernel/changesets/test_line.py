@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 
-from kernel.changesets.line import ASKING, FINISHING, OPENING, REMOVING, WorkerLine
+from goondan.kernel.changesets.line import ASKING, FINISHING, OPENING, REMOVING, WorkerLine
 
 
 async def waiting(line: WorkerLine, kind: int, name: str, done: list[str], work: int = 1) -> None:

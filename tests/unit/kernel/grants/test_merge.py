@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernel.grants.merge import (
+from goondan.kernel.grants.merge import (
     DEFAULTS,
     Part,
     as_part,
@@ -21,9 +21,9 @@ from kernel.grants.merge import (
     widen,
     without_grants,
 )
-from schemas import resources
-from schemas.hosts import network, parse_rule, write_network
-from schemas.launch import Filesystem, Limits, PythonSpec, SandboxSpec
+from goondan.schemas import resources
+from goondan.schemas.hosts import network, parse_rule, write_network
+from goondan.schemas.launch import Filesystem, Limits, PythonSpec, SandboxSpec
 
 _NAMES = ["A", "B", "C"]
 _PATHS = ["/", "/data", "/data/a", "/data/a/b", "/srv/x", "/database"]

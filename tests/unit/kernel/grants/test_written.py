@@ -10,12 +10,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from kernel.bundle.loader import inspect_bundle, open_bundle
-from kernel.bundle.problems import BundleError
-from kernel.grants import written
-from kernel.grants.written import Written, accept, find_written
-from schemas.errors import GoondanError
-from schemas.workdirs import EXPOSURES, LOCK, MAX_SILENCE_S, GuardedPlace, WriteExposure
+from goondan.kernel.bundle.loader import inspect_bundle, open_bundle
+from goondan.kernel.bundle.problems import BundleError
+from goondan.kernel.grants import written
+from goondan.kernel.grants.written import Written, accept, find_written
+from goondan.schemas.errors import GoondanError
+from goondan.schemas.workdirs import EXPOSURES, LOCK, MAX_SILENCE_S, GuardedPlace, WriteExposure
 
 HOUR = 3600 * 10**9
 BUNDLE = """\

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from kernel.bundle.positions import Budget, compose, plain
-from kernel.cli.mcp_list import idle_row, render
-from kernel.mcp.inspecting import bundle_text, grants, program_folder, refusals
+from goondan.kernel.bundle.positions import Budget, compose, plain
+from goondan.kernel.cli.mcp_list import idle_row, render
+from goondan.kernel.mcp.inspecting import bundle_text, grants, program_folder, refusals
 
 
 @pytest.mark.parametrize(

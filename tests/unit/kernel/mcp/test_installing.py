@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from kernel.bundle.positions import Budget, compose, plain
-from kernel.mcp.installing import Installed, arguments, bundle_text, program_of
-from kernel.mcp.packages import PackageCommand, package_command
-from kernel.mcp.registries import hosts_of, npm_settings, pip_settings, reachable
+from goondan.kernel.bundle.positions import Budget, compose, plain
+from goondan.kernel.mcp.installing import Installed, arguments, bundle_text, program_of
+from goondan.kernel.mcp.packages import PackageCommand, package_command
+from goondan.kernel.mcp.registries import hosts_of, npm_settings, pip_settings, reachable
 
 
 def command(text: str) -> PackageCommand:

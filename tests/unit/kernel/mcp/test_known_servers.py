@@ -7,12 +7,12 @@ import os
 
 import pytest
 
-from kernel import mcp
-from kernel.bundle.positions import Budget, compose, plain
-from kernel.cli.mcp_add import known_server
-from kernel.cli.mcp_document import naming
-from kernel.mcp.packages import package_command
-from schemas.errors import GoondanError
+from goondan.kernel import mcp
+from goondan.kernel.bundle.positions import Budget, compose, plain
+from goondan.kernel.cli.mcp_add import known_server
+from goondan.kernel.cli.mcp_document import naming
+from goondan.kernel.mcp.packages import package_command
+from goondan.schemas.errors import GoondanError
 
 with open(os.path.join(os.path.dirname(mcp.__file__), "known_servers.json"), encoding="utf-8") as file:
     KNOWN = json.load(file)

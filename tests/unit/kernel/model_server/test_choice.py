@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from kernel.bundle.models import model_text, resolve_model
-from kernel.cli import consent
-from kernel.cli import model_server as offering
-from kernel.model_server import choice, finding
-from kernel.model_server.finding import FoundServer
-from kernel.model_server.listeners import Listener
-from schemas.errors import GoondanError
-from schemas.launch import ModelSpec
-from schemas.resources import ModelBody
+from goondan.kernel.bundle.models import model_text, resolve_model
+from goondan.kernel.cli import consent
+from goondan.kernel.cli import model_server as offering
+from goondan.kernel.model_server import choice, finding
+from goondan.kernel.model_server.finding import FoundServer
+from goondan.kernel.model_server.listeners import Listener
+from goondan.schemas.errors import GoondanError
+from goondan.schemas.launch import ModelSpec
+from goondan.schemas.resources import ModelBody
 
 HERE = "http://127.0.0.1:11434/v1"
 BUNDLE = "/elsewhere/goondan.yaml"

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernel.model_server.listing import Learned, Question, learn, line_of, question
-from schemas.launch import ModelSpec
+from goondan.kernel.model_server.listing import Learned, Question, learn, line_of, question
+from goondan.schemas.launch import ModelSpec
 
 KEY = "sk-secret-1234567890"
 

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from kernel.oauth import grants
-from kernel.oauth.grants import Fetch, Grant, Login, Refresh, Use, judge
-from kernel.oauth.protocol import Tokens
-from schemas.oauth import OAuthAppSpec
+from goondan.kernel.oauth import grants
+from goondan.kernel.oauth.grants import Fetch, Grant, Login, Refresh, Use, judge
+from goondan.kernel.oauth.protocol import Tokens
+from goondan.schemas.oauth import OAuthAppSpec
 
 APP = OAuthAppSpec(name="cal", client_id="c", issuer="https://login.example", scopes=["a", "b"])
 TOKENS = Tokens("at", "Bearer", 600.0, "rt", None)

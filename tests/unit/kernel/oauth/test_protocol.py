@@ -13,11 +13,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from kernel.oauth import metadata, protocol
-from kernel.oauth.protocol import ServerRefused
-from kernel.oauth.redirects import read_request
-from schemas.errors import GoondanError
-from schemas.oauth import OAuthAppSpec, is_scope, is_subject
+from goondan.kernel.oauth import metadata, protocol
+from goondan.kernel.oauth.protocol import ServerRefused
+from goondan.kernel.oauth.redirects import read_request
+from goondan.schemas.errors import GoondanError
+from goondan.schemas.oauth import OAuthAppSpec, is_scope, is_subject
 
 APP = OAuthAppSpec(name="a", client_id="an id", client_secret="s/e:c", issuer="https://login.example")
 

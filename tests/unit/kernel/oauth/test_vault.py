@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from kernel.oauth.grants import Grant
-from kernel.oauth.key_file import is_shared, key_path, read_or_make
-from kernel.oauth.vault import Vault
-from schemas.errors import GoondanError
+from goondan.kernel.oauth.grants import Grant
+from goondan.kernel.oauth.key_file import is_shared, key_path, read_or_make
+from goondan.kernel.oauth.vault import Vault
+from goondan.schemas.errors import GoondanError
 
 
 def grant(subject: str = "ann", token: str = "at") -> Grant:
@@ -136,7 +136,7 @@ def test_a_link_in_the_place_of_a_file_is_not_followed(root: Path) -> None:
 
 
 def test_subjects_that_somebody_makes_up_do_not_fill_the_disk(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kernel.oauth.vault.MAX_GRANTS", 2)
+    monkeypatch.setattr("goondan.kernel.oauth.vault.MAX_GRANTS", 2)
     held = vault(root)
     held.save(grant("a"))
     held.save(grant("b"))

@@ -10,14 +10,14 @@ import sys
 import msgspec
 import pytest
 
-from kernel.lock import KernelRecord
-from kernel.restarting import handover as handovers
-from kernel.restarting.handover import Handover
-from kernel.restarting.held import Held, Waiting
-from kernel.spawn import memory_file
-from kernel.supervisor.options import Options, resuming
-from kernel.trust.powers import OwnModel
-from schemas.errors import GoondanError
+from goondan.kernel.lock import KernelRecord
+from goondan.kernel.restarting import handover as handovers
+from goondan.kernel.restarting.handover import Handover
+from goondan.kernel.restarting.held import Held, Waiting
+from goondan.kernel.spawn import memory_file
+from goondan.kernel.supervisor.options import Options, resuming
+from goondan.kernel.trust.powers import OwnModel
+from goondan.schemas.errors import GoondanError
 
 
 def handed(fds: list[int]) -> Handover:
@@ -76,7 +76,7 @@ def test_signals_wait_for_the_next_program() -> None:
     program = f"""
 import os, signal, sys
 sys.path.insert(0, {str(os.getcwd())!r})
-from kernel.restarting import handover
+from goondan.kernel.restarting import handover
 from tests.unit.kernel.restarting.test_handover import handed
 handover.command = lambda module, arguments: [sys.executable, "-c", {_NEXT!r}, *arguments]
 fds = [os.memfd_create("x") for _ in range(6)]

@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from kernel.restarting.difference import Difference, difference
-from kernel.restarting.marks import Watched, marks_of
-from kernel.restarting.news import KEPT, News
-from kernel.restarting.rest import REST_S, Rest
-from schemas.errors import GoondanError
-from schemas.frames import OPERATOR_AGENT
-from schemas.launch import (
+from goondan.kernel.restarting.difference import Difference, difference
+from goondan.kernel.restarting.marks import Watched, marks_of
+from goondan.kernel.restarting.news import KEPT, News
+from goondan.kernel.restarting.rest import REST_S, Rest
+from goondan.schemas.errors import GoondanError
+from goondan.schemas.frames import OPERATOR_AGENT
+from goondan.schemas.launch import (
     AgentSpec,
     CatalogItem,
     ExtensionSpec,

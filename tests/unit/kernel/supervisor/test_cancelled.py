@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from kernel.restarting.conductor import Conductor
-from kernel.restarting.looks import Looks
-from kernel.supervisor.ending import Ending
-from kernel.supervisor.reaping import Exit
-from schemas.control import BeginAnew
+from goondan.kernel.restarting.conductor import Conductor
+from goondan.kernel.restarting.looks import Looks
+from goondan.kernel.supervisor.ending import Ending
+from goondan.kernel.supervisor.reaping import Exit
+from goondan.schemas.control import BeginAnew
 
 
 async def cancelled(waiting: asyncio.Task[Any]) -> None:
@@ -69,7 +69,7 @@ async def test_of_a_reader_of_the_bundle(tmp_path: Path, monkeypatch: pytest.Mon
         def kill(self) -> None:
             self.killed += 1
 
-    monkeypatch.setattr("kernel.restarting.looks.start_program", lambda *_, **__: 1)
+    monkeypatch.setattr("goondan.kernel.restarting.looks.start_program", lambda *_, **__: 1)
     reaper: Any = Reaper()
     options: Any = None
     looks = Looks(asyncio.get_running_loop(), reaper, options, str(tmp_path / "log"))

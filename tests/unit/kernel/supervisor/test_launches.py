@@ -9,12 +9,12 @@ from typing import cast
 import msgspec
 import pytest
 
-from kernel.premises import Premises
-from kernel.supervisor.launches import Launches
-from kernel.supervisor.options import Options
-from schemas.launch import KernelPlan, SandboxSpec, ToolHostSpec, ToolSpec
-from schemas.system.startup import read_token
-from schemas.tokens import SECRET_BYTES, Claims, verify
+from goondan.kernel.premises import Premises
+from goondan.kernel.supervisor.launches import Launches
+from goondan.kernel.supervisor.options import Options
+from goondan.schemas.launch import KernelPlan, SandboxSpec, ToolHostSpec, ToolSpec
+from goondan.schemas.system.startup import read_token
+from goondan.schemas.tokens import SECRET_BYTES, Claims, verify
 
 SECRET = b"s" * SECRET_BYTES
 

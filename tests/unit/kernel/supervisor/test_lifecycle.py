@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernel.supervisor.lifecycle import (
+from goondan.kernel.supervisor.lifecycle import (
     HEALTHY_S,
     HURRY_S,
     KILL_WAIT_S,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kernel.supervisor.options import with_network
-from schemas.launch import AgentSpec, KernelPlan, ModelSpec, SandboxSpec, ToolHostSpec, ToolSpec
+from goondan.kernel.supervisor.options import with_network
+from goondan.schemas.launch import AgentSpec, KernelPlan, ModelSpec, SandboxSpec, ToolHostSpec, ToolSpec
 
 
 def plan(*networks: object) -> KernelPlan:

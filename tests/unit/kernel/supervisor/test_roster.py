@@ -7,8 +7,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from kernel.supervisor.lifecycle import START_LIMIT_S
-from kernel.supervisor.roster import (
+from goondan.kernel.supervisor.lifecycle import START_LIMIT_S
+from goondan.kernel.supervisor.roster import (
     LEAVE_LIMIT_S,
     MAX_START_FAILURES,
     MAX_STARTING,
@@ -20,7 +20,7 @@ from kernel.supervisor.roster import (
     Tell,
     TerminateAgent,
 )
-from schemas.control import Exited, Principal, Ready, Running, SpawnFailed
+from goondan.schemas.control import Exited, Principal, Ready, Running, SpawnFailed
 
 A = Principal("agent", "coder", "u1")
 B = Principal("agent", "coder", "u2")

@@ -14,13 +14,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from kernel.bundle.loader import Inspected, inspect_bundle
-from kernel.cli.plain import fit
-from kernel.cli.trust_screen import MAX_ROW, screen
-from kernel.paths import root_of
-from kernel.trust import records
-from kernel.trust.powers import Power, Variable
-from schemas import launch, policies, resources
+from goondan.kernel.bundle.loader import Inspected, inspect_bundle
+from goondan.kernel.cli.plain import fit
+from goondan.kernel.cli.trust_screen import MAX_ROW, screen
+from goondan.kernel.paths import root_of
+from goondan.kernel.trust import records
+from goondan.kernel.trust.powers import Power, Variable
+from goondan.schemas import launch, policies, resources
 
 SECRET = "AWS_SECRET_ACCESS_KEY"
 ENV = {

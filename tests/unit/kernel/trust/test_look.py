@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from kernel import paths
-from kernel.bundle.loader import inspect_bundle, open_bundle
-from kernel.trust import look, records
-from kernel.trust.asking import Asking
-from schemas.errors import GoondanError
+from goondan.kernel import paths
+from goondan.kernel.bundle.loader import inspect_bundle, open_bundle
+from goondan.kernel.trust import look, records
+from goondan.kernel.trust.asking import Asking
+from goondan.schemas.errors import GoondanError
 
 BUNDLE = """\
 apiVersion: goondan.ai/v1

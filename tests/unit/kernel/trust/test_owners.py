@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from kernel.trust.owners import is_own_group, others_who_can_write
-from kernel.trust.powers import Owner, Writers
-from schemas.system import directories
+from goondan.kernel.trust.owners import is_own_group, others_who_can_write
+from goondan.kernel.trust.powers import Owner, Writers
+from goondan.schemas.system import directories
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 

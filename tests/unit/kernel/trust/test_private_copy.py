@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from kernel.trust import private_copy
-from kernel.trust.private_copy import sweep, with_private_copy
-from schemas.errors import GoondanError
-from schemas.launch import (
+from goondan.kernel.trust import private_copy
+from goondan.kernel.trust.private_copy import sweep, with_private_copy
+from goondan.schemas.errors import GoondanError
+from goondan.schemas.launch import (
     AgentSpec,
     ExtensionSpec,
     Filesystem,

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from kernel.trust import records
-from kernel.trust.powers import Reach
-from schemas.errors import GoondanError
+from goondan.kernel.trust import records
+from goondan.kernel.trust.powers import Reach
+from goondan.schemas.errors import GoondanError
 
 NET = [Reach("t", "public")]
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.system import directories
-from schemas.system.directories import MAX_LINKS, DirectoryRefused, check, holds_only, open_directory
+from goondan.schemas.system import directories
+from goondan.schemas.system.directories import MAX_LINKS, DirectoryRefused, check, holds_only, open_directory
 
 STRANGER = 40_001
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="gives files to another user")

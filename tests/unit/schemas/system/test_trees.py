@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 from types import SimpleNamespace
 
-from kernel.cli.tool_test import workdir
-from schemas.system.trees import remove_tree
+from goondan.kernel.cli.tool_test import workdir
+from goondan.schemas.system.trees import remove_tree
 
 
 def make_deep(top: Path) -> None:

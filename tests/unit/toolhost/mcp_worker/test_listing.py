@@ -8,10 +8,10 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from goondan.toolhost.mcp_worker import listing
+from goondan.toolhost.mcp_worker.bounds import MAX_DESCRIPTION
+from goondan.toolhost.mcp_worker.listing import Budget
 from tests.unit.toolhost.mcp_worker.test_lines import json_values
-from toolhost.mcp_worker import listing
-from toolhost.mcp_worker.bounds import MAX_DESCRIPTION
-from toolhost.mcp_worker.listing import Budget
 
 FIELDS = ("name", "title", "description", "inputSchema", "outputSchema", "annotations", "uri", "arguments")
 items = st.fixed_dictionaries({}, optional=dict.fromkeys(FIELDS, json_values))

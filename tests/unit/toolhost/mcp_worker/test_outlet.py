@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 
-from toolhost.mcp_worker.outlet import Outlet
+from goondan.toolhost.mcp_worker.outlet import Outlet
 
 
 def _pair() -> tuple[socket.socket, socket.socket]:

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from goondan.toolhost.mcp_worker import shaping
+from goondan.toolhost.mcp_worker.shaping import TooLarge, call_output, error_text, packed
+from goondan.toolhost.untrusted import check_json
 from tests.unit.toolhost.mcp_worker.test_lines import json_values
-from toolhost.mcp_worker import shaping
-from toolhost.mcp_worker.shaping import TooLarge, call_output, error_text, packed
-from toolhost.untrusted import check_json
 
 
 def text(value: str) -> dict[str, Any]:

@@ -6,10 +6,10 @@ from typing import Any
 
 from msgspec import structs
 
-from kernel.broker.budgets.amounts import Limits
-from kernel.broker.budgets.book import Book, BudgetLine, Shortage
-from kernel.broker.journal.records import BudgetTree, decode, encode
-from schemas.budgets import BudgetLimits
+from goondan.kernel.broker.budgets.amounts import Limits
+from goondan.kernel.broker.budgets.book import Book, BudgetLine, Shortage
+from goondan.kernel.broker.journal.records import BudgetTree, decode, encode
+from goondan.schemas.budgets import BudgetLimits
 from tests.unit.kernel.broker.approving import ASK, Bench, Peer, code_of
 
 RM = {"command": "rm -rf build"}

@@ -9,10 +9,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from kernel.broker.budgets.amounts import Limits, Spend
-from kernel.broker.budgets.book import MAX_SLACK, MIN_OUTPUT, Book, BudgetLine, Hold, Shortage, Tree, slack_of
-from kernel.broker.journal.records import BudgetHold, BudgetTree, decode, encode
-from schemas.prices import Prices
+from goondan.kernel.broker.budgets.amounts import Limits, Spend
+from goondan.kernel.broker.budgets.book import MAX_SLACK, MIN_OUTPUT, Book, BudgetLine, Hold, Shortage, Tree, slack_of
+from goondan.kernel.broker.journal.records import BudgetHold, BudgetTree, decode, encode
+from goondan.schemas.prices import Prices
 
 ROOT = "root"
 #: Agent, path of its turns: `lead` asks `worker`, which has a budget of its own, and `helper`, which has none.

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from kernel.broker.entities import TOOLS, Connection
-from kernel.cli.waits import render
-from schemas.budgets import BudgetGranted, BudgetLimits, BudgetReserve, BudgetSettle, Pricing
-from schemas.codec import from_raw, to_raw
-from schemas.frames import AgentEvent, ErrorPayload, Frame, ReplyTo
-from schemas.launch import KernelPlan, ModelSpec
+from goondan.kernel.broker.entities import TOOLS, Connection
+from goondan.kernel.cli.waits import render
+from goondan.schemas.budgets import BudgetGranted, BudgetLimits, BudgetReserve, BudgetSettle, Pricing
+from goondan.schemas.codec import from_raw, to_raw
+from goondan.schemas.frames import AgentEvent, ErrorPayload, Frame, ReplyTo
+from goondan.schemas.launch import KernelPlan, ModelSpec
 from tests.unit.kernel.broker.swarm import TOOL
 from tests.unit.kernel.broker.swarm import plan as swarm_plan
 from tests.unit.kernel.broker.test_acting import request

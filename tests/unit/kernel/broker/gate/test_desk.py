@@ -8,15 +8,15 @@ from typing import Any, cast
 
 import pytest
 
-from kernel.broker.bus import Bus
-from kernel.broker.entities import AGENTS, Connection
-from kernel.broker.gate.desk import MAX_REQUESTS, RETURN_S, Gates, gate_name
-from kernel.broker.gate.learned import TAKE_OVER_S
-from schemas.codec import from_raw, to_raw
-from schemas.errors import GoondanError
-from schemas.frames import ErrorPayload, Frame, Hello
-from schemas.launch import ModelSpec
-from schemas.model_gate import (
+from goondan.kernel.broker.bus import Bus
+from goondan.kernel.broker.entities import AGENTS, Connection
+from goondan.kernel.broker.gate.desk import MAX_REQUESTS, RETURN_S, Gates, gate_name
+from goondan.kernel.broker.gate.learned import TAKE_OVER_S
+from goondan.schemas.codec import from_raw, to_raw
+from goondan.schemas.errors import GoondanError
+from goondan.schemas.frames import ErrorPayload, Frame, Hello
+from goondan.schemas.launch import ModelSpec
+from goondan.schemas.model_gate import (
     GateChanged,
     HeldPermit,
     KeptState,
@@ -27,7 +27,7 @@ from schemas.model_gate import (
     RateLimits,
     Refused,
 )
-from schemas.model_limits import ModelLimits
+from goondan.schemas.model_limits import ModelLimits
 
 HERE = "http://127.0.0.1:1/v1"
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernel.broker.gate.gate import MAX_BLAME_S, MINUTE_S, PERMIT_S, Gate
-from kernel.broker.gate.learned import FORGET_S
-from kernel.broker.gate.line import Ask
-from schemas.model_gate import RateLimits
-from schemas.model_limits import ModelLimits
+from goondan.kernel.broker.gate.gate import MAX_BLAME_S, MINUTE_S, PERMIT_S, Gate
+from goondan.kernel.broker.gate.learned import FORGET_S
+from goondan.kernel.broker.gate.line import Ask
+from goondan.schemas.model_gate import RateLimits
+from goondan.schemas.model_limits import ModelLimits
 
 
 def ask(name: str, since: float = 0.0, tokens: int = 0, whose: str = "agent/a/k") -> Ask:

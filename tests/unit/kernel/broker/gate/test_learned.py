@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from kernel.broker.gate.gate import Gate, Permit
-from kernel.broker.gate.line import Ask, Key
-from schemas.model_limits import ModelLimits
+from goondan.kernel.broker.gate.gate import Gate, Permit
+from goondan.kernel.broker.gate.line import Ask, Key
+from goondan.schemas.model_limits import ModelLimits
 
 #: How often the broker looks at its gates (seconds).
 TICK_S = 0.2

@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernel.broker.gate.line import Ask, Line
+from goondan.kernel.broker.gate.line import Ask, Line
 
 
 def ask(number: int, tree: str, since: float | None = None) -> Ask:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kernel.broker.gate import learned
+from goondan.kernel.broker.gate import learned
 from tests.unit.kernel.broker.gate.moods import history
 
 

@@ -14,15 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from kernel.broker.journal import committer as committer_module
-from kernel.broker.journal import retention
-from kernel.broker.journal.factory import RESERVE_FILE, WITNESS_FILE, boot_id, open_store, start
-from kernel.broker.journal.interface import Item, Put, Retire
-from kernel.broker.journal.mark import MarkFile
-from kernel.broker.journal.redo import REDO_SUFFIX
-from kernel.broker.journal.reserve import RESERVE_BYTES
-from kernel.broker.journal.store import JOURNAL_FILE, SUSPICION_SUFFIX, Durability, JournalStore
-from schemas.errors import GoondanError
+from goondan.kernel.broker.journal import committer as committer_module
+from goondan.kernel.broker.journal import retention
+from goondan.kernel.broker.journal.factory import RESERVE_FILE, WITNESS_FILE, boot_id, open_store, start
+from goondan.kernel.broker.journal.interface import Item, Put, Retire
+from goondan.kernel.broker.journal.mark import MarkFile
+from goondan.kernel.broker.journal.redo import REDO_SUFFIX
+from goondan.kernel.broker.journal.reserve import RESERVE_BYTES
+from goondan.kernel.broker.journal.store import JOURNAL_FILE, SUSPICION_SUFFIX, Durability, JournalStore
+from goondan.schemas.errors import GoondanError
 
 #: Somebody else of this machine.
 OTHER = 40_001
@@ -102,9 +102,9 @@ NAMES = (
 #: Uses the journal of each of some folders, twice.
 USE = """
 import sys
-from kernel.broker.journal.interface import Item, Put
-from kernel.broker.journal.factory import open_store, start
-from schemas.errors import GoondanError
+from goondan.kernel.broker.journal.interface import Item, Put
+from goondan.kernel.broker.journal.factory import open_store, start
+from goondan.schemas.errors import GoondanError
 for folder in sys.argv[1:]:
     for number in (1, 2):
         try:

@@ -18,13 +18,13 @@ from pathlib import Path
 
 import pytest
 
-from kernel.broker.assemble import assemble
-from kernel.broker.journal.group import GroupWriter
-from kernel.broker.journal.interface import DiskFull, Item, JournalFailed, Put, Retire
-from kernel.broker.journal.reserve import RELEASE_BYTES, RESERVE_BYTES, Reserve
-from kernel.broker.journal.store import SUSPICION_SUFFIX, JournalStore
-from kernel.broker.router import Router
-from schemas.errors import GoondanError
+from goondan.kernel.broker.assemble import assemble
+from goondan.kernel.broker.journal.group import GroupWriter
+from goondan.kernel.broker.journal.interface import DiskFull, Item, JournalFailed, Put, Retire
+from goondan.kernel.broker.journal.reserve import RELEASE_BYTES, RESERVE_BYTES, Reserve
+from goondan.kernel.broker.journal.store import SUSPICION_SUFFIX, JournalStore
+from goondan.kernel.broker.router import Router
+from goondan.schemas.errors import GoondanError
 from tests.unit.kernel.broker.swarm import plan
 
 BOOT = "b" * 36
@@ -239,10 +239,10 @@ def test_random_damage_is_noticed_or_harmless(
 
 ATTEMPT = """
 import sys
-from kernel.broker.journal.interface import Item, Put
-from kernel.broker.journal.factory import open_store, start
-from kernel.broker.router import Router
-from schemas.errors import GoondanError
+from goondan.kernel.broker.journal.interface import Item, Put
+from goondan.kernel.broker.journal.factory import open_store, start
+from goondan.kernel.broker.router import Router
+from goondan.schemas.errors import GoondanError
 from tests.unit.kernel.broker.swarm import plan
 try:
     store = open_store(sys.argv[1], "process")

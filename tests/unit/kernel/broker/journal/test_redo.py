@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernel.broker.journal.committer import FOLD_ITEMS, MAX_UNFOLDED_ITEMS, InlineJournal
-from kernel.broker.journal.group import GroupWriter
-from kernel.broker.journal.interface import DiskFull, DropAnswer, Ended, Item, Put, Retire, Row, Write
-from kernel.broker.journal.redo import KEPT_BYTES, REDO_SUFFIX, RedoEntry, RedoFile
-from kernel.broker.journal.reserve import Reserve
-from kernel.broker.journal.store import JOURNAL_FILE, Durability, JournalStore
-from schemas.errors import GoondanError
+from goondan.kernel.broker.journal.committer import FOLD_ITEMS, MAX_UNFOLDED_ITEMS, InlineJournal
+from goondan.kernel.broker.journal.group import GroupWriter
+from goondan.kernel.broker.journal.interface import DiskFull, DropAnswer, Ended, Item, Put, Retire, Row, Write
+from goondan.kernel.broker.journal.redo import KEPT_BYTES, REDO_SUFFIX, RedoEntry, RedoFile
+from goondan.kernel.broker.journal.reserve import Reserve
+from goondan.kernel.broker.journal.store import JOURNAL_FILE, Durability, JournalStore
+from goondan.schemas.errors import GoondanError
 
 BOOT = "11111111-2222-3333-4444-555555555555"
 LATER_BOOT = "99999999-2222-3333-4444-555555555555"

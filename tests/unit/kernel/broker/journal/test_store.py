@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernel.broker.journal import retention, tables
-from kernel.broker.journal import store as module
-from kernel.broker.journal.interface import DiskFull, Put, Retire, Write
-from kernel.broker.journal.store import JournalStore
-from schemas.errors import GoondanError
+from goondan.kernel.broker.journal import retention, tables
+from goondan.kernel.broker.journal import store as module
+from goondan.kernel.broker.journal.interface import DiskFull, Put, Retire, Write
+from goondan.kernel.broker.journal.store import JournalStore
+from goondan.schemas.errors import GoondanError
 
 BOOT = "11111111-2222-3333-4444-555555555555"
 LATER_BOOT = "99999999-2222-3333-4444-555555555555"
