@@ -143,5 +143,5 @@ def broker(
 def tool_host(bus: Bus) -> Iterator[subprocess.Popen[bytes]]:
     """`python -m goondan.toolhost` on that bus."""
     token = bus.token("toolhost").encode()
-    with running("toolhost", "--endpoint", bus.endpoint("toolhost"), files={"--token-fd": token}) as process:
+    with running("goondan.toolhost", "--endpoint", bus.endpoint("toolhost"), files={"--token-fd": token}) as process:
         yield process
