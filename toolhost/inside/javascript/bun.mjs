@@ -7,16 +7,7 @@
 import { attempt } from "./codec.mjs";
 
 /** Let what a program says end only when the program has: whoever has read it all finds `exitCode` set. */
-function endsWith(stream, exited) {
-  const reader = stream.getReader();
-  async function pull(controller) {
-    const { value, done } = await reader.read();
-    if (!done) return controller.enqueue(value);
-    await exited;
-    controller.close();
-  }
-  return new ReadableStream({ pull, cancel: (reason) => reader.cancel(reason) });
-}
+const endsWith = (stream, exited) => stream.pipeThrough(new TransformStream({ flush: () => exited }));
 
 /** Under Bun: the streams of `Bun.spawn` end after the program's end. */
 export function waitForExit(bun) {
@@ -71,23 +62,13 @@ function bunOf(builtin) {
 
   function spawn([program, ...args], { cwd, env, stdout = "pipe", stderr = "inherit" } = {}) {
     const child = builtin("node:child_process").spawn(program, args, { cwd, env, stdio: ["ignore", stdout, stderr] });
-    const exited = new Promise((resolve, reject) => {
-      child.once("error", reject);
-      child.once("exit", (code, signal) => resolve(code ?? 128 + builtin("node:os").constants.signals[signal]));
-    });
+    const ended = builtin("node:events").once(child, "exit"); // or it fails with the child's `error`
+    const exited = ended.then(([code, signal]) => code ?? 128 + builtin("node:os").constants.signals[signal]);
     exited.catch(() => {}); // whoever waits for it is told
     if (child.pid === undefined)
       throw Object.assign(new Error(`${program} cannot be started: no such program or folder`), { code: "ENOENT" });
     const shown = (stream) => (stream ? endsWith(Readable.toWeb(stream), exited) : undefined);
-    return {
-      pid: child.pid,
-      stdout: shown(child.stdout),
-      stderr: shown(child.stderr),
-      exited,
-      kill: (signal) => void child.kill(signal),
-      get exitCode() { return child.exitCode; },
-      get signalCode() { return child.signalCode; },
-    };
+    return Object.assign(child, { stdout: shown(child.stdout), stderr: shown(child.stderr), exited });
   }
 
   return { file: (path) => new File(path), spawn, write };

@@ -31,16 +31,13 @@ const now = performance.now.bind(performance);
  * contexts ask of the worker.
  */
 export const callOf = (frame, message, worker) => ({
-  id: frame.callId, frame, message, worker, started: now(), cancelled: false, controller: undefined, progressAt: -PROGRESS_MS,
+  id: frame.callId, frame, message, worker, started: now(), controller: new Controller(), progressAt: -PROGRESS_MS,
   done: false, // its last result is sent
   pending: false, // its `pending` result is sent; the result of its work will follow
 });
 
 /** The caller gave up. */
-export function cancel(call) {
-  call.cancelled = true;
-  if (call.controller !== undefined) abort(call.controller);
-}
+export const cancel = (call) => abort(call.controller);
 
 /** The assistant message that made the call. Only the content of `metadata` may be changed; it is a copy. */
 function messageOf(bytes) {
@@ -64,6 +61,7 @@ export class ToolContext {
   get toolCallId() { return this.#call.frame.toolCallId; }
   get workdir() { return this.#call.frame.workdir; }
   get outputLimit() { return this.#call.worker.outputLimit; }
+  get signal() { return this.#call.controller.signal; }
 
   get message() {
     const bytes = this.#call.message;
@@ -74,15 +72,6 @@ export class ToolContext {
   get logger() {
     this.#logger ??= freeze(assign(create(globalThis.console), this.#call.worker.logMethods(() => this.#call)));
     return this.#logger;
-  }
-
-  get signal() {
-    const call = this.#call;
-    if (call.controller === undefined) {
-      call.controller = new Controller();
-      if (call.cancelled) abort(call.controller);
-    }
-    return call.controller.signal;
   }
 
   get remainingMs() {

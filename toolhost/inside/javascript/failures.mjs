@@ -16,8 +16,11 @@ const OF_SOCKETS = /^(socket|connect|bind|listen|getaddrinfo)$/;
 /** Bun's words for a socket that it may not make; no code tells. */
 const OF_BUN = /^(EPERM: Was there a typo in the url or port\?|Failed to listen at )/;
 
+/** A line of a stack that names a file. */
+const PLACE = /^(?:[^\S\n]+at (?:.* \()?)?(?:file:\/\/)?(\/[^()\n]*?:\d+)(?::\d+)?\)?$/m;
+
 const { isArray } = Array;
-const [slice, split] = taken(String.prototype, "slice", "split");
+const [slice] = taken(String.prototype, "slice");
 const [find] = taken(RegExp.prototype, "exec");
 
 /** A property of an object or a function; undefined when it cannot be read. */
@@ -58,11 +61,8 @@ function isOffline(error, depth) {
 /** " at FILE:LINE", where an error was made; nothing when that is not known. */
 export function where(error) {
   const stack = property(error, "stack");
-  const lines = typeof stack === "string" ? split(stack, "\n") : [];
-  for (let i = 0; i < lines.length; i++) {
-    const place = find(/^(?:\s+at (?:.* \()?)?(?:file:\/\/)?(\/[^()]*?:\d+)(?::\d+)?\)?$/, lines[i]);
-    if (place !== null) return ` at ${place[1]}`;
-  }
+  const place = typeof stack === "string" ? find(PLACE, stack) : null;
+  if (place !== null) return ` at ${place[1]}`;
   const position = property(error, "position"); // what Bun cannot build has no stack
   return position == null ? "" : ` at ${position.file}:${position.line}`;
 }

@@ -48,7 +48,7 @@ const NativePromise = Promise;
 const [then] = taken(Promise.prototype, "then");
 const [includes, join, push, shift, sort] = taken(Array.prototype, "includes", "join", "push", "shift", "sort");
 const [replace, slice, split] = taken(String.prototype, "replace", "slice", "split");
-const [setBytes, subarray] = taken(Uint8Array.prototype, "set", "subarray");
+const [copyOf, subarray] = taken(Uint8Array.prototype, "slice", "subarray");
 const [toText] = taken(Buffer.prototype, "utf8Slice");
 const concat = Buffer.concat.bind(Buffer);
 const now = performance.now.bind(performance);
@@ -95,12 +95,6 @@ function write(bytes) {
   const rest = copyOf(bytes, sent, bytes.length);
   queued += rest.length;
   put(rest, () => (queued -= rest.length));
-}
-
-function copyOf(bytes, from, to) {
-  const copy = allocate(to - from);
-  setBytes(copy, subarray(bytes, from, to), 0);
-  return copy;
 }
 
 /** A promise of what the bus answers. */
