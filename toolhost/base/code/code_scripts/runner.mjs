@@ -1,5 +1,6 @@
 // Runs a script of code mode in Node. See node_script.py for the lines of the socket.
 import net from "node:net";
+import { createInterface } from "node:readline";
 
 const channel = new net.Socket({ fd: Number(process.argv[2]), readable: true, writable: true });
 const waiting = new Map();
@@ -54,41 +55,29 @@ const told = (error) => {
   if (!(error instanceof Error)) return `the script threw ${String(error)}`;
   const code = error.code ? ` [${error.code}]` : "";
   const lines = (error.stack ?? "").split("\n").filter((line) => line.includes("<script>"));
-  const places = lines.map((line) => line.trim().replace(/^at /, "at ")).slice(0, 6);
+  const places = lines.map((line) => line.trim()).slice(0, 6);
   const advice = error.suggestion ? ` (${error.suggestion})` : "";
   return [`${error.name}${code}: ${error.message}${advice}`, ...places].join("\n");
 };
 
 const run = async (code) => {
   const Script = Object.getPrototypeOf(async () => {}).constructor;
-  try {
-    const script = new Script("tools", "ToolCallError", "Pending", `${code}\n//# sourceURL=<script>`);
-    await script(tools, ToolCallError, Pending);
-  } catch (error) {
-    return end({ error: told(error) });
-  }
+  const script = new Script("tools", "ToolCallError", "Pending", `${code}\n//# sourceURL=<script>`);
+  await script(tools, ToolCallError, Pending);
   return end({ done: true });
 };
 
+// What the script throws as well: nobody else waits for it.
 process.on("uncaughtException", (error) => end({ error: told(error) }));
 process.on("unhandledRejection", (error) => end({ error: told(error) }));
 
-let rest = "";
-channel.setEncoding("utf8");
-channel.on("data", (data) => {
-  const lines = (rest + data).split("\n");
-  rest = lines.pop();
-  for (const line of lines) {
-    const message = JSON.parse(line);
-    if ("code" in message) {
-      run(message.code);
-      continue;
-    }
-    const asked = waiting.get(message.id);
-    waiting.delete(message.id);
-    if (asked === undefined) continue;
-    if (message.error) asked.reject(new ToolCallError(message.error));
-    else asked.resolve(asked.read(message.value));
-  }
+createInterface({ input: channel }).on("line", (line) => {
+  const message = JSON.parse(line);
+  if ("code" in message) return run(message.code);
+  const asked = waiting.get(message.id);
+  waiting.delete(message.id);
+  if (asked === undefined) return;
+  if (message.error) asked.reject(new ToolCallError(message.error));
+  else asked.resolve(asked.read(message.value));
 });
 channel.on("close", () => process.exit(1));
