@@ -233,10 +233,7 @@ function plain(value, depth) {
 export function encodeFrame(header, payload) {
   if (payload === undefined) return encoder.encode(header);
   const head = encoder.encodeSharedRef({ ...header, payload: null });
-  const data = Buffer.allocUnsafe(head.length - 1 + payload.length);
-  data.set(head);
-  data.set(payload, head.length - 1); // in the place of nil
-  return data;
+  return Buffer.concat([head.subarray(0, -1), payload]); // in the place of nil
 }
 
 /** SHA-256, in hexadecimal digits. @param {Uint8Array} data */

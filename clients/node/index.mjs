@@ -55,29 +55,19 @@ export class Goondan {
 
   /** @param {string} agent @param {string} text @param {AskOptions} [options] */
   async *stream(agent, text, options = {}) {
-    /** @type {any[]} */
-    const unread = [];
-    /** @type {(over?: boolean) => void} */
-    let wake = () => {};
-    let over = false;
     const leaves = new AbortController();
     const signal = options.signal ? AbortSignal.any([options.signal, leaves.signal]) : leaves.signal;
-    const live = (/** @type {any} */ event) => {
-      if (unread.length < MAX_UNREAD) unread.push(event);
-      wake();
+    /** @type {Promise<any> | undefined} */
+    let asked;
+    const start = (/** @type {ReadableStreamDefaultController} */ unread) => {
+      const live = (/** @type {any} */ event) => Number(unread.desiredSize) > 0 && unread.enqueue(event);
+      asked = this.#event(agent, "user.message", text, { ...options, signal }, { replies: true, live });
+      const ends = () => unread.close();
+      asked.then(ends, ends).catch(() => {}); // the reader has left already
     };
-    const asked = this.#event(agent, "user.message", text, { ...options, signal }, { replies: true, live });
-    const ends = () => wake((over = true));
-    asked.then(ends, ends);
-    try {
-      while (!over || unread.length > 0) {
-        if (unread.length > 0) yield unread.shift();
-        else await new Promise((resolve) => (wake = () => resolve(undefined)));
-      }
-      yield { kind: "answer", ...this.#answer(await asked, options) };
-    } finally {
-      if (!over) leaves.abort(); // the reader has left before the answer
-    }
+    const cancel = () => leaves.abort(); // the reader has left before the answer
+    yield* new ReadableStream({ start, cancel }, { highWaterMark: MAX_UNREAD });
+    yield { kind: "answer", ...this.#answer(await asked, options) };
   }
 
   /** @param {string} agent @param {string} text @param {AskOptions} [options] */

@@ -16,9 +16,12 @@ import { GoondanError } from "./errors.mjs";
 import { findRunDir, notRunning, readAttachments, readBlob, readToken, removeBlob, touchBlob, writeBlob } from "./files.mjs";
 import { INLINE, Peer } from "./peer.mjs";
 
-/** @typedef {import("./peer.mjs").Entry} Entry */
+/**
+ * @typedef {import("./peer.mjs").Entry} Entry
+ * @typedef {import("./peer.mjs").Shell} Shell
+ */
 
-/** How often time is looked at while something is due (ms). */
+/** How often time is looked at (ms). */
 const TICK_MS = 100;
 /** How long an orderly end waits for what was sent (ms). */
 const LINGER_MS = 500;
@@ -31,10 +34,11 @@ const OPTIONS = Object.freeze({
 
 const now = () => performance.now();
 
+/** @implements {Shell} */
 export class Link {
   #named;
   #runDir;
-  #peer = new Peer(randomBytes(6).toString("hex"));
+  #peer = new Peer(randomBytes(6).toString("hex"), this);
   /** @type {Dealer | undefined} */
   #socket;
   /** @type {Uint8Array[]} */
@@ -54,9 +58,9 @@ export class Link {
   async open(timeoutMs) {
     const welcomed = new Promise((resolve, reject) => (this.#opening = { resolve: () => resolve(undefined), reject }));
     const error = notRunning(`no kernel answers in ${this.#runDir}`);
-    const patience = setTimeout(() => this.#over(error), timeoutMs);
+    const patience = setTimeout(() => this.over(error), timeoutMs);
     this.#connect();
-    this.#stir();
+    this.#timer = setInterval(() => this.#peer.tick(now()), TICK_MS);
     try {
       await welcomed;
     } finally {
@@ -68,23 +72,17 @@ export class Link {
   /** @param {Entry} entry its waiter's `settle` is called once, `live` for each live event */
   submit(entry) {
     this.#peer.submit(entry, now());
-    this.#perform();
-    this.#stir();
   }
 
   /** Nobody waits for it any more. Whether the broker may have it. @param {Entry} entry */
   giveUp(entry) {
-    const mayRun = this.#peer.giveUp(entry);
-    this.#perform();
-    return mayRun;
+    return this.#peer.giveUp(entry);
   }
 
   /** End orderly: what is queued goes out, what is unanswered fails. */
   close(error = new GoondanError("E_LINK_CLOSED", "the link was closed before the answer came")) {
     this.#peer.close(error);
-    this.#perform();
     clearInterval(this.#timer);
-    this.#timer = undefined;
     this.#drain();
     this.#disconnect(LINGER_MS);
   }
@@ -92,7 +90,7 @@ export class Link {
   #connect() {
     const socket = (this.#socket = new Dealer(OPTIONS));
     socket.connect(`ipc://${this.#runDir}/clients.sock`);
-    this.#listen(socket);
+    this.#listen(socket).catch(() => {}); // it was closed
   }
 
   #disconnect(linger = 0) {
@@ -106,14 +104,9 @@ export class Link {
 
   /** @param {Dealer} socket */
   async #listen(socket) {
-    while (socket === this.#socket) {
-      let parts;
-      try {
-        parts = await socket.receive();
-      } catch {
-        return; // it was closed
-      }
-      if (socket === this.#socket && parts.length === 1 && parts[0].length > 0) await this.#handle(parts[0], socket);
+    for await (const [data, ...more] of socket) {
+      if (socket !== this.#socket) return;
+      if (data.length > 0 && more.length === 0) await this.#handle(data, socket);
     }
   }
 
@@ -127,7 +120,6 @@ export class Link {
     } catch {
       // it was none, or one that no client takes
     }
-    this.#perform();
   }
 
   /** @param {import("./codec.mjs").Frame} frame */
@@ -139,36 +131,24 @@ export class Link {
     }
   }
 
-  #perform() {
-    for (const effect of this.#peer.take()) {
-      if (effect.do === "send") this.#queue(effect.data);
-      else if (effect.do === "settle") this.#settle(effect.entry, effect.frame, effect.error);
-      else if (effect.do === "live") effect.entry.waiter.live?.(effect.event);
-      else if (effect.do === "write") void this.#write(effect.entry);
-      else if (effect.do === "touch") this.#eachFile(effect.entry, touchBlob);
-      else if (effect.do === "greet") this.#greet(effect);
-      else if (effect.do === "welcome") this.#opening?.resolve();
-      else if (effect.do === "reconnect") this.#reconnect();
-      else if (effect.do === "over") this.#over(effect.error);
-    }
-  }
-
-  /** @param {{ unless?: string, error?: GoondanError }} refused the token that was refused, and why */
-  #greet({ unless, error: refusal }) {
+  /** @param {{ token: string | undefined, error: GoondanError }} [refused] */
+  greet(refused) {
     this.#outgoing = []; // what must arrive is in the outbox
     try {
       const token = readToken(this.#runDir);
-      if (refusal && token === unless) return this.#over(refusal);
+      if (refused && token === refused.token) return this.over(refused.error);
       this.#peer.hello(token, now());
     } catch (error) {
-      this.#over(/** @type {GoondanError} */ (error));
+      this.over(/** @type {GoondanError} */ (error));
     }
-    this.#stir();
-    this.#perform();
+  }
+
+  welcomed() {
+    this.#opening?.resolve();
   }
 
   /** A new socket, to where the kernel is now. */
-  #reconnect() {
+  reconnect() {
     try {
       this.#runDir = findRunDir(this.#named);
     } catch {
@@ -179,24 +159,13 @@ export class Link {
   }
 
   /** @param {GoondanError} error */
-  #over(error) {
+  over(error) {
     this.#opening?.reject(error);
     this.close(error);
   }
 
-  /** Look at the time as long as something is due. */
-  #stir() {
-    this.#timer ??= setInterval(() => {
-      this.#peer.tick(now());
-      this.#perform();
-      if (this.#peer.isDue || this.#opening) return;
-      clearInterval(this.#timer);
-      this.#timer = undefined;
-    }, TICK_MS);
-  }
-
   /** Frames of one turn leave together: one by one each wakes the broker. @param {Uint8Array} data */
-  #queue(data) {
+  send(data) {
     if (this.#outgoing.push(data) === 1) setImmediate(() => this.#drain());
   }
 
@@ -208,9 +177,14 @@ export class Link {
   }
 
   /** @param {Entry} entry @param {import("./codec.mjs").Frame} [frame] @param {GoondanError} [error] */
-  #settle(entry, frame, error) {
+  settle(entry, frame, error) {
     if (error && !entry.sent) this.#eachFile(entry, removeBlob); // nobody else does
     entry.waiter.settle(frame, error);
+  }
+
+  /** @param {Entry} entry */
+  touch(entry) {
+    this.#eachFile(entry, touchBlob);
   }
 
   /** @param {Entry} entry @param {(folder: string, file: string) => Promise<void>} act */
@@ -220,7 +194,7 @@ export class Link {
   }
 
   /** The payload and the files of an entry go into the folder. @param {Entry} entry */
-  async #write(entry) {
+  async write(entry) {
     const { blobs, durability } = /** @type {import("./wire.d.ts").Welcome} */ (this.#peer.welcome);
     const write = (/** @type {Uint8Array} */ data) => writeBlob(/** @type {string} */ (blobs), data, durability !== "process");
     const { header, payload, files } = entry;
@@ -238,6 +212,5 @@ export class Link {
     } catch (error) {
       this.#peer.fail(entry, /** @type {GoondanError} */ (error));
     }
-    this.#perform();
   }
 }

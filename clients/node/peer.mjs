@@ -2,7 +2,7 @@
  * One end of a link as a state machine: no socket, no clock, no files (link.mjs is its shell).
  *
  * States: `absent` (no welcome yet, or the broker was lost) -> `greeting` (hello sent) -> `ready` -> `closed`.
- * What is to be done comes out of `take`, in order. Times are milliseconds of any steady clock.
+ * What is to be done it has its shell do, at once. Times are milliseconds of any steady clock.
  *
  * - What must arrive is an entry of the outbox until it is answered. After each welcome all of them go out again,
  *   oldest first, with the ids and payloads that they had.
@@ -74,9 +74,17 @@ export class Entry {
 }
 
 /**
- * @typedef {{ do: "send", data: Uint8Array } | { do: "greet", unless?: string, error?: GoondanError } | { do: "reconnect" } | { do: "write", entry: Entry }
- *   | { do: "settle", entry: Entry, frame?: Frame, error?: GoondanError } | { do: "live", entry: Entry, event: any }
- *   | { do: "touch", entry: Entry } | { do: "welcome" } | { do: "over", error: GoondanError }} Effect
+ * What a machine needs others for.
+ *
+ * @typedef {object} Shell
+ * @property {(data: Uint8Array) => void} send
+ * @property {(refused?: { token: string | undefined, error: GoondanError }) => void} greet say hello; with another token than the one that was refused
+ * @property {() => void} reconnect
+ * @property {(entry: Entry) => void} write the payload and the files of an entry, and say `written`
+ * @property {(entry: Entry) => void} touch these files
+ * @property {(entry: Entry, frame?: Frame, error?: GoondanError) => void} settle
+ * @property {() => void} welcomed
+ * @property {(error: GoondanError) => void} over
  */
 
 export class Peer {
@@ -97,8 +105,6 @@ export class Peer {
   #admins = [];
   /** @type {Map<unknown, { until: number, entries: Entry[] }>} targets that get nothing for now: until when, and what waits */
   #held = new Map();
-  /** @type {Effect[]} */
-  #effects = [];
   #helloId = "";
   #helloAt = 0;
   /** When the broker was heard last, or something began to be due. */
@@ -109,14 +115,10 @@ export class Peer {
   /** @type {number | undefined} */
   #busySince;
 
-  /** @param {string} incarnation random for each process */
-  constructor(incarnation) {
+  /** @param {string} incarnation random for each process @param {Shell} shell */
+  constructor(incarnation, shell) {
     this.incarnation = incarnation;
-  }
-
-  /** What is to be done since the last call. */
-  take() {
-    return this.#effects.splice(0);
+    this.shell = shell;
   }
 
   /** Whether an answer is due, also one to hello. */
@@ -165,7 +167,7 @@ export class Peer {
 
   /** End an entry without an answer. @param {Entry} entry @param {GoondanError} error */
   fail(entry, error) {
-    if (this.#remove(entry)) this.#effects.push({ do: "settle", entry, error });
+    if (this.#remove(entry)) this.shell.settle(entry, undefined, error);
   }
 
   /** Say hello, or try again soon when there is no token yet. @param {string | undefined} token @param {number} now */
@@ -206,14 +208,14 @@ export class Peer {
       else if (type === "error" && !inReplyTo) {
         if (open("ErrorPayload", frame.payload).code !== "E_HELLO_REQUIRED" || this.phase === "closed") return;
         this.lost();
-        this.#effects.push({ do: "greet" });
+        this.shell.greet();
       } else if (type === "ack" || type === "reply" || type === "error" || type === "welcome") this.#reply(frame, now);
       else if (type === "ping") this.#send({ type: "pong", id: this.nextId(), inReplyTo: frame.id });
       else if (type === "credit") this.#window = Math.max(1, open("Credit", frame.payload).window);
       else if (type === "clock") this.#clock(frame, now);
       else if (type === "runtime.event" && this.#asks.has(inReplyTo ?? "")) {
         const entry = /** @type {Entry} */ (this.#asks.get(inReplyTo ?? ""));
-        this.#effects.push({ do: "live", entry, event: open("RuntimeEvent", frame.payload) });
+        entry.waiter.live?.(open("RuntimeEvent", frame.payload));
       }
     } finally {
       this.#flush(now);
@@ -227,7 +229,7 @@ export class Peer {
       this.fail(entry, new GoondanError("E_AGENT_TIMEOUT", "no answer within the deadline"));
     }
     this.#flush(now);
-    if (this.phase === "greeting" && now - this.#helloAt >= HELLO_AGAIN_MS) this.#effects.push({ do: "greet" });
+    if (this.phase === "greeting" && now - this.#helloAt >= HELLO_AGAIN_MS) this.shell.greet();
     const silent = now - this.#quietSince;
     if (!this.isDue || silent < SILENCE_MS) return;
     if (!this.#pinged) this.#send({ type: "ping" }); // without an id: a broker that does not know us asks for hello
@@ -235,7 +237,7 @@ export class Peer {
     if (silent < 2 * SILENCE_MS) return;
     this.lost();
     this.#heard(now);
-    this.#effects.push({ do: "reconnect" });
+    this.shell.reconnect();
   }
 
   /** End the link: nobody is answered any more. @param {GoondanError} error */
@@ -252,7 +254,7 @@ export class Peer {
 
   /** @param {{ [field: string]: unknown }} header @param {Uint8Array} [payload] */
   #send(header, payload) {
-    this.#effects.push({ do: "send", data: encodeFrame(header, payload) });
+    this.shell.send(encodeFrame(header, payload));
   }
 
   /** @param {Frame} frame @param {string} correlation */
@@ -262,7 +264,7 @@ export class Peer {
     if (entry === undefined || !this.#remove(entry)) return;
     const isBad = !fits("AgentEvent", frame.payload) || !fits("Answer", Object(frame.payload).answer);
     const error = frame.fault ?? (isBad ? new GoondanError("E_FRAME_INVALID", "the answer is none") : undefined);
-    this.#effects.push({ do: "settle", entry, frame, error });
+    this.shell.settle(entry, frame, error);
   }
 
   /** @param {Frame} frame @param {number} now */
@@ -280,7 +282,7 @@ export class Peer {
     }
     this.#release(entry);
     if (entry.correlation !== undefined || !this.#remove(entry)) return;
-    this.#effects.push({ do: "settle", entry, frame, error: frame.fault });
+    this.shell.settle(entry, frame, frame.fault);
   }
 
   /** @param {Frame} frame @param {number} now */
@@ -291,17 +293,18 @@ export class Peer {
       if (code === "E_PRINCIPAL_BUSY" && now - (this.#busySince ??= now) < BUSY_MS) return;
       const error = new GoondanError(code, message, more);
       // A kernel that was started again has made another token.
-      this.#effects.push(code === "E_TOKEN_INVALID" ? { do: "greet", unless: this.#token, error } : { do: "over", error });
+      if (code === "E_TOKEN_INVALID") this.shell.greet({ token: this.#token, error });
+      else this.shell.over(error);
     } else if (frame.type === "welcome") {
       const welcome = open("Welcome", frame.payload);
       this.#busySince = undefined;
       const error = new GoondanError("E_VERSION", `the broker speaks version ${welcome.version}`);
-      if (welcome.version !== 1) return void this.#effects.push({ do: "over", error });
+      if (welcome.version !== 1) return this.shell.over(error);
       this.welcome = welcome;
       this.#window = Math.max(1, welcome.credit);
       this.phase = "ready";
       for (const entry of this.#outbox.values()) goOn(entry, now); // the broker says anew what stands still
-      this.#effects.push({ do: "welcome" });
+      this.shell.welcomed();
     }
   }
 
@@ -350,7 +353,7 @@ export class Peer {
     const { blobs } = /** @type {import("./wire.d.ts").Welcome} */ (this.welcome);
     const { length } = entry.payload;
     if (blobs && length <= MAX_PAYLOAD) {
-      if (!entry.writing) this.#effects.push({ do: "write", entry });
+      if (!entry.writing) this.shell.write(entry);
       entry.writing = true;
       this.#hold(entry, 0);
     } else if (entry.files.length > 0 || length > MAX_FRAME - 4096) {
@@ -368,7 +371,7 @@ export class Peer {
       const left = entry.expires - GRACE_MS - (entry.heldSince ?? now);
       if (header.deadlineMs !== undefined) header.deadlineMs = Math.max(1, Math.floor(left));
     }
-    if (entry.blob || entry.files.length > 0) this.#effects.push({ do: "touch", entry });
+    if (entry.blob || entry.files.length > 0) this.shell.touch(entry);
     entry.sent = true;
     if (entry.blob) this.#send({ ...header, blob: entry.blob });
     else this.#send(header, entry.payload);

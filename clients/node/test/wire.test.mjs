@@ -66,12 +66,21 @@ for (const vector of bad.filter((one) => one.refusedBy.includes("client") || one
 
 /** A machine that is played a sequence: it sends and tells what the steps say, and nothing else. */
 class Player {
-  peer = new Peer("inc");
+  peer = new Peer("inc", {
+    send: (data) => this.send(data),
+    greet: () => this.peer.hello("token", this.now),
+    reconnect: () => (this.anew = true),
+    over: (error) => (this.over = error.code),
+    settle: (...given) => this.told.push(this.say(...given)),
+    welcomed: () => {},
+    touch: () => {},
+  });
   now = 0;
   sent = [];
   told = [];
   over;
   anew = false;
+  isPinged = false;
   names = new Map();
 
   play(step, following) {
@@ -85,7 +94,8 @@ class Player {
       for (let left = step.passes; left > 0; left -= TICK_MS) {
         this.now += TICK_MS;
         this.peer.tick(this.now);
-        this.perform();
+        if (this.isPinged) this.hear({ type: "pong" });
+        this.isPinged = false;
       }
     } else if (step.lost) this.peer.lost();
     else if (step.anew) {
@@ -107,34 +117,20 @@ class Player {
     const payload = step.do === "cancel" ? { op: "cancel", eventId } : event;
     const patienceMs = step.deadlineMs === undefined ? Infinity : step.deadlineMs + GRACE_MS;
     this.peer.submit(new Entry(header, encodeValue(payload), [], patienceMs, step.do === "cancel" ? "cancel" : eventId), this.now);
-    this.perform();
   }
 
   hear(frame) {
     const { payload, ...header } = frame;
     this.peer.receive(decodeFrame(Buffer.from(encodeFrame(header, payload && encodeValue(payload)))), this.now);
-    this.perform();
-  }
-
-  perform() {
-    for (const effect of this.peer.take()) {
-      if (effect.do === "send") this.send(effect.data);
-      else if (effect.do === "greet") {
-        this.peer.hello("token", this.now);
-        this.perform();
-      } else if (effect.do === "reconnect") this.anew = true;
-      else if (effect.do === "over") this.over = effect.error.code;
-      else if (effect.do === "settle") this.told.push(this.say(effect));
-    }
   }
 
   send(data) {
     // A ping that no step names is answered; what else is unanswered may stay so.
-    if (!this.pingIsNamed && decodeFrame(Buffer.from(data)).type === "ping") this.hear({ type: "pong" });
+    if (!this.pingIsNamed && decodeFrame(Buffer.from(data)).type === "ping") this.isPinged = true;
     else this.sent.push(data);
   }
 
-  say({ entry, frame, error }) {
+  say(entry, frame, error) {
     if (error) return { eventId: entry.waiter, error: error.code };
     if (frame.type !== "event") return { eventId: entry.waiter, state: frame.payload.state };
     const { answer } = frame.payload;
@@ -204,17 +200,19 @@ test("values are counted before they are made, keys included", () => {
   assert.throws(() => decodePayload(list(1 << 20)), { code: "E_FRAME_INVALID" });
 });
 
-/** A machine that was welcomed, with so much credit. */
+/** A machine that was welcomed, with so much credit. `done` is what it had its shell do. */
 function ready(credit) {
-  const peer = new Peer("inc");
+  const done = [];
+  const names = ["send", "greet", "reconnect", "write", "touch", "settle", "welcomed", "over"];
+  const peer = new Peer("inc", Object.fromEntries(names.map((name) => [name, (given) => done.push({ do: name, given })])));
   peer.hello("token", 0);
   peer.receive({ type: "welcome", inReplyTo: "inc.1", payload: { version: 1, credit, blobs: "/blobs" } }, 0);
-  peer.take();
-  return peer;
+  assert.deepEqual(done.splice(0).map((effect) => effect.do), ["send", "welcomed"]);
+  return Object.assign(peer, { take: () => done.splice(0) });
 }
 const event = (eventId, { payload = {}, instanceKey = "i", to = "a" } = {}) =>
   new Entry({ type: "event", to, instanceKey, eventId, replyTo: { target: "client", correlationId: eventId } }, encodeValue(payload), [], 5000, eventId);
-const sent = (peer) => peer.take().filter((effect) => effect.do === "send").map(({ data }) => decodeFrame(Buffer.from(data)));
+const sent = (peer) => peer.take().filter((effect) => effect.do === "send").map(({ given }) => decodeFrame(Buffer.from(given)));
 const overloaded = (inReplyTo, retryAfterMs) => ({ type: "error", inReplyTo, payload: { code: "E_OVERLOADED", message: "later", retryAfterMs } });
 
 test("a question that was refused for overload is not sent when it was given up, before or after", () => {
@@ -276,7 +274,7 @@ test("a second welcome changes nothing", () => {
   peer.receive({ type: "clock", inReplyTo: "e", stage: "held" }, 0);
   peer.receive({ type: "welcome", inReplyTo: "inc.1", payload: { version: 1, credit: 4 } }, 0);
   peer.tick(60_000); // its clock stands still
-  assert.ok(!peer.take().some((effect) => effect.do === "settle" || effect.do === "welcome"));
+  assert.ok(!peer.take().some((effect) => effect.do === "settle" || effect.do === "welcomed"));
 });
 
 test("time does not grow with the square of what waits, with credit used up, or with an instance held", () => {
