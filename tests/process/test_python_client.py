@@ -90,13 +90,21 @@ async def test_large_questions_and_answers_and_files(swarm: Sandbox, run_dir: Pa
         assert (await gdn.ask("main", long, instance="large")).status == "completed"
         with pytest.raises(GoondanError) as caught:
             await gdn.ask("main", "x" * (17 << 20), instance="large")
-        assert caught.value.code == "E_FRAME_TOO_LARGE"
+        assert (caught.value.code, "workdir" in str(caught.value.suggestion)) == ("E_FRAME_TOO_LARGE", True)
+        with pytest.raises(GoondanError, match="cannot be sent") as caught:
+            await gdn.call("bash__exec", {"command": object()})
+        assert (caught.value.code, "JSON" in str(caught.value.suggestion)) == ("E_FRAME_INVALID", True)
         (tmp_path / "a.png").write_bytes(PICTURE)
         assert (await gdn.ask("main", "see", instance="large", files=[tmp_path / "a.png", PICTURE])).text
-        for file, why in ((b"no picture", "no PNG"), (tmp_path / "none.png", "No such file")):
+        nothing = tmp_path / "none.png"
+        for files, why, what in (
+            ([b"no picture"], "no PNG", "picture or a PDF"),
+            ([nothing], "No such file", "path"),
+            ([PICTURE] * 17, "16 files", "fewer"),
+        ):
             with pytest.raises(GoondanError, match=why) as caught:
-                await gdn.ask("main", "see", instance="large", files=[file])
-            assert caught.value.code == "E_FILE_INVALID"
+                await gdn.ask("main", "see", instance="large", files=files)
+            assert (caught.value.code, what in str(caught.value.suggestion)) == ("E_FILE_INVALID", True)
         # Refused: nobody else deletes the file of its payload.
         before = set(os.listdir(blobs))
         with pytest.raises(GoondanError):

@@ -207,10 +207,12 @@ def lay_down(folder: str | None, files: Sequence[str | os.PathLike[str] | bytes]
             content = file if isinstance(file, bytes) else _content(file)
             left -= len(content)
             if len(parts) == MAX_FILES or len(content) > MAX_FILE or left < 0:
-                raise GoondanError("E_FILE_INVALID", "a message has 16 files at most, each of 16 MiB, 20 MiB together")
+                why = "a message has 16 files at most, each of 16 MiB, 20 MiB together"
+                raise GoondanError("E_FILE_INVALID", why, "Send fewer or smaller files, or several messages.")
             kind = next((kind for head, kind in _KINDS.items() if re.match(head, content, re.DOTALL)), None)
             if kind is None:
-                raise GoondanError("E_FILE_INVALID", f"{name or 'a file'} is no PNG, JPEG, GIF, WebP or PDF")
+                hint = "Send a picture or a PDF; put another file in the workdir and send its path as text."
+                raise GoondanError("E_FILE_INVALID", f"{name or 'a file'} is no PNG, JPEG, GIF, WebP or PDF", hint)
             blob = write_blob(folder, content, durable)
             parts.append({"type": "file", "blob": blob, "mediaType": kind, "name": name})
     except GoondanError:
@@ -225,4 +227,5 @@ def _content(path: str | os.PathLike[str]) -> bytes:
         with open(path, "rb") as file:
             return file.read(MAX_FILE + 1)
     except OSError as error:
-        raise GoondanError("E_FILE_INVALID", f"{os.fspath(path)}: {error.strerror}") from None
+        hint = "Correct the path, or let this program read the file."
+        raise GoondanError("E_FILE_INVALID", f"{os.fspath(path)}: {error.strerror}", hint) from None

@@ -88,7 +88,8 @@ class Welcome(Struct, frozen=True, rename="camel"):
         """Whether an event's payload of this size goes by reference. Raises GoondanError E_FRAME_TOO_LARGE."""
         limit = MAX_SENT - MAX_HEADER if self.blobs is None else MAX_EVENT
         if size > limit:
-            raise GoondanError("E_FRAME_TOO_LARGE", f"a message of {size} bytes, limit {limit}")
+            hint = "Write the content to a file in the workdir and send its path."
+            raise GoondanError("E_FRAME_TOO_LARGE", f"a message of {size} bytes, limit {limit}", hint)
         return size > INLINE and self.blobs is not None
 
 
@@ -250,7 +251,8 @@ def packed(value: Any) -> bytes:
     try:
         return encode(value)
     except (TypeError, *_BAD) as error:
-        raise GoondanError("E_FRAME_INVALID", f"this cannot be sent: {str(error)[:200]}") from None
+        hint = "Send what JSON has: maps with texts as keys, lists, texts, numbers, booleans and None."
+        raise GoondanError("E_FRAME_INVALID", f"this cannot be sent: {str(error)[:200]}", hint) from None
 
 
 def decode(data: bytes) -> Frame:
