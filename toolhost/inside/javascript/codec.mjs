@@ -40,8 +40,7 @@ const [charCodeAt, slice] = taken(String.prototype, "charCodeAt", "slice");
 const [toISOString, getTime] = taken(Date.prototype, "toISOString", "getTime");
 const [utf8Write, utf8Slice] = taken(Buffer.prototype, "utf8Write", "utf8Slice");
 const [copyWithin, setBytes, subarray] = taken(Uint8Array.prototype, "copyWithin", "set", "subarray");
-const [setFloat64, setBigInt64, setBigUint64, getFloat32, getFloat64, getBigInt64, getBigUint64] = taken(
-  View.prototype, "setFloat64", "setBigInt64", "setBigUint64", "getFloat32", "getFloat64", "getBigInt64", "getBigUint64");
+const [setFloat64, setBigInt64, setBigUint64] = taken(View.prototype, "setFloat64", "setBigInt64", "setBigUint64");
 const byteLength = Buffer.byteLength.bind(Buffer);
 export const allocate = Buffer.allocUnsafeSlow.bind(Buffer);
 const OBJECT = Object.prototype;
@@ -277,6 +276,11 @@ function bareOf(value) {
 
 // --- bytes to value
 
+/** What reads the numbers of the heads 0xca to 0xd3, and how long they are (bytes). */
+const READERS = taken(
+  View.prototype, "getFloat32", "getFloat64", "getUint8", "getUint16", "getUint32", "getBigUint64", "getInt8", "getInt16",
+  "getInt32", "getBigInt64");
+const LENGTHS = [4, 8, 1, 2, 4, 8, 1, 2, 4, 8];
 let source = out;
 let sourceView = view;
 let position = 0;
@@ -302,34 +306,22 @@ function unpack(bare) {
   if (first < 0xa0) return unpackArray(first - 0x90);
   if (first < 0xc0) return unpackString(first - 0xa0);
   if (first >= 0xe0) return first - 256;
+  if (first >= 0xca && first <= 0xd3) return unpackNumber(first);
   switch (first) {
     case 0xc0: return null;
     case 0xc2: return false;
     case 0xc3: return true;
-    case 0xca: return fixed(getFloat32, 4);
-    case 0xcb: return fixed(getFloat64, 8);
-    case 0xcc: case 0xcd: case 0xce: return unsigned(1 << (first - 0xcc));
-    case 0xcf: return fixed(getBigUint64, 8);
-    case 0xd0: return (unsigned(1) << 24) >> 24;
-    case 0xd1: return (unsigned(2) << 16) >> 16;
-    case 0xd2: return unsigned(4) | 0;
-    case 0xd3: return fixed(getBigInt64, 8);
-    case 0xd9: case 0xda: case 0xdb: return unpackString(unsigned(1 << (first - 0xd9)));
-    case 0xdc: case 0xdd: return unpackArray(unsigned(2 << (first - 0xdc)));
-    case 0xde: case 0xdf: return unpackMap(unsigned(2 << (first - 0xde)), bare);
+    case 0xd9: case 0xda: case 0xdb: return unpackString(unpackNumber(0xcc + first - 0xd9));
+    case 0xdc: case 0xdd: return unpackArray(unpackNumber(0xcd + first - 0xdc));
+    case 0xde: case 0xdf: return unpackMap(unpackNumber(0xcd + first - 0xde), bare);
     default: throw new RangeError(`a value begins with the byte ${first}`);
   }
 }
 
-function unsigned(width) {
-  let value = 0;
-  for (const after = position + width; position < after; position++) value = value * 256 + source[position];
-  return value;
-}
-
-function fixed(read, width) {
-  const value = read(sourceView, position);
-  position += width;
+/** The number here, as after the byte `head`. */
+function unpackNumber(head) {
+  const value = READERS[head - 0xca](sourceView, position);
+  position += LENGTHS[head - 0xca];
   return typeof value === "bigint" && isSafeInteger(number(value)) ? number(value) : value;
 }
 

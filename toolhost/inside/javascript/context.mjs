@@ -65,13 +65,11 @@ export class ToolContext {
 
   get message() {
     const bytes = this.#call.message;
-    this.#message ??= bytes === undefined ? null : messageOf(bytes);
-    return this.#message;
+    return (this.#message ??= bytes === undefined ? null : messageOf(bytes));
   }
 
   get logger() {
-    this.#logger ??= freeze(assign(create(globalThis.console), this.#call.worker.logMethods(() => this.#call)));
-    return this.#logger;
+    return (this.#logger ??= freeze(assign(create(globalThis.console), this.#call.worker.logMethods(() => this.#call))));
   }
 
   get remainingMs() {
