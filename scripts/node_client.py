@@ -1,4 +1,6 @@
-"""`python -m scripts.node_client`: what clients/node needs, installed beside it, so that it runs where it lies.
+"""`python -m scripts.node_client [--types]`: what clients/node needs, installed beside it, so that it runs there.
+
+`--types` makes its declarations for TypeScript anew: the compiler takes them from what its modules say.
 
 npm installs what package-lock.json says into .cache, once for each content of the lock, and `clients/node/node_modules`
 leads there. No script of a package runs: zeromq brings its binaries along.
@@ -12,6 +14,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,6 +22,8 @@ from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 FOLDER: Final = ROOT / "clients" / "node"
+#: The declarations that the compiler makes, relative to the root of the repository; a program needs no others.
+DECLARATIONS: Final = ("clients/node/errors.d.mts", "clients/node/index.d.mts")
 #: How long npm may take (seconds); it takes three with an empty cache.
 INSTALL_S: Final = 50.0
 #: After a failure the next one does not try again for so long (seconds).
@@ -81,10 +86,29 @@ def _install(cache: Path, npm: str, environment: Mapping[str, str]) -> None:
     (cache / "done").touch()
 
 
-def main() -> int:
+def declarations(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """What the files of DECLARATIONS have to hold. Raises Unavailable, CalledProcessError for wrong types."""
+    compiler = install(environment) / "node_modules" / "typescript" / "bin" / "tsc"
+    with tempfile.TemporaryDirectory() as made:
+        options = ["--noEmit", "false", "--declaration", "--emitDeclarationOnly", "--outDir", made]
+        subprocess.run(
+            ["node", compiler, "--project", FOLDER, "--rootDir", FOLDER, *options], env=dict(environment), check=True
+        )
+        head = "// Made by `python -m scripts.node_client --types` from {}. Do not edit.\n\n"
+        return {
+            path: head.format(path.replace(".d.mts", ".mjs"))
+            + (Path(made) / Path(path).name).read_text(encoding="utf-8")
+            for path in DECLARATIONS
+        }
+
+
+def main(arguments: list[str]) -> int:
     """Install, and say where."""
     try:
         print(install())
+        if "--types" in arguments:
+            for path, content in declarations().items():
+                (ROOT / path).write_text(content, encoding="utf-8")
     except Unavailable as error:
         print(error, file=sys.stderr)
         return 1
@@ -92,4 +116,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

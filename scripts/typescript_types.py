@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from scripts.node_client import DECLARATIONS
+
 ROOT: Final = Path(__file__).resolve().parent.parent
 SCHEMAS: Final = ROOT / "schemas" / "json"
 #: How wide a comment may be, with its indentation (characters).
@@ -65,8 +67,8 @@ OUTPUTS: Final = (
         head="scripts/goondan_core.ts",
     ),
 )
-#: The paths of all these files.
-GENERATED: Final = frozenset(output.path for output in OUTPUTS)
+#: The paths of all these files, and of the declarations that the compiler makes.
+GENERATED: Final = frozenset(output.path for output in OUTPUTS) | frozenset(DECLARATIONS)
 
 
 def declarations(output: Output) -> str:

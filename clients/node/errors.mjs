@@ -4,6 +4,7 @@
  * Source: PROTOCOL.md "Errors".
  */
 
+/** Everything that goes wrong. `code` is stable and for programs; see docs/errors.md. */
 export class GoondanError extends Error {
   /**
    * @param {string} code stable, for programs: `E_AGENT_TIMEOUT`
@@ -13,9 +14,13 @@ export class GoondanError extends Error {
   constructor(code, message, more = {}) {
     super(message);
     this.name = "GoondanError";
+    /** @readonly */
     this.code = code;
+    /** What a person may do about it. @readonly */
     this.suggestion = more.suggestion ?? undefined;
+    /** @readonly */
     this.helpUrl = more.helpUrl ?? undefined;
+    /** When the same is worth another try (milliseconds). @readonly */
     this.retryAfterMs = more.retryAfterMs ?? undefined;
   }
 }

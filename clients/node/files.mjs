@@ -14,7 +14,7 @@ import { digestOf } from "./codec.mjs";
 import { GoondanError } from "./errors.mjs";
 
 /** @typedef {import("./wire.d.ts").Blob} Blob */
-/** @typedef {string | Uint8Array | { data: string | Uint8Array, name?: string }} Attachment a path, bytes, or these with a name */
+/** @typedef {import("./index.mjs").Attachment} Attachment */
 
 /** The largest payload by reference (bytes). */
 const MAX_BLOB = 67_371_008;

@@ -1,5 +1,6 @@
 /**
- * Ask the agents of a running swarm. README.md shows how; index.d.ts says what everything is.
+ * Ask the agents of a running Goondan swarm; README.md shows how. What is on the wire is declared in `goondan-client/wire`. The declarations
+ * for TypeScript are made from what stands here: `python -m scripts.node_client --types`.
  *
  * Source: PROTOCOL.md, PROTOCOL-OPERATORS.md.
  */
@@ -13,7 +14,63 @@ import { Entry, GRACE_MS } from "./peer.mjs";
 
 export { GoondanError };
 
-/** @typedef {import("./index.d.ts").AskOptions} AskOptions */
+/**
+ * @typedef {import("./wire.d.ts").ApprovalItem} ApprovalItem
+ * @typedef {import("./wire.d.ts").RuntimeEvent} RuntimeEvent
+ * @typedef {import("./wire.d.ts").ToolResult} ToolResult
+ * @typedef {import("./wire.d.ts").Usage} Usage
+ */
+
+/**
+ * @typedef {object} ConnectOptions
+ * @property {string} [bundle] The bundle whose running kernel is meant: its folder or file. Default: the folder that the program stands in.
+ * @property {string} [runDir] The kernel's runtime directory. It comes before `bundle`. Default, without either: `GOONDAN_RUN_DIR`, if set.
+ * @property {number} [timeoutMs] How long the kernel may take to answer (milliseconds). Default: 10,000.
+ */
+
+/**
+ * A picture or a PDF for the model: a path, its bytes, or one of these with a name.
+ *
+ * @typedef {string | Uint8Array | { data: string | Uint8Array, name?: string }} Attachment
+ */
+
+/**
+ * @template [T=unknown]
+ * @typedef {object} AskOptions
+ * @property {string} [instance] The conversation with the agent. Default: `default`.
+ * @property {readonly Attachment[]} [files] PNG, JPEG, GIF, WebP, PDF: at most 16, 16 MiB each, 20 MiB together.
+ * @property {((object: unknown) => T) | { parse(object: unknown): T }} [schema] Makes the answer's `object`; what it throws becomes
+ *   `E_OUTPUT_INVALID`.
+ * @property {number | null} [deadlineMs] When it is too late (milliseconds from now). Default: 600,000, of `send` null: never.
+ * @property {string} [eventId] Names the question, so that it can be asked again and is worked on once. Default: a random one.
+ * @property {string} [workdir] The working directory of its tools: an absolute path. Default: the instance's own.
+ * @property {string} [traceId] The trace that it belongs to: 32 hexadecimal digits. Default: a new one.
+ * @property {AbortSignal} [signal] Gives up the question, and cancels the work on it.
+ */
+
+/**
+ * @typedef {object} OfCall
+ * @property {string} [agent] In whose name the tool is called: its rules apply. Default: `_operator`, who may call every tool.
+ *
+ * @typedef {OfCall & Pick<AskOptions, "instance" | "deadlineMs" | "eventId" | "workdir" | "traceId" | "signal">} CallOptions
+ */
+
+/**
+ * @template T
+ * @typedef {object} OfAnswer
+ * @property {string} text
+ * @property {T} object Of an agent with an output schema: the value that the text is. Integers beyond 2^53 are bigint.
+ * @property {string} eventId
+ */
+
+/**
+ * How a turn ended. A failed one is thrown, so the status is always `completed`.
+ *
+ * @template [T=unknown]
+ * @typedef {OfAnswer<T> & Omit<import("./wire.d.ts").Answer, "response" | "error" | "output" | "object" | "steps">} Answer
+ */
+
+/** @typedef {{ agent: string, instanceKey: string | null, pid: number | null, startedMs: number | null }} Instance */
 
 /** How long an answer may take when nothing else is said (ms). */
 const DEADLINE_MS = 600_000;
@@ -22,11 +79,11 @@ const KERNEL_MS = 10_000;
 /** The most live events that a reader may leave unread. They are news: what is beyond that is lost. */
 const MAX_UNREAD = 4096;
 
-/** @param {import("./index.d.ts").ConnectOptions} [options] */
+/** Find a running kernel, connect, and wait for its welcome. @param {ConnectOptions} [options] @returns {Promise<Goondan>} */
 export async function connect({ bundle, runDir, timeoutMs = KERNEL_MS } = {}) {
   const link = new Link({ bundle, runDir });
   await link.open(timeoutMs);
-  return new Goondan(link);
+  return new (/** @type {any} */ (Goondan))(link); // a program makes none by itself
 }
 
 /** @param {unknown} info an ErrorPayload, or a ToolError @param {string} fallback its code, if it names none */
@@ -35,25 +92,38 @@ function raised(info, fallback) {
   return new GoondanError(code ?? fallback, message ?? "it failed without a word", more);
 }
 
+/** Every method may reject with GoondanError. @implements {AsyncDisposable} */
 export class Goondan {
   #link;
   /** Random for each connection, and a count: event ids that nobody else uses. */
   #run = randomBytes(8).toString("hex");
   #count = 0;
-  /** @type {import("./wire.d.ts").Usage} */
+  /** @type {Usage} */
   #used = { inputTokens: 0, outputTokens: 0, cachedTokens: 0, cacheWriteTokens: 0, reasoningTokens: 0, modelCalls: 0 };
 
-  /** @param {Link} link */
+  /** @private @param {Link} link */
   constructor(link) {
     this.#link = link;
   }
 
-  /** @param {string} agent @param {string} text @param {AskOptions} [options] */
+  /**
+   * Ask an agent, and wait for its answer. A failed one is thrown.
+   *
+   * @template [T=unknown]
+   * @param {string} agent @param {string} text @param {AskOptions<T>} [options]
+   * @returns {Promise<Answer<T>>}
+   */
   async ask(agent, text, options = {}) {
     return this.#answer(await this.#event(agent, "user.message", text, options, { replies: true }), options);
   }
 
-  /** @param {string} agent @param {string} text @param {AskOptions} [options] */
+  /**
+   * The same, hearing of the turn meanwhile; the answer comes last. Who leaves the loop early cancels the question.
+   *
+   * @template [T=unknown]
+   * @param {string} agent @param {string} text @param {AskOptions<T>} [options]
+   * @returns {AsyncGenerator<RuntimeEvent | ({ kind: "answer" } & Answer<T>), void, void>}
+   */
   async *stream(agent, text, options = {}) {
     const leaves = new AbortController();
     const signal = options.signal ? AbortSignal.any([options.signal, leaves.signal]) : leaves.signal;
@@ -70,12 +140,22 @@ export class Goondan {
     yield { kind: "answer", ...this.#answer(await asked, options) };
   }
 
-  /** @param {string} agent @param {string} text @param {AskOptions} [options] */
+  /**
+   * Ask, and wait for nothing but that it is accepted: then it will be worked on. Gives its event id.
+   *
+   * @param {string} agent @param {string} text @param {Omit<AskOptions, "schema">} [options]
+   * @returns {Promise<string>}
+   */
   async send(agent, text, { deadlineMs = null, ...options } = {}) {
     return (await this.#event(agent, "user.message", text, { deadlineMs, ...options }, {})).eventId;
   }
 
-  /** @param {string} tool @param {unknown} args @param {import("./index.d.ts").CallOptions} [options] */
+  /**
+   * Call a tool, by its full name. Its error is thrown.
+   *
+   * @param {string} tool @param {unknown} [args] @param {CallOptions} [options]
+   * @returns {Promise<ToolResult>}
+   */
   async call(tool, args = {}, { agent = "_operator", ...options } = {}) {
     const { answer } = await this.#event(agent, "operator.call", { tool, args }, options, { replies: true });
     if (answer.error) throw raised(answer.error, "E_AGENT_FAILED");
@@ -84,8 +164,15 @@ export class Goondan {
     return result;
   }
 
-  /** @param {{ agent?: string, instance?: string, eventId?: string }} what */
-  async cancel({ agent, instance = "default", eventId }) {
+  /**
+   * Cancel an event, or what an instance works on. Gives how it ended: `cancelled`, `done`, `failed`, `expired`, `dead`.
+   *
+   * @param {{ eventId: string, agent?: never, instance?: never } | { eventId?: never, agent: string, instance?: string }} what
+   * @returns {Promise<string>}
+   */
+  async cancel({ agent, instance = "default", eventId: named }) {
+    /** @type {string | undefined} */
+    let eventId = named;
     if (eventId === undefined) {
       const { events } = await this.#admin({ op: "events", agent, instanceKey: instance });
       if (!events.length) throw new GoondanError("E_EVENT_NOT_FOUND", `${agent}/${instance} works on nothing`);
@@ -94,25 +181,34 @@ export class Goondan {
     return (await this.#admin({ op: "cancel", eventId }, Infinity)).state; // it is answered when the event has ended
   }
 
+  /** What waits for a person, the oldest first. @returns {Promise<ApprovalItem[]>} */
   async approvals() {
     return (await this.#admin({ op: "approve.list" })).items;
   }
 
-  /** @param {string} id @param {"yes" | "no" | "answer"} decision @param {{ reason?: string, answer?: unknown }} [more] */
+  /**
+   * Decide one of these, by its id. Gives its state.
+   *
+   * @param {string} id @param {"yes" | "no" | "answer"} decision @param {{ reason?: string, answer?: unknown }} [more]
+   * @returns {Promise<string>}
+   */
   async decide(id, decision, { reason, answer } = {}) {
     return (await this.#admin({ op: "approve.answer", id, decision, reason, answer })).state;
   }
 
+  /** The instances of agents whose processes run. @returns {Promise<Instance[]>} */
   async instances() {
     const { peers } = await this.#admin({ op: "peers" });
     const agents = peers.filter((/** @type {any} */ peer) => peer.role === "agent");
     return agents.map((/** @type {any} */ { role, name, ...peer }) => ({ agent: name, ...peer }));
   }
 
+  /** What the answers to this program have used so far; money of the first currency only. @returns {Usage} */
   usage() {
     return { ...this.#used };
   }
 
+  /** End orderly. What is unanswered rejects with `E_LINK_CLOSED`. */
   async close() {
     this.#link.close();
   }

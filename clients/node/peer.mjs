@@ -55,7 +55,7 @@ export class Entry {
   /**
    * @param {{ [field: string]: any }} header
    * @param {Uint8Array} payload
-   * @param {readonly import("./files.mjs").Attachment[]} files of the message
+   * @param {readonly import("./index.mjs").Attachment[]} files of the message
    * @param {number} patienceMs how long the asker waits, from `submit`
    * @param {any} waiter the shell's
    */

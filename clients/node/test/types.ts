@@ -1,12 +1,7 @@
 /** What a program in TypeScript may write. Nobody runs it: the compiler reads it. */
 
-import { type Answer, type ConnectOptions, type Goondan, GoondanError, connect } from "goondan-client";
+import { type Answer, GoondanError, connect } from "goondan-client";
 import type { AgentEvent } from "goondan-client/wire";
-
-import { connect as written } from "../index.mjs";
-
-/** What is declared is what is written. */
-export const declared: (options?: ConnectOptions) => Promise<Pick<Goondan, keyof Goondan>> = written;
 
 interface Price {
   price: number;
