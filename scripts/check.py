@@ -17,7 +17,7 @@ from scripts.typescript_types import GENERATED
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
-PACKAGES = ("schemas", "kernel", "agentproc", "toolhost")
+PACKAGES = ("schemas", "kernel", "agentproc", "toolhost", "features")
 #: The longest module that can still be reviewed at one sitting.
 MAX_MODULE_LINES = 700
 #: Modules of Python, JavaScript and TypeScript.

@@ -74,8 +74,8 @@ _ID: Final = r"[A-Z][A-Z0-9]*-\d\d"
 _REQUIREMENTS: Final = re.compile(rf"\brequirements?\s+({_ID}(?:(?:,\s+and\s+|,\s+|\s+and\s+|\s+to\s+){_ID})*)")
 _LINK: Final = re.compile(r"(?<!!)\[[^\]\n]*\]\(([^)\s]+)\)")
 _FENCE: Final = re.compile(r"^(```|~~~).*?^\1", re.MULTILINE | re.DOTALL)
-_PATHS: Final = re.compile(r"`((?:schemas|kernel|agentproc|toolhost|scripts|tests|bench|examples)/[\w./-]*)`")
-_MODULES: Final = re.compile(r"(?<![\w/.-])((?:schemas|kernel|agentproc|toolhost|scripts|bench)/[\w/]+\.py)\b")
+_PATHS: Final = re.compile(r"`((?:schemas|kernel|agentproc|toolhost|features|scripts|tests|bench|examples)/[\w./-]*)`")
+_MODULES: Final = re.compile(r"(?<![\w/.-])((?:schemas|kernel|agentproc|toolhost|features|scripts|bench)/[\w/]+\.py)\b")
 _HEADING: Final = re.compile(r"^#{1,6} +(.*?) *$", re.MULTILINE)
 
 

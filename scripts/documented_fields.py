@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("schemas", "kernel", "agentproc", "toolhost")
+PACKAGES = ("schemas", "kernel", "agentproc", "toolhost", "features")
 
 
 def problems(root: Path = ROOT) -> list[str]:

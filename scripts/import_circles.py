@@ -13,7 +13,7 @@ from pathlib import Path, PurePath
 from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parent.parent
-PACKAGES: Final = ("schemas", "kernel", "agentproc", "toolhost")
+PACKAGES: Final = ("schemas", "kernel", "agentproc", "toolhost", "features")
 
 #: Circles that still exist; each entry holds its modules, in any order. An entry that is no circle any more is an error
 #: as well.

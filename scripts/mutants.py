@@ -113,7 +113,7 @@ def configuration(group: Group) -> str:
     return "\n".join(
         [
             "\n[tool.mutmut]",
-            'source_paths = ["schemas", "kernel", "agentproc", "toolhost"]',
+            'source_paths = ["schemas", "kernel", "agentproc", "toolhost", "features"]',
             f"only_mutate = {json.dumps(list(group.modules))}",
             f"also_copy = {json.dumps(ALSO_COPIED)}",
             f"pytest_add_cli_args_test_selection = {json.dumps(list(group.tests))}",

@@ -24,7 +24,7 @@ from goondan.kernel.oauth.key_file import is_shared, key_path
 from goondan.schemas.hidden import KEYS, STATE_ROOT, runtime_bases
 
 #: Of an installation, what is the kernel's own code.
-_PACKAGES: Final = ("schemas", "kernel", "agentproc", "toolhost")
+_PACKAGES: Final = ("schemas", "kernel", "agentproc", "toolhost", "features")
 
 
 def gather(

@@ -20,7 +20,7 @@ THE_ONE = "kernel/changesets/git.py"
 
 
 def trusted() -> Iterator[Path]:
-    for package in ("schemas", "kernel", "agentproc", "toolhost"):
+    for package in ("schemas", "kernel", "agentproc", "toolhost", "features"):
         for path in sorted((ROOT / package).rglob("*.py")):
             if not path.relative_to(ROOT).as_posix().startswith(JAILED):
                 yield path

@@ -10,7 +10,7 @@ from scripts.documented_fields import problems
 
 
 def found(root: Path, source: str, other: str = "") -> list[str]:
-    for package in ("schemas", "kernel", "agentproc", "toolhost"):
+    for package in ("schemas", "kernel", "agentproc", "toolhost", "features"):
         (root / package).mkdir()
     (root / "kernel" / "base.py").write_text(other)
     (root / "schemas" / "x.py").write_text(source)

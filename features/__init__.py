@@ -1,0 +1,48 @@
+"""The features: one folder each, with one file (or folder) for each process that loads it.
+
+    wire.py     its frames, records, structs and errors       bundle.py    its kind of document, its fields in others
+    broker.py   what the broker loads                         command.py   its commands
+    agent.py    what an agent's process loads                 process.py   a supervised program of its own
+    host.py     what the tool host loads                      jail/        what runs in jails
+    api.py      what features that need this one may call
+
+`FEATURES` is the one table. A process of the kernel knows of features by `parts` alone, so no module of the core names
+one. Privileged programs and workers in jails load nothing by this table.
+
+The order of the rows is security. In an agent, a row wraps all rows below it, and the layers of extensions wrap them
+all. So no extension stands between a rule and what the rule is about: it cannot take the rule back, answer in its
+place, or see that something passed without it.
+
+- Recordings come first. A call that is played again from a recording was allowed and paid for when it was recorded.
+- Approvals come before budgets. What a person refuses costs nothing, and what waits for a person has reserved nothing.
+- Budgets come last, so nothing between a budget and the call that it counts can make one more call.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from types import ModuleType
+from typing import Final, NamedTuple
+
+
+class Feature(NamedTuple):
+    """A row: one feature."""
+
+    #: The name of its folder.
+    name: str
+    #: Which files its folder has, without `.py`. One that is missing stops the process that loads it: no feature is
+    #: left out in silence because an installation is damaged.
+    files: tuple[str, ...]
+    #: Names of the features whose `wire` and `api` it imports.
+    needs: tuple[str, ...] = ()
+
+
+FEATURES: Final[tuple[Feature, ...]] = ()
+
+
+def parts(file: str) -> list[ModuleType]:
+    """The modules `goondan.features.NAME.FILE` of all features that have that file, in the order of the table.
+
+    Raises: ImportError when a file of a row cannot be imported.
+    """
+    return [import_module(f"{__name__}.{feature.name}.{file}") for feature in FEATURES if file in feature.files]

@@ -1,0 +1,58 @@
+"""The table of features says what is there: a row for each folder, and in it each of its files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from goondan import features
+from goondan.features import FEATURES, Feature, parts
+
+FOLDER = Path(features.__file__).parent
+#: What a folder of a feature can have (docs/design/features.md).
+FILES = {"wire", "broker", "agent", "host", "bundle", "command", "process", "jail", "api"}
+
+
+def folders() -> Iterator[Path]:
+    return (path for path in sorted(FOLDER.iterdir()) if path.is_dir() and path.name != "__pycache__")
+
+
+def test_each_folder_has_one_row() -> None:
+    assert [path.name for path in folders()] == sorted(feature.name for feature in FEATURES)
+
+
+def test_a_row_names_the_files_of_its_folder_and_each_is_loaded_by_a_known_process() -> None:
+    for feature in FEATURES:
+        there = {path.stem for path in (FOLDER / feature.name).iterdir()} - {"__init__", "__pycache__"}
+        assert there == set(feature.files), feature.name
+        assert there <= FILES, feature.name
+
+
+def test_a_feature_needs_others_and_not_itself() -> None:
+    names = {feature.name for feature in FEATURES}
+    for feature in FEATURES:
+        assert set(feature.needs) <= names - {feature.name}, feature.name
+
+
+def test_parts_are_loaded_in_the_order_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded: list[str] = []
+
+    def load(name: str) -> ModuleType:
+        loaded.append(name)
+        return ModuleType(name)
+
+    rows = (Feature("tape", ("agent",)), Feature("gate", ("broker",)), Feature("count", ("broker", "agent")))
+    monkeypatch.setattr(features, "FEATURES", rows)
+    monkeypatch.setattr(features, "import_module", load)
+    assert [module.__name__ for module in parts("agent")] == loaded
+    assert loaded == ["goondan.features.tape.agent", "goondan.features.count.agent"]
+
+
+def test_a_file_that_is_missing_stops_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(features, "FEATURES", (Feature("no_such_feature", ("broker",)),))
+    with pytest.raises(ImportError, match="no_such_feature"):
+        parts("broker")
+    assert parts("agent") == []
