@@ -1,10 +1,13 @@
-"""Keeps log files within their bounds. A source that writes much does not push out the lines of others.
+"""The log files of a workspace: how they are named and opened, and how they are kept within their bounds.
 
-A role has up to three files: `<role>.log`, which its processes append to; `<role>.log.1`, the lines before that file
-grew too large; and `<role>.log.2`, older lines, a fair share for each source (log_shares.py).
+A role has up to three files. `<role>.log` is what its processes append to. When it has grown too large, its content
+becomes `<role>.log.1`, and what was there before becomes `<role>.log.2`. What one source may write at once and later is
+bounded where lines are written (schemas/system/log_admission.py): so a flood takes long to push out others' lines.
 
 Everything is opened below the folder's descriptor and never through a link. A file that takes another file's place was
 made at that moment, under a name that nobody can guess.
+
+Source: docs/decisions/158.
 """
 
 from __future__ import annotations
@@ -15,42 +18,44 @@ import stat
 from contextlib import suppress
 from typing import Final
 
-from goondan.kernel.log_names import OLD_SUFFIX, OLDER_SUFFIX, SUFFIX
-
-# The modules that read and rewrite lines are imported only when a log has become too large: every command and every
-# start opens logs.
-
-#: A log that is larger moves to `<name>.1` (bytes); what is kept of all older lines is at most as large.
+SUFFIX: Final = ".log"
+OLD_SUFFIX: Final = ".1"
+OLDER_SUFFIX: Final = ".2"
+#: A log that is larger moves to `<role>.log.1` (bytes).
 MAX_LOG_BYTES: Final = 8 << 20
-#: Of `<name>.1` (bytes): what was written until the next look at a log that had become too large fits as well. What is
-#: more is cut from its middle.
+#: Of each older file (bytes): what was written until the next look at a log that had become too large fits as well.
+#: What is more is cut from its middle.
 MAX_OLD_BYTES: Final = 12 << 20
 #: Room for the line that says how much was cut (bytes).
 _LINE: Final = 256
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_APPEND: Final = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+
+
+def role_of(name: str) -> str | None:
+    """The role that a file of the log folder belongs to; None for what is no log."""
+    role = name.removesuffix(OLD_SUFFIX).removesuffix(OLDER_SUFFIX).removesuffix(SUFFIX)
+    return role if role and name in (role + SUFFIX + end for end in ("", OLD_SUFFIX, OLDER_SUFFIX)) else None
 
 
 def open_log(path: str) -> int:
-    """A log file to append to, closed to others. A file that is too large already moves to `<path>.1` first.
+    """A log file to append to, closed to others. The content of a file that is too large already moves first.
 
     Raises OSError, also when it is a link, or somebody else's.
     """
     folder = os.open(os.path.dirname(path), _FOLDER)
     try:
-        name = os.path.basename(path)
-        _rotate(folder, name)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-        fd = os.open(name, flags, 0o600, dir_fd=folder)
+        fd = os.open(os.path.basename(path), _APPEND, 0o600, dir_fd=folder)
         try:
             _check(fd, path)
         except OSError:
             os.close(fd)
             raise
         os.set_blocking(fd, True)
-        return fd
     finally:
         os.close(folder)
+    bound_log(path)
+    return fd
 
 
 def bound_logs(folder: str) -> None:
@@ -74,8 +79,7 @@ def bound_log(path: str) -> None:
             try:
                 _check(log, path)
                 if os.fstat(log).st_size > MAX_LOG_BYTES:
-                    _keep_older(folder, name)
-                    _replace(folder, name + OLD_SUFFIX, _content(log, MAX_OLD_BYTES))
+                    _rotate(folder, name, log)
                     os.ftruncate(log, 0)
             finally:
                 os.close(log)
@@ -83,56 +87,16 @@ def bound_log(path: str) -> None:
             os.close(folder)
 
 
-def _rotate(folder: int, name: str) -> None:
-    """Move a log that no process writes to out of the way when it is too large."""
+def _rotate(folder: int, name: str, log: int) -> None:
+    """Copy what a log holds into `<name>.1`, whose content becomes `<name>.2`."""
+    from goondan.schemas.system.private_files import replace_in  # every command and every start opens logs
+
+    old = name + OLD_SUFFIX
     with suppress(FileNotFoundError):
-        state = os.stat(name, dir_fd=folder, follow_symlinks=False)
-        if not stat.S_ISREG(state.st_mode) or state.st_size <= MAX_LOG_BYTES:
-            return
-        _keep_older(folder, name)
-        if state.st_size <= MAX_OLD_BYTES:
-            os.rename(name, name + OLD_SUFFIX, src_dir_fd=folder, dst_dir_fd=folder)
-        else:
-            fd = os.open(name, _READ, dir_fd=folder)
-            try:
-                _replace(folder, name + OLD_SUFFIX, _content(fd, MAX_OLD_BYTES))
-            finally:
-                os.close(fd)
-            os.unlink(name, dir_fd=folder)
-
-
-def _keep_older(folder: int, name: str) -> None:
-    """Before `<name>.1` is replaced: what is kept of it joins `<name>.2`."""
-    from goondan.kernel.log_shares import thin
-
-    old = _read(folder, name + OLD_SUFFIX)
-    if not old:
-        return
-    lines = (_read(folder, name + OLDER_SUFFIX) + old).split(b"\n")
-    if not lines[-1]:
-        lines.pop()
-    kept = thin(name.removesuffix(SUFFIX), lines, MAX_LOG_BYTES)
-    _replace(folder, name + OLDER_SUFFIX, b"".join(line + b"\n" for line in kept))
-
-
-def _replace(folder: int, name: str, data: bytes) -> None:
-    from goondan.schemas.system.private_files import replace_in
-
-    replace_in(folder, name, data)
-
-
-def _read(folder: int, name: str) -> bytes:
-    try:
-        fd = os.open(name, _READ, dir_fd=folder)
-    except OSError:  # none, or a link, which is replaced
-        return b""
-    try:
-        _check(fd, name)
-        return _content(fd, MAX_OLD_BYTES)
-    except OSError:
-        return b""
-    finally:
-        os.close(fd)
+        # What is no plain file of ours is replaced where it is: a link to elsewhere is no older log.
+        if _is_ours(os.stat(old, dir_fd=folder, follow_symlinks=False)):
+            os.rename(old, name + OLDER_SUFFIX, src_dir_fd=folder, dst_dir_fd=folder)
+    replace_in(folder, old, _content(log, MAX_OLD_BYTES))
 
 
 def _content(fd: int, limit: int) -> bytes:
@@ -143,13 +107,13 @@ def _content(fd: int, limit: int) -> bytes:
     if size <= limit:
         data = _part(fd, 0, size)
     else:
-        from goondan.kernel.log_shares import cut_line
+        from goondan.schemas.system.log_admission import suppressed_bytes
 
         half = (limit - _LINE) // 2
         first, last = _part(fd, 0, half), _part(fd, size - half, half)
         first, last = first[: first.rfind(b"\n") + 1], last[last.find(b"\n") + 1 :]
         missing = size - len(first) - len(last)
-        data = first + cut_line(missing) + b"\n" + last
+        data = first + suppressed_bytes(missing) + b"\n" + last
     return data if not data or data.endswith(b"\n") else data + b"\n"
 
 
@@ -162,6 +126,9 @@ def _part(fd: int, start: int, length: int) -> bytes:
 
 def _check(fd: int, path: str) -> None:
     """Raise OSError unless it is a plain file of ours with this one name."""
-    state = os.fstat(fd)
-    if not stat.S_ISREG(state.st_mode) or state.st_uid != os.geteuid() or state.st_nlink > 1:
+    if not _is_ours(os.fstat(fd)):
         raise OSError(errno.EPERM, "is no plain file of ours", path)
+
+
+def _is_ours(state: os.stat_result) -> bool:
+    return stat.S_ISREG(state.st_mode) and state.st_uid == os.geteuid() and state.st_nlink <= 1

@@ -1,8 +1,11 @@
-"""Lines of a kernel's logs: whose they are, when they were written, and in which order to show them (pure).
+"""Reading the logs of a kernel while programs write them: lines, their order, the ends of files and what is added.
 
 Three kinds of lines stand in them: `2026-01-31 09:30:00,123 LEVEL text` in local time (supervisor, agents), one JSON
 object with `time` in seconds (tool host, for itself and for its tools), and anything else, which belongs to the line
 before it: tracebacks, and what a library prints. All of it is untrusted: tools write through the tool host.
+
+A log that becomes too large is copied and emptied (kernel/log_bounds.py), so its old content is `<role>.log.1`, and
+`<role>.log.2` what that was before. A reader that follows goes on there, so that it loses nothing.
 
 Source: docs/design/commands.md section 8.
 """
@@ -10,18 +13,28 @@ Source: docs/design/commands.md section 8.
 from __future__ import annotations
 
 import datetime
+import os
 import re
 from collections.abc import Iterable, Sequence
-from typing import Final
+from contextlib import suppress
+from typing import BinaryIO, Final
 
 import msgspec
 from msgspec import Struct
+
+from goondan.kernel.log_bounds import OLD_SUFFIX, OLDER_SUFFIX, SUFFIX, role_of
 
 #: Longer lines are cut (characters): they are no longer read, and a terminal would choke.
 MAX_LINE: Final = 8192
 #: Processes that have one log; each agent's is `agent-<name>`.
 ROLES: Final = ("supervisor", "broker", "toolhost", "forkserver", "oauth")
 AGENT: Final = "agent"
+
+#: Bytes read at once, and in one look at one log.
+BLOCK: Final = 1 << 16
+MAX_LOOK: Final = 4 << 20
+#: A line that has no end yet is kept up to this size (bytes), then shown as it is.
+MAX_PARTIAL: Final = 1 << 16
 
 _TIMED: Final = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),(\d{3}) ")
 _LEVEL: Final = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL)\b ?")
@@ -132,3 +145,117 @@ def merge(logs: Iterable[Sequence[LogLine]], count: int | None = None) -> list[L
     """All entries by time, those of one log in their order; only the last `count` of them."""
     merged = sorted((entry for log in logs for entry in log), key=lambda entry: entry.time)
     return merged if count is None else merged[len(merged) - min(count, len(merged)) :]
+
+
+def log_files(folder: str, wanted: str | None) -> dict[str, str]:
+    """Role -> path, of the logs that are shown."""
+    found: dict[str, str] = {}
+    with suppress(OSError):
+        for name in sorted(os.listdir(folder)):
+            role = role_of(name)
+            if role is not None and is_wanted(role, wanted):
+                found[role] = os.path.join(folder, role + SUFFIX)
+    return found
+
+
+def last_lines(data: BinaryIO, count: int) -> list[bytes]:
+    """The last `count` lines of a file, read from its end, where the file then stands. A line without an end counts."""
+    size = end = data.seek(0, os.SEEK_END)
+    blocks: list[bytes] = []
+    ends = 0
+    while end > 0 and ends <= count:
+        start = max(0, end - BLOCK)
+        data.seek(start)
+        block = data.read(end - start)
+        blocks.append(block)
+        ends += block.count(b"\n")
+        end = start
+    data.seek(size)  # not to its end now: what is written meanwhile is still to be read
+    lines = b"".join(reversed(blocks)).split(b"\n")
+    if lines and not lines[-1]:
+        lines.pop()
+    return lines[len(lines) - min(count, len(lines)) :]
+
+
+class Log:
+    """One role's log. `tail` comes first; then every `look` gives what was added."""
+
+    def __init__(self, role: str, path: str) -> None:
+        self.path = path
+        self._role = role
+        self._reader: Reader | None = None
+        self._file: BinaryIO | None = None
+        self._partial = b""
+
+    def tail(self, count: int) -> list[LogLine]:
+        """The last `count` entries, of the old content too if the present is shorter. Reading goes on at the end."""
+        lines: list[bytes] = []
+        if self._open() and self._file is not None:
+            lines = last_lines(self._file, count)
+        for suffix in (OLD_SUFFIX, OLDER_SUFFIX):
+            if len(lines) < count:
+                with suppress(OSError), open(self.path + suffix, "rb") as old:
+                    lines = last_lines(old, count - len(lines)) + lines
+        return self._entries(lines)
+
+    def look(self) -> list[LogLine]:
+        """What was added since the last time. A last line without an end waits for it."""
+        data = b""
+        if self._file is not None:
+            data = self._moved()
+        if self._file is None and self._open():
+            data += self._rest()
+        *lines, self._partial = (self._partial + data).split(b"\n")
+        if len(self._partial) > MAX_PARTIAL:
+            lines.append(self._partial)
+            self._partial = b""
+        return self._entries(lines)
+
+    def close(self) -> None:
+        """Give the file back."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _open(self) -> bool:
+        try:
+            self._file = open(self.path, "rb", buffering=0)  # noqa: SIM115 - kept between looks
+        except OSError:
+            return False
+        return True
+
+    def _moved(self) -> bytes:
+        """The rest of the open file; closed when the path leads to another by now."""
+        file = self._file
+        if file is None:
+            return b""
+        state = os.fstat(file.fileno())
+        data = b""
+        if state.st_size < file.tell():
+            with suppress(OSError), open(self.path + OLD_SUFFIX, "rb") as old:
+                old.seek(file.tell())
+                data = old.read(MAX_LOOK)
+            file.seek(0)
+        data += self._rest()
+        try:
+            same = os.path.samestat(os.stat(self.path), state)
+        except OSError:
+            same = False
+        if not same:
+            data += self._rest()
+            self.close()
+        return data
+
+    def _rest(self) -> bytes:
+        data = b""
+        while self._file is not None and len(data) < MAX_LOOK and (block := self._file.read(BLOCK)):
+            data += block
+        return data
+
+    def _entries(self, lines: list[bytes]) -> list[LogLine]:
+        if self._reader is None:
+            written = 0.0
+            with suppress(OSError):
+                written = os.stat(self.path).st_mtime
+            self._reader = Reader(self._role, written)
+        return self._reader.read(lines)

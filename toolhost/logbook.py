@@ -3,7 +3,7 @@
 Code in a jail writes these lines as fast as it likes. Without shares one tool would push the lines of all others out of
 the log.
 
-Source: docs/decisions/043.
+Source: docs/decisions/158.
 """
 
 from __future__ import annotations

@@ -119,7 +119,7 @@ def instances(ctx: click.Context) -> Iterator[tuple[str, str]]:
 
 def roles(ctx: click.Context) -> Iterator[tuple[str, str]]:
     """Processes that have a log."""
-    from goondan.kernel.log_names import role_of
+    from goondan.kernel.log_bounds import role_of
     from goondan.kernel.logs import AGENT, ROLES
 
     names = os.listdir(os.path.join(_state(ctx), "logs"))

@@ -45,8 +45,7 @@ def command(follow: bool, role: str | None, lines: int, bundle: str | None) -> i
 
     from goondan.kernel.cli.output import write
     from goondan.kernel.cli.state import state_of
-    from goondan.kernel.log_files import Log, log_files
-    from goondan.kernel.logs import AGENT, ROLES, merge
+    from goondan.kernel.logs import AGENT, ROLES, Log, log_files, merge
     from goondan.kernel.paths import find_bundle
     from goondan.schemas.errors import fail
 

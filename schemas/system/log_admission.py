@@ -4,7 +4,7 @@ A source that writes more than its bucket holds is stopped until the bucket fill
 how many of its lines were suppressed. Sources of one group share a bucket as well, so that an agent gets no more by
 having many instances; a source that has written little is still let through.
 
-Source: docs/decisions/043.
+Source: docs/decisions/158.
 """
 
 from __future__ import annotations
@@ -12,15 +12,17 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Final, Generic, TypeVar
 
+import msgspec
 from msgspec import Struct
 
 #: How much a source may write at once (bytes), and how much later (bytes a second). The first is the output of a turn.
-#: The second is more than anybody reads.
+#: The second is fifty lines a second, more than anybody reads. A log keeps 16 MiB of older lines at least, so a source
+#: that writes without end needs more than an hour to push out what others wrote.
 SOURCE_BURST: Final = 1 << 20
-SOURCE_RATE: Final = 32 << 10
+SOURCE_RATE: Final = 4 << 10
 #: The same for all sources of a group together.
 GROUP_BURST: Final = 4 << 20
-GROUP_RATE: Final = 128 << 10
+GROUP_RATE: Final = 16 << 10
 #: A source whose bucket is as full as this has written little.
 QUIET: Final = 0.75
 #: A source that was stopped goes on when its bucket is as full as this: so the log says seldom how much is missing.
@@ -60,6 +62,11 @@ def suppressed_lines(
     lines = "1 line" if count == 1 else f"{count} lines"
     message = f"{lines} suppressed: too many at once"
     return Suppressed(time=time, message=message, tool=tool, agent=agent, instance_key=instance_key, suppressed=count)
+
+
+def suppressed_bytes(count: int) -> bytes:
+    """The line that says how many bytes of a log are not here, without its end."""
+    return msgspec.json.encode(Suppressed(time=None, message=f"{count} bytes suppressed: too many at once"))
 
 
 S = TypeVar("S")

@@ -11,12 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goondan.kernel import log_bounds, log_files
+from goondan.kernel import log_bounds, logs
 from goondan.kernel.cli.logs import render
 from goondan.kernel.cli.terminal import Style
-from goondan.kernel.log_files import Log, last_lines
-from goondan.kernel.log_names import role_of
-from goondan.kernel.logs import MAX_LINE, LogLine, Reader, is_wanted, merge, parse
+from goondan.kernel.log_bounds import role_of
+from goondan.kernel.logs import MAX_LINE, Log, LogLine, Reader, is_wanted, last_lines, merge, parse
 
 
 def texts(entries: list[LogLine]) -> list[str]:
@@ -107,13 +106,13 @@ def test_the_last_lines_of_a_file(lines: list[bytes], count: int, ended: bool) -
     expected = data.split(b"\n")
     if not expected[-1]:
         expected.pop()
-    log_files_block, log_files.BLOCK = log_files.BLOCK, 7  # type: ignore[misc]
+    block, logs.BLOCK = logs.BLOCK, 7  # type: ignore[misc]
     try:
         source = io.BytesIO(data)
         assert last_lines(source, count) == (expected[-count:] if count else [])
         assert source.tell() == len(data)
     finally:
-        log_files.BLOCK = log_files_block  # type: ignore[misc]
+        logs.BLOCK = block  # type: ignore[misc]
 
 
 def test_a_reader_follows_a_log_through_everything_that_bounds_it(
@@ -135,13 +134,15 @@ def test_a_reader_follows_a_log_through_everything_that_bounds_it(
     os.write(other, b"four\n")
     assert texts(log.look()) == ["three, which makes it too large", "four"]
     os.write(writer, b"five, too large again\n")
-    os.close(log_bounds.open_log(str(path)))  # moved away by the next start
-    os.write(writer, b"last words\n")
+    os.close(log_bounds.open_log(str(path)))  # the same by the next start
+    os.write(writer, b"end\n")
+    assert texts(log.look()) == ["five, too large again", "end"]
+    path.rename(tmp_path / "elsewhere")  # moved away by somebody
     path.write_bytes(b"six\n")
-    assert texts(log.look()) == ["five, too large again", "last words", "six"]
+    assert texts(log.look()) == ["six"]
     path.unlink()
     assert log.look() == []
-    os.write(writer, b"x" * (log_files.MAX_PARTIAL + 1))
+    os.write(writer, b"x" * (logs.MAX_PARTIAL + 1))
     os.close(writer)
     os.close(other)
     log.close()
@@ -160,7 +161,7 @@ def test_the_tail_takes_from_the_old_content_what_the_new_lacks(tmp_path: Path) 
 
 
 def test_a_line_without_end_is_shown_when_it_is_too_long(tmp_path: Path) -> None:
-    (tmp_path / "broker.log").write_bytes(b"x" * (log_files.MAX_PARTIAL + 1))
+    (tmp_path / "broker.log").write_bytes(b"x" * (logs.MAX_PARTIAL + 1))
     log = Log("broker", str(tmp_path / "broker.log"))
     (entry,) = log.look()
     assert len(entry.text) == MAX_LINE + 1
