@@ -20,8 +20,9 @@ place, or see that something passed without it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib import import_module
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Final, NamedTuple
 
 
@@ -35,6 +36,8 @@ class Feature(NamedTuple):
     files: tuple[str, ...]
     #: Names of the features whose `wire` and `api` it imports.
     needs: tuple[str, ...] = ()
+    #: Its commands of `gdn`, each with one line of help. `COMMANDS` of its `command.py` has them under these names.
+    commands: Mapping[str, str] = MappingProxyType({})
 
 
 FEATURES: Final[tuple[Feature, ...]] = ()

@@ -21,7 +21,9 @@ from contextlib import suppress
 from importlib import import_module
 from typing import Any, NoReturn
 
+from goondan.features import FEATURES
 from goondan.kernel import cli
+from goondan.kernel.cli.commands import CORE, command_of, helps
 
 #: What commands import when they need it: some 5 ms of processor time for each `gdn`, and 30 ms for `gdn validate`.
 LATER = (
@@ -69,8 +71,11 @@ LATER = (
 
 def main() -> None:
     """Until nobody asks any more."""
-    for name in (*LATER, *(f"goondan.kernel.cli.{command}" for command in cli.COMMANDS)):
+    for name in LATER:
         import_module(name)
+    for name in (*CORE, *(name for feature in FEATURES for name in feature.commands)):
+        if not helps(name):  # no group
+            command_of(name)
     gc.freeze()
     asked = socket.socket(fileno=int(sys.argv[1]))
     while True:

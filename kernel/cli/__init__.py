@@ -1,4 +1,4 @@
-"""`gdn`: the commands. Each is a module of this package with a `command`, imported only when it is used.
+"""`gdn`: the program. Its commands are in the table of commands.py, and each is imported only when it is used.
 
 Rules of all commands.
 - With `--json` stdout gets exactly one JSON document, on failure `{"error": {…}}`. Without it stdout gets the results,
@@ -20,46 +20,8 @@ from typing import Any, Final, NoReturn
 
 import click
 
-from goondan.kernel.cli.lazy import LazyGroup
+from goondan.kernel.cli.commands import Group
 from goondan.schemas.system.secrecy import forbid_core_dumps
-
-#: name -> one line for `gdn --help`; the module is `goondan.kernel.cli.<name>`.
-COMMANDS: Final[dict[str, str]] = {
-    "init": "Write a new bundle to begin with.",
-    "run": "Start a swarm and talk to its entry agent.",
-    "send": "Send one message to a running swarm and print the answer.",
-    "record": "Write a run to a file, to repeat it without a model.",
-    "replay": "Repeat a recorded run, and show where it differs first.",
-    "call": "Call one tool, or a batch of tools, in the sandbox.",
-    "cancel": "Cancel a turn with all its calls, or a message that waits.",
-    "instance": "List and show the instances of agents.",
-    "dead": "Show messages that were given up; send them again, or drop them.",
-    "approve": "Show calls that wait for a person; approve or deny them.",
-    "ps": "Show the processes of a running swarm.",
-    "logs": "Show what the processes of a swarm wrote.",
-    "trace": "Show what a turn did and how long it took.",
-    "turns": "List the last messages of people, and what became of them.",
-    "denied": "List the calls that were refused, and what would allow them.",
-    "config": "Show, propose and revert patches of agents that run.",
-    "budget": "Show what messages have used of their budgets.",
-    "usage": "Show the tokens that models have used, and what they cost.",
-    "changeset": "List what agents have changed in the bundle; show it, or take it back.",
-    "restart": "Restart a running swarm in place; its conversations and messages stay.",
-    "stop": "Stop a running swarm.",
-    "doctor": "Check this machine, the sandbox and the bundle, and say how to mend what is wrong.",
-    "tool": "List, show, make and test tools.",
-    "extension": "List, make and test extensions.",
-    "mcp": "Use MCP servers, and offer an agent's tools to MCP clients.",
-    "explain": "Print the page of an error, by its code.",
-    "validate": "Check a bundle and report everything that is wrong with it.",
-    "trust": "Show what a bundle can do, and trust it; list or revoke what is trusted.",
-    "grant": "Show what tools ask for; accept or revoke the requests of packaged tools.",
-    "auth": "Agree to what extensions may do with OAuth; list or revoke it.",
-    "disk": "List, mount or unmount workdirs that have file systems of their own.",
-    "completion": "Print the script that completes gdn's commands in a shell.",
-    "certify": "Try whether a program keeps the rules of a client or of a worker.",
-    "schema": "Write the contract as JSON Schema files.",
-}
 
 #: Exit status after an interrupt, when the reader of our output has gone, and after SIGTERM: what a shell reports.
 EXIT_INTERRUPTED: Final = 130
@@ -75,7 +37,7 @@ class _ReaderGone(Exception):
     """Nobody reads our output any more."""
 
 
-class _Commands(LazyGroup):
+class _Commands(Group):
     """The commands of `gdn`."""
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -87,8 +49,6 @@ class _Commands(LazyGroup):
 
 @click.group(
     cls=_Commands,
-    commands_of=COMMANDS,
-    prefix="goondan.kernel.cli.",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(package_name="goondan-kernel", prog_name="gdn", message="%(prog)s %(version)s")

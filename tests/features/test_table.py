@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
@@ -35,6 +36,14 @@ def test_a_feature_needs_others_and_not_itself() -> None:
     names = {feature.name for feature in FEATURES}
     for feature in FEATURES:
         assert set(feature.needs) <= names - {feature.name}, feature.name
+
+
+def test_a_row_names_the_commands_of_its_feature() -> None:
+    for feature in FEATURES:
+        assert bool(feature.commands) == ("command" in feature.files), feature.name
+        if feature.commands:
+            module = import_module(f"goondan.features.{feature.name}.command")
+            assert list(module.COMMANDS) == list(feature.commands)
 
 
 def test_parts_are_loaded_in_the_order_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from goondan.kernel.cli import COMMANDS
+from goondan.kernel.cli.commands import helps
 from tests.kernel_fixture import BUNDLE, ROOT
 
 TOOL = """\
@@ -62,7 +62,7 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
 
 
 def test_commands_and_options(shell: Shell) -> None:
-    assert shell.offers("gdn ") == [f"plain,{name}" for name in COMMANDS]
+    assert shell.offers("gdn ") == [f"plain,{name}" for name in helps()]
     assert shell.offers("gdn do") == ["plain,doctor"]
     assert "plain,--detach" in shell.offers("gdn run --d")
     assert shell.offers("gdn init --template t") == ["plain,two-agents", "plain,team", "plain,tool"]

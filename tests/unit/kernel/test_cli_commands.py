@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import datetime
 import json
+import sys
+import types
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
-from goondan.kernel.cli import execute, tool
+from goondan.features import Feature
+from goondan.kernel.cli import commands, execute
 from goondan.kernel.cli.call import check_grant, error_result, tool_result
+from goondan.kernel.cli.commands import helps
 from goondan.kernel.cli.ps import render
 from goondan.kernel.cli.send import answer_document
 from goondan.kernel.supervisor_client import ProcessInfo
@@ -37,12 +42,15 @@ def test_every_command_has_its_help(name: str, capsys: pytest.CaptureFixture[str
 
 
 def test_the_commands_of_a_group_have_their_help(capsys: pytest.CaptureFixture[str]) -> None:
-    assert execute(["tool"]) == 2
-    listed = capsys.readouterr().err
-    for name, words in tool.COMMANDS.items():
-        assert words in listed
-        assert execute(["tool", name, "--help"]) == 0
-        assert "--json" in capsys.readouterr().out
+    for group in ("tool", "extension", "mcp"):
+        assert execute([group]) == 2
+        listed = " ".join(capsys.readouterr().err.split())  # long lines are wrapped
+        assert helps()[group] in listed
+        assert len(helps(group)) > 2
+        for name, words in helps(group).items():
+            assert words in listed
+            assert execute([group, name, "--help"]) == 0
+            assert f"gdn {group} {name}" in capsys.readouterr().out
 
 
 def test_the_certificates_have_their_help(capsys: pytest.CaptureFixture[str]) -> None:
@@ -235,3 +243,25 @@ def test_documents() -> None:
     error = error_payload("E_MAX_STEPS", "too many")
     assert answer_document("e1", Answer(turn_id="t", status="failed", error=error))["error"] is error
     assert error_result(fail("E_USAGE", "x"))["status"] == "error"
+
+
+def test_a_feature_brings_commands_of_its_own_and_into_a_group_of_the_core(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @click.command()
+    def one() -> None:
+        """Say one."""
+        print("one")
+
+    brought = types.ModuleType("goondan.features.counting.command")
+    vars(brought)["COMMANDS"] = {"count": one, "tool count": one}
+    monkeypatch.setitem(sys.modules, brought.__name__, brought)
+    row = Feature("counting", ("command",), commands={"count": "Count all.", "tool count": "Count tools."})
+    monkeypatch.setattr(commands, "FEATURES", (row,))
+    assert [execute(["count"]), execute(["tool", "count"])] == [0, 0]
+    assert capsys.readouterr().out == "one\none\n"
+    assert (execute(["--help"]), execute(["tool", "--help"])) == (0, 0)
+    shown = capsys.readouterr().out
+    assert "Count all." in shown
+    assert "Count tools." in shown
+    assert execute(["counting"]) == 2

@@ -1,0 +1,124 @@
+"""The commands of `gdn`: their names, one line of help for each, and groups that import a command when it is used.
+
+The core's commands are in the table below. A feature has its own in its row (features/__init__.py), so that neither
+`gdn --help` nor a command of the core imports one.
+
+Source: docs/design/commands.md section 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import click
+
+from goondan.features import FEATURES, Feature
+from goondan.kernel.cli.imports import import_whole
+
+#: name -> one line of help. A command of a group has the group's name before its own. What is no group has its module:
+#: `tool list` is goondan.kernel.cli.tool_list.
+CORE: Final[Mapping[str, str]] = {
+    "init": "Write a new bundle to begin with.",
+    "run": "Start a swarm and talk to its entry agent.",
+    "send": "Send one message to a running swarm and print the answer.",
+    "record": "Write a run to a file, to repeat it without a model.",
+    "replay": "Repeat a recorded run, and show where it differs first.",
+    "call": "Call one tool, or a batch of tools, in the sandbox.",
+    "cancel": "Cancel a turn with all its calls, or a message that waits.",
+    "instance": "List and show the instances of agents.",
+    "dead": "Show messages that were given up; send them again, or drop them.",
+    "approve": "Show calls that wait for a person; approve or deny them.",
+    "ps": "Show the processes of a running swarm.",
+    "logs": "Show what the processes of a swarm wrote.",
+    "trace": "Show what a turn did and how long it took.",
+    "turns": "List the last messages of people, and what became of them.",
+    "denied": "List the calls that were refused, and what would allow them.",
+    "config": "Show, propose and revert patches of agents that run.",
+    "budget": "Show what messages have used of their budgets.",
+    "usage": "Show the tokens that models have used, and what they cost.",
+    "changeset": "List what agents have changed in the bundle; show it, or take it back.",
+    "restart": "Restart a running swarm in place; its conversations and messages stay.",
+    "stop": "Stop a running swarm.",
+    "doctor": "Check this machine, the sandbox and the bundle, and say how to mend what is wrong.",
+    "tool": "List, show, make and test tools.",
+    "tool list": "List every tool that can be called.",
+    "tool show": "Show a tool's parameters, limits, sandbox and examples.",
+    "tool new": "Write a new tool: its module, its manifest and its test.",
+    "tool test": "Check a tool's manifest and run its examples in the sandbox.",
+    "extension": "List, make and test extensions.",
+    "extension list": "List every extension that an agent can have.",
+    "extension new": "Write a new extension: its module, its document and its test.",
+    "extension test": "Load extensions, and let a turn pass through each.",
+    "mcp": "Use MCP servers, and offer an agent's tools to MCP clients.",
+    "mcp add": "Install the package of an MCP server, and write its Extension.",
+    "mcp inspect": "Start an MCP server in a jail; show what it offers and what it was refused.",
+    "mcp list": "Show the MCP servers of a bundle: state, calls, memory, last error.",
+    "mcp import": "Convert the MCP servers of other programs into Extensions.",
+    "mcp serve": "Offer the tools of an agent to MCP clients.",
+    "explain": "Print the page of an error, by its code.",
+    "validate": "Check a bundle and report everything that is wrong with it.",
+    "trust": "Show what a bundle can do, and trust it; list or revoke what is trusted.",
+    "grant": "Show what tools ask for; accept or revoke the requests of packaged tools.",
+    "auth": "Agree to what extensions may do with OAuth; list or revoke it.",
+    "disk": "List, mount or unmount workdirs that have file systems of their own.",
+    "completion": "Print the script that completes gdn's commands in a shell.",
+    "certify": "Try whether a program keeps the rules of a client or of a worker.",
+    "schema": "Write the contract as JSON Schema files.",
+}
+
+
+def helps(group: str = "") -> dict[str, str]:
+    """The commands of a group by their names in it, each with its line of help: first the core's, then those of
+    features in the order of their table. Without `group`: those of `gdn` itself.
+    """
+    before = f"{group} " if group else ""
+    return {
+        name.removeprefix(before): line
+        for table in (CORE, *(feature.commands for feature in FEATURES))
+        for name, line in table.items()
+        if name.startswith(before) and " " not in name.removeprefix(before)
+    }
+
+
+def command_of(name: str) -> click.Command | None:
+    """Import the command of this whole name, such as `tool list`; it is no group. None when there is none."""
+    if name in CORE:
+        command: click.Command = import_whole(f"{__package__}.{name.replace(' ', '_')}").command
+        return command
+    owner = next((feature for feature in FEATURES if name in feature.commands), None)
+    return None if owner is None else _commands_of(owner)[name]
+
+
+def _commands_of(feature: Feature) -> Mapping[str, click.Command]:
+    commands: Mapping[str, click.Command] = import_whole(f"goondan.features.{feature.name}.command").COMMANDS
+    return commands
+
+
+class Group(click.Group):
+    """A group that knows the names and lines of help of its commands, and imports one when it is used. `whole`: its
+    name with those of the groups that it is in; "" for `gdn`.
+    """
+
+    def __init__(self, *args: Any, whole: str = "", **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._whole = whole
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The names, in the order of the tables."""
+        return list(helps(self._whole))
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """One command, or a group in this one. None when there is none of this name."""
+        lines = helps(self._whole)
+        if cmd_name not in lines:
+            return None
+        whole = f"{self._whole} {cmd_name}".lstrip()
+        if helps(whole):
+            return Group(cmd_name, whole=whole, help=lines[cmd_name])
+        return command_of(whole)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The table of `--help`."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(helps(self._whole).items()))
