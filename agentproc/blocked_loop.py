@@ -7,7 +7,7 @@ of the instance finds a stack there, that code ended the last process.
 
 Only agents with extensions do this: nothing else of an agent may block.
 
-Source: docs/decisions/075.
+Source: docs/design/processes.md section 5.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Calls that were refused: who refused each, and the line that would allow it (pure).
 
-Source: docs/design/traces.md section 5; docs/decisions/129.
+Source: docs/design/traces.md section 5.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ Rules.
 - A call that ends without its answer withdraws the item. But a call whose server has not begun with it
   (McpElicit.again) is made anew when its server or tool host is lost: it asks the same again, and the item stands.
 
-Source: docs/mcp.md; docs/decisions/091.
+Source: docs/mcp.md; docs/design/tools.md section 11.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ Rules.
 - What a tool returns as base64 is written here before its result is stored. The result then has the file's number.
 - A file to which no message refers goes when a process takes up the conversation.
 
-Source: docs/design/files.md section 2; docs/decisions/115.
+Source: docs/design/files.md sections 1 and 2.
 """
 
 from __future__ import annotations

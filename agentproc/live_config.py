@@ -7,7 +7,7 @@ Rules.
 - A step runs with the configuration that was in force when it began (step_config.py).
 - The id of a proposal is derived from its step, so a step that is taken up again proposes the same patch.
 
-Source: docs/live-config.md; docs/decisions/078; requirements CONFIG-01 to CONFIG-03.
+Source: docs/live-config.md; docs/design/turns.md section 9; requirements CONFIG-01 to CONFIG-03.
 """
 
 from __future__ import annotations

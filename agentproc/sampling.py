@@ -4,7 +4,7 @@ The worker of a server refuses what was not granted, and so does the agent, by i
 outside of the conversation, one request at a time, and what it uses is charged to the turn's budget. Text is passed on,
 and nothing else: a server gets no tools, no pictures and nothing of the agent's conversation.
 
-Source: docs/mcp.md; docs/decisions/091.
+Source: docs/mcp.md; docs/design/tools.md section 11.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A script asks for a call (`tool.ask`). The call is one more call of the step: it
 validation, approval and budget, and stands in the trace below the script. Its result is the answer, and goes nowhere
 else. It is no message of the conversation.
 
-Source: docs/code-mode.md; docs/decisions/095.
+Source: docs/code-mode.md; docs/design/tools.md section 12.
 """
 
 from __future__ import annotations

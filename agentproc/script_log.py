@@ -4,7 +4,7 @@ The file is mapped into memory. So a note costs no system call, and it outlives 
 outlive a loss of power: a script that makes a thousand calls cannot wait for the disk before each. After a loss of
 power the trace has what was stored before (agentproc/notes.py).
 
-Source: docs/decisions/095.
+Source: docs/design/tools.md section 12.
 """
 
 from __future__ import annotations

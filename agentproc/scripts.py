@@ -11,7 +11,7 @@ Rules.
 - No script runs a script.
 - The limits are kept here whatever the tool host lets through. A number is never given twice.
 
-Source: docs/code-mode.md; docs/decisions/095.
+Source: docs/code-mode.md; docs/design/tools.md section 12.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What one agent instance asks of its MCP servers outside of calls, and the news that it gets of them.
 
-Source: docs/design/tools.md section 11; docs/decisions/091; requirements MCP-11, MCP-12, MCP-20.
+Source: docs/design/tools.md section 11; requirements MCP-11, MCP-12, MCP-20.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ Rules.
 - Values of environment variables are not stored. An extension with such a config takes its step up again with the
   current config.
 
-Source: docs/live-config.md; docs/decisions/078; requirements CONFIG-02, CONFIG-03.
+Source: docs/live-config.md; docs/design/turns.md section 9; requirements CONFIG-02, CONFIG-03.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 An answer is JSON. A model that was not held to it may put it into a code fence, which is taken off. The check is that
 of a tool's arguments, with its bounded cost.
 
-Source: docs/design/structured-answers.md section 2; docs/decisions/116.
+Source: docs/design/structured-answers.md section 2.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ Rules.
 - A question counts only while its call is open here. Afterwards nobody waits for its answer.
 - A repeat of a question whose answer is not kept any more is not handled again: its outcome is unknown.
 
-Source: docs/decisions/095; PROTOCOL-TOOLHOSTS.md "Asking the caller".
+Source: docs/design/tools.md section 12; PROTOCOL-TOOLHOSTS.md "Asking the caller".
 """
 
 from __future__ import annotations

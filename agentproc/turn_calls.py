@@ -3,7 +3,7 @@
 A call goes through the middleware around it, then to a handler in this process or over the bus. Both kinds of call go
 the same way. What differs is where the result goes: into the conversation, or to the script.
 
-Source: docs/design/turns.md section 2; docs/design/delivery.md section 6; docs/decisions/095.
+Source: docs/design/turns.md section 2; docs/design/delivery.md section 6; docs/design/tools.md section 12.
 """
 
 from __future__ import annotations

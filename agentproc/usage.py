@@ -3,7 +3,7 @@
 It is counted when the end of a call is noted, and read again from the notes by whoever resumes the turn. So a call
 counts exactly when its note is stored.
 
-Source: docs/design/traces.md section 4; docs/decisions/114.
+Source: docs/design/traces.md section 4.
 """
 
 from __future__ import annotations

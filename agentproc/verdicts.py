@@ -1,6 +1,6 @@
 """What becomes of an answer that has to fit a schema: an input of the turn machine, so nothing here checks anything.
 
-Source: docs/design/structured-answers.md; docs/decisions/116.
+Source: docs/design/structured-answers.md section 2.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ processor time that the deadline comes first, the ending is called late. A loop 
 if it gets that much before its deadline (twenty jails on two processors get a tenth of one each). A bomb that reaches
 no limit ends by its deadline.
 
-Source: docs/design/sandbox.md section 4; docs/decisions/031.
+Source: docs/design/sandbox.md sections 3.1 and 4.
 """
 
 from __future__ import annotations

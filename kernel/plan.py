@@ -228,8 +228,9 @@ def _bringer(agent: CheckedAgent, tool: str) -> str:
 
 
 def _addable(agent: CheckedAgent, checked: Checked) -> list[str]:
-    """The tools that the agent's extensions may add to a step beyond spec.tools. Bundled ones add nothing (decision
-    071).
+    """The tools that the agent's extensions may add to a step beyond spec.tools. Bundled ones add nothing.
+
+    Source: docs/design/tools.md section 1.
     """
     if all(extension.bundled for extension in agent.extensions):
         return []

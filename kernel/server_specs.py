@@ -3,7 +3,7 @@
 Values of variables and headers go to tool hosts only: agents do not need them. A digest names what makes two sessions
 different, these values included, so an agent attaches anew when one of them changes.
 
-Source: docs/design/tools.md section 11; docs/decisions/091; requirements MCP-05 to MCP-09, MCP-22.
+Source: docs/design/tools.md section 11; requirements MCP-05 to MCP-09, MCP-22.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A turn that the index has forgotten is looked for in every file of a workspace that has few; beside many instances only
 if that is wished, since it takes long.
 
-Source: docs/decisions/018 and 059.
+Source: docs/design/traces.md section 3.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A tree is everything that one message set going, in whatever agents: one trace.
 
-Source: docs/design/traces.md section 4; docs/decisions/114.
+Source: docs/design/traces.md section 4.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A kind is recognised by the first bytes of the content, never by a name or by what a sender says.
 
-Source: docs/design/files.md; docs/decisions/115.
+Source: docs/design/files.md section 1.
 """
 
 from __future__ import annotations

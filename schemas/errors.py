@@ -192,7 +192,7 @@ FOR_MODELS: Final[dict[str, str]] = {
 def for_model(error: Told) -> Told:
     """The error as a model reads it: advice that only a person can take is not in it (pure).
 
-    Source: docs/design/tools.md section 5; docs/decisions/133.
+    Source: docs/design/tools.md section 5.
     """
     advice = (
         FOR_MODELS.get(error.code or "") if error.suggestion and not error.suggestion.startswith(NEAR_NAME) else None

@@ -8,7 +8,7 @@ the tool's own folder in the private copy that it is run from.
 The kernel asks while it checks a bundle, by the paths as they are written. The tool host asks again for the real paths
 of each launch.
 
-Source: docs/design/sandbox.md section 1; docs/decisions/049.
+Source: docs/design/sandbox.md section 1.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 The kernel and the agent decide it by the same function: the kernel to know whom to replace, the agent because what it
 is told may come before it is told to leave.
 
-Source: docs/decisions/078.
+Source: docs/design/turns.md section 9.
 """
 
 from __future__ import annotations

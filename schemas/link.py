@@ -387,7 +387,7 @@ class Link:
 
     def _queue(self, data: bytes) -> None:
         """Send in this turn of the loop, in bursts with the other frames of the turn. Frames that leave one by one wake
-        the broker each time (docs/decisions/016).
+        the broker each time (docs/design/wire.md section 6).
         """
         self._outgoing.append(data)
         if len(self._outgoing) >= BURST:

@@ -1,6 +1,6 @@
 """How often and how long a model may be asked: the limits of its server, and the patience with it.
 
-Source: docs/design/turns.md section 6; docs/decisions/107 and 108.
+Source: docs/design/turns.md section 6; docs/decisions/107.
 """
 
 # Annotations are no text here (`from __future__ import annotations`): msgspec would compile each of them once more, in

@@ -3,7 +3,7 @@
 The kernel checks bundles and finds keys with this table, an agent finds its server and its module. `embedded`, the
 console that needs no server, `replay`, which answers from a recorded run, and `auto`, which chooses, are no rows.
 
-Source: docs/design/bundle.md section 6; docs/decisions/087.
+Source: docs/design/bundle.md section 6; docs/design/turns.md section 6.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A key belongs to one origin: the vendor's, or that of the endpoint which the person has named or agreed to. The kernel
 binds the two when it resolves a model, and whoever sends a request compares them.
 
-Source: docs/decisions/046.
+Source: docs/design/bundle.md section 6.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Money is counted in billionths of its unit, as whole numbers: sums of fractions would become inexact.
 
-Source: docs/decisions/070 and 114.
+Source: docs/decisions/070; docs/design/traces.md section 4.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The upper bound of what an agent may ever call on the bus. Pure; the broker holds it, and the agent knows it.
 
-Source: docs/decisions/071; requirements CATALOG-04, CATALOG-05, CALL-03.
+Source: docs/design/tools.md section 1; requirements CATALOG-04, CATALOG-05, CALL-03.
 """
 
 from __future__ import annotations

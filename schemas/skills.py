@@ -3,7 +3,7 @@
 A SKILL.md may begin with front matter: YAML between two lines `---`. It was written by somebody who is not trusted, and
 perhaps by a tool. So no alias is followed, and what is deep, long or anything but text is refused.
 
-Source: docs/decisions/094; requirements SKILL-04, SKILL-05; the public format (agentskills.io).
+Source: docs/design/tools.md section 14; requirements SKILL-04, SKILL-05; the public format (agentskills.io).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What an agent's answers have to be, and which tools its model has to call.
 
-Source: docs/structured-answers.md; docs/decisions/116 and 117.
+Source: docs/structured-answers.md; docs/design/structured-answers.md sections 2 and 3.
 """
 
 # Annotations are no text here (`from __future__ import annotations`): msgspec would compile each of them once more, in

@@ -3,7 +3,7 @@
 A tool host sends `tool.ask` in the name of a call that is open there. The broker passes it on to the agent that holds
 the call, and to nobody else. The agent answers each with one `tool.answer`.
 
-Source: docs/design/wire.md section 4; docs/decisions/095.
+Source: docs/design/wire.md section 4; docs/design/tools.md section 12.
 """
 
 # Annotations are no text here (`from __future__ import annotations`): msgspec would compile each of them once more, in

@@ -6,7 +6,7 @@
 - what `python -m goondan.toolhost.survey` has found to be in the way of the full sandbox;
 - the rows of `python -m goondan.toolhost.disk`.
 
-Source: docs/design/processes.md; docs/design/bundle.md section 5; docs/decisions/040.
+Source: docs/design/processes.md; docs/design/bundle.md section 5; docs/design/sandbox.md section 4.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ Rules.
 - Lines of several processes never mix: each is one write at the end of the file. It begins with a line break of its
   own, because a loss of power may have cut the line before.
 
-Source: docs/decisions/059.
+Source: docs/design/traces.md section 3.
 """
 
 from __future__ import annotations

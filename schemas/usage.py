@@ -4,7 +4,7 @@ A part is what one day's calls of one model have used. An instance's conversatio
 table `meta`, and the transaction that stores the end of a turn adds the turn's calls to it. So a call is counted once,
 whatever was killed, for as long as the instance is there. What a turn has used by itself stands in its answer.
 
-Source: docs/design/traces.md section 4; docs/decisions/114.
+Source: docs/design/traces.md section 4.
 """
 
 # Annotations are no text here (`from __future__ import annotations`): msgspec would compile each of them once more, in

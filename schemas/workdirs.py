@@ -6,7 +6,7 @@ it is locked for as long as that tool host lives. While jails do, the list is to
 A file that a jail has made or changed has a time of change (`st_ctime`, which no program can set) within an exposure of
 a folder that it lies in. A place that was read-only there all the time (`kept`) is exempt: others may have changed it.
 
-Source: docs/decisions/034.
+Source: docs/design/sandbox.md section 2.
 """
 
 from __future__ import annotations

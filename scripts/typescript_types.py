@@ -3,7 +3,7 @@
 OUTPUTS says which file has which definitions; what those refer to comes along. Another file is another row. Integers
 are `number`: those of the structs stay within 2^53. A field that may be absent is optional.
 
-Source: PROTOCOL.md "Payloads"; docs/decisions/142-types-from-the-schemas.md.
+Source: PROTOCOL.md "Payloads"; docs/design/wire.md section 11.
 """
 
 from __future__ import annotations

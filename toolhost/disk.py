@@ -8,7 +8,7 @@ of their own.
 behind. `problem` says why a workdir could not be mounted or unmounted; "" when it was. Unmounting is never lazy: a file
 system in use stays mounted.
 
-The exit status is 0 for every result. Source: docs/decisions/040.
+The exit status is 0 for every result. Source: docs/design/sandbox.md section 4.
 """
 
 from __future__ import annotations

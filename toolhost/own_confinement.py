@@ -4,7 +4,7 @@ calls. The egress proxy and the template of MCP workers do.
 A step that this kernel does not know is left out. Landlock leaves the folders that are named, to be read, and nothing
 to write or run. It keeps the process away from abstract sockets, and from signals to other processes.
 
-Source: docs/design/sandbox.md sections 3, 6 and 8; docs/decisions/024 and 092.
+Source: docs/design/sandbox.md sections 3, 6 and 8; docs/decisions/024.
 """
 
 from __future__ import annotations

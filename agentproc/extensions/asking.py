@@ -7,7 +7,7 @@ Rules.
   the same ids in any order, and gets the stored answers.
 - When the turn ends, open questions are given up. Later questions are refused.
 
-Source: docs/decisions/060; requirements AGENTS-02, AGENTS-03, AGENTS-12, AGENTS-19.
+Source: docs/design/delivery.md section 5; requirements AGENTS-02, AGENTS-03, AGENTS-12, AGENTS-19.
 """
 
 from __future__ import annotations

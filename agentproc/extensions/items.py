@@ -1,6 +1,6 @@
 """Checks the items of a step's catalog that middleware may have changed: each must be an item, and callable.
 
-Pure. Source: docs/decisions/071; requirements CATALOG-05, ITEM-07.
+Pure. Source: docs/design/tools.md section 1; requirements CATALOG-05, ITEM-07.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ limited by the turn's time and ends with exactly one result. A call that is give
 The begin of a call is recorded before its handler runs. A turn that another process takes up runs such a call again
 only if the tool is idempotent. Otherwise its outcome is unknown, and its result says so.
 
-Source: requirements DYNAMIC-07, CALL-01 to CALL-04; docs/decisions/073.
+Source: requirements DYNAMIC-07, CALL-01 to CALL-04; docs/design/tools.md section 8.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A bundle can be a workdir of tools. Tools cannot write to its existing files. Bu
 name, a library that would be found before a source, or a compiled form in `__pycache__`. So modules of extensions are
 always compiled from their sources, and a file with a recorded digest must still have it.
 
-Source: docs/design/turns.md section 8; docs/decisions/034.
+Source: docs/design/turns.md section 8; docs/design/sandbox.md section 2.
 """
 
 from __future__ import annotations

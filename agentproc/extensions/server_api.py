@@ -1,6 +1,6 @@
 """`api.mcp`: the one MCP server of an extension. The bundled extension `mcp` has it, and no other.
 
-Source: docs/design/tools.md section 11; docs/decisions/091.
+Source: docs/design/tools.md section 11.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A view is computed when the model is asked, from the conversation of that moment. It is not stored. A message that a
 view leaves out is there again in the next step, and everybody who reads the conversation sees it.
 
-Source: docs/decisions/072; requirement CONTEXT-10.
+Source: docs/design/turns.md section 8; requirement CONTEXT-10.
 """
 
 from __future__ import annotations

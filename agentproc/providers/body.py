@@ -4,7 +4,7 @@ A vendor's module writes a mark where the base64 of a file is to stand. The body
 between them is sent as it is, and a file is read, encoded and sent piece by piece. So a request with a picture of some
 megabytes needs no buffer of that size, and nothing copies, searches or encodes it again.
 
-Source: docs/design/files.md section 4; docs/decisions/115.
+Source: docs/design/files.md section 4.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A vendor has a way of its own for a schema, or the model is offered a tool `answer`, which it has to call. Its arguments
 are the answer. A call of `answer` beside other calls is dropped, because the model has to read their results first.
 
-Source: docs/design/structured-answers.md sections 1 and 3; docs/decisions/116 and 117.
+Source: docs/design/structured-answers.md sections 1, 2 and 3.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """When to ask a model again, and after how long. Pure: the clock and the dice are arguments.
 
-Source: docs/design/turns.md section 6; docs/decisions/108.
+Source: docs/design/turns.md section 6.
 """
 
 from __future__ import annotations

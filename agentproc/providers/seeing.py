@@ -7,7 +7,7 @@ Rules.
 - A request has MAX_SHOWN files and MAX_SHOWN_BYTES at most: the newest ones. The older ones become words in groups, so
   that the beginning of the requests stays the same for as long as possible.
 
-Source: docs/design/files.md section 5; docs/decisions/115.
+Source: docs/design/files.md section 5.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 No part of a file is larger than PART_BYTES: memory of this size is used again and again. Buffers of megabytes would be
 fresh pages of the system each time, and to touch those takes longer than the encoding.
 
-Source: docs/design/files.md section 4; docs/decisions/115.
+Source: docs/design/files.md section 4.
 """
 
 from __future__ import annotations

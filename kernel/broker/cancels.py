@@ -11,7 +11,7 @@ Rules.
 - A broker that has just started does not know yet which events exist and who holds them, so it tells the asker to ask
   again. A holder may come back even later with an event that has ended here meanwhile: it is told to end it, too.
 
-Source: docs/design/delivery.md section 2; PROTOCOL.md "Cancelling"; docs/decisions/033.
+Source: docs/design/delivery.md section 2; PROTOCOL.md "Cancelling".
 """
 
 from __future__ import annotations

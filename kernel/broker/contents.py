@@ -5,7 +5,7 @@ Up to KEPT_BYTES of the contents of waiting events stay in memory, which is more
 read back when it is needed: one read for one event, when the event is handed over or ends. A read goes by name, in its
 own transaction, so it delays no checkpoint. Every new event needs a similar read to look for a known id.
 
-Source: docs/decisions/061.
+Source: docs/design/delivery.md section 1.
 """
 
 from __future__ import annotations

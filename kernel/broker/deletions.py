@@ -15,7 +15,7 @@ Rules.
   them.
 - A second question about a deletion joins it. A later question is told of the end for as long as ids are kept.
 
-Source: docs/decisions/058; docs/design/delivery.md section 9.
+Source: docs/design/delivery.md section 9.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ Tools have written into these folders. They may contain links, folders without p
 any depth. So no link is followed, and permissions are restored first. A folder that is not empty is moved up before it
 is read, so the removal never goes deeper than one level.
 
-Source: docs/decisions/058.
+Source: docs/design/delivery.md section 9.
 """
 
 from __future__ import annotations

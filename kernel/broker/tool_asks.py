@@ -11,7 +11,7 @@ Rules.
 - While the call is not open here, or its agent is away, the tool host is told to ask again: after a reconnect and after
   a restart of the broker, the agent sends its calls again. The tool host stops asking when the call has ended there.
 
-Source: docs/design/wire.md section 4; docs/decisions/095.
+Source: docs/design/wire.md section 4; docs/design/tools.md section 12.
 """
 
 from __future__ import annotations

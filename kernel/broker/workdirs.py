@@ -11,7 +11,7 @@ Rules.
   spawn gave stays what it is.
 - The policy can close a directory that it had opened. Then calls in this directory are refused.
 
-Source: docs/decisions/060, 132; requirement AGENTS-22.
+Source: docs/design/sandbox.md section 1; requirement AGENTS-22.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ An extension whose work needs a jail brings a Tool: `spec.tools` of its manifest
 (`brought.yaml`) and its code in a folder of `toolhost/base/`. Agents with the extension may call it, and the extension
 shows it to the model (`api.tools.bring`). Other agents do not have it, and no document can name it.
 
-Source: docs/decisions/094.
+Source: docs/design/tools.md section 14.
 """
 
 from __future__ import annotations

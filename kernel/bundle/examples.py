@@ -3,7 +3,7 @@
 An object of the example need not show every key. Other keys are not compared, so a duration or a path can be left out.
 Lists and all other values must be equal. A number is equal to the same number of another type, but never to a boolean.
 
-Source: docs/design/tools.md section 10; docs/decisions/026.
+Source: docs/design/tools.md section 10.
 """
 
 from __future__ import annotations

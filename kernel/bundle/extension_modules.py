@@ -3,7 +3,7 @@
 When an extension has a folder of its own, the whole folder belongs to it. But its entry may lie in the bundle's root,
 which tools may write to. Then only the modules count that it imports by name, and those that these modules import.
 
-Source: docs/decisions/034.
+Source: docs/design/sandbox.md section 2.
 """
 
 from __future__ import annotations

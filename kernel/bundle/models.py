@@ -10,7 +10,7 @@ A server that is not the vendor's has models of its own: without a name, `auto` 
 A key belongs to one origin: the vendor's, or that of the endpoint; so do a Model's headers. When the bundle names the
 endpoint, the user has to agree to it (kernel/trust). Before that the model is held without its key and headers.
 
-Source: docs/design/bundle.md section 6; docs/decisions/019 and 046.
+Source: docs/design/bundle.md section 6.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ Pure. Rules.
   the command has to be granted, unless it belongs to the system.
 - The endpoint of an http server is a grant by itself.
 
-Source: docs/design/tools.md section 11; docs/decisions/091; requirements MCP-02 to MCP-10, MCP-15, MCP-19.
+Source: docs/design/tools.md section 11; requirements MCP-02 to MCP-10, MCP-15, MCP-19.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ anywhere: relative to the bundle, absolute, or in the home directory. The agents
 Tool that the extension brings is granted those that exist, for reading. So they are powers that the bundle's trust
 names, and agents narrow them like every other read grant.
 
-Source: docs/decisions/094; requirements SKILL-02, SKILL-04.
+Source: docs/design/tools.md section 14; requirements SKILL-02, SKILL-04.
 """
 
 from __future__ import annotations

@@ -3,5 +3,5 @@
 The program is started once for each scenario, beside a kernel or a tool host that is played here, good and hostile.
 What goes to and fro is written down with its time (trace.py). Whether a rule held is decided from that alone.
 
-Source: docs/certify.md; docs/decisions/150.
+Source: docs/certify.md; docs/design/tests.md section 7.
 """

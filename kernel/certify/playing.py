@@ -1,6 +1,6 @@
 """Plays the scenarios of a certificate, several at a time, and leaves nothing behind.
 
-Source: docs/certify.md; docs/decisions/150.
+Source: docs/certify.md; docs/design/tests.md section 7.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a certificate says: a row for each rule, made from what was played. Pure.
 
-Source: docs/certify.md; docs/decisions/150.
+Source: docs/certify.md; docs/design/tests.md section 7.
 """
 
 from __future__ import annotations

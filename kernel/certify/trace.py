@@ -1,6 +1,6 @@
 """What was seen of a program in one scenario, in order, and what came of the scenario. Pure.
 
-Source: docs/decisions/150.
+Source: docs/design/tests.md section 7.
 """
 
 from __future__ import annotations

@@ -200,7 +200,10 @@ class Application:
         self._pin(pins)
 
     def _pin(self, digests: dict[str, str | None]) -> None:
-        """Files that we have written where jails can write are ours with just these bytes (docs/decisions/034)."""
+        """Files that we have written where jails can write are ours with just these bytes.
+
+        Source: docs/design/sandbox.md section 2.
+        """
         doubted = {file.path for file in find_written(digests, self._state_root, accepted=True)}
         wanted = {path: digest for path, digest in digests.items() if digest is None or path in doubted}
         if wanted:

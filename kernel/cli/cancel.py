@@ -1,6 +1,6 @@
 """`gdn cancel`: ends a turn, with its model call and its tool calls, or a message that waits for one.
 
-Source: docs/decisions/033.
+Source: docs/design/delivery.md section 2.
 """
 
 from __future__ import annotations

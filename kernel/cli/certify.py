@@ -2,7 +2,7 @@
 
 Exit status 0 when every rule that was tried holds, 1 when one is broken or the program cannot be tried.
 
-Source: docs/certify.md; docs/decisions/150.
+Source: docs/certify.md; docs/design/tests.md section 7.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The work is the tool host's (`toolhost/disk.py`). Exit status 1 when something could not be mounted or unmounted.
 
-Source: docs/decisions/040.
+Source: docs/design/sandbox.md section 4.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`gdn grant skill`: what a skill asks for, and the operator's decision about just this content.
 
-Source: docs/decisions/094.
+Source: docs/design/tools.md section 14.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ command.
 By default, asyncio cancels the main task at every SIGINT. Then the turn or call would go on although nobody waits for
 it, and between two messages the conversation would end.
 
-Source: docs/decisions/033.
+Source: docs/design/delivery.md section 2.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ The command is the one that people know (`npx -y PACKAGE`, `uvx PACKAGE`, `pip i
 installed in a jail that reaches the registry only, without scripts, into a folder of the bundle. What is started later
 is the program itself.
 
-Source: docs/mcp.md, "Installing a server"; docs/decisions/096.
+Source: docs/mcp.md, "Installing a server"; docs/design/commands.md section 12.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`gdn mcp serve`: the tools of one agent for MCP clients, on standard input and output or over HTTP on loopback.
 
-Source: docs/mcp.md, "Our tools for MCP clients"; docs/decisions/096.
+Source: docs/mcp.md, "Our tools for MCP clients"; docs/design/commands.md section 12.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@ server of this machine is to be used.
 
 Servers of this machine are looked for only where a person is at the terminal, and used only after a yes.
 
-Source: docs/design/commands.md section 10; docs/decisions/113.
+Source: docs/design/commands.md section 10.
 """
 
 from __future__ import annotations

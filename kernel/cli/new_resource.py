@@ -3,7 +3,7 @@
 The document is appended to goondan.yaml as text, so the rest of the file keeps its comments and its form. No existing
 file is replaced. When anything fails, everything new is removed again.
 
-Source: docs/decisions/026-examples-are-tests.md.
+Source: docs/design/tools.md section 10.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ In the editor, Enter sends. Alt-Enter, a backslash at the end, and pasted line e
 the text, Ctrl-D on an empty line ends the input. The editor is drawn on stderr, so that stdout holds nothing but
 answers.
 
-Source: docs/design/commands.md section 5; docs/decisions/017.
+Source: docs/design/commands.md section 5.
 """
 
 from __future__ import annotations

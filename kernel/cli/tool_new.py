@@ -5,7 +5,7 @@ come a tsconfig.json and the types of `@goondan/core`, which jails have and no r
 
 A folder without a goondan.yaml gets one with this document alone, which is enough for `gdn call`.
 
-Source: docs/decisions/026-examples-are-tests.md.
+Source: docs/design/tools.md section 10.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ with --network: their examples reach real services.
 Exit status 0 when all is well, 1 when an example failed, 2 when the manifest is wrong. With --json one document:
 {valid, errors, warnings, passed, failed, skipped, examples, withoutExamples}.
 
-Source: docs/design/commands.md section 6; docs/design/tools.md section 10; docs/decisions/026; requirement VALIDATE-04.
+Source: docs/design/commands.md section 6; docs/design/tools.md section 10; requirement VALIDATE-04.
 """
 
 from __future__ import annotations

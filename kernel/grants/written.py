@@ -6,7 +6,7 @@ be compared with the state before. A person who edits a file while no tool can w
 
 What was accepted is pinned to its bytes, in `<state root>/accepted-files.json`.
 
-Source: docs/decisions/034.
+Source: docs/design/sandbox.md section 2.
 """
 
 from __future__ import annotations

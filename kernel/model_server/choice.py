@@ -3,7 +3,7 @@
 It counts for `provider: auto` where the environment names no model. It is always on this machine, and is not used while
 somebody else listens on its port. It is believed as trust records are: only where nobody else could have written it.
 
-Source: docs/decisions/113; docs/design/bundle.md section 6.
+Source: docs/design/commands.md section 10; docs/design/bundle.md section 6.
 """
 
 from __future__ import annotations

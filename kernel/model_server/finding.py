@@ -3,7 +3,7 @@
 Only listeners of root and of the user are asked: anybody may listen on a port, and would get the question. They are
 looked up again afterwards, because a port can change hands meanwhile.
 
-Source: docs/decisions/113.
+Source: docs/design/commands.md section 10.
 """
 
 from __future__ import annotations

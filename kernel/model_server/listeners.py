@@ -3,7 +3,7 @@
 A port can have several listeners, and the more specific address gets a connection. So a port is somebody's only if all
 its listeners that a connection within the machine can reach are theirs.
 
-Source: proc_net_tcp(5); docs/decisions/113.
+Source: proc_net_tcp(5); docs/design/commands.md section 10.
 """
 
 from __future__ import annotations

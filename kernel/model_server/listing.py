@@ -2,7 +2,7 @@
 
 No text of the server is repeated but names of models: it may repeat the key, or say anything.
 
-Source: docs/design/commands.md section 10; docs/decisions/113.
+Source: docs/design/commands.md section 10.
 """
 
 from __future__ import annotations

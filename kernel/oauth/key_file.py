@@ -1,7 +1,7 @@
 """The key that tokens are encrypted with: one file of the user, outside of the state root.
 
 So a copy or a backup of the state root contains no readable token. The folder of the file is private and holds nothing
-but keys, because jails see nothing of it (docs/decisions/049).
+but keys, because jails see nothing of it (docs/design/sandbox.md section 1).
 
 Source: docs/oauth.md; docs/decisions/068.
 """

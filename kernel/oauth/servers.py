@@ -7,7 +7,7 @@ browser: a person is sent to its page from here, and what the browser brings bac
 A page is named by a hostile server. So it must be https or on this machine, must have a state that nobody guesses, and
 must send the browser back to the address that was opened for this very server.
 
-Source: docs/oauth.md; docs/decisions/097.
+Source: docs/oauth.md; docs/design/tools.md section 11.
 """
 
 from __future__ import annotations

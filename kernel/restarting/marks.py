@@ -2,7 +2,7 @@
 
 The files are polled. The system is not asked to report changes: a bundle has some dozen files, and one look at them
 costs tens of microseconds. Polling works on every file system, and for files that an editor exchanges
-(docs/decisions/057).
+(docs/design/processes.md section 6).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Trusted are those of SSL_CERT_FILE and SSL_CERT_DIR; without these, those of the system's file and folder; where the
 system has none, those of certifi.
 
-Source: docs/decisions/124.
+Source: docs/design/sandbox.md section 6.
 """
 
 from __future__ import annotations

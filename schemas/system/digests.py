@@ -3,7 +3,7 @@
 No link is followed: each name is opened from the descriptor of its folder. So the digest is of this folder and of
 nothing else, whoever changes it meanwhile.
 
-Source: docs/design/sandbox.md section 1; docs/decisions/094.
+Source: docs/design/sandbox.md section 1; docs/design/tools.md section 14.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ in which they were asked. A client is driven by the line protocol of `gdn certif
 them. The broker is alone with an agent of ours that answers by itself: there are no turns, so several brokers die in a
 second. `make test` does a few kills, `make chaos` a thousand for each client.
 
-Source: docs/design/delivery.md section 11; docs/decisions/152.
+Source: docs/design/delivery.md section 11.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A worker speaks with somebody hostile. So it asks for its own server only, few things at a time, and within bounds.
 
-Source: schemas/WORKER.md section 10; schemas/PROTOCOL-AGENTS.md, "Access tokens"; docs/decisions/097.
+Source: schemas/WORKER.md section 10; schemas/PROTOCOL-AGENTS.md, "Access tokens"; docs/design/tools.md section 11.
 """
 
 from __future__ import annotations

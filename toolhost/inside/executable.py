@@ -6,7 +6,7 @@
 What it writes to standard error is logged. A status other than 0 is an error of the call. A program says nothing else:
 no progress, no questions to agents, no pending work.
 
-Source: docs/design/tools.md section 13; schemas/WORKER.md section 11; docs/decisions/148.
+Source: docs/design/tools.md section 13; schemas/WORKER.md section 11.
 """
 
 from __future__ import annotations

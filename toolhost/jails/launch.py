@@ -4,7 +4,7 @@ Work on the file system (making the plan, opening the places) runs beside the lo
 loop. So a start holds nobody up, and several can be on their way at once. The only choice made here is which user
 number is free. Use from the loop's thread.
 
-Source: docs/design/processes.md section 1; docs/design/sandbox.md section 3; docs/decisions/031.
+Source: docs/design/processes.md section 1; docs/design/sandbox.md sections 3 and 3.1.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ Rules.
 
 The launcher does the part that needs root (`launcher/sized.py`). Use from the loop's thread only.
 
-Source: docs/design/sandbox.md section 4; docs/decisions/040.
+Source: docs/design/sandbox.md section 4.
 """
 
 from __future__ import annotations

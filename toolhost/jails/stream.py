@@ -28,7 +28,7 @@ from goondan.schemas.worker_frames import HostFrame, Result, WorkerFrame
 from goondan.toolhost.jails.channel import Channel
 from goondan.toolhost.untrusted import Violation, check_json
 
-#: Frames that are written together: each written alone would wake the worker once more (docs/decisions/016).
+#: Frames that are written together: each written alone would wake the worker once more (docs/design/wire.md section 6).
 BURST: Final = 8
 #: Bytes of one read of a worker's socket: a socketpair holds about 200 KiB.
 READ_BYTES: Final = 65536

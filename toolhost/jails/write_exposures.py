@@ -14,7 +14,7 @@ Rules.
 A record must be on disk before a jail starts, which takes long on a busy disk. So `begin` and `end` are called from one
 thread beside the loop (offload.py), one after the other. `intact` and `beat` are called from the loop.
 
-Source: docs/decisions/034.
+Source: docs/design/sandbox.md section 2.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ Rules.
 - A mount is made under a lock of `folder`. An image has one loop device and one mount, however often it is asked for.
 - An image that exists is used, or the jail is refused: an empty folder in its place would look like lost work.
 
-Source: docs/design/sandbox.md section 4; docs/decisions/040.
+Source: docs/design/sandbox.md section 4.
 """
 
 from __future__ import annotations

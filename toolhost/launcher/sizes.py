@@ -4,7 +4,7 @@ The image is as large as the disk that it lies on and holds next to nothing: a h
 starts, the bound of what jails may take is set by the blocks that ext4 keeps back from everybody (`reserved_clusters`).
 So nothing has to grow or to shrink, and the bound also holds after files were removed.
 
-Source: docs/design/sandbox.md section 4; docs/decisions/040; the kernel's sysfs-fs-ext4 document.
+Source: docs/design/sandbox.md section 4; the kernel's sysfs-fs-ext4 document.
 """
 
 from __future__ import annotations

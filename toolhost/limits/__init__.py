@@ -4,5 +4,5 @@
 what the kernel does for the limits of one jail, `groups.py` what it does with control groups. What it does not
 count the watch looks for (toolhost/watch/).
 
-Source: docs/design/sandbox.md section 4; docs/decisions/028, 029 and 081.
+Source: docs/design/sandbox.md sections 4 and 5; docs/decisions/029.
 """

@@ -6,5 +6,5 @@
 
 Everything else about a server is as it is for a tool: one session (toolhost/sessions), calls, deadlines, receipts.
 
-Source: docs/design/processes.md; docs/design/sandbox.md section 8; docs/decisions/092.
+Source: docs/design/processes.md; docs/design/sandbox.md section 8.
 """

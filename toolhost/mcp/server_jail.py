@@ -8,7 +8,7 @@ Rules.
   time to end by itself. A jail that has ended takes its worker along, after what the worker had sent.
 - Standard error of both goes to the host's log. Its last line is what a dead server said last.
 
-Source: docs/design/processes.md; docs/design/sandbox.md section 8; docs/decisions/092.
+Source: docs/design/processes.md; docs/design/sandbox.md section 8.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 The template is started for the first server, by the launcher. When it has ended, its workers have ended with it, and
 the next server gets a new template. Use from the loop's thread.
 
-Source: docs/decisions/092.
+Source: docs/design/sandbox.md section 8.
 """
 
 from __future__ import annotations

@@ -11,5 +11,5 @@ by this package and by nothing else of the tool host.
     lines, listing, shaping, bounds     pure: messages from lines, lists, results, and what is let through
     failures    what went wrong, as the error of a result
 
-Source: docs/design/tools.md section 11; docs/decisions/093.
+Source: docs/design/tools.md section 11.
 """

@@ -7,7 +7,7 @@ Rules.
 - What the server asks belongs to a call. In the handshake era it does not say to which: with calls of one agent open
   it is the newest of them; with calls of several agents, nobody is asked, because the wrong one could be.
 
-Source: docs/design/tools.md section 11; docs/decisions/093; requirement MCP-16.
+Source: docs/design/tools.md section 11; requirement MCP-16.
 """
 
 from __future__ import annotations

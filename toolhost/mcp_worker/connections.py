@@ -3,7 +3,7 @@
 The worker asks the proxy for a tunnel (CONNECT) to wherever the HTTP client wants to go, and does TLS in it. So the
 proxy judges every address: the endpoint that was granted, and nothing that a server or a redirect names.
 
-Source: docs/design/sandbox.md section 6; docs/decisions/093.
+Source: docs/design/sandbox.md section 6; docs/design/tools.md section 11.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Nothing is asked of anybody before the server has refused a request (401). What 
 that holds tokens, never here: the next worker of this server begins with it. A token that has expired is replaced by
 the refresh token, at the server that gave it, before it is used.
 
-Source: docs/decisions/097; requirements MCP-06, MCP-07.
+Source: docs/design/tools.md section 11; requirements MCP-06, MCP-07.
 """
 
 from __future__ import annotations

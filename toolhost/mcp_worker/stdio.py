@@ -3,7 +3,7 @@
 `Stdio` is one of the SDK's dispatchers (mcp.shared.dispatcher). It takes the place of the SDK's own, which has no
 bounds, and which costs more tasks and copies for each message.
 
-Source: docs/design/tools.md section 11; docs/decisions/093.
+Source: docs/design/tools.md section 11.
 """
 
 from __future__ import annotations

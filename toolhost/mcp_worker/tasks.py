@@ -4,7 +4,7 @@ Two shapes of the same. Up to 2025-11-25: the client asks for a task (`task` in 
 `tasks/get`, and has the result by `tasks/result`. With 2026-07-28 tasks are an extension: the server makes a task when
 it likes (`resultType: task`), and `tasks/get` holds the result, or what the server asks.
 
-Source: docs/decisions/093; the protocol's page "Tasks" (2025-11-25) and its tasks extension (2026-07-28).
+Source: docs/design/tools.md section 11; the protocol's page "Tasks" (2025-11-25) and its tasks extension (2026-07-28).
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ Rules.
 - The template waits for no child: Linux forgets them at once when they end (SIGCHLD is ignored). The tool host sees the
   end by the descriptor.
 
-Source: docs/design/processes.md; docs/decisions/092.
+Source: docs/design/processes.md; docs/design/sandbox.md section 8.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ Some of it is files that a worker could not read any more.
 
 The tool host and the server of these sessions are one process that the template forks.
 
-Source: docs/decisions/092.
+Source: docs/design/sandbox.md section 8.
 """
 
 from __future__ import annotations

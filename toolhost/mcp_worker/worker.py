@@ -3,7 +3,7 @@
 It starts as a fork of the SDK template (template.py), behind the walls that the template has put up. Everything that it
 needs is imported before.
 
-Source: docs/design/tools.md section 11; schemas/WORKER.md section 10; docs/decisions/093.
+Source: docs/design/tools.md section 11; schemas/WORKER.md section 10.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A spawned agent works in a folder that its spawner has named. The spawner's own 
 So each start of a jail looks for the folder again, name by name from the base's descriptor. The launch opens the folder
 once more, takes it only if it is at that very path, and binds the descriptor (jails/launch.py).
 
-Source: docs/decisions/060.
+Source: docs/design/sandbox.md section 1.
 """
 
 from __future__ import annotations

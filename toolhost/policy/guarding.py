@@ -4,7 +4,7 @@ What exists is mounted read-only onto itself. A name that does not exist has not
 holds the bundle, such names are made as empty folders before the first jail starts there, and removed after the last
 one has ended. git and Python ignore empty ones.
 
-Source: docs/design/sandbox.md section 2; docs/decisions/034.
+Source: docs/design/sandbox.md section 2.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ by device and path in the file system. Mounts come and go: each launch looks aga
 A folder that is made, replaced or moved after a jail was started is not covered in that jail. `Hiding` notices that,
 and the jail has to end.
 
-Source: docs/design/sandbox.md section 1; docs/decisions/049; proc_pid_mountinfo(5).
+Source: docs/design/sandbox.md section 1; proc_pid_mountinfo(5).
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ Rules.
 - The launcher is the child of the loop's thread, under root too, where the privileged helper forks it. So that thread
   is the parent of every jail, and bubblewrap dies with its parent thread.
 
-Source: docs/design/sandbox.md section 3; docs/decisions/022 and 031.
+Source: docs/design/sandbox.md sections 3 and 3.1; docs/decisions/022.
 """
 
 from __future__ import annotations

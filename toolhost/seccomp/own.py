@@ -17,7 +17,7 @@ questions are behind local sockets, like much else.
 its own: those that it needs are handed to it. Its template may fork besides, and hold a descriptor of what it has
 forked.
 
-Source: docs/design/sandbox.md sections 3.1, 6 and 8; docs/decisions/024, 039 and 092.
+Source: docs/design/sandbox.md sections 3.1, 6 and 8; docs/decisions/024 and 039.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ Rules.
 - A worker that speaks of a call that its session does not run commits a Violation: the shell ends the jail, or that
   call's processes.
 
-Source: docs/design/sandbox.md section 5; docs/decisions/081.
+Source: docs/design/sandbox.md section 5.
 """
 
 from __future__ import annotations

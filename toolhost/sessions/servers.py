@@ -8,7 +8,7 @@ Rules.
 - News of one kind goes to an agent at most once in NEWS_S. A server that says the same all the time costs nobody more.
 - Whoever was attached when a session ended is told, with the server's last words.
 
-Source: docs/design/tools.md section 11; docs/design/processes.md; docs/decisions/092.
+Source: docs/design/tools.md section 11; docs/design/processes.md; docs/design/sandbox.md section 8.
 """
 
 from __future__ import annotations

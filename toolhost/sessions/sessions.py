@@ -7,7 +7,7 @@ Rules.
 - Every call that is placed here ends in exactly one result, whatever its jail does.
 - Without a sandbox nothing runs: each call is answered with the reason.
 
-Source: docs/design/sandbox.md section 5; schemas/WORKER.md; docs/decisions/081.
+Source: docs/design/sandbox.md section 5; schemas/WORKER.md.
 """
 
 from __future__ import annotations

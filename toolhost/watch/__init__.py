@@ -5,5 +5,5 @@ control groups need it for memory, too. `watch.py` is the thread that looks whil
 is known of one jail, `procfs.py` reads what /proc shows of its processes, `in_flight.py` estimates what it can hide in
 sockets. `disks.py` and `growth.py` find out which jail has filled a file system.
 
-Source: docs/design/sandbox.md section 4; docs/decisions/028, 029 and 081.
+Source: docs/design/sandbox.md sections 4 and 5; docs/decisions/029.
 """

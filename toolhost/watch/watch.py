@@ -12,7 +12,7 @@ While no jail runs anything the thread sleeps.
 It must not be late while many programs want the processor. So it runs before all others where root's launcher can do
 it.
 
-Source: docs/design/sandbox.md section 4; docs/decisions/028 and 029.
+Source: docs/design/sandbox.md section 4; docs/decisions/029.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The other tools are deferred: they stay in the catalog, so that scripts, and a model that knows them, can call them.
 
-Source: docs/code-mode.md; docs/decisions/095.
+Source: docs/code-mode.md; docs/design/tools.md section 12.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Tools and strangers can write where skills are: a folder of skills may hold link
 thousands of names. So every name is opened from the descriptor of its folder, links are not followed, only regular
 files are read, and everything is bounded. What a bound leaves out is said once, in the log.
 
-Source: docs/decisions/094; requirements SKILL-04, SKILL-05.
+Source: docs/design/tools.md section 14; requirements SKILL-04, SKILL-05.
 """
 
 from __future__ import annotations

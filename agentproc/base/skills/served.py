@@ -3,7 +3,7 @@
 A server is hostile: what it says is bounded and shown as text. Its skills have no folder here, so nothing runs in them.
 The model reads their files with the server's own tool for resources.
 
-Source: docs/skills.md; docs/decisions/094.
+Source: docs/skills.md; docs/design/tools.md section 14.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ skill's front matter is what its author asks for; nothing is granted because of 
 
 Opened skills are kept in the state of the instance: another process of the agent shows them as well.
 
-Source: docs/skills.md; docs/decisions/094; requirements SKILL-01 to SKILL-18.
+Source: docs/skills.md; docs/design/tools.md section 14; requirements SKILL-01 to SKILL-18.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ Rules.
 - While a person is asked, other such calls of the script wait for the same decision.
 - Decisions end with their script. They are kept in memory only: a new broker asks again.
 
-Source: docs/code-mode.md; docs/decisions/095.
+Source: docs/code-mode.md; docs/design/tools.md section 12.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ is. So both are estimated, and the one is blamed that was not proven yet.
 - Nothing of it is believed for long. A server that was refusing for a while looks like one that allows little. When it
   has refused nobody for EASE_AFTER_S, more is let out, ever faster, until it refuses again or all is forgotten.
 
-Source: docs/design/turns.md section 13; docs/decisions/107, 125.
+Source: docs/design/turns.md section 13; docs/decisions/107.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The script has what every handler has, and `tools`. The agent makes its calls, under the rules of the agent.
 
-Source: docs/code-mode.md; docs/decisions/095.
+Source: docs/code-mode.md; docs/design/tools.md section 12.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ Rules.
 
 Everything is imported with the first request (http.client takes 20 to 50 ms), so that a cold jail does not pay for it.
 
-Source: docs/design/sandbox.md section 6; requirements TELEGRAM-04, SLACK-04; docs/decisions/027.
+Source: docs/design/sandbox.md section 6; requirements TELEGRAM-04, SLACK-04; docs/design/tools.md section 9.
 """
 
 from __future__ import annotations

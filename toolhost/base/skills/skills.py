@@ -3,7 +3,7 @@
 The tool host has shown the skill's directory read-only and names it in SKILL_DIR. How a command ends is in
 goondan_base/shell.py.
 
-Source: requirements SKILL-13 to SKILL-15; docs/decisions/094.
+Source: requirements SKILL-13 to SKILL-15; docs/design/tools.md section 14.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
  * `Bun` for tools that were written for it. Under Node it is made here: of its answers those that the specification's own
  * tools use. Under Bun its own `spawn` is made to tell the exit code in time.
  *
- * Source: docs/decisions/146-the-exit-code-is-the-real-one.md; schemas/WORKER.md section 12.
+ * Source: docs/design/sandbox.md section 9; schemas/WORKER.md section 12.
  */
 import { attempt } from "./codec.mjs";
 
