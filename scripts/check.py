@@ -103,6 +103,7 @@ CHECKS: dict[str, Callable[[], str]] = {
     "requirements": python("-m", "scripts.requirements", "--quiet"),
     "mutations": python("-m", "scripts.mutations", "--check"),
     "citations": python("-m", "scripts.citations"),
+    "features": python("-m", "scripts.feature_walls"),
     "circles": python("-m", "scripts.import_circles"),
     "fields": python("-m", "scripts.documented_fields"),
     "pins": python("-m", "scripts.pin", "--check"),
