@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sqlite3
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
@@ -42,7 +43,7 @@ from goondan.schemas.launch import AgentSpec, ModelSpec
 from goondan.schemas.redaction import Redactor
 from goondan.schemas.structured import OutputSpec
 from goondan.schemas.times import rfc3339
-from goondan.schemas.trace_index import IndexLine, add
+from goondan.schemas.trace_index import IndexRow, add
 
 if TYPE_CHECKING:
     from goondan.agentproc.recordings.tape import Tape
@@ -166,8 +167,8 @@ class Instance:
     def index_turn(self, at: str, trace_id: str, turn_id: str, event_id: str) -> None:
         """Record where the turn of a trace is found. When that fails, the turn goes on."""
         try:
-            add(self.spec.state_dir, IndexLine(at, trace_id, turn_id, event_id, self.spec.name, self.instance_key))
-        except (OSError, UnicodeEncodeError) as error:
+            add(self.spec.state_dir, IndexRow(at, trace_id, turn_id, event_id, self.spec.name, self.instance_key))
+        except (OSError, sqlite3.Error, UnicodeEncodeError) as error:
             log.warning("the index of traces could not be written: %s", error)
 
     @property

@@ -23,7 +23,7 @@ from goondan.agentproc.store import ConversationStore
 from goondan.kernel.paths import state_dir
 from goondan.schemas.address import instance_dir
 from goondan.schemas.spans import call_span, trace_id_of
-from goondan.schemas.trace_index import IndexLine, add
+from goondan.schemas.trace_index import IndexRow, add
 from goondan.schemas.traces import CallDetail, ResultDetail, TurnDetail, encode_detail
 
 #: How many links one file may have on every file system here.
@@ -57,7 +57,7 @@ def put(state: str, agent: str, key: str, event: str, start: int, trace: str, pa
     name = f"t{event}"
     store = ConversationStore(instance_dir(state, agent, key), durability="process")
     store.adopt(1)
-    add(state, IndexLine(at(start), trace, name, event, agent, key))
+    add(state, IndexRow(at(start), trace, name, event, agent, key))
     with store.write():
         store.begin_turn(event, name, 1, at(start), trace_id=trace, parent_span_id=parent, waited_ms=1)
         store.note(name, "turn.started", at(start), encode_detail(TurnDetail(trace, 1)))
@@ -80,7 +80,7 @@ def fill(state: str, instances: int) -> str:
         folder = instance_dir(state, "main", key)
         os.mkdir(folder, 0o700)
         os.link(file, f"{folder}/conversation.db")
-        add(state, IndexLine(at(number), trace_id_of(key), f"td{number}", f"d{number}", "main", key))
+        add(state, IndexRow(at(number), trace_id_of(key), f"td{number}", f"d{number}", "main", key))
     trace, parent = trace_id_of("the trace"), None
     for number, agent in enumerate(("lead", "coder", "reviewer", "tester")):
         put(state, agent, "default", f"x{number}", 5_000_000 + number, trace, parent)

@@ -23,7 +23,7 @@ from goondan.schemas.errors import GoondanError, fail
 from goondan.schemas.frames import OPERATOR_AGENT
 from goondan.schemas.questions import ANSWER_SUFFIX, correlation, handoff_correlation
 from goondan.schemas.spans import is_trace_id
-from goondan.schemas.trace_index import IndexLine
+from goondan.schemas.trace_index import IndexRow
 
 #: The last turn is looked for in this many files, those that were written last. Turns overlap; not this many.
 RECENT_FILES: Final = 64
@@ -132,7 +132,7 @@ class Search:
         places = self._places(agent, instance)
         return [] if places is None else self._read_places(places, Which(name=name))
 
-    def _read_entries(self, entries: Iterable[IndexLine]) -> list[Trace]:
+    def _read_entries(self, entries: Iterable[IndexRow]) -> list[Trace]:
         by_place: dict[tuple[str, str], list[str]] = {}
         for entry in entries:
             by_place.setdefault((entry.agent, entry.instance_key), []).append(entry.event_id)

@@ -232,10 +232,10 @@ async def test_a_turn_is_in_the_index_and_goes_on_without_one(make: Make, tmp_pa
     await make(link, FakeModel(says("one"))).run(event_frame("e1", "go", trace_id=TRACE))
     ((found,),) = [of_trace(str(tmp_path), TRACE)]
     assert (found.turn_id, found.event_id, found.agent, found.instance_key) == (TURN, "e1", "coder", "k")
-    (path,) = (tmp_path / "traces").iterdir()
-    path.unlink()
-    path.mkdir()
-    await make(link, FakeModel(says("two"))).run(event_frame("e2", "go", trace_id=TRACE))
+    with closing(sqlite3.connect(tmp_path / "traces/index.db", isolation_level=None)) as somebody:
+        somebody.execute("BEGIN IMMEDIATE")
+        await make(link, FakeModel(says("two"))).run(event_frame("e2", "go", trace_id=TRACE))
+    assert of_trace(str(tmp_path), TRACE) == [found]
     assert [answer.response for answer in link.answers()] == ["one", "two"]
 
 

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import os
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -11,10 +15,11 @@ from hypothesis import strategies as st
 
 from goondan.schemas import trace_index
 from goondan.schemas.spans import trace_id_of
-from goondan.schemas.trace_index import FOLDER, IndexLine, add, last, named, of_trace
+from goondan.schemas.trace_index import FOLDER, IndexRow, add, last, named, of_trace
+from tests.kernel_fixture import ROOT
 
 
-def entry(number: int, trace: str = "x", **changes: str) -> IndexLine:
+def entry(number: int, trace: str = "x", **changes: str) -> IndexRow:
     known = {
         "at": f"2026-01-01T00:00:{number:02}.000Z",
         "trace_id": trace_id_of(trace),
@@ -23,7 +28,7 @@ def entry(number: int, trace: str = "x", **changes: str) -> IndexLine:
         "agent": "main",
         "instance_key": "k",
     }
-    return IndexLine(**{**known, **changes})
+    return IndexRow(**{**known, **changes})
 
 
 def test_turns_are_found_by_trace_turn_and_event(tmp_path: Path) -> None:
@@ -61,30 +66,53 @@ def test_any_names_are_found_and_no_others(tmp_path_factory: pytest.TempPathFact
         assert named(state, name) == [one]
 
 
-def test_what_is_no_line_is_passed_over(tmp_path: Path) -> None:
-    state, one, two = str(tmp_path), entry(1), entry(2)
-    add(state, one)
-    (path,) = (tmp_path / FOLDER).iterdir()
-    with path.open("ab") as file:
-        file.write(b'["2026-01-01T00:00:01.500Z","' + trace_id_of("x").encode() + b'","t1')  # power was lost here
-    add(state, two)
-    with path.open("ab") as file:
-        file.write(b"\xff\xfe" + trace_id_of("x").encode() + b'\n["t1","t1","t1","t1","t1","t1"]\n[]\n"t1"\n')
-    assert of_trace(state, trace_id_of("x")) == [one, two]
-    assert (named(state, "t1"), named(state, "t2")) == ([one], [two])
-    assert last(state, 9) == [two, one]
+def test_a_turn_that_began_twice_is_found_once_with_its_first_beginning(tmp_path: Path) -> None:
+    state, one = str(tmp_path), entry(1)
+    for row in (one, entry(2), entry(5, turn_id="t1", event_id="e1")):
+        add(state, row)
+    assert of_trace(state, trace_id_of("x")) == [one, entry(2)]
+    assert named(state, "e1") == [one]
+    assert last(state, 9) == [entry(2), one]
 
 
-def test_the_folder_is_bounded_and_forgets_the_oldest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trace_index, "FILE_BYTES", 1000)
+def test_what_several_processes_add_is_all_there(tmp_path: Path) -> None:
+    state = str(tmp_path)
+    program = """
+import sys
+from goondan.schemas.trace_index import IndexRow, add
+for number in range(200):
+    add(sys.argv[1], IndexRow("2026-01-01T00:00:00.000Z", sys.argv[2], f"t{number}", "e", sys.argv[2], "k"))
+"""
+    traces = [trace_id_of(str(number)) for number in range(4)]
+    writers = [subprocess.Popen([sys.executable, "-c", program, state, trace], cwd=ROOT) for trace in traces]
+    assert [writer.wait(60) for writer in writers] == [0, 0, 0, 0]
+    assert [len(of_trace(state, trace)) for trace in traces] == [200, 200, 200, 200]
+
+
+def test_a_damaged_file_is_empty_and_is_made_anew(tmp_path: Path) -> None:
+    state = str(tmp_path)
+    (tmp_path / FOLDER).mkdir()
+    path = tmp_path / FOLDER / "index.db"
+    path.write_bytes(b"no database" * 1000)
+    assert (of_trace(state, trace_id_of("x")), named(state, "t1"), last(state, 9)) == ([], [], [])
+    with pytest.raises(sqlite3.DatabaseError, match="not a database"):
+        add(state, entry(1))
+    add(state, entry(2))
+    assert last(state, 9) == [entry(2)]
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("UPDATE turns SET agent = x'c1ff'")
+        db.commit()
+    assert last(state, 9) == []
+
+
+def test_it_is_bounded_and_forgets_the_oldest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trace_index, "MAX_TURNS", 20)
+    monkeypatch.setattr(trace_index, "_SWEEP", 5)
     state = str(tmp_path)
     for number in range(58):
         add(state, entry(number))
-    files = sorted((tmp_path / FOLDER).iterdir())
-    assert [path.name for path in files] == [trace_id_of("x")[0], f"{trace_id_of('x')[0]}.1"]
-    assert all(path.stat().st_size < 1300 for path in files)
     found = of_trace(state, trace_id_of("x"))
-    assert 8 < len(found) < 25
+    assert 20 <= len(found) <= 25
     assert found[-1] == entry(57)
     assert last(state, 3) == [entry(57), entry(56), entry(55)]
 
@@ -93,24 +121,12 @@ def test_it_is_closed_to_others_and_follows_no_link(tmp_path: Path) -> None:
     state = tmp_path / "state"
     state.mkdir()
     add(str(state), entry(1))
-    (path,) = (state / FOLDER).iterdir()
-    assert (os.stat(state / FOLDER).st_mode & 0o777, os.stat(path).st_mode & 0o777) == (0o700, 0o600)
-    target = tmp_path / "target"
-    target.write_bytes(path.read_bytes())
-    path.unlink()
-    path.symlink_to(target)
+    path = state / FOLDER / "index.db"
+    assert os.stat(state / FOLDER).st_mode & 0o777 == 0o700
+    assert {os.stat(one).st_mode & 0o777 for one in path.parent.iterdir()} == {0o600}
+    trace_index._writer.cache_clear()
+    path.rename(tmp_path / "target")
+    path.symlink_to(tmp_path / "target")
     with pytest.raises(OSError, match="symbolic"):
         add(str(state), entry(2))
     assert of_trace(str(state), trace_id_of("x")) == []
-
-
-def test_a_grown_file_that_another_process_has_replaced_is_left_alone(tmp_path: Path) -> None:
-    state = str(tmp_path)
-    add(state, entry(1))
-    (path,) = (tmp_path / FOLDER).iterdir()
-    held = os.open(path, os.O_WRONLY | os.O_APPEND)
-    os.replace(path, f"{path}.1")
-    add(state, entry(2))
-    trace_index._replace(held, str(path))
-    os.close(held)
-    assert of_trace(state, trace_id_of("x")) == [entry(1), entry(2)]
