@@ -40,7 +40,13 @@ class Feature(NamedTuple):
     commands: Mapping[str, str] = MappingProxyType({})
 
 
-FEATURES: Final[tuple[Feature, ...]] = ()
+FEATURES: Final[tuple[Feature, ...]] = (
+    Feature(
+        "doctor",
+        ("command",),
+        commands={"doctor": "Check this machine, the sandbox and the bundle, and say how to mend what is wrong."},
+    ),
+)
 
 
 def parts(file: str) -> list[ModuleType]:

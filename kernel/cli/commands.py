@@ -40,7 +40,6 @@ CORE: Final[Mapping[str, str]] = {
     "changeset": "List what agents have changed in the bundle; show it, or take it back.",
     "restart": "Restart a running swarm in place; its conversations and messages stay.",
     "stop": "Stop a running swarm.",
-    "doctor": "Check this machine, the sandbox and the bundle, and say how to mend what is wrong.",
     "tool": "List, show, make and test tools.",
     "tool list": "List every tool that can be called.",
     "tool show": "Show a tool's parameters, limits, sandbox and examples.",

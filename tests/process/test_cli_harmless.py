@@ -91,7 +91,7 @@ def both(home: Sandbox, *arguments: str) -> Result:
         ["cancel", "--bundle", "FOLDER", EVIL],
         ["logs", "--bundle", "FOLDER2"],
         ["trace", "--bundle", "FOLDER", EVIL],
-        ["doctor", "--bundle", "FOLDER"],
+        pytest.param(["doctor", "--bundle", "FOLDER"], marks=pytest.mark.feature("doctor")),
         ["grant", "list", "--bundle", "FOLDER"],
         ["grant", "files", "--bundle", "FOLDER"],
         ["grant", "accept", "--bundle", "FOLDER", EVIL],
@@ -181,13 +181,22 @@ def test_what_a_tool_says_of_itself_is_completed_harmlessly(place: tuple[Sandbox
     harmless(offered.out)
 
 
-def test_a_name_that_is_no_utf8(place: tuple[Sandbox, Path]) -> None:
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["validate"],
+        ["ps", "--bundle"],
+        ["init"],
+        ["tool", "new", "x", "--dir"],
+        pytest.param(["doctor", "--bundle"], marks=pytest.mark.feature("doctor")),
+    ],
+)
+def test_a_name_that_is_no_utf8(place: tuple[Sandbox, Path], command: list[str]) -> None:
     home, _ = place
     folder = os.path.join(os.fsencode(home.home), b"c\x9b31m")
     os.makedirs(folder, exist_ok=True)
-    for command in (["validate"], ["ps", "--bundle"], ["init"], ["tool", "new", "x", "--dir"], ["doctor", "--bundle"]):
-        for more in ([], ["--json"]):
-            process = home.popen(*command, os.fsdecode(folder), *more)
-            for output in process.communicate(timeout=60):
-                harmless(output.decode())  # and it is UTF-8
-                assert b"E_INTERNAL" not in output
+    for more in ([], ["--json"]):
+        process = home.popen(*command, os.fsdecode(folder), *more)
+        for output in process.communicate(timeout=60):
+            harmless(output.decode())  # and it is UTF-8
+            assert b"E_INTERNAL" not in output

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.kernel_fixture import ROOT, Sandbox, wait_until
 
 
@@ -41,6 +43,7 @@ def mint(kernel: Sandbox, run_dir: Path, *kind: str) -> str:
     return made.stdout
 
 
+@pytest.mark.feature("doctor")
 def test_a_turn_without_a_supervisor(kernel: Sandbox) -> None:
     broker = start(kernel, "goondan.kernel.broker", "--bundle", str(kernel.bundle))
     run_dir: Path = wait_until(lambda: [d for d in kernel.run_dirs if (d / "clients.sock").exists()])[0]

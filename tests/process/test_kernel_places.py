@@ -35,6 +35,7 @@ def record(kernel: Sandbox) -> lock.KernelRecord:
     return found
 
 
+@pytest.mark.feature("doctor")
 def test_every_command_finds_the_kernel_from_a_shell_with_another_runtime_directory(running: Sandbox) -> None:
     pid = running.pid("supervisor")
     elsewhere = running.home / "r2"

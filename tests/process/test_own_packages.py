@@ -103,6 +103,7 @@ def test_a_program_that_is_started_in_a_strangers_folder(tmp_path: Path, module:
     assert not ran.exists(), ran.read_text()
 
 
+@pytest.mark.feature("doctor")
 def test_a_whole_kernel_that_is_started_in_a_strangers_clone(kernel: Sandbox, tmp_path: Path) -> None:
     place, ran = tmp_path / "clone", tmp_path / "ran"
     plant(place, ran, *PLANTED, *BY_ITSELF, "click", "yaml")

@@ -13,8 +13,6 @@ import msgspec
 import pytest
 
 import goondan.toolhost.survey.tiers
-from goondan.kernel.doctor.facts import Survey
-from goondan.kernel.doctor.findings import _jail
 from goondan.schemas.system.own_users import TOOLHOST_UID
 from goondan.toolhost.policy.facts import gather
 from goondan.toolhost.policy.reduced import MINIMUM_LANDLOCK
@@ -90,6 +88,7 @@ def test_a_host_where_no_jail_is_one(short_tmp: Path, script: str, what: str) ->
     assert finding["fix"]
 
 
+@pytest.mark.feature("doctor")
 async def test_a_kernel_without_landlock_has_no_tier_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """Namespaces alone are neither full nor reduced: nothing is even tried, and the fix is named."""
     signs = Signs(release="5.10.0", lsm="capability,yama")
@@ -102,6 +101,9 @@ async def test_a_kernel_without_landlock_has_no_tier_at_all(monkeypatch: pytest.
     (finding,) = found.findings
     assert finding.what == "landlock" and "5.13" in finding.fix
     assert (found.error.info.code, found.error.info.suggestion) == ("E_SANDBOX_UNAVAILABLE", finding.fix)
+    from goondan.features.doctor.command.facts import Survey
+    from goondan.features.doctor.command.findings import _jail
+
     told = {"tier": found.tier, "findings": msgspec.to_builtins(found.findings), "user": 1000}
     lines = list(_jail(msgspec.convert(told, Survey)))
     assert [(line.level, line.fix) for line in lines] == [("problem", finding.fix)]

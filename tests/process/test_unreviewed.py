@@ -65,8 +65,8 @@ def leaks(text: str) -> bool:
     [
         (["validate", "."], False),
         (["validate", ".", "--json"], True),
-        (["doctor"], False),
-        (["doctor", "--json"], True),
+        pytest.param(["doctor"], False, marks=pytest.mark.feature("doctor")),
+        pytest.param(["doctor", "--json"], True, marks=pytest.mark.feature("doctor")),
         (["tool", "test", "--json"], False),
         (["tool", "test", "./goondan.yaml"], True),
     ],
@@ -105,7 +105,7 @@ def test_an_untrusted_bundle_is_valid_all_the_same(home: Sandbox) -> None:
         ["tool", "list"],
         ["tool", "show", "named"],
         ["grant", "list"],
-        ["doctor"],
+        pytest.param(["doctor"], marks=pytest.mark.feature("doctor")),
     ],
 )
 def test_what_a_bundle_puts_into_its_documents_shows_nowhere(home: Sandbox, command: list[str]) -> None:
@@ -151,7 +151,15 @@ def with_model(model: str, url: str) -> str:
     return BUNDLE.replace("{provider: embedded}", model.replace("URL", url))
 
 
-@pytest.mark.parametrize("command", [["run"], ["call", "bash__exec", "{}"], ["doctor"], ["validate"]])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["run"],
+        ["call", "bash__exec", "{}"],
+        pytest.param(["doctor"], marks=pytest.mark.feature("doctor")),
+        ["validate"],
+    ],
+)
 def test_a_strangers_server_gets_nothing_before_the_bundle_is_trusted(command: list[str]) -> None:
     with server("misbehaving_llm") as url, sandbox(with_model(MODEL, url)) as made:
         made.env |= {"COMPANY_THING": KEY, "OPENAI_API_KEY": KEY[::-1]}

@@ -24,12 +24,7 @@ from typing import Final
 
 import msgspec
 
-from goondan.kernel import lock, paths, rundir, state_root
-from goondan.kernel.bundle import javascript
-from goondan.kernel.bundle.problems import BundleError
-from goondan.kernel.bundle.variables import wanted_variables
-from goondan.kernel.cli.attach import BundleTarget, by_hand
-from goondan.kernel.doctor.facts import (
+from goondan.features.doctor.command.facts import (
     UNLIMITED,
     Bundle,
     Cgroup,
@@ -51,6 +46,11 @@ from goondan.kernel.doctor.facts import (
     Variable,
     Versions,
 )
+from goondan.kernel import lock, paths, rundir, state_root
+from goondan.kernel.bundle import javascript
+from goondan.kernel.bundle.problems import BundleError
+from goondan.kernel.bundle.variables import wanted_variables
+from goondan.kernel.cli.attach import BundleTarget, by_hand
 from goondan.kernel.import_path import entries_of_current_folder
 from goondan.kernel.model_server import choice
 from goondan.kernel.model_server.asking import Asking
@@ -72,7 +72,7 @@ _CGROUP_ROOT: Final = "/sys/fs/cgroup"
 _OCTAL: Final = re.compile(r"\\([0-7]{3})")
 
 
-def look(bundle: str | None) -> Facts:
+def gather_facts(bundle: str | None) -> Facts:
     """All facts, for the bundle at `bundle` (None: the one that commands take by default)."""
     survey = _start_survey()
     try:

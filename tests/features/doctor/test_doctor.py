@@ -11,13 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from goondan.kernel.bundle.documents import load_documents
-from goondan.kernel.bundle.problems import Problem, Report
-from goondan.kernel.bundle.variables import wanted_variables
-from goondan.kernel.cli.doctor import render
-from goondan.kernel.cli.terminal import Style
-from goondan.kernel.doctor import look
-from goondan.kernel.doctor.facts import (
+from goondan.features.doctor.command import gathering, render
+from goondan.features.doctor.command.facts import (
     UNLIMITED,
     Bundle,
     Cgroup,
@@ -37,7 +32,11 @@ from goondan.kernel.doctor.facts import (
     Variable,
     Versions,
 )
-from goondan.kernel.doctor.findings import Finding, judge
+from goondan.features.doctor.command.findings import Finding, judge
+from goondan.kernel.bundle.documents import load_documents
+from goondan.kernel.bundle.problems import Problem, Report
+from goondan.kernel.bundle.variables import wanted_variables
+from goondan.kernel.cli.terminal import Style
 from goondan.kernel.import_path import entries_of_current_folder
 from goondan.schemas.errors import error_payload
 from goondan.schemas.tool_host_reports import Obstacle
@@ -282,16 +281,16 @@ spec: {sandbox: {env: [TOKEN, "not a name"]}}
 
 
 def test_membership_of_control_groups_is_read_as_the_kernel_writes_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(look, "_CGROUP_ROOT", "/nonexistent")
-    assert look._cgroup("") == Cgroup("none")
-    assert look._cgroup("0::/user.slice\n") == Cgroup("none")
-    assert look._cgroup("4:memory,hugetlb:/a:b\n0::/\n") == Cgroup("v1", "/a:b")
+    monkeypatch.setattr(gathering, "_CGROUP_ROOT", "/nonexistent")
+    assert gathering._cgroup("") == Cgroup("none")
+    assert gathering._cgroup("0::/user.slice\n") == Cgroup("none")
+    assert gathering._cgroup("4:memory,hugetlb:/a:b\n0::/\n") == Cgroup("v1", "/a:b")
 
 
 def test_a_group_of_version_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(look, "_CGROUP_ROOT", str(tmp_path))
+    monkeypatch.setattr(gathering, "_CGROUP_ROOT", str(tmp_path))
     (tmp_path / "cgroup.controllers").write_text("cpu memory pids\n")
-    assert look._cgroup("0::/mine\n") == Cgroup("v2", "/mine")
+    assert gathering._cgroup("0::/mine\n") == Cgroup("v2", "/mine")
 
 
 def test_without_a_jail_nothing_is_said_about_its_groups_and_root_is_not_told_to_be_somebody_else() -> None:
@@ -304,22 +303,22 @@ def test_a_runtime_directory_that_is_not_used_is_named(tmp_path: Path, monkeypat
     monkeypatch.setenv("GOONDAN_STATE_ROOT", str(tmp_path / "state"))
     for unusable in ("/tmp", str(tmp_path / "missing"), str(tmp_path / ("x" * 100))):
         monkeypatch.setenv("XDG_RUNTIME_DIR", unusable)
-        found = look._run_dir("/b")
+        found = gathering._run_dir("/b")
         assert (found.unused_xdg, found.problem) == (unusable, None)
     monkeypatch.delenv("XDG_RUNTIME_DIR")
-    assert look._run_dir("/b").unused_xdg == ""
+    assert gathering._run_dir("/b").unused_xdg == ""
 
 
 def test_a_state_that_cannot_be_written_is_told_by_trying(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GOONDAN_STATE_ROOT", str(tmp_path / "state"))
-    fresh = look._state("/b")
+    fresh = gathering._state("/b")
     assert (fresh.problem, fresh.path.startswith(str(tmp_path))) == (None, True)
     assert fresh.filesystem
     assert not (tmp_path / "state").exists()  # looking makes nothing
     (tmp_path / "state").write_text("")
-    assert "no directory" in str(look._state("/b").problem)
+    assert "no directory" in str(gathering._state("/b").problem)
     monkeypatch.setenv("GOONDAN_STATE_ROOT", "/proc/1/state")
-    assert look._state("/b").problem
+    assert gathering._state("/b").problem
 
 
 @pytest.mark.parametrize(
@@ -342,11 +341,11 @@ def test_the_levels_of_a_state_are_looked_at_and_left_as_they_are(
 ) -> None:
     root = tmp_path / "state"
     monkeypatch.setenv("GOONDAN_STATE_ROOT", str(root))
-    assert look._levels("/b").mode is None
+    assert gathering._levels("/b").mode is None
     (root / "workspaces").mkdir(parents=True)
     for path in (root, root / "workspaces"):
         path.chmod(0o777)
-    found = look._levels("/b")
+    found = gathering._levels("/b")
     assert (found.uid, found.mode, found.looked_at, found.refused) == (os.geteuid(), 0o777, 2, "")
     assert [(level.path, level.mendable) for level in found.levels] == [(str(root), True), (f"{root}/workspaces", True)]
     assert root.stat().st_mode & 0o777 == 0o777
@@ -360,7 +359,7 @@ def test_a_state_root_of_somebody_else_is_a_problem_with_the_line_to_use(
     root.mkdir(mode=0o700)
     os.chown(root, 40_001, 40_001)
     monkeypatch.setenv("GOONDAN_STATE_ROOT", str(root))
-    (finding,) = [one for one in judge(replace(GOOD, levels=look._levels("/b"))) if one.level != "ok"]
+    (finding,) = [one for one in judge(replace(GOOD, levels=gathering._levels("/b"))) if one.level != "ok"]
     assert (finding.check, finding.level) == ("stateRoot", "problem")
     assert "belongs to uid 40001" in finding.message
     assert "export GOONDAN_STATE_ROOT=/" in str(finding.fix)

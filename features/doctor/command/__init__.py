@@ -7,37 +7,37 @@ Source: docs/design/commands.md section 7.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+import sys
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from typing import Final
 
 import click
 
+from goondan.features.doctor.command.findings import Finding, judge
+from goondan.features.doctor.command.gathering import gather_facts
+from goondan.kernel import paths
 from goondan.kernel.cli import options
+from goondan.kernel.cli.model_server import offer
 from goondan.kernel.cli.output import write_result
+from goondan.kernel.cli.state import checked_root
 from goondan.kernel.cli.terminal import Style, printable, style_of
-
-if TYPE_CHECKING:
-    from goondan.kernel.doctor.findings import Finding
+from goondan.kernel.model_server import choice
+from goondan.schemas.errors import GoondanError
 
 
 @click.command()
 @click.option("--forget-server", is_flag=True, help="Forget which model server of this machine you have chosen.")
 @options.bundle
 @options.as_json
-def command(forget_server: bool, bundle: str | None, as_json: bool) -> int:
+def doctor(forget_server: bool, bundle: str | None, as_json: bool) -> int:
     """Check this machine, the sandbox, the bundle and its model servers; every finding comes with its fix.
 
     On a terminal it also looks for model servers on the usual ports of this machine, and asks before one is used.
     """
-    import sys
-
     if forget_server:
         return _forget_server(as_json)
-
-    from goondan.kernel.doctor.findings import judge
-    from goondan.kernel.doctor.look import look
-
-    findings = judge(look(bundle))
+    findings = judge(gather_facts(bundle))
     problems = sum(finding.level == "problem" for finding in findings)
     warnings = sum(finding.level == "warning" for finding in findings)
     document = {"ok": problems == 0, "problems": problems, "warnings": warnings, "findings": findings}
@@ -48,9 +48,6 @@ def command(forget_server: bool, bundle: str | None, as_json: bool) -> int:
 
 
 def _forget_server(as_json: bool) -> int:
-    from goondan.kernel.cli.state import checked_root
-    from goondan.kernel.model_server import choice
-
     forgotten = choice.forget(checked_root())
     text = "forgotten: no model server of this machine is chosen" if forgotten else "no model server was chosen"
     write_result({"forgotten": forgotten}, text, as_json=as_json)
@@ -59,12 +56,6 @@ def _forget_server(as_json: bool) -> int:
 
 def _offer_server(bundle: str | None) -> None:
     """Ask about a model server that runs here. What cannot be kept is no reason to fail: the findings are printed."""
-    from contextlib import suppress
-
-    from goondan.kernel import paths
-    from goondan.kernel.cli.model_server import offer
-    from goondan.schemas.errors import GoondanError
-
     with suppress(GoondanError):
         path = paths.find_bundle(bundle)
         offer(paths.root_of(paths.state_dir(path)), path)
@@ -87,3 +78,6 @@ def render(findings: Iterable[Finding], style: Style) -> list[str]:
             counted[finding.level] += 1
     words = [f"{count} {level}{'' if count == 1 else 's'}" for level, count in counted.items() if count]
     return [*lines, "", ", ".join(words) or style.good("everything is in order")]
+
+
+COMMANDS: Final[Mapping[str, click.Command]] = {"doctor": doctor}
