@@ -1,4 +1,4 @@
-"""Writes docs/error-causes.md, in English and Korean: who is to blame for each error code, environment or message.
+"""Writes docs/error-causes.md: who is to blame for each error code, environment or message.
 
 The table is `CODES` and `ENVIRONMENT` of schemas/errors.py; scripts/error_text has the words before it. `--check`
 compares instead.
@@ -47,10 +47,7 @@ class Page(Struct):
         return [f"{code} is in ENVIRONMENT and not in CODES" for code in sorted(ENVIRONMENT - CODES.keys())]
 
 
-PAGES: Final = (
-    Page("error-causes.md", "en.txt", ("errors.md", "environment", "message")),
-    Page("error-causes.ko.md", "ko.txt", ("errors.ko.md", "환경", "메시지")),
-)
+PAGES: Final = (Page("error-causes.md", "en.txt", ("errors.md", "environment", "message")),)
 
 if __name__ == "__main__":
     sys.exit(write_or_check(PAGES, "scripts/error_docs.py", sys.argv[1:]))

@@ -1,8 +1,7 @@
-"""Write docs/builtin-tools.md and docs/builtin-tools.ko.md: every function of the bundled tools, from their manifests.
+"""Write docs/builtin-tools.md: every function of the bundled tools, from their manifests.
 
-`python scripts/tool_docs.py` writes both; `--check` says what is out of date and exits 1. Words come from the
-manifests, the first paragraphs from scripts/tool_text/. The Korean page says the same through tool_text/ko.yaml; an
-English text without its Korean one, or a Korean one that nothing needs, is an error.
+`python scripts/tool_docs.py` writes the page; `--check` says whether it is out of date and exits 1. Words come from the
+manifests, the first paragraphs from scripts/tool_text/.
 """
 
 from __future__ import annotations
@@ -13,8 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-import yaml
-
 from goondan.kernel.bundle.base import base_tools
 from goondan.kernel.bundle.parameters import Parameter, parameter_rows
 from goondan.kernel.bundle.tools import CheckedTool
@@ -24,8 +21,8 @@ from goondan.schemas.resources import Example, NetworkAllow, Sandbox, ToolExport
 from scripts.pages import write_or_check
 
 ROOT: Final = Path(__file__).resolve().parent.parent
-TEXT: Final = ROOT / "scripts" / "tool_text"
-#: Sentences with a place for a value, so that their translations can put it where their language wants it.
+TEXT: Final = ROOT / "scripts" / "tool_text" / "head.md"
+#: Sentences about what is not as it is by default, with a place for the value.
 SENTENCES: Final = {
     "limit": "Error messages have at most {} characters.",
     "isolation": "Isolation: {}.",
@@ -37,40 +34,20 @@ SENTENCES: Final = {
 
 
 class Page:
-    """One language's page. `say` turns an English text into this language."""
-
-    def __init__(self, korean: bool) -> None:
-        self.korean = korean
-        self._table: dict[str, str] = yaml.safe_load((TEXT / "ko.yaml").read_text(encoding="utf-8")) if korean else {}
-        self._missing: dict[str, None] = {}
-        # Words for what some manifest will ask for, whether or not one does now.
-        self._used = set(SENTENCES.values())
+    """The page."""
 
     @property
     def path(self) -> Path:
         """Where it belongs."""
-        return ROOT / "docs" / ("builtin-tools.ko.md" if self.korean else "builtin-tools.md")
+        return ROOT / "docs" / "builtin-tools.md"
 
     def problems(self) -> list[str]:
-        """What the table of translations lacks, or holds for nobody; after `text`."""
-        unused = sorted(set(self._table) - self._used)
-        return [f"no Korean for: {text}" for text in self._missing] + [
-            f"nothing says any more: {text}" for text in unused
-        ]
-
-    def say(self, text: str) -> str:
-        """`text`, on one line, in the page's language."""
-        text = " ".join(text.split())
-        if not self.korean or not text:
-            return text
-        self._used.add(text)
-        if text not in self._table:
-            self._missing[text] = None
-        return self._table.get(text, text)
+        """Nothing can be missing: every text is a manifest's."""
+        return []
 
     def text(self) -> str:
         """The whole page."""
-        head = (TEXT / ("head.ko.md" if self.korean else "head.md")).read_text(encoding="utf-8")
+        head = TEXT.read_text(encoding="utf-8")
         return "\n".join([head, *(line for tool in base_tools().values() for line in self.tool(tool))])
 
     def tool(self, tool: CheckedTool) -> Iterator[str]:
@@ -104,28 +81,27 @@ class Page:
 
     def sentence(self, which: str, value: str) -> str:
         """One of SENTENCES with its value."""
-        return self.say(SENTENCES[which]).replace("{}", value)
+        return SENTENCES[which].format(value)
 
     def export(self, tool: str, export: ToolExport) -> Iterator[str]:
         """The section of one function."""
         yield f"### {build_tool_name(tool, export.name)}\n"
-        yield self.say(export.description or "") + "\n"
+        yield one_line(export.description or "") + "\n"
         rows = parameter_rows(export.parameters)
         if rows:
-            heads = [self.say(word) for word in ("Parameter", "Type", "What it is")]
-            yield "\n".join([f"| {' | '.join(heads)} |", "|---|---|---|", *map(self.row, rows)]) + "\n"
+            yield "\n".join(["| Parameter | Type | What it is |", "|---|---|---|", *map(self.row, rows)]) + "\n"
         if export.aliases:
             pairs = ", ".join(f"`{alias}` → `{name}`" for alias, name in export.aliases.items())
-            yield f"{self.say('Other spellings:')} {pairs}.\n"
+            yield f"Other spellings: {pairs}.\n"
         if export.examples:
             lines = [line for example in export.examples for line in self.example(example)]
             yield "\n".join(["```text", *lines, "```"]) + "\n"
 
     def row(self, row: Parameter) -> str:
         """One parameter."""
-        name = f"`{row.name}`" + (f" **{self.say('required')}**" if row.required else "")
-        default = f" ({self.say('default')} `{row.default}`)" if row.default else ""
-        cells = (name, row.type, self.say(row.description) + default)
+        name = f"`{row.name}`" + (" **required**" if row.required else "")
+        default = f" (default `{row.default}`)" if row.default else ""
+        cells = (name, row.type, one_line(row.description) + default)
         return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
     def example(self, example: Example) -> Iterator[str]:
@@ -135,9 +111,14 @@ class Page:
             yield f"→ {_json(example.output)}"
 
 
+def one_line(text: str) -> str:
+    """The text without its line breaks."""
+    return " ".join(text.split())
+
+
 def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
 if __name__ == "__main__":
-    sys.exit(write_or_check((Page(korean=False), Page(korean=True)), "scripts/tool_docs.py", sys.argv[1:]))
+    sys.exit(write_or_check([Page()], "scripts/tool_docs.py", sys.argv[1:]))

@@ -1,4 +1,4 @@
-"""docs/bundled-extensions.md and its Korean twin say what the manifests say, and each example runs in a turn."""
+"""docs/bundled-extensions.md says what the manifests say, and each example runs in a turn."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ from goondan.kernel.bundle.loader import open_bundle
 from goondan.schemas.address import instance_dir
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, says, wants
 
-DOCS = Path(__file__).parents[2] / "docs"
-PAGES = {language: DOCS / f"bundled-extensions{language}.md" for language in ("", ".ko")}
+PAGE = (Path(__file__).parents[2] / "docs" / "bundled-extensions.md").read_text(encoding="utf-8")
 BUNDLE = """\
 apiVersion: goondan.ai/v1
 kind: Model
@@ -35,8 +34,8 @@ spec:
 """
 
 
-def sections(page: Path) -> dict[str, str]:
-    parts = re.split(r"^## (.+)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+def sections() -> dict[str, str]:
+    parts = re.split(r"^## (.+)$", PAGE, flags=re.MULTILINE)
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
@@ -44,33 +43,23 @@ def examples(text: str) -> list[str]:
     return re.findall(r"```yaml\n(.*?)```", text, flags=re.DOTALL)
 
 
-DOCUMENTED = sections(PAGES[""])
+DOCUMENTED = sections()
 
 
-@pytest.mark.parametrize("language", PAGES)
-def test_every_bundled_extension_is_in_the_table_of_the_page(language: str) -> None:
-    assert list(DOCUMENTED) == list(sections(PAGES[language]))
-    table = re.findall(
-        r"^\| \[?`([a-z-]+)`", PAGES[language].read_text(encoding="utf-8").partition("\n## ")[0], re.MULTILINE
-    )
+def test_every_bundled_extension_is_in_the_table_of_the_page() -> None:
+    table = re.findall(r"^\| \[?`([a-z-]+)`", PAGE.partition("\n## ")[0], re.MULTILINE)
     assert sorted(table) == BaseExtensions().names()
 
 
-@pytest.mark.parametrize("language", PAGES)
 @pytest.mark.parametrize("name", DOCUMENTED)
-def test_the_table_has_the_keys_and_defaults_of_the_manifest(name: str, language: str) -> None:
+def test_the_table_has_the_keys_and_defaults_of_the_manifest(name: str) -> None:
     found = BaseExtensions().find(name)
     assert found is not None
     assert found.schema is not None
-    text = sections(PAGES[language])[name]
-    rows = dict(re.findall(r"^\| `(\w+)` \|(?: `(.*?)`)? \|", text, flags=re.MULTILINE))
+    rows = dict(re.findall(r"^\| `(\w+)` \|(?: `(.*?)`)? \|", DOCUMENTED[name], flags=re.MULTILINE))
     wanted = {key: about.get("default") for key, about in found.schema["properties"].items()}
     assert list(rows) == list(wanted)
     assert {key: row if isinstance(wanted[key], str) else yaml.safe_load(row) for key, row in rows.items()} == wanted
-
-
-def test_both_languages_have_the_same_examples() -> None:
-    assert examples(PAGES[""].read_text(encoding="utf-8")) == examples(PAGES[".ko"].read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("name", DOCUMENTED)
@@ -80,7 +69,7 @@ async def test_the_example_runs(tmp_path: Path, name: str) -> None:
 
 
 async def test_a_configuration_with_a_name_of_its_own_runs(tmp_path: Path) -> None:
-    (example,) = examples(PAGES[""].read_text(encoding="utf-8").partition("\n## ")[0])
+    (example,) = examples(PAGE.partition("\n## ")[0])
     await run_turn(tmp_path, f"{BUNDLE}  extensions: [Extension/short-window]\n---\n{example}", ["short-window"])
 
 

@@ -27,20 +27,19 @@ DOCS = Path(__file__).parents[2] / "docs"
 ONE_SPELLING = {"step.config", "step.llmCall"}
 
 
-def examples(language: str) -> dict[str, list[str]]:
+def examples() -> dict[str, list[str]]:
     """The programs of each section."""
-    text = (DOCS / f"extension-points{language}.md").read_text(encoding="utf-8")
+    text = (DOCS / "extension-points.md").read_text(encoding="utf-8")
     parts = re.split(r"^## (.+)$", text, flags=re.MULTILINE)
     sections = zip(parts[1::2], parts[2::2], strict=True)
     return {name: re.findall(r"```python\n(.*?)```", section, flags=re.DOTALL) for name, section in sections}
 
 
-EXAMPLES = examples("")
+EXAMPLES = examples()
 
 
-def test_every_point_has_its_examples_in_both_languages() -> None:
+def test_every_point_has_its_examples() -> None:
     assert sorted(EXAMPLES) == sorted(POINTS) == sorted(EFFECTS)
-    assert examples(".ko") == EXAMPLES
     assert {name for name, programs in EXAMPLES.items() if len(programs) == 1} == ONE_SPELLING
 
 

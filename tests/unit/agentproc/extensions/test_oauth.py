@@ -171,17 +171,16 @@ def test_the_latest_secrets_are_remembered() -> None:
 
 
 @pytest.mark.requirement("OAUTH-01")
-@pytest.mark.parametrize("page", ["oauth.md", "oauth.ko.md"])
-async def test_the_example_of_the_page_works(make: Make, page: str) -> None:
+async def test_the_example_of_the_page_works(make: Make) -> None:
     """What docs/oauth.md shows, run as it stands."""
-    text = (Path(__file__).parents[4] / "docs" / page).read_text(encoding="utf-8")
+    text = (Path(__file__).parents[4] / "docs" / "oauth.md").read_text(encoding="utf-8")
     code = next(part.partition("```")[0] for part in text.split("```python\n")[1:] if "def register" in part)
 
     async def fetch(token: str) -> dict[str, str]:
         return {"fetched with": token}
 
     space: dict[str, Any] = {"fetch": fetch}
-    exec(compile(code, page, "exec"), space)
+    exec(compile(code, "oauth.md", "exec"), space)
     for call, answer, seen in (
         ("a", READY, {"fetched with": TOKEN}),
         ("b", AuthorizationRequired("https://a", "open https://a", ["a"], "ann", "2026"), {"please": "open https://a"}),
