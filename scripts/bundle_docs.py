@@ -1,9 +1,11 @@
-"""Write docs/bundle.md and docs/bundle.ko.md: every kind and field of a bundle, from the structs themselves.
+"""Write the pages about every kind and field of a bundle, from the structs themselves.
 
-`python scripts/bundle_docs.py` writes both; `--check` says what is out of date and exits 1. Words come from the structs
-(docstrings and field descriptions), examples and the first paragraphs from scripts/bundle_text/. The Korean page says
-the same through bundle_text/ko.yaml; an English text without its Korean one, or a Korean one that nothing needs, is an
-error. Parts that the structs have and validation still refuses are found by running the validation.
+`python scripts/bundle_docs.py` writes docs/bundle.md, docs/bundle.ko.md and docs/old-spellings.md; `--check` says what
+is out of date and exits 1. Words come from the structs (docstrings and field descriptions), examples and the first
+paragraphs from scripts/bundle_text/. The Korean page says the same through bundle_text/ko.yaml; an English text without
+its Korean one, or a Korean one that nothing needs, is an error. docs/old-spellings.md has the documents of version 0.9
+and the kinds that nothing runs. Parts that the structs have and validation still refuses are found by running the
+validation.
 """
 
 from __future__ import annotations
@@ -28,6 +30,10 @@ TEXT: Final = ROOT / "scripts" / "bundle_text"
 DEFINITIONS: Final[dict[str, Any]] = json.loads(export()["bundle.schema.json"])["$defs"]
 #: Structs that several kinds use. They are described once, behind the kinds.
 SHARED: Final = ("Metadata", "ObjectRef", "ValueSource", "Sandbox", "SandboxPart")
+#: Kinds that nothing runs: docs/old-spellings.md has them.
+ABSENT: Final = ("Connector", "Connection")
+#: Kinds that have no other form than that of version 0.9.
+ONE_FORM: Final = ("OAuthApp",)
 #: The text about parts that validation still refuses.
 FIELD_REFUSED: Final = "Not there yet: it is refused."
 KIND_REFUSED: Final = "Not there yet: it is checked, and then refused as `E_CONFIG_UNSUPPORTED`."
@@ -100,16 +106,11 @@ class Page:
         parts = [head]
         known = set(SHARED)
         for (version, kind), struct in DOCUMENTS.items():
-            if version == API_V1:
+            if (version == API_V1 and kind not in ABSENT) or kind in ONE_FORM:
                 parts.append(self.kind(version, kind, struct.__name__, known))
         parts.append(f"## {self.say('What several kinds share')}\n")
         for name in SHARED:
             parts += self.structs(name, known)
-        parts.append(f"## {self.say('Documents of version 0.9')}\n")
-        parts.append(self.say("They are read as they are; write new ones in the form above.") + "\n")
-        for (version, kind), struct in DOCUMENTS.items():
-            if version != API_V1:
-                parts.append(self.kind(version, kind, struct.__name__, known, "###"))
         return "\n".join(parts)
 
     def kind(self, version: str, kind: str, struct: str, known: set[str], mark: str = "##") -> str:
@@ -121,7 +122,7 @@ class Page:
             context = [text for text in context if "kind: Connection" not in text]
         elif kind != "Connection":
             context = [text for text in context if "kind: Connect" not in text]
-        title = f"{kind} (v0.9)" if version != API_V1 else kind
+        title = kind if version == API_V1 or kind in ONE_FORM else f"{kind} (v0.9)"
         lines = [f"{mark} {title}", "", self.described(body), "", f"```yaml\n{example}```", ""]
         if refused([*context, example]):  # a table of what nobody can use is in the way
             return "\n".join([*lines[:4], self.say(KIND_REFUSED), ""])
@@ -177,7 +178,7 @@ class Page:
         """A type in words."""
         if "$ref" in schema:
             name = schema["$ref"].rpartition("/")[2]
-            return f"[{name}](#{name.lower()})"
+            return f"[{name}]({self.page_of(name)}#{name.lower()})"
         if "enum" in schema:
             return ", ".join(f"`{value}`" for value in schema["enum"])
         if "anyOf" in schema:
@@ -191,6 +192,10 @@ class Page:
         names = {"string": "text", "integer": "whole number", "boolean": "true or false", "object": "map"}
         return self.say("anything" if kind is None else names.get(kind, kind)) + self.bounds(schema)
 
+    def page_of(self, struct: str) -> str:
+        """The page that a link to a struct names; "" for this one."""
+        return ""
+
     def bounds(self, schema: dict[str, Any]) -> str:
         """Bounds of a number."""
         least, most = schema.get("minimum"), schema.get("maximum")
@@ -200,6 +205,37 @@ class Page:
         if least is not None:
             return f", ≥ {least}"
         return f", > {above}, ≤ {most}" if above is not None else ""
+
+
+class OldSpellings(Page):
+    """docs/old-spellings.md: its first sections, documents of version 0.9, and the kinds that nothing runs."""
+
+    def __init__(self) -> None:
+        super().__init__(korean=False)
+        self._own: set[str] = set()
+
+    @property
+    def path(self) -> Path:
+        """The path of the page."""
+        return ROOT / "docs" / "old-spellings.md"
+
+    def text(self) -> str:
+        """The whole page."""
+        known = {struct for struct in DEFINITIONS if struct not in ("ConnectorBody", "ConnectorEvent")}
+        self._own = DEFINITIONS.keys() - known
+        parts = [(TEXT / "old.md").read_text(encoding="utf-8")]
+        parts.append("## Documents of version 0.9\n")
+        for (version, kind), struct in DOCUMENTS.items():
+            if version != API_V1 and kind not in ONE_FORM:
+                parts.append(self.kind(version, kind, struct.__name__, known, "###"))
+        parts.append("## Kinds that nothing runs\n")
+        parts.append("`gdn validate` checks them.\n")
+        absent = [self.kind(API_V1, kind, DOCUMENTS[API_V1, kind].__name__, known, "###") for kind in ABSENT]
+        return "\n".join([*parts, *absent])
+
+    def page_of(self, struct: str) -> str:
+        """The page that a link to a struct names; "" for this one."""
+        return "" if struct in self._own else "bundle.md"
 
 
 def references(struct: str) -> list[str]:
@@ -219,4 +255,5 @@ def shown_default(schema: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(write_or_check((Page(korean=False), Page(korean=True)), "scripts/bundle_docs.py", sys.argv[1:]))
+    PAGES = (Page(korean=False), Page(korean=True), OldSpellings())
+    sys.exit(write_or_check(PAGES, "scripts/bundle_docs.py", sys.argv[1:]))

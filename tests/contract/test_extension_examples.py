@@ -1,4 +1,4 @@
-"""Every example of docs/extensions.md, in both languages, and of docs/approvals.md runs and does what its page says."""
+"""Every example of docs/extensions.md, in both languages, and of docs/approvals.md and docs/old-spellings.md runs."""
 
 from __future__ import annotations
 
@@ -80,7 +80,8 @@ def page(request: pytest.FixtureRequest) -> list[str]:
 def test_no_example_is_forgotten() -> None:
     for language in LANGUAGES:
         kinds = [kind for kind, _ in examples("extensions", language)]
-        assert kinds == ["yaml", *["python"] * 6, "yaml", "python"]
+        assert kinds == ["yaml", *["python"] * 6, "yaml"]
+    assert next(kind for kind, _ in examples("old-spellings")) == "python"
     assert [kind for kind, _ in examples("approvals")] == ["yaml", "console"]
 
 
@@ -261,9 +262,9 @@ def test_what_extensions_may_add(tmp_path: Path, page: list[str]) -> None:
     assert sorted(agent.addable) == ["http-fetch__get", "search__all", "search__one"]
 
 
-async def test_points(tmp_path: Path, page: list[str], caplog: pytest.LogCaptureFixture) -> None:
+async def test_points(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    async with running(tmp_path, page[8], wants(("a", "notes__add", {}))) as made:
+    async with running(tmp_path, examples("old-spellings")[0][1], wants(("a", "notes__add", {}))) as made:
         assert await made.turn() == "done"
         blocks = [request.blocks for request in made.model.requests]
         assert blocks == [[{"type": "custom.info", "data": {"stepIndex": index}}] for index in (0, 1)]
