@@ -1,4 +1,4 @@
-"""docs/bundle.md, in both languages, and docs/old-spellings.md name every kind and field; their links lead somewhere."""
+"""docs/bundle.md, in both languages, and docs/old-spellings.md name every kind and field; links lead there."""
 
 from __future__ import annotations
 
