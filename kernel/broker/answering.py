@@ -12,7 +12,7 @@ from msgspec import Raw
 
 from goondan.kernel.broker.blobs import Receiver
 from goondan.kernel.broker.bus import Bus
-from goondan.kernel.broker.entities import AGENTS, CLIENTS, Connection, Event, Instance, Staged
+from goondan.kernel.broker.entities import AGENTS, CLIENTS, Connection, Event, Instance
 from goondan.kernel.broker.journal.records import Finished, event_subject
 from goondan.kernel.broker.journal.records import decode as decode_record
 from goondan.kernel.broker.quiet import QuietPeers
@@ -88,7 +88,7 @@ class Answering:
         at: Receiver = "client" if connection.cls == CLIENTS else "toolhost"
         if frame.stage == "done" and answer_id is not None and self._mailbox.arrived(answer_id, at=at):
             item = self._ledger.answer_arrived(answer_id.removesuffix(ANSWER_SUFFIX))
-            self._bus.staged.append(Staged("note", item))
+            self._bus.stage(item)
         if frame.stage == "done" and answer_id is not None and at == "toolhost":
             self._mailbox.answer_read(answer_id)
 

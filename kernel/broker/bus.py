@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
+from typing import NamedTuple
 
-from goondan.kernel.broker.approvals.items import Item
+from goondan.kernel.broker.approvals.items import Item as ApprovalItem
 from goondan.kernel.broker.calls import Calls
-from goondan.kernel.broker.entities import Connection, Event, Instance, Staged
+from goondan.kernel.broker.entities import Connection, Event, Instance
 from goondan.kernel.broker.epochs import Epochs
-from goondan.kernel.broker.journal.interface import Archive
+from goondan.kernel.broker.journal.interface import Archive, Item
 from goondan.kernel.broker.ledger import EPOCH_BLOCK, Ledger
 from goondan.kernel.broker.mailbox import Mailbox, Quotas
 from goondan.kernel.broker.presence import Presence
@@ -41,6 +43,16 @@ class Lossy(bytes):
     """A frame that is dropped when its peer takes no more. Any other frame waits."""
 
     __slots__ = ()
+
+
+class Staged(NamedTuple):
+    """A decision on its way into the journal."""
+
+    #: The writes of the journal.
+    item: Item
+    #: Acts on the decision when the journal has it (True), or when the disk has no room for it (False). None: nothing
+    #: waits for it. A crash before costs nothing: the next broker reads the records only.
+    then: Callable[[bool], None] | None
 
 
 class Bus:
@@ -93,7 +105,7 @@ class Bus:
         #: Wishes for a restart that are open or ended lately, by their subjects in the journal.
         self.wishes: dict[str, Wish] = {}
         #: Items that wait for a person, and decided items whose turn still goes on: by subject, the oldest first.
-        self.approvals: dict[str, Item] = {}
+        self.approvals: dict[str, ApprovalItem] = {}
         #: Decisions of people, one line each; the loop writes them to the log.
         self.audit: list[str] = []
         #: Agent -> generation of its conversations; "" stands for all agents (fresh.py).
@@ -114,11 +126,17 @@ class Bus:
         self.draining: tuple[ShutdownReason, float] | None = None
         self._last_id = 0
 
+    def stage(self, item: Item, then: Callable[[bool], None] | None = None) -> None:
+        """Have the journal write a decision. `then` is called with True when it is durable. It is called with False
+        when the disk has no room for it, which happens to refusable items only.
+        """
+        self.staged.append(Staged(item, then))
+
     def reserve_epochs(self) -> None:
         """Have the journal reserve more epochs before they run out."""
         top = self.mailbox.epochs.to_reserve(EPOCH_BLOCK)
         if top is not None:
-            self.staged.append(Staged("note", self.ledger.epochs(top)))
+            self.stage(self.ledger.epochs(top))
 
     def next_id(self) -> str:
         """A new id for a frame of the broker."""

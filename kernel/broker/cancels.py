@@ -16,11 +16,13 @@ Source: docs/design/delivery.md section 2; PROTOCOL.md "Cancelling".
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 from goondan.kernel.broker.answers import deleted_answer, failure_answer
 from goondan.kernel.broker.bus import RETRY_AFTER_MS, RETURN_S, Bus
-from goondan.kernel.broker.entities import Connection, Event, Instance, Staged
+from goondan.kernel.broker.entities import Connection, Event, Finish, Instance
 from goondan.kernel.broker.journal.records import event_subject
 from goondan.kernel.broker.late_answers import late_answer
 from goondan.kernel.broker.one_frame import fitting
@@ -37,9 +39,11 @@ MAX_LISTED: Final = 1000
 class Cancels:
     """The part of the broker that cancels events."""
 
-    def __init__(self, bus: Bus) -> None:
+    def __init__(self, bus: Bus, finished: Callable[[Finish, bool], None]) -> None:
+        """`finished` acts on an end when the journal has it (events.py)."""
         self._bus = bus
         self._mailbox = bus.mailbox
+        self._finished = finished
         #: Frames to answer when an event has ended: (connection, frame id).
         self._asked: dict[Event, list[tuple[Connection, str]]] = {}
 
@@ -97,7 +101,7 @@ class Cancels:
     def cancel(self, event: Event) -> None:
         """End this event, and the requests that its turn waits for."""
         if not event.ending and not event.cancelled:
-            self._bus.staged.append(Staged("note", self._bus.ledger.cancel_wished(event)))
+            self._bus.stage(self._bus.ledger.cancel_wished(event))
         event.cancelled = True
         if event.instance.leased is event:
             self._tell_holder(event.instance)
@@ -114,7 +118,7 @@ class Cancels:
             follow = late_answer(self._bus, event, answer, None)
             item = self._bus.ledger.finished(event, "cancelled", answer, None, "", self._bus.now, follow)
             event.end = "cancelled"
-            self._bus.staged.append(Staged("finish", item, event, answer=answer, state="cancelled", follow=follow))
+            self._bus.stage(item, partial(self._finished, Finish(event, "cancelled", answer, follow=follow)))
 
     def holder_here(self, instance: Instance, connection: Connection, leases: list[Lease]) -> None:
         """An agent said hello with its leases: tell it of cancels that it may not have heard of."""

@@ -14,6 +14,8 @@ Source: docs/design/delivery.md section 10.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -21,7 +23,7 @@ from msgspec import Struct
 
 from goondan.kernel.broker.bus import MAX_ID, RETRY_AFTER_MS, Bus
 from goondan.kernel.broker.contents import content_of
-from goondan.kernel.broker.entities import Connection, Event, Staged
+from goondan.kernel.broker.entities import Connection, Event
 from goondan.kernel.broker.journal import records
 from goondan.kernel.broker.journal.interface import Item
 from goondan.kernel.broker.journal.records import Accepted, Finished
@@ -53,8 +55,10 @@ class _Dealing(Struct):
 class DeadLetters:
     """Answers `dead.*`."""
 
-    def __init__(self, bus: Bus) -> None:
+    def __init__(self, bus: Bus, accepted: Callable[[Event, bool], None]) -> None:
+        """`accepted` acts on a new event when the journal has it (events.py)."""
         self._bus = bus
+        self._accepted = accepted
         #: Decisions on their way into the journal, by the id of the dead letter.
         self._dealings: dict[str, _Dealing] = {}
 
@@ -78,8 +82,8 @@ class DeadLetters:
         if self._told_again(connection, frame, event_id, DROPPED):
             return
         event = self._dead(event_id)
-        self._bus.staged.append(Staged("note", self._bus.ledger.dealt_with(event, DROPPED), event))
-        self._dealings[event.id] = _Dealing(event, DROPPED, [(connection, frame.id)])
+        dealing = self._dealings[event.id] = _Dealing(event, DROPPED, [(connection, frame.id)])
+        self._bus.stage(self._bus.ledger.dealt_with(event, DROPPED), partial(self._settle, dealing))
 
     def requeue(self, connection: Connection, frame: Frame, event_id: Any) -> None:
         """`dead.requeue`: accept a new event with the same content."""
@@ -107,34 +111,25 @@ class DeadLetters:
         self._bus.mailbox.stage(again)
         accept = self._bus.ledger.accepted(again, self._bus.now)
         over = self._bus.ledger.dealt_with(event, REQUEUED)
-        self._bus.staged.append(Staged("accept", Item((*accept.writes, *over.writes), refusable=True), again))
-        self._dealings[event.id] = _Dealing(event, REQUEUED, [(connection, frame.id)])
+        dealing = self._dealings[event.id] = _Dealing(event, REQUEUED, [(connection, frame.id)])
 
-    def settled(self, item: Staged) -> None:
-        """The journal has a decision. It may be one about a dead letter."""
-        dealing = self._dealing(item)
-        if dealing is not None:
+        def settle(kept: bool) -> None:
+            self._accepted(again, kept)
+            self._settle(dealing, kept)
+
+        self._bus.stage(Item((*accept.writes, *over.writes), refusable=True), settle)
+
+    def _settle(self, dealing: _Dealing, kept: bool) -> None:
+        """The journal has a decision: carry it out. Without room on the disk, nothing is done."""
+        del self._dealings[dealing.event.id]
+        if kept:
             self._bus.mailbox.drop_dead(dealing.event)
-            for connection, frame_id in dealing.askers:
+        for connection, frame_id in dealing.askers:
+            if kept:
                 self._tell(connection, frame_id, dealing.event.id, dealing.how)
-
-    def refused(self, item: Staged) -> None:
-        """The disk has no room for the new event: tell the askers that nothing was done."""
-        dealing = self._dealing(item)
-        if dealing is not None:
-            info = error_payload("E_DISK_FULL", "the disk of the state directory is full; the dead letter stays")
-            for connection, frame_id in dealing.askers:
+            else:
+                info = error_payload("E_DISK_FULL", "the disk of the state directory is full; the dead letter stays")
                 self._bus.error(connection.cls, connection.ident, info, Frame("admin", id=frame_id))
-
-    def _dealing(self, item: Staged) -> _Dealing | None:
-        """The decision about a dead letter that `item` belongs to, if any. It is removed from the list here."""
-        event = item.event
-        if not self._dealings or event is None:
-            return None
-        if item.kind == "note":
-            return self._dealings.pop(event.id, None)
-        old = next((known for known in self._dealings if item.kind == "accept" and new_id(known) == event.id), None)
-        return None if old is None else self._dealings.pop(old)
 
     def _told_again(self, connection: Connection, frame: Frame, event_id: Any, state: str) -> bool:
         """Whether the question is a repeat: the same was done before, or is being done now."""

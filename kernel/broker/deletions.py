@@ -20,7 +20,8 @@ Source: docs/design/delivery.md section 9.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, Final, Literal
 
 from msgspec import Struct
@@ -28,7 +29,7 @@ from msgspec import Struct
 from goondan.kernel.broker.bus import MAX_ID, RETRY_AFTER_MS, RETURN_S, Bus
 from goondan.kernel.broker.cancels import Cancels
 from goondan.kernel.broker.directory import Directory
-from goondan.kernel.broker.entities import TOOLS, Connection, Event, Instance, Staged
+from goondan.kernel.broker.entities import TOOLS, Connection, Event, Instance
 from goondan.kernel.broker.folders import Folders, Moved
 from goondan.kernel.broker.journal import records
 from goondan.kernel.broker.journal.interface import Item
@@ -80,13 +81,21 @@ class Deletions:
     """All deletions that are under way."""
 
     def __init__(
-        self, bus: Bus, cancels: Cancels, processes: Processes, directory: Directory, folders: Folders
+        self,
+        bus: Bus,
+        cancels: Cancels,
+        processes: Processes,
+        directory: Directory,
+        folders: Folders,
+        forgets: Callable[[str, str], None],
     ) -> None:
+        """`forgets` is called with the agent and the instance key when a deletion is decided."""
         self._bus = bus
         self._cancels = cancels
         self._processes = processes
         self._directory = directory
         self._folders = folders
+        self._forgets = forgets
         self._active: dict[tuple[str, str], Deletion] = {}
 
     def resume(self, tombstones: Iterable[records.InstanceDeleted], now: float) -> None:
@@ -292,7 +301,7 @@ class Deletions:
             self._bus.mailbox.unwanted(event)
             writes += ledger.answer_unwanted(event).writes
         writes += self._directory.deleted(instance).writes
-        self._bus.staged.append(Staged("deletion", Item(tuple(writes)), instance=instance))
+        self._bus.stage(Item(tuple(writes)), partial(self._journaled, instance))
 
     def _is_shared(self, instance: Instance) -> bool:
         """Whether somebody else works in the workdir of this instance."""
@@ -303,8 +312,13 @@ class Deletions:
         named = (one.leased.content.workdir for one in mailbox.holding if one.leased is not None)
         return any(path is not None and (path == own or path.startswith(f"{own}/")) for path in (*elsewhere, *named))
 
-    def settled(self, instance: Instance, now: float) -> None:
+    def _journaled(self, instance: Instance, kept: bool) -> None:
         """The journal has the tombstone, or the end of the deletion."""
+        self._step(instance)
+        if instance.deleting:
+            self._forgets(instance.agent, instance.key)
+
+    def _step(self, instance: Instance) -> None:
         deletion = self._active.get((instance.agent, instance.key))
         if deletion is None:
             return
@@ -325,7 +339,7 @@ class Deletions:
         else:
             deletion.phase = "end"
         over = self._bus.ledger.buried(instance.agent, instance.key, gone=not moved.problem)
-        self._bus.staged.append(Staged("deletion", over, instance=instance))
+        self._bus.stage(over, partial(self._journaled, instance))
 
     def _over(self, deletion: Deletion) -> None:
         instance = deletion.instance

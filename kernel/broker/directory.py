@@ -16,13 +16,14 @@ Source: docs/design/wire.md section 4; docs/design/delivery.md section 5; requir
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import Final
 
 from msgspec.structs import replace
 
 from goondan.kernel.broker.acting import Actor, Actors
 from goondan.kernel.broker.bus import MAX_ID, RETRY_AFTER_MS, Bus
-from goondan.kernel.broker.entities import Connection, Instance, PendingSpawn, Staged
+from goondan.kernel.broker.entities import Connection, Instance, PendingSpawn
 from goondan.kernel.broker.journal.interface import Item, Write
 from goondan.kernel.broker.one_frame import fitting
 from goondan.kernel.broker.places import Claim
@@ -166,12 +167,12 @@ class Directory:
         claim = Claim(actor.session, actor.root or me.address, lender=lender, depth=depth)
         instance.spawns[by] = PendingSpawn(connection, frame.id, now + patience_s, claim)
         self._awaited[instance] = None
-        self._bus.staged.append(Staged("spawn", item, instance=instance))
+        self._bus.stage(item, partial(self._journaled, instance))
 
-    def settled(self, instance: Instance, now: float) -> None:
+    def _journaled(self, instance: Instance, kept: bool) -> None:
         """The journal knows who spawned this instance: its process may be started."""
         if instance.spawns:
-            self._processes.want(instance, now)
+            self._processes.want(instance, self._bus.now)
 
     # --- results of spawns
 
@@ -254,7 +255,7 @@ class Directory:
             del self._spawned[idle]
             idle.spawned = None
             gone = self._bus.ledger.spawned(SpawnRecord(idle.agent, idle.key, gone=True))
-            self._bus.staged.append(Staged("note", gone))
+            self._bus.stage(gone)
             self._bus.mailbox.forget_idle(idle)
 
     def _entry(self, instance: Instance, record: Spawned | None) -> ListedAgent:

@@ -8,14 +8,16 @@ Source: docs/design/delivery.md sections 2 and 5.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
-from msgspec import Raw, structs
+from msgspec import Raw
 
 from goondan.kernel.broker.answers import failure_answer, no_room_answer
 from goondan.kernel.broker.blobs import size_of
 from goondan.kernel.broker.bus import Bus
-from goondan.kernel.broker.entities import Connection, Event, Staged, State
+from goondan.kernel.broker.entities import Connection, Event, Finish, State
 from goondan.kernel.broker.journal.interface import Item
 from goondan.kernel.broker.late_answers import late_answer
 from goondan.schemas.errors import error_payload
@@ -25,10 +27,12 @@ from goondan.schemas.frames import Blob
 class Ends:
     """Stages the ends of events."""
 
-    def __init__(self, bus: Bus) -> None:
+    def __init__(self, bus: Bus, finished: Callable[[Finish, bool], None]) -> None:
+        """`finished` acts on an end when the journal has it (events.py)."""
         self._bus = bus
         self._mailbox = bus.mailbox
         self._ledger = bus.ledger
+        self._finished = finished
 
     def end(self, event: Event, state: Literal["expired", "dead"], code: str, message: str) -> None:
         """End an event instead of its agent. The sender gets an answer, too."""
@@ -66,8 +70,8 @@ class Ends:
             follow = late_answer(self._bus, event, answer, blob)
             item = self._ledger.finished(event, state, answer, blob, cause, self._bus.now, follow)
             event.end = state
-        staged = Staged("finish", item, event, conn=conn, frame_id=frame_id, answer=answer, blob=blob, state=state)
-        self._bus.staged.append(staged if follow is None else structs.replace(staged, follow=follow))
+        finish = Finish(event, state, answer, blob, conn, frame_id, follow)
+        self._bus.stage(item, partial(self._finished, finish))
 
     def expire(self, event: Event) -> None:
         """End an event whose deadline has passed while it waited."""

@@ -20,7 +20,6 @@ from msgspec import Raw, Struct
 from goondan.kernel.broker.allowance import Allowance
 from goondan.kernel.broker.blobs import size_of
 from goondan.kernel.broker.budgets.book import BudgetLine
-from goondan.kernel.broker.journal.interface import Item
 from goondan.kernel.broker.places import Claim
 from goondan.kernel.broker.spawns import Spawned
 from goondan.kernel.broker.standing import Standing
@@ -538,39 +537,19 @@ class PendingSpawn(Struct):
     claim: Claim
 
 
-class Staged(Struct, frozen=True):
-    """A decision that takes effect when the journal has `item`."""
+class Finish(Struct, frozen=True):
+    """The end of an event that is on its way into the journal."""
 
-    #: What takes effect.
-    #: - `accept`: the event may be handed over, and its senders are told.
-    #: - `finish`: the event has ended as `state`, with its answer.
-    #: - `spawn`: the process of the instance may be started.
-    #: - `deletion`: the instance may be deleted, or is deleted.
-    #: - `restart`: the wish may be granted.
-    #: - `fresh`: conversations begin again.
-    #: - `budget`: see budgets/desk.py.
-    #: - `config`: a patch is in force, or was reverted.
-    #: - `approval`: the state of one item has changed.
-    #: - `note`: nothing waits for it.
-    kind: Literal["accept", "finish", "spawn", "deletion", "restart", "fresh", "budget", "config", "approval", "note"]
-    #: The writes of the journal.
-    item: Item
-    #: The event that it is about; None for `spawn`, `deletion` and some notes.
-    event: Event | None = None
-    #: The instance of a `spawn` or a `deletion`.
-    instance: Instance | None = None
-    #: The connection that is told of a `finish`.
-    conn: Connection | None = None
-    #: Its frame, which is acknowledged then.
-    frame_id: str = ""
-    #: The answer of a `finish`.
+    #: The event.
+    event: Event
+    #: The state in which it ends.
+    state: State
+    #: Its answer.
     answer: Raw = NO_PAYLOAD
     #: The reference to the answer's file if the answer is large.
     blob: Blob | None = None
-    #: The state in which a `finish` ends the event.
-    state: State = "done"
-    #: The event that a `finish` puts into the mailbox: the answer to a request whose sender does not wait.
+    #: The connection that is told, and its frame, which is acknowledged then.
+    conn: Connection | None = None
+    frame_id: str = ""
+    #: The event that comes into the mailbox with the end: the answer to a request whose sender does not wait.
     follow: Event | None = None
-    #: A name, by kind: the journal's subject of a `restart` or an `approval`, the agent of a `fresh`, the tree or the
-    #: model call of a `budget`, the id of the patch of a `config`.
-    wish: str = ""

@@ -1,7 +1,7 @@
 """Accepted events: hands them over under a lease, takes them back, ends them. Pure.
 
 Rules.
-- Accepted means journaled: `settled` sends the ack and the first delivery, never the intake. The same holds for every
+- Accepted means journaled: `accepted` sends the ack and the first delivery, never the intake. The same holds for every
   end: the asker is told when the journal has it.
 - `done` has the turn's answer in it: the event's end and its answer are one journal record.
 
@@ -23,7 +23,7 @@ from goondan.kernel.broker.budgets.desk import Budgets
 from goondan.kernel.broker.bus import Bus
 from goondan.kernel.broker.cancels import Cancels
 from goondan.kernel.broker.ends import Ends
-from goondan.kernel.broker.entities import Connection, Event, Instance, Staged, State
+from goondan.kernel.broker.entities import Connection, Event, Finish, Instance, State
 from goondan.kernel.broker.journal.records import INSTANCE_DIGEST_BYTES, event_subject, instance_digest
 from goondan.kernel.broker.late_answers import news, waiting_news
 from goondan.kernel.broker.mailbox import LEASE_S
@@ -75,33 +75,41 @@ class Events:
             "park": self._released,
         }
 
-    def settled(self, item: Staged, now: float) -> None:
-        """The journal has this decision: act on it."""
-        event = item.event
-        if event is None:
+    def accepted(self, event: Event, kept: bool) -> None:
+        """The journal has a new event, or that nobody waits for its answer any more: tell its senders, and hand it
+        over. Without room on the disk, a new event is refused.
+        """
+        if not kept:
+            self._refuse(event)
             return
-        if item.kind == "accept":
-            if event.state == "staged":
-                self._mailbox.accept(event)
-            else:  # nobody waits for its answer any more
-                self._mailbox.contents.recall(event)
-            for connection, frame_id in event.waiting_acks:
-                self._bus.ack(connection, frame_id, event)
-            event.acknowledged()
-        elif item.kind == "finish":
-            follow = item.follow
-            if follow is not None:  # before the end, which would let go of a payload that both refer to
-                where = follow.instance
-                follow.instance = self._bus.instance(where.agent, where.key, now)  # it may have been forgotten
-                self._mailbox.stage(follow)
-                self._mailbox.accept(follow)
-            if not event.finished:  # else it is a second word about the same end
-                self._end(event, item)
-            if follow is not None:
-                self._tell_late(follow, now)
-            if item.conn is not None:
-                self._bus.ack(item.conn, item.frame_id, event)
-        self.dispatch(event.instance, now)
+        if event.state == "staged":
+            self._mailbox.accept(event)
+        else:  # nobody waits for its answer any more
+            self._mailbox.contents.recall(event)
+        for connection, frame_id in event.waiting_acks:
+            self._bus.ack(connection, frame_id, event)
+        event.acknowledged()
+        self._hand_over(event)
+
+    def finished(self, finish: Finish, kept: bool) -> None:
+        """The journal has the end of an event: act on it, and tell its holder."""
+        event, follow, now = finish.event, finish.follow, self._bus.now
+        if follow is not None:  # before the end, which would let go of a payload that both refer to
+            where = follow.instance
+            follow.instance = self._bus.instance(where.agent, where.key, now)  # it may have been forgotten
+            self._mailbox.stage(follow)
+            self._mailbox.accept(follow)
+        if not event.finished:  # else it is a second word about the same end
+            self._end(event, finish)
+        if follow is not None:
+            self._tell_late(follow, now)
+        if finish.conn is not None:
+            self._bus.ack(finish.conn, finish.frame_id, event)
+        self._hand_over(event)
+
+    def _hand_over(self, event: Event) -> None:
+        """Hand over the next event of this one's instance, if it can be. What waits is in the journal only."""
+        self.dispatch(event.instance, self._bus.now)
         if event.state == "accepted":
             self._mailbox.contents.rests(event)
 
@@ -114,23 +122,22 @@ class Events:
         if answer.state == "accepted":
             self._mailbox.contents.rests(answer)
 
-    def _end(self, event: Event, item: Staged) -> None:
+    def _end(self, event: Event, finish: Finish) -> None:
         self._tool_calls.drop(event)
         self._approvals.drop(event)
         self._cancels.ending(event)
-        self._mailbox.finish(event, item.state, item.answer, item.blob)
+        self._mailbox.finish(event, finish.state, finish.answer, finish.blob)
         self._budgets.ended(event)
         self._bus.counters["answers"] += 1
-        if item.state in ("expired", "dead"):
-            self._bus.counters[f"events_{item.state}"] += 1
+        if finish.state in ("expired", "dead"):
+            self._bus.counters[f"events_{finish.state}"] += 1
         self._answering.send(event)
         self._cancels.ended(event)
         self._restarts.left(event)
 
-    def refused(self, item: Staged) -> None:
+    def _refuse(self, event: Event) -> None:
         """The disk has no room for a new event: tell its senders, and forget it."""
-        event = item.event
-        if event is None or event.state != "staged":
+        if event.state != "staged":
             return
         if event.asking is not None:
             event.asking.work.requests.pop(event, None)

@@ -10,10 +10,11 @@ The number is the wall clock's milliseconds, or one more than the last. So it gr
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Final
 
 from goondan.kernel.broker.bus import Bus
-from goondan.kernel.broker.entities import Connection, Staged
+from goondan.kernel.broker.entities import Connection
 from goondan.schemas.codec import to_raw
 from goondan.schemas.control import BeginAnew, BegunAnew
 from goondan.schemas.errors import fail
@@ -34,7 +35,7 @@ class FreshStarts:
         bus = self._bus
         number = max(int((bus.booted_at + now) * 1000), self.of(message.agent) + 1)
         bus.generations[message.agent] = number
-        bus.staged.append(Staged("fresh", bus.ledger.fresh(message.agent, number), wish=message.agent))
+        bus.stage(bus.ledger.fresh(message.agent, number), partial(self._journaled, message.agent))
 
     def tell(self, connection: Connection, frame: Frame, asked: dict[str, Any], now: float) -> None:
         """`{op: "generation", agent}`: the generation of the agent's conversations, 0 before the first fresh start."""
@@ -44,7 +45,7 @@ class FreshStarts:
         body = {"generation": self.of(agent)}
         self._bus.send(connection, Frame("reply", in_reply_to=frame.id, payload=to_raw(body)))
 
-    def settled(self, agent: str) -> None:
+    def _journaled(self, agent: str, kept: bool) -> None:
         """The journal has the new generation."""
         self._bus.tell_supervisor(BegunAnew(agent))
 

@@ -14,6 +14,8 @@ Source: docs/design/delivery.md sections 2, 5 and 7.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from msgspec import Raw
@@ -24,7 +26,7 @@ from goondan.kernel.broker.approvals.room import Approvals
 from goondan.kernel.broker.budgets.desk import Budgets
 from goondan.kernel.broker.bus import MAX_CORRELATION, MAX_ID, RETRY_AFTER_MS, Bus
 from goondan.kernel.broker.dead_letters import REQUEUED_SUFFIX
-from goondan.kernel.broker.entities import CLIENTS, Connection, Content, Event, Instance, Staged
+from goondan.kernel.broker.entities import CLIENTS, Connection, Content, Event, Instance
 from goondan.kernel.broker.journal.records import Finished, event_digest, event_subject
 from goondan.kernel.broker.journal.records import decode as decode_record
 from goondan.kernel.broker.mailbox import MAX_LATE, MAX_QUEUED
@@ -51,9 +53,18 @@ class Intake:
     """Takes events, or refuses them with a reason."""
 
     def __init__(
-        self, bus: Bus, *, actors: Actors, answering: Answering, approvals: Approvals, budgets: Budgets
+        self,
+        bus: Bus,
+        *,
+        accepted: Callable[[Event, bool], None],
+        actors: Actors,
+        answering: Answering,
+        approvals: Approvals,
+        budgets: Budgets,
     ) -> None:
+        """`accepted` acts on an event when the journal has it (events.py)."""
         self._bus = bus
+        self._accepted = accepted
         self._actors = actors
         self._answering = answering
         self._approvals = approvals
@@ -135,7 +146,7 @@ class Intake:
         event.live = _wants_live(connection, frame)
         event.waiting_acks.append((connection, frame.id))
         self._mailbox.stage(event)
-        self._bus.staged.append(Staged("accept", self._ledger.accepted(event, now), event))
+        self._bus.stage(self._ledger.accepted(event, now), partial(self._accepted, event))
         self._bus.counters["events"] += 1
 
     def _passed_on(self, actor: Actor, target: Instance) -> str | None:
@@ -271,7 +282,7 @@ class Intake:
         if waits_no_more and not event.ending and not event.cancelled:  # else its answer is on the way
             self._mailbox.awaited_no_more(event)
             event.waiting_acks.append((connection, frame.id))
-            self._bus.staged.append(Staged("accept", self._ledger.awaited_no_more(event), event))
+            self._bus.stage(self._ledger.awaited_no_more(event), partial(self._accepted, event))
             return
         self._bus.ack(connection, frame.id, event)
         if event.finished:

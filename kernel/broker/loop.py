@@ -23,7 +23,8 @@ from contextlib import suppress
 from typing import Final
 
 from goondan.kernel.broker.blob_keeper import SWEEP_S, BlobKeeper
-from goondan.kernel.broker.entities import AGENTS, CLASSES, CLIENTS, CONTROL, TOOLS, Staged
+from goondan.kernel.broker.bus import Staged
+from goondan.kernel.broker.entities import AGENTS, CLASSES, CLIENTS, CONTROL, TOOLS
 from goondan.kernel.broker.journal.interface import Journal
 from goondan.kernel.broker.peer_users import users_of
 from goondan.kernel.broker.router import Router

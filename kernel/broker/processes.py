@@ -21,7 +21,7 @@ from typing import Final
 from goondan.kernel.broker.bus import Bus, principal_of
 from goondan.kernel.broker.cancels import Cancels
 from goondan.kernel.broker.ends import Ends
-from goondan.kernel.broker.entities import AGENTS, CLIENTS, TOOLS, Connection, Event, Instance, Staged
+from goondan.kernel.broker.entities import AGENTS, CLIENTS, TOOLS, Connection, Event, Instance
 from goondan.kernel.broker.mailbox import MAX_ATTEMPTS
 from goondan.kernel.broker.places import Claim
 from goondan.kernel.broker.presence import agent_address
@@ -370,7 +370,7 @@ class Processes:
         """
         if event is None:
             return
-        self._bus.staged.append(Staged("note", self._bus.ledger.attempt(event)))
+        self._bus.stage(self._bus.ledger.attempt(event))
         if event.work.attempts >= MAX_ATTEMPTS:
             message = f"the agent ended {event.work.attempts} times on this event without progress, last: {cause}"
             self._ends.end(event, "dead", "E_AGENT_FAILED", message)

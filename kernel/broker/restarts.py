@@ -17,10 +17,11 @@ Source: docs/decisions/056; requirements RESTART-01 to RESTART-04.
 from __future__ import annotations
 
 from collections import deque
+from functools import partial
 from typing import Final
 
 from goondan.kernel.broker.bus import MAX_ID, RETRY_AFTER_MS, RETURN_S, Bus
-from goondan.kernel.broker.entities import Connection, Event, Staged
+from goondan.kernel.broker.entities import Connection, Event
 from goondan.kernel.broker.journal.records import restart_subject
 from goondan.kernel.broker.restart_wishes import Wish
 from goondan.schemas.address import is_name
@@ -100,7 +101,7 @@ class Restarts:
             return
         wish.state = "staged"
         item = self._bus.ledger.restart_wished(wish.subject, wish.reason, wish.event_id, wish.at_ms)
-        self._bus.staged.append(Staged("restart", item, wish=wish.subject))
+        self._bus.stage(item, partial(self._journaled, wish))
 
     def undone(self, message: RestartUndone) -> None:
         """The supervisor will not restart the kernel: the kernel goes on as it is."""
@@ -119,10 +120,12 @@ class Restarts:
 
     # --- the journal's
 
-    def settled(self, subject: str) -> None:
-        """The journal has the wish: tell the askers. It is carried out when their step has ended."""
-        wish = self._wishes.get(subject)
-        if wish is None or wish.state != "staged":
+    def _journaled(self, wish: Wish, kept: bool) -> None:
+        """The journal has the wish: tell the askers. It is carried out when their step has ended. Without room on the
+        disk, it is refused.
+        """
+        if not kept:
+            self._refuse(wish, error_payload("E_DISK_FULL", "the disk of the state directory is full"))
             return
         wish.state = "wished"
         for connection, frame_id in wish.askers:
@@ -131,12 +134,6 @@ class Restarts:
         event = self._bus.mailbox.events.get(wish.event_id)
         if event is None or event.state != "leased":
             self._carry_out(wish)
-
-    def refused(self, subject: str) -> None:
-        """The disk has no room for the wish: refuse it."""
-        wish = self._wishes.get(subject)
-        if wish is not None:
-            self._refuse(wish, error_payload("E_DISK_FULL", "the disk of the state directory is full"))
 
     # --- when
 
@@ -157,7 +154,7 @@ class Restarts:
                 self._carry_out(wish)
             elif wish.state == "done" and not self._is_recent(wish.at_ms, now):
                 del self._wishes[wish.subject]
-                self._bus.staged.append(Staged("note", self._bus.ledger.restart_over(wish.subject)))
+                self._bus.stage(self._bus.ledger.restart_over(wish.subject))
 
     # --- inside
 

@@ -23,14 +23,14 @@ from goondan.kernel.broker.approvals.news import OperatorNews
 from goondan.kernel.broker.approvals.operators import Operators
 from goondan.kernel.broker.approvals.room import Approvals
 from goondan.kernel.broker.budgets.desk import Budgets
-from goondan.kernel.broker.bus import CREDIT, MAX_ID, Bus
+from goondan.kernel.broker.bus import CREDIT, MAX_ID, Bus, Staged
 from goondan.kernel.broker.cancels import Cancels
 from goondan.kernel.broker.changesets import Changesets
 from goondan.kernel.broker.dead_letters import DeadLetters
 from goondan.kernel.broker.deletions import Deletions
 from goondan.kernel.broker.directory import Directory
 from goondan.kernel.broker.ends import Ends
-from goondan.kernel.broker.entities import AGENTS, CLASSES, CLIENTS, CONTROL, TOOLS, Connection, Handler, Staged
+from goondan.kernel.broker.entities import AGENTS, CLASSES, CLIENTS, CONTROL, TOOLS, Connection, Event, Finish, Handler
 from goondan.kernel.broker.events import Events
 from goondan.kernel.broker.folders import Folders
 from goondan.kernel.broker.fresh import FreshStarts
@@ -104,8 +104,8 @@ class Router:
         self.bus = bus
         # Each part gets the parts that it needs when it is made, so the order shows who depends on whom.
         actors = Actors(bus)
-        cancels = self._cancels = Cancels(bus)
-        ends = self._ends = Ends(bus)
+        cancels = self._cancels = Cancels(bus, self._finished)
+        ends = self._ends = Ends(bus, self._finished)
         self._quiet = quiet = QuietPeers(bus)
         self._restarts = restarts = Restarts(bus)
         self._changesets = changesets = Changesets(bus)
@@ -115,14 +115,17 @@ class Router:
         self._budgets = budgets = Budgets(bus)
         self._gates = gates = Gates(bus)
         self._operator_news = operator_news = OperatorNews(bus)
-        self._approvals = approvals = Approvals(bus, budgets, operator_news)
+        self._approvals = approvals = Approvals(bus, budgets, operator_news, self._call_goes_on)
         self._tool_calls = ToolCalls(bus, budgets, approvals, cancels)
         self._servers = servers = Servers(bus)
         self._processes = Processes(bus, cancels, ends, self._tool_calls, servers)
         self._directory = directory = Directory(bus, actors, self._processes)
-        self._deletions = Deletions(bus, cancels, self._processes, directory, folders)
+        self._configs = configs = LiveConfigs(bus)
+        self._deletions = Deletions(bus, cancels, self._processes, directory, folders, configs.forget_instance)
         self._answering = answering = Answering(bus, quiet)
-        self._intake = Intake(bus, actors=actors, answering=answering, approvals=approvals, budgets=budgets)
+        self._intake = Intake(
+            bus, accepted=self._accepted, actors=actors, answering=answering, approvals=approvals, budgets=budgets
+        )
         self._events = Events(
             bus,
             answering=answering,
@@ -138,11 +141,10 @@ class Router:
         directory.restore(restored.spawned)
         self._deletions.resume(restored.deleted, bus.now)
         budgets.resume(restored.budgets)
-        self._configs = configs = LiveConfigs(bus)
         approvals.restore(restored.approvals)
         approvals.history.restore(restored.remembered)
         ends.without_agent()
-        self._dead = dead = DeadLetters(bus)
+        self._dead = dead = DeadLetters(bus, self._accepted)
         administration = Administration(
             bus,
             approvals=Operators(bus, approvals, operator_news),
@@ -299,44 +301,23 @@ class Router:
     def settle(self, staged: list[Staged], now: float, refused: frozenset[int] = frozenset()) -> None:
         """The journal has these decisions, except those at the positions `refused`. Act on them, in order."""
         self.bus.now = now
-        for at, item in enumerate(staged):
-            if at in refused:
-                self._events.refused(item)
-                self._dead.refused(item)
-                self._restarts.refused(item.wish)
-                self._budgets.refused(item.wish)
-                self._configs.refused(item.wish)
-                self._approvals.refused(item.wish)
-            elif item.kind == "restart":
-                self._restarts.settled(item.wish)
-            elif item.kind == "fresh":
-                self._fresh.settled(item.wish)
-            elif item.kind == "budget":
-                self._budgets.settled(item.wish)
-            elif item.kind == "config":
-                self._configs.settled(item.wish)
-            elif item.kind == "approval":
-                self._go_on(self._approvals.settled(item.wish, now), now)
-            elif item.kind == "deletion" and item.instance is not None:
-                self._deletions.settled(item.instance, now)
-                if item.instance.deleting:
-                    self._configs.forget_instance(item.instance.agent, item.instance.key)
-            elif item.instance is not None:
-                self._directory.settled(item.instance, now)
-            else:
-                self._events.settled(item, now)
-                self._dead.settled(item)
+        for at, (_, then) in enumerate(staged):
+            if then is not None:
+                then(at not in refused)
         if self._deletions.active:
             self._deletions.advance(now)
         self._hand_over(now)
 
-    def _go_on(self, waited: tuple[Connection, Frame] | None, now: float) -> None:
+    def _accepted(self, event: Event, kept: bool) -> None:
+        self._events.accepted(event, kept)
+
+    def _finished(self, finish: Finish, kept: bool) -> None:
+        self._events.finished(finish, kept)
+
+    def _call_goes_on(self, connection: Connection, frame: Frame) -> None:
         """Go on with a tool call that has waited until its approval was journaled."""
-        if waited is None:
-            return
-        connection, frame = waited
         try:
-            self._tool_calls.call(connection, frame, now)
+            self._tool_calls.call(connection, frame, self.bus.now)
         except GoondanError as error:
             self.bus.error(connection.cls, connection.ident, error.info, frame)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from goondan.kernel.broker.bus import Bus
 from goondan.kernel.broker.calls import Call
-from goondan.kernel.broker.entities import Connection, Event, Staged
+from goondan.kernel.broker.entities import Connection, Event
 from goondan.kernel.broker.standing import Standing
 from goondan.schemas.frames import ClockStage, Frame
 
@@ -62,7 +62,7 @@ class Clocks:
             if event.state == "accepted":
                 self._bus.mailbox.deadlines.add(event.deadline, event)
             if not event.ending:
-                self._bus.staged.append(Staged("note", self._bus.ledger.deadline_moved(event, event.deadline)))
+                self._bus.stage(self._bus.ledger.deadline_moved(event, event.deadline))
         self._tell_all(event)
 
     def _tell_all(self, event: Event) -> None:

@@ -20,7 +20,6 @@ import msgspec
 
 from goondan.kernel.broker.approvals.items import Decided, Item
 from goondan.kernel.broker.bus import Bus
-from goondan.kernel.broker.entities import Staged
 from goondan.kernel.broker.journal.records import ApprovalAsked, ApprovalRemembered
 from goondan.kernel.broker.one_frame import fitting
 from goondan.schemas.approvals import ApprovalDecided
@@ -70,7 +69,7 @@ class History:
         forgotten: list[int] = []
         while len(self._kept) > MAX_KEPT:
             forgotten.append(self._kept.popleft().number)
-        self._bus.staged.append(Staged("note", self._bus.ledger.approval_remembered(record, forgotten)))
+        self._bus.stage(self._bus.ledger.approval_remembered(record, forgotten))
 
     def listed(self) -> dict[str, Any]:
         """The last decisions, as many as fit in one answer, the oldest first. `more`: how many came before them."""

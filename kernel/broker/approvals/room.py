@@ -16,7 +16,8 @@ Source: docs/approvals.md, docs/decisions/069.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from math import isfinite
 from typing import Any, Final, Literal
 
@@ -31,7 +32,7 @@ from goondan.kernel.broker.approvals.scripts import Decisions, Script, read_scri
 from goondan.kernel.broker.budgets.desk import Budgets
 from goondan.kernel.broker.bus import MAX_ID, RETRY_AFTER_MS, Bus
 from goondan.kernel.broker.calls import Call
-from goondan.kernel.broker.entities import Connection, Event, Instance, Staged
+from goondan.kernel.broker.entities import Connection, Event, Instance
 from goondan.kernel.broker.journal import records
 from goondan.kernel.broker.journal.records import ApprovalAnswered, ApprovalAsked, ApprovalStarted, approval_subject
 from goondan.kernel.broker.refused_calls import refuse_call
@@ -68,7 +69,10 @@ WITHDRAWN: Final = "the call that asked has ended"
 class Approvals:
     """All items."""
 
-    def __init__(self, bus: Bus, budgets: Budgets, news: OperatorNews) -> None:
+    def __init__(
+        self, bus: Bus, budgets: Budgets, news: OperatorNews, call_goes_on: Callable[[Connection, Frame], None]
+    ) -> None:
+        """`call_goes_on` passes on a `tool.call` that has waited for its approval."""
         self._bus = bus
         self._budgets = budgets
         self._items = bus.approvals
@@ -77,6 +81,7 @@ class Approvals:
         self._pool = Pool(MAX_ITEMS, kept_of(MAX_ITEMS))
         self._bytes = Pool(MAX_ITEM_BYTES, kept_of(MAX_ITEM_BYTES))
         self._news = news
+        self._call_goes_on = call_goes_on
         #: Agent -> its policy, for agents that have one.
         self.policies: dict[str, list[Policy]] = {}
         self.history = History(bus)
@@ -411,18 +416,18 @@ class Approvals:
 
     def _stage(self, item: Item, record: records.Record, *, refusable: bool = False) -> None:
         write = self._bus.ledger.approval(item.subject, record, refusable=refusable)
-        self._bus.staged.append(Staged("approval", write, wish=item.subject))
+        self._bus.stage(write, partial(self._journaled, item))
 
     # --- the journal's word
 
-    def settled(self, subject: str, now: float) -> tuple[Connection, Frame] | None:
-        """The journal has the last staged change of this item. Returns a `tool.call` that goes on now, and its
-        connection; None when there is none.
-        """
-        item = self._items.get(subject)
-        if item is None:
-            return None  # its event has ended meanwhile
-        if item.state == "staged":
+    def _journaled(self, item: Item, kept: bool) -> None:
+        """The journal has the last staged change of this item, or no room for it."""
+        now = self._bus.now
+        if self._items.get(item.subject) is not item:
+            return  # its event has ended meanwhile
+        if not kept:
+            self._refuse(item)
+        elif item.state == "staged":
             item.state = "waits"
             self._tell_waits(item)
             self._news.changed()
@@ -430,17 +435,13 @@ class Approvals:
             self._decided(item, item.deciding, now)
         elif item.state == "starting":
             item.state = "started"
-            return self._go_on(item)
-        return None
+            self._go_on(item)
 
-    def refused(self, subject: str) -> None:
+    def _refuse(self, item: Item) -> None:
         """The disk has no room for a new item."""
-        item = self._items.get(subject)
-        if item is None or item.state != "staged":
-            return
         self._let_go(item, self._bus.now)
         self._scripts.forget(item)
-        del self._items[subject]
+        del self._items[item.subject]
         if item.event.standing is not None:
             item.event.standing.asked -= 1
             item.event.standing.asked_bytes -= item.size
@@ -466,16 +467,16 @@ class Approvals:
         self._news.changed()
         self._bus.due[event.instance] = None
 
-    def _go_on(self, item: Item) -> tuple[Connection, Frame] | None:
+    def _go_on(self, item: Item) -> None:
         """The use is journaled: the call goes on, if its process still waits."""
         asker, item.asker = item.asker, None
         if asker is None:
-            return None
+            return
         connection, frame = asker
         if frame.type == "approval.ask":
             self._reply(connection, frame.id, ApprovalState(state="run"))
-            return None
-        return asker
+        else:
+            self._call_goes_on(connection, frame)
 
     # --- events
 
@@ -520,7 +521,7 @@ class Approvals:
                 self._bus.error(connection.cls, connection.ident, info, Frame("admin", id=frame_id))
         self._scripts.forget(item)
         del self._items[item.subject]
-        self._bus.staged.append(Staged("note", self._bus.ledger.approval_over(item.subject)))
+        self._bus.stage(self._bus.ledger.approval_over(item.subject))
 
     def decide(self, item: Item, decided: Decided) -> None:
         """Have the journal write a decision. It counts when the journal has it."""
@@ -549,7 +550,7 @@ class Approvals:
             if isinstance(record, ApprovalAsked):
                 event = self._bus.mailbox.events.get(record.event_id)
                 if event is None or event.finished:
-                    self._bus.staged.append(Staged("note", self._bus.ledger.approval_over(subject)))
+                    self._bus.stage(self._bus.ledger.approval_over(subject))
                 else:
                     self._keep(self._restored(subject, record, event))
             elif item is not None and isinstance(record, ApprovalAnswered):

@@ -9,8 +9,8 @@ Source: docs/decisions/070; PROTOCOL-AGENTS.md "Budgets".
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final
 
 from msgspec import Struct
@@ -19,7 +19,7 @@ from goondan.kernel.broker.budgets.amounts import Spend, limits_of
 from goondan.kernel.broker.budgets.book import MAX_CHARGED, MAX_HOLDS, BudgetLine, Hold, Shortage, Tree
 from goondan.kernel.broker.budgets.messages import budget_spent, left_of, report
 from goondan.kernel.broker.bus import MAX_ID, RETRY_AFTER_MS, Bus
-from goondan.kernel.broker.entities import Connection, Event, Staged
+from goondan.kernel.broker.entities import Connection, Event
 from goondan.kernel.broker.journal.interface import Item, Retire
 from goondan.kernel.broker.journal.records import BudgetHold, hold_subject
 from goondan.kernel.broker.one_frame import fitting
@@ -68,8 +68,6 @@ class Budgets:
         #: Frames to answer when the journal has it, by the model call that they are about.
         self._asked: dict[str, list[tuple[Connection, str]]] = {}
         self._waiting: dict[str, _Waiting] = {}
-        #: Trees of records that are on their way into the journal, in order.
-        self._records: deque[Tree] = deque()
         self.revise(bus.plan)
 
     def revise(self, plan: KernelPlan) -> None:
@@ -209,8 +207,7 @@ class Budgets:
         if line is None:
             self._bus.send(connection, note)
         else:
-            self._asked.setdefault(_settled(hold_id), []).append((connection, frame.id))
-            self._bus.staged.append(Staged("budget", Item(()), wish=_settled(hold_id)))
+            self._bus.stage(Item(()), partial(self._settled, connection, frame.id))
 
     def _amount(self, hold: Hold, request: BudgetSettle) -> Spend | None:
         if request.unused:
@@ -248,22 +245,21 @@ class Budgets:
 
     # --- what becomes of it
 
-    def settled(self, wish: str) -> None:
-        """The journal has it."""
-        if wish == _RECORD:
-            self._book.written(self._records.popleft())
-            return
-        settles = wish.startswith(_SETTLED)
-        hold = None if settles else self._hold(wish)
-        for connection, frame_id in self._asked.pop(wish, ()):
-            if settles:
-                self._bus.send(connection, Frame("reply", in_reply_to=frame_id))
-            else:
-                self._grant(connection, frame_id, hold)
+    def _written(self, tree: Tree, kept: bool) -> None:
+        """The journal has a record of this tree."""
+        self._book.written(tree)
 
-    def refused(self, wish: str) -> None:
-        """The disk has no room for a model call."""
-        hold, asked = self._hold(wish), self._asked.pop(wish, ())
+    def _settled(self, connection: Connection, frame_id: str, kept: bool) -> None:
+        """The journal has what a model call has used."""
+        self._bus.send(connection, Frame("reply", in_reply_to=frame_id))
+
+    def _held(self, hold_id: str, kept: bool) -> None:
+        """The journal has that a model call is about to be made, or no room for it."""
+        hold, asked = self._hold(hold_id), self._asked.pop(hold_id, ())
+        if kept:
+            for connection, frame_id in asked:
+                self._grant(connection, frame_id, hold)
+            return
         if hold is not None:
             self._book.settle(hold, Spend())
         for connection, frame_id in asked:
@@ -310,7 +306,7 @@ class Budgets:
             if len(book.ended) <= MAX_ENDED and self._ms(now) - (tree.ended_ms or 0) < KEEP_MS:
                 break
             book.forget(tree)
-            self._bus.staged.append(Staged("note", self._bus.ledger.budget_over(tree.root)))
+            self._bus.stage(self._bus.ledger.budget_over(tree.root))
 
     def flush(self) -> None:
         """Stage records of all trees that have changed."""
@@ -322,7 +318,7 @@ class Budgets:
         for tree in [*book.dirty]:
             self._write(tree, gone.pop(tree, []))
         for ids in gone.values():
-            self._bus.staged.append(Staged("note", Item(tuple(Retire(hold_subject(name)) for name in ids))))
+            self._bus.stage(Item(tuple(Retire(hold_subject(name)) for name in ids)))
 
     # --- inside
 
@@ -354,7 +350,7 @@ class Budgets:
             amount=verdict.amount,
         )
         self._asked[hold_id] = [(connection, waiting.frame_id)]
-        self._bus.staged.append(Staged("budget", self._bus.ledger.budget_held(record), wish=hold_id))
+        self._bus.stage(self._bus.ledger.budget_held(record), partial(self._held, hold_id))
 
     def _retry(self) -> None:
         for hold_id, waiting in list(self._waiting.items()):
@@ -365,8 +361,7 @@ class Budgets:
 
     def _write(self, tree: Tree, over: list[str]) -> None:
         record = self._book.record(tree)
-        self._records.append(tree)
-        self._bus.staged.append(Staged("budget", self._bus.ledger.budget(record, over), wish=_RECORD))
+        self._bus.stage(self._bus.ledger.budget(record, over), partial(self._written, tree))
 
     def _look(self, tree: Tree) -> None:
         """End a tree without unfinished events. A tree that has used nothing is forgotten."""
@@ -407,16 +402,7 @@ class Budgets:
         return int((self._bus.booted_at + now) * 1000)
 
 
-#: Stands for a record of a tree among what the journal is told; no model call has such a name.
-_RECORD: Final = "record"
-_SETTLED: Final = "settled\0"
-
-
 def _check_id(name: str) -> None:
     """Raise GoondanError for what is no name of a model call."""
     if not 0 < len(name) <= MAX_HOLD_ID or "/" in name:
         raise fail("E_FRAME_INVALID", f"a model call needs an id of 1 to {MAX_HOLD_ID} characters without a slash")
-
-
-def _settled(hold_id: str) -> str:
-    return _SETTLED + hold_id

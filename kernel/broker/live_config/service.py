@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -23,7 +24,7 @@ from msgspec import Raw, Struct
 from msgspec.structs import replace
 
 from goondan.kernel.broker.bus import RETRY_AFTER_MS, Bus
-from goondan.kernel.broker.entities import AGENTS, Connection, Staged
+from goondan.kernel.broker.entities import AGENTS, Connection
 from goondan.kernel.broker.journal.records import ConfigPatched
 from goondan.kernel.broker.live_config.fitting import check_fit, check_instance, with_schema
 from goondan.kernel.broker.live_config.patches import Patch, Patches
@@ -175,10 +176,13 @@ class LiveConfigs:
 
     # --- the journal's word
 
-    def settled(self, patch_id: str) -> None:
-        """The journal has a decision."""
+    def _journaled(self, patch_id: str, kept: bool) -> None:
+        """The journal has a decision, or no room for it."""
         patch = self._patches.find(patch_id)
         if patch is None:
+            return
+        if not kept:
+            self._refuse(patch)
             return
         if patch.state == "staged":
             patch.state = "accepted"
@@ -188,16 +192,13 @@ class LiveConfigs:
         for connection, frame_id in self._askers.pop(patch_id, []):
             self._tell(connection, frame_id, patch)
 
-    def refused(self, patch_id: str) -> None:
+    def _refuse(self, patch: Patch) -> None:
         """The disk has no room for a decision: it counts as not made."""
-        patch = self._patches.find(patch_id)
-        if patch is None:
-            return
         if patch.state == "staged":
             self._patches.forget(patch, never_was=True)
         patch.reverting = 0
         info = error_payload("E_DISK_FULL", "the disk of the state directory is full; nothing was changed")
-        for connection, frame_id in self._askers.pop(patch_id, []):
+        for connection, frame_id in self._askers.pop(patch.id, []):
             self._bus.error(connection.cls, connection.ident, info, Frame("admin", id=frame_id))
 
     def forget_instance(self, agent: str, key: str) -> None:
@@ -207,7 +208,7 @@ class LiveConfigs:
             self._patches.forget(patch)
         if gone:
             item = self._bus.ledger.config_forgotten(patch.number for patch in gone)
-            self._bus.staged.append(Staged("note", item))
+            self._bus.stage(item)
 
     # --- inside
 
@@ -239,12 +240,12 @@ class LiveConfigs:
         item = self._bus.ledger.config_patched(record_of(patch), [old.number for old in forgotten])
         if patch.state == "rejected":
             self._bus.counters["config_rejected"] += 1
-            self._bus.staged.append(Staged("note", item._replace(refusable=False)))
+            self._bus.stage(item._replace(refusable=False))
             self._tell(connection, frame.id, patch)
             return
         self._bus.counters["config_accepted"] += 1
         self._askers[patch.id] = [(connection, frame.id)]
-        self._bus.staged.append(Staged("config", item, wish=patch.id))
+        self._bus.stage(item, partial(self._journaled, patch.id))
 
     def _judge(self, patch: Patch, proposal: ConfigProposal, proposer: Proposer, redact: Redactor) -> list[Patch]:
         """Fill in what the patch does. Returns the patches to forget for it. Raises GoondanError when it is refused."""
@@ -300,7 +301,7 @@ class LiveConfigs:
             self._check_without(patch)
             patch.reverting = self._patches.next_number()
             item = self._bus.ledger.config_patched(record_of(patch, reverted=patch.reverting))
-            self._bus.staged.append(Staged("config", item, wish=patch.id))
+            self._bus.stage(item, partial(self._journaled, patch.id))
         elif patch.state == "staged":
             message = "the patch is on its way into the journal"
             raise GoondanError(error_payload("E_OVERLOADED", message, retry_after_ms=RETRY_AFTER_MS))

@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from goondan.kernel.broker.bus import Bus
-from goondan.kernel.broker.entities import Event, Staged
+from goondan.kernel.broker.bus import Bus, Staged
+from goondan.kernel.broker.entities import Event
 from goondan.kernel.broker.journal import records
 from goondan.kernel.broker.journal.interface import Archive
 

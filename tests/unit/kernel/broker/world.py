@@ -13,8 +13,8 @@ from typing import Literal
 
 from msgspec import Raw, structs
 
-from goondan.kernel.broker.bus import Bus
-from goondan.kernel.broker.entities import Content, Event, Instance, Staged
+from goondan.kernel.broker.bus import Bus, Staged
+from goondan.kernel.broker.entities import Content, Event, Instance
 from goondan.kernel.broker.epochs import Epochs
 from goondan.kernel.broker.folders import Moved
 from goondan.kernel.broker.journal.memory import MemoryJournal
