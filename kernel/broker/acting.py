@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 
 from goondan.kernel.broker.bus import MAX_ID, RETRY_AFTER_MS, Bus
 from goondan.kernel.broker.entities import TOOLS, Connection, Event, Instance
+from goondan.kernel.broker.parts import Part
 from goondan.kernel.broker.presence import agent_address
 from goondan.schemas.address import build_tool_name
 from goondan.schemas.errors import GoondanError, error_payload
@@ -48,7 +49,7 @@ class Actor(NamedTuple):
     call_id: str | None = None
 
 
-class Actors:
+class Actors(Part):
     """Finds out who speaks."""
 
     def __init__(self, bus: Bus) -> None:

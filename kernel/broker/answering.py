@@ -12,9 +12,10 @@ from msgspec import Raw
 
 from goondan.kernel.broker.blobs import Receiver
 from goondan.kernel.broker.bus import Bus
-from goondan.kernel.broker.entities import AGENTS, CLIENTS, Connection, Event, Instance
+from goondan.kernel.broker.entities import AGENTS, CLIENTS, TOOLS, Connection, Event, Instance
 from goondan.kernel.broker.journal.records import Finished, event_subject
 from goondan.kernel.broker.journal.records import decode as decode_record
+from goondan.kernel.broker.parts import Part, Take
 from goondan.kernel.broker.quiet import QuietPeers
 from goondan.schemas.codec import encode_value
 from goondan.schemas.errors import GoondanError, error_payload
@@ -22,7 +23,7 @@ from goondan.schemas.frames import Frame, Source
 from goondan.schemas.questions import ANSWER_SUFFIX
 
 
-class Answering:
+class Answering(Part):
     """Sends answers until they have arrived."""
 
     def __init__(self, bus: Bus, quiet: QuietPeers) -> None:
@@ -30,6 +31,7 @@ class Answering:
         self._quiet = quiet
         self._mailbox = bus.mailbox
         self._ledger = bus.ledger
+        self.takes = (Take((TOOLS, CLIENTS), "ack", self.acknowledged),)
 
     def send(self, event: Event) -> None:
         """Send the answer of an ended event to whoever waits for it. Does nothing when nobody waits."""

@@ -37,6 +37,8 @@ MAX_REFUSALS = 64
 MAX_ID = 256
 #: The same limit for a correlation id. It is higher because such an id may be made from an event's id.
 MAX_CORRELATION = 512
+#: The end of the id of an event that replaces another one. Only the broker makes such ids.
+REQUEUED_SUFFIX = "~requeued"
 
 
 class Lossy(bytes):

@@ -26,6 +26,7 @@ from goondan.kernel.broker.entities import Connection, Event, Finish, Instance
 from goondan.kernel.broker.journal.records import event_subject
 from goondan.kernel.broker.late_answers import late_answer
 from goondan.kernel.broker.one_frame import fitting
+from goondan.kernel.broker.parts import Op, Part
 from goondan.schemas.codec import to_raw
 from goondan.schemas.errors import GoondanError, error_payload
 from goondan.schemas.frames import Frame, Lease
@@ -36,7 +37,7 @@ MAX_ASKERS: Final = 64
 MAX_LISTED: Final = 1000
 
 
-class Cancels:
+class Cancels(Part):
     """The part of the broker that cancels events."""
 
     def __init__(self, bus: Bus, finished: Callable[[Finish, bool], None]) -> None:
@@ -46,11 +47,13 @@ class Cancels:
         self._finished = finished
         #: Frames to answer when an event has ended: (connection, frame id).
         self._asked: dict[Event, list[tuple[Connection, str]]] = {}
+        self.ops = (Op("cancel", self.ask, for_all=True), Op("events", self.list_events))
 
     # --- questions of clients
 
-    def ask(self, connection: Connection, frame: Frame, event_id: Any, now: float) -> None:
+    def ask(self, connection: Connection, frame: Frame, asked: dict[str, Any], now: float) -> None:
         """`{op: "cancel", eventId}`: answered when the event has ended."""
+        event_id = asked.get("eventId")
         if not isinstance(event_id, str):
             raise GoondanError(error_payload("E_FRAME_INVALID", "admin cancel needs an eventId"))
         event = self._mailbox.events.get(event_id)
@@ -78,8 +81,9 @@ class Cancels:
         self._bus.counters["cancels"] += 1
         self.cancel(event)
 
-    def list_events(self, connection: Connection, frame: Frame, agent: Any, key: Any, now: float) -> None:
+    def list_events(self, connection: Connection, frame: Frame, asked: dict[str, Any], now: float) -> None:
         """`{op: "events", agent, instanceKey}`: the event that the instance works on, then its queue in order."""
+        agent, key = asked.get("agent"), asked.get("instanceKey")
         if not isinstance(agent, str) or agent not in self._bus.plan.agents or not isinstance(key, str):
             raise GoondanError(error_payload("E_AGENT_NOT_FOUND", f"no agent {str(agent)[:100]!r}"))
         instance = self._mailbox.instances.get((agent, key))

@@ -19,13 +19,14 @@ from typing import Final
 from msgspec import Struct
 
 from goondan.kernel.broker.bus import RETRY_AFTER_MS, RETURN_S, Bus
-from goondan.kernel.broker.entities import Connection
+from goondan.kernel.broker.entities import AGENTS, Connection
+from goondan.kernel.broker.parts import LISTS_BYTES, Part, Take
 from goondan.schemas.address import is_name
 from goondan.schemas.changesets import ChangesetWish, CommitChangeset, OpenChangeset
 from goondan.schemas.codec import from_raw, to_raw
 from goondan.schemas.control import ChangesetAnswered, ChangesetAsked, ChangesetsHeld, ChangesetsOver, WhichChangesets
 from goondan.schemas.errors import GoondanError, error_payload, fail
-from goondan.schemas.frames import OPERATOR_AGENT, Frame
+from goondan.schemas.frames import OPERATOR_AGENT, Frame, Hello
 
 #: Characters of a question's callId: two ids, and a part that tells the questions of one call apart.
 MAX_CALL_ID: Final = 1024
@@ -45,7 +46,7 @@ class Question(Struct):
     askers: list[tuple[Connection, Frame]]
 
 
-class Changesets:
+class Changesets(Part):
     """The changesets of the bus."""
 
     def __init__(self, bus: Bus) -> None:
@@ -53,6 +54,11 @@ class Changesets:
         self._waiting: dict[str, Question] = {}
         #: Changeset -> the event whose turn has it.
         self._held: dict[str, str] = {}
+        self.takes = (
+            Take((AGENTS,), "changeset.open", self.ask, LISTS_BYTES, replayed="no"),
+            Take((AGENTS,), "changeset.commit", self.ask, LISTS_BYTES, replayed="no"),
+        )
+        self.hears = {ChangesetAnswered: self.answered, ChangesetsHeld: self.held}
 
     def ask(self, connection: Connection, frame: Frame, now: float) -> None:
         """`changeset.open` and `changeset.commit` from an agent."""
@@ -94,7 +100,7 @@ class Changesets:
 
     # --- the supervisor's word
 
-    def answered(self, message: ChangesetAnswered) -> None:
+    def answered(self, message: ChangesetAnswered, now: float) -> None:
         """The supervisor has answered a question."""
         done = message.done
         question = self._waiting.pop(done.request, None)
@@ -112,12 +118,14 @@ class Changesets:
                 info = done.error or error_payload("E_CHANGESET_IO", "the kernel gave no answer")
                 self._bus.error(connection.cls, connection.ident, info, frame)
 
-    def held(self, message: ChangesetsHeld) -> None:
+    def held(self, message: ChangesetsHeld, now: float) -> None:
         """The supervisor names all worktrees."""
         self._held = {one.changeset_id: one.event_id for one in message.held}
 
-    def supervisor_here(self) -> None:
+    def here(self, peer: Connection, hello: Hello, now: float) -> None:
         """A supervisor has connected: send it the open questions again, because it may have missed them."""
+        if peer is not self._bus.control:
+            return
         self._bus.tell_supervisor(WhichChangesets())
         for question in self._waiting.values():
             self._bus.tell_supervisor(ChangesetAsked(question.wish))

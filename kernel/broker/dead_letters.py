@@ -21,21 +21,20 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from goondan.kernel.broker.bus import MAX_ID, RETRY_AFTER_MS, Bus
+from goondan.kernel.broker.bus import MAX_ID, REQUEUED_SUFFIX, RETRY_AFTER_MS, Bus
 from goondan.kernel.broker.contents import content_of
 from goondan.kernel.broker.entities import Connection, Event
 from goondan.kernel.broker.journal import records
 from goondan.kernel.broker.journal.interface import Item
 from goondan.kernel.broker.journal.records import Accepted, Finished
 from goondan.kernel.broker.one_frame import fitting
+from goondan.kernel.broker.parts import Op, Part
 from goondan.schemas.codec import to_raw
 from goondan.schemas.errors import GoondanError, error_payload, fail
 from goondan.schemas.frames import Frame
 
 #: At most so many dead letters are in one list, because it must fit in one frame.
 MAX_LISTED: Final = 1000
-#: The end of the id of an event that replaces a dead letter.
-REQUEUED_SUFFIX: Final = "~requeued"
 #: How the journal names the end of a dead letter that was requeued, or dropped.
 REQUEUED: Final = "requeued"
 DROPPED: Final = "dropped"
@@ -52,7 +51,7 @@ class _Dealing(Struct):
     askers: list[tuple[Connection, str]]
 
 
-class DeadLetters:
+class DeadLetters(Part):
     """Answers `dead.*`."""
 
     def __init__(self, bus: Bus, accepted: Callable[[Event, bool], None]) -> None:
@@ -61,32 +60,40 @@ class DeadLetters:
         self._accepted = accepted
         #: Decisions on their way into the journal, by the id of the dead letter.
         self._dealings: dict[str, _Dealing] = {}
+        self.ops = (
+            Op("dead.list", self.list),
+            Op("dead.show", self.show),
+            Op("dead.requeue", self.requeue),
+            Op("dead.drop", self.drop),
+        )
 
-    def list(self, connection: Connection, frame: Frame, event_id: Any) -> None:
+    def list(self, connection: Connection, frame: Frame, asked: dict[str, Any], now: float) -> None:
         """`dead.list`: the dead letters, the oldest first."""
         known = self._bus.mailbox.dead
         listed = fitting(_line(event) for event in [*known.values()][:MAX_LISTED])
         self._reply(connection, frame, {"events": listed, "more": len(known) - len(listed)})
 
-    def show(self, connection: Connection, frame: Frame, event_id: Any) -> None:
+    def show(self, connection: Connection, frame: Frame, asked: dict[str, Any], now: float) -> None:
         """`dead.show`: one dead letter with its payload; `large` instead when the payload lies in a file."""
-        event = self._dead(event_id)
+        event = self._dead(asked.get("eventId"))
         accepted, finished = self._records(event)
         body = {**_line(event), "from": accepted.from_, "acceptedMs": accepted.at_ms, "answer": finished.answer}
         body["event"] = accepted.payload
         body["large"] = None if accepted.blob is None else accepted.blob.size
         self._reply(connection, frame, body)
 
-    def drop(self, connection: Connection, frame: Frame, event_id: Any) -> None:
+    def drop(self, connection: Connection, frame: Frame, asked: dict[str, Any], now: float) -> None:
         """`dead.drop`: forget a dead letter."""
+        event_id = asked.get("eventId")
         if self._told_again(connection, frame, event_id, DROPPED):
             return
         event = self._dead(event_id)
         dealing = self._dealings[event.id] = _Dealing(event, DROPPED, [(connection, frame.id)])
         self._bus.stage(self._bus.ledger.dealt_with(event, DROPPED), partial(self._settle, dealing))
 
-    def requeue(self, connection: Connection, frame: Frame, event_id: Any) -> None:
+    def requeue(self, connection: Connection, frame: Frame, asked: dict[str, Any], now: float) -> None:
         """`dead.requeue`: accept a new event with the same content."""
+        event_id = asked.get("eventId")
         if self._told_again(connection, frame, event_id, REQUEUED):
             return
         event = self._dead(event_id)

@@ -33,6 +33,7 @@ from goondan.kernel.broker.entities import TOOLS, Connection, Event, Instance
 from goondan.kernel.broker.folders import Folders, Moved
 from goondan.kernel.broker.journal import records
 from goondan.kernel.broker.journal.interface import Item
+from goondan.kernel.broker.parts import Op, Part
 from goondan.kernel.broker.processes import Processes
 from goondan.schemas.address import instance_workdir, is_instance_key, is_resource_name
 from goondan.schemas.codec import from_raw, to_raw
@@ -77,7 +78,7 @@ class Deletion(Struct):
     error: ErrorPayload | None = None
 
 
-class Deletions:
+class Deletions(Part):
     """All deletions that are under way."""
 
     def __init__(
@@ -97,6 +98,7 @@ class Deletions:
         self._folders = folders
         self._forgets = forgets
         self._active: dict[tuple[str, str], Deletion] = {}
+        self.ops = (Op("instance.delete", self.ask),)
 
     def resume(self, tombstones: Iterable[records.InstanceDeleted], now: float) -> None:
         """Go on with the deletions that an earlier broker had decided."""

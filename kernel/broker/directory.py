@@ -23,9 +23,10 @@ from msgspec.structs import replace
 
 from goondan.kernel.broker.acting import Actor, Actors
 from goondan.kernel.broker.bus import MAX_ID, RETRY_AFTER_MS, Bus
-from goondan.kernel.broker.entities import Connection, Instance, PendingSpawn
+from goondan.kernel.broker.entities import AGENTS, TOOLS, Connection, Instance, PendingSpawn
 from goondan.kernel.broker.journal.interface import Item, Write
 from goondan.kernel.broker.one_frame import fitting
+from goondan.kernel.broker.parts import LISTS_BYTES, Part, Take
 from goondan.kernel.broker.places import Claim
 from goondan.kernel.broker.processes import Processes, spawn_failure
 from goondan.kernel.broker.spawns import Spawned, SpawnRecord
@@ -56,7 +57,7 @@ MAX_SPAWNED: Final = 4096
 MAX_WAITING: Final = 256
 
 
-class Directory:
+class Directory(Part):
     """Knows the instances that were spawned, and those who wait for their processes."""
 
     def __init__(self, bus: Bus, actors: Actors, processes: Processes) -> None:
@@ -69,6 +70,17 @@ class Directory:
         self._awaited: dict[Instance, None] = {}
         #: Launches that are ready: they have loaded all that they need.
         self._ready: set[int] = set()
+        self.takes = (
+            Take((AGENTS, TOOLS), "agents.spawn", self.spawn, LISTS_BYTES, replayed="inside"),
+            Take((AGENTS, TOOLS), "agents.list", self.list, LISTS_BYTES),
+            Take((AGENTS, TOOLS), "agents.catalog", self.catalog),
+        )
+        self.hears = {
+            SpawnFailed: self.spawn_failed,
+            Ready: self.heard,
+            Inventory: self.heard,
+            Exited: self.heard,
+        }
 
     def restore(self, records: Iterable[SpawnRecord]) -> None:
         """Take over the records of an earlier broker, the oldest first."""
@@ -181,7 +193,7 @@ class Directory:
         if self._is_there(instance):
             self._started(instance)
 
-    def heard(self, message: Ready | Inventory | Exited) -> None:
+    def heard(self, message: Ready | Inventory | Exited, now: float) -> None:
         """News of the supervisor about processes that are ready, run or have ended."""
         if isinstance(message, Exited):
             self._ready.discard(message.launch)
@@ -203,7 +215,7 @@ class Directory:
             self._told(waiting.conn, waiting.frame_id, instance, spawned=True)
         instance.spawns.clear()
 
-    def spawn_failed(self, message: SpawnFailed) -> None:
+    def spawn_failed(self, message: SpawnFailed, now: float) -> None:
         """The supervisor could not start a process."""
         principal = message.principal
         instance = self._bus.mailbox.instances.get((principal.name, principal.instance_key or ""))

@@ -548,8 +548,9 @@ class Finish(Struct, frozen=True):
     answer: Raw = NO_PAYLOAD
     #: The reference to the answer's file if the answer is large.
     blob: Blob | None = None
-    #: The connection that is told, and its frame, which is acknowledged then.
+    #: The connection that is told of it.
     conn: Connection | None = None
+    #: Its frame, which is acknowledged then.
     frame_id: str = ""
     #: The event that comes into the mailbox with the end: the answer to a request whose sender does not wait.
     follow: Event | None = None

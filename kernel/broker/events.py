@@ -23,10 +23,11 @@ from goondan.kernel.broker.budgets.desk import Budgets
 from goondan.kernel.broker.bus import Bus
 from goondan.kernel.broker.cancels import Cancels
 from goondan.kernel.broker.ends import Ends
-from goondan.kernel.broker.entities import Connection, Event, Finish, Instance, State
+from goondan.kernel.broker.entities import AGENTS, Connection, Event, Finish, Instance, State
 from goondan.kernel.broker.journal.records import INSTANCE_DIGEST_BYTES, event_subject, instance_digest
 from goondan.kernel.broker.late_answers import news, waiting_news
 from goondan.kernel.broker.mailbox import LEASE_S
+from goondan.kernel.broker.parts import Part, Take
 from goondan.kernel.broker.processes import Processes
 from goondan.kernel.broker.quiet import QuietPeers
 from goondan.kernel.broker.restarts import Restarts
@@ -38,7 +39,7 @@ from goondan.schemas.frames import Frame, Hello
 MAX_CAUSE: Final = 1000
 
 
-class Events:
+class Events(Part):
     """Handles events between their acceptance and their answer."""
 
     def __init__(
@@ -66,6 +67,7 @@ class Events:
         self._restarts = restarts
         self._tool_calls = tool_calls
         self._mailbox = bus.mailbox
+        self.takes = (Take((AGENTS,), "ack", self.agent_ack),)
         #: Handlers for the states that an agent can report about its event.
         self._stages: dict[str, Callable[[Connection, Event, Frame, float], None]] = {
             "renew": self._renewed,

@@ -14,7 +14,8 @@ from functools import partial
 from typing import Any, Final
 
 from goondan.kernel.broker.bus import Bus
-from goondan.kernel.broker.entities import Connection
+from goondan.kernel.broker.entities import AGENTS, Connection
+from goondan.kernel.broker.parts import Op, Part
 from goondan.schemas.codec import to_raw
 from goondan.schemas.control import BeginAnew, BegunAnew
 from goondan.schemas.errors import fail
@@ -24,11 +25,13 @@ from goondan.schemas.frames import Frame
 EVERY: Final = ""
 
 
-class FreshStarts:
+class FreshStarts(Part):
     """The generations of all agents."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
+        self.ops = (Op("generation", self.tell),)
+        self.hears = {BeginAnew: self.begin}
 
     def begin(self, message: BeginAnew, now: float) -> None:
         """The supervisor's request: conversations of an agent, or of all, begin again with their next process."""
@@ -44,6 +47,10 @@ class FreshStarts:
             raise fail("E_FRAME_INVALID", "admin generation needs an agent")
         body = {"generation": self.of(agent)}
         self._bus.send(connection, Frame("reply", in_reply_to=frame.id, payload=to_raw(body)))
+
+    def welcome(self, peer: Connection) -> dict[str, Any]:
+        """The generation of the agent's conversations."""
+        return {"generation": self.of(peer.claims.agent or "")} if peer.cls == AGENTS else {}
 
     def _journaled(self, agent: str, kept: bool) -> None:
         """The journal has the new generation."""

@@ -24,12 +24,12 @@ from goondan.kernel.broker.acting import Actor, Actors
 from goondan.kernel.broker.answering import Answering
 from goondan.kernel.broker.approvals.room import Approvals
 from goondan.kernel.broker.budgets.desk import Budgets
-from goondan.kernel.broker.bus import MAX_CORRELATION, MAX_ID, RETRY_AFTER_MS, Bus
-from goondan.kernel.broker.dead_letters import REQUEUED_SUFFIX
-from goondan.kernel.broker.entities import CLIENTS, Connection, Content, Event, Instance
+from goondan.kernel.broker.bus import MAX_CORRELATION, MAX_ID, REQUEUED_SUFFIX, RETRY_AFTER_MS, Bus
+from goondan.kernel.broker.entities import AGENTS, CLIENTS, TOOLS, Connection, Content, Event, Instance
 from goondan.kernel.broker.journal.records import Finished, event_digest, event_subject
 from goondan.kernel.broker.journal.records import decode as decode_record
 from goondan.kernel.broker.mailbox import MAX_LATE, MAX_QUEUED
+from goondan.kernel.broker.parts import Part, Take
 from goondan.kernel.broker.shares import describe_shortage
 from goondan.kernel.broker.tracing import trace_of
 from goondan.kernel.broker.workdirs import passed_on
@@ -49,7 +49,7 @@ MAX_NESTED_BYTES: Final = 64 << 10
 _BAD_ID: Final = "the eventId of a client has letters and digits of ASCII, _ - . : and nothing else"
 
 
-class Intake:
+class Intake(Part):
     """Takes events, or refuses them with a reason."""
 
     def __init__(
@@ -71,6 +71,10 @@ class Intake:
         self._budgets = budgets
         self._mailbox = bus.mailbox
         self._ledger = bus.ledger
+        self.takes = (
+            Take((AGENTS,), "event", self.event, replayed="inside"),
+            Take((TOOLS, CLIENTS), "event", self.event),
+        )
 
     def event(self, connection: Connection, frame: Frame, now: float) -> None:
         """`event` from a client, an agent, or a tool host (its own, or a handler's): a new one, or a repeat."""

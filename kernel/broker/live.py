@@ -19,7 +19,8 @@ from typing import Final
 
 from goondan.kernel.broker.allowance import Allowance
 from goondan.kernel.broker.bus import Bus, Lossy
-from goondan.kernel.broker.entities import CLIENTS, Connection
+from goondan.kernel.broker.entities import AGENTS, CLIENTS, Connection
+from goondan.kernel.broker.parts import Part, Take
 from goondan.schemas.codec import encode_value
 from goondan.schemas.frames import Frame
 from goondan.schemas.spans import is_span_id
@@ -28,12 +29,13 @@ from goondan.schemas.spans import is_span_id
 MAX_LIVE_BYTES: Final = 16 << 10
 
 
-class Live:
+class Live(Part):
     """Passes on live news."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
         self._clients = bus.presence.connections[CLIENTS]
+        self.takes = (Take((AGENTS,), "runtime.event", self.relay),)
 
     def relay(self, connection: Connection, frame: Frame, now: float) -> None:
         """`runtime.event` from an agent."""

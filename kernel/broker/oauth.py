@@ -19,15 +19,18 @@ from typing import Any, Final, TypeGuard
 from msgspec import Raw, Struct
 
 from goondan.kernel.broker.bus import MAX_ID, RETRY_AFTER_MS, RETURN_S, Bus
-from goondan.kernel.broker.entities import TOOLS, Connection, Event
+from goondan.kernel.broker.entities import AGENTS, CONTROL, TOOLS, Connection, Event
+from goondan.kernel.broker.parts import LISTS_BYTES, Op, Part, Take
 from goondan.kernel.broker.presence import agent_address
 from goondan.schemas.codec import DECODE_ERRORS, check_depth, from_raw, to_raw
 from goondan.schemas.control import TokensWanted
 from goondan.schemas.errors import GoondanError, error_payload, fail
-from goondan.schemas.frames import Frame
+from goondan.schemas.frames import Frame, Hello
+from goondan.schemas.launch import KernelPlan
 from goondan.schemas.oauth import (
     APP_SUBJECT,
     LOCAL_SUBJECT,
+    MAX_DOCUMENT,
     MAX_SCOPES,
     REF_PREFIX,
     Granted,
@@ -40,6 +43,7 @@ from goondan.schemas.oauth import (
     ServerWish,
     TokenOrder,
     TokenRequest,
+    TokensSpec,
     WaitOrder,
     is_scope,
     is_subject,
@@ -75,7 +79,7 @@ class _Open(Struct):
     until: float
 
 
-class TokenOrders:
+class TokenOrders(Part):
     """All open orders."""
 
     def __init__(self, bus: Bus) -> None:
@@ -84,6 +88,14 @@ class TokenOrders:
         self._holder: Connection | None = None
         self._open: dict[str, _Open] = {}
         self._by_asker: dict[tuple[str, str, str], _Open] = {}
+        self.takes = (
+            Take((AGENTS,), "oauth.token", self.ask, LISTS_BYTES, replayed="no"),
+            Take((TOOLS,), "oauth.server", self.ask_for_server, MAX_DOCUMENT + LISTS_BYTES),
+            Take((OAUTH,), "reply", self.answered),
+            Take((OAUTH,), "error", self.answered),
+            Take((OAUTH,), "oauth.granted", self.granted),
+        )
+        self.ops = tuple(Op(name, self.administer) for name in OPS)
 
     # --- who asks
 
@@ -148,25 +160,30 @@ class TokenOrders:
 
     # --- who answers
 
-    def here(self, connection: Connection, now: float) -> None:
-        """The process that holds tokens was welcomed: send it all open orders."""
-        self._holder = connection
-        for item in list(self._open.values()):
-            self._send(connection, item)
+    def welcome(self, peer: Connection) -> dict[str, Any]:
+        """The apps of the plan, for the process that holds tokens."""
+        holds = peer.cls == CONTROL and peer.claims.agent == OAUTH
+        return {"spec": to_raw(TokensSpec(self._bus.plan.oauth_apps))} if holds else {}
 
-    def lost(self, connection: Connection) -> None:
-        """A connection on the control socket has gone."""
-        if connection is self._holder:
+    def here(self, peer: Connection, hello: Hello, now: float) -> None:
+        """The process that holds tokens was welcomed: send it all open orders. A supervisor has connected: ask it again
+        for the process, because it may have missed the question.
+        """
+        if peer.cls == CONTROL and peer.claims.agent == OAUTH:
+            self._holder = peer
+            for item in list(self._open.values()):
+                self._send(peer, item)
+        elif peer is self._bus.control and self._open and self._holder is None:
+            self._bus.tell_supervisor(TokensWanted())
+
+    def gone(self, peer: Connection, now: float) -> None:
+        """The process that holds tokens may be gone."""
+        if peer is self._holder:
             self._holder = None
             if self._open:
                 self._bus.tell_supervisor(TokensWanted())
 
-    def supervisor_here(self) -> None:
-        """A supervisor has connected: ask it again for the process, because it may have missed the question."""
-        if self._open and self._holder is None:
-            self._bus.tell_supervisor(TokensWanted())
-
-    def revised(self) -> None:
+    def revise(self, plan: KernelPlan) -> None:
         """The plan has changed: the process says hello again and gets the apps of the new plan."""
         if self._holder is not None:
             info = error_payload("E_HELLO_REQUIRED", "there is a new revision")
@@ -242,11 +259,6 @@ class TokenOrders:
         del self._open[item.id]
         del self._by_asker[item.asker]
         self._bus.send(item.connection, Frame(kind, in_reply_to=item.asker[2], payload=payload))
-
-
-def is_holder(connection: Connection) -> bool:
-    """Whether a connection on the control socket is that of the process that holds tokens."""
-    return connection.claims.agent == OAUTH
 
 
 def subject_of(event: Event) -> str:

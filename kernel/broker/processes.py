@@ -23,6 +23,7 @@ from goondan.kernel.broker.cancels import Cancels
 from goondan.kernel.broker.ends import Ends
 from goondan.kernel.broker.entities import AGENTS, CLIENTS, TOOLS, Connection, Event, Instance
 from goondan.kernel.broker.mailbox import MAX_ATTEMPTS
+from goondan.kernel.broker.parts import Part
 from goondan.kernel.broker.places import Claim
 from goondan.kernel.broker.presence import agent_address
 from goondan.kernel.broker.servers import Servers
@@ -54,7 +55,7 @@ MAX_STARTING: Final = 8
 STARTING_S: Final = 1.0
 
 
-class Processes:
+class Processes(Part):
     """The part of the broker that decides about processes."""
 
     def __init__(self, bus: Bus, cancels: Cancels, ends: Ends, tool_calls: ToolCalls, servers: Servers) -> None:
@@ -190,7 +191,7 @@ class Processes:
         wanted = [principal_of(i) for i in self._processes if (i.wanted or i.conn is not None) and not i.leaving]
         return Wanted(wanted, full=True)
 
-    def here(self, instance: Instance, connection: Connection, now: float) -> None:
+    def process_here(self, instance: Instance, connection: Connection, now: float) -> None:
         """An agent process was welcomed."""
         connection.instance = instance
         instance.conn = connection

@@ -13,13 +13,14 @@ from typing import Final
 from goondan.kernel.broker.bus import Bus
 from goondan.kernel.broker.due import Due
 from goondan.kernel.broker.entities import CONTROL, Connection
+from goondan.kernel.broker.parts import Part
 from goondan.schemas.frames import Frame
 
 #: A peer that was silent this long is pinged; an unreachable one is dropped then (seconds).
 PING_AFTER_S: Final = 2.0
 
 
-class QuietPeers:
+class QuietPeers(Part):
     """Pings silent peers."""
 
     def __init__(self, bus: Bus) -> None:

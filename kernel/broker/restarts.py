@@ -21,14 +21,15 @@ from functools import partial
 from typing import Final
 
 from goondan.kernel.broker.bus import MAX_ID, RETRY_AFTER_MS, RETURN_S, Bus
-from goondan.kernel.broker.entities import Connection, Event
+from goondan.kernel.broker.entities import AGENTS, Connection, Event
 from goondan.kernel.broker.journal.records import restart_subject
+from goondan.kernel.broker.parts import LISTS_BYTES, Part, Take
 from goondan.kernel.broker.restart_wishes import Wish
 from goondan.schemas.address import is_name
 from goondan.schemas.codec import from_raw, to_raw
 from goondan.schemas.control import RestartAsked, RestartChecked, RestartDue, RestartUndone
 from goondan.schemas.errors import GoondanError, error_payload, fail
-from goondan.schemas.frames import ErrorPayload, Frame, RestartAnswer, RestartRequest
+from goondan.schemas.frames import ErrorPayload, Frame, Hello, RestartAnswer, RestartRequest
 
 #: So many wishes are granted in so many seconds: a model that wishes restarts in a loop must leave time for work.
 MAX_WISHES: Final = 3
@@ -46,12 +47,14 @@ TOOL: Final = "self-restart__request"
 _LATER_MS: Final = 1000
 
 
-class Restarts:
+class Restarts(Part):
     """All wishes for a restart."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
         self._wishes = bus.wishes
+        self.takes = (Take((AGENTS,), "restart", self.ask, LISTS_BYTES, replayed="no"),)
+        self.hears = {RestartChecked: self.checked, RestartUndone: self.undone}
         #: When the bundle was checked for a wish (milliseconds since 1970), the oldest first.
         self._looks: deque[int] = deque(maxlen=MAX_LOOKS)
 
@@ -91,7 +94,7 @@ class Restarts:
 
     # --- the supervisor's word
 
-    def checked(self, message: RestartChecked) -> None:
+    def checked(self, message: RestartChecked, now: float) -> None:
         """The supervisor has checked the bundle: it may run, or it may not."""
         wish = self._wishes.get(message.wish)
         if wish is None or wish.state != "checking":
@@ -103,15 +106,17 @@ class Restarts:
         item = self._bus.ledger.restart_wished(wish.subject, wish.reason, wish.event_id, wish.at_ms)
         self._bus.stage(item, partial(self._journaled, wish))
 
-    def undone(self, message: RestartUndone) -> None:
+    def undone(self, message: RestartUndone, now: float) -> None:
         """The supervisor will not restart the kernel: the kernel goes on as it is."""
         self._bus.closing = self._bus.draining is not None
         for wish in self._wishes.values():
             if wish.state == "due":
                 wish.state = "done"
 
-    def supervisor_here(self) -> None:
+    def here(self, peer: Connection, hello: Hello, now: float) -> None:
         """A supervisor has connected: tell it of wishes again, because it may have missed them."""
+        if peer is not self._bus.control:
+            return
         for wish in self._wishes.values():
             if wish.state == "checking":
                 self._bus.tell_supervisor(RestartAsked(wish.subject))

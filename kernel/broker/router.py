@@ -9,10 +9,11 @@ Source: docs/design/wire.md sections 1, 2 and 3.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NoReturn
 
 import msgspec
-from msgspec import Raw
+from msgspec import Struct
 from msgspec.structs import replace
 
 from goondan.kernel.broker import blobs
@@ -40,8 +41,8 @@ from goondan.kernel.broker.journal.interface import JournalFailed
 from goondan.kernel.broker.live import Live
 from goondan.kernel.broker.live_config.fitting import load_checker
 from goondan.kernel.broker.live_config.service import LiveConfigs
-from goondan.kernel.broker.oauth import TokenOrders, is_holder
-from goondan.kernel.broker.opened import bounded
+from goondan.kernel.broker.oauth import TokenOrders
+from goondan.kernel.broker.parts import MakePart, Part, Take
 from goondan.kernel.broker.processes import Processes
 from goondan.kernel.broker.quiet import QuietPeers
 from goondan.kernel.broker.recovery import NOTHING, Restored
@@ -50,6 +51,7 @@ from goondan.kernel.broker.revising import Pieces
 from goondan.kernel.broker.servers import Servers
 from goondan.kernel.broker.tool_asks import ToolAsks
 from goondan.kernel.broker.tool_calls import ToolCalls
+from goondan.kernel.broker.waits import Waits
 from goondan.schemas.address import is_name
 from goondan.schemas.codec import (
     DECODE_ERRORS,
@@ -65,56 +67,41 @@ from goondan.schemas.codec import (
     without_nil,
 )
 from goondan.schemas.control import (
-    BeginAnew,
-    ChangesetAnswered,
-    ChangesetsHeld,
-    Exited,
-    Inventory,
-    Ready,
-    RestartChecked,
-    RestartUndone,
     Revise,
     Revised,
-    SpawnFailed,
     ToBroker,
 )
 from goondan.schemas.errors import GoondanError, error_payload, fail
-from goondan.schemas.frames import NO_PAYLOAD, PROTOCOL_VERSION, Frame, Hello, Welcome
+from goondan.schemas.frames import PROTOCOL_VERSION, Frame, Hello, Welcome
 from goondan.schemas.launch import AgentSpec, KernelPlan, ReplaySpec
-from goondan.schemas.oauth import TokensSpec
 from goondan.schemas.reach import reachable_tools
 
 _decode_control = msgspec.msgpack.Decoder(ToBroker).decode
-#: Keys of the handlers, in place of a class: the process that holds OAuth tokens, on the control socket, and agents
-#: that are answered from a recording.
-HOLDER: Final = -1
-REPLAYED: Final = -2
-#: What an agent may not do for a recording. Its tools in jails and its MCP servers are answered from it.
-_OUTSIDE: Final = (
-    *("restart", "changeset.open", "changeset.commit", "oauth.token", "approval.ask"),
-    *("mcp.attach", "mcp.list", "tool.call"),
-)
+#: The key of the handlers of agents that are answered from a recording, in place of a class.
+REPLAYED: Final = -1
 
 
 class Router:
     """The whole broker without its sockets. `now` arguments are CLOCK_BOOTTIME in seconds."""
 
-    def __init__(self, bus: Bus, folders: Folders, restored: Restored = NOTHING) -> None:
-        """`folders` are the folders of instances. `restored` is the state that an earlier broker has written down."""
+    def __init__(
+        self, bus: Bus, folders: Folders, restored: Restored = NOTHING, features: Sequence[MakePart] = ()
+    ) -> None:
+        """`folders` are the folders of instances. `restored` is the state that an earlier broker has written down.
+        `features` make the parts of features.
+        """
         self.bus = bus
         # Each part gets the parts that it needs when it is made, so the order shows who depends on whom.
         actors = Actors(bus)
-        cancels = self._cancels = Cancels(bus, self._finished)
-        ends = self._ends = Ends(bus, self._finished)
+        ends = self._ends = Ends(bus, self.finished)
+        cancels = self._cancels = Cancels(bus, self.finished)
         self._quiet = quiet = QuietPeers(bus)
         self._restarts = restarts = Restarts(bus)
         self._changesets = changesets = Changesets(bus)
-        self._fresh = FreshStarts(bus)
+        self._fresh = fresh = FreshStarts(bus)
         self._pieces = Pieces()
-        self._tokens = tokens = TokenOrders(bus)
         self._budgets = budgets = Budgets(bus)
-        self._gates = gates = Gates(bus)
-        self._operator_news = operator_news = OperatorNews(bus)
+        operator_news = OperatorNews(bus)
         self._approvals = approvals = Approvals(bus, budgets, operator_news, self._call_goes_on)
         self._tool_calls = ToolCalls(bus, budgets, approvals, cancels)
         self._servers = servers = Servers(bus)
@@ -123,9 +110,6 @@ class Router:
         self._configs = configs = LiveConfigs(bus)
         self._deletions = Deletions(bus, cancels, self._processes, directory, folders, configs.forget_instance)
         self._answering = answering = Answering(bus, quiet)
-        self._intake = Intake(
-            bus, accepted=self._accepted, actors=actors, answering=answering, approvals=approvals, budgets=budgets
-        )
         self._events = Events(
             bus,
             answering=answering,
@@ -144,96 +128,84 @@ class Router:
         approvals.restore(restored.approvals)
         approvals.history.restore(restored.remembered)
         ends.without_agent()
-        self._dead = dead = DeadLetters(bus, self._accepted)
-        administration = Administration(
-            bus,
-            approvals=Operators(bus, approvals, operator_news),
-            budgets=budgets,
-            cancels=cancels,
-            configs=configs,
-            dead=dead,
-            deletions=self._deletions,
-            fresh=self._fresh,
-            gates=gates,
-            tokens=tokens,
-        )
         self._connections = bus.presence.connections
-        self._actors = actors
         self._prepare(bus.plan)
         configs.restore(restored.patches)
         for tombstone in restored.deleted:
             configs.forget_instance(tombstone.agent, tombstone.key)
-        every: dict[str, Handler] = {"ping": self._ping, "pong": self._ignore, "log": self._ignore}
-        tools, take = self._tool_calls, self._intake.event
-        asks = self._asks = ToolAsks(bus, approvals.clocks)
-        asking: dict[str, Handler] = {
-            "event": take,
-            "agents.spawn": directory.spawn,
-            "agents.list": directory.list,
-            "agents.catalog": directory.catalog,
-        }
-        handlers: dict[int, dict[str, Handler]] = {
-            CONTROL: {**every, "runtime.event": self._control_event},
-            HOLDER: {**every, "reply": tokens.answered, "error": tokens.answered, "oauth.granted": tokens.granted},
-            AGENTS: {
-                **every,
-                **asking,
-                "restart": restarts.ask,
-                "changeset.open": changesets.ask,
-                "changeset.commit": changesets.ask,
-                "budget.reserve": budgets.reserve,
-                "budget.settle": budgets.settle,
-                "model.permit": gates.ask,
-                "model.over": gates.over,
-                "model.out": gates.out,
-                "config.propose": configs.propose,
-                "oauth.token": tokens.ask,
-                "mcp.attach": servers.ask,
-                "mcp.list": servers.ask,
-                "mcp.detach": servers.detach,
-                "approval.ask": approvals.ask,
-                "tool.call": tools.call,
-                "tool.cancel": tools.cancel,
-                "tool.answer": asks.answer,
-                "ack": self._events.agent_ack,
-                "bye": self._bye,
-                "shutdown_ack": self._shutdown_ack,
-                "runtime.event": Live(bus).relay,
-            },
-            TOOLS: {
-                **every,
-                **asking,
-                "ack": answering.acknowledged,
-                "tool.result": tools.result,
-                "tool.progress": tools.progress,
-                "tool.completed": tools.completed,
-                "tool.ask": asks.ask,
-                "oauth.server": tokens.ask_for_server,
-                "bye": self._bye,
-                "shutdown_ack": self._shutdown_ack,
-                "runtime.event": self._ignore,
-                "mcp.news": servers.news,
-                "reply": self._host_answered,
-                "error": self._host_answered,
-            },
-            CLIENTS: {
-                **every,
-                "event": take,
-                "ack": answering.acknowledged,
-                "admin": administration.ask,
-                "bye": self._bye,
-            },
-        }
-        handlers[REPLAYED] = {
-            **handlers[AGENTS],
-            **dict.fromkeys(_OUTSIDE, self._refuse_outside),
-            "event": self._within_replay(take),
-            "agents.spawn": self._within_replay(directory.spawn),
-            "config.propose": self._within_replay(configs.propose),
-        }
-        self._handlers = {
-            cls: {kind: bounded(kind, handle) for kind, handle in table.items()} for cls, table in handlers.items()
-        }
+        rooms: list[Part] = [
+            actors,
+            self._events,
+            Intake(
+                bus,
+                accepted=self.accepted,
+                actors=actors,
+                answering=answering,
+                approvals=approvals,
+                budgets=budgets,
+            ),
+            directory,
+            self._tool_calls,
+            self._processes,
+            restarts,
+            TokenOrders(bus),
+            changesets,
+            quiet,
+            budgets,
+            Gates(bus),
+            DeadLetters(bus, self.accepted),
+            self._deletions,
+            approvals,
+            Operators(bus, approvals, operator_news),
+            operator_news,
+            servers,
+            ToolAsks(bus, approvals.clocks),
+            Live(bus),
+            answering,
+            cancels,
+            configs,
+            fresh,
+            *(make(self) for make in features),
+        ]
+        waits = Waits(bus, rooms)
+        #: All parts, in the order in which their hooks are called.
+        self.parts: tuple[Part, ...] = (*rooms, waits, Administration(bus, [*rooms, waits]))
+        self._handlers = self._table()
+        self._ticks = tuple(part.tick for part in self.parts if type(part).tick is not Part.tick)
+        self._revises = tuple(part.revise for part in self.parts if type(part).revise is not Part.revise)
+        self._welcomes = tuple(part.welcome for part in self.parts if type(part).welcome is not Part.welcome)
+        self._heres = tuple(part.here for part in self.parts if type(part).here is not Part.here)
+        self._gones = tuple(part.gone for part in self.parts if type(part).gone is not Part.gone)
+        self._hears: dict[type[Struct], list[Callable[[Any, float], None]]] = {}
+        for part in self.parts:
+            for message, hear in part.hears.items():
+                self._hears.setdefault(message, []).append(hear)
+
+    def _table(self) -> dict[int | str, dict[str, Handler]]:
+        """The handlers of all frames, by who may send them."""
+        takes = [take for part in self.parts for take in part.takes]
+        everybody: set[int | str] = {CONTROL, AGENTS, TOOLS, CLIENTS, *(peer for take in takes for peer in take.peers)}
+        own = (
+            Take([*everybody], "ping", self._ping),
+            Take([*everybody], "pong", self._ignore),
+            Take([*everybody], "log", self._ignore),
+            Take((CONTROL,), "runtime.event", self._control_event),
+            Take((TOOLS,), "runtime.event", self._ignore),
+            Take((TOOLS,), "reply", self._host_answered),
+            Take((TOOLS,), "error", self._host_answered),
+            Take((AGENTS, TOOLS, CLIENTS), "bye", self._bye),
+            Take((AGENTS, TOOLS), "shutdown_ack", self._shutdown_ack),
+        )
+        table: dict[int | str, dict[str, Handler]] = {peer: {} for peer in (*everybody, REPLAYED)}
+        for take in (*own, *takes):
+            handler = _bounded(take)
+            for peer in take.peers:
+                if take.frame_type in table[peer]:
+                    raise AssertionError(f"two parts take {take.frame_type!r} of {peer!r}")
+                table[peer][take.frame_type] = handler
+                if peer == AGENTS:
+                    table[REPLAYED][take.frame_type] = self._within_replay(take, handler)
+        return table
 
     # --- entry points of the loop
 
@@ -308,10 +280,12 @@ class Router:
             self._deletions.advance(now)
         self._hand_over(now)
 
-    def _accepted(self, event: Event, kept: bool) -> None:
+    def accepted(self, event: Event, kept: bool) -> None:
+        """See parts.Core."""
         self._events.accepted(event, kept)
 
-    def _finished(self, finish: Finish, kept: bool) -> None:
+    def finished(self, finish: Finish, kept: bool) -> None:
+        """Act on the end of an event that the journal has."""
         self._events.finished(finish, kept)
 
     def _call_goes_on(self, connection: Connection, frame: Frame) -> None:
@@ -336,7 +310,8 @@ class Router:
         if connection is not None:
             if connection is self.bus.control:
                 self.bus.control = None
-            self._tokens.lost(connection)
+            for gone in self._gones:
+                gone(connection, now)
             self._processes.unreachable(connection, now)
             self._hand_over(now)
 
@@ -344,20 +319,8 @@ class Router:
         """Check deadlines, hung holders, quiet peers and epochs. Call this a few times a second."""
         self.bus.now = now
         self.bus.reserve_epochs()
-        self._events.tick(now)
-        self._directory.tick(now)
-        self._tool_calls.tick(now)
-        self._processes.tick(now)
-        self._restarts.tick(now)
-        self._tokens.tick(now)
-        self._changesets.tick(now)
-        self._quiet.tick(now)
-        self._budgets.tick(now)
-        self._gates.tick(now)
-        self._deletions.tick(now)
-        self._approvals.tick(now)
-        self._servers.tick(now)
-        self._operator_news.tick()
+        for tick in self._ticks:
+            tick(now)
         self._hand_over(now)
 
     def shut_down(self, grace_ms: int) -> None:
@@ -381,34 +344,18 @@ class Router:
                 return
         except DECODE_ERRORS as error:
             raise GoondanError(error_payload("E_FRAME_INVALID", f"no control message: {error}")) from None
-        if isinstance(message, BeginAnew):
-            self._fresh.begin(message, now)
-        elif isinstance(message, ChangesetAnswered):
-            self._changesets.answered(message)
-        elif isinstance(message, ChangesetsHeld):
-            self._changesets.held(message)
-        elif isinstance(message, RestartChecked):
-            self._restarts.checked(message)
-        else:
-            if isinstance(message, RestartUndone):
-                self._restarts.undone(message)
-            if isinstance(message, SpawnFailed):
-                self._directory.spawn_failed(message)
-            elif isinstance(message, Ready | Inventory | Exited):
-                self._directory.heard(message)
-            self._processes.control_event(message, now)
-            if self._deletions.active:  # a deletion may have waited for this news
-                self._deletions.advance(now)
+        for hear in self._hears.get(type(message), ()):
+            hear(message, now)
+        self._processes.control_event(message, now)
+        if self._deletions.active:  # a deletion may have waited for this news
+            self._deletions.advance(now)
 
     def _prepare(self, plan: KernelPlan) -> None:
         """Prepare what agents and tool hosts are told, and the tools that agents may call."""
         self._specs = {name: to_raw(spec) for name, spec in plan.agents.items()}
         self._host_spec = to_raw(plan.toolhost)
-        self._tokens_spec = to_raw(TokensSpec(plan.oauth_apps))
         self._allowed = {name: reachable_tools(spec) for name, spec in plan.agents.items()}
-        self._configs.revise(self._allowed)
-        self._approvals.revise(plan.agents)
-        self._servers.revise(plan)
+        self._configs.adopt(self._allowed)
 
     def _revise(self, plan: KernelPlan) -> None:
         """A new revision replaces the running one. Changed agents use it from their next step on. Agents that cannot do
@@ -418,10 +365,8 @@ class Router:
         bus = self.bus
         before, bus.plan = bus.plan, plan
         self._prepare(plan)
-        self._budgets.revise(plan)
-        self._gates.revise(plan)
-        self._actors.revise(plan)
-        self._asks.revise(plan)
+        for revise in self._revises:
+            revise(plan)
         changed = {name for name, spec in plan.agents.items() if not _is_same(before.agents.get(name), spec)}
         for connection in self._connections[AGENTS].values():
             agent, key = connection.claims.agent or "", connection.claims.instance_key or ""
@@ -434,7 +379,6 @@ class Router:
             self._tool_calls.host_unreachable(connection)
             info = error_payload("E_HELLO_REQUIRED", "there is a new revision")
             bus.error(connection.cls, connection.ident, info, None)
-        self._tokens.revised()
         self._ends.without_agent()
         load_checker(plan.agents)
         bus.tell_supervisor(Revised(plan.revision))
@@ -449,15 +393,17 @@ class Router:
         hint = "A recording is from anybody, so it may change nothing outside of its replay. See docs/replay.md."
         raise fail("E_FORBIDDEN", f"agent {connection.claims.agent} is answered from a recording", suggestion=hint)
 
-    def _within_replay(self, handle: Handler) -> Handler:
-        """For frames that name an agent, which has to be answered from a recording, too; and for patches, which are
-        made in a state that is the replay's own.
-        """
+    def _within_replay(self, take: Take, handle: Handler) -> Handler:
+        """The handler for an agent that is answered from a recording."""
+        if take.replayed == "no":
+            return self._refuse_outside
+        if take.replayed == "yes":
+            return handle
 
         def checked(connection: Connection, frame: Frame, now: float) -> None:
             own, other = self._replay_of(connection.claims.agent), self._replay_of(frame.to)
-            patched = frame.type == "config.propose" and (own is None or not own.own_state)
-            if patched or (frame.to in self.bus.plan.agents and other is None):
+            stays = take.replayed == "inside" or (own is not None and own.own_state)
+            if not stays or (frame.to in self.bus.plan.agents and other is None):
                 self._refuse_outside(connection, frame, now)
             handle(connection, frame, now)
 
@@ -465,10 +411,13 @@ class Router:
 
     # --- hello
 
-    def _table_of(self, connection: Connection) -> int:
+    def _handlers_of(self, connection: Connection) -> dict[str, Handler]:
+        """The handlers of a peer. A supervised process on the control socket has a name; the supervisor has none."""
         if connection.cls == AGENTS and self._replay_of(connection.claims.agent) is not None:
-            return REPLAYED
-        return HOLDER if is_holder(connection) else connection.cls
+            return self._handlers[REPLAYED]
+        if connection.cls == CONTROL and connection.claims.agent is not None:
+            return self._handlers.get(connection.claims.agent, {})
+        return self._handlers[connection.cls]
 
     def _greet(self, cls: int, ident: bytes, frame: Frame, now: float) -> None:
         hello = from_raw(frame.payload, Hello)
@@ -485,24 +434,21 @@ class Router:
             raise GoondanError(error_payload("E_AGENT_NOT_FOUND", f"no agent {connection.claims.agent!r}"))
         self._quiet.watch(connection)
         self.bus.counters["hello_" + CLASSES[cls]] += 1
-        connection.handlers = self._handlers[self._table_of(connection)]
+        connection.handlers = self._handlers_of(connection)
         if cls == AGENTS:
             self._welcome_agent(connection, old, hello, frame, now)
-        elif cls == TOOLS:
+            return
+        if cls == TOOLS:
             self._welcome(connection, frame, spec=self._host_spec)
             self._tool_calls.host_here(connection)
-            self._servers.host_here(connection, hello.attached, now)
-        elif is_holder(connection):
-            self._welcome(connection, frame, spec=self._tokens_spec)
-            self._tokens.here(connection, now)
-        else:
+        elif cls == CONTROL and connection.claims.agent is None:
             self._welcome(connection, frame)
-            if cls == CONTROL:
-                self.bus.control = connection
-                self.bus.tell_supervisor(self._processes.wanted())
-                self._restarts.supervisor_here()
-                self._tokens.supervisor_here()
-                self._changesets.supervisor_here()
+            self.bus.control = connection
+            self.bus.tell_supervisor(self._processes.wanted())
+        else:
+            self._welcome(connection, frame, **self._fields_of(connection))
+        for here in self._heres:
+            here(connection, hello, now)
 
     def _welcome_agent(
         self, connection: Connection, old: Connection | None, hello: Hello, frame: Frame, now: float
@@ -515,7 +461,7 @@ class Router:
             self._processes.count_attempt(lost, "another process has taken its place")
         connection.allowed = self._configs.allowed(agent, key)
         connection.servers = self._servers_of(agent)
-        self._processes.here(instance, connection, now)
+        self._processes.process_here(instance, connection, now)
         self._directory.welcomed(instance)
         self._events.adopt(instance, hello, now)
         self._welcome(
@@ -525,18 +471,15 @@ class Router:
             workdir=instance.workdir.path,
             epoch=instance.epoch,
             spec=self._specs[agent],
-            generation=self._fresh.of(agent),
-            config=self._config_of(agent, key),
-            limited=self._gates.limited(agent),
+            **self._fields_of(connection),
         )
-        self._gates.here(connection, hello, now)
+        for here in self._heres:
+            here(connection, hello, now)
         if self.bus.draining is not None:
             reason, until = self.bus.draining
             self.bus.shutdown(connection, max(0, round((until - now) * 1000)), reason)
         self._answering.repeat(instance, connection)
         self._cancels.holder_here(instance, connection, hello.leases)
-        if instance.leased is not None:
-            self._approvals.holder_here(instance.leased)
         self._events.dispatch(instance, now)
         self._processes.serve(now)
 
@@ -544,9 +487,9 @@ class Router:
         spec = self.bus.plan.agents.get(agent)
         return frozenset() if spec is None else frozenset(spec.servers)
 
-    def _config_of(self, agent: str, key: str) -> Raw:
-        changes = self._configs.of(agent, key)
-        return NO_PAYLOAD if changes is None else to_raw(changes)
+    def _fields_of(self, peer: Connection) -> dict[str, Any]:
+        """What parts tell a peer with its `welcome`."""
+        return {name: value for welcome in self._welcomes for name, value in welcome(peer).items()}
 
     def _welcome(self, connection: Connection, hello: Frame, **more: Any) -> None:
         body = Welcome(
@@ -615,3 +558,18 @@ class Router:
 def _is_same(old: AgentSpec | None, new: AgentSpec) -> bool:
     """Whether two specifications of an agent are the same. The bundle's revision in them does not count."""
     return old is not None and replace(old, revision=new.revision) == new
+
+
+def _bounded(take: Take) -> Handler:
+    """The handler of a frame, which refuses a payload that is too long (E_FRAME_TOO_LARGE)."""
+    handle, most_bytes = take.handler, take.most_bytes
+    if most_bytes is None:
+        return handle
+
+    def checked(connection: Connection, frame: Frame, now: float) -> None:
+        size = len(memoryview(frame.payload))
+        if size > most_bytes:
+            raise fail("E_FRAME_TOO_LARGE", f"the payload of {frame.type} has {size} bytes, limit {most_bytes}")
+        handle(connection, frame, now)
+
+    return checked

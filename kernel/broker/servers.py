@@ -22,11 +22,12 @@ from typing import Final, Literal
 from msgspec import Raw, Struct
 
 from goondan.kernel.broker.bus import RETRY_AFTER_MS, RETURN_S, Bus
-from goondan.kernel.broker.entities import TOOLS, Connection, Instance
+from goondan.kernel.broker.entities import AGENTS, TOOLS, Connection, Instance
+from goondan.kernel.broker.parts import LISTS_BYTES, SHORT_BYTES, Part, Take
 from goondan.kernel.broker.workdirs import check_opened
 from goondan.schemas.codec import from_raw, to_raw
 from goondan.schemas.errors import GoondanError, error_payload, fail
-from goondan.schemas.frames import AttachedServer, Frame
+from goondan.schemas.frames import AttachedServer, Frame, Hello
 from goondan.schemas.launch import KernelPlan
 from goondan.schemas.mcp import CONNECT_S, McpAttach, McpNews
 
@@ -77,7 +78,7 @@ class _Attached(Struct, eq=False):
     away_since: float | None = None
 
 
-class Servers:
+class Servers(Part):
     """Open questions, and attachments."""
 
     def __init__(self, bus: Bus) -> None:
@@ -92,6 +93,13 @@ class Servers:
         self._counts: Counter[tuple[str, str]] = Counter()
         #: By server and instance key, then by agent.
         self._attached: dict[tuple[str, str], dict[str, _Attached]] = {}
+        self.takes = (
+            Take((AGENTS,), "mcp.attach", self.ask, SHORT_BYTES, replayed="no"),
+            Take((AGENTS,), "mcp.list", self.ask, SHORT_BYTES, replayed="no"),
+            Take((AGENTS,), "mcp.detach", self.detach, SHORT_BYTES),
+            Take((TOOLS,), "mcp.news", self.news, LISTS_BYTES),
+        )
+        self.revise(bus.plan)
 
     def revise(self, plan: KernelPlan) -> None:
         """The plan has changed. Agents are detached from servers that their declaration does not name any more."""
@@ -162,8 +170,12 @@ class Servers:
                 if news.kind == "gone":
                     self._drop(one)
 
-    def host_here(self, host: Connection, told: Iterable[AttachedServer], now: float) -> None:
+    def here(self, peer: Connection, hello: Hello, now: float) -> None:
         """A tool host was welcomed. It says who is attached to its servers."""
+        if peer.cls == TOOLS:
+            self._host_here(peer, hello.attached, now)
+
+    def _host_here(self, host: Connection, told: Iterable[AttachedServer], now: float) -> None:
         listed = {(one.server, one.instance_key, one.agent) for one in told}
         asked = {(one.server, one.instance.key, one.instance.agent) for one in self._open.values()}
         for one in [one for one in self._every() if one.host.address == host.address]:

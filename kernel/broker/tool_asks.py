@@ -19,6 +19,7 @@ from __future__ import annotations
 from goondan.kernel.broker.approvals.clocks import Clocks
 from goondan.kernel.broker.bus import RETRY_AFTER_MS, Bus
 from goondan.kernel.broker.entities import AGENTS, TOOLS, Connection
+from goondan.kernel.broker.parts import Part, Take
 from goondan.schemas.address import SEPARATOR
 from goondan.schemas.codec import encode_value
 from goondan.schemas.errors import GoondanError, error_payload
@@ -26,7 +27,7 @@ from goondan.schemas.frames import Frame
 from goondan.schemas.launch import KernelPlan, ToolSpec
 
 
-class ToolAsks:
+class ToolAsks(Part):
     """Passes on `tool.ask` and `tool.answer`."""
 
     def __init__(self, bus: Bus, clocks: Clocks) -> None:
@@ -36,6 +37,7 @@ class ToolAsks:
         self.revise(bus.plan)
         self._get = bus.calls.get
         self._out = bus.out
+        self.takes = (Take((TOOLS,), "tool.ask", self.ask), Take((AGENTS,), "tool.answer", self.answer))
 
     def revise(self, plan: KernelPlan) -> None:
         """The tools are those of `plan` from now on."""

@@ -23,6 +23,7 @@ from goondan.kernel.broker.bus import CREDIT, CREDIT_SLACK, MAX_ID, RETRY_AFTER_
 from goondan.kernel.broker.calls import Call
 from goondan.kernel.broker.cancels import Cancels
 from goondan.kernel.broker.entities import AGENTS, TOOLS, Connection, Event, Instance
+from goondan.kernel.broker.parts import Part, Take
 from goondan.kernel.broker.refused_calls import tool_error
 from goondan.kernel.broker.shares import describe_shortage
 from goondan.kernel.broker.workdirs import Workdir, check_opened
@@ -47,7 +48,7 @@ MAX_EARLY: Final = 4096
 _LOST: Final = ""
 
 
-class ToolCalls:
+class ToolCalls(Part):
     """The part of the broker that passes on tool calls."""
 
     def __init__(self, bus: Bus, budgets: Budgets, approvals: Approvals, cancels: Cancels) -> None:
@@ -60,6 +61,13 @@ class ToolCalls:
         self._out = bus.out
         self._hosts = bus.presence.connections[TOOLS]
         self._assigned = bus.mailbox.hosts
+        self.takes = (
+            Take((AGENTS,), "tool.call", self.call, replayed="no"),
+            Take((AGENTS,), "tool.cancel", self.cancel),
+            Take((TOOLS,), "tool.result", self.result),
+            Take((TOOLS,), "tool.progress", self.progress),
+            Take((TOOLS,), "tool.completed", self.completed),
+        )
         #: Cancelled calls that are not known here, for tool hosts that come back in this broker's first seconds.
         self._early: list[tuple[Instance, str]] = []
 

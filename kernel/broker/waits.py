@@ -25,14 +25,12 @@ from typing import Any, Final
 
 from msgspec import Raw
 
-from goondan.kernel.broker.approvals.items import Item
-from goondan.kernel.broker.budgets.desk import Budgets
 from goondan.kernel.broker.bus import Bus
 from goondan.kernel.broker.calls import Call
 from goondan.kernel.broker.entities import Connection, Event, Instance
-from goondan.kernel.broker.gate.desk import Gates
 from goondan.kernel.broker.mailbox import LEASE_S
 from goondan.kernel.broker.one_frame import LIST_BYTES, fitting
+from goondan.kernel.broker.parts import Op, Part
 from goondan.schemas.codec import from_raw, to_raw
 from goondan.schemas.errors import GoondanError
 from goondan.schemas.frames import Frame
@@ -44,26 +42,26 @@ MAX_LISTED: Final = 1000
 STUCK_S: Final = 25.0
 #: A decision that waits for so long for the disk (seconds) is a wait that somebody notices.
 DISK_S: Final = 1.0
-#: Items and tools that are named of a turn that waits for a person.
-MAX_ITEMS: Final = 20
 #: Claims that are named of an instance that waits for a place.
 MAX_CLAIMS: Final = 3
 
 
-class Waits:
+class Waits(Part):
     """Looks at the broker's state when it is asked."""
 
-    def __init__(self, bus: Bus, budgets: Budgets, gates: Gates) -> None:
+    def __init__(self, bus: Bus, parts: Iterable[Part]) -> None:
+        """`parts` know who waits for what they have."""
         self._bus = bus
-        self._gates = gates
-        self._budgets = budgets
+        self._told = tuple(part.waiting for part in parts if type(part).waiting is not Part.waiting)
+        self.ops = (Op("why", self.tell),)
 
-    def tell(self, connection: Connection, frame: Frame, event_id: Any, now: float) -> None:
+    def tell(self, connection: Connection, frame: Frame, asked: dict[str, Any], now: float) -> None:
         """`{op: "why", eventId?}`: `{waits, more, cycles, stuck}`; times are milliseconds that something has lasted.
 
         With an event: only of its turn, and of the requests that its turn waits for, and so on. A turn of them that
         waits for nothing has a row `works`.
         """
+        event_id = asked.get("eventId")
         events = None if event_id is None else _below(self._bus.mailbox.events.get(str(event_id)))
         every = self._bus.mailbox.instances.values() if events is None else [event.instance for event in events]
         instances = list(dict.fromkeys(every))
@@ -97,7 +95,7 @@ class Waits:
 
     def _elsewhere(self, now: float) -> Iterator[tuple[Event | None, dict[str, Any]]]:
         """What is known of waits elsewhere than at the instances, each with its event; None: it is everybody's."""
-        bus, calls, items = self._bus, dict[Event, list[Call]](), dict[Event, list[Item]]()
+        bus, calls = self._bus, dict[Event, list[Call]]()
         for call in bus.calls.open.values():
             calls.setdefault(call.event, []).append(call)
         for event, made in calls.items():
@@ -114,16 +112,9 @@ class Waits:
                             "host": all(call.host is not None for call in these),
                         },
                     )
-        for item in bus.approvals.values():
-            if item.open:
-                items.setdefault(item.event, []).append(item)
-        for event, asked in items.items():
-            yield event, self._for_person(event, asked, now)
-        for event, since in self._budgets.waiting:
-            yield event, {**_row("budget", event.instance, since, now), "eventId": event.id, "root": event.root}
-        for event, since, before, held_until in self._gates.waiting(now):
-            place = {"eventId": event.id, "before": before, "heldMs": _ms(held_until - now)}
-            yield event, {**_row("model", event.instance, since, now), **place}
+        for tell in self._told:
+            for kind, event, since, more in tell(now):
+                yield event, {**_row(kind, event.instance, since, now), "eventId": event.id, **more}
         if bus.disk_since is not None and now - bus.disk_since >= DISK_S:
             yield None, {"kind": "disk", "agent": "", "instanceKey": "", "forMs": _ms(now - bus.disk_since)}
 
@@ -160,18 +151,6 @@ class Waits:
             yield {**_row("place", instance, since, now), **more, "claims": claims}
         elif instance.conn is None and not (instance.queue and instance.queue[0].waits):
             yield {**_row("process", instance, since, now), **more, "leaving": instance.leaving}
-
-    def _for_person(self, event: Event, items: list[Item], now: float) -> dict[str, Any]:
-        instance = event.instance
-        behind = sum(not other.ending and other is not event for other in instance.queue)
-        return {
-            **_row("approval", instance, min(item.asked for item in items), now),
-            "eventId": event.id,
-            "items": [item.code for item in items][:MAX_ITEMS],
-            "tools": sorted({item.tool for item in items})[:MAX_ITEMS],
-            "calls": len(items),
-            "messages": behind,
-        }
 
     def _stuck(self, instance: Instance, now: float) -> dict[str, Any] | None:
         turn = instance.leased

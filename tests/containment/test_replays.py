@@ -166,7 +166,7 @@ def _replaying(*, own_state: bool = False) -> World:
     spec, conn = world.plan.agents["coder"], world.router.bus.mailbox.instances["coder", "k"].conn
     replay = ReplaySpec(recording="/r", own_state=own_state)
     world.plan.agents["coder"] = structs.replace(spec, replay=replay)
-    assert conn is not None and world.router._table_of(conn) == REPLAYED
+    assert conn is not None and world.router._handlers_of(conn) is world.router._handlers[REPLAYED]
     conn.handlers = world.router._handlers[REPLAYED]
     return world
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from goondan.kernel.broker.approvals.items import Item
 from goondan.kernel.broker.bus import Bus, Lossy
 from goondan.kernel.broker.entities import CLIENTS, Connection
+from goondan.kernel.broker.parts import Part
 from goondan.schemas.codec import encode_value, to_raw
 from goondan.schemas.frames import Frame
 
 
-class OperatorNews:
+class OperatorNews(Part):
     """The connections of operators that watch the list."""
 
     def __init__(self, bus: Bus) -> None:
@@ -33,7 +34,7 @@ class OperatorNews:
         body = {"id": item.id, "code": item.code, "state": item.state if decided is None else decided.how}
         self._bus.send(connection, Frame("reply", in_reply_to=frame_id, payload=to_raw(body)))
 
-    def tick(self) -> None:
+    def tick(self, now: float) -> None:
         """Forget connections that are gone."""
         for ident, connection in list(self._watchers.items()):
             if not self._is_here(connection):

@@ -5,6 +5,7 @@ Source: docs/approvals.md, docs/decisions/069.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Final, Literal
 
 from msgspec import Raw
@@ -15,8 +16,9 @@ from goondan.kernel.broker.approvals.news import OperatorNews
 from goondan.kernel.broker.approvals.room import Approvals
 from goondan.kernel.broker.approvals.scripts import COVERED
 from goondan.kernel.broker.bus import RETRY_AFTER_MS, Bus
-from goondan.kernel.broker.entities import Connection
+from goondan.kernel.broker.entities import Connection, Event
 from goondan.kernel.broker.one_frame import LIST_BYTES, fitting
+from goondan.kernel.broker.parts import LISTS_BYTES, UTF8_BYTES, Op, Part, Waiting
 from goondan.schemas.approvals import MAX_ANSWER_BYTES, MAX_ARGS_BYTES, MAX_MESSAGE, ApprovalDecision, ApprovalItem
 from goondan.schemas.codec import from_raw, to_raw
 from goondan.schemas.errors import GoondanError, error_payload, fail
@@ -27,11 +29,13 @@ MAX_LISTED: Final = 500
 MAX_LISTED_ARGS: Final = 2 << 10
 #: The user of an operator's token that names no user, because a kernel of an earlier version has signed it.
 UNKNOWN_USER: Final = -1
+#: Items and tools that are named of a turn that waits for a person.
+MAX_SHOWN: Final = 20
 #: Operators who may wait for one decision to be journaled.
 MAX_DECIDERS: Final = 64
 
 
-class Operators:
+class Operators(Part):
     """Answers `approve.*`."""
 
     def __init__(self, bus: Bus, room: Approvals, news: OperatorNews) -> None:
@@ -39,6 +43,12 @@ class Operators:
         self._room = room
         self._news = news
         self._items = bus.approvals
+        self.ops = (
+            Op("approve.list", self.listed),
+            Op("approve.show", self.show),
+            Op("approve.watch", self.watch),
+            Op("approve.answer", self.answer, most_bytes=MAX_ANSWER_BYTES + UTF8_BYTES * MAX_MESSAGE + LISTS_BYTES),
+        )
 
     def listed(self, connection: Connection, frame: Frame, asked: dict[str, Any], now: float) -> None:
         """`approve.list`: the waiting items, the oldest first. With `all`, also decided items whose turn goes on.
@@ -53,6 +63,21 @@ class Operators:
         blocked = fitting(self._blocked(), LIST_BYTES // 8)
         body = {"items": listed, "more": len(items) - len(listed), "blocked": blocked}
         self._reply(connection, frame.id, body)
+
+    def waiting(self, now: float) -> Iterator[Waiting]:
+        """The events whose calls wait for a person, and how many messages wait behind them."""
+        waiting: dict[Event, list[Item]] = {}
+        for item in self._items.values():
+            if item.open:
+                waiting.setdefault(item.event, []).append(item)
+        for event, items in waiting.items():
+            more = {
+                "items": [item.code for item in items][:MAX_SHOWN],
+                "tools": sorted({item.tool for item in items})[:MAX_SHOWN],
+                "calls": len(items),
+                "messages": sum(not other.ending and other is not event for other in event.instance.queue),
+            }
+            yield Waiting("approval", event, min(item.asked for item in items), more)
 
     def _blocked(self) -> list[str]:
         """Roots that only a person can bring further: they have waiting items, and no other work goes on."""

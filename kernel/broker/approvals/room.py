@@ -32,9 +32,10 @@ from goondan.kernel.broker.approvals.scripts import Decisions, Script, read_scri
 from goondan.kernel.broker.budgets.desk import Budgets
 from goondan.kernel.broker.bus import MAX_ID, RETRY_AFTER_MS, Bus
 from goondan.kernel.broker.calls import Call
-from goondan.kernel.broker.entities import Connection, Event, Instance
+from goondan.kernel.broker.entities import AGENTS, Connection, Event, Instance
 from goondan.kernel.broker.journal import records
 from goondan.kernel.broker.journal.records import ApprovalAnswered, ApprovalAsked, ApprovalStarted, approval_subject
+from goondan.kernel.broker.parts import SHORT_BYTES, UTF8_BYTES, Part, Take
 from goondan.kernel.broker.refused_calls import refuse_call
 from goondan.kernel.broker.shares import Pool, kept_of
 from goondan.kernel.broker.standing import Standing
@@ -51,8 +52,8 @@ from goondan.schemas.approvals import (
 )
 from goondan.schemas.codec import encode_value, from_raw, to_raw
 from goondan.schemas.errors import GoondanError, error_payload, fail
-from goondan.schemas.frames import ErrorPayload, Frame
-from goondan.schemas.launch import AgentSpec
+from goondan.schemas.frames import ErrorPayload, Frame, Hello
+from goondan.schemas.launch import KernelPlan
 from goondan.schemas.tool_asks import CODE_TOOL
 
 #: The number of waiting items, and their bytes. They are shared by session and root, so that one turn cannot flood a
@@ -66,7 +67,7 @@ MAX_BYTES_OF_EVENT: Final = 32 << 20
 WITHDRAWN: Final = "the call that asked has ended"
 
 
-class Approvals:
+class Approvals(Part):
     """All items."""
 
     def __init__(
@@ -87,9 +88,20 @@ class Approvals:
         self.history = History(bus)
         self._scripts = Decisions()
         self._aliases: dict[tuple[str, str], dict[str, str]] = {}
+        self.takes = (
+            Take(
+                (AGENTS,),
+                "approval.ask",
+                self.ask,
+                MAX_ARGS_BYTES + UTF8_BYTES * MAX_MESSAGE + SHORT_BYTES,
+                replayed="no",
+            ),
+        )
+        self.revise(bus.plan)
 
-    def revise(self, agents: dict[str, AgentSpec]) -> None:
-        """Use the rules of these agents from now on."""
+    def revise(self, plan: KernelPlan) -> None:
+        """Use the rules of this plan's agents from now on."""
+        agents = plan.agents
         self.policies = {name: spec.approvals for name, spec in agents.items() if spec.approvals}
         self._aliases = {
             (name, item.name): item.aliases for name in self.policies for item in agents[name].registry if item.aliases
@@ -479,6 +491,11 @@ class Approvals:
             self._call_goes_on(connection, frame)
 
     # --- events
+
+    def here(self, peer: Connection, hello: Hello, now: float) -> None:
+        """A process holds an event, perhaps after a reconnect."""
+        if peer.instance is not None and peer.instance.leased is not None:
+            self.holder_here(peer.instance.leased)
 
     def holder_here(self, event: Event) -> None:
         """A process holds this event, perhaps after a reconnect. It may not know the decisions that came meanwhile."""

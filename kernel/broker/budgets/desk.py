@@ -9,7 +9,7 @@ Source: docs/decisions/070; PROTOCOL-AGENTS.md "Budgets".
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -19,10 +19,11 @@ from goondan.kernel.broker.budgets.amounts import Spend, limits_of
 from goondan.kernel.broker.budgets.book import MAX_CHARGED, MAX_HOLDS, BudgetLine, Hold, Shortage, Tree
 from goondan.kernel.broker.budgets.messages import budget_spent, left_of, report
 from goondan.kernel.broker.bus import MAX_ID, RETRY_AFTER_MS, Bus
-from goondan.kernel.broker.entities import Connection, Event
+from goondan.kernel.broker.entities import AGENTS, Connection, Event
 from goondan.kernel.broker.journal.interface import Item, Retire
 from goondan.kernel.broker.journal.records import BudgetHold, hold_subject
 from goondan.kernel.broker.one_frame import fitting
+from goondan.kernel.broker.parts import SHORT_BYTES, Op, Part, Take, Waiting
 from goondan.schemas.budgets import BudgetGranted, BudgetReserve, BudgetSettle
 from goondan.schemas.codec import from_raw, to_raw
 from goondan.schemas.errors import GoondanError, error_payload, fail
@@ -59,7 +60,7 @@ class _Waiting(Struct):
     since: float
 
 
-class Budgets:
+class Budgets(Part):
     """The budgets of the bus."""
 
     def __init__(self, bus: Bus) -> None:
@@ -68,6 +69,11 @@ class Budgets:
         #: Frames to answer when the journal has it, by the model call that they are about.
         self._asked: dict[str, list[tuple[Connection, str]]] = {}
         self._waiting: dict[str, _Waiting] = {}
+        self.takes = (
+            Take((AGENTS,), "budget.reserve", self.reserve, SHORT_BYTES),
+            Take((AGENTS,), "budget.settle", self.settle, SHORT_BYTES),
+        )
+        self.ops = (Op("budget", self.tell),)
         self.revise(bus.plan)
 
     def revise(self, plan: KernelPlan) -> None:
@@ -220,16 +226,16 @@ class Budgets:
         money = prices.cost(request.input_tokens - cached - written, request.output_tokens, cached, written)
         return Spend(1, 0, request.input_tokens, request.output_tokens, money)
 
-    @property
-    def waiting(self) -> list[tuple[Event, float]]:
-        """The events whose model calls wait until others give something back, and since when (the broker's clock)."""
-        return [(waiting.event, waiting.since) for waiting in self._waiting.values()]
+    def waiting(self, now: float) -> Iterator[Waiting]:
+        """The events whose model calls wait until others give something back."""
+        for one in self._waiting.values():
+            yield Waiting("budget", one.event, one.since, {"root": one.event.root})
 
-    def tell(self, connection: Connection, frame: Frame, event_id: Any) -> None:
+    def tell(self, connection: Connection, frame: Frame, asked: dict[str, Any], now: float) -> None:
         """`{op: "budget"}`: the trees that are not over, the newest first, or the last ones where all are over; with
         `eventId` the tree of that event, or the one that began with it. Raises GoondanError E_EVENT_NOT_FOUND.
         """
-        book, now_ms = self._book, self._ms(self._bus.now)
+        book, now_ms, event_id = self._book, self._ms(now), asked.get("eventId")
         if event_id is None:
             open_trees = [tree for tree in book.trees.values() if tree.ended_ms is None]
             trees = (open_trees or list(book.ended))[::-1]

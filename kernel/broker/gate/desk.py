@@ -14,7 +14,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
-from collections.abc import Iterable
+from collections.abc import Iterator
 from typing import Any, Final
 
 import msgspec
@@ -26,6 +26,7 @@ from goondan.kernel.broker.gate.gate import Gate, Permit
 from goondan.kernel.broker.gate.learned import Lesson
 from goondan.kernel.broker.gate.line import Ask, Key
 from goondan.kernel.broker.one_frame import LIST_BYTES, fitting
+from goondan.kernel.broker.parts import SHORT_BYTES, Op, Part, Take, Waiting
 from goondan.schemas.codec import from_raw, to_raw
 from goondan.schemas.errors import GoondanError, error_payload, fail
 from goondan.schemas.frames import Frame, Hello
@@ -95,7 +96,7 @@ class _Way(Struct):
     inherited_at: float = 0.0
 
 
-class Gates:
+class Gates(Part):
     """The gates of the bus."""
 
     def __init__(self, bus: Bus) -> None:
@@ -110,6 +111,12 @@ class Gates:
         #: The names of the requests of each process that wait or are out.
         self._of: dict[str, set[Key]] = {}
         self._next_news = 0.0
+        self.takes = (
+            Take((AGENTS,), "model.permit", self.ask, SHORT_BYTES),
+            Take((AGENTS,), "model.over", self.over, SHORT_BYTES),
+            Take((AGENTS,), "model.out", self.out, SHORT_BYTES),
+        )
+        self.ops = (Op("gates", self.tell),)
         self.revise(bus.plan)
 
     def revise(self, plan: KernelPlan) -> None:
@@ -137,10 +144,13 @@ class Gates:
             if not self._ways[name].gate.permits and not self._ways[name].gate.line:
                 del self._ways[name]
 
-    def limited(self, agent: str) -> list[str]:
+    def welcome(self, peer: Connection) -> dict[str, Any]:
         """The names of the agent's models whose requests have to ask."""
-        names = self._names.get(agent, {})
-        return [document for document, name in names.items() if (way := self._ways.get(name)) is not None and way.told]
+        if peer.cls != AGENTS:
+            return {}
+        names = self._names.get(peer.claims.agent or "", {})
+        limited = [document for document, name in names.items() if (way := self._ways.get(name)) and way.told]
+        return {"limited": limited}
 
     # --- frames
 
@@ -204,18 +214,20 @@ class Gates:
         event = _leased(connection, frame)
         self._is_out(connection, event, from_raw(frame.payload, HeldPermit), now)
 
-    def here(self, connection: Connection, hello: Hello, now: float) -> None:
+    def here(self, peer: Connection, hello: Hello, now: float) -> None:
         """An agent has said hello. It keeps the permits that it names, and its asks come again by themselves."""
-        address = connection.address
+        if peer.cls != AGENTS:
+            return
+        address = peer.address
         for way in self._ways.values():
             for key in [key for key in way.gate.permits if key[0] == address]:
                 self._free(way.gate, key)
         for kept in hello.gates[:MAX_REQUESTS]:
-            self._inherit(connection, kept.model, kept.state, now)
-        event = None if connection.instance is None else connection.instance.leased
+            self._inherit(peer, kept.model, kept.state, now)
+        event = None if peer.instance is None else peer.instance.leased
         if event is not None:
             for held in hello.permits[:MAX_REQUESTS]:
-                self._is_out(connection, event, held, now)
+                self._is_out(peer, event, held, now)
 
     def tick(self, now: float) -> None:
         """Free what the dead held, let out what is due, and tell those whose askers listen of their places."""
@@ -239,17 +251,18 @@ class Gates:
                 self._tell_places(gate, now)
             self._tell_all(way)
 
-    def waiting(self, now: float) -> Iterable[tuple[Event, float, int, float]]:
-        """The events whose requests wait: each with since when, how many go out before it, and until when nobody does
-        (the broker's clock).
-        """
+    def waiting(self, now: float) -> Iterator[Waiting]:
+        """The events whose requests wait: how many go out before each, and for how long nobody does."""
         for way in self._ways.values():
             places = way.gate.line.places()
             for ask in way.gate.line:
                 if (asked := self._asked.get(ask.key)) is not None:
-                    yield asked.event, ask.since, places.get(ask.key, 0), way.gate.held_until(now)
+                    held_ms = max(0, round(1000 * (way.gate.held_until(now) - now)))
+                    yield Waiting(
+                        "model", asked.event, ask.since, {"before": places.get(ask.key, 0), "heldMs": held_ms}
+                    )
 
-    def tell(self, connection: Connection, frame: Frame, forget: bool, now: float) -> None:
+    def tell(self, connection: Connection, frame: Frame, asked: dict[str, Any], now: float) -> None:
         """`{op: "gates"}`: what was learned of each server, since when and why; `…Ms` are milliseconds that something
         has lasted. With `forget` it is forgotten.
         """
@@ -272,7 +285,7 @@ class Gates:
                 "refusals": learned.refusals,
             }
             rows.append(row | {field: max(0, round(1000 * seconds)) for field, seconds in times.items()})
-            if forget:
+            if asked.get("forget") is True:
                 way.gate.forget()
                 for ask in way.gate.line:
                     ask.not_before = 0.0

@@ -31,6 +31,7 @@ from goondan.kernel.broker.live_config.patches import Patch, Patches
 from goondan.kernel.broker.live_config.recorded import entry_of, patch_of, record_of
 from goondan.kernel.broker.live_config.rules import Proposer, judge, within_bound
 from goondan.kernel.broker.one_frame import fitting
+from goondan.kernel.broker.parts import LISTS_BYTES, Op, Part, Take
 from goondan.schemas.address import is_instance_key
 from goondan.schemas.codec import from_raw, to_raw
 from goondan.schemas.effective_config import Applied, Change, apply_changes, declared, digest_of, shown, tool_of
@@ -40,6 +41,7 @@ from goondan.schemas.launch import AgentSpec
 from goondan.schemas.live_config import (
     MAX_OPERATIONS,
     MAX_PATCH_ID,
+    MAX_PROPOSAL_BYTES,
     MAX_REASON,
     ConfigOutcome,
     ConfigProposal,
@@ -77,7 +79,7 @@ class _Base(Struct, frozen=True):
     digest: str
 
 
-class LiveConfigs:
+class LiveConfigs(Part):
     """All patches, and the frames about them."""
 
     def __init__(self, bus: Bus) -> None:
@@ -91,13 +93,20 @@ class LiveConfigs:
         self._judged: dict[str, deque[float]] = {}
         #: Patch id -> its parts that have nothing to act on, as they were reported last.
         self._idle: dict[str, list[str]] = {}
+        self.takes = (Take((AGENTS,), "config.propose", self.propose, MAX_PROPOSAL_BYTES, replayed="own state"),)
+        self.ops = (
+            Op("config.list", self._list),
+            Op("config.show", self._show),
+            Op("config.propose", self._propose_as_operator, most_bytes=MAX_PROPOSAL_BYTES + LISTS_BYTES),
+            Op("config.revert", self._revert),
+        )
 
     def restore(self, records: Iterable[ConfigPatched]) -> None:
         """Take over the decisions of an earlier broker."""
         self._patches.restore(patch_of(record) for record in records)
         self._note_idle()
 
-    def revise(self, allowed: Mapping[str, frozenset[str]]) -> None:
+    def adopt(self, allowed: Mapping[str, frozenset[str]]) -> None:
         """The plan has changed. `allowed`: the tools that each agent may call by the new plan."""
         self._allowed = allowed
         self._bases.clear()
@@ -132,6 +141,12 @@ class LiveConfigs:
         registry = self._bus.plan.agents[agent].registry
         return allowed.union(item.name for item in registry if tool_of(item) in added) if added else allowed
 
+    def welcome(self, peer: Connection) -> dict[str, Any]:
+        """The changes that are in force for an agent."""
+        agent, key = peer.claims.agent, peer.claims.instance_key
+        changes = None if peer.cls != AGENTS or agent is None else self.of(agent, key or "")
+        return {} if changes is None else {"config": to_raw(changes)}
+
     # --- proposals
 
     def propose(self, connection: Connection, frame: Frame, now: float) -> None:
@@ -158,21 +173,6 @@ class LiveConfigs:
         self._check_rate(instance.agent, now)
         proposer = Proposer(False, self._allowed.get(instance.agent, frozenset()), proposal.registered[:MAX_OPERATIONS])
         self._decide(connection, frame, patch, proposal, proposer, now)
-
-    def ask(self, connection: Connection, frame: Frame, asked: dict[str, Any], now: float) -> None:
-        """`{op: "config.list"}`, `config.show`, `config.propose`, `config.revert` from an operator."""
-        op = asked.get("op")
-        if op == "config.list":
-            self._list(connection, frame, asked)
-        elif op == "config.show":
-            self._show(connection, frame, asked)
-        elif op == "config.revert":
-            self._revert(connection, frame, asked.get("patchId"))
-        elif op == "config.propose":
-            self._propose_as_operator(connection, frame, asked, now)
-        else:
-            known = "config.list, config.show, config.propose, config.revert"
-            raise fail("E_FRAME_INVALID", f"no op {str(op)[:40]!r}; there are {known}")
 
     # --- the journal's word
 
@@ -290,7 +290,8 @@ class LiveConfigs:
         if not self._told_again(connection, frame, patch):
             self._decide(connection, frame, patch, proposal, Proposer(True), now)
 
-    def _revert(self, connection: Connection, frame: Frame, patch_id: Any) -> None:
+    def _revert(self, connection: Connection, frame: Frame, asked: dict[str, Any], now: float) -> None:
+        patch_id = asked.get("patchId")
         patch = self._patches.find(patch_id) if isinstance(patch_id, str) else None
         if patch is None or patch.state == "rejected":
             raise fail("E_PATCH_NOT_FOUND", f"there is no accepted patch {str(patch_id)[:100]!r}")
@@ -459,7 +460,7 @@ class LiveConfigs:
             raise fail("E_FRAME_INVALID", "instanceKey is the key of an instance, or null for all of the agent")
         return agent, key
 
-    def _list(self, connection: Connection, frame: Frame, asked: dict[str, Any]) -> None:
+    def _list(self, connection: Connection, frame: Frame, asked: dict[str, Any], now: float) -> None:
         agent, key = asked.get("agent"), asked.get("instanceKey")
         every = [patch for patch in self._patches if agent in (None, patch.agent) and key in (None, patch.key)]
         newest = fitting(
@@ -469,7 +470,7 @@ class LiveConfigs:
         body = {"patches": listed, "more": len(every) - len(listed)}
         self._bus.send(connection, Frame("reply", in_reply_to=frame.id, payload=to_raw(body)))
 
-    def _show(self, connection: Connection, frame: Frame, asked: dict[str, Any]) -> None:
+    def _show(self, connection: Connection, frame: Frame, asked: dict[str, Any], now: float) -> None:
         """The configuration that is in force. Of the `config` of extensions, only what patches have changed."""
         agent, key = self._target(asked)
         base = self._base(agent)

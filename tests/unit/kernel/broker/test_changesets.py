@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from goondan.kernel.broker.bus import RETURN_S
-from goondan.kernel.broker.changesets import MAX_ASKERS
-from goondan.kernel.broker.opened import MOST
+from goondan.kernel.broker.changesets import MAX_ASKERS, Changesets
+from goondan.kernel.broker.parts import LISTS_BYTES
 from goondan.schemas.changesets import (
     ChangesetDone,
     CommitChangeset,
@@ -18,9 +18,9 @@ from goondan.schemas.changesets import (
 from goondan.schemas.codec import encode, from_raw, to_raw
 from goondan.schemas.control import ChangesetAnswered, ChangesetAsked, ChangesetsHeld, ChangesetsOver, WhichChangesets
 from goondan.schemas.errors import error_payload
-from goondan.schemas.frames import ErrorPayload, Frame
+from goondan.schemas.frames import ErrorPayload, Frame, Hello
 from tests.unit.kernel.broker.test_acting import tell, working
-from tests.unit.kernel.broker.world import World
+from tests.unit.kernel.broker.world import World, part_of
 
 OPENED = OpenedChangeset("0123456789abcdef", "git:1", "/work")
 
@@ -107,7 +107,7 @@ def test_what_an_agent_says_of_itself_is_not_believed() -> None:
         ({"call_id": None}, "E_FRAME_INVALID"),
         ({"call_id": "x" * 2000}, "E_FRAME_INVALID"),
         ({"payload": to_raw("no object")}, "E_FRAME_INVALID"),
-        ({"payload": to_raw(OpenChangeset("x" * MOST["changeset.open"]))}, "E_FRAME_TOO_LARGE"),
+        ({"payload": to_raw(OpenChangeset("x" * LISTS_BYTES))}, "E_FRAME_TOO_LARGE"),
     ],
 )
 def test_what_is_no_question_is_refused(more: dict[str, object], code: str) -> None:
@@ -149,8 +149,9 @@ def test_one_question_has_so_many_askers() -> None:
 def test_a_supervisor_that_comes_back_is_asked_again() -> None:
     world = working()
     ask(world)
-    world.router._changesets.supervisor_here()
-
+    control = world.router.bus.control
+    assert control is not None
+    part_of(world.router, Changesets).here(control, Hello("", ""), world.now)
     assert [type(message) for message in heard(world)].count(ChangesetAsked) == 2
     assert any(isinstance(message, WhichChangesets) for message in heard(world))
 

@@ -14,7 +14,7 @@ from goondan.kernel.broker.live_config.patches import MAX_PATCHES, MAX_REJECTED
 from goondan.kernel.broker.live_config.service import MAX_PROPOSALS
 from goondan.schemas.codec import encode, from_raw, to_raw
 from goondan.schemas.effective_config import apply_changes, declared, digest_of, shown
-from goondan.schemas.frames import NO_PAYLOAD, ErrorPayload, Frame
+from goondan.schemas.frames import ErrorPayload, Frame
 from goondan.schemas.launch import AgentSpec, CatalogItem, ExtensionSpec, KernelPlan, ToolSource
 from goondan.schemas.live_config import ConfigOutcome, ConfigProposal, LiveChanges
 from tests.unit.kernel.broker.actors import Agent
@@ -112,6 +112,15 @@ class Live:
 
     def changes(self, key: str = "k") -> LiveChanges:
         return self.world.router._configs.of("coder", key) or LiveChanges()
+
+    def peer(self, key: str = "k") -> Connection:
+        connection = self.world.router.bus.mailbox.instances["coder", key].conn
+        assert connection is not None
+        return connection
+
+    def welcomed(self, key: str) -> LiveChanges:
+        """What the agent is told with its `welcome`."""
+        return from_raw(self.world.router._configs.welcome(self.peer(key))["config"], LiveChanges)
 
     def revision(self, key: str = "k") -> int:
         return self.changes(key).revision
@@ -220,8 +229,7 @@ def test_dormant_instances_get_it_when_they_come() -> None:
     live.start("late")
     assert live.tools("late") == ["bash", "notes"]
     actor = live.world.agents["coder", "late"]
-    welcome = live.world.router._config_of("coder", "late")
-    assert from_raw(welcome, LiveChanges).revision == 1
+    assert live.welcomed("late").revision == 1
     assert actor is not None
 
 
@@ -600,4 +608,4 @@ def test_a_tool_that_extensions_may_not_add_any_more_is_not_added_any_more() -> 
 def test_a_welcome_without_patches_carries_nothing() -> None:
     live = Live()
     assert live.world.router._configs.of("coder", "k") is None
-    assert live.world.router._config_of("coder", "k") == NO_PAYLOAD
+    assert live.world.router._configs.welcome(live.peer()) == {}

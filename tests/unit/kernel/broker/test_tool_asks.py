@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from goondan.kernel.broker.entities import AGENTS, TOOLS
+from goondan.kernel.broker.tool_asks import ToolAsks
 from goondan.schemas.codec import decode, encode, from_raw, to_raw
 from goondan.schemas.frames import Frame, Source
 from goondan.schemas.tool_asks import ToolAnswer, ToolAsk
 from tests.unit.kernel.broker.test_acting import CALL, code, host, tell
 from tests.unit.kernel.broker.test_acting import working as plain
-from tests.unit.kernel.broker.world import World
+from tests.unit.kernel.broker.world import World, part_of
 
 
 def working() -> World:
@@ -22,7 +23,7 @@ def working() -> World:
     world = plain()
     tools = world.router.bus.plan.toolhost.tools
     tools[0] = structs.replace(tools[0], sandbox=structs.replace(tools[0].sandbox, permissions=["agents", "tools"]))
-    world.router._asks.revise(world.router.bus.plan)
+    part_of(world.router, ToolAsks).revise(world.router.bus.plan)
     return world
 
 

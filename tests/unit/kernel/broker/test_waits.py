@@ -11,12 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw, structs
 
-from goondan.kernel.broker.budgets.desk import Budgets
 from goondan.kernel.broker.bus import Bus
 from goondan.kernel.broker.calls import Call, Calls
 from goondan.kernel.broker.entities import Connection, Content, Event
 from goondan.kernel.broker.epochs import Epochs
-from goondan.kernel.broker.gate.desk import Gates
 from goondan.kernel.broker.journal.memory import MemoryJournal
 from goondan.kernel.broker.loop import BrokerLoop
 from goondan.kernel.broker.mailbox import Mailbox, Quotas
@@ -101,22 +99,13 @@ def test_what_a_person_reads() -> None:
 SILENT = RuntimeEvent(kind="model.waits", step=2, wait=Wait(waited_ms=2000, model="openai/m", attempt=1))
 
 
-class _Open:
-    """Gates at which nobody waits."""
-
-    def waiting(self, now: float) -> list[object]:
-        return []
-
-
 class _Look:
     """As much of a broker as the question needs: one instance whose turn holds the only place, and another one."""
 
     def __init__(self) -> None:
         self.mailbox = Mailbox(Epochs(1, 1_000_000), Quotas(100, 1 << 20, 1, 0), MemoryJournal())
         self.calls = Calls()
-        self.approvals: dict[str, Any] = {}
         self.sent: list[dict[str, Any]] = []
-        self.waiting: list[tuple[Event, float]] = []  # of budgets
         self.disk_since: float | None = None
         self.turn = self.event("e1", "a")
         self.mailbox.lease(self.turn, 10.0)
@@ -132,8 +121,8 @@ class _Look:
         self.sent.append(from_raw(frame.payload, dict))
 
     def ask(self, now: float, event_id: str | None = None) -> dict[str, Any]:
-        waits = Waits(cast(Bus, self), cast(Budgets, self), cast(Gates, _Open()))
-        waits.tell(cast(Connection, None), Frame("admin", id="f"), event_id, now)
+        waits = Waits(cast(Bus, self), [])
+        waits.tell(cast(Connection, None), Frame("admin", id="f"), {"eventId": event_id}, now)
         return self.sent.pop()
 
     def request(self, event_id: str, agent: str, asking: Event) -> Event:

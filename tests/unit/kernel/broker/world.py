@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, TypeVar
 
 from msgspec import Raw, structs
 
@@ -20,6 +20,7 @@ from goondan.kernel.broker.folders import Moved
 from goondan.kernel.broker.journal.memory import MemoryJournal
 from goondan.kernel.broker.journal.records import EPOCHS, event_subject
 from goondan.kernel.broker.ledger import EPOCH_BLOCK, Ledger
+from goondan.kernel.broker.parts import Part
 from goondan.kernel.broker.recovery import BadRow, reserved_epochs, restore
 from goondan.kernel.broker.router import Router
 from goondan.kernel.broker.workdirs import Workdir
@@ -63,6 +64,9 @@ class Disk:
     def moved(self) -> list[Moved]:
         done, self._moved = self._moved, []
         return done
+
+
+APart = TypeVar("APart", bound=Part)
 
 
 class World:
@@ -320,6 +324,12 @@ class World:
             if quiet > 6:
                 return
         raise AssertionError("it does not come to rest")
+
+
+def part_of(router: Router, cls: type[APart]) -> APart:
+    """The part of that class."""
+    (found,) = [part for part in router.parts if isinstance(part, cls)]
+    return found
 
 
 def _no_bad_row(bad: BadRow) -> None:

@@ -72,6 +72,12 @@ class World:
         self.bus.presence.connections[AGENTS][connection.ident] = connection
         return connection
 
+    def limited(self, name: str) -> list[str]:
+        """The models of an agent for which it has to ask, as `welcome` tells it."""
+        peer: Any = SimpleNamespace(cls=AGENTS, claims=SimpleNamespace(agent=name))
+        told: list[str] = self.gates.welcome(peer)["limited"]
+        return told
+
     def gone(self, connection: Any) -> None:
         del self.principals[connection.address]
         del self.bus.presence.connections[AGENTS][connection.ident]
@@ -122,7 +128,7 @@ ONE = ModelLimits(max_concurrent=1)
 def test_nobody_asks_at_an_open_gate_and_the_first_refusal_closes_it() -> None:
     world = World(a=[model()], b=[model("other")], c=[model(api_key="another")])
     one, two, three = world.agent("a"), world.agent("b", "k2"), world.agent("c", "k3")
-    assert [world.gates.limited(name) for name in "abc"] == [[], [], []]
+    assert [world.limited(name) for name in "abc"] == [[], [], []]
     (told,) = world.say(one, "model.permit", PermitAsk("x"), "f")
     assert from_raw(told[1].payload, PermitGranted) == PermitGranted(open=True)
     told_all = world.say(one, "model.permit", PermitAsk("x", refused=Refused(2000)), "f2")
@@ -130,7 +136,7 @@ def test_nobody_asks_at_an_open_gate_and_the_first_refusal_closes_it() -> None:
     assert (two.address, GateChanged("other", True)) in news
     assert (one.address, GateChanged("main", True)) in news
     assert three.address not in [to for to, _ in news]  # another key is another gate
-    assert sorted(world.gates.limited("b")) == ["", "other"]
+    assert sorted(world.limited("b")) == ["", "other"]
     assert granted(world.tick(1.9)) == []
     assert granted(world.tick(0.2)) == ["f2"]
 
@@ -221,8 +227,8 @@ def test_who_listens_is_told_its_place() -> None:
         world.now += 0.01
     told = [(to, from_raw(frame.payload, PlaceInLine)) for to, frame in world.tick(1.0) if frame.type == "model.line"]
     assert told == [(agents[2].address, PlaceInLine("2", 1, 0))]
-    ((_, since, before, _),) = [row for row in world.gates.waiting(world.now) if row[0] is agents[2].instance.leased]
-    assert (since < world.now, before) == (True, 1)
+    (row,) = [row for row in world.gates.waiting(world.now) if row.event is agents[2].instance.leased]
+    assert (row.kind, row.since < world.now, row.more["before"]) == ("model", True, 1)
 
 
 def test_what_was_learned_is_told_and_forgotten_when_an_operator_says_so() -> None:
@@ -232,7 +238,7 @@ def test_what_was_learned_is_told_and_forgotten_when_an_operator_says_so() -> No
     world.tick(2.0)
 
     def told(forget: bool) -> list[dict[str, Any]]:
-        world.gates.tell(operator, Frame("admin", id="q"), forget, world.now)
+        world.gates.tell(operator, Frame("admin", id="q"), {"forget": forget}, world.now)
         answers = world.told()
         rows: list[dict[str, Any]] = next(
             from_raw(frame.payload, dict)["gates"] for _, frame in answers if frame.in_reply_to == "q"
@@ -246,7 +252,7 @@ def test_what_was_learned_is_told_and_forgotten_when_an_operator_says_so() -> No
     }  # fmt: skip
     assert told(forget=True) == [row]
     assert told(forget=False) == []
-    assert world.gates.limited("a") == []
+    assert world.limited("a") == []
     assert world.over(agent, "1") == []  # its permit is gone with it
     assert world.ask(agent, "2", refused=Refused(100)) == []
     assert granted(world.tick(0.6)) == ["2"]
@@ -301,7 +307,7 @@ def test_a_state_without_the_brokers_signature_is_nothing(spoilt: str) -> None:
     agent = world.agent("a")
     hello = Hello(token="t", incarnation=agent.incarnation, gates=[KeptState("main", spoilt)])
     world.gates.here(agent, hello, world.now)
-    assert world.gates.limited("a") == []
+    assert world.limited("a") == []
 
 
 def test_a_state_of_another_gate_or_of_this_broker_is_nothing() -> None:
@@ -311,7 +317,7 @@ def test_a_state_of_another_gate_or_of_this_broker_is_nothing() -> None:
     world.gates.here(one, Hello(token="t", incarnation="i", gates=[KeptState("main", state)]), world.now)
     world.another_broker()
     world.gates.here(other, Hello(token="t", incarnation="i", gates=[KeptState("b", state)]), world.now)
-    assert world.gates.limited("b") == []
+    assert world.limited("b") == []
 
 
 @pytest.mark.parametrize(("secret", "believed"), [(b"secret", True), (b"another", False)])
@@ -324,4 +330,4 @@ def test_only_a_state_that_a_broker_of_this_kernel_has_signed_is_believed(secret
     world.another_broker()
     hello = Hello(token="t", incarnation=agent.incarnation, gates=[KeptState("main", state)])
     world.gates.here(agent, hello, world.now)
-    assert sorted(world.gates.limited("a")) == (["", "main"] if believed else [])
+    assert sorted(world.limited("a")) == (["", "main"] if believed else [])
