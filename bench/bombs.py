@@ -1,10 +1,10 @@
-"""`python -m bench.bombs [--watched] [--sized] [--seconds N] [--jails N]`: every bomb at once, and a neighbour's calls.
+"""`python -m bench.bombs [--watched] [--seconds N] [--jails N]`: every bomb at once, and a neighbour's calls.
 
 Twenty jails, each of an agent of its own, misbehave for a bounded time in the ways of tests/containment/bombs.py, again
 and again, while another agent calls a tool that does nothing. It prints how each kind of bomb ended and whether that is
 right, the most data that was left on disk, how long the neighbour's calls took, how late the tool host's loop was, and
-how busy the machine was. `--watched` uses no control groups. `--sized` gives workdirs file systems of their own. The
-exit status is 1 when a bomb ended in a wrong way. Not part of `make bench`: nothing else should run meanwhile.
+how busy the machine was. `--watched` uses no control groups. The exit status is 1 when a bomb ended in a wrong way. Not
+part of `make bench`: nothing else should run meanwhile.
 
 The right endings. A bomb that reaches a limit ends by it, and the error names the limit. When the jails have so little
 processor time that the deadline comes first, the ending is called late. A loop reaches its limit of processor time only
@@ -30,9 +30,7 @@ from typing import Any, Final, NamedTuple
 import uvloop
 
 from goondan.schemas.launch import Limits, SandboxSpec
-from goondan.toolhost.disk import go_through
-from goondan.toolhost.jails.sized_workdirs import SizedWorkdirs
-from tests.toolhost_fixture import POWERS, Bench, bench, make_tool
+from tests.toolhost_fixture import Bench, bench, make_tool
 
 
 class Bomb(NamedTuple):
@@ -110,16 +108,6 @@ async def last_write(made: Bench, folder: Path) -> None:
             live = made.live_of(session)
             if live.jail.dying and live.jail.plan.workdir == str(folder):
                 await live.gone.wait()
-
-
-def workdir(place: Path, name: str, *, sized: bool) -> Path:
-    """The workdir of an agent: a folder of a user, or, below a state directory, the workdir of an instance."""
-    return place / "state" / "instances" / "bench" / name / "workspace" if sized else place / name
-
-
-def workdirs(place: Path, *, sized: bool) -> SizedWorkdirs | None:
-    """For a tool host whose state is in this folder."""
-    return SizedWorkdirs(POWERS, str(place / "check"), print) if sized else None
 
 
 class Cleaner:
@@ -231,7 +219,7 @@ async def run(options: argparse.Namespace, place: Path) -> int:
     bomb, quiet = (
         make_tool(place, source, *names, name=name, sandbox=SandboxSpec(limits=LIMITS)) for name in ("bomb", "quiet")
     )
-    work = workdir(place, "neighbour", sized=options.sized)
+    work = place / "neighbour"
     work.mkdir(parents=True)
     busy = os.getloadavg()[0]
     cleaner = await Cleaner.start()
@@ -241,7 +229,6 @@ async def run(options: argparse.Namespace, place: Path) -> int:
         state_dir=place / "state",
         max_jails=options.jails * 2 + 2,
         grouped=not options.watched,
-        sized=workdirs(place, sized=options.sized),
     ) as made:
         await made.call("quiet__quiet", workdir=work, agent="neighbour")
         alone = Run(made, cleaner)
@@ -254,14 +241,13 @@ async def run(options: argparse.Namespace, place: Path) -> int:
         collected = asyncio.gather(bombing.neighbour(work), bombing.beat())
         waited, began = waited_s(), time.monotonic()
         until = began + options.seconds
-        folders = [workdir(place, f"w{number}", sized=options.sized) for number in range(options.jails)]
+        folders = [place / f"w{number}" for number in range(options.jails)]
         await asyncio.gather(*(bombing.bomber(number, folder, until) for number, folder in enumerate(folders)))
         waited, took = waited_s() - waited, time.monotonic() - began
         bombing.over = True
         times, late = await collected
-        kept = mechanism(made, sized=options.sized)
+        kept = mechanism(made)
     await cleaner.close()
-    go_through(str(place / "state"), "unmount")
     print(f"{options.jails} jails, {kept}, uid {os.geteuid()}, {os.cpu_count()} CPUs, load before: {busy:.1f}")
     for (name, how), count in sorted(bombing.told.items()):
         print(f"  {count:4} x {name:15} {how}")
@@ -280,13 +266,12 @@ def arguments(purpose: str | None) -> argparse.ArgumentParser:
     """The command line's options for the mechanisms that keep limits."""
     parser = argparse.ArgumentParser(description=(purpose or "").partition("\n")[0])
     parser.add_argument("--watched", action="store_true", help="without control groups")
-    parser.add_argument("--sized", action="store_true", help="workdirs with file systems of their own")
     return parser
 
 
-def mechanism(made: Bench, *, sized: bool) -> str:
+def mechanism(made: Bench) -> str:
     """The mechanisms that keep the limits, in words."""
-    return ("control groups" if made.facts.groups is not None else "watched") + (", sized" if sized else "")
+    return "control groups" if made.facts.groups is not None else "watched"
 
 
 def in_a_folder(

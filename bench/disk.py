@@ -1,5 +1,4 @@
-"""`python -m bench.disk [--watched] [--sized] [--rounds N] [--jails N] [--writers N,N]`: by how much jails exceed
-`diskMb`.
+"""`python -m bench.disk [--watched] [--rounds N] [--jails N] [--writers N,N]`: by how much jails exceed `diskMb`.
 
 So many jails at once fill their workdirs in the ways of tests/containment/writers.py, each with several processes,
 while one more jail writes a little and rests; it must never be ended. Each way is measured once a round for each number
@@ -21,9 +20,8 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any, Final
 
-from bench.bombs import Cleaner, arguments, ending, in_a_folder, last_write, mechanism, workdir, workdirs
+from bench.bombs import Cleaner, arguments, ending, in_a_folder, last_write, mechanism
 from goondan.schemas.launch import Limits, SandboxSpec
-from goondan.toolhost.disk import go_through
 from tests.containment.writers import KINDS
 from tests.toolhost_fixture import Bench, bench, make_tool
 
@@ -37,11 +35,10 @@ DEADLINE_MS: Final = 30_000
 class Run:
     """The measurements of one run."""
 
-    def __init__(self, made: Bench, cleaner: Cleaner, place: Path, *, sized: bool) -> None:
+    def __init__(self, made: Bench, cleaner: Cleaner, place: Path) -> None:
         self.made = made
         self.cleaner = cleaner
         self.place = place
-        self.sized = sized
         self.left: dict[tuple[str, int], list[int]] = defaultdict(list)
         self.told: Counter[str] = Counter()
         self.innocent: Counter[str] = Counter()
@@ -52,7 +49,7 @@ class Run:
         """One agent that fills its workdir in one way after another."""
         while self.work:
             kind, writers = self.work.pop()
-            folder = workdir(self.place, f"w{number}", sized=self.sized)
+            folder = self.place / f"w{number}"
             folder.mkdir(parents=True, exist_ok=True)
             args: dict[str, Any] = {"kind": kind, "writers": writers}
             result = await self.made.call(
@@ -67,7 +64,7 @@ class Run:
 
     async def innocent_one(self) -> None:
         """Another agent, whose jail writes 20 MiB again and again."""
-        folder = workdir(self.place, "innocent", sized=self.sized)
+        folder = self.place / "innocent"
         folder.mkdir(parents=True)
         while not self.over:
             result = await self.made.call("little__little", workdir=folder, agent="innocent", deadline_ms=DEADLINE_MS)
@@ -87,9 +84,8 @@ async def run(options: argparse.Namespace, place: Path) -> int:
         state_dir=place / "state",
         max_jails=options.jails * 2 + 2,
         grouped=not options.watched,
-        sized=workdirs(place, sized=options.sized),
     ) as made:
-        measured = Run(made, cleaner, place, sized=options.sized)
+        measured = Run(made, cleaner, place)
         kinds = options.kinds.split(",") if options.kinds else list(KINDS)
         numbers = [int(number) for number in options.writers.split(",")]
         measured.work = [(kind, number) for _ in range(options.rounds) for number in numbers for kind in kinds]
@@ -99,9 +95,8 @@ async def run(options: argparse.Namespace, place: Path) -> int:
         took = time.monotonic() - began
         measured.over = True
         await innocent
-        kept = mechanism(made, sized=options.sized)
+        kept = mechanism(made)
     await cleaner.close()
-    go_through(str(place / "state"), "unmount")
     head = f"{options.jails} jails, {kept}, uid {os.geteuid()}, {os.cpu_count()} CPUs"
     print(f"{head}, load before {busy:.1f}, {took:.0f} s; MiB left of {LIMITS.disk_mb}, the middle and the most")
     for kind in kinds:

@@ -45,14 +45,12 @@ def build_plan(
     state_dir: str,
     revision: str,
     documents: Iterable[str],
-    sized_workdirs: bool = False,
     spawn_workdirs: Iterable[str] = (),
     digests: Mapping[str, str] | None = None,
     hidden: Iterable[str] = (),
 ) -> KernelPlan:
     """The plan of a bundle without errors. `documents` are its files; `digests` those of the tools' folders, by their
-    roots. Every path is absolute. `sized_workdirs`: see
-    ToolHostSpec, and `hidden`; `spawn_workdirs`: see KernelPlan.
+    roots. Every path is absolute. `hidden`: see ToolHostSpec; `spawn_workdirs`: see KernelPlan.
 
     `entry_agent` is '' when the bundle has no agent: then only `gdn call` can use it.
     """
@@ -96,7 +94,6 @@ def build_plan(
             state_dir=state_dir,
             revision=revision,
             protected=protected,
-            sized_workdirs=sized_workdirs,
             hidden=list(hidden),
         ),
         protected=protected,

@@ -443,8 +443,6 @@ class ToolHostSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_o
     jail_idle_s: float = 60.0
     #: Absolute paths that stay read-only in every jail (KernelPlan.protected).
     protected: list[str] = []
-    #: Workdirs that are made for instances get file systems of their own, where that can be done (docs/sandbox.md).
-    sized_workdirs: bool = False
     #: Folders that no jail sees, besides those that every tool host knows: that of the key of OAuth tokens.
     hidden: list[str] = []
 

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from goondan.schemas.results import cut_message
 
 Wall = Literal["namespaces", "seccomp", "landlock", "uid", "limits"]
-Mechanism = Literal["cgroup", "rlimit", "sized", "watched", "host"]
+Mechanism = Literal["cgroup", "rlimit", "watched", "host"]
 
 #: Limits of a receipt in a trace: how many hosts of each list, the last ones, and how many characters of why the jail
 #: ended. So one receipt takes at most some 5 KiB, whatever the jail tried.
@@ -33,8 +33,7 @@ class JailReceipt(Struct, frozen=True, rename="camel", omit_defaults=True, kw_on
     #: Its walls.
     walls: list[Wall]
     #: What keeps each limit. `cgroup`: the Linux kernel, for all of the jail. `rlimit`: the Linux kernel, for each
-    #: process or user namespace. `sized`: the workdir's own file system, and a look from outside. `watched`: looks from
-    #: outside while calls run. `host`: the tool host.
+    #: process or user namespace. `watched`: looks from outside while calls run. `host`: the tool host.
     limits: dict[str, Mechanism]
     #: Processor time (milliseconds). It is the Linux kernel's count where a control group keeps both this and the
     #: memory. Else it is a sample, at most a second old.

@@ -3,10 +3,9 @@
 - the log lines of tools, one JSON object a line on standard error;
 - `WorkerNews`, one JSON object a line on the status descriptor;
 - the question and the answer of `python -m goondan.toolhost.inspection`;
-- what `python -m goondan.toolhost.survey` has found to be in the way of the full sandbox;
-- the rows of `python -m goondan.toolhost.disk`.
+- what `python -m goondan.toolhost.survey` has found to be in the way of the full sandbox.
 
-Source: docs/design/processes.md; docs/design/bundle.md section 5; docs/design/sandbox.md section 4.
+Source: docs/design/processes.md; docs/design/bundle.md section 5.
 """
 
 from __future__ import annotations
@@ -150,18 +149,3 @@ class Obstacle(Struct, frozen=True):
     problem: str
     #: What to do about it.
     fix: str
-
-
-class DiskRow(Struct, frozen=True, rename="camel", kw_only=True):
-    """One workdir that has a file system of its own, in an image."""
-
-    #: Its path.
-    workdir: str
-    #: Whether the file system is mounted.
-    mounted: bool
-    #: What its files take (bytes).
-    used_bytes: int
-    #: What its image takes on the disk (bytes).
-    image_bytes: int
-    #: Why it could not be mounted or unmounted; "" when it could.
-    problem: str = ""

@@ -22,7 +22,6 @@ from goondan.schemas.receipts import Receipt
 from goondan.schemas.tool_host_reports import LogLine, WorkerNews
 from goondan.toolhost.calls.asking import Speaker
 from goondan.toolhost.host import Host
-from goondan.toolhost.jails.sized_workdirs import SizedWorkdirs
 from goondan.toolhost.jails.write_exposures import WriteExposures
 from goondan.toolhost.policy.facts import find_bwrap, host_facts
 from goondan.toolhost.policy.subject import HostFacts
@@ -83,7 +82,6 @@ class Bench:
         grouped: bool = True,
         speaker: Speaker | None = None,
         exposures: WriteExposures | None = None,
-        sized: SizedWorkdirs | None = None,
     ):
         self.loop = asyncio.get_running_loop()
         self.logs: list[LogLine] = []
@@ -104,7 +102,6 @@ class Bench:
             environment=environment or {},
             speaker=speaker,
             exposures=exposures,
-            sized=sized,
         )
         self.facts = msgspec.structs.replace(host_facts(bwrap(), hidden or [], POWERS), nests=True)
         if not grouped:
@@ -206,11 +203,10 @@ async def bench(
     exposures: WriteExposures | None = None,
     facts: Callable[[HostFacts], HostFacts] = lambda facts: facts,
     speaker: Speaker | None = None,
-    sized: SizedWorkdirs | None = None,
 ) -> AsyncIterator[Bench]:
     """A host that serves these tools; at the end all of its jails are gone.
 
-    `grouped`: with control groups. `facts` changes what is known of this machine. `sized`: with those.
+    `grouped`: with control groups. `facts` changes what is known of this machine.
     """
     spec = ToolHostSpec(
         tools=list(tools),
@@ -219,11 +215,8 @@ async def bench(
         max_jails=max_jails,
         jail_idle_s=jail_idle_s,
         protected=protected or [],
-        sized_workdirs=sized is not None,
     )
-    made = Bench(
-        spec, hidden=hidden, environment=environment, grouped=grouped, exposures=exposures, speaker=speaker, sized=sized
-    )
+    made = Bench(spec, hidden=hidden, environment=environment, grouped=grouped, exposures=exposures, speaker=speaker)
     made.facts = facts(made.facts)
     made.host.open(made.facts)
     try:

@@ -11,7 +11,7 @@
     privileges/, drop_privileges    what this process can have done here, as an ordinary user or by what stays root
     launcher/, egress/      processes of their own: what stays root, and the way to the network
     inside/, base/          what runs in jails: the worker, the bundled tools
-    survey/, inspection/, disk      what this machine can do, what a module exports
+    survey/, inspection/    what this machine can do, what a module exports
 
 A room imports only rooms below it (the layers contract in pyproject.toml). docs/architecture.md has the way of a call.
 """

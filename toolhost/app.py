@@ -29,7 +29,6 @@ from goondan.schemas.workdirs import EXPOSURES
 from goondan.toolhost.calls.promises import PROMISES, PromiseFile
 from goondan.toolhost.host import Host
 from goondan.toolhost.jails.processes import end_stranded
-from goondan.toolhost.jails.sized_workdirs import SizedWorkdirs
 from goondan.toolhost.jails.write_exposures import WriteExposures
 from goondan.toolhost.logbook import Logbook, put
 from goondan.toolhost.policy.folders import FolderCopies
@@ -133,7 +132,6 @@ class App:
             speaker=self._link,
             exposures=exposures,
             copies=FolderCopies(state.file(_COPIES)),
-            sized=SizedWorkdirs(powers, state.file("sized-check"), lambda message: _say("warn", message)),
         )
         host.answers.give_up(promises.read())
         for orphan in state.orphans():

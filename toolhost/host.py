@@ -38,7 +38,6 @@ from goondan.toolhost.calls.logins import Logins
 from goondan.toolhost.calls.messages import MessageCache
 from goondan.toolhost.calls.pending import Promise
 from goondan.toolhost.calls.results import error_result, refusal
-from goondan.toolhost.jails.sized_workdirs import SizedWorkdirs
 from goondan.toolhost.jails.write_exposures import WriteExposures
 from goondan.toolhost.mcp.template_link import FORK_S
 from goondan.toolhost.policy.folders import FolderCopies, folder_of_call
@@ -72,7 +71,6 @@ class Host:
         environment: Mapping[str, str] | None = None,
         speaker: Speaker | None = None,
         exposures: WriteExposures | None = None,
-        sized: SizedWorkdirs | None = None,
         copies: FolderCopies | None = None,
     ) -> None:
         """Calls wait until `open`.
@@ -90,7 +88,7 @@ class Host:
             self.answers,
             self._messages,
             self.asking,
-            JailStarter(self._loop, spec, powers, granted, exposures, sized),
+            JailStarter(self._loop, spec, powers, granted, exposures),
             spec.max_jails,
             send=send,
             on_log=on_log,

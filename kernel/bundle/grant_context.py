@@ -57,7 +57,6 @@ def gather(
         hidden=hidden,
         home=os.path.realpath(os.path.expanduser("~")),
         bundle=_real(bundle) or "",
-        sized_workdirs=read.policy.disk.sized,
         opened=[
             OpenedFolder(os.path.normpath(os.path.expanduser(path)), document, ("spawn", "workdirs", number))
             for path, (document, number) in zip(read.policy.spawn.workdirs, read.workdir_places, strict=True)

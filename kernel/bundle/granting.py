@@ -104,8 +104,6 @@ class GrantContext(Struct, frozen=True, kw_only=True):
     home: str = ""
     #: The bundle.
     bundle: str = ""
-    #: See ToolHostSpec.
-    sized_workdirs: bool = False
     #: See KernelPlan.spawn_workdirs.
     opened: Sequence[OpenedFolder] = ()
 

@@ -286,7 +286,6 @@ def open_bundle(
             *(document for package in inspected.packages for document in package.documents),
             *([policy] if policy is not None else []),
         ],
-        sized_workdirs=inspected.grant_context.sized_workdirs,
         spawn_workdirs=[opened.path for opened in inspected.grant_context.opened],
         digests=digests,
         hidden=key_folders(),

@@ -8,7 +8,6 @@
       - {tool: "@acme/weather/forecast", digest: "sha256:…"}
     pinned:                     # written by `gdn grant skill`: what skills in workdirs get, pinned to their content
       - {skill: deploy, digest: "sha256:…", sandbox: {env: [DEPLOY_TOKEN]}}
-    disk: {sized: true}         # written by hand: workdirs of instances get file systems of their own (docs/sandbox.md)
     spawn: {workdirs: [/srv/p]} # written by hand: where else spawned agents may work (docs/agents.md)
 
 A user who can write it decides what tools may do. So it must belong to the operator and be closed to changes by others.
@@ -75,13 +74,6 @@ class PinnedSkill(Struct, frozen=True, rename="camel", forbid_unknown_fields=Tru
     sandbox: SandboxPart = SandboxPart()
 
 
-class DiskPolicy(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, omit_defaults=True):
-    """How the disk is kept. `sized`: the workdir of an instance gets a file system of its own, with a bound."""
-
-    #: Whether the workdir of an instance gets a file system of its own.
-    sized: bool = False
-
-
 class SpawnPolicy(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, omit_defaults=True):
     """What agents may give to instances that they spawn. `workdirs`: folders that those may work in, or below."""
 
@@ -98,8 +90,6 @@ class Policy(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, om
     accepted: list[Accepted] = []
     #: The skills that were pinned.
     pinned: list[PinnedSkill] = []
-    #: What workdirs may take of the disk.
-    disk: DiskPolicy = DiskPolicy()
     #: Where spawned instances may work.
     spawn: SpawnPolicy = SpawnPolicy()
 
@@ -130,7 +120,6 @@ def read_policies(paths: list[str], report: Report) -> Read:
     workdir_places: list[tuple[Document, int]] = []
     pinned: list[PinnedSkill] = []
     pinned_places: list[tuple[Document, int]] = []
-    sized = False
     for index, path in enumerate(paths):
         if index == 0 and not os.path.lexists(path):
             continue
@@ -140,16 +129,19 @@ def read_policies(paths: list[str], report: Report) -> Read:
         document = _document(path, report)
         if document is None:
             continue
+        if (disk := document.node.entries.pop("disk", None)) is not None:
+            message = "`disk` is gone: workdirs have no file systems of their own any more, and all are watched"
+            place = Position(path, disk.line, disk.column, ("disk",))
+            report.error("E_CONFIG_UNKNOWN_FIELD", message, place, _DISK_HINT)
         found: Policy = Builder(document, Environment(None), report).build(Policy)
         places += [(document, number) for number in range(len(found.widen))]
         widen += found.widen
         accepted += found.accepted
-        sized = sized or found.disk.sized
         workdir_places += [(document, number) for number in range(len(found.spawn.workdirs))]
         workdirs += found.spawn.workdirs
         pinned_places += [(document, number) for number in range(len(found.pinned))]
         pinned += found.pinned
-    policy = Policy(widen, accepted, pinned, DiskPolicy(sized), SpawnPolicy(workdirs))
+    policy = Policy(widen, accepted, pinned, SpawnPolicy(workdirs))
     return Read(policy, places, workdir_places, pinned_places)
 
 
@@ -171,13 +163,17 @@ def _document(path: str, report: Report) -> Document | None:
         return None
     node = composed.documents[0]
     if not isinstance(node, Mapping) or len(composed.documents) > 1:
-        message = "a policy is one document: a mapping with `widen`, `accepted`, `pinned`, `disk` and `spawn`"
+        message = "a policy is one document: a mapping with `widen`, `accepted`, `pinned` and `spawn`"
         report.error("E_CONFIG_INVALID_VALUE", message, Position(path, node.line, node.column))
         return None
     return Document(path, node)
 
 
 _ELSEWHERE_HINT: Final = "Do what the message says; `--policy FILE` names a policy that is read in any case."
+_DISK_HINT: Final = (
+    "Remove `disk`. If `workspace.ext4` lies beside a workdir, the files are in it: "
+    "`mount -o loop workspace.ext4 /mnt`, and copy them into the workdir."
+)
 _POLICY_HINT: Final = "Name a YAML file that belongs to you and that nobody else can write to."
 
 

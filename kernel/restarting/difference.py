@@ -23,7 +23,7 @@ _WHOLE: Final = (
     "state_dir", "max_live_agents", "agent_idle_s", "durability", "kept_agents", "mailbox_mb", "max_open_events",
     "spawn_workdirs",
 )  # fmt: skip
-_WHOLE_HOST: Final = ("state_dir", "max_jails", "jail_idle_s", "sized_workdirs")
+_WHOLE_HOST: Final = ("state_dir", "max_jails", "jail_idle_s")
 
 
 class Difference(Struct, frozen=True, kw_only=True):

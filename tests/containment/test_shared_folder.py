@@ -14,13 +14,9 @@ import pytest
 from goondan.schemas.launch import Limits, SandboxSpec
 from goondan.schemas.system.users import DEFAULT
 from goondan.toolhost.jails.processes import process_status
-from goondan.toolhost.jails.sized_workdirs import SizedWorkdirs
 from goondan.toolhost.privileges.uids import instance_uid
 from tests.containment.ordinary_user import run_as_user
-from tests.sized_fixture import instance, sized_host, small_disk, state
-from tests.toolhost_fixture import POWERS, Bench, bench, make_tool
-
-__all__ = ["sized_host", "small_disk", "state"]
+from tests.toolhost_fixture import Bench, bench, make_tool
 
 #: MiB.
 DISK = 100
@@ -147,15 +143,3 @@ async def test_what_all_write_counts_once_and_ends_one_of_them(short_tmp: Path) 
         assert sum(path.stat().st_size for path in workdir.iterdir()) < 2 * DISK << 20
         for agent in ("planner", "coder"):
             assert "files" in await said(made, agent, "write", workdir, name=agent, mb=20)
-
-
-async def test_in_a_folder_with_a_file_system_of_its_own_they_have_one_limit(state: Path, tmp_path: Path) -> None:
-    workdir = instance(state) / "workspace"
-    sized = SizedWorkdirs(POWERS, str(state / "check"))
-    async with bench(tool(tmp_path), state_dir=state, hidden=[str(state)], sized=sized) as made:
-        for agent in ("planner", "coder", "reviewer"):
-            assert "files" in await said(made, agent, "write", workdir, name=agent)
-        assert os.statvfs(workdir).f_bavail * os.statvfs(workdir).f_frsize <= DISK << 20
-        assert "files" in await said(made, "coder", "write", workdir, name="first", mb=60)
-        over = await said(made, "reviewer", "write", workdir, name="second", mb=60)
-        assert "the limit diskMb was reached" in over["message"]

@@ -17,9 +17,6 @@ from goondan.toolhost.launcher.request import Enclosed, Launch
 
 #: The niceness values that set a jail's share of processors.
 _NICENESS: Final = range(20)
-#: The folder in which we try whether workdirs can have file systems of their own; a process's number follows.
-TRIAL: Final = "sized-check."
-_TRIAL: Final = re.compile(r"(?:/workspaces/[^/]+)?/sized-check\.[0-9]+")
 #: The path of an instance's folder in a state root, and of everything in it.
 _WORKSPACE: Final = re.compile(r"(?:/workspaces/[^/]+)?/instances/[^/]+/[^/]+/workspace(?:/.*)?", re.DOTALL)
 _NUMBER: Final = re.compile(r"[1-9][0-9]{0,9}")
@@ -120,12 +117,6 @@ def check_workspace(path: str, state_root: str | None) -> None:
     """Raise NotAllowed unless `path` is an instance's folder or lies in one. `path` has no links and no `..`."""
     if state_root is None or not path.startswith(state_root) or not _WORKSPACE.fullmatch(path[len(state_root) :]):
         raise NotAllowed(f"{path} is no instance's folder")
-
-
-def check_trial(path: str, state_root: str | None) -> None:
-    """Raise NotAllowed unless `path` is the folder in which file systems for workdirs are tried."""
-    if state_root is None or not path.startswith(state_root) or not _TRIAL.fullmatch(path[len(state_root) :]):
-        raise NotAllowed(f"{path} is no folder to try that in")
 
 
 def state_root_of(state_dir: str) -> str:

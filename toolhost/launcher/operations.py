@@ -89,17 +89,6 @@ class Operations:
             with suppress(NotADirectoryError), open_folder(f"{state_dir}/{above}/{each}") as folder:
                 hand_over(folder, self._allowed["user"])
 
-    def make_trial(self, number: int) -> str:
-        """Make the folder in which file systems for workdirs are tried. Returns its path."""
-        if self._state_dir is None:
-            raise NotAllowed("there is no state yet")
-        make_folders(self._state_dir, [f"{allow_list.TRIAL}{int(number)}"])
-        return f"{self._state_dir}/{allow_list.TRIAL}{int(number)}"
-
-    def remove_trial(self, number: int) -> None:
-        """Remove that folder, which must be empty."""
-        os.rmdir(f"{self._state_dir}/{allow_list.TRIAL}{int(number)}")
-
     def make_workdir(self, place: str) -> None:
         """Make an instance's folder, with root as its owner, or let its owner in. `place` is its path in the state."""
         root = self._state_dir

@@ -28,19 +28,10 @@ from contextlib import suppress
 from typing import Any, Final, NoReturn
 
 from goondan.toolhost.launcher import enclosed, program, syscalls
-from goondan.toolhost.launcher.allow_list import (
-    AllowList,
-    NotAllowed,
-    check_launch,
-    check_trial,
-    check_workspace,
-    is_jails,
-)
-from goondan.toolhost.launcher.descriptors import path_of
+from goondan.toolhost.launcher.allow_list import AllowList, NotAllowed, check_launch, is_jails
 from goondan.toolhost.launcher.operations import Operations, Settled, user_of
 from goondan.toolhost.launcher.places import ReadOnlyPlace, check_stages
-from goondan.toolhost.launcher.request import Check, Hold, Launch, Run
-from goondan.toolhost.launcher.sizes import POINT
+from goondan.toolhost.launcher.request import Launch, Run
 
 #: Largest request (bytes): a name and some paths. The allow-list names the folders of our code.
 MAX_REQUEST: Final = 1 << 16
@@ -107,9 +98,7 @@ def _make_launcher(channel: socket.socket, umask: int, allowed: AllowList, settl
     return pid
 
 
-def guard(
-    request: Launch | Run | Hold | Check, fds: list[int], allowed: AllowList, settled: Settled
-) -> list[ReadOnlyPlace]:
+def guard(request: Launch | Run, fds: list[int], allowed: AllowList, settled: Settled) -> list[ReadOnlyPlace]:
     """What must stay read-only for a request. Raises OSError when a launcher must not do it for this tool host."""
     state_root, may_enclose = settled.read()
     if "argv" in request:
@@ -117,12 +106,7 @@ def guard(
         if request["enclosure"] is not None:
             enclosed.hold(request, fds, allowed["enclosed"])
         return check_stages(request["stages"], fds[len(request["places"]) :], allowed, state_root)
-    if "program" in request:
-        _check_program(request, allowed)
-    elif "hold" in request:
-        check_workspace(f"{path_of(fds[0])}/{POINT}", state_root)
-    else:
-        check_trial(path_of(fds[0]), state_root)
+    _check_program(request, allowed)
     return []
 
 

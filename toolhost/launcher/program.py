@@ -20,10 +20,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final, NoReturn
 
-from goondan.toolhost.launcher import enclosure, sized, staging, syscalls
+from goondan.toolhost.launcher import enclosure, staging, syscalls
 from goondan.toolhost.launcher.descriptors import write_text
 from goondan.toolhost.launcher.places import ReadOnlyPlace
-from goondan.toolhost.launcher.request import MAX_DESCRIPTORS, MAX_REQUEST, PATIENCE_S, Check, Hold, Launch, Run
+from goondan.toolhost.launcher.request import MAX_DESCRIPTORS, MAX_REQUEST, Launch, Run
 
 #: Descriptors are first moved to this number or above, so that no place is taken by one of them.
 _ABOVE: Final = 64
@@ -40,7 +40,7 @@ _PROGRAMS: Final = {
 
 #: Checks a request of a tool host that gave root up, with the descriptors of its places. Raises OSError when the tool
 #: host may not have it; otherwise returns what must stay read-only in the places.
-Guard = Callable[[Launch | Run | Hold | Check, list[int]], list[ReadOnlyPlace]]
+Guard = Callable[[Launch | Run, list[int]], list[ReadOnlyPlace]]
 
 
 def serve(channel: socket.socket, umask: int, guard: Guard | None = None) -> NoReturn:
@@ -68,22 +68,13 @@ def serve(channel: socket.socket, umask: int, guard: Guard | None = None) -> NoR
             kept = [] if guard is None else guard(request, fds)
             if "program" in request:
                 answer = _run(request, fds)
-            elif "argv" in request:
-                answer, counter = _launch(request, fds, namespaces, kept, umask)
             else:
-                answer = _workdir(request, fds, channel)
+                answer, counter = _launch(request, fds, namespaces, kept, umask)
         except OSError as error:
-            answer = _refusal(request, error)
+            answer = {"error": error.strerror or str(error), "fix": None}
         socket.send_fds(channel, [json.dumps(answer).encode()], counter)
         for given in [*fds, *counter]:
             os.close(given)
-
-
-def _refusal(request: dict[str, Any], error: OSError) -> dict[str, Any]:
-    why = error.strerror or str(error)
-    if "argv" in request or "program" in request:
-        return {"error": why, "fix": None}
-    return {"state": "refused", "allowed": 0, "why": why}
 
 
 def begin(name: str) -> None:
@@ -177,34 +168,6 @@ def _execute(argv: list[str], env: dict[str, str], placed: dict[int, int], inher
             with suppress(OSError):  # the listing's own
                 os.set_inheritable(int(name), False)
     os.execve(argv[0], argv, env)
-
-
-def _workdir(request: dict[str, Any], fds: list[int], channel: socket.socket) -> dict[str, Any]:
-    """Answer a request about a workdir: at once, or by a process that takes its time while jails are launched."""
-    with suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:  # such processes are all that we are the parent of
-            pass
-    folder, answers = fds
-    try:
-        if "hold" in request and (held := sized.hold(folder, request["hold"], make=request["make"])) is not None:
-            return dict(held)
-        if "hold" in request and request["hold"] is None:
-            return {"state": "watched", "allowed": 0, "why": "it is not mounted any more"}
-        if os.fork():
-            return {"later": True}
-    except (OSError, ValueError) as error:
-        return {"state": "refused", "allowed": 0, "why": sized.reason(error)}
-    channel.close()
-    signal.alarm(PATIENCE_S)
-    try:
-        if "hold" in request:
-            answer = sized.mount(folder, request["hold"], make=request["make"])
-        else:
-            answer = sized.check(folder)
-        os.write(answers, json.dumps(answer).encode())
-    except BaseException as error:
-        _fail(2, f"{type(error).__name__}: {error}")
-    os._exit(0)
 
 
 def _become(request: Launch, fds: list[int], staged: staging.Staged, kept: list[ReadOnlyPlace], umask: int) -> NoReturn:

@@ -4,14 +4,11 @@
                "niceness", "counted"}                           -> {"pid", "unmapped"} or {"error", "fix"}
     run:      {"program": "proxy" | "listen" | "mcp", "arguments"}  -> {"pid"} or {"error"}
     prepare:  {"prepare": [owner uid, owner gid, uid]}              -> nothing
-    hold:     {"hold", "make"}                                      -> {"state", "allowed", "why"}
-    check:    {"check": true}                                       -> {"state", "allowed", "why"}
     prompt:   {"prompt": thread}: of the tool host, it comes first  -> nothing
 
 A launch has the descriptors of `places`, in its order, then those of `stages`. Its answer has one descriptor, the
 counter of processor time, if that was asked for and was possible. The descriptors of a run become its descriptors from
-3 on. `hold` and `check` have two, a folder and a pipe. What takes time is done by a process of its own, which writes
-the answer into the pipe; the immediate answer is then {"later": true}.
+3 on.
 """
 
 from __future__ import annotations
@@ -22,10 +19,6 @@ from typing import Final, Literal, TypedDict, final
 MAX_REQUEST: Final = 1 << 17
 #: Descriptors in one message; the kernel's own limit is 253.
 MAX_DESCRIPTORS: Final = 200
-#: How long a process may take that makes or mounts a file system (seconds). It takes some ten milliseconds, and after a
-#: crash or damage as long as it takes to read the journal.
-PATIENCE_S: Final = 60
-
 
 #: What becomes of a stage whose owner cannot be shown as the jail's user, see Stage.
 Unmapped = Literal["shown", "copied", "given", "refused"]
@@ -122,32 +115,3 @@ class Run(TypedDict):
 
     program: Literal["proxy", "listen", "mcp"]
     arguments: list[str]
-
-
-@final
-class Hold(TypedDict):
-    """Let jails take so much in the workdir of an instance. The instance's folder comes with the request."""
-
-    #: How much (bytes). None: all that is free, for anybody else who writes there.
-    hold: int | None
-    #: Whether an empty workdir gets a file system of its own.
-    make: bool
-
-
-@final
-class Check(TypedDict):
-    """Find out, in an empty folder that comes with it, whether file systems for workdirs can be made here."""
-
-    check: bool
-
-
-class Held(TypedDict):
-    """The outcome of a `hold` or a `check`."""
-
-    #: `sized`: jails can take `allowed` bytes and no more. `watched`: the workdir has no file system of its own.
-    #: `unable`: the same, because this host cannot make one. `refused`: it has one that cannot be used.
-    state: Literal["sized", "watched", "unable", "refused"]
-    #: What jails can take (bytes).
-    allowed: int
-    #: Why it is not `sized`.
-    why: str

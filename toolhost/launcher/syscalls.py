@@ -116,17 +116,6 @@ def detached_tmpfs(options: dict[str, str]) -> int:
         os.close(context)
 
 
-def mount_ext4(device: str, at: str, options: str) -> None:
-    """Mount the file system of a block device."""
-    flags = _MS_NOSUID | _MS_NODEV
-    _check(_libc.mount(os.fsencode(device), os.fsencode(at), b"ext4", flags, options.encode()), "mount")
-
-
-def unmount(at: str) -> None:
-    """Unmount what is mounted there. Raises OSError while it is in use."""
-    _check(_libc.umount2(os.fsencode(at), 0), "unmount")
-
-
 def copy_tree(fd: int, *, recursive: bool) -> int:
     """A detached copy of the mount at `fd` (O_PATH) from there downwards, as a descriptor."""
     flags = _OPEN_TREE_CLONE | _OPEN_TREE_CLOEXEC | _AT_EMPTY_PATH | (_AT_RECURSIVE if recursive else 0)

@@ -63,12 +63,10 @@ def exceeded(usage: Usage, limits: Limits) -> str | None:
     return None
 
 
-def limit_error(limit: str, limits: Limits, *, full: bool = False) -> ToolError:
-    """The error of a call that has met a limit of its tool, which is named as in the manifest. `full`: a file system of
-    that size has said so, and not the watch, which ends a jail a little earlier.
-    """
+def limit_error(limit: str, limits: Limits) -> ToolError:
+    """The error of a call that has met a limit of its tool, which is named as in the manifest."""
     value = getattr(limits, _FIELDS[limit])
-    if limit in ("diskMb", "files") and not full:
+    if limit in ("diskMb", "files"):  # the watch ends a jail a little earlier
         value = f"{round(value * DISK_PART)} of {value}"
     return tool_error("E_TOOL_LIMIT", f"the limit {limit} was reached: {value} {_UNITS[limit]}", name="ToolLimit")
 
@@ -98,16 +96,14 @@ def lacks_processes(error: WorkerError) -> bool:
     return error.code == "EAGAIN" or (error.name == "RuntimeError" and error.message == "can't start new thread")
 
 
-def with_limit(
-    error: WorkerError, limits: Limits, *, refused: bool = False, counted: bool = True, full: str | None = None
-) -> WorkerError:
+def with_limit(error: WorkerError, limits: Limits, *, refused: bool = False, counted: bool = True) -> WorkerError:
     """A handler's error, which names the limit that it has met if it is one of those by which the kernel says so.
 
     `refused`: the jail has, or had, as many processes as it may. `counted`: the kernel would know; if it does not, an
-    error that `lacks_processes` is taken at its word, though a full pipe says the same ("try again"). `full`: the limit
-    that its workdir's own file system has come to. A jail can lie here, about its own limits and to its own caller.
+    error that `lacks_processes` is taken at its word, though a full pipe says the same ("try again"). A jail can lie
+    here, about its own limits and to its own caller.
     """
-    limit = full if error.code == "ENOSPC" else _SAID.get(error.code or "")
+    limit = _SAID.get(error.code or "")
     if (
         limit is None
         and (error.name == "MemoryError" or error.message in _NO_BUFFER)
@@ -121,7 +117,7 @@ def with_limit(
             limit = "memoryMb"  # a thread's stack counts as the memory that it may come to
     if limit is None:
         return error
-    message = f"{limit_error(limit, limits, full=limit == full).message} ({error.message or error.name})"
+    message = f"{limit_error(limit, limits).message} ({error.message or error.name})"
     return WorkerError(name=error.name, message=message, code="E_TOOL_LIMIT")
 
 

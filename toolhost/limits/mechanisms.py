@@ -66,11 +66,8 @@ def processes_of_a_namespace(tree: Tree | None, limits: Limits) -> int:
     return limits.processes + (SPARE if tree is not None and tree.pids is not None else 0)
 
 
-def mechanisms(tree: Tree | None, *, sized: bool = False) -> dict[str, Mechanism]:
-    """What keeps each limit, by its name in a manifest: the strongest, where several do.
-
-    `sized`: everything that the jail can write to on disk lies in a file system with a bound.
-    """
+def mechanisms(tree: Tree | None) -> dict[str, Mechanism]:
+    """What keeps each limit, by its name in a manifest: the strongest, where several do."""
     memory = tree is not None and tree.memory is not None
     pids = tree is not None and tree.pids is not None
     cpu = tree is not None and tree.cpuacct is not None
@@ -79,7 +76,7 @@ def mechanisms(tree: Tree | None, *, sized: bool = False) -> dict[str, Mechanism
         "processes": "cgroup" if pids else "rlimit",
         "openFiles": "rlimit",
         "fileMb": "rlimit",
-        "diskMb": "sized" if sized else "watched",
+        "diskMb": "watched",
         "files": "watched",
         "cpuSeconds": "cgroup" if cpu else "watched",
         "wallSeconds": "host",

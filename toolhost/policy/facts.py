@@ -242,14 +242,13 @@ def look_up(
     powers: Powers,
     *,
     base: str | None = None,
-    sized: bool = False,
     call_folder: CallFolder | None = None,
 ) -> Request:
     """Find out what the policy must know for one jail.
 
-    A missing workdir below the state directory is made. `sized`: it is in a file system with a bound. `base`: the
-    workdir is or lies in this folder, no link is followed beneath it, and only the base is made. `call_folder`: its
-    calls work there. Raises GoondanError E_SANDBOX_DENIED for paths that do not exist or are of the wrong kind.
+    A missing workdir below the state directory is made. `base`: the workdir is or lies in this folder, no link is
+    followed beneath it, and only the base is made. `call_folder`: its calls work there. Raises GoondanError
+    E_SANDBOX_DENIED for paths that do not exist or are of the wrong kind.
     """
     sandbox = tool.sandbox
     runtime = runtime_of(tool)
@@ -300,7 +299,6 @@ def look_up(
         venv=venv,
         venv_site=site,
         workspace=workspace,
-        sized=sized,
         made=made,
         private=_private_folder() if host.tier == "reduced" else None,
         home=JAIL_TOOL if runtime is not None and host.tier == "full" else None,

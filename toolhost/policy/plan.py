@@ -100,7 +100,7 @@ def plan(request: Request, host: HostFacts) -> LaunchPlan:
         fallback_owner=request.workspace or (writable[-1] if writable else None),
         enclosure=enclosure.enclosure_of(host),
         walls=walls(host),
-        mechanisms=mechanisms(host.groups, sized=request.sized and not request.write),
+        mechanisms=mechanisms(host.groups),
         writable=writable,
         group=group_plan(host.groups, tool.sandbox.limits, trusted),
         alone=tool.server is None and tool.sandbox.isolation == "call" and not serves,

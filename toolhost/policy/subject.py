@@ -153,8 +153,6 @@ class Request(Struct, frozen=True, kw_only=True):
     private: str | None = None
     #: The folder that we made for an instance, when the workdir is that or lies in it.
     workspace: str | None = None
-    #: The file system of the workdir keeps jails to `diskMb`.
-    sized: bool = False
     #: Placeholders that were made in the workdir so that they can be guarded.
     made: list[str] = []
     #: The folder that its calls work in, read-only, with its name in the jail. None: they name no folder, or one that

@@ -29,7 +29,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
-from goondan.toolhost.launcher.request import Check, Hold, Launch, Run
+from goondan.toolhost.launcher.request import Launch, Run
 from goondan.toolhost.offload import Offload
 
 #: The descriptor of the launcher's socket in the launcher.
@@ -77,7 +77,7 @@ class LauncherLink:
         self._asked: deque[asyncio.Future[Answer]] = deque()
         atexit.register(self.close)  # it would end by itself, but perhaps after us
 
-    async def ask(self, request: Launch | Run | Hold | Check, fds: list[int]) -> Answer:
+    async def ask(self, request: Launch | Run, fds: list[int]) -> Answer:
         """Send a request. Returns its answer, and the descriptors that came with it. `fds` must stay open until then.
 
         Raises LauncherLost, or another OSError when the launcher cannot be started; then nothing was begun.

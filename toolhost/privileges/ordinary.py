@@ -45,13 +45,6 @@ class Ordinary(Powers):
         with opened(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW) as folder:
             let_owner_in(folder)
 
-    def make_trial(self, folder: str) -> str:
-        os.makedirs(folder, 0o700, exist_ok=True)
-        return folder
-
-    def remove_trial(self, folder: str) -> None:
-        os.rmdir(folder)
-
     def make_placeholders(self, folder: str, names: Sequence[str]) -> list[str]:
         with opened(folder, os.O_PATH | os.O_DIRECTORY) as here:
             return [f"{folder}/{name}" for name in make_placeholders(here, names)]

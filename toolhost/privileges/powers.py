@@ -57,14 +57,6 @@ class Powers(ABC):
         """Make sure that an instance's folder exists and that its owner can use it; `path` lies in the state."""
 
     @abstractmethod
-    def make_trial(self, folder: str) -> str:
-        """An empty folder in which workdirs with file systems of their own can be tried; `folder` is one of ours."""
-
-    @abstractmethod
-    def remove_trial(self, folder: str) -> None:
-        """Remove what `make_trial` has returned."""
-
-    @abstractmethod
     def make_placeholders(self, folder: str, names: Sequence[str]) -> list[str]:
         """Make the missing guarded names in somebody's folder, as far as possible. Returns those that were made."""
 

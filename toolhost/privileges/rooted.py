@@ -114,12 +114,6 @@ class Rooted(Powers):
         if missing:
             self.do("make_workdir", path[len(state_dir) + 1 :])
 
-    def make_trial(self, folder: str) -> str:
-        return str(self.do("make_trial", os.getpid()))  # nobody else may write to it: a mount would follow his links
-
-    def remove_trial(self, folder: str) -> None:
-        self.do("remove_trial", os.getpid())
-
     def make_placeholders(self, folder: str, names: Sequence[str]) -> list[str]:
         return list(self.do("make_placeholders", folder))  # the allow-list has the names
 

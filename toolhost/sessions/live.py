@@ -32,7 +32,6 @@ from goondan.toolhost.egress.messages import Denied, Failed
 from goondan.toolhost.jails.call_sandboxes import CallSandbox, CallSandboxes
 from goondan.toolhost.jails.jail import Jail
 from goondan.toolhost.jails.network import JailNetwork
-from goondan.toolhost.jails.sized_workdirs import Claim
 from goondan.toolhost.jails.stream import Granted
 from goondan.toolhost.jails.worker import CLOSED, Worker, WorkerOwner
 from goondan.toolhost.limits.decide import lacks_memory, lacks_processes, limit_error, with_limit
@@ -67,7 +66,6 @@ class LiveSession:
         jail: Jail | RemoteServer,
         tool: ToolSpec,
         hiding: Hiding,
-        claim: Claim | None = None,
     ) -> None:
         self.session = session
         self.jail = jail
@@ -80,7 +78,6 @@ class LiveSession:
         #: The folders that its tool must not see.
         self.hiding = hiding
         #: What it may take in its workdir; None where the workdir has no file system of its own.
-        self.claim = claim
         #: The folders that belong to somebody and that its jail can write to.
         self.named = jail.plan.request.named
         self.receipts = JailReceipts(jail.plan)
@@ -335,8 +332,7 @@ class LiveSession:
             error = without_network(error)
         usage = self.jail.usage
         refused = lacks_processes(error) and usage.refused()
-        full = self.claim.limit_met() if error.code == "ENOSPC" and self.claim is not None else None
-        return with_limit(error, usage.limits, refused=refused, counted=usage.keeper.counts_processes, full=full)
+        return with_limit(error, usage.limits, refused=refused, counted=usage.keeper.counts_processes)
 
     def receipt(self, call: Call, now: float, cause: str | None = None) -> Raw:
         """The receipt of a call that this jail has, or had until now.

@@ -166,7 +166,7 @@ class Sessions:
         for live in list(self._live.values()):
             live.jail.kill("the tool host was stopped")
         self._note_gone()
-        for ended in (self._all_gone.wait, self._starter.settled, self._starter.powers.offload.settled):
+        for ended in (self._all_gone.wait, self._starter.powers.offload.settled):
             with suppress(TimeoutError):
                 # Not wait_for: in Python 3.11 it forgets a cancellation that comes with the end that it waits for.
                 async with asyncio.timeout(CLOSE_S):

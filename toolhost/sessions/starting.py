@@ -21,7 +21,6 @@ from goondan.toolhost.egress.rules import Layout
 from goondan.toolhost.jails.jail import Jail, JailOwner
 from goondan.toolhost.jails.launch import launch
 from goondan.toolhost.jails.network import JailNetwork
-from goondan.toolhost.jails.sized_workdirs import SizedWorkdirs
 from goondan.toolhost.jails.write_exposures import WriteExposures
 from goondan.toolhost.mcp.eras import Eras
 from goondan.toolhost.mcp.server_jail import (
@@ -61,7 +60,6 @@ class JailStarter:
         powers: Powers,
         environment: Mapping[str, str],
         exposures: WriteExposures | None,
-        sized: SizedWorkdirs | None,
     ) -> None:
         """`environment` holds the values that can be granted. Without `exposures` no write exposure is recorded."""
         self.powers = powers
@@ -71,7 +69,6 @@ class JailStarter:
         self._spec = spec
         self._environment = environment
         self._exposures = WriteExposures(None, powers) if exposures is None else exposures
-        self._sized = SizedWorkdirs(powers) if sized is None else sized
         #: Forks the workers of MCP servers.
         self.template = TemplateLink(loop, powers)
         #: How servers are asked first.
@@ -80,7 +77,6 @@ class JailStarter:
     def configure(self, spec: ToolHostSpec) -> None:
         """Start jails by `spec` from now on."""
         self._spec = spec
-        self._sized.configure(spec)
 
     def forks(self, tool: ToolSpec) -> bool:
         """Whether calls of this tool are forked in one jail, each behind walls of its own."""
@@ -105,14 +101,12 @@ class JailStarter:
             return await self._start_remote(session, tool, owner)
         tool = self._with_granted_variables(tool)
         await _last_one_ended(there, call.workdir)
-        claim = await self._sized.claim(tool, call.workdir_base or call.workdir, self._spec)
         hiding = Hiding([])
         begun: list[list[str]] = []
 
         def make_plan() -> LaunchPlan:
             nonlocal hiding
             now = as_it_is_now(facts)
-            sized = claim is not None and claim.sized
             request = look_up(
                 tool,
                 call.workdir,
@@ -120,7 +114,6 @@ class JailStarter:
                 now,
                 self.powers,
                 base=call.workdir_base,
-                sized=sized,
                 call_folder=call.folder,
             )
             try:
@@ -136,14 +129,11 @@ class JailStarter:
         try:
             jail = await self._launch(make_plan, tool, owner, niceness)
             begun.pop()
-        except BaseException:
-            self._sized.release(claim)
-            raise
         finally:
             for named in begun:  # of tries that came to nothing
                 self.powers.offload.submit(partial(self._exposures.end, named))
         session.permissions = _permissions(tool)
-        live = LiveSession(session, jail, tool, hiding, claim)
+        live = LiveSession(session, jail, tool, hiding)
         folder = None if call.folder is None else call.folder.path
         handshake = self._eras.handshake_first(tool)
         live.load(self._environment, owner, self._loop, folder=folder, handshake=handshake)
@@ -196,16 +186,11 @@ class JailStarter:
         """The last process of this jail is gone."""
         if isinstance(live.jail, ServerJail) and not live.jail.live:
             self._eras.ended_early(live.tool)
-        self._sized.release(live.claim)
         self.powers.offload.submit(partial(self._exposures.end, live.named))
 
     def beat(self) -> None:
         """Call every second or so while there are jails."""
         self._exposures.beat()
-
-    async def settled(self) -> None:
-        """Wait until workdirs without jails are given back what their jails could take."""
-        await self._sized.settled()
 
 
 async def _last_one_ended(there: Iterable[LiveSession], workdir: str | None) -> None:

@@ -213,15 +213,6 @@ class LockPlace(Struct, frozen=True, kw_only=True):
     fix: str = ""
 
 
-class Sized(Struct, frozen=True, kw_only=True):
-    """Whether workdirs can have file systems of their own: `state` is `sized` if so, else `why` says what lacks."""
-
-    #: `sized` if they can.
-    state: str
-    #: What lacks otherwise.
-    why: str = ""
-
-
 class Running(Struct, frozen=True, kw_only=True):
     """The kernel of this bundle."""
 
@@ -247,8 +238,6 @@ class Bundle(Struct, frozen=True, kw_only=True):
     dropped: int = 0
     #: Why it could not be looked at.
     refused: ErrorPayload | None = None
-    #: The operator's policy wants file systems for workdirs.
-    sized_workdirs: bool = False
 
 
 class Model(Struct, frozen=True, kw_only=True):
@@ -309,8 +298,6 @@ class Facts(Struct, frozen=True, kw_only=True):
     bundle: Bundle
     #: The tool host's half. None: it did not answer.
     survey: Survey | None = None
-    #: File systems for workdirs. None: nobody wants them.
-    sized: Sized | None = None
     #: The folder of the locks.
     lock: LockPlace = LockPlace()
     #: The models whose servers were asked.

@@ -28,7 +28,6 @@ from goondan.features.doctor.command.facts import (
     RunDir,
     Running,
     Runtime,
-    Sized,
     StateLevels,
     Survey,
     Variable,
@@ -85,7 +84,6 @@ def judge(facts: Facts) -> list[Finding]:
     return [
         *_versions(facts.versions),
         *_sandbox(facts.survey, facts.host),
-        *([] if facts.sized is None else [_sized(facts.sized)]),
         _javascript(facts.runtimes, facts.runtimes_fix),
         *_limits(facts.limits, facts.host),
         *(_variable(variable) for variable in facts.variables),
@@ -223,14 +221,6 @@ def _jail(survey: Survey) -> Iterator[Finding]:
         yield _ok("sandbox", "landlock", f"Landlock, version {survey.landlock} of its interface")
     for note in survey.notes:
         yield _ok("sandbox", "note", note)
-
-
-def _sized(sized: Sized) -> Finding:
-    if sized.state == "sized":
-        return _ok("sandbox", "disk", "one was made: workdirs of instances get file systems of their own")
-    message = f"disk.sized is set, but workdirs get no file systems of their own, and are watched: {sized.why}"
-    fix = "Start it as root, with e2fsprogs 1.47 and loop devices, or take `disk` out of policy.yaml."
-    return _warning("sandbox", "disk", message, fix)
 
 
 def _userns(host: Host, *, works: bool) -> Finding:

@@ -39,7 +39,6 @@ from goondan.features.doctor.command.facts import (
     RunDir,
     Running,
     Runtime,
-    Sized,
     StateLevel,
     StateLevels,
     Survey,
@@ -78,7 +77,6 @@ def gather_facts(bundle: str | None) -> Facts:
     try:
         found, named, models = _bundle(bundle)
         asked = [(model, Asking(model, ASK_S)) for model in models]
-        sized = _sized(found.path) if found.sized_workdirs else None
         return Facts(
             versions=_versions(),
             host=_host(),
@@ -91,7 +89,6 @@ def gather_facts(bundle: str | None) -> Facts:
             running=_running(found.path),
             bundle=found,
             survey=_answer(survey),
-            sized=sized,
             models=_asked(asked),
             chosen=_chosen(found.path),
             runtimes=_runtimes(found.path),
@@ -137,18 +134,6 @@ def _runtimes(bundle: str) -> list[Runtime]:
         Runtime(name=one.name, program=one.program, place=one.place, version=one.version, problem=one.problem)
         for one in found
     ]
-
-
-def _sized(bundle: str) -> Sized:
-    """Make one such file system and remove it, where the state is or will be."""
-    argv = command("goondan.toolhost.disk", ["check", _existing(paths.state_dir(bundle))])
-    try:
-        done = subprocess.run(
-            argv, check=True, capture_output=True, stdin=subprocess.DEVNULL, timeout=SURVEY_S, start_new_session=True
-        )
-        return msgspec.json.decode(done.stdout, type=Sized)
-    except (OSError, subprocess.SubprocessError, msgspec.DecodeError) as error:
-        return Sized(state="unable", why=f"it could not be found out ({error})")
 
 
 # --- this machine ---------------------------------------------------------------------------------------------------
@@ -403,7 +388,6 @@ def _bundle(given: str | None) -> tuple[Bundle, dict[str, str], list[ModelSpec]]
         errors=inspected.errors,
         warnings=inspected.warnings,
         dropped=inspected.dropped,
-        sized_workdirs=inspected.grant_context.sized_workdirs,
     )
     models: list[ModelSpec] = []
     for agent in inspected.checked.agents.values() if inspected.judgement.trusted else ():

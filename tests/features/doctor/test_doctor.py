@@ -25,7 +25,6 @@ from goondan.features.doctor.command.facts import (
     RunDir,
     Running,
     Runtime,
-    Sized,
     StateLevel,
     StateLevels,
     Survey,
@@ -116,11 +115,6 @@ def test_nothing_is_wrong_with_a_good_machine() -> None:
     assert render(findings, Style())[-1] == "everything is in order"
 
 
-def test_sized_workdirs_are_fine_where_they_can_be_made() -> None:
-    found = judge(replace(GOOD, sized=Sized(state="sized")))
-    assert [finding.level for finding in found if finding.check == "disk"] == ["ok"]
-
-
 def test_root_is_fine_where_each_jail_is_a_user_of_its_own() -> None:
     as_root = replace(with_host(uid=0), survey=with_survey(walls=["namespaces", "uid"]).survey)
     assert {finding.level for finding in judge(as_root) if finding.check != "tool host"} == {"ok"}
@@ -169,12 +163,6 @@ NO_JAIL = Survey(tier=None, findings=[Obstacle("user namespaces", "bwrap: no", "
         (replace(GOOD, survey=Survey(tier=None)), "jail", "problem", "goondan.toolhost.survey"),
         (with_survey(tier="reduced"), "jail", "problem", "goondan.toolhost.survey"),
         (with_host(uid=0), "user", "warning", "ordinary user"),
-        (
-            replace(GOOD, sized=Sized(state="unable", why="no mkfs")),
-            "disk",
-            "warning",
-            "take `disk` out of policy.yaml",
-        ),
         (with_host(setuid_bwrap="/my bin/bwrap"), "setuid", "warning", "sudo chmod u-s '/my bin/bwrap'"),
         (without_groups(), "cgroup", "warning", "systemd-run --user --scope -p Delegate=yes gdn run"),
         (without_groups(uid=0), "cgroup", "warning", "systemd-run --scope -p Delegate=yes gdn run"),

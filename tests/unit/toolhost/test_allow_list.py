@@ -12,7 +12,6 @@ from goondan.toolhost.launcher.allow_list import (
     AllowList,
     NotAllowed,
     check_launch,
-    check_trial,
     check_workspace,
     check_writable,
     state_root_of,
@@ -105,16 +104,12 @@ def test_these_can_be(path: str) -> None:
 
 def test_of_the_state_only_an_instances_own_folder_is_anybodys() -> None:
     check_workspace(f"{ROOT}/instances/a/k/workspace", ROOT)
-    check_trial(f"{ROOT}/workspaces/d/sized-check.12", ROOT)
     for path in ("instances/a/k", "instances/a/k/workspacex", "instances/a/workspace", "x/y/instances/a/k/workspace"):
         with pytest.raises(NotAllowed):
             check_workspace(f"{ROOT}/{path}", ROOT)
-    for check in (check_workspace, check_trial):
-        for path, root in ((f"{ROOT}/instances/a/k/workspace", None), ("/other/instances/a/k/workspace", ROOT)):
-            with pytest.raises(NotAllowed):
-                check(path, root)
-    with pytest.raises(NotAllowed):
-        check_trial(f"{ROOT}/sized-check.1/x", ROOT)
+    for path, root in ((f"{ROOT}/instances/a/k/workspace", None), ("/other/instances/a/k/workspace", ROOT)):
+        with pytest.raises(NotAllowed):
+            check_workspace(path, root)
     assert state_root_of("/r/workspaces/d") == "/r"
     assert state_root_of("/r/state") == "/r/state"
 

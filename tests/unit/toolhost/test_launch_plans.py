@@ -114,8 +114,6 @@ def test_what_keeps_each_limit_without_groups() -> None:
         "files": "watched", "cpuSeconds": "watched", "wallSeconds": "host", "outputMb": "host",
     }  # fmt: skip
     assert jail().mechanisms == reduced().mechanisms == keeps
-    assert jail(sized=True).mechanisms == {**keeps, "diskMb": "sized"}
-    assert jail(sized=True, write=[HostPath("/out", "dir")]).mechanisms == keeps, "/out has no such bound"
 
 
 def test_a_fork_servers_own_processes_come_on_top_of_its_tools() -> None:

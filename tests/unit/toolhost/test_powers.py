@@ -38,7 +38,6 @@ def test_without_a_privileged_helper_a_rooted_tool_host_does_nothing_that_needs_
         lambda: powers.claim_state(str(tmp_path), "toolhosts", "1"),
         lambda: powers.make_workdir(folder, str(tmp_path / "state")),
         lambda: powers.make_placeholders(str(tmp_path), [".git"]),
-        lambda: powers.make_trial(str(tmp_path / "trial")),
         lambda: powers.make_group(7, str(tmp_path / "group")),
         lambda: powers.held_by(os.getpid(), [0]),
         powers.launcher.start,
@@ -55,6 +54,5 @@ def test_an_ordinary_tool_host_does_it_itself(tmp_path: Path) -> None:
     powers.make_workdir(str(tmp_path / "instances" / "a"), str(tmp_path))
     assert powers.make_placeholders(str(tmp_path / "instances"), [".git", "a"]) == [f"{tmp_path}/instances/.git"]
     powers.remove_placeholder(f"{tmp_path}/instances/.git")
-    powers.remove_trial(powers.make_trial(str(tmp_path / "trial")))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["instances", "toolhosts"]
     assert not (tmp_path / "instances" / ".git").exists()

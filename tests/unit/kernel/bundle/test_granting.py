@@ -14,7 +14,7 @@ from goondan.kernel.bundle.loader import Inspected, inspect_bundle, open_bundle
 from goondan.kernel.grants.pins import pin
 from goondan.kernel.grants.policy_file import MARK, Accepted, write_decisions
 from goondan.kernel.plan import tool_spec
-from goondan.schemas.launch import Filesystem, KernelPlan, SandboxSpec
+from goondan.schemas.launch import Filesystem, SandboxSpec
 from tests.unit.kernel.bundle.conftest import GOOD, bundled, package
 
 __all__ = ["bundled", "package"]
@@ -275,8 +275,6 @@ def test_a_policy_of_the_command_line_comes_on_top(home: Home, tmp_path: Path) -
         ("widen:\n  - tool: words\n    sandbox:\n      filesystem: {write: [/]}\n", "E_CONFIG_DANGEROUS", 4),
         ("widen:\n  - {tool: words, sandbox: {isolation: shared}}\n", "E_CONFIG_INVALID_VALUE", 2),
         ("- a\n", "E_CONFIG_INVALID_VALUE", 1),
-        ("disk: {sized: 5}\n", "E_CONFIG_INVALID_VALUE", 1),
-        ("disk:\n  sizd: true\n", "E_CONFIG_UNKNOWN_FIELD", 2),
         ("spawn:\n  workdirs: /srv/x\n", "E_CONFIG_INVALID_VALUE", 2),
         ("spawn:\n  workdirs:\n    - relative\n", "E_CONFIG_INVALID_VALUE", 3),
         ("spawn:\n  workdirs: [/srv/x, /etc]\n", "E_CONFIG_DANGEROUS", 2),
@@ -290,22 +288,13 @@ def test_what_is_wrong_with_a_policy_has_its_place(home: Home, text: str, code: 
     assert (error.code, error.line, error.file) == (code, line, str(home.root / "policy.yaml"))
 
 
-def test_the_operator_chooses_how_the_disk_is_kept(home: Home, tmp_path: Path) -> None:
-    def plan(policy: str | None = None) -> KernelPlan:
-        home.look()
-        state = str(home.root / "workspaces" / "x")
-        return open_bundle(
-            str(home.bundle / "goondan.yaml"), state_dir=state, env={}, handlers=False, policy=policy
-        ).plan
-
-    assert not plan().toolhost.sized_workdirs
-    more = tmp_path / "more.yaml"
-    more.write_text("disk: {sized: true}\n")
-    more.chmod(0o600)
-    assert plan(str(more)).toolhost.sized_workdirs
-    home.policy("disk: {sized: true}\n")
-    home.accept()
-    assert plan().toolhost.sized_workdirs, "what `gdn grant` writes leaves it"
+def test_a_policy_of_before_that_wants_file_systems_for_workdirs_is_told_once(home: Home) -> None:
+    home.policy("widen: []\ndisk: {sized: true}\n")
+    (error,) = home.look().errors
+    assert (error.code, error.line, error.file) == ("E_CONFIG_UNKNOWN_FIELD", 2, str(home.root / "policy.yaml"))
+    assert "`disk` is gone" in error.message
+    assert "Remove `disk`" in (error.suggestion or "")
+    assert "workspace.ext4" in (error.suggestion or ""), "the files of a workdir may be in an image"
 
 
 def test_the_operator_chooses_where_else_spawned_agents_may_work(home: Home) -> None:
