@@ -25,7 +25,7 @@ from goondan.toolhost.host import Host
 from goondan.toolhost.jails.write_exposures import WriteExposures
 from goondan.toolhost.policy.facts import find_bwrap, host_facts
 from goondan.toolhost.policy.subject import HostFacts
-from goondan.toolhost.privileges.ordinary import Ordinary
+from goondan.toolhost.privileges.powers import Ordinary
 from goondan.toolhost.sessions.live import LiveSession
 from goondan.toolhost.sessions.session import JailSession
 

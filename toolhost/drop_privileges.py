@@ -3,14 +3,25 @@
 Each program of this package that makes jails calls it, before it has threads and before it reads a byte from outside.
 Under an ordinary user the user does not change, and only the launcher is started.
 
-Source: docs/design/sandbox.md section 3.1; docs/decisions/039.
+A directory service (LDAP, Active Directory through SSSD or winbind) can have an account for any number, and a jail with
+that number would own that person's files. So each tool host asks, while it is root, before it takes a block of numbers.
+
+What the tool host becomes is a user with three powers, and no way to more. The privileged helper and the launcher
+(launcher/), which were started before, do what it can no longer do. With its three powers it reads folders that are
+closed to others, looks at what jails use, and ends their processes. Where root has no number for it, as in some
+containers, it stays root and keeps only the powers that it needs.
+
+Source: docs/design/sandbox.md section 3.1; capabilities(7); docs/decisions/039.
 """
 
 from __future__ import annotations
 
 import errno
+import grp
 import hashlib
 import os
+import pwd
+import time
 from contextlib import suppress
 from typing import Final, NamedTuple
 
@@ -19,8 +30,10 @@ import msgspec
 from goondan.schemas.errors import GoondanError
 from goondan.schemas.system import own_users
 from goondan.schemas.system.broker_identity import BrokerIdentity
+from goondan.schemas.system.own_users import TOOLHOST_UID
 from goondan.schemas.system.startup import admit_toolhost, close_to_others
 from goondan.schemas.system.users import VARIABLE
+from goondan.toolhost.launcher import syscalls
 from goondan.toolhost.launcher.allow_list import AllowList
 from goondan.toolhost.launcher.request import Enclosed
 from goondan.toolhost.policy.conventions import ARGS_FD, FILTER_FD, JAIL_CODE
@@ -30,18 +43,28 @@ from goondan.toolhost.policy.hiding import runtime_folders
 from goondan.toolhost.policy.plan import isolation, start_of
 from goondan.toolhost.policy.refusals import GUARDED_NAMES, SYSTEM, TOP
 from goondan.toolhost.policy.subject import HostFacts
-from goondan.toolhost.privileges.accounts import Accounts, account_of
-from goondan.toolhost.privileges.capabilities import drop_capabilities, future_user
 from goondan.toolhost.privileges.launcher_link import spawn
-from goondan.toolhost.privileges.ordinary import Ordinary
 from goondan.toolhost.privileges.own_groups import beside, find_tree, hand_over
-from goondan.toolhost.privileges.powers import Powers
-from goondan.toolhost.privileges.rooted import Rooted
+from goondan.toolhost.privileges.powers import Ordinary, Powers, Rooted
 from goondan.toolhost.privileges.uids import Uids
 from goondan.toolhost.seccomp.program import host_program, program
 
 #: The name of the account that an operator may make for our user number, so that programs show a name.
 _OUR_ACCOUNT: Final = "goondan"
+#: Numbers of a block that are asked of a service one by one: more jails than these are seldom alive at once.
+ASKED: Final = 96
+#: Longest wait for a service (seconds, for a whole block): one that does not answer must not hold up the start.
+PATIENCE_S: Final = 2.0
+#: Sources of accounts that are files, or whose numbers are elsewhere by definition.
+_KNOWN: Final = frozenset(("files", "compat", "systemd", "mymachines", "db"))
+#: More than any file of accounts has that a person wrote (bytes).
+_MAX_FILE: Final = 8 << 20
+#: The powers that it keeps: reach closed folders; end jails; look at their memory and their files in /proc.
+KEPT: Final = {"DAC_READ_SEARCH": 2, "KILL": 5, "SYS_PTRACE": 19}
+#: What it also keeps where it must stay root: with this, root opens what it does not own.
+OF_ROOT: Final = {"DAC_OVERRIDE": 1}
+#: Without these it cannot become another user, or could not work as one.
+_NEEDED: Final = {"CHOWN": 0, "DAC_READ_SEARCH": 2, "SETGID": 6, "SETUID": 7, "SETPCAP": 8}
 
 
 class Unprivileged(NamedTuple):
@@ -142,3 +165,125 @@ def _allowed(user: int, endpoint: str, powers: Powers, facts: HostFacts | Goonda
         "guarded": list(GUARDED_NAMES),
         "enclosed": _enclosed(facts),
     }
+
+
+class Accounts:
+    """What is known of this machine, found out once."""
+
+    def __init__(self, etc: str = "/etc", proc: str = "/proc") -> None:
+        self._numbers = {*_second_field(f"{etc}/passwd"), *_second_field(f"{etc}/group"), *_owners(proc)}
+        self._ranges = [*_ranges(f"{etc}/subuid"), *_ranges(f"{etc}/subgid")]
+        self._asks = _has_services(f"{etc}/nsswitch.conf")
+
+    def taken(self, first: int, last: int) -> bool:
+        """Whether somebody has a number from `first` to `last`, as far as can be told."""
+        if any(start <= last and first < start + count for start, count in self._ranges):
+            return True
+        if any(first <= number <= last for number in self._numbers):
+            return True
+        if not self._asks:
+            return False
+        until = time.monotonic() + PATIENCE_S
+        for number in range(first, min(last, first + ASKED - 1) + 1):
+            if account_of(number) is not None:
+                return True
+            if time.monotonic() > until:
+                return False
+        return False
+
+
+def account_of(number: int) -> str | None:
+    """The name of the user or group with that number; None when there is none."""
+    with suppress(KeyError, OSError, OverflowError):
+        return pwd.getpwuid(number).pw_name
+    with suppress(KeyError, OSError, OverflowError):
+        return grp.getgrgid(number).gr_name
+    return None
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as source:
+            return source.read(_MAX_FILE).splitlines()
+    except OSError:
+        return []
+
+
+def _second_field(path: str) -> list[int]:
+    """The numbers of the accounts in a file: name:password:NUMBER:…"""
+    fields = (line.split(":") for line in _lines(path))
+    return [int(found[2]) for found in fields if len(found) > 2 and found[2].isdecimal()]
+
+
+def _ranges(path: str) -> list[tuple[int, int]]:
+    """The ranges that users have for their containers, from a file: name:FIRST:COUNT"""
+    fields = (line.split(":") for line in _lines(path))
+    found = [entry for entry in fields if len(entry) == 3 and entry[1].isdecimal() and entry[2].isdecimal()]
+    return [(int(first), int(count)) for _, first, count in found]
+
+
+def _has_services(path: str) -> bool:
+    """Whether accounts come from more than files."""
+    for line in _lines(path):
+        name, _, sources = line.partition("#")[0].partition(":")
+        words = [word for word in sources.split() if not word.startswith("[")]
+        if name.strip() in ("passwd", "group") and not _KNOWN.issuperset(words):
+            return True
+    return False
+
+
+def _owners(proc: str) -> set[int]:
+    """The users that run processes; jails of other tool hosts are among them."""
+    found = set()
+    with suppress(OSError):
+        for name in os.listdir(proc):
+            if name.isdigit():
+                with suppress(OSError):
+                    found.add(os.stat(f"{proc}/{name}").st_uid)
+    return found
+
+
+def future_user() -> int:
+    """The user that this process, which is root, will become: TOOLHOST_UID, or 0 where that is not possible."""
+    held = syscalls.permitted_capabilities()
+    able = all(held >> number & 1 for number in _NEEDED.values())
+    return TOOLHOST_UID if able and _is_mapped("uid_map") and _is_mapped("gid_map") else 0
+
+
+def _is_mapped(name: str) -> bool:
+    with suppress(OSError, ValueError), open(f"/proc/self/{name}", encoding="ascii") as source:
+        for line in source:
+            first, _, count = map(int, line.split())
+            if first <= TOOLHOST_UID < first + count:
+                return True
+    return False
+
+
+def drop_capabilities(user: int, filter_program: bytes | None) -> None:
+    """Become `user` (see `future_user`) and give up the rest for good.
+
+    Call it before there are threads, because each thread has powers of its own. `filter_program` is for this process
+    and all its threads; None on a machine without a filter. Raises OSError when the system refuses.
+    """
+    held = syscalls.permitted_capabilities()
+    wanted = KEPT if user else KEPT | OF_ROOT
+    kept = held & sum(1 << number for number in wanted.values())
+    if held >> _NEEDED["SETPCAP"] & 1:
+        syscalls.bound_capabilities(())
+    if user:
+        os.setgroups([])
+        os.setresgid(user, user, user)
+        syscalls.prctl(syscalls.PR_SET_KEEPCAPS, 1)  # else a change of user leaves nothing to keep
+        os.setresuid(user, user, user)
+        syscalls.prctl(syscalls.PR_SET_KEEPCAPS, 0)
+        # Other processes of this user, such as tool hosts of other kernels, may not look into us.
+        syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
+    syscalls.keep_capabilities(kept)
+    syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
+    try:
+        if filter_program is not None:
+            syscalls.install_filter(filter_program)
+    except OSError as error:
+        if error.errno not in (errno.ENOSYS, errno.EINVAL):
+            raise
+        # A kernel that has none, or an emulated machine. No jail can be made there either, and the probe says so.

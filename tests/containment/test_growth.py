@@ -182,7 +182,7 @@ from goondan.toolhost.limits.groups import Group
 from goondan.toolhost.launcher.operations import remove_groups
 from goondan.toolhost.privileges.own_groups import beside, find_tree
 from goondan.toolhost.limits.mechanisms import GroupPlan
-from goondan.toolhost.privileges.ordinary import Ordinary
+from goondan.toolhost.privileges.powers import Ordinary
 tree = find_tree(controllers=())
 assert tree.version == 2 and tree.cpuacct == f"{scope}/goondan.{os.getpid()}", tree
 assert Path("/proc/self/cgroup").read_text().splitlines()[-1].endswith("/goondan-host")

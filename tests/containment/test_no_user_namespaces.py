@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 import goondan.toolhost.jails.launch
 from goondan.schemas.launch import ToolHostSpec
-from goondan.toolhost.launcher import copying
+from goondan.toolhost.launcher import staging
 from goondan.toolhost.policy.facts import host_facts, look_up
 from goondan.toolhost.policy.plan import plan
 from tests.containment.test_attempts import judge
@@ -29,12 +29,8 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user has 
 ATTEMPTS = """
 import asyncio, json, os, sys
 from pathlib import Path
-from msgspec.structs import replace
 from tests.containment.tried import every_attempt
-from tests.process.test_egress import pages
-from goondan.toolhost.launcher import copying
-from tests.toolhost_fixture import POWERS, bench, make_tool
-from goondan.toolhost.launcher import copying
+from tests.toolhost_fixture import POWERS
 from goondan.toolhost.policy.facts import gather
 from goondan.toolhost.survey.tiers import survey
 os.environ["HOST_SECRET"] = "x"
@@ -311,7 +307,7 @@ def tree(short_tmp: Path) -> Path:
 def closed(path: Path, *, deep: bool = True, uid: int = 4242) -> str | None:
     fd = os.open(path, os.O_PATH)
     try:
-        return copying.closed(fd, uid, deep=deep)
+        return staging.first_unreadable(fd, uid, deep=deep)
     finally:
         os.close(fd)
 
@@ -335,7 +331,7 @@ def test_a_copy_can_be_read_by_everybody(tree: Path, monkeypatch: pytest.MonkeyP
         path.chmod(0o700 if path.is_dir() or path.name == "run" else 0o600)
     os.utime(tree / "one.py", ns=(5, 7_000_000_001))
     fd = os.open(tree, os.O_PATH)
-    copy = copying.copied(fd)
+    copy = staging.copy_of_place(fd)
     assert isinstance(copy, int)
     at = Path(f"/proc/self/fd/{copy}")
     assert closed(at) is None
@@ -348,11 +344,11 @@ def test_a_copy_can_be_read_by_everybody(tree: Path, monkeypatch: pytest.MonkeyP
         (at / "new").touch()
     os.close(copy)
     single = os.open(tree / "one.py", os.O_PATH)
-    assert copying.copied(single) == b"one.py"
-    monkeypatch.setattr(copying, "MAX_ENTRIES", 3)
-    assert copying.copied(fd) is None
-    monkeypatch.setattr(copying, "MAX_ENTRIES", 100)
-    monkeypatch.setattr(copying, "MAX_BYTES", 5)
-    assert copying.copied(fd) is None and copying.copied(single) is None
+    assert staging.copy_of_place(single) == b"one.py"
+    monkeypatch.setattr(staging, "MAX_ENTRIES", 3)
+    assert staging.copy_of_place(fd) is None
+    monkeypatch.setattr(staging, "MAX_ENTRIES", 100)
+    monkeypatch.setattr(staging, "MAX_BYTES", 5)
+    assert staging.copy_of_place(fd) is None and staging.copy_of_place(single) is None
     os.close(fd)
     os.close(single)

@@ -35,7 +35,7 @@ echo 'bwrap: setting up uid map: Permission denied' >&2; exit 1
 ''')
 stub.chmod(0o755)
 goondan.toolhost.policy.facts._bwrap_candidates = lambda: [str(stub)]
-from goondan.toolhost.privileges.ordinary import Ordinary
+from goondan.toolhost.privileges.powers import Ordinary
 powers = Ordinary()
 """
 SURVEY = (

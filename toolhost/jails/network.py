@@ -23,8 +23,7 @@ from goondan.toolhost.egress import messages
 from goondan.toolhost.egress.messages import Close, Denied, Failed, Open, Reached, Settle, Settled
 from goondan.toolhost.egress.rules import Layout, Listener
 from goondan.toolhost.policy.facts import machine
-from goondan.toolhost.privileges.launcher_link import LauncherLink
-from goondan.toolhost.privileges.own_programs import OwnPrograms
+from goondan.toolhost.privileges.launcher_link import LauncherLink, OwnPrograms
 from goondan.toolhost.seccomp.program import relay_program
 
 #: How long a jail's sockets may take (seconds): a short program and one round trip, some 30 ms.

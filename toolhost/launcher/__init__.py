@@ -6,7 +6,7 @@ the privileged helper keep root's powers. They have no link to the bus, read no 
 the standard library.
 
 `request.py` is what tool host and launcher say to each other, `program.py` the launcher's loop, `staging.py` the
-mounts, `calls.py` the system calls that Python does not have. `privileged_helper.py` is the helper, `operations.py`
+mounts, `syscalls.py` the system calls that Python does not have. `privileged_helper.py` is the helper, `operations.py`
 what it does and `allow_list.py` what it refuses. The tool host's ends are `toolhost/jails/launch.py` and
 `toolhost/privileges/`.
 

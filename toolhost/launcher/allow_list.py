@@ -4,12 +4,18 @@ Root's processes get the allow-list before the tool host gives root up, and keep
 somebody has taken over can ask for anything. At most it gets a jail, whose user owns nothing else. In that jail no
 folder can be written to that belongs to the system, to the home directory, to our code or to our state.
 
-Source: docs/design/sandbox.md section 3.1; docs/decisions/039.
+On most hosts the launcher becomes a user who owns nothing before it executes anything, so the program does not matter.
+Where bubblewrap runs as root, the tool host chooses the mounts among the parts that jails are made of. It does not
+choose the program, its environment, its namespaces, its capabilities or its filter. The allow-list fixes them, and it
+was written before anything hostile was read.
+
+Source: docs/design/sandbox.md section 3.1; docs/decisions/038 and 039.
 """
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import re
 from typing import Final, TypedDict
 
@@ -20,6 +26,13 @@ _NICENESS: Final = range(20)
 #: The path of an instance's folder in a state root, and of everything in it.
 _WORKSPACE: Final = re.compile(r"(?:/workspaces/[^/]+)?/instances/[^/]+/[^/]+/workspace(?:/.*)?", re.DOTALL)
 _NUMBER: Final = re.compile(r"[1-9][0-9]{0,9}")
+#: Options that put something at a place, and how many words follow each.
+_MOUNTS: Final = {
+    "--ro-bind": 2, "--bind": 2, "--ro-bind-data": 2, "--symlink": 2, "--tmpfs": 1, "--proc": 1, "--dev": 1,
+    "--perms": 1, "--size": 1, "--dir": 1, "--remount-ro": 1, "--setenv": 2, "--chdir": 1,
+}  # fmt: skip
+#: Those of them that take their first word from bubblewrap's own root directory.
+_BINDS: Final = ("--ro-bind", "--bind")
 
 
 class AllowList(TypedDict):
@@ -123,3 +136,45 @@ def state_root_of(state_dir: str) -> str:
     """The state root of every workspace; for a state directory that stands by itself, that directory."""
     above, _, _ = state_dir.rpartition("/")
     return above.rpartition("/")[0] if above.endswith("/workspaces") else state_dir
+
+
+def way_of(request: Launch, ways: list[Enclosed]) -> Enclosed:
+    """The entry of `ways` that has this root directory. Raises NotAllowed. Pure."""
+    for way in ways:
+        if request["enclosure"] == way["enclosure"]:
+            return way
+    raise NotAllowed("that is not the root directory that bubblewrap gets here")
+
+
+def check_enclosed(request: Launch, options: bytes, code: bytes, allowed: Enclosed) -> None:
+    """Raise NotAllowed for anything but a jail that begins as root with the walls of `allowed`. Pure."""
+    if request["argv"] != allowed["argv"] or request["env"] or request["folder"] is not None:
+        raise NotAllowed("that is not how bubblewrap is started here")
+    if hashlib.sha256(code).hexdigest() not in allowed["filters"]:
+        raise NotAllowed("that is no system call filter of a jail")
+    words = [word.decode("utf-8", "surrogateescape") for word in options.split(b"\0")]
+    walls = allowed["walls"]
+    if words[: len(walls)] != walls or words[-1] != "":
+        raise NotAllowed("these are not the walls of a jail")
+    # Processes of the host show in its /proc, which bubblewrap needs for itself.
+    sources = [path for path in allowed["enclosure"]["shown"] if path != "/proc"]
+    _check_mounts(words[len(walls) : -1], [*sources, str(request["stage"])])
+
+
+def _check_mounts(words: list[str], sources: list[str]) -> None:
+    at = 0
+    while at < len(words):
+        option = words[at]
+        count = _MOUNTS.get(option)
+        given = words[at + 1 : at + 1 + (count or 0)]
+        if count is None or len(given) < count:
+            raise NotAllowed(f"bubblewrap has no {option} for a jail")
+        if option in _BINDS and not (_is_plain(given[0]) and any(within(given[0], path) for path in sources)):
+            raise NotAllowed(f"nothing of a jail is in {given[0]}")
+        if option in ("--proc", "--dev") and given[0] != option.replace("--", "/"):
+            raise NotAllowed(f"bubblewrap has no {option} {given[0]} for a jail")
+        at += 1 + count
+
+
+def _is_plain(path: str) -> bool:
+    return path.startswith("/") and ".." not in path.split("/")

@@ -12,15 +12,16 @@ import fcntl
 import json
 import mmap
 import os
+import socket
+import struct
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
-from goondan.toolhost.launcher import allow_list
+from goondan.toolhost.launcher import allow_list, syscalls
 from goondan.toolhost.launcher.allow_list import AllowList, NotAllowed
 from goondan.toolhost.launcher.descriptors import opened, status_numbers, write_text
 from goondan.toolhost.launcher.places import hand_over, make_folders, open_folder
-from goondan.toolhost.launcher.sockets import held_by
 
 #: The file that freezes a control group of version 1.
 FREEZER_STATE: Final = "freezer.state"
@@ -28,6 +29,7 @@ FREEZER_STATE: Final = "freezer.state"
 SHARES: Final = "cpu.shares"
 #: Room for a path as JSON (bytes).
 _PAGE: Final = 1 << 16
+_SO_MEMINFO: Final = 55
 
 
 class Settled:
@@ -214,3 +216,31 @@ def remove_groups(folders: list[str], beside: str | None) -> None:
         for name in os.listdir(above) if above else ():
             if name.startswith(start):
                 remove_group(f"{above}/{name}")
+
+
+def held_by(pid: int, numbers: list[int]) -> int:
+    """Bytes that lie unread in these sockets of one process. A socket that cannot be asked counts for nothing."""
+    total = 0
+    with suppress(OSError):
+        pidfd = os.pidfd_open(pid)
+        try:
+            for number in numbers:
+                total += _ask(pidfd, number)
+        finally:
+            os.close(pidfd)
+    return total
+
+
+def _ask(pidfd: int, number: int) -> int:
+    with suppress(OSError, struct.error):
+        fd = syscalls.copy_of(pidfd, number)
+        try:
+            copy = socket.socket(fileno=fd)
+        except OSError:  # it has become something else
+            os.close(fd)
+            raise
+        with copy:
+            # struct of sk_meminfo: rmem_alloc, rcvbuf, wmem_alloc, sndbuf, fwd_alloc, wmem_queued, …
+            words = struct.unpack_from("=6I", copy.getsockopt(socket.SOL_SOCKET, _SO_MEMINFO, 64))
+            return int(words[0] + max(words[2], words[5]))
+    return 0

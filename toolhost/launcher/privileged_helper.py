@@ -27,14 +27,16 @@ import time
 from contextlib import suppress
 from typing import Any, Final, NoReturn
 
-from goondan.toolhost.launcher import enclosed, program, syscalls
-from goondan.toolhost.launcher.allow_list import AllowList, NotAllowed, check_launch, is_jails
+from goondan.toolhost.launcher import program, syscalls
+from goondan.toolhost.launcher.allow_list import AllowList, NotAllowed, check_enclosed, check_launch, is_jails, way_of
 from goondan.toolhost.launcher.operations import Operations, Settled, user_of
 from goondan.toolhost.launcher.places import ReadOnlyPlace, check_stages
-from goondan.toolhost.launcher.request import Launch, Run
+from goondan.toolhost.launcher.request import Enclosed, Launch, Run
 
 #: Largest request (bytes): a name and some paths. The allow-list names the folders of our code.
 MAX_REQUEST: Final = 1 << 16
+#: Largest size of the options and of a filter, which have some kilobytes (bytes).
+MAX_TEXT: Final = 1 << 20
 #: How long jails may take to end after their tool host (seconds). Groups that remain are left to the next tool host.
 _LEFT_S: Final = 2.0
 _LEFT_POLL_S: Final = 0.02
@@ -104,10 +106,27 @@ def guard(request: Launch | Run, fds: list[int], allowed: AllowList, settled: Se
     if "argv" in request:
         check_launch(request, allowed, enclosed=may_enclose)
         if request["enclosure"] is not None:
-            enclosed.hold(request, fds, allowed["enclosed"])
+            _hold_enclosed(request, fds, allowed["enclosed"])
         return check_stages(request["stages"], fds[len(request["places"]) :], allowed, state_root)
     _check_program(request, allowed)
     return []
+
+
+def _hold_enclosed(request: Launch, fds: list[int], ways: list[Enclosed]) -> None:
+    """Check such a launch. What was checked is replaced by a copy that nobody else can write to."""
+    allowed = way_of(request, ways)
+    found = {}
+    for number in (allowed["options"], allowed["filter"]):
+        if number not in request["places"]:
+            raise NotAllowed("that is not how bubblewrap is started here")
+        index = request["places"].index(number)
+        data = found[number] = os.pread(fds[index], MAX_TEXT, 0)
+        copy = os.memfd_create("jail", os.MFD_CLOEXEC)
+        os.close(fds[index])
+        fds[index] = copy
+        os.write(copy, data)
+        os.lseek(copy, 0, os.SEEK_SET)
+    check_enclosed(request, found[allowed["options"]], found[allowed["filter"]], allowed)
 
 
 def _check_program(request: Run, allowed: AllowList) -> None:

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final, NoReturn
 
-from goondan.toolhost.launcher import enclosure, staging, syscalls
+from goondan.toolhost.launcher import staging, syscalls
 from goondan.toolhost.launcher.descriptors import write_text
 from goondan.toolhost.launcher.places import ReadOnlyPlace
 from goondan.toolhost.launcher.request import MAX_DESCRIPTORS, MAX_REQUEST, Launch, Run
@@ -185,7 +185,7 @@ def _become(request: Launch, fds: list[int], staged: staging.Staged, kept: list[
     if uid is not None:
         os.setgroups([])
         if request["enclosure"] is not None and request["stage"] is not None:
-            enclosure.enter(request["stage"], request["enclosure"], request["stages"], staged.trees, uid, kept)
+            staging.enter_enclosure(request["stage"], request["enclosure"], request["stages"], staged.trees, uid, kept)
         else:
             if request["stage"] is not None:
                 staging.attach(request["stage"], request["stages"], staged.trees, kept)

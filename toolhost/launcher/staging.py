@@ -6,7 +6,17 @@ jail's user there (an idmapped mount). Then the launcher puts the copy under one
 bubblewrap takes it. Owners on disk do not change. There is one exception: a workdir that we made for an instance, on a
 file system without such mounts, is given to a user of the instance.
 
-Source: docs/design/sandbox.md section 3.2; the kernel's idmappings.rst.
+Where owners cannot be mapped, what the jail's user cannot read is copied into memory if it is small: its content, not
+its owners. The originals stay as they are, and no link is followed. A file or folder whose name begins with a dot is
+copied empty: a jail covers it anyway.
+
+Where bubblewrap runs as root, it gets a root directory with what jails are made from, and nothing else of the host.
+bubblewrap follows paths in folders that other jails may be changing at that moment. A link there can lead only to
+something in this root directory. For the same reason bubblewrap gets no power over files: it may look everywhere, and
+write only where root as an owner could. Here that is the memory that this directory is made of.
+toolhost/policy/enclosure.py says what is in it.
+
+Source: docs/design/sandbox.md section 3.2; docs/decisions/038; the kernel's idmappings.rst.
 """
 
 from __future__ import annotations
@@ -15,17 +25,33 @@ import errno
 import os
 import shlex
 import signal
+import stat
+from collections.abc import Iterator
+from itertools import islice
 from typing import Final, NamedTuple
 
-from goondan.toolhost.launcher import copying, syscalls
+from goondan.toolhost.launcher import syscalls
 from goondan.toolhost.launcher.descriptors import opened, path_of, reopened, write_all, write_text
 from goondan.toolhost.launcher.places import ReadOnlyPlace, keep
-from goondan.toolhost.launcher.request import Stage
+from goondan.toolhost.launcher.request import Enclosure, Stage
 
-#: Room for mount points, and for one file that is copied (bytes).
-_ROOM: Final = copying.MAX_BYTES + (1 << 20)
 #: Descriptors of user namespaces that are kept; each takes some kilobytes of the Linux kernel's memory.
 MAX_NAMESPACES: Final = 1024
+#: Limits of the copies for one jail: entries, bytes and nested folders. A tool is a few files; a folder that brings an
+#: environment along is larger.
+MAX_ENTRIES: Final = 2048
+MAX_BYTES: Final = 16 << 20
+MAX_DEPTH: Final = 64
+#: Room for mount points, and for one file that is copied (bytes).
+_ROOM: Final = MAX_BYTES + (1 << 20)
+_READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+#: CAP_DAC_READ_SEARCH (to mount in folders that are closed to root); SETGID, SETUID and SETPCAP (the jail drops them);
+#: NET_ADMIN (the loopback interface); SYS_ADMIN (mounts and namespaces).
+KEPT_IN_ENCLOSURE: Final = (2, 6, 7, 8, 12, 21)
+#: CAP_DAC_OVERRIDE, in place of the first: containers have this one.
+_ELSE_KEPT: Final = 1
+#: Room for mount points and accounts, which need inodes most of all.
+_ENCLOSURE_OPTIONS: Final = "mode=0755,size=1m,nr_inodes=2k"
 
 
 class UserNamespaces:
@@ -146,12 +172,12 @@ def _readable(stage: Stage, fd: int, uid: int, copied: list[str]) -> Tree:
 
     Raises NotReadable for one that the user cannot read.
     """
-    closed = None if stage["unmapped"] == "given" else copying.closed(fd, uid, deep=stage["unmapped"] == "copied")
+    closed = None if stage["unmapped"] == "given" else first_unreadable(fd, uid, deep=stage["unmapped"] == "copied")
     if closed is None:
         return _tree(stage, fd, None)
     path = path_of(fd)
     name = path if closed == "." else os.path.normpath(os.path.join(path, closed))
-    if stage["unmapped"] == "copied" and (made := copying.copied(fd)) is not None:
+    if stage["unmapped"] == "copied" and (made := copy_of_place(fd)) is not None:
         copied.append(path)
         return made
     too_much = ""
@@ -236,3 +262,144 @@ def write(at: str, content: bytes) -> None:
     """Write a new file that everybody may read."""
     with opened(at, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644) as fd:
         write_all(fd, content)
+
+
+class _Entry(NamedTuple):
+    """A file, folder or link below the folder that is walked."""
+
+    #: Its path below the folder that is walked.
+    path: str
+    #: A descriptor of the folder that it is in.
+    folder: int
+    #: Its name in that folder.
+    name: str
+    #: Its status; a link's is its own.
+    status: os.stat_result
+
+
+def first_unreadable(fd: int, uid: int, *, deep: bool) -> str | None:
+    """The first place at (".") or below `fd` (O_PATH) that the user may not read; None when there is none.
+
+    Checks mode bits of the first MAX_ENTRIES entries; without `deep` only those of `fd` itself. Raises OSError.
+    """
+    status = os.fstat(fd)
+    if not _may_read(status, uid):
+        return "."
+    if not deep or not stat.S_ISDIR(status.st_mode):
+        return None
+    with reopened(fd) as top:
+        for entry in islice(_walk(top, "", 0), MAX_ENTRIES):
+            if not entry.name.startswith(".") and not _may_read(entry.status, uid):
+                return entry.path
+    return None
+
+
+def copy_of_place(fd: int) -> int | bytes | None:
+    """Make a copy that everybody may read: of a folder a detached mount, of a file its content; None when too large.
+
+    Raises OSError.
+    """
+    with reopened(fd) as source:
+        status = os.fstat(source)
+        if not stat.S_ISDIR(status.st_mode):
+            return _content(source) if status.st_size <= MAX_BYTES else None
+        copy = syscalls.detached_tmpfs({"mode": "0755", "size": str(2 * MAX_BYTES), "nr_inodes": str(2 * MAX_ENTRIES)})
+        made = False
+        try:
+            if _fill(copy, source):
+                syscalls.set_attributes(copy, read_only=True, user_namespace=None, recursive=False)
+                made = True
+        finally:
+            if not made:
+                os.close(copy)
+        return copy if made else None
+
+
+def _fill(copy: int, source: int) -> bool:
+    """Copy the content of one folder into another. False when it is too much."""
+    size = 0
+    for number, entry in enumerate(_walk(source, "", 0)):
+        mode = entry.status.st_mode
+        if number >= MAX_ENTRIES or entry.path.count("/") >= MAX_DEPTH:
+            return False
+        if stat.S_ISDIR(mode):
+            os.mkdir(entry.path, 0o755, dir_fd=copy)
+            os.chmod(entry.path, 0o755, dir_fd=copy)  # noqa: S103 - as a jail sees it, whatever our umask
+        elif stat.S_ISLNK(mode):
+            os.symlink(os.readlink(entry.name, dir_fd=entry.folder), entry.path, dir_fd=copy)
+        elif stat.S_ISREG(mode):
+            size += entry.status.st_size
+            if size > MAX_BYTES:
+                return False
+            _copy_file(entry, copy)
+    return True
+
+
+def _copy_file(entry: _Entry, copy: int) -> None:
+    run = 0o755 if entry.status.st_mode & 0o111 else 0o644
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    with opened(entry.path, flags, dir_fd=copy) as target:
+        os.fchmod(target, run)  # whatever our umask
+        if not entry.name.startswith("."):
+            with opened(entry.name, _READ, dir_fd=entry.folder) as source:
+                write_all(target, _content(source))
+        # Compiled Python names the modification time of its source.
+        os.utime(target, ns=(entry.status.st_atime_ns, entry.status.st_mtime_ns))
+
+
+def _content(source: int) -> bytes:
+    data = b""
+    while len(data) <= MAX_BYTES and (more := os.read(source, MAX_BYTES)):
+        data += more
+    return data
+
+
+def _walk(folder: int, above: str, depth: int) -> Iterator[_Entry]:
+    """Everything below a folder, each folder before its content. What is in a folder with a dotted name is left out."""
+    for name in sorted(os.listdir(folder)):
+        status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        yield _Entry(above + name, folder, name, status)
+        if stat.S_ISDIR(status.st_mode) and not name.startswith(".") and depth < MAX_DEPTH:
+            with opened(name, _READ | os.O_DIRECTORY, dir_fd=folder) as below:
+                yield from _walk(below, f"{above}{name}/", depth + 1)
+
+
+def _may_read(status: os.stat_result, uid: int) -> bool:
+    wanted = 0o5 if stat.S_ISDIR(status.st_mode) else 0o4 if stat.S_ISREG(status.st_mode) else 0
+    bits = status.st_mode >> 6 if status.st_uid == uid else status.st_mode
+    return bits & wanted == wanted
+
+
+def enter_enclosure(
+    top: str, enclosure: Enclosure, stages: list[Stage], trees: list[Tree], uid: int, kept: list[ReadOnlyPlace]
+) -> None:
+    """In a new mount namespace, make that directory and go there. `top` is a folder that it may cover for that."""
+    shown = [_shown(path) for path in enclosure["shown"]]  # now: `top` may cover some, and then they are another's
+    syscalls.leave_mount_namespace()
+    if enclosure["network"]:
+        syscalls.leave_network_namespace()
+    syscalls.mount_tmpfs(top, _ENCLOSURE_OPTIONS)
+    for path, is_folder, tree in shown:
+        put(top + path, is_folder, tree)
+    for name, target in enclosure["links"]:
+        os.symlink(target, top + name)
+    for folder in ("/tmp", enclosure["home"]):  # bubblewrap begins in the first
+        os.makedirs(top + folder, 0o755, exist_ok=True)
+    place(top, stages, trees, kept)
+    syscalls.mount_tmpfs(top + enclosure["home"], f"mode=0700,size={enclosure['homeBytes']},uid={uid},gid={uid}")
+    for path, text in enclosure["texts"]:
+        write(top + path, text.replace("{uid}", str(uid)).encode())
+    syscalls.change_root(top)
+    syscalls.bound_capabilities(
+        KEPT_IN_ENCLOSURE if syscalls.is_bounding(KEPT_IN_ENCLOSURE[0]) else (*KEPT_IN_ENCLOSURE, _ELSE_KEPT)
+    )
+
+
+def _shown(path: str) -> tuple[str, bool, int]:
+    """A path, whether it is a folder, and a detached copy of what it leads to."""
+    with opened(path, os.O_PATH) as fd:
+        mode = os.fstat(fd).st_mode
+        tree = syscalls.copy_tree(fd, recursive=True)
+    if not stat.S_ISCHR(mode):
+        syscalls.set_attributes(tree, read_only=True, user_namespace=None, recursive=True)
+    return path, stat.S_ISDIR(mode), tree

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 from goondan.schemas.system.authorities import authorities_pem
 from goondan.toolhost.policy.facts import machine
-from goondan.toolhost.privileges.own_programs import OwnPrograms
+from goondan.toolhost.privileges.launcher_link import OwnPrograms
 from goondan.toolhost.privileges.powers import Powers
 from goondan.toolhost.seccomp.program import template_program, worker_program
 

@@ -1,5 +1,5 @@
-"""The link to the launcher process. Requests go out, answers come back through the loop, several are on their way at
-once.
+"""The link to the launcher process, and the programs of ours that it starts. Requests go out, answers come back through
+the loop, several are on their way at once.
 
 Rules.
 - Nothing here waits: a request is written when there is room, and its answer is read when it is there.
@@ -45,8 +45,6 @@ MAX_ASKED: Final = 4
 _FULL_S: Final = 0.001
 #: What is ignored stays ignored through exec.
 _DEFAULT_SIGNALS: Final = (signal.SIGPIPE, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
-
-
 #: The launcher's answer, and the descriptors that came with it.
 Answer = tuple[dict[str, Any], list[int]]
 
@@ -227,3 +225,46 @@ def spawn(umask: int | None, *options: str) -> tuple[socket.socket, int]:
         except OSError:
             ours.close()
             raise
+
+
+class OwnPrograms:
+    """The programs that one part of the tool host has started."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, launcher: LauncherLink) -> None:
+        self._loop = loop
+        self._launcher = launcher
+        self._pidfds: dict[int, int] = {}
+
+    async def run(self, program: Run, fds: list[int]) -> int:
+        """Have the launcher start a program, and return its number. If the launcher is lost meanwhile, it is asked once
+        more.
+
+        Raises OSError.
+        """
+        try:
+            answer, _ = await self._launcher.ask(program, fds)
+        except LauncherLost:  # what it may have begun ends with its descriptors
+            answer, _ = await self._launcher.ask(program, fds)
+        if "error" in answer:
+            raise OSError(0, answer["error"])
+        pid = int(answer["pid"])
+        pidfd = os.pidfd_open(pid)
+        self._pidfds[pid] = pidfd
+        self._loop.add_reader(pidfd, self._reap, pid)
+        return pid
+
+    def close(self) -> None:
+        """End them all."""
+        for pid in list(self._pidfds):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            self._reap(pid)
+
+    def _reap(self, pid: int) -> None:
+        pidfd = self._pidfds.pop(pid, None)
+        if pidfd is None:
+            return
+        self._loop.remove_reader(pidfd)
+        os.close(pidfd)
+        with suppress(ChildProcessError):
+            os.waitpid(pid, 0)

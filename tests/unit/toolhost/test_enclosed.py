@@ -11,8 +11,7 @@ import msgspec
 import pytest
 
 from goondan.schemas.launch import Filesystem, SandboxSpec, ToolSpec
-from goondan.toolhost.launcher.allow_list import NotAllowed
-from goondan.toolhost.launcher.enclosed import check_enclosed, way_of
+from goondan.toolhost.launcher.allow_list import NotAllowed, check_enclosed, way_of
 from goondan.toolhost.launcher.request import Enclosed, Launch
 from goondan.toolhost.policy.enclosure import enclosure_of
 from goondan.toolhost.policy.launch_plan import LaunchPlan

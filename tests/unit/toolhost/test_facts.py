@@ -17,8 +17,7 @@ from goondan.toolhost.policy.facts import find_bwrap, gather, host_facts, look_u
 from goondan.toolhost.policy.guarding import dotfiles
 from goondan.toolhost.policy.hiding import as_it_is_now, hidden_folders
 from goondan.toolhost.policy.subject import HostFacts
-from goondan.toolhost.privileges.ordinary import Ordinary
-from goondan.toolhost.privileges.rooted import Rooted
+from goondan.toolhost.privileges.powers import Ordinary, Rooted
 from goondan.toolhost.privileges.uids import Uids
 from goondan.toolhost.survey.probe import CAPABILITIES, judge, judge_processes
 from tests.toolhost_fixture import POWERS

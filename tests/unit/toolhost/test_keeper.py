@@ -11,7 +11,7 @@ import pytest
 
 from goondan.schemas.launch import Limits
 from goondan.toolhost.limits.keeper import Keeper
-from goondan.toolhost.privileges.ordinary import Ordinary
+from goondan.toolhost.privileges.powers import Ordinary
 from goondan.toolhost.watch.jail_usage import JailUsage
 from tests.toolhost_fixture import POWERS
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from goondan.schemas.system.own_users import NUMBERS
-from goondan.toolhost.privileges.ordinary import Ordinary
-from goondan.toolhost.privileges.rooted import Rooted
+from goondan.toolhost.privileges.powers import Ordinary, Rooted
 from goondan.toolhost.privileges.uids import Uids
 
 TOOLHOST = Path(__file__).parents[3] / "toolhost"

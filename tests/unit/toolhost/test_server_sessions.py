@@ -14,7 +14,7 @@ from goondan.schemas.launch import ExportSpec, McpServerSpec, SandboxSpec, ToolH
 from goondan.schemas.mcp import McpListing, McpTool
 from goondan.toolhost.calls.call_registry import Call, CallRegistry
 from goondan.toolhost.host import Host
-from goondan.toolhost.privileges.ordinary import Ordinary
+from goondan.toolhost.privileges.powers import Ordinary
 from goondan.toolhost.sessions import machine
 from goondan.toolhost.sessions.machine import SERVER_EXIT_S, SERVER_TERM_S, Machine
 from goondan.toolhost.sessions.pool import Assign, End, JailPool, Start

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import goondan.toolhost.privileges.accounts
+import goondan.toolhost.drop_privileges
 from goondan.schemas.system.own_users import TOOLHOST_UID
 from goondan.schemas.system.users import DEFAULT, read_user_numbers
-from goondan.toolhost.privileges.accounts import ASKED, Accounts, account_of
+from goondan.toolhost.drop_privileges import ASKED, Accounts, account_of
 from goondan.toolhost.privileges.uids import BLOCK, TRIES, Uids
 
 
@@ -131,7 +131,7 @@ def test_a_service_is_asked_number_by_number(tmp_path: Path, monkeypatch: pytest
         asked.append(number)
         return "somebody" if number == 2_010_000_050 else None
 
-    monkeypatch.setattr(goondan.toolhost.privileges.accounts, "account_of", account)
+    monkeypatch.setattr(goondan.toolhost.drop_privileges, "account_of", account)
     assert accounts(tmp_path, switch).taken(2_010_000_000, 2_010_004_095)
     assert asked == list(range(2_010_000_000, 2_010_000_051))
     assert not accounts(tmp_path, switch).taken(2_011_000_000, 2_011_004_095)
