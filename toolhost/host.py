@@ -30,11 +30,9 @@ from goondan.schemas.launch import DEFAULT_ERROR_LIMIT, ToolHostSpec, ToolSpec
 from goondan.schemas.mcp import CONNECT_S, McpAttach
 from goondan.schemas.tool_host_reports import LogLine, WorkerNews
 from goondan.toolhost.calls.answers import Announce, Answers, is_polling
-from goondan.toolhost.calls.asking import Asking, Speaker
-from goondan.toolhost.calls.call_registry import Call, StoredResult
+from goondan.toolhost.calls.asking import Asking, Logins, Speaker
+from goondan.toolhost.calls.call_registry import Call, Listing, StoredResult, listing_for
 from goondan.toolhost.calls.exports import Exports, arguments
-from goondan.toolhost.calls.listings import Listing, listing_for
-from goondan.toolhost.calls.logins import Logins
 from goondan.toolhost.calls.messages import MessageCache
 from goondan.toolhost.calls.pending import Promise
 from goondan.toolhost.calls.results import error_result, refusal

@@ -1,7 +1,12 @@
-"""A tool host's folder on disk: `<state_dir>/toolhosts/<name>/`. It is locked while the tool host lives.
+"""A tool host's folder on disk, and its promises in there: `<state_dir>/toolhosts/<name>/`, locked while the tool host
+lives.
 
 Several tool hosts can work for one kernel. The broker knows each by a name, and each has a folder of its own. So no
 tool host takes the notes of a living one for those of a tool host that is gone. The lock ends with the process.
+
+`pending.json` has the pending work that the tool host has promised. It is read once, when a tool host starts: all work
+in it was lost with the tool host before. It is written again whenever work begins or ends. It survives the end of the
+process, but not a loss of power. A file that cannot be read or written costs the promise, never a call.
 
 Source: docs/design/tools.md section 6; requirement RESULT-04.
 """
@@ -14,14 +19,21 @@ import os
 from contextlib import suppress
 from typing import Final, Self
 
+import msgspec
+
 from goondan.schemas.address import path_segment
 from goondan.schemas.errors import fail
+from goondan.schemas.system.private_files import read_list, replace_file
 from goondan.schemas.workdirs import LOCK, TOOLHOSTS
+from goondan.toolhost.calls.pending import Promise
 from goondan.toolhost.privileges.powers import Powers
 
 #: How long the tool host before may take to end after its link did (seconds): its jails are killed first.
 PATIENCE_S: Final = 2.0
 _POLL_S: Final = 0.05
+PROMISES: Final = "pending.json"
+#: A larger file was not written by us (bytes).
+_MAX_BYTES: Final = 4 << 20
 
 
 class StateFolder:
@@ -83,3 +95,25 @@ def _lock(folder: str) -> int | None:
             return None
         raise
     return fd
+
+
+class PromiseFile:
+    """One such file. With `path` None nothing can be kept."""
+
+    def __init__(self, path: str | None) -> None:
+        self._path = path
+
+    def read(self) -> list[Promise]:
+        """The promises in it; none when there is no file."""
+        return [] if self._path is None else read_list(self._path, Promise, _MAX_BYTES)
+
+    def write(self, promises: list[Promise]) -> None:
+        """Replace the promises in it by these."""
+        if self._path is None:
+            return
+        if not promises:
+            with suppress(OSError):
+                os.unlink(self._path)
+            return
+        with suppress(OSError):
+            replace_file(self._path, msgspec.json.encode(promises))

@@ -9,7 +9,7 @@ import json
 import os
 import sys
 
-#: The descriptor on which the host reads the pid of the first process (goondan.toolhost.policy.conventions.STATUS_FD).
+#: The descriptor on which the host reads the pid of the first process (goondan.toolhost.policy.subject.STATUS_FD).
 STATUS_FD = 4
 #: Descriptors above the worker's socket are for bubblewrap and the boot stage.
 FIRST_FD, LAST_FD = 4, 64

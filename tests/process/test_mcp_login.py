@@ -23,8 +23,8 @@ from goondan.schemas.errors import fail
 from goondan.schemas.mcp import McpOAuth
 from goondan.schemas.oauth import ServerOp, ServerReply
 from goondan.schemas.worker_frames import LoadFailed
-from goondan.toolhost.mcp_worker.failures import Failure
 from goondan.toolhost.mcp_worker.login import Login
+from goondan.toolhost.mcp_worker.results import Failure
 from tests.process.mcp_worker_host import hosted, pass_time, tunnels
 
 BROWSER = "http://127.0.0.1:9/callback"

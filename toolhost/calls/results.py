@@ -4,12 +4,18 @@ An output is forwarded as the worker encoded it; an error is cut to its tool's l
 ERROR-06 and ERROR-07 ask for. A code of the kernel is the kernel's word: one that a handler says without having it from
 the kernel is a code of the handler's own (`own_error`).
 
-Source: docs/design/tools.md sections 5 and 9; requirements RESULT-01 to RESULT-05, ERROR-01 to ERROR-07, HANDLER-07.
+Where the sandbox was the reason, a handler sees a refused connection, a name that does not exist or a socket that it
+may not make. Its error keeps its name and message; its code becomes E_SANDBOX_DENIED and the message begins with what
+was refused, so that a model does not take the wall for a fault of the network.
+
+Source: docs/design/tools.md sections 5 and 9; docs/design/sandbox.md section 6; requirements RESULT-01 to RESULT-05,
+ERROR-01 to ERROR-07, HANDLER-07.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -23,6 +29,7 @@ from goondan.schemas.results import cut_message
 from goondan.schemas.worker_frames import Result, WorkerError
 from goondan.toolhost.calls.call_registry import Call
 from goondan.toolhost.calls.pending import full_handle
+from goondan.toolhost.egress.messages import Denied
 from goondan.toolhost.untrusted import Violation, check_json, output_limit
 
 #: Characters of an error's name, code and other texts beside its message; a handler has no reason to send more.
@@ -41,11 +48,16 @@ OF_HANDLERS: Final = frozenset(
 OF_BUNDLED: Final = frozenset(
     ("E_SANDBOX_DENIED", "E_TOKEN_MISSING", "E_SCRIPT_FAILED", "E_SCRIPT_LANGUAGE", "E_CANCELLED", "E_TOOL_TIMEOUT")
 )
-
 _NIL: Final = b"\xc0"
 # {"status": "ok", "output": …, "receipt": …} up to the output, and from there to the receipt
 _OK: Final = encode_value({"status": "ok", "output": None, "receipt": None}).partition(b"\xc0")[0]
 _RECEIPT: Final = encode_value("receipt")
+#: Codes of operating systems for a failed connection.
+NETWORK_CODES: Final = frozenset(
+    ("ECONNREFUSED", "ECONNRESET", "ENETUNREACH", "EHOSTUNREACH", "EADDRNOTAVAIL", "ENETDOWN", "ETIMEDOUT", "EPIPE")
+)
+#: Codes that say nothing about the cause.
+_UNSPECIFIC: Final = frozenset((None, "E_TOOL", *NETWORK_CODES))
 
 
 def shape(result: Result, receipt: Raw, tool: ToolSpec) -> Raw:
@@ -119,3 +131,40 @@ def _completed(error: WorkerError) -> ToolError:
         suggestion=(error.suggestion or CODES.get(code) or CODES["E_TOOL"])[:MAX_SUGGESTION],
         help_url=(error.help_url or help_url("E_TOOL" if code.startswith(OWN) else code))[:MAX_URL],
     )
+
+
+def with_denial(error: WorkerError, denied: Sequence[Denied]) -> WorkerError:
+    """The error of a call; `denied` are the denials in its jail while it ran, oldest first."""
+    if not denied or error.code not in _UNSPECIFIC:
+        return error
+    last = next((one for one in reversed(denied) if _is_named(one, error.message)), denied[-1])
+    return _denied(
+        error, f"{shown(last.host, last.port)} is not reachable from this sandbox: {last.reason}", _suggestion(last)
+    )
+
+
+def without_network(error: WorkerError) -> WorkerError:
+    """The error of a call whose tool has no network at all."""
+    if error.code not in NETWORK_CODES:
+        return error
+    return _denied(error, "no network was granted to this tool (spec.sandbox.network is none)", None)
+
+
+def shown(host: str, port: int) -> str:
+    """A host, and the port where one is known (not 0)."""
+    host = f"[{host}]" if ":" in host else host
+    return f"{host}:{port}" if port else host
+
+
+def _is_named(denied: Denied, message: str) -> bool:
+    return denied.host in message or (denied.port > 0 and str(denied.port) in message)
+
+
+def _suggestion(denied: Denied) -> str:
+    target = shown(denied.host, denied.port) if denied.port else f"{denied.host}:PORT"
+    return f"Grant it: spec.sandbox.network: {{allow: ['{target}']}}, or `gdn call --allow-net {target}`."
+
+
+def _denied(error: WorkerError, reason: str, suggestion: str | None) -> WorkerError:
+    message = f"{reason} ({error.message})" if error.message else reason
+    return WorkerError(name=error.name, message=message, code="E_SANDBOX_DENIED", suggestion=suggestion)

@@ -1,6 +1,6 @@
 """The egress proxy: the only way from a jail to the network, in a process of its own.
 
-`addresses`, `dns`, `fields`, `heads`, `hello` and `rules` are pure: they parse what jails and resolvers write, and
+`addresses`, `binary`, `heads` and `rules` are pure: they parse what jails and resolvers write, and
 decide. `proxy` is their shell. `listen` makes listening sockets inside a jail's network namespace. `messages` are what
 the tool host and the proxy send each other.
 

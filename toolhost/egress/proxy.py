@@ -23,8 +23,8 @@ from contextlib import suppress
 from typing import Final
 
 from goondan.schemas.hosts import Rule
-from goondan.toolhost.egress import dns, heads, hello, messages
-from goondan.toolhost.egress.confine import confine
+from goondan.toolhost import own_confinement
+from goondan.toolhost.egress import binary, heads, messages
 from goondan.toolhost.egress.messages import Close, Denied, Failed, Message, Open, Reached, Settle, Settled
 from goondan.toolhost.egress.rules import Listener, judge, unconnected, unheard
 from goondan.toolhost.egress.upstream import Refused, Unreachable, connect
@@ -49,6 +49,10 @@ MAX_UNSENT: Final = 16384
 #: Refused connections looked at in one go.
 WATCH_BATCH: Final = 256
 _RESET: Final = struct.pack("ii", 1, 0)  # SO_LINGER: end with a reset
+#: What getaddrinfo reads: configuration, and the libraries that its name services are.
+_READABLE: Final = ("/etc", "/usr/lib", "/usr/lib64", "/lib", "/lib64", "/usr/share/zoneinfo", "/run/systemd/resolve")
+#: Threads of the resolver, and descriptors: two a connection, 64 connections a jail.
+_DESCRIPTORS: Final = 16384
 
 
 class _Ended(Exception):
@@ -169,9 +173,9 @@ class JailSide:
         async with asyncio.timeout(HEAD_S):
             while True:
                 size = int.from_bytes(await reader.readexactly(2), "big")
-                if size > dns.MAX_QUERY:
+                if size > binary.MAX_QUERY:
                     return
-                answer, refused = dns.answer(await reader.readexactly(size), self.addresses.get)
+                answer, refused = binary.answer(await reader.readexactly(size), self.addresses.get)
                 if refused is not None:
                     self.report(Denied(self.id, refused, 0, unheard(self.network, refused)))
                 writer.write(len(answer).to_bytes(2, "big") + answer)
@@ -223,11 +227,11 @@ class JailSide:
             await self._relay(reader, writer, upstream, heads.Body(head.length), head.forward, rest)
             return
         writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
-        gate = hello.Gate(head.host, must=isinstance(rule, str) or rule.confined)
+        gate = binary.Gate(head.host, must=isinstance(rule, str) or rule.confined)
         try:
             # A server may say nothing on a stream for as long as nothing changes.
             await self._relay(reader, writer, upstream, gate, rest=rest, may_be_silent=what.kind == "connector")
-        except hello.NoHello as error:
+        except binary.NoHello as error:
             self.report(Denied(self.id, head.host, head.port, str(error)))
 
     async def _head(self, reader: asyncio.StreamReader) -> tuple[heads.Head, bytes]:
@@ -247,7 +251,7 @@ class JailSide:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         connection: socket.socket,
-        upwards: heads.Body | hello.Gate | None = None,
+        upwards: heads.Body | binary.Gate | None = None,
         first: bytes = b"",
         rest: bytes = b"",
         may_be_silent: bool = False,
@@ -420,3 +424,24 @@ def main(fd: int, filter_fd: int) -> int:
 
     asyncio.run(live())
     return 0
+
+
+def confine(filter_fd: int) -> None:
+    """Give everything up; `filter_fd` holds the filter, and is closed. Raises OSError when that is not possible."""
+    asyncio.run(_warm_up())
+    own_confinement.confine(filter_fd, _READABLE, descriptors=_DESCRIPTORS)
+
+
+async def _warm_up() -> None:
+    """Do once what the proxy does, so that modules and name services load what they need while they can read it."""
+    import encodings.idna  # noqa: F401 # getaddrinfo encodes every name with it
+
+    loop = asyncio.get_running_loop()
+    with suppress(OSError):
+        await loop.getaddrinfo("localhost", 80, type=socket.SOCK_STREAM)
+    ours, theirs = socket.socketpair()
+    reader, writer = await asyncio.open_connection(sock=ours)
+    theirs.close()
+    async with asyncio.timeout(1.0):
+        await reader.read()
+    writer.close()

@@ -20,7 +20,7 @@ TYPE_CHECKING = False  # importing typing would cost a cold jail 5 ms
 if TYPE_CHECKING:
     from typing import Any, NoReturn
 
-#: The descriptor of the plan (goondan.toolhost.policy.conventions.BOOT_FD).
+#: The descriptor of the plan (goondan.toolhost.policy.subject.BOOT_FD).
 PLAN_FD = 8
 #: A plan is some kilobytes; one per path that shows.
 MAX_PLAN = 1 << 20

@@ -4,7 +4,7 @@ bubblewrap was root on the host, and so is this process. It has three capabiliti
 becomes the jail's user for good, and forks. The parent is the first process of the namespace and only waits. The
 child goes on.
 
-Source: docs/design/sandbox.md section 3.2; toolhost/policy/enclosure.py.
+Source: docs/design/sandbox.md section 3.2; toolhost/policy/plan.py.
 """
 
 from __future__ import annotations

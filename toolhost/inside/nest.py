@@ -7,7 +7,7 @@ namespace.
 
 If a wall cannot be put up, the process ends, and the call with it.
 
-Source: docs/design/sandbox.md section 5; toolhost/policy/nested.py computes the plan.
+Source: docs/design/sandbox.md section 5; toolhost/policy/launch_plan.py computes the plan.
 """
 
 from __future__ import annotations

@@ -32,9 +32,8 @@ from goondan.toolhost.drop_privileges import drop_privileges
 from goondan.toolhost.inspection.source import read_source, refuse
 from goondan.toolhost.jails.jail import Jail
 from goondan.toolhost.jails.visit import Visit
-from goondan.toolhost.policy.conventions import JAIL_CODE
 from goondan.toolhost.policy.hiding import hidden_folders, with_hidden
-from goondan.toolhost.policy.subject import HostFacts
+from goondan.toolhost.policy.subject import JAIL_CODE, HostFacts
 from goondan.toolhost.privileges.powers import Powers
 
 #: The most jails at once. More would only wait for processors.

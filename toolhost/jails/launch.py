@@ -24,12 +24,11 @@ from goondan.schemas.system.own_users import NUMBERS
 from goondan.schemas.system.trees import remove_tree
 from goondan.schemas.worker_frames import WORKER_FD
 from goondan.toolhost.launcher.request import Launch
-from goondan.toolhost.limits.groups import Group
-from goondan.toolhost.limits.keeper import Keeper
-from goondan.toolhost.policy.conventions import ARGS_FD, BOOT_FD, FILES_FD, FILTER_FD, STATUS_FD, WORKDIR_FD
+from goondan.toolhost.limits.keeper import Group, Keeper
 from goondan.toolhost.policy.facts import machine
 from goondan.toolhost.policy.launch_plan import LaunchPlan, quick_boot_plan
 from goondan.toolhost.policy.plan import start_of
+from goondan.toolhost.policy.subject import ARGS_FD, BOOT_FD, FILES_FD, FILTER_FD, STATUS_FD, WORKDIR_FD
 from goondan.toolhost.privileges.launcher_link import LauncherLost
 from goondan.toolhost.privileges.powers import Powers
 from goondan.toolhost.privileges.uids import instance_uid

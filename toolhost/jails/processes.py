@@ -20,7 +20,7 @@ import signal
 from contextlib import suppress
 from typing import Final
 
-from goondan.toolhost.policy.conventions import JAIL_CODE
+from goondan.toolhost.policy.subject import JAIL_CODE
 from goondan.toolhost.signalling import signal_all
 
 #: Rounds of finding and killing. Each takes some milliseconds; a process that is stopped first starts no other one.

@@ -42,7 +42,7 @@ class Stage(TypedDict):
 
 
 class Enclosure(TypedDict):
-    """A root directory of its own for a program that then stays root: see toolhost/policy/enclosure.py."""
+    """A root directory of its own for a program that then stays root: see toolhost/policy/plan.py."""
 
     #: Paths of the host that show in it.
     shown: list[str]

@@ -14,7 +14,7 @@ Where bubblewrap runs as root, it gets a root directory with what jails are made
 bubblewrap follows paths in folders that other jails may be changing at that moment. A link there can lead only to
 something in this root directory. For the same reason bubblewrap gets no power over files: it may look everywhere, and
 write only where root as an owner could. Here that is the memory that this directory is made of.
-toolhost/policy/enclosure.py says what is in it.
+toolhost/policy/plan.py says what is in it.
 
 Source: docs/design/sandbox.md section 3.2; docs/decisions/038; the kernel's idmappings.rst.
 """

@@ -8,7 +8,11 @@ Rules.
   time to end by itself. A jail that has ended takes its worker along, after what the worker had sent.
 - Standard error of both goes to the host's log. Its last line is what a dead server said last.
 
-Source: docs/design/processes.md; docs/design/sandbox.md section 8.
+A server of the handshake era need not know `server/discover`, and some end instead of answering with an error. So a
+server that ended before it had said what it offers begins with the handshake at its next start, which is that of
+whoever attaches next. When that start fails too, the end had another reason, and the next one begins as usual (`Eras`).
+
+Source: docs/design/processes.md; docs/design/sandbox.md section 8; docs/decisions/092.
 """
 
 from __future__ import annotations
@@ -41,6 +45,8 @@ from goondan.toolhost.signalling import signal_all
 from goondan.toolhost.watch.jail_usage import JailUsage
 
 _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
+#: Servers that are remembered.
+MAX_KNOWN: Final = 1024
 
 
 class WorkerProcess:
@@ -306,3 +312,29 @@ def network_of(tool: ToolSpec) -> Network:
     except (KeyError, ValueError) as error:
         message = f"the endpoint or the network of the MCP server {tool.name} cannot be read: {error}"
         raise fail("E_SANDBOX_DENIED", message) from None
+
+
+class Eras:
+    """What one tool host has learned of its servers."""
+
+    def __init__(self) -> None:
+        self._handshake_first: dict[tuple[str, str], None] = {}
+
+    def ended_early(self, tool: ToolSpec) -> None:
+        """This server has ended before it had said what it offers."""
+        name = _name(tool)
+        if name in self._handshake_first:
+            del self._handshake_first[name]
+            return
+        self._handshake_first[name] = None
+        if len(self._handshake_first) > MAX_KNOWN:
+            del self._handshake_first[next(iter(self._handshake_first))]
+
+    def handshake_first(self, tool: ToolSpec) -> bool:
+        """Whether the next start of this server begins with the handshake."""
+        return _name(tool) in self._handshake_first
+
+
+def _name(tool: ToolSpec) -> tuple[str, str]:
+    """A server by its prefix, and by what it is: another command is another server."""
+    return tool.name, "" if tool.server is None else tool.server.digest

@@ -8,8 +8,7 @@ by this package and by nothing else of the tool host.
     client      one server: how it is connected, listed, watched
     calling     one call, from its arguments to its result, with the questions that the server asks meanwhile
     stdio, http the two ways to a server: a descriptor, or connections that the host hands over
-    lines, listing, shaping, bounds     pure: messages from lines, lists, results, and what is let through
-    failures    what went wrong, as the error of a result
+    lines, listing, results, bounds     pure: messages from lines, lists, what a call gives, and what is let through
 
 Source: docs/design/tools.md section 11.
 """

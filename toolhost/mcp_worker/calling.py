@@ -26,10 +26,10 @@ from pydantic import TypeAdapter, ValidationError
 from goondan.schemas.codec import encode_value
 from goondan.schemas.mcp import GET_PROMPT, McpElicit, McpElicited, McpTool
 from goondan.schemas.worker_frames import Answer, Ask, Call, Progress, Result, WorkerError, WorkerFrame
-from goondan.toolhost.mcp_worker import bounds, shaping, tasks
+from goondan.toolhost.mcp_worker import bounds, results, tasks
 from goondan.toolhost.mcp_worker.bounds import MAX_DESCRIPTION, Allowance
 from goondan.toolhost.mcp_worker.client import Client
-from goondan.toolhost.mcp_worker.failures import Failure, error_of
+from goondan.toolhost.mcp_worker.results import Failure, error_of
 from goondan.toolhost.mcp_worker.tasks import Task
 
 #: How often a server may ask within one call before it is refused, and how many questions of one answer are asked.
@@ -161,7 +161,7 @@ class Calls:
                     return output
         except TimeoutError:
             raise _late(running, self._loop.time()) from None
-        return Result(call_id=call.call_id, status="ok", output=shaping.packed(output, self._output_limit))
+        return Result(call_id=call.call_id, status="ok", output=results.packed(output, self._output_limit))
 
     async def _output(self, running: Running, tool: McpTool, arguments: dict[str, Any]) -> Any:
         if not tool.offered:
@@ -173,16 +173,16 @@ class Calls:
             return self._told(tool, result)
         if tool.name == GET_PROMPT:
             name, values = arguments.get("name"), arguments.get("arguments")
-            return shaping.prompt_output(await self._rounds(running, lambda more: _prompt_request(name, values, more)))
+            return results.prompt_output(await self._rounds(running, lambda more: _prompt_request(name, values, more)))
         uri = arguments.get("uri")
-        return shaping.resource_output(await self._rounds(running, lambda more: _read_request(uri, more)))
+        return results.resource_output(await self._rounds(running, lambda more: _read_request(uri, more)))
 
     def _told(self, tool: McpTool, result: dict[str, Any]) -> Any:
         """The output of a finished call. Raises Failure."""
         if result.get("isError") is True:
-            raise Failure("E_TOOL", shaping.error_text(result), name="McpToolError")
+            raise Failure("E_TOOL", results.error_text(result), name="McpToolError")
         self._client.check_structured(tool, result)
-        return shaping.call_output(result)
+        return results.call_output(result)
 
     async def _begun(self, running: Running, tool: McpTool, task: Task) -> Any:
         """The output of a task that ends quickly, or the task."""
@@ -209,7 +209,7 @@ class Calls:
             if not task.over:
                 self._let_go(task)
             raise
-        return Result(call_id=call.call_id, status="ok", output=shaping.packed(output, self._output_limit))
+        return Result(call_id=call.call_id, status="ok", output=results.packed(output, self._output_limit))
 
     def _let_go(self, task: Task) -> None:
         """Have a task cancelled, without waiting for it."""

@@ -36,7 +36,7 @@ from goondan.schemas.errors import GoondanError
 from goondan.schemas.mcp import CONNECT_S, McpListing, McpPrompt, McpResource, McpServerInit, McpTool, NewsKind
 from goondan.toolhost.mcp_worker import bounds, listing, tasks
 from goondan.toolhost.mcp_worker.bounds import MAX_NAME
-from goondan.toolhost.mcp_worker.failures import Failure, is_gone
+from goondan.toolhost.mcp_worker.results import Failure, is_gone
 from goondan.toolhost.mcp_worker.tasks import Task
 
 #: Pages of one list. A server whose list has no end is cut off here.

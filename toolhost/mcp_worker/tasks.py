@@ -20,7 +20,7 @@ from mcp.shared.exceptions import MCPError
 from pydantic import TypeAdapter, ValidationError
 
 from goondan.toolhost.mcp_worker import bounds
-from goondan.toolhost.mcp_worker.failures import Failure
+from goondan.toolhost.mcp_worker.results import Failure
 
 #: The name of the extension.
 EXTENSION: Final = "io.modelcontextprotocol/tasks"

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
 
@@ -20,6 +20,7 @@ import uvloop
 from mcp.shared.dispatcher import Dispatcher
 
 from goondan.schemas.mcp import McpListing, McpOAuth, McpServerInit, NewsKind
+from goondan.schemas.oauth import ServerOp, ServerReply
 from goondan.schemas.worker_frames import (
     WORKER_PROTOCOL,
     Answer,
@@ -33,18 +34,19 @@ from goondan.schemas.worker_frames import (
     LoadFailed,
     Log,
     LoginAnswer,
+    LoginAsk,
     News,
     Ready,
+    WorkerFrame,
 )
 from goondan.toolhost.mcp_worker import bounds
 from goondan.toolhost.mcp_worker.bounds import Allowance
 from goondan.toolhost.mcp_worker.calling import Calls
 from goondan.toolhost.mcp_worker.channel import Channel
 from goondan.toolhost.mcp_worker.client import Client
-from goondan.toolhost.mcp_worker.failures import Failure, error_of
 from goondan.toolhost.mcp_worker.http import Http
-from goondan.toolhost.mcp_worker.keeper import TokenKeeper
 from goondan.toolhost.mcp_worker.login import Login
+from goondan.toolhost.mcp_worker.results import Failure, error_of
 from goondan.toolhost.mcp_worker.stdio import CLOSED_HERE, Stdio
 
 #: Lines of the log at once and per second after that; what is over is dropped and counted. The host ends a worker that
@@ -319,3 +321,38 @@ def _hear_loggers(worker: Worker) -> None:
     root = logging.getLogger()
     root.handlers[:] = [_Loggers(worker)]
     root.setLevel(logging.WARNING)
+
+
+class TokenKeeper:
+    """Asks, and gets answers. Use from the loop's thread only."""
+
+    def __init__(self, send: Callable[[WorkerFrame], None], loop: asyncio.AbstractEventLoop) -> None:
+        self._send = send
+        self._loop = loop
+        self._numbers = 0
+        self._open: dict[int, asyncio.Future[ServerReply]] = {}
+
+    async def ask(self, op: ServerOp, *, document: str | None = None, url: str | None = None) -> ServerReply:
+        """Ask, and wait for the answer. Raises Failure."""
+        self._numbers += 1
+        number = self._numbers
+        waits = self._open[number] = self._loop.create_future()
+        self._send(LoginAsk(login_id=number, op=op, document=document, url=url))
+        try:
+            reply: ServerReply = await waits
+            return reply
+        finally:
+            del self._open[number]
+
+    def answered(self, answer: LoginAnswer) -> None:
+        """An answer has come. One that nobody waits for is skipped."""
+        waits = self._open.get(answer.login_id)
+        if waits is None or waits.done():
+            return
+        if answer.reply is not None:
+            waits.set_result(answer.reply)
+        elif answer.error is not None:
+            code = answer.error.code or "E_OAUTH_UNAVAILABLE"
+            waits.set_exception(Failure(code, answer.error.message, name=answer.error.name))
+        else:
+            waits.set_exception(Failure("E_OAUTH_UNAVAILABLE", "the process that holds tokens said nothing"))

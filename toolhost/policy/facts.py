@@ -27,8 +27,8 @@ from goondan.schemas.grantable import within
 from goondan.schemas.hidden import workspace_of
 from goondan.schemas.launch import JavaScriptRuntime, SandboxSpec, ToolHostSpec, ToolSpec
 from goondan.schemas.system.shell import quoted
-from goondan.toolhost.policy.beneath import folder_beneath
 from goondan.toolhost.policy.bytecode import compile_sources
+from goondan.toolhost.policy.folders import folder_beneath
 from goondan.toolhost.policy.guarding import MADE_NAMES, dotfiles, existing, refuse_links, repositories
 from goondan.toolhost.policy.hiding import unknown_place, with_hidden
 from goondan.toolhost.policy.javascript import JAIL_TOOL, runtime_of

@@ -1,17 +1,23 @@
-"""The folder that a call names: whether the caller may name it, and what a jail gets that works in it.
+"""Folders that a call or a spawn names: how they are found without a link, and what a jail gets that works in one.
 
-An agent's process names the folder, and may have been taken over. So a name proves nothing:
+A workdir, or a folder in one, can be exchanged by other jails. A spawned agent works in a folder that its spawner has
+named, and the spawner's own jails may put links there at any time. So each start of a jail looks for the folder again,
+name by name from the base's descriptor (`folder_beneath`). The launch opens the folder once more, takes it only if it
+is at that very path, and binds the descriptor (jails/launch.py).
+
+An agent's process names the folder of a call, and may have been taken over. So a name proves nothing:
 - A folder beneath the workdir is found without following a link. Tools can write there, so its jail gets the defaults.
   Where the operator has pinned the content of the folder, it gets what that pin says, and a private copy of just this
   content: nothing that is changed afterwards runs with the pin's powers.
 - A folder in a place that the tool was granted for reading is found in the same way, and gets the tool's sandbox.
 - Any other folder is refused.
 
-Source: docs/design/sandbox.md section 1; docs/design/tools.md section 14; requirement SKILL-14.
+Source: docs/design/sandbox.md section 1; docs/decisions/060 and 094; requirement SKILL-14.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterable
 from typing import Final
@@ -25,12 +31,12 @@ from goondan.schemas.launch import Filesystem, ToolSpec
 from goondan.schemas.skills import MAX_SKILL_BYTES, MAX_SKILL_FILES
 from goondan.schemas.system.digests import NoDigest, folder_digest
 from goondan.schemas.system.trees import remove_tree
-from goondan.toolhost.policy.beneath import folder_beneath
 from goondan.toolhost.policy.subject import CallFolder
 
 #: How many copies of pinned folders are kept. Operators pin few; another one is copied again.
 MAX_COPIES: Final = 64
 _COPY_MODE: Final = 0o755
+_FOLDER: Final = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class FolderCopies:
@@ -134,3 +140,39 @@ def _identity(folder: str) -> str:
 def _outside(folder: str, tool: ToolSpec) -> GoondanError:
     text = f"the folder {folder} is neither in the workdir nor in a place that the tool {tool.name} was granted"
     return fail("E_SANDBOX_DENIED", text, suggestion="Put it into the workdir, or grant its place for reading.")
+
+
+def folder_beneath(base: str, path: str, *, what: str = "workdir") -> str:
+    """The path without links of the folder `path`, which is `base` or lies in it (both absolute and normalised).
+
+    Links on the way to `base` are followed, none after it. Raises GoondanError E_SANDBOX_DENIED, in which the folder is
+    called `what`.
+    """
+    real = os.path.realpath(base)
+    names = [name for name in path[len(base) :].split("/") if name]
+    at, here = real, -1
+    try:
+        here = os.open(real, _FOLDER)
+        for name in names:
+            at = f"{at.rstrip('/')}/{name}"
+            below = os.open(name, _FOLDER, dir_fd=here)
+            os.close(here)
+            here = below
+    except OSError as error:
+        raise _refused(path, at, error, what) from None
+    finally:
+        if here >= 0:
+            os.close(here)
+    return at
+
+
+def _refused(path: str, at: str, error: OSError, what: str) -> GoondanError:
+    problem, suggestion = f"cannot be opened at {at}: {error.strerror}", "Name an existing folder."
+    if error.errno == errno.ENOENT:
+        problem = f"is no folder: there is no {at}"
+        suggestion = (
+            "Make the folder, or spawn the agent with another cwd." if what == "workdir" else "Make the folder."
+        )
+    elif os.path.islink(at):
+        problem, suggestion = f"leads through a link, {at}", "Use a folder; links are not followed there."
+    return fail("E_SANDBOX_DENIED", f"the {what} {path} {problem}", suggestion=suggestion)

@@ -12,10 +12,9 @@ from typing import Final, NamedTuple
 
 from goondan.schemas.grantable import within
 from goondan.toolhost.launcher.request import Stage, Unmapped
-from goondan.toolhost.policy.conventions import JAIL_CODE, JAIL_HOME, WORKDIR_FD
 from goondan.toolhost.policy.javascript import memory_files
 from goondan.toolhost.policy.landlock import DEVICES, LIST, READ, RUN, WRITE, for_file
-from goondan.toolhost.policy.subject import HostFacts, HostPath, Request
+from goondan.toolhost.policy.subject import JAIL_CODE, JAIL_HOME, WORKDIR_FD, HostFacts, HostPath, Request
 
 
 class Sources:

@@ -13,7 +13,13 @@ Rules.
   jail's own user can reach it. What the system shows to everybody is taken from where it is.
 - The plan is all of it: the launcher executes it and chooses nothing.
 
-Source: docs/design/tools.md section 9; docs/design/sandbox.md sections 1, 2 and 3.
+Where root has no user namespaces, bubblewrap runs as root, and the jail drops that itself (`enclosure_of`). Elsewhere
+bubblewrap runs as the jail's own user, so its mistakes do no harm. Here it has root's powers over mounts, while it goes
+through folders that other jails of the same workdir may be changing. So it gets a root directory of its own, in memory,
+with what jails are made from and nothing else: no link leads out of it. The jail begins there as root with three
+capabilities. They can be used only to give everything up (inside/dropping.py).
+
+Source: docs/design/tools.md section 9; docs/design/sandbox.md sections 1, 2 and 3; docs/decisions/038.
 """
 
 from __future__ import annotations
@@ -25,15 +31,15 @@ from goondan.schemas.hosts import BadHost, read_network
 from goondan.schemas.launch import ToolSpec
 from goondan.schemas.receipts import Wall
 from goondan.toolhost.egress.rules import RESOLVER, Layout, lay_out
+from goondan.toolhost.launcher.request import Enclosure
 from goondan.toolhost.limits.mechanisms import group_plan, mechanisms
-from goondan.toolhost.policy import conventions, enclosure, mounts, nested
-from goondan.toolhost.policy.conventions import JAIL_CODE, JAIL_HOME
+from goondan.toolhost.policy import launch_plan, mounts, subject
 from goondan.toolhost.policy.javascript import is_javascript, limits_data, memory_files
 from goondan.toolhost.policy.landlock import ruleset
 from goondan.toolhost.policy.launch_plan import LaunchPlan, program_of, resource_limits
 from goondan.toolhost.policy.reduced import plan_reduced
 from goondan.toolhost.policy.refusals import check_request
-from goondan.toolhost.policy.subject import HostFacts, Request
+from goondan.toolhost.policy.subject import HOME_BYTES, JAIL_CODE, JAIL_HOME, HostFacts, Request
 from goondan.toolhost.seccomp.program import program
 
 #: Private memory file systems (bytes): room for a compiler's temporary files, a quarter of a small machine at most.
@@ -41,9 +47,22 @@ TMP_BYTES: Final = 256 << 20
 SHM_BYTES: Final = 64 << 20
 #: Places that belong to the jail and are gone with it: place, size in bytes, mode.
 _PRIVATE: Final = (
-    ("/dev/shm", SHM_BYTES, "1777"), ("/tmp", TMP_BYTES, "1777"), (JAIL_HOME, conventions.HOME_BYTES, "0700"),
+    ("/dev/shm", SHM_BYTES, "1777"), ("/tmp", TMP_BYTES, "1777"), (JAIL_HOME, subject.HOME_BYTES, "0700"),
 )  # fmt: skip
 _NET_ADMIN: Final = "Give the container CAP_NET_ADMIN, or let it have user namespaces."
+#: With these the boot stage gives itself up; bubblewrap takes these names. Without them nothing can be dropped.
+DROPPED_CAPABILITIES: Final = ("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP")
+#: Devices that bubblewrap takes from its own root directory.
+ENCLOSURE_DEVICES: Final = tuple(f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom", "tty"))
+#: The accounts of a jail. The launcher replaces `{uid}` by the number of the jail's user on this host.
+ACCOUNTS: Final = {
+    "passwd": (
+        "root:x:0:0:root:/:/usr/sbin/nologin\n"
+        f"tool:x:{{uid}}:{{uid}}:tool:{JAIL_HOME}:/bin/sh\n"
+        "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n"
+    ),
+    "group": "root:x:0:\ntool:x:{uid}:\nnogroup:x:65534:\n",
+}
 
 
 def plan(request: Request, host: HostFacts) -> LaunchPlan:
@@ -58,12 +77,12 @@ def plan(request: Request, host: HostFacts) -> LaunchPlan:
         raise fail("E_SANDBOX_UNAVAILABLE", text, suggestion=_NET_ADMIN)
     sources = mounts.Sources(request, host)
     serves = forks(tool, host)
-    trusted = nested.OWN_PROCESSES if serves else 0
+    trusted = launch_plan.OWN_PROCESSES if serves else 0
     made = mounts.mounts_of(request, host, sources)
     files = [] if layout is None else [("/etc/hosts", layout.hosts), ("/etc/resolv.conf", RESOLVER)]
     files += memory_files(tool)
     options = [*isolation(host, serves), *_system(host, sources, layout)]
-    for number, (path, _) in enumerate(files, conventions.FILES_FD):
+    for number, (path, _) in enumerate(files, subject.FILES_FD):
         options += ["--perms", "0444", "--ro-bind-data", str(number), path]
     for path in [] if serves else host.covered:  # each call of a fork server has a new /proc, which covers them itself
         options += ["--ro-bind", "/dev/null", path]
@@ -98,14 +117,14 @@ def plan(request: Request, host: HostFacts) -> LaunchPlan:
         seen=mounts.seen_places(made),
         hiding=mounts.hidden_in(request, host),
         fallback_owner=request.workspace or (writable[-1] if writable else None),
-        enclosure=enclosure.enclosure_of(host),
+        enclosure=enclosure_of(host),
         walls=walls(host),
         mechanisms=mechanisms(host.groups),
         writable=writable,
         group=group_plan(host.groups, tool.sandbox.limits, trusted),
         alone=tool.server is None and tool.sandbox.isolation == "call" and not serves,
         trusted=trusted,
-        calls=nested.call_walls(
+        calls=launch_plan.call_walls(
             {place: f"size={size},mode={mode}" for place, size, mode in _PRIVATE},
             ["/".join(mount.path) for mount in made],
             cwd,
@@ -119,7 +138,7 @@ def plan(request: Request, host: HostFacts) -> LaunchPlan:
 
 def start_of(bwrap: str, command: list[str]) -> list[str]:
     """The command that starts bubblewrap. Its options come over ARGS_FD, so that no other user reads them."""
-    return [bwrap, "--args", str(conventions.ARGS_FD), "--", *command]
+    return [bwrap, "--args", str(subject.ARGS_FD), "--", *command]
 
 
 def forks(tool: ToolSpec, host: HostFacts) -> bool:
@@ -147,17 +166,17 @@ def _layout(tool: ToolSpec) -> Layout | None:
 def isolation(host: HostFacts, serves: bool = False) -> list[str]:
     """What bubblewrap separates before any mount: its first options."""
     if host.user_namespaces:
-        user = ["--unshare-user", "--uid", str(conventions.JAIL_UID), "--gid", str(conventions.JAIL_GID)]
-        kept = [*nested.CAPABILITIES] if serves else []
+        user = ["--unshare-user", "--uid", str(subject.JAIL_UID), "--gid", str(subject.JAIL_GID)]
+        kept = [*launch_plan.SERVER_CAPABILITIES] if serves else []
         last = ["--disable-userns"] if host.disable_userns else []
     else:
-        user, kept, last = ["--as-pid-1"], [*enclosure.CAPABILITIES], []
+        user, kept, last = ["--as-pid-1"], [*DROPPED_CAPABILITIES], []
     options = [
         *user, "--unshare-pid",
         *(["--unshare-net"] if host.net_admin or host.user_namespaces else []),  # brings the loopback interface up
         "--unshare-ipc", "--unshare-uts", "--unshare-cgroup",
-        "--hostname", conventions.JAIL_HOSTNAME, "--die-with-parent", "--cap-drop", "ALL", "--clearenv",
-        "--json-status-fd", str(conventions.STATUS_FD), "--seccomp", str(conventions.FILTER_FD),
+        "--hostname", subject.JAIL_HOSTNAME, "--die-with-parent", "--cap-drop", "ALL", "--clearenv",
+        "--json-status-fd", str(subject.STATUS_FD), "--seccomp", str(subject.FILTER_FD),
     ]  # fmt: skip
     for name in kept:
         options += ["--cap-add", name]
@@ -172,7 +191,7 @@ def _system(host: HostFacts, sources: mounts.Sources, layout: Layout | None) -> 
         options += ["--ro-bind", folder, folder]
     for name in ("passwd", "group", *(() if layout else ("hosts",)), "nsswitch.conf"):
         ours = sources.of(f"{host.inside}/etc/{name}", host.inside)
-        if name in enclosure.ACCOUNTS and host.stage and not host.user_namespaces:
+        if name in ACCOUNTS and host.stage and not host.user_namespaces:
             ours = f"{host.stage}/{name}"
         options += ["--ro-bind", ours, f"/etc/{name}"]
     for path in host.etc:
@@ -183,7 +202,7 @@ def _system(host: HostFacts, sources: mounts.Sources, layout: Layout | None) -> 
 
 def _private(host: HostFacts) -> list[str]:
     options: list[str] = []
-    made = enclosure.enclosure_of(host)
+    made = enclosure_of(host)
     for place, size, mode in _PRIVATE:
         if place == JAIL_HOME and made is not None:
             options += ["--bind", made["home"], place]  # bubblewrap can give its own to nobody but itself
@@ -195,3 +214,22 @@ def _private(host: HostFacts) -> list[str]:
 def _interpreter(host: HostFacts, sources: mounts.Sources) -> list[str]:
     prefix = ["--ro-bind", sources.of(host.prefix, host.prefix), host.prefix] if host.prefix else []
     return [*prefix, "--ro-bind", sources.of(host.inside, host.inside), JAIL_CODE]
+
+
+def enclosure_of(host: HostFacts) -> Enclosure | None:
+    """The root directory of bubblewrap; None where it needs none.
+
+    A file of ACCOUNTS is taken from `stage`/NAME. Without net_admin bubblewrap gets a network namespace, in which
+    nothing is up.
+    """
+    if host.stage is None or host.user_namespaces:
+        return None
+    around = [] if host.bwrap_root is None else [host.bwrap_root]
+    return {
+        "shown": ["/usr", *host.dirs, *host.etc, *around, *ENCLOSURE_DEVICES, "/proc"],
+        "links": host.links,
+        "texts": [(f"{host.stage}/{name}", text) for name, text in ACCOUNTS.items()],
+        "home": f"{host.stage}/home",
+        "homeBytes": HOME_BYTES,
+        "network": not host.net_admin,
+    }

@@ -1,20 +1,39 @@
-"""What a plan is made from: what is known about this host, and about one jail to be.
+"""What a plan is made from: what is known about this host, about one jail to be, and what all jails have in common.
 
 Source: docs/design/sandbox.md sections 1 and 2.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 from msgspec import Struct
 
 from goondan.schemas.launch import SandboxSpec, ToolSpec
-from goondan.toolhost.policy.conventions import JAIL_PATH
+from goondan.schemas.worker_frames import WORKER_FD
 from goondan.toolhost.privileges.tree import Tree
 from goondan.toolhost.seccomp.numbers import Machine
 
 Kind = Literal["dir", "file"]
+#: Descriptors that jails/launch.py puts where the plan says. The worker's socket is WORKER_FD.
+STATUS_FD: Final = 4
+ARGS_FD: Final = 5
+WORKDIR_FD: Final = 6
+FILTER_FD: Final = 7
+BOOT_FD: Final = 8
+#: The first of the descriptors that hold LaunchPlan.files, in their order.
+FILES_FD: Final = 10
+#: Where this package's `inside` folder is in a jail. Tools import it by its name.
+JAIL_CODE: Final = "/run/goondan/goondan_tool"
+#: The home of every jail. It is private, empty at the start and gone with the jail; then its room (bytes).
+JAIL_HOME: Final = "/run/goondan/home"
+HOME_BYTES: Final = 64 << 20
+#: The user of every jail, as the jail sees it; never 0, whoever runs the host.
+JAIL_UID: Final = 1000
+JAIL_GID: Final = 1000
+JAIL_HOSTNAME: Final = "tool"
+JAIL_PATH: Final = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
+_FDS: Final = {WORKER_FD, STATUS_FD, ARGS_FD, WORKDIR_FD, FILTER_FD, BOOT_FD}
 
 
 class HostPath(Struct, frozen=True):
@@ -87,7 +106,7 @@ class HostFacts(Struct, frozen=True, kw_only=True):
     #: bubblewrap can forbid further user namespaces.
     disable_userns: bool = True
     #: There are user namespaces. Only root can do without: the jail begins as root then and drops that itself
-    #: (enclosure.py).
+    #: (plan.enclosure_of).
     user_namespaces: bool = True
     #: Root may bring up interfaces. Without this, and without user namespaces, no jail has a loopback interface.
     net_admin: bool = True
@@ -210,3 +229,7 @@ class Request(Struct, frozen=True, kw_only=True):
         folder = self.tool.entry.rpartition("/")[0]
         paths = [] if self.entry_only else list(dict.fromkeys([folder, self.tool.root]))
         return paths if self.venv_site is None else [*paths, self.venv_site]
+
+
+assert len(_FDS) == 6
+assert max(_FDS) < FILES_FD

@@ -26,8 +26,8 @@ from goondan.schemas.tool_host_reports import LogLine, WorkerNews
 from goondan.schemas.worker_frames import WORKER_PROTOCOL, Cancel, Exit, Init, Message, WorkerError
 from goondan.schemas.worker_frames import Call as WorkerCall
 from goondan.toolhost.calls.call_registry import Call
-from goondan.toolhost.calls.denials import shown, without_network
 from goondan.toolhost.calls.messages import MessageCache, SentMessages
+from goondan.toolhost.calls.results import shown, without_network
 from goondan.toolhost.egress.messages import Denied, Failed
 from goondan.toolhost.jails.call_sandboxes import CallSandbox, CallSandboxes
 from goondan.toolhost.jails.jail import Jail

@@ -29,8 +29,7 @@ from goondan.schemas.frames import ToolError
 from goondan.schemas.mcp import CONNECT_S
 from goondan.schemas.worker_frames import Result
 from goondan.toolhost.calls.asks import may_ask
-from goondan.toolhost.calls.call_registry import Call
-from goondan.toolhost.calls.listings import Listing
+from goondan.toolhost.calls.call_registry import Call, Listing
 from goondan.toolhost.calls.pending import Work
 from goondan.toolhost.sessions.pool import Assign, End, JailPool, OfCall, OfSession, Start
 from goondan.toolhost.sessions.session import JailSession

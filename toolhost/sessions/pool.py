@@ -28,7 +28,7 @@ from typing import Final
 from msgspec import Struct
 
 from goondan.toolhost.calls.call_registry import Call
-from goondan.toolhost.policy.nested import MAX_CALLS
+from goondan.toolhost.policy.launch_plan import MAX_CALLS
 from goondan.toolhost.sessions.session import MAX_CALLS_PER_JAIL, JailSession, Key, agent_of
 
 #: A root that has sessions in use leaves one session in so many to others. It leaves none of fewer sessions than that.

@@ -41,15 +41,12 @@ from goondan.schemas.worker_frames import (
 )
 from goondan.schemas.worker_frames import Answer as AnswerFrame
 from goondan.toolhost.calls.answers import Answers, too_much_pending
-from goondan.toolhost.calls.asking import Asking
+from goondan.toolhost.calls.asking import Asking, Logins
 from goondan.toolhost.calls.asks import ended as call_ended
-from goondan.toolhost.calls.call_registry import Call
-from goondan.toolhost.calls.denials import with_denial
-from goondan.toolhost.calls.listings import Listing
-from goondan.toolhost.calls.logins import Logins
+from goondan.toolhost.calls.call_registry import Call, Listing
 from goondan.toolhost.calls.messages import MessageCache
 from goondan.toolhost.calls.pending import PENDING_S, Work
-from goondan.toolhost.calls.results import own_error, refusal, shape
+from goondan.toolhost.calls.results import own_error, refusal, shape, with_denial
 from goondan.toolhost.egress.messages import Denied, Failed
 from goondan.toolhost.jails.call_sandboxes import CallSandbox
 from goondan.toolhost.jails.jail import Jail

@@ -22,9 +22,9 @@ from goondan.toolhost.jails.jail import Jail, JailOwner
 from goondan.toolhost.jails.launch import launch
 from goondan.toolhost.jails.network import JailNetwork
 from goondan.toolhost.jails.write_exposures import WriteExposures
-from goondan.toolhost.mcp.eras import Eras
 from goondan.toolhost.mcp.server_jail import (
     Ends,
+    Eras,
     RemoteServer,
     ServerJail,
     fork_worker,

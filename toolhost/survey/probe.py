@@ -22,9 +22,8 @@ from goondan.toolhost.jails.call_sandboxes import CallSandboxes
 from goondan.toolhost.jails.jail import Jail
 from goondan.toolhost.jails.processes import process_status
 from goondan.toolhost.jails.visit import OUTPUT_LIMIT, Visit
-from goondan.toolhost.policy.conventions import JAIL_UID
-from goondan.toolhost.policy.nested import CAPABILITIES as KEPT
-from goondan.toolhost.policy.subject import HostFacts
+from goondan.toolhost.policy.launch_plan import SERVER_CAPABILITIES as KEPT
+from goondan.toolhost.policy.subject import JAIL_UID, HostFacts
 from goondan.toolhost.privileges.powers import Powers
 
 CAPABILITIES: Final = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")

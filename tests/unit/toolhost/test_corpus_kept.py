@@ -20,7 +20,7 @@ from goondan.toolhost.calls.pending import (
     Work,
     full_handle,
 )
-from goondan.toolhost.calls.promises import _MAX_BYTES, PromiseFile
+from goondan.toolhost.state_folder import _MAX_BYTES, PromiseFile
 from tests.unit.toolhost.test_calls import call
 from tests.unit.toolhost.test_pending import promise
 

@@ -13,9 +13,8 @@ import pytest
 from goondan.schemas.launch import Filesystem, SandboxSpec, ToolSpec
 from goondan.toolhost.launcher.allow_list import NotAllowed, check_enclosed, way_of
 from goondan.toolhost.launcher.request import Enclosed, Launch
-from goondan.toolhost.policy.enclosure import enclosure_of
 from goondan.toolhost.policy.launch_plan import LaunchPlan
-from goondan.toolhost.policy.plan import isolation, plan, start_of
+from goondan.toolhost.policy.plan import enclosure_of, isolation, plan, start_of
 from goondan.toolhost.policy.subject import HostFacts, HostPath, Request
 from goondan.toolhost.seccomp.program import program
 

@@ -6,8 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from goondan.schemas.launch import McpServerSpec, ToolSpec
-from goondan.toolhost.mcp import eras
-from goondan.toolhost.mcp.eras import Eras
+from goondan.toolhost.mcp import server_jail
+from goondan.toolhost.mcp.server_jail import Eras
 
 
 def _server(name: str, digest: str = "d") -> ToolSpec:
@@ -32,7 +32,7 @@ def test_another_command_under_the_same_name_is_another_server() -> None:
 
 
 def test_the_oldest_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(eras, "MAX_KNOWN", 2)
+    monkeypatch.setattr(server_jail, "MAX_KNOWN", 2)
     known = Eras()
     for name in "abc":
         known.ended_early(_server(name))

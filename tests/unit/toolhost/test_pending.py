@@ -18,7 +18,7 @@ from goondan.toolhost.calls.answers import Answers
 from goondan.toolhost.calls.asking import Asking
 from goondan.toolhost.calls.call_registry import Call
 from goondan.toolhost.calls.pending import KEPT_S, MAX_RUNNING, PENDING_S, PendingRegistry, Promise, Work
-from goondan.toolhost.calls.promises import PromiseFile
+from goondan.toolhost.state_folder import PromiseFile
 
 
 def promise(handle: str, *, key: str = "k", call: str = "t1/a") -> Promise:

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from goondan.schemas.launch import SandboxSpec
 from goondan.toolhost.calls.call_registry import Call
-from goondan.toolhost.policy.nested import MAX_CALLS
+from goondan.toolhost.policy.launch_plan import MAX_CALLS
 from goondan.toolhost.sessions.pool import (
     LEFT_PART,
     Assign,

@@ -1,4 +1,4 @@
-"""A server's results as the outputs and errors of our calls. Pure.
+"""What a server answers, and what goes wrong between it and us, as the outputs and errors of our calls. Pure.
 
 What a call gives:
 - structured content, alone when its texts only repeat it;
@@ -6,7 +6,7 @@ What a call gives:
 - else a map: `content` with the blocks as the protocol has them, and `structuredContent` if there is any.
   Pictures, sound and files are in their blocks, as base64.
 
-Source: docs/design/tools.md section 11; requirement MCP-16.
+Source: docs/design/tools.md section 11; docs/errors.md, the codes E_MCP_*; docs/decisions/093; requirement MCP-16.
 """
 
 from __future__ import annotations
@@ -14,8 +14,14 @@ from __future__ import annotations
 from typing import Any, Final
 
 import msgspec
+from mcp.shared.exceptions import MCPError
+from mcp_types import CONNECTION_CLOSED, REQUEST_TIMEOUT
+from pydantic import ValidationError
 
 from goondan.schemas.codec import encode_value
+from goondan.schemas.worker_frames import WorkerError
+from goondan.toolhost.mcp_worker import bounds
+from goondan.toolhost.mcp_worker.lines import GONE, NOT_LET_THROUGH, NOT_REACHED
 
 #: Fields of a block that are passed on. `_meta` is between programs.
 _FIELDS: Final = {
@@ -26,6 +32,8 @@ _FIELDS: Final = {
     "resource": ("resource", "annotations"),
 }
 _RESOURCE_FIELDS: Final = ("uri", "mimeType", "text", "blob")
+#: Characters of an error's message. The host cuts it to the tool's own limit.
+MAX_MESSAGE: Final = 20_000
 
 
 class TooLarge(Exception):
@@ -154,3 +162,73 @@ def _double(value: int) -> float | str:
 
 #: Python refuses to write much longer integers as decimals.
 _PRINTABLE_BITS: Final = 3300
+
+
+class Failure(Exception):
+    """Something that a call, a listing or a connection fails with."""
+
+    def __init__(self, code: str, message: str, *, name: str = "McpError") -> None:
+        super().__init__(message)
+        self.code = code
+        self.name = name
+
+
+def error_of(error: BaseException) -> WorkerError:
+    """Any exception of a call as the error of its result. Nothing of our own inside is shown."""
+    failure = _failure(error)
+    return WorkerError(
+        name=failure.name,
+        message=bounds.text(str(failure), MAX_MESSAGE),
+        code=failure.code if failure.code != "E_TOOL" else None,
+    )
+
+
+def is_gone(error: MCPError) -> bool:
+    """Whether an answer did not come because the connection has ended."""
+    return error.code == GONE or (error.code == CONNECTION_CLOSED and error.message in _CLOSED)
+
+
+#: What the SDK says of connections over HTTP that have ended.
+_CLOSED: Final = (
+    "Connection closed",
+    "SSE stream ended without a response",
+    "SSE stream ended and reconnection attempts were exhausted",
+)
+
+
+def _failure(error: BaseException) -> Failure:
+    if isinstance(error, BaseExceptionGroup):
+        return _failure(error.exceptions[0])
+    if isinstance(error, Failure):
+        return error
+    if isinstance(error, MCPError):
+        return _answered(error)
+    if isinstance(error, ValidationError):
+        return Failure("E_MCP_PROTOCOL", f"the server's answer is not of the protocol: {_first(error)}")
+    if isinstance(error, TooLarge):
+        return Failure("E_TOOL_LIMIT", str(error), name="OutputTooLarge")
+    if isinstance(error, TimeoutError):
+        return Failure("E_TOOL_TIMEOUT", str(error) or "the server did not answer in time", name="TimeoutError")
+    return Failure("E_MCP_PROTOCOL", f"the server could not be spoken with: {type(error).__name__}: {error}"[:2000])
+
+
+def _answered(error: MCPError) -> Failure:
+    message = bounds.text(error.message, MAX_MESSAGE)
+    if is_gone(error):
+        return Failure("E_MCP_GONE", message)
+    if error.code == REQUEST_TIMEOUT:
+        return Failure("E_TOOL_TIMEOUT", message, name="TimeoutError")
+    if error.code == NOT_LET_THROUGH:
+        return Failure("E_MCP_PROTOCOL", message)
+    if error.code == NOT_REACHED:
+        code = "E_SANDBOX_DENIED" if message.startswith("E_SANDBOX_DENIED") else "E_MCP_CONNECT"
+        return Failure(code, f"the server could not be asked: {message}")
+    return Failure("E_MCP_REFUSED", f"the server answered with error {error.code}: {message}")
+
+
+def _first(error: ValidationError) -> str:
+    """The first fault, without what the server sent."""
+    for fault in error.errors(include_url=False, include_context=False, include_input=False):
+        place = ".".join(str(part) for part in fault["loc"])
+        return bounds.line(f"{place}: {fault['msg']}" if place else fault["msg"], 500)
+    return "it has another shape"

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goondan.toolhost.mcp_worker import shaping
-from goondan.toolhost.mcp_worker.shaping import TooLarge, call_output, error_text, packed
+from goondan.toolhost.mcp_worker import results
+from goondan.toolhost.mcp_worker.results import TooLarge, call_output, error_text, packed
 from goondan.toolhost.untrusted import check_json
 from tests.unit.toolhost.mcp_worker.test_lines import json_values
 
@@ -54,7 +54,7 @@ def test_what_a_call_gives(result: dict[str, Any], output: Any) -> None:
 
 @given(json_values)
 def test_any_result_becomes_an_output_that_the_host_lets_through(value: Any) -> None:
-    for shape in (call_output, shaping.resource_output, shaping.prompt_output):
+    for shape in (call_output, results.resource_output, results.prompt_output):
         for result in ({"content": value}, {"content": [value]}, {"structuredContent": value, "content": [text("x")]},
                        {"contents": [value]}, {"messages": [value, {"role": "user", "content": value}]}):  # fmt: skip
             check_json(bytes(packed(shape(result), 1 << 20)))
