@@ -26,12 +26,11 @@ from goondan.schemas.redaction import HIDDEN, Redactor
 from goondan.schemas.secret_values import in_texts
 from goondan.schemas.worker_frames import HostFrame, Result, WorkerFrame
 from goondan.toolhost.jails.channel import Channel
+from goondan.toolhost.socket_end import READ_BYTES, SocketEnd
 from goondan.toolhost.untrusted import Violation, check_json
 
 #: Frames that are written together: each written alone would wake the worker once more (docs/design/wire.md section 6).
 BURST: Final = 8
-#: Bytes of one read of a worker's socket: a socketpair holds about 200 KiB.
-READ_BYTES: Final = 65536
 #: Bytes of printed output that are read from one jail each second. A full pipe then makes its writers wait.
 PRINTED_BYTES_PER_S: Final = 1 << 20
 #: Bytes at the end of the printed output that are kept for the error of a crash.
@@ -80,7 +79,7 @@ class Granted:
         return text
 
 
-class FrameStream:
+class FrameStream(SocketEnd):
     """Our end of a worker's socket. `close` or the end of the other side closes it. Use from the loop's thread only."""
 
     def __init__(
@@ -94,39 +93,26 @@ class FrameStream:
         on_violation: Callable[[Violation], None],
     ) -> None:
         """`channel` becomes ours. `on_end` is called when the other end has closed; our end is closed by then."""
-        self._loop = loop
+        super().__init__(channel, loop, on_data=self._take, on_left=self._ended)
         self._channel = Channel(output_limit, loop.time())
         self._on_frames = on_frames
         self._on_end = on_end
         self._on_violation = on_violation
-        self._socket = channel
-        self._fd = channel.fileno()
-        self._pending: list[bytes | memoryview] = []
-        self._held = False
-        self._flush_scheduled = False
-        self._writing = False
-        loop.add_reader(self._fd, self._readable)
-
-    @property
-    def closed(self) -> bool:
-        """Whether our end is closed."""
-        return self._fd < 0
+        self.read()
 
     def send(self, frame: HostFrame) -> None:
         """Queue a frame. Frames that are queued in one turn of the loop are written in bursts."""
+        if self._fd < 0 or self._is_deaf:
+            return
         body = _encode(frame)
-        self._pending.append(len(body).to_bytes(4, "little"))
-        self._pending.append(body)
-        if len(self._pending) >= 2 * BURST and not self._writing:
-            self._flush()
-        elif not self._flush_scheduled and not self._writing:
-            self._flush_scheduled = True
-            self._loop.call_soon(self._flush)
-
-    @property
-    def unread(self) -> int:
-        """Bytes that are not written to the socket yet."""
-        return sum(map(len, self._pending))
+        self._waiting.append(len(body).to_bytes(4, "little"))
+        self._waiting.append(body)
+        self.unwritten += 4 + len(body)
+        if len(self._waiting) >= 2 * BURST and not self._watching:
+            self.flush()
+        elif not self._scheduled and not self._watching:
+            self._scheduled = True
+            self._loop.call_soon(self.flush)
 
     def give(self, frame: HostFrame, fds: list[int]) -> None:
         """Send a small frame with descriptors at once; they stay the caller's. Raises OSError when it cannot be sent.
@@ -135,53 +121,13 @@ class FrameStream:
         """
         if self._fd < 0:
             raise ConnectionResetError(errno.ECONNRESET, "the jail has ended")
-        self._flush()
-        if self._pending:
+        self.flush()
+        if self._waiting:
             raise BlockingIOError(errno.EAGAIN, "the jail does not read")
         body = _encode(frame)
         socket.send_fds(self._socket, [len(body).to_bytes(4, "little") + body], fds)
 
-    def hold(self) -> None:
-        """Keep what is sent from now on until `release`: the worker must not begin yet."""
-        self._held = True
-
-    def release(self) -> None:
-        """The worker may begin: write what was kept."""
-        self._held = False
-        self._flush()
-
-    def _flush(self) -> None:
-        self._flush_scheduled = False
-        if self._fd < 0 or not self._pending or self._held:
-            return
-        data = self._pending[0] if len(self._pending) == 1 else b"".join(self._pending)
-        try:
-            sent = self._socket.send(data)
-        except (BlockingIOError, InterruptedError):
-            sent = 0
-        except OSError:
-            self._pending.clear()  # the worker is gone; the reader finds out
-            return
-        # A view and no copy: of large arguments a socket takes about a fortieth at a time.
-        self._pending = [memoryview(data)[sent:]] if sent < len(data) else []
-        if bool(self._pending) != self._writing:
-            self._writing = not self._writing
-            if self._writing:
-                self._loop.add_writer(self._fd, self._flush)
-            else:
-                self._loop.remove_writer(self._fd)
-
-    def _readable(self) -> None:
-        try:
-            data = self._socket.recv(READ_BYTES)
-        except (BlockingIOError, InterruptedError):
-            return
-        except OSError:
-            data = b""
-        if not data:
-            self.close()
-            self._on_end()
-            return
+    def _take(self, data: bytes) -> None:
         try:
             frames = self._channel.feed(data, self._loop.time())
         except Violation as violation:
@@ -189,6 +135,10 @@ class FrameStream:
             return
         if frames:
             self._on_frames(frames)
+
+    def _ended(self) -> None:
+        self.close()
+        self._on_end()
 
     def drain(self) -> None:
         """Hand on what the worker sent before it ended, and close."""
@@ -206,17 +156,6 @@ class FrameStream:
             if self._fd != before:
                 return
         self.close()
-
-    def close(self) -> None:
-        """Close our end. Safe to call again."""
-        if self._fd >= 0:
-            self._loop.remove_reader(self._fd)
-            if self._writing:
-                self._loop.remove_writer(self._fd)
-                self._writing = False
-            self._fd = -1
-            self._socket.close()
-            self._pending.clear()
 
 
 class PrintedOutput:

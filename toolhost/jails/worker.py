@@ -97,7 +97,7 @@ class Worker:
     @property
     def unread(self) -> int:
         """Bytes that are not written to its socket yet."""
-        return self._stream.unread
+        return self._stream.unwritten
 
     @property
     def last_words(self) -> str:

@@ -18,10 +18,7 @@ import msgspec
 from goondan.schemas.redaction import Redactor
 from goondan.schemas.secret_values import in_texts
 from goondan.schemas.worker_frames import MAX_WORKER_FRAME, HostFrame, LoginAsk, WorkerFrame
-from goondan.toolhost.mcp_worker.outlet import Outlet
-
-#: Bytes of one read.
-READ_BYTES: Final = 65536
+from goondan.toolhost.socket_end import SocketEnd
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(HostFrame).decode
@@ -30,7 +27,7 @@ _plain = msgspec.msgpack.Decoder().decode
 _THEIRS: Final = {"message": "", "output": "", "value": "", "uri": "", "error": "code", "listing": "era"}
 
 
-class Channel:
+class Channel(SocketEnd):
     """Use from the loop's thread only."""
 
     def __init__(
@@ -42,17 +39,12 @@ class Channel:
         on_end: Callable[[], None],
     ) -> None:
         """`channel` becomes ours. `on_end` is called when the host has closed its end."""
-        channel.setblocking(False)
-        self._socket = channel
-        self._fd = channel.fileno()
-        self._loop = loop
+        super().__init__(channel, loop, on_data=self._take, on_left=self._ended, on_broken=self._ended)
         self._on_frame = on_frame
         self._on_end = on_end
         self._have = bytearray()
-        self._outlet = Outlet(channel, loop, on_broken=self._close)
-        self._scheduled = False
         self._redact: Redactor | None = None
-        loop.add_reader(self._fd, self._readable)
+        self.read()
 
     def hide(self, secrets: Iterable[str]) -> None:
         """From now on `***` is sent in the place of each of these."""
@@ -63,40 +55,24 @@ class Channel:
         body = _encode(frame)
         if self._redact is not None and not isinstance(frame, LoginAsk):  # that one takes tokens to their keeper
             body = without(body, self._redact)
-        self._outlet.put(len(body).to_bytes(4, "little") + body)
-        if not self._scheduled and not self._outlet.is_blocked:
-            self._scheduled = True
-            self._loop.call_soon(self.flush)
+        self.put(len(body).to_bytes(4, "little") + body)
+        self.flush_soon()
 
     async def drain(self, seconds: float) -> None:
         """Wait until everything is written, but no longer than this."""
         end = self._loop.time() + seconds
         self.flush()
-        while self._outlet.unwritten and self._loop.time() < end:
+        while self.unwritten and self._loop.time() < end:
             await asyncio.sleep(0.005)
 
-    def flush(self) -> None:
-        """Write what is queued, as far as there is room."""
-        self._scheduled = False
-        self._outlet.flush()
-
-    def _readable(self) -> None:
-        try:
-            data = self._socket.recv(READ_BYTES)
-        except (BlockingIOError, InterruptedError):
-            return
-        except OSError:
-            data = b""
-        if not data:
-            self._close()
-            return
+    def _take(self, data: bytes) -> None:
         have = self._have
         have += data
         at = 0
         while len(have) - at >= 4:
             size = int.from_bytes(have[at : at + 4], "little")
             if size > MAX_WORKER_FRAME:
-                self._close()
+                self._ended()
                 return
             if len(have) - at < 4 + size:
                 break
@@ -106,12 +82,9 @@ class Channel:
         if at:
             del have[:at]
 
-    def _close(self) -> None:
-        if self._fd >= 0:
-            self._loop.remove_reader(self._fd)
-            self._outlet.close()
-            self._fd = -1
-            self._socket.close()
+    def _ended(self) -> None:
+        if not self.closed:
+            self.close()
             self._on_end()
 
 

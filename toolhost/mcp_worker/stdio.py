@@ -25,10 +25,8 @@ from pydantic import ValidationError
 
 from goondan.toolhost.mcp_worker import bounds
 from goondan.toolhost.mcp_worker.lines import GONE, LEFT, Answered, Asked, Flood, Id, Lines, Noise, Told, encode
-from goondan.toolhost.mcp_worker.outlet import Outlet
+from goondan.toolhost.socket_end import SocketEnd
 
-#: Bytes of one read.
-READ_BYTES: Final = 65536
 #: Bytes that a server has not read yet. 64 calls of the largest arguments are more; a server that reads none of them
 #: has hung.
 MAX_UNREAD: Final = 128 << 20
@@ -99,9 +97,7 @@ class Stdio:
         """`server` becomes ours. `on_noise` gets a line for the log. `on_end` gets the reason, once, when the server is
         of no use any more: it has closed its output, or broke a rule.
         """
-        server.setblocking(False)
         self._socket = server
-        self._fd = server.fileno()
         self._loop = loop
         self._on_noise = on_noise
         self._on_end = on_end
@@ -110,8 +106,7 @@ class Stdio:
         self._open: dict[Id, _Open] = {}
         self._asked: dict[Id, tuple[asyncio.Task[None], _Incoming]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._outlet = Outlet(server, loop, on_broken=self._deaf)
-        self._is_deaf = False
+        self._end = SocketEnd(server, loop, on_data=self._heard, on_left=lambda: self.close(LEFT))
         self._ended: str | None = None
         self._over = asyncio.Event()
         self._on_request: OnRequest | None = None
@@ -130,7 +125,7 @@ class Stdio:
     ) -> None:
         """Read until the server ends, or this is cancelled."""
         self._on_request, self._on_notify, self._intercept = on_request, on_notify, on_notify_intercept
-        self._loop.add_reader(self._fd, self._readable)
+        self._end.read()
         task_status.started()
         try:
             await self._over.wait()
@@ -201,28 +196,15 @@ class Stdio:
     # --- the descriptor
 
     def _write(self, data: bytes) -> None:
-        if self._ended is not None or self._is_deaf:
+        if self._ended is not None:
             return
-        self._outlet.put(data)
-        if self._outlet.unwritten > MAX_UNREAD:
+        self._end.put(data)
+        if self._end.unwritten > MAX_UNREAD:
             self.close(f"it left {MAX_UNREAD >> 20} MiB unread")
-        elif not self._outlet.is_blocked:
-            self._outlet.flush()
+        elif not self._end.is_blocked:
+            self._end.flush()
 
-    def _deaf(self) -> None:
-        """The server reads no more. What it wrote before is still read."""
-        self._is_deaf = True
-
-    def _readable(self) -> None:
-        try:
-            data = self._socket.recv(READ_BYTES)
-        except (BlockingIOError, InterruptedError):
-            return
-        except OSError:
-            data = b""
-        if not data:
-            self.close(LEFT)
-            return
+    def _heard(self, data: bytes) -> None:
         try:
             for message in self._lines.feed(data, self._loop.time()):
                 self._take(message)
@@ -231,7 +213,7 @@ class Stdio:
 
     def hang_up(self) -> None:
         """Close the server's standard input: it is to end. What it still says is read."""
-        if self._fd >= 0:
+        if not self._end.closed:
             with suppress(OSError):
                 self._socket.shutdown(socket.SHUT_WR)
 
@@ -246,10 +228,7 @@ class Stdio:
             return
         self._ended = f"the server is gone: {reason}"
         self._on_end(reason)  # before the server can notice: its end takes this process along, with all it has to say
-        self._loop.remove_reader(self._fd)
-        self._outlet.close()
-        self._fd = -1
-        self._socket.close()
+        self._end.close()
         for waiting in self._open.values():
             if not waiting.future.done():
                 waiting.future.set_exception(MCPError(code=GONE, message=self._ended))
