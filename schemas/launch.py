@@ -21,6 +21,7 @@ from goondan.schemas.model_providers import KeyHeader, ServingProvider
 from goondan.schemas.oauth import OAuthAppSpec
 from goondan.schemas.questions import TIMEOUT_MS
 from goondan.schemas.structured import OutputSpec, ToolChoice
+from goondan.schemas.tiers import STRONGEST, Tier
 
 #: ERROR-04
 DEFAULT_ERROR_LIMIT: Final = 1000
@@ -297,7 +298,7 @@ class SandboxSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_on
     #: Upper bounds.
     limits: Limits = field(default_factory=Limits)
     #: The least of walls that it runs behind.
-    min_tier: Literal["full", "reduced"] = "full"
+    min_tier: Tier = STRONGEST
 
 
 class McpServerSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):

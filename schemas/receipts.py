@@ -15,6 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from goondan.schemas.results import cut_message
+from goondan.schemas.tiers import Tier
 
 Wall = Literal["namespaces", "seccomp", "landlock", "uid", "limits"]
 Mechanism = Literal["cgroup", "rlimit", "watched", "host"]
@@ -29,7 +30,7 @@ class JailReceipt(Struct, frozen=True, rename="camel", omit_defaults=True, kw_on
     """The jail."""
 
     #: How much of the walls it had.
-    tier: Literal["full", "reduced"]
+    tier: Tier
     #: Its walls.
     walls: list[Wall]
     #: What keeps each limit. `cgroup`: the Linux kernel, for all of the jail. `rlimit`: the Linux kernel, for each

@@ -28,6 +28,7 @@ from goondan.schemas.model_providers import KeyHeader, NamedProvider
 from goondan.schemas.model_windows import LEAST_WINDOW, MOST_WINDOW
 from goondan.schemas.policies import AgentPolicy, Strict, SwarmPolicy, Text
 from goondan.schemas.structured import OutputSpec, ToolChoice
+from goondan.schemas.tiers import STRONGEST, Tier
 
 API_V1: Final = "goondan.ai/v1"
 #: The older spelling, of v0.9 (COMPAT-01).
@@ -105,9 +106,7 @@ class Sandbox(Strict, frozen=True):
     limits: Annotated[Limits, Meta(description="Upper bounds; see the documentation of the sandbox.")] = field(
         default_factory=Limits
     )
-    min_tier: Annotated[
-        Literal["full", "reduced"], Meta(description="Refuse to run where the walls are weaker than this.")
-    ] = "full"
+    min_tier: Annotated[Tier, Meta(description="Refuse to run where the walls are weaker than this.")] = STRONGEST
     javascript: Annotated[
         Literal["node", "bun"] | None,
         Meta(
@@ -154,7 +153,7 @@ class SandboxPart(Strict, frozen=True):
     ] = None
     python: Annotated[PythonSpec | None, Meta(description="The same virtual environment, or none.")] = None
     limits: Annotated[LimitsPart | None, Meta(description="Lower limits.")] = None
-    min_tier: Annotated[Literal["full", "reduced"] | None, Meta(description="`full` instead of `reduced`.")] = None
+    min_tier: Annotated[Tier | None, Meta(description="`full` instead of `reduced`.")] = None
 
 
 class ToolUse(Strict, frozen=True):

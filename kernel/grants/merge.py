@@ -21,9 +21,9 @@ from msgspec.structs import replace
 from goondan.schemas import hosts
 from goondan.schemas.grantable import within
 from goondan.schemas.launch import Filesystem, Limits, PythonSpec, SandboxSpec
+from goondan.schemas.tiers import STRONGEST, Tier, is_weaker
 
 Isolation = Literal["shared", "instance", "call"]
-Tier = Literal["full", "reduced"]
 
 
 class Part(Struct, frozen=True, kw_only=True):
@@ -93,7 +93,7 @@ def narrow(base: SandboxSpec, part: Part) -> SandboxSpec:
         else [name for name in base.permissions if name in part.permissions],
         python=PythonSpec(venv=venv),
         limits=replace(base.limits, **limits),
-        min_tier="full" if part.min_tier == "full" else base.min_tier,
+        min_tier=_tier(part, base, weaker=False),
     )
 
 
@@ -113,7 +113,7 @@ def widen(base: SandboxSpec, part: Part) -> SandboxSpec:
         else base.permissions,
         python=PythonSpec(venv=base.python.venv or part.venv),
         limits=replace(base.limits, **limits),
-        min_tier="reduced" if part.min_tier == "reduced" else base.min_tier,
+        min_tier=_tier(part, base, weaker=True),
     )
 
 
@@ -187,9 +187,16 @@ def requested(request: SandboxSpec) -> list[str]:
     for name, key in zip(Limits.__struct_fields__, Limits.__struct_encode_fields__, strict=True):
         if getattr(request.limits, name) > getattr(DEFAULTS.limits, name):
             found.append(f"limits.{key}: {getattr(request.limits, name)}")
-    if request.min_tier == "reduced":
-        found.append("minTier: reduced")
+    if request.min_tier != STRONGEST:
+        found.append(f"minTier: {request.min_tier}")
     return found
+
+
+def _tier(part: Part, base: SandboxSpec, *, weaker: bool) -> Tier:
+    """The tier of `part`, if it has one that is weaker (or, without `weaker`, stronger) than that of `base`."""
+    wanted = base.min_tier if part.min_tier is None else part.min_tier
+    first, second = (wanted, base.min_tier) if weaker else (base.min_tier, wanted)
+    return wanted if is_weaker(first, second) else base.min_tier
 
 
 # --- fields ---------------------------------------------------------------------------------------------------------

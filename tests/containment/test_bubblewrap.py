@@ -18,7 +18,7 @@ from goondan.schemas.errors import GoondanError
 from goondan.schemas.launch import Filesystem, Limits, PythonSpec, SandboxSpec, ToolHostSpec
 from goondan.toolhost.jails.launch import launch
 from goondan.toolhost.policy.facts import host_facts, look_up
-from goondan.toolhost.policy.plan import plan
+from goondan.toolhost.policy.tiers import plan
 from tests.containment.ordinary_user import ORDINARY_USER, run_as_user
 from tests.toolhost_fixture import POWERS, bench, bwrap, make_tool
 

@@ -17,7 +17,7 @@ import goondan.toolhost.jails.launch
 from goondan.schemas.launch import ToolHostSpec
 from goondan.toolhost.launcher import staging
 from goondan.toolhost.policy.facts import host_facts, look_up
-from goondan.toolhost.policy.plan import plan
+from goondan.toolhost.policy.tiers import plan
 from tests.containment.test_attempts import judge
 from tests.containment.tried import every_attempt
 from tests.process.test_egress import pages

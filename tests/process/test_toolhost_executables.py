@@ -14,7 +14,7 @@ import pytest
 
 from goondan.schemas.errors import HELP_BASE
 from goondan.schemas.launch import ExportSpec, SandboxSpec, ToolSpec
-from goondan.toolhost.policy.plan import walls
+from goondan.toolhost.policy.plan import walls_full
 from tests.toolhost_fixture import Bench, bench, make_tool, small_outputs
 
 #: One program with an export for each thing that programs do. The request is on one line, and begins with the export.
@@ -119,7 +119,7 @@ async def test_a_program_is_told_its_call_and_tells_its_output(short_tmp: Path, 
             },
         }
         receipt = made.receipts["turn-1/call-1"]
-        assert receipt["jail"]["walls"] == list(walls(made.facts))
+        assert receipt["jail"]["walls"] == list(walls_full(made.facts))
         assert set(receipt["jail"]["limits"]) >= {"memoryMb", "processes", "wallSeconds", "outputMb"}
         message = {"id": "m1", "data": {"role": "assistant"}, "metadata": {}, "createdAt": "t", "source": {}}
         said = await made.call("t__echo", workdir=workdir, message_id="m1", message=message)

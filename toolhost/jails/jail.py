@@ -28,6 +28,7 @@ from goondan.toolhost.jails import worker
 from goondan.toolhost.jails.launch import Launched
 from goondan.toolhost.jails.processes import children, end_session, members, process_stat, process_status
 from goondan.toolhost.limits.decide import Used, limit_error
+from goondan.toolhost.policy.tiers import has_namespaces
 from goondan.toolhost.privileges.powers import Powers
 from goondan.toolhost.signalling import signal_all
 from goondan.toolhost.watch import procfs
@@ -79,7 +80,7 @@ class Jail(worker.Worker):
         self.worker_pid: int | None = None
         self._jail_owner = owner
         self._powers = powers
-        self._reduced = plan.tier == "reduced"
+        self._reduced = not has_namespaces(plan.tier)
         limits = plan.request.tool.sandbox.limits
         self.usage = JailUsage(limits, plan.writable, launched.keeper, launched.niceness, powers, plan.trusted)
         if self._reduced:

@@ -29,6 +29,7 @@ from goondan.toolhost.policy.facts import machine
 from goondan.toolhost.policy.launch_plan import LaunchPlan, quick_boot_plan
 from goondan.toolhost.policy.plan import start_of
 from goondan.toolhost.policy.subject import ARGS_FD, BOOT_FD, FILES_FD, FILTER_FD, STATUS_FD, WORKDIR_FD
+from goondan.toolhost.policy.tiers import has_namespaces
 from goondan.toolhost.privileges.launcher_link import LauncherLost
 from goondan.toolhost.privileges.powers import Powers
 from goondan.toolhost.privileges.uids import instance_uid
@@ -213,11 +214,12 @@ def _boot_plan(plan: LaunchPlan) -> bytes:
     seen = {at: _identity(path) for at, path in plan.seen}
     if plan.quick:
         return quick_boot_plan(plan, seen, machine())
+    bare = not has_namespaces(plan.tier)
     limits = [
-        (number, value + _own_tasks() if number == resource.RLIMIT_NPROC and plan.tier == "reduced" else value)
+        (number, value + _own_tasks() if number == resource.RLIMIT_NPROC and bare else value)
         for number, value in plan.limits
     ]
-    text = plan.filter.hex() if plan.tier == "reduced" else None  # msgpack of jails has no bytes
+    text = plan.filter.hex() if bare else None  # msgpack of jails has no bytes
     return msgspec.msgpack.encode(
         {
             "landlock": plan.landlock,
@@ -254,12 +256,12 @@ def _own_tasks() -> int:
 
 def _request(parts: _Parts) -> Launch:
     plan, keeper = parts.launched.plan, parts.launched.keeper
-    reduced = plan.tier == "reduced"
+    bare = not has_namespaces(plan.tier)
     return {
-        "argv": plan.command if reduced else start_of(plan.bwrap, plan.command),
+        "argv": plan.command if bare else start_of(plan.bwrap, plan.command),
         "env": plan.environment,
-        "folder": plan.workdir if reduced else None,
-        "places": [place for place in parts.places if not reduced or place in (0, 1, 2, WORKER_FD, BOOT_FD)],
+        "folder": plan.workdir if bare else None,
+        "places": [place for place in parts.places if not bare or place in (0, 1, 2, WORKER_FD, BOOT_FD)],
         "stage": plan.stage,
         "stages": [stage for _, stage in plan.stages],
         "uid": parts.launched.uid,

@@ -34,6 +34,7 @@ from goondan.toolhost.policy.hiding import unknown_place, with_hidden
 from goondan.toolhost.policy.javascript import JAIL_TOOL, runtime_of
 from goondan.toolhost.policy.refusals import SYSTEM, TOP, check_workdir, guard_candidates, hidden_in_it
 from goondan.toolhost.policy.subject import CallFolder, HostFacts, HostPath, Request
+from goondan.toolhost.policy.tiers import has_namespaces
 from goondan.toolhost.privileges.powers import Powers
 from goondan.toolhost.seccomp.numbers import NUMBERS, Machine
 
@@ -280,7 +281,7 @@ def look_up(
         if workspace is None or folder != real:
             refuse_links(folder)
             candidates += repositories(folder)
-            if folder == real and host.tier == "full" and any(within(path, folder) for path in protected):
+            if folder == real and has_namespaces(host.tier) and any(within(path, folder) for path in protected):
                 if base is not None and real != os.path.realpath(base):
                     raise _holds_documents(folder)
                 made = powers.make_placeholders(folder, MADE_NAMES)
@@ -300,8 +301,8 @@ def look_up(
         venv_site=site,
         workspace=workspace,
         made=made,
-        private=_private_folder() if host.tier == "reduced" else None,
-        home=JAIL_TOOL if runtime is not None and host.tier == "full" else None,
+        private=None if has_namespaces(host.tier) else _private_folder(),
+        home=JAIL_TOOL if runtime is not None and has_namespaces(host.tier) else None,
         runtime=[] if runtime is None else _runtime_places(runtime, host),
         folder=None if call_folder is None or workdir is None else _in_workdir(call_folder, os.path.normpath(workdir)),
     )

@@ -17,13 +17,14 @@ Source: docs/design/sandbox.md section 5; docs/decisions/030.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Final, Literal
+from typing import Final
 
 from msgspec import Struct
 
 from goondan.schemas.grantable import within
 from goondan.schemas.launch import Limits
 from goondan.schemas.receipts import Mechanism, Wall
+from goondan.schemas.tiers import STRONGEST, Tier
 from goondan.toolhost.egress.rules import Layout
 from goondan.toolhost.launcher.request import Enclosure, Stage
 from goondan.toolhost.limits.mechanisms import GroupPlan, processes_of_a_namespace
@@ -110,7 +111,7 @@ class LaunchPlan(Struct, frozen=True, kw_only=True):
     #: Hidden folders inside what the jail sees. Their content is covered; what appears there later is not.
     hiding: list[str] = []
     #: The tier of the jail.
-    tier: Literal["full", "reduced"] = "full"
+    tier: Tier = STRONGEST
     #: Its walls, in the words of receipts.
     walls: list[Wall] = []
     #: What keeps each limit.

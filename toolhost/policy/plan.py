@@ -37,7 +37,6 @@ from goondan.toolhost.policy import launch_plan, mounts, subject
 from goondan.toolhost.policy.javascript import is_javascript, limits_data, memory_files
 from goondan.toolhost.policy.landlock import ruleset
 from goondan.toolhost.policy.launch_plan import LaunchPlan, program_of, resource_limits
-from goondan.toolhost.policy.reduced import plan_reduced
 from goondan.toolhost.policy.refusals import check_request
 from goondan.toolhost.policy.subject import HOME_BYTES, JAIL_CODE, JAIL_HOME, HostFacts, Request
 from goondan.toolhost.seccomp.program import program
@@ -65,10 +64,8 @@ ACCOUNTS: Final = {
 }
 
 
-def plan(request: Request, host: HostFacts) -> LaunchPlan:
+def plan_full(request: Request, host: HostFacts) -> LaunchPlan:
     """The launch plan of one jail. Raises GoondanError E_SANDBOX_DENIED for what cannot be given."""
-    if host.tier == "reduced":
-        return plan_reduced(request, host)
     tool = request.tool
     check_request(request, host)
     layout = _layout(tool)
@@ -118,7 +115,7 @@ def plan(request: Request, host: HostFacts) -> LaunchPlan:
         hiding=mounts.hidden_in(request, host),
         fallback_owner=request.workspace or (writable[-1] if writable else None),
         enclosure=enclosure_of(host),
-        walls=walls(host),
+        walls=walls_full(host),
         mechanisms=mechanisms(host.groups),
         writable=writable,
         group=group_plan(host.groups, tool.sandbox.limits, trusted),
@@ -145,10 +142,10 @@ def forks(tool: ToolSpec, host: HostFacts) -> bool:
     """Whether the tool's calls are forked in a jail that they share, each behind walls of its own."""
     if tool.server is not None or tool.sandbox.isolation != "call" or is_javascript(tool):
         return False  # a JavaScript runtime has threads, and cannot be forked
-    return host.nests and host.tier == "full" and host.user_namespaces
+    return host.nests and bool(host.bwrap) and host.user_namespaces
 
 
-def walls(host: HostFacts) -> list[Wall]:
+def walls_full(host: HostFacts) -> list[Wall]:
     """The walls of every jail that a plan for this host has, in the words of receipts and of `gdn doctor`."""
     landlock: list[Wall] = ["landlock"] if host.landlock > 0 else []
     uid: list[Wall] = [] if host.stage is None else ["uid"]

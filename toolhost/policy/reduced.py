@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Final
 
 from goondan.schemas.errors import fail
+from goondan.schemas.receipts import Wall
 from goondan.toolhost.limits.mechanisms import group_plan, mechanisms
 from goondan.toolhost.policy.javascript import limits_data
 from goondan.toolhost.policy.landlock import DEVICES, READ, RUN, WRITE, for_file, ruleset
@@ -30,15 +31,16 @@ _DEVICES: Final = ("/dev/full", "/dev/null", "/dev/random", "/dev/urandom", "/de
 _IOCTL: Final = 1 << 15
 
 
+def walls_reduced(host: HostFacts) -> list[Wall]:
+    """The walls of a jail: the same on every host."""
+    return ["seccomp", "landlock", "limits"]
+
+
 def plan_reduced(request: Request, host: HostFacts) -> LaunchPlan:
-    """The launch plan of one jail. Raises GoondanError E_SANDBOX_UNAVAILABLE below the tool's `minTier` or with a
-    network grant, E_SANDBOX_DENIED for what this tier cannot keep from being written or read.
+    """The launch plan of one jail. Raises GoondanError E_SANDBOX_UNAVAILABLE with a network grant, E_SANDBOX_DENIED for
+    what this tier cannot keep from being written or read.
     """
     tool = request.tool
-    if tool.sandbox.min_tier != "reduced":
-        lack = f": {host.lack}" if host.lack else ""
-        text = f"the tool {tool.name} needs the full sandbox (minTier), and this host has the reduced one{lack}"
-        raise fail("E_SANDBOX_UNAVAILABLE", text, suggestion=host.fix)
     if tool.sandbox.network != "none":
         text = f"the tool {tool.name} was granted a network, which the reduced sandbox cannot bound"
         raise fail("E_SANDBOX_UNAVAILABLE", text, suggestion=host.fix)
@@ -74,7 +76,7 @@ def plan_reduced(request: Request, host: HostFacts) -> LaunchPlan:
         seen=[(path, path) for path in dict.fromkeys(place.path for place in [*shown, *writable])],
         hiding=hidden_in(request, host),
         tier="reduced",
-        walls=["seccomp", "landlock", "limits"],
+        walls=walls_reduced(host),
         mechanisms=mechanisms(host.groups),
         alone=tool.server is None and tool.sandbox.isolation == "call",
         private=request.private,

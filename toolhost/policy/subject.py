@@ -10,6 +10,7 @@ from typing import Final, Literal
 from msgspec import Struct
 
 from goondan.schemas.launch import SandboxSpec, ToolSpec
+from goondan.schemas.tiers import STRONGEST, Tier
 from goondan.schemas.worker_frames import WORKER_FD
 from goondan.toolhost.privileges.tree import Tree
 from goondan.toolhost.seccomp.numbers import Machine
@@ -113,7 +114,7 @@ class HostFacts(Struct, frozen=True, kw_only=True):
     #: The version of Landlock that the Linux kernel has; 0 without it.
     landlock: int = 0
     #: The best tier that the host can give.
-    tier: Literal["full", "reduced"] = "full"
+    tier: Tier = STRONGEST
     #: In the tier reduced: what would give the full one.
     fix: str | None = None
     #: In the tier reduced, and without bubblewrap: why it is not the full one.

@@ -37,8 +37,9 @@ from goondan.toolhost.policy.facts import look_up
 from goondan.toolhost.policy.guarding import remove_placeholders
 from goondan.toolhost.policy.hiding import Hiding, as_it_is_now
 from goondan.toolhost.policy.launch_plan import LaunchPlan
-from goondan.toolhost.policy.plan import forks, plan
+from goondan.toolhost.policy.plan import forks
 from goondan.toolhost.policy.subject import HostFacts
+from goondan.toolhost.policy.tiers import plan
 from goondan.toolhost.privileges.powers import Powers
 from goondan.toolhost.sessions.live import LiveSession
 from goondan.toolhost.sessions.session import JailSession

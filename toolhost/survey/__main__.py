@@ -25,6 +25,7 @@ from goondan.toolhost.drop_privileges import drop_privileges
 from goondan.toolhost.limits.mechanisms import mechanisms
 from goondan.toolhost.policy.facts import landlock_abi
 from goondan.toolhost.policy.subject import HostFacts
+from goondan.toolhost.policy.tiers import has_namespaces
 from goondan.toolhost.privileges.powers import Powers
 from goondan.toolhost.survey.probe import why_calls_are_not_forked
 from goondan.toolhost.survey.tiers import ALONE, survey
@@ -34,7 +35,7 @@ async def report(powers: Powers, usual: HostFacts | GoondanError) -> dict[str, o
     """The document: the survey, and facts about the host for a person."""
     found = await survey(powers, usual)
     notes = [*found.notes]
-    if found.tier == "full" and found.facts is not None:
+    if found.facts is not None and has_namespaces(found.facts.tier):
         problem = await why_calls_are_not_forked(found.facts, powers)
         notes += [] if problem is None else [f"{ALONE}: {problem}."]
     facts = None if isinstance(usual, GoondanError) else usual

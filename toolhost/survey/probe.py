@@ -24,6 +24,7 @@ from goondan.toolhost.jails.processes import process_status
 from goondan.toolhost.jails.visit import OUTPUT_LIMIT, Visit
 from goondan.toolhost.policy.launch_plan import SERVER_CAPABILITIES as KEPT
 from goondan.toolhost.policy.subject import JAIL_UID, HostFacts
+from goondan.toolhost.policy.tiers import has_namespaces
 from goondan.toolhost.privileges.powers import Powers
 
 CAPABILITIES: Final = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
@@ -55,8 +56,8 @@ async def why_calls_are_not_forked(facts: HostFacts, powers: Powers) -> str | No
 
     None: they can. Otherwise each call has a jail of its own.
     """
-    if facts.tier != "full":
-        return "the reduced sandbox has no namespaces"
+    if not has_namespaces(facts.tier):
+        return f"the {facts.tier} sandbox has no namespaces"
     if not facts.user_namespaces:
         return "a jail without a user namespace can make no others"
     return (await _probe(msgspec.structs.replace(facts, nests=True), powers, SandboxSpec(isolation="call"))).problem
@@ -64,7 +65,7 @@ async def why_calls_are_not_forked(facts: HostFacts, powers: Powers) -> str | No
 
 async def _probe(facts: HostFacts, powers: Powers, sandbox: SandboxSpec) -> Probed:
     # A process that the call must not reach: the first one of the jail, or, without a process namespace, this one.
-    visit = _Visit(facts.landlock, 1 if facts.tier == "full" else os.getpid())
+    visit = _Visit(facts.landlock, 1 if has_namespaces(facts.tier) else os.getpid())
     folder = f"{facts.inside}/probe"
     tool = ToolSpec(
         name="probe", entry=f"{folder}/look.py", root=folder, exports=[ExportSpec(name="look")], sandbox=sandbox
@@ -80,7 +81,7 @@ async def _probe(facts: HostFacts, powers: Powers, sandbox: SandboxSpec) -> Prob
     if isinstance(told, str):
         return Probed(told)
     uid = os.geteuid() if jail.uid is None else jail.uid
-    reduced = facts.tier == "reduced"
+    reduced = not has_namespaces(facts.tier)
     rooted = not reduced and not facts.user_namespaces
     problems = judge(told, uid if reduced or rooted else JAIL_UID, reduced=reduced, rooted=rooted)
     problems += judge_processes(visit.processes, uid, reduced=reduced, forked=jail.plan.calls is not None)

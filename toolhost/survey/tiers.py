@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from typing import Final, Literal
+from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from goondan.schemas.errors import GoondanError, fail
 from goondan.schemas.receipts import Wall
+from goondan.schemas.tiers import Tier
 from goondan.schemas.tool_host_reports import Obstacle
-from goondan.toolhost.policy.plan import walls
 from goondan.toolhost.policy.reduced import MINIMUM_LANDLOCK
 from goondan.toolhost.policy.subject import HostFacts
+from goondan.toolhost.policy.tiers import ROWS
 from goondan.toolhost.privileges.powers import Powers
 from goondan.toolhost.survey.diagnosis import Signs, explain, unknown_machine, without_bubblewrap, without_landlock
 from goondan.toolhost.survey.probe import Probed, probe
@@ -34,7 +35,7 @@ class Survey(Struct, frozen=True, kw_only=True):
     """The result of a survey."""
 
     #: The tier. None: no tool can run.
-    tier: Literal["full", "reduced"] | None
+    tier: Tier | None
     #: The walls that the probe jail has, in the words of receipts.
     walls: list[Wall] = []
     #: Unusual things on this host, for the operator.
@@ -78,7 +79,7 @@ async def survey(powers: Powers, usual: HostFacts | GoondanError) -> Survey:
         if probed.problem is None:
             lack = None if facts.user_namespaces else failed[0].problem
             notes = _notes(facts, signs, lack=lack, unmapped=probed.unmapped)
-            return Survey(tier="full", walls=walls(facts), notes=notes, facts=facts)
+            return Survey(tier=facts.tier, walls=ROWS[facts.tier].walls(facts), notes=notes, facts=facts)
         failed.append(probed)
     first, *others = (explain(failure.problem or "", signs, failure.fix) for failure in failed)
     return await _reduced(usual, [first, *(other for other in others if other.what != first.what)], powers)
@@ -93,7 +94,7 @@ async def _reduced(usual: HostFacts, found: list[Obstacle], powers: Powers) -> S
     facts = replace(usual, tier="reduced", bwrap="", bwrap_root=None, fix=first.fix, lack=first.problem)
     if (await probe(facts, powers)).problem is not None:
         return Survey(tier=None, findings=[first])
-    return Survey(tier="reduced", walls=["seccomp", "landlock", "limits"], findings=[first], facts=facts)
+    return Survey(tier=facts.tier, walls=ROWS[facts.tier].walls(facts), findings=[first], facts=facts)
 
 
 def _notes(facts: HostFacts, signs: Signs, *, lack: str | None, unmapped: str | None) -> list[str]:

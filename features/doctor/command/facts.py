@@ -14,6 +14,7 @@ from msgspec import Struct
 from goondan.kernel.bundle.problems import Problem
 from goondan.kernel.model_server.listing import Learned
 from goondan.schemas.frames import ErrorPayload
+from goondan.schemas.tiers import Tier
 from goondan.schemas.tool_host_reports import Obstacle
 
 UNLIMITED = -1
@@ -66,7 +67,7 @@ class Survey(Struct, frozen=True, rename="camel", kw_only=True):
     """The answer of `python -m goondan.toolhost.survey` after it has started a jail, as far as it is used here."""
 
     #: The sandbox that tools get. None: none can run, and `findings` say why.
-    tier: Literal["full", "reduced"] | None
+    tier: Tier | None
     #: The walls that a jail has.
     walls: list[str] = []
     #: Remarks on them.

@@ -35,6 +35,7 @@ from goondan.features.doctor.command.facts import (
 )
 from goondan.kernel.model_server.listing import line_of
 from goondan.schemas.system.users import VARIABLE
+from goondan.schemas.tiers import STRONGEST
 
 Level = Literal["ok", "warning", "problem"]
 Area = Literal["versions", "sandbox", "limits", "keys", "paths", "kernel", "bundle", "models"]
@@ -153,7 +154,7 @@ def _sandbox(survey: Survey | None, host: Host) -> Iterator[Finding]:
     if host.setuid_bwrap:
         message = f"{host.setuid_bwrap} is setuid root; it is never used here, but every user of this machine can"
         yield _warning("sandbox", "setuid", message, f"sudo chmod u-s {shlex.quote(host.setuid_bwrap)}")
-    yield _userns(host, works=survey is not None and survey.tier == "full")
+    yield _userns(host, works=survey is not None and survey.tier == STRONGEST)
     if survey is not None and survey.tier is not None:
         yield _cgroup(survey.limits, host)
     if host.uid == 0 and survey is not None and "uid" in survey.walls:
@@ -207,7 +208,7 @@ def _jail(survey: Survey) -> Iterator[Finding]:
             yield _problem("sandbox", "jail", f"no tool can run, {lack.what}: {lack.problem}", lack.fix)
         if not survey.findings:
             yield _problem("sandbox", "jail", "no tool can run", "python3 -m goondan.toolhost.survey")
-    elif survey.tier == "full":
+    elif survey.tier == STRONGEST:
         yield _ok("sandbox", "jail", f"a jail was started and looked at from both sides: full ({walls})")
     else:
         # Every tool asks for the full one unless its manifest says that less will do, the bundled ones among them.

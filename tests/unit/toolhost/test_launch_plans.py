@@ -15,8 +15,9 @@ from goondan.schemas.launch import Limits, SandboxSpec
 from goondan.toolhost.limits.mechanisms import GroupPlan
 from goondan.toolhost.policy.landlock import DEVICES, RUN, for_file
 from goondan.toolhost.policy.launch_plan import LaunchPlan
-from goondan.toolhost.policy.plan import plan, walls
+from goondan.toolhost.policy.plan import walls_full
 from goondan.toolhost.policy.subject import HostFacts, HostPath, Request
+from goondan.toolhost.policy.tiers import plan
 from goondan.toolhost.privileges.tree import Tree
 from goondan.toolhost.seccomp.program import program
 from tests.unit.toolhost.test_policy import HOST, TOOL
@@ -143,9 +144,9 @@ def test_in_the_reduced_tier_each_call_that_is_to_be_alone_has_a_jail_of_its_own
 
 
 def test_the_walls_of_a_host() -> None:
-    assert walls(HOST) == jail().walls == ["namespaces", "seccomp", "limits"]
+    assert walls_full(HOST) == jail().walls == ["namespaces", "seccomp", "limits"]
     rooted = replace(HOST, stage="/stage", landlock=1)
-    assert walls(rooted) == ["namespaces", "seccomp", "landlock", "uid", "limits"]
+    assert walls_full(rooted) == ["namespaces", "seccomp", "landlock", "uid", "limits"]
 
 
 def test_sockets_of_the_network_are_for_a_tool_that_was_granted_one() -> None:

@@ -13,9 +13,9 @@ from goondan.schemas.grantable import within
 from goondan.schemas.launch import ExportSpec, Limits, SandboxSpec, ToolSpec
 from goondan.toolhost.policy.landlock import LIST, READ, RUN, WRITE, for_file
 from goondan.toolhost.policy.launch_plan import CallWalls, LaunchPlan, call_walls
-from goondan.toolhost.policy.plan import plan
 from goondan.toolhost.policy.refusals import GUARDED_NAMES, guard_candidates
 from goondan.toolhost.policy.subject import HostFacts, HostPath, Request
+from goondan.toolhost.policy.tiers import plan
 from goondan.toolhost.seccomp.program import program
 
 HOST = HostFacts(

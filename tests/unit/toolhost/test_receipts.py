@@ -7,8 +7,8 @@ import msgspec
 from goondan.schemas.launch import ToolSpec
 from goondan.schemas.receipts import Receipt
 from goondan.toolhost.limits.decide import Used
-from goondan.toolhost.policy.plan import plan
 from goondan.toolhost.policy.subject import Request
+from goondan.toolhost.policy.tiers import plan
 from goondan.toolhost.sessions.receipts import LONG_S, LOOK_S, JailReceipts
 from tests.unit.toolhost.test_policy import HOST
 

@@ -8,8 +8,8 @@ import pytest
 from goondan.schemas.errors import GoondanError
 from goondan.schemas.launch import SandboxSpec
 from goondan.toolhost.policy.landlock import READ, RUN, WRITE, for_file
-from goondan.toolhost.policy.plan import plan
 from goondan.toolhost.policy.subject import HostPath, Request
+from goondan.toolhost.policy.tiers import plan
 from goondan.toolhost.seccomp.program import program
 from tests.unit.toolhost.test_policy import HOST, TOOL
 
