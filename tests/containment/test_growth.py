@@ -18,7 +18,7 @@ import pytest
 from goondan.toolhost.launcher.operations import remove_groups
 from goondan.toolhost.limits.decide import Growth
 from goondan.toolhost.limits.keeper import Group
-from goondan.toolhost.limits.mechanisms import GroupPlan
+from goondan.toolhost.limits.table import GroupPlan
 from goondan.toolhost.privileges.own_groups import beside, find_tree
 from goondan.toolhost.watch import procfs
 from goondan.toolhost.watch.disks import MAX_DEPTH, walk
@@ -181,7 +181,7 @@ time.sleep(0.02)
 from goondan.toolhost.limits.keeper import Group
 from goondan.toolhost.launcher.operations import remove_groups
 from goondan.toolhost.privileges.own_groups import beside, find_tree
-from goondan.toolhost.limits.mechanisms import GroupPlan
+from goondan.toolhost.limits.table import GroupPlan
 from goondan.toolhost.privileges.powers import Ordinary
 tree = find_tree(controllers=())
 assert tree.version == 2 and tree.cpuacct == f"{scope}/goondan.{os.getpid()}", tree

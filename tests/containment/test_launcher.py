@@ -25,7 +25,7 @@ from goondan.schemas.system.users import DEFAULT
 from goondan.toolhost.jails.processes import process_status
 from goondan.toolhost.launcher import staging, syscalls
 from goondan.toolhost.launcher.request import Launch, Stage
-from goondan.toolhost.limits.mechanisms import processes_of_a_namespace
+from goondan.toolhost.limits.table import processes_of_a_namespace
 from goondan.toolhost.privileges import launcher_link
 from goondan.toolhost.privileges.uids import Uids, instance_uid
 from tests.toolhost_fixture import POWERS, Bench, bench, make_tool

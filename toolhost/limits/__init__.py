@@ -1,6 +1,6 @@
 """What a jail may use in all: memory, processes, processor time, disk, files.
 
-`mechanisms.py` says which mechanism keeps which limit and `decide.py` when a limit is reached: these are pure.
+`table.py` says which mechanism keeps which limit and `decide.py` when a limit is reached: these are pure.
 `keeper.py` is what the kernel does for the limits of one jail. What it does not count the watch looks for
 (toolhost/watch/).
 

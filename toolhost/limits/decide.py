@@ -22,14 +22,11 @@ from goondan.schemas.errors import tool_error
 from goondan.schemas.frames import ToolError
 from goondan.schemas.launch import Limits
 from goondan.schemas.worker_frames import WorkerError
+from goondan.toolhost.limits.table import OF_CODES, ROWS, value_of
 
 #: The part of its limit at which a jail's disk counts as full: the jail goes on writing until it has ended.
 DISK_PART: Final = 0.9
 MIB: Final = 1 << 20
-
-_UNITS: Final = {"memoryMb": "MiB of memory", "processes": "processes and threads", "cpuSeconds": "s of processor time",
-                 "diskMb": "MiB on disk", "files": "files", "fileMb": "MiB in one file",
-                 "openFiles": "open files in one process"}  # fmt: skip
 
 
 class Used(NamedTuple):
@@ -65,17 +62,11 @@ def exceeded(usage: Usage, limits: Limits) -> str | None:
 
 def limit_error(limit: str, limits: Limits) -> ToolError:
     """The error of a call that has met a limit of its tool, which is named as in the manifest."""
-    value = getattr(limits, _FIELDS[limit])
-    if limit in ("diskMb", "files"):  # the watch ends a jail a little earlier
-        value = f"{round(value * DISK_PART)} of {value}"
-    return tool_error("E_TOOL_LIMIT", f"the limit {limit} was reached: {value} {_UNITS[limit]}", name="ToolLimit")
+    value, row = value_of(limits, limit), ROWS[limit]
+    shown = f"{round(value * DISK_PART)} of {value}" if row.early else str(value)
+    return tool_error("E_TOOL_LIMIT", f"the limit {limit} was reached: {shown} {row.unit}", name="ToolLimit")
 
 
-_FIELDS: Final = {"memoryMb": "memory_mb", "processes": "processes", "cpuSeconds": "cpu_seconds", "diskMb": "disk_mb",
-                  "files": "files", "fileMb": "file_mb", "openFiles": "open_files"}  # fmt: skip
-
-#: Linux's errors when a limit of one process is met, as the code of a handler's error.
-_SAID: Final = {"ENOMEM": "memoryMb", "EMFILE": "openFiles", "EFBIG": "fileMb"}
 #: What V8 and JavaScriptCore say when a buffer gets no memory.
 _NO_BUFFER: Final = ("Array buffer allocation failed", "Out of memory")
 #: A jail with this part of its processes counts as out of processes: some may have ended since.
@@ -103,7 +94,7 @@ def with_limit(error: WorkerError, limits: Limits, *, refused: bool = False, cou
     error that `lacks_processes` is taken at its word, though a full pipe says the same ("try again"). A jail can lie
     here, about its own limits and to its own caller.
     """
-    limit = _SAID.get(error.code or "")
+    limit = OF_CODES.get(error.code or "")
     if (
         limit is None
         and (error.name == "MemoryError" or error.message in _NO_BUFFER)

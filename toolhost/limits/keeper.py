@@ -16,9 +16,11 @@ from typing import Final
 
 from goondan.toolhost.launcher.descriptors import write_text
 from goondan.toolhost.launcher.operations import FREEZER_STATE
-from goondan.toolhost.limits.mechanisms import GroupPlan, weight
+from goondan.toolhost.limits.decide import ORDINARY, weight_of
+from goondan.toolhost.limits.table import GroupPlan
 from goondan.toolhost.privileges.own_groups import beside, read_text
 from goondan.toolhost.privileges.powers import Powers
+from goondan.toolhost.privileges.tree import Tree
 
 #: A counter of Linux gives one number of eight bytes.
 _COUNTED_BYTES = 8
@@ -239,3 +241,9 @@ class Group(Keeper):
                     self._powers.remove_group(int(self.name), self._at(folder))
                 else:
                     os.rmdir(self._at(folder))
+
+
+def weight(tree: Tree, niceness: int) -> tuple[str, str]:
+    """The file and the value that give a group the weight of a process of that niceness."""
+    shares = weight_of(niceness)
+    return ("cpu.shares", str(shares)) if tree.version == 1 else ("cpu.weight", str(max(1, shares * 100 // ORDINARY)))

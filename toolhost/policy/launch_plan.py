@@ -1,5 +1,5 @@
-"""The plan of one jail: everything that its launch needs, the limits that its boot stage sets, and the walls of each
-call that a fork server in it makes. Pure.
+"""The plan of one jail: everything that its launch needs, and the walls of each call that a fork server in it makes.
+Pure.
 
 The full tier's plan is made in plan.py, the reduced tier's in reduced.py.
 
@@ -22,27 +22,18 @@ from typing import Final
 from msgspec import Struct
 
 from goondan.schemas.grantable import within
-from goondan.schemas.launch import Limits
 from goondan.schemas.receipts import Mechanism, Wall
 from goondan.schemas.tiers import STRONGEST, Tier
 from goondan.toolhost.egress.rules import Layout
 from goondan.toolhost.launcher.request import Enclosure, Stage
-from goondan.toolhost.limits.mechanisms import GroupPlan, processes_of_a_namespace
+from goondan.toolhost.limits.table import GroupPlan
 from goondan.toolhost.policy import javascript
 from goondan.toolhost.policy.landlock import Ruleset
 from goondan.toolhost.policy.subject import Request
-from goondan.toolhost.privileges.tree import Tree
 from goondan.toolhost.seccomp.numbers import NUMBERS, Machine
 
 #: Stands for the workdir in the command and the variables of a server that has one.
 WORKDIR: Final = "${WORKDIR}"
-# include/uapi/asm-generic/resource.h, the same on x86_64 and aarch64.
-_RLIMIT_FSIZE, _RLIMIT_DATA, _RLIMIT_CORE, _RLIMIT_NPROC, _RLIMIT_NOFILE = 1, 2, 4, 6, 7
-_RLIMIT_MEMLOCK, _RLIMIT_SIGPENDING = 8, 11
-#: Limits on locked memory (bytes) and on waiting signals and timers. Where a jail runs as the operator's user, they
-#: count for the operator as well, whose own programs would then get none.
-_LOCKED: Final = 64 << 10
-_SIGNALS: Final = 1024
 #: The capabilities that a fork server keeps, by the names that bubblewrap takes: to make namespaces and mounts, and to
 #: take both capabilities from the bounding set of a call.
 SERVER_CAPABILITIES: Final = {"CAP_SYS_ADMIN": 21, "CAP_SETPCAP": 8}
@@ -154,26 +145,6 @@ def program_of(
         argv = [word.replace(WORKDIR, workdir) for word in argv]
         env = {name: value.replace(WORKDIR, workdir) for name, value in env.items()}
     return Program(argv, {**({} if layout is None else layout.environment), **env}, gated=True)
-
-
-def resource_limits(
-    limits: Limits, groups: Tree | None = None, trusted: int = 0, *, data: bool = True
-) -> list[tuple[int, int]]:
-    """The limits of each process of a jail, and of its processes in all: (resource, value), the kernel's numbers.
-
-    `trusted`: so many processes of ours come on top. `data`: see javascript.limits_data.
-
-    RLIMIT_DATA and not RLIMIT_AS: address space that is never written to is free, and threads and Node take much of it.
-    """
-    return [
-        (_RLIMIT_CORE, 0),
-        *([(_RLIMIT_DATA, limits.memory_mb << 20)] if data else []),
-        (_RLIMIT_FSIZE, limits.file_mb << 20),
-        (_RLIMIT_NOFILE, limits.open_files),
-        (_RLIMIT_NPROC, processes_of_a_namespace(groups, limits) + trusted),
-        (_RLIMIT_MEMLOCK, _LOCKED),
-        (_RLIMIT_SIGPENDING, _SIGNALS),
-    ]
 
 
 def quick_boot_plan(plan: LaunchPlan, seen: Mapping[str, tuple[int, int]], machine: Machine) -> bytes:

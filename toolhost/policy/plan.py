@@ -32,11 +32,11 @@ from goondan.schemas.launch import ToolSpec
 from goondan.schemas.receipts import Wall
 from goondan.toolhost.egress.rules import RESOLVER, Layout, lay_out
 from goondan.toolhost.launcher.request import Enclosure
-from goondan.toolhost.limits.mechanisms import group_plan, mechanisms
+from goondan.toolhost.limits.table import group_plan, mechanisms, resource_limits
 from goondan.toolhost.policy import launch_plan, mounts, subject
 from goondan.toolhost.policy.javascript import is_javascript, limits_data, memory_files
 from goondan.toolhost.policy.landlock import ruleset
-from goondan.toolhost.policy.launch_plan import LaunchPlan, program_of, resource_limits
+from goondan.toolhost.policy.launch_plan import LaunchPlan, program_of
 from goondan.toolhost.policy.refusals import check_request
 from goondan.toolhost.policy.subject import HOME_BYTES, JAIL_CODE, JAIL_HOME, HostFacts, Request
 from goondan.toolhost.seccomp.program import program

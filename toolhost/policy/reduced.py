@@ -12,10 +12,10 @@ from typing import Final
 
 from goondan.schemas.errors import fail
 from goondan.schemas.receipts import Wall
-from goondan.toolhost.limits.mechanisms import group_plan, mechanisms
+from goondan.toolhost.limits.table import group_plan, mechanisms, resource_limits
 from goondan.toolhost.policy.javascript import limits_data
 from goondan.toolhost.policy.landlock import DEVICES, READ, RUN, WRITE, for_file, ruleset
-from goondan.toolhost.policy.launch_plan import LaunchPlan, program_of, resource_limits
+from goondan.toolhost.policy.launch_plan import LaunchPlan, program_of
 from goondan.toolhost.policy.mounts import granted_rights, hidden_in
 from goondan.toolhost.policy.refusals import check_request
 from goondan.toolhost.policy.subject import HostFacts, HostPath, Request

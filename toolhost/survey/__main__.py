@@ -22,7 +22,7 @@ import msgspec
 
 from goondan.schemas.errors import GoondanError
 from goondan.toolhost.drop_privileges import drop_privileges
-from goondan.toolhost.limits.mechanisms import mechanisms
+from goondan.toolhost.limits.table import mechanisms
 from goondan.toolhost.policy.facts import landlock_abi
 from goondan.toolhost.policy.subject import HostFacts
 from goondan.toolhost.policy.tiers import has_namespaces

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from goondan.schemas.errors import GoondanError
 from goondan.schemas.launch import Limits, SandboxSpec
-from goondan.toolhost.limits.mechanisms import GroupPlan
+from goondan.toolhost.limits.table import GroupPlan
 from goondan.toolhost.policy.landlock import DEVICES, RUN, for_file
 from goondan.toolhost.policy.launch_plan import LaunchPlan
 from goondan.toolhost.policy.plan import walls_full
@@ -86,7 +86,7 @@ def test_a_place_that_is_not_there_yet_hides_none_of_those_behind_it() -> None:
 def test_the_limits_of_a_tool_are_those_of_its_jail() -> None:
     made = jail(sandbox=SandboxSpec(limits=LIMITS))
     assert made.request.tool.sandbox.limits == LIMITS
-    assert made.limits == [(4, 0), (2, 10 << 20), (1, 3 << 20), (7, 7), (6, 5), (8, 64 << 10), (11, 1024)]
+    assert dict(made.limits) == {4: 0, 2: 10 << 20, 1: 3 << 20, 7: 7, 6: 5, 8: 64 << 10, 11: 1024}
     assert (made.group, made.trusted) == (None, 0)
     low = reduced(tool=replace(TOOL, sandbox=SandboxSpec(min_tier="reduced", limits=LIMITS)))
     assert low.limits == made.limits

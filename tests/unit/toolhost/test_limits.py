@@ -27,7 +27,8 @@ from goondan.toolhost.limits.decide import (
     weight_of,
     with_limit,
 )
-from goondan.toolhost.limits.mechanisms import GroupPlan, group_plan, mechanisms, processes_of_a_namespace, weight
+from goondan.toolhost.limits.keeper import weight
+from goondan.toolhost.limits.table import GroupPlan, group_plan, mechanisms, processes_of_a_namespace, resource_limits
 from goondan.toolhost.privileges.tree import Tree
 from goondan.toolhost.watch.in_flight import KEPT_S, MOVED_S, HiddenMemory, InFlight, KeptDescriptors
 
@@ -324,7 +325,17 @@ def test_receipts_say_what_keeps_each_limit() -> None:
     assert mechanisms(V2)["memoryMb"] == mechanisms(V1)["cpuSeconds"] == mechanisms(V1)["processes"] == "cgroup"
     assert mechanisms(None)["memoryMb"] == mechanisms(None)["cpuSeconds"] == mechanisms(V1)["diskMb"] == "watched"
     assert mechanisms(None)["processes"] == "rlimit"
-    names = {"memoryMb", "processes", "openFiles", "fileMb", "diskMb", "files", "cpuSeconds", "wallSeconds", "outputMb"}
-    assert set(mechanisms(None)) == names
+    assert tuple(mechanisms(None)) == Limits.__struct_encode_fields__, (
+        "every limit has its row, and no row is left over"
+    )
     assert processes_of_a_namespace(None, LIMITS) == 10
     assert processes_of_a_namespace(V1, LIMITS) > 11
+
+
+def test_each_process_has_the_resource_limits_of_the_table() -> None:
+    limits = Limits(memory_mb=3, processes=4, open_files=5, file_mb=6)
+    core, data, size, processes, files, locked, signals = 4, 2, 1, 6, 7, 8, 11
+    found = dict(resource_limits(limits, trusted=2))
+    assert found.pop(locked) > 0 and found.pop(signals) > 0
+    assert found == {core: 0, data: 3 << 20, processes: 6, files: 5, size: 6 << 20}
+    assert data not in dict(resource_limits(limits, data=False))

@@ -501,15 +501,15 @@ def bind_sources(made: LaunchPlan) -> dict[str, str]:
 def test_limits_of_a_tool_become_those_of_its_processes() -> None:
     limits = Limits(memory_mb=3, file_mb=5, open_files=7, processes=9)
     made = plan(Request(tool=msgspec.structs.replace(TOOL, sandbox=SandboxSpec(limits=limits))), HOST)
-    assert made.limits == [
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_DATA, 3 << 20),
-        (resource.RLIMIT_FSIZE, 5 << 20),
-        (resource.RLIMIT_NOFILE, 7),
-        (resource.RLIMIT_NPROC, 9),
-        (resource.RLIMIT_MEMLOCK, 64 << 10),
-        (11, 1024),  # RLIMIT_SIGPENDING
-    ]
+    assert dict(made.limits) == {
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_DATA: 3 << 20,
+        resource.RLIMIT_FSIZE: 5 << 20,
+        resource.RLIMIT_NOFILE: 7,
+        resource.RLIMIT_NPROC: 9,
+        resource.RLIMIT_MEMLOCK: 64 << 10,
+        11: 1024,  # RLIMIT_SIGPENDING
+    }
 
 
 def of_a_call(path: str = "/w", **sandbox: Any) -> tuple[LaunchPlan, CallWalls]:

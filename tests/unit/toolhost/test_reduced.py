@@ -7,9 +7,10 @@ import pytest
 
 from goondan.schemas.errors import GoondanError
 from goondan.schemas.launch import SandboxSpec
+from goondan.schemas.tiers import TIERS, is_weaker
 from goondan.toolhost.policy.landlock import READ, RUN, WRITE, for_file
 from goondan.toolhost.policy.subject import HostPath, Request
-from goondan.toolhost.policy.tiers import plan
+from goondan.toolhost.policy.tiers import ROWS, has_namespaces, plan
 from goondan.toolhost.seccomp.program import program
 from tests.unit.toolhost.test_policy import HOST, TOOL
 
@@ -73,3 +74,13 @@ def test_what_it_refuses(request_: Request, code: str, words: str) -> None:
 def test_an_instances_workspace_is_fine() -> None:
     own = "/home/u/.goondan/workspaces/d/instances/a/k/workspace"
     assert plan(changed(workdir_real=own), LOW).workdir == own
+
+
+def test_the_table_has_a_row_for_each_tier_the_strongest_first() -> None:
+    assert tuple(ROWS) == TIERS
+    assert [is_weaker(tier, "full") for tier in TIERS] == [False, True]
+    for tier, row in ROWS.items():
+        host = msgspec.structs.replace(LOW, tier=tier)
+        made = plan(REQUEST, host)
+        assert (made.tier, made.walls) == (tier, row.walls(host))
+        assert bool(made.options) == row.namespaces == has_namespaces(tier)
