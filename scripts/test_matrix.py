@@ -34,7 +34,7 @@ SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 SMOKE = ["-q", "tests/containment", "tests/process/test_quickstart.py", "tests/process/test_toolhost_bash.py"]
 #: The bwrap that the kernel uses, and its version.
 FIND_BWRAP = (
-    "from goondan.toolhost.policy.facts import find_bwrap; import os; "
+    "from goondan.toolhost.facts.host import find_bwrap; import os; "
     "f, _ = find_bwrap(); print(f, flush=True); os.execl(f, f, '--version')"
 )
 

@@ -6,7 +6,8 @@
     sessions/               jails with their calls: what is decided about them, and done
     calls/                  calls from their arguments to their one result
     jails/                  live jails: their launch, what comes out of them, their end; their side of the egress proxy
-    policy/, seccomp/       what a jail sees and may do, computed
+    facts/                  what this host and the paths of one jail are, looked up
+    policy/, seccomp/       what a jail sees and may do, computed: pure
     limits/, watch/         what jails may use, what keeps them to it, and what is looked for from outside
     privileges/, drop_privileges    what this process can have done here, as an ordinary user or by what stays root
     launcher/, egress/      processes of their own: what stays root, and the way to the network

@@ -26,12 +26,12 @@ from goondan.schemas.system.startup import report_ready
 from goondan.schemas.system.trees import remove_tree
 from goondan.schemas.tool_host_reports import WorkerNews
 from goondan.schemas.workdirs import EXPOSURES
+from goondan.toolhost.facts.folders import FolderCopies
+from goondan.toolhost.facts.hiding import hidden_folders, with_hidden
 from goondan.toolhost.host import Host
 from goondan.toolhost.jails.processes import end_stranded
 from goondan.toolhost.jails.write_exposures import WriteExposures
 from goondan.toolhost.logbook import Logbook, put
-from goondan.toolhost.policy.folders import FolderCopies
-from goondan.toolhost.policy.hiding import hidden_folders, with_hidden
 from goondan.toolhost.policy.subject import HostFacts
 from goondan.toolhost.privileges.powers import Powers
 from goondan.toolhost.state_folder import PROMISES, PromiseFile, StateFolder

@@ -33,11 +33,11 @@ from goondan.schemas.system.broker_identity import BrokerIdentity
 from goondan.schemas.system.own_users import TOOLHOST_UID
 from goondan.schemas.system.startup import admit_toolhost, close_to_others
 from goondan.schemas.system.users import VARIABLE
+from goondan.toolhost.facts.hiding import runtime_folders
+from goondan.toolhost.facts.host import STAGES, code_folders, gather, home
 from goondan.toolhost.launcher import syscalls
 from goondan.toolhost.launcher.allow_list import AllowList
 from goondan.toolhost.launcher.request import Enclosed
-from goondan.toolhost.policy.facts import STAGES, code_folders, gather, home
-from goondan.toolhost.policy.hiding import runtime_folders
 from goondan.toolhost.policy.plan import enclosure_of, isolation, start_of
 from goondan.toolhost.policy.refusals import GUARDED_NAMES, SYSTEM, TOP
 from goondan.toolhost.policy.subject import ARGS_FD, FILTER_FD, JAIL_CODE, HostFacts

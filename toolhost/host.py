@@ -36,9 +36,9 @@ from goondan.toolhost.calls.exports import Exports, arguments
 from goondan.toolhost.calls.messages import MessageCache
 from goondan.toolhost.calls.pending import Promise
 from goondan.toolhost.calls.results import error_result, refusal
+from goondan.toolhost.facts.folders import FolderCopies, folder_of_call
 from goondan.toolhost.jails.write_exposures import WriteExposures
 from goondan.toolhost.mcp.template_link import FORK_S
-from goondan.toolhost.policy.folders import FolderCopies, folder_of_call
 from goondan.toolhost.policy.subject import CallFolder, HostFacts
 from goondan.toolhost.privileges.powers import Powers
 from goondan.toolhost.sessions.sessions import Sessions

@@ -16,8 +16,9 @@ import pytest
 import goondan.toolhost.jails.launch
 from goondan.schemas.errors import GoondanError
 from goondan.schemas.launch import Filesystem, Limits, PythonSpec, SandboxSpec, ToolHostSpec
+from goondan.toolhost.facts.host import host_facts
+from goondan.toolhost.facts.request import look_up
 from goondan.toolhost.jails.launch import launch
-from goondan.toolhost.policy.facts import host_facts, look_up
 from goondan.toolhost.policy.tiers import plan
 from tests.containment.ordinary_user import ORDINARY_USER, run_as_user
 from tests.toolhost_fixture import POWERS, bench, bwrap, make_tool
@@ -423,7 +424,7 @@ AS_USER = """
 import asyncio, os, sys
 from pathlib import Path
 from tests.toolhost_fixture import POWERS, bench, bwrap, make_tool
-from goondan.toolhost.policy.facts import host_facts
+from goondan.toolhost.facts.host import host_facts
 from goondan.toolhost.survey.probe import probe
 
 async def main():

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from goondan.toolhost.policy.facts import landlock_abi
+from goondan.toolhost.facts.host import landlock_abi
 from goondan.toolhost.policy.reduced import MINIMUM_LANDLOCK
 from tests.containment.ordinary_user import run_as_user
 from tests.containment.tried import HARMLESS
@@ -22,7 +22,7 @@ import msgspec
 from goondan.schemas.launch import ExportSpec, Filesystem, Limits, SandboxSpec
 from tests.containment import tried
 from tests.toolhost_fixture import bench, make_tool
-import goondan.toolhost.policy.facts
+import goondan.toolhost.facts.host
 from goondan.toolhost.survey.__main__ import report
 from goondan.toolhost.survey.tiers import survey
 
@@ -34,14 +34,14 @@ stub.write_text('''#!/bin/sh
 echo 'bwrap: setting up uid map: Permission denied' >&2; exit 1
 ''')
 stub.chmod(0o755)
-goondan.toolhost.policy.facts._bwrap_candidates = lambda: [str(stub)]
+goondan.toolhost.facts.host._bwrap_candidates = lambda: [str(stub)]
 from goondan.toolhost.privileges.powers import Ordinary
 powers = Ordinary()
 """
 SURVEY = (
     PLAYED
     + """
-found = asyncio.run(report(powers, goondan.toolhost.policy.facts.gather(powers)))
+found = asyncio.run(report(powers, goondan.toolhost.facts.host.gather(powers)))
 print(msgspec.json.encode(found).decode())
 """
 )
@@ -78,7 +78,7 @@ echo '{{"output":['$read,$made,$here']}}'
 def refusal(result): return [result["error"]["code"], result["error"]["message"]]
 
 async def main():
-    facts = (await survey(powers, goondan.toolhost.policy.facts.gather(powers))).facts
+    facts = (await survey(powers, goondan.toolhost.facts.host.gather(powers))).facts
     repository = place / "repository"; repository.mkdir(); (repository / ".git").mkdir()
     (place / "secret").write_text("host secret")
     plain = place / "plain"; plain.mkdir()

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from goondan.schemas.launch import SandboxSpec
-from goondan.toolhost.policy.facts import landlock_abi
-from goondan.toolhost.policy.hiding import with_hidden
+from goondan.toolhost.facts.hiding import with_hidden
+from goondan.toolhost.facts.host import landlock_abi
 from goondan.toolhost.policy.reduced import MINIMUM_LANDLOCK
 from tests.containment import uncovering
 from tests.containment.ordinary_user import ROOT, run_as_user

@@ -31,7 +31,7 @@ from goondan.schemas.system.own_users import TOOLHOST_UID
 from goondan.schemas.system.startup import admit_toolhost
 from goondan.toolhost.app import App, Settings
 from goondan.toolhost.drop_privileges import KEPT
-from goondan.toolhost.policy.facts import gather
+from goondan.toolhost.facts.host import gather
 from tests.kernel_fixture import wait_until
 from tests.toolhost_fixture import POWERS, make_tool
 

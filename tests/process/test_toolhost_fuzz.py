@@ -35,11 +35,11 @@ from goondan.schemas.worker_frames import (
     WorkerError,
     WorkerFrame,
 )
+from goondan.toolhost.facts.hiding import Hiding
 from goondan.toolhost.host import Host
 from goondan.toolhost.jails.channel import Channel
 from goondan.toolhost.limits.decide import Used
 from goondan.toolhost.limits.keeper import Keeper
-from goondan.toolhost.policy.hiding import Hiding
 from goondan.toolhost.sessions.live import LiveSession
 from goondan.toolhost.sessions.pool import Start
 from goondan.toolhost.sessions.session import JailSession

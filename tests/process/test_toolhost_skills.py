@@ -16,7 +16,7 @@ from goondan.kernel.plan import tool_spec
 from goondan.schemas.launch import Filesystem, FolderGrants, SandboxSpec, ToolSpec
 from goondan.schemas.skills import MAX_SKILL_BYTES, MAX_SKILL_FILES
 from goondan.schemas.system.digests import folder_digest
-from goondan.toolhost.policy.folders import FolderCopies, folder_of_call
+from goondan.toolhost.facts.folders import FolderCopies, folder_of_call
 from tests.toolhost_fixture import bench
 
 BASH = """\

@@ -29,10 +29,10 @@ from goondan.schemas.launch import Filesystem, SandboxSpec, ToolHostSpec, ToolSp
 from goondan.schemas.tool_host_reports import InspectionAnswer, InspectionRequest, ModuleReport
 from goondan.schemas.worker_frames import LoadFailed, Ready, WorkerFrame
 from goondan.toolhost.drop_privileges import drop_privileges
+from goondan.toolhost.facts.hiding import hidden_folders, with_hidden
 from goondan.toolhost.inspection.source import read_source, refuse
 from goondan.toolhost.jails.jail import Jail
 from goondan.toolhost.jails.visit import Visit
-from goondan.toolhost.policy.hiding import hidden_folders, with_hidden
 from goondan.toolhost.policy.subject import JAIL_CODE, HostFacts
 from goondan.toolhost.privileges.powers import Powers
 

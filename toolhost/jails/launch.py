@@ -23,9 +23,9 @@ from goondan.schemas.errors import GoondanError, fail
 from goondan.schemas.system.own_users import NUMBERS
 from goondan.schemas.system.trees import remove_tree
 from goondan.schemas.worker_frames import WORKER_FD
+from goondan.toolhost.facts.host import machine
 from goondan.toolhost.launcher.request import Launch
 from goondan.toolhost.limits.keeper import Group, Keeper
-from goondan.toolhost.policy.facts import machine
 from goondan.toolhost.policy.launch_plan import LaunchPlan, quick_boot_plan
 from goondan.toolhost.policy.plan import start_of
 from goondan.toolhost.policy.subject import ARGS_FD, BOOT_FD, FILES_FD, FILTER_FD, STATUS_FD, WORKDIR_FD

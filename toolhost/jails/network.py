@@ -22,7 +22,7 @@ from goondan.schemas.hosts import Network
 from goondan.toolhost.egress import messages
 from goondan.toolhost.egress.messages import Close, Denied, Failed, Open, Reached, Settle, Settled
 from goondan.toolhost.egress.rules import Layout, Listener
-from goondan.toolhost.policy.facts import machine
+from goondan.toolhost.facts.host import machine
 from goondan.toolhost.privileges.launcher_link import LauncherLink, OwnPrograms
 from goondan.toolhost.seccomp.program import relay_program
 

@@ -8,10 +8,10 @@ from typing import Final, Generic, TypeVar
 
 from goondan.schemas.launch import ToolHostSpec, ToolSpec
 from goondan.schemas.worker_frames import WORKER_PROTOCOL, Init, WorkerFrame
+from goondan.toolhost.facts.request import look_up
 from goondan.toolhost.jails.jail import Jail
 from goondan.toolhost.jails.launch import launch
 from goondan.toolhost.jails.worker import Worker
-from goondan.toolhost.policy.facts import look_up
 from goondan.toolhost.policy.subject import HostFacts
 from goondan.toolhost.policy.tiers import plan
 from goondan.toolhost.privileges.powers import Powers

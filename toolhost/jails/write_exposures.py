@@ -34,7 +34,7 @@ from goondan.schemas.errors import fail
 from goondan.schemas.grantable import within
 from goondan.schemas.system.private_files import read_list, replace_file
 from goondan.schemas.workdirs import MAX_SILENCE_S, SLACK_NS, GuardedPlace, WriteExposure, leads_to
-from goondan.toolhost.policy.guarding import MADE_NAMES, remove_placeholders
+from goondan.toolhost.facts.guarding import MADE_NAMES, remove_placeholders
 from goondan.toolhost.privileges.powers import Powers
 
 #: Exposures of one tool host that are kept apart. Above that number, exposures of one folder are joined.

@@ -16,7 +16,7 @@ from collections import deque
 from typing import Final, NamedTuple
 
 from goondan.schemas.system.authorities import authorities_pem
-from goondan.toolhost.policy.facts import machine
+from goondan.toolhost.facts.host import machine
 from goondan.toolhost.privileges.launcher_link import OwnPrograms
 from goondan.toolhost.privileges.powers import Powers
 from goondan.toolhost.seccomp.program import template_program, worker_program

@@ -1,1 +1,1 @@
-"""What a jail sees and may do: the facts of this host that are looked up, and the plan that follows from them."""
+"""What a jail sees and may do: the plan that follows from what was looked up (toolhost/facts/). Pure."""

@@ -67,7 +67,7 @@ class CallFolder(Struct, frozen=True):
 
 
 class HostFacts(Struct, frozen=True, kw_only=True):
-    """What the policy must know about this machine; facts.py gathers it once."""
+    """What the policy must know about this machine; facts/host.py gathers it once."""
 
     #: The bubblewrap to run; "" in the tier reduced, and where there is none that can be used.
     bwrap: str
@@ -147,7 +147,7 @@ class HostFacts(Struct, frozen=True, kw_only=True):
 
 
 class Request(Struct, frozen=True, kw_only=True):
-    """One jail to be made: its tool, and what facts.py found out about the paths that concern it."""
+    """One jail to be made: its tool, and what facts/request.py found out about the paths that concern it."""
 
     #: The tool.
     tool: ToolSpec

@@ -18,6 +18,9 @@ from goondan.schemas.frames import ErrorPayload
 from goondan.schemas.launch import ToolHostSpec, ToolSpec
 from goondan.toolhost.calls.call_registry import Call
 from goondan.toolhost.egress.rules import Layout
+from goondan.toolhost.facts.guarding import remove_placeholders
+from goondan.toolhost.facts.hiding import Hiding, as_it_is_now
+from goondan.toolhost.facts.request import look_up
 from goondan.toolhost.jails.jail import Jail, JailOwner
 from goondan.toolhost.jails.launch import launch
 from goondan.toolhost.jails.network import JailNetwork
@@ -33,9 +36,6 @@ from goondan.toolhost.mcp.server_jail import (
     remote_plan,
 )
 from goondan.toolhost.mcp.template_link import TemplateLink
-from goondan.toolhost.policy.facts import look_up
-from goondan.toolhost.policy.guarding import remove_placeholders
-from goondan.toolhost.policy.hiding import Hiding, as_it_is_now
 from goondan.toolhost.policy.launch_plan import LaunchPlan
 from goondan.toolhost.policy.plan import forks
 from goondan.toolhost.policy.subject import HostFacts

@@ -22,8 +22,8 @@ import msgspec
 
 from goondan.schemas.errors import GoondanError
 from goondan.toolhost.drop_privileges import drop_privileges
+from goondan.toolhost.facts.host import landlock_abi
 from goondan.toolhost.limits.table import mechanisms
-from goondan.toolhost.policy.facts import landlock_abi
 from goondan.toolhost.policy.subject import HostFacts
 from goondan.toolhost.policy.tiers import has_namespaces
 from goondan.toolhost.privileges.powers import Powers

