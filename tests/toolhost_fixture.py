@@ -20,12 +20,12 @@ from goondan.schemas.frames import Frame, ToolCallPayload
 from goondan.schemas.launch import ExportSpec, SandboxSpec, ToolHostSpec, ToolSpec
 from goondan.schemas.receipts import Receipt
 from goondan.schemas.tool_host_reports import LogLine, WorkerNews
-from goondan.toolhost.calls.asking import Speaker
 from goondan.toolhost.facts.host import find_bwrap, host_facts
 from goondan.toolhost.host import Host
 from goondan.toolhost.jails.write_exposures import WriteExposures
 from goondan.toolhost.policy.subject import HostFacts
 from goondan.toolhost.privileges.powers import Ordinary
+from goondan.toolhost.sessions.asking import Speaker
 from goondan.toolhost.sessions.live import LiveSession
 from goondan.toolhost.sessions.session import JailSession
 

@@ -1,6 +1,11 @@
-"""The tool host's process: the link, the host, the probe jail, signals, and the end.
+"""The tool host's process: the link, the host, the probe jail, signals, its log, and the end.
 
 Ready means: the broker has welcomed us, and a probe jail has run or cannot be made.
+
+Each tool of an agent instance has a share of the log's room. Code in a jail writes log lines as fast as it likes.
+Without shares one tool would push the lines of all others out of the log.
+
+Source: docs/decisions/043.
 """
 
 from __future__ import annotations
@@ -9,10 +14,12 @@ import asyncio
 import gc
 import os
 import signal
+import sys
+import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -22,16 +29,16 @@ from goondan.schemas.errors import GoondanError, fail
 from goondan.schemas.frames import ORCHESTRATOR, Frame, Welcome
 from goondan.schemas.launch import ToolHostSpec
 from goondan.schemas.link import Link
+from goondan.schemas.system.log_admission import Admission, suppressed_lines
 from goondan.schemas.system.startup import report_ready
 from goondan.schemas.system.trees import remove_tree
-from goondan.schemas.tool_host_reports import WorkerNews
+from goondan.schemas.tool_host_reports import LogLine, WorkerNews
 from goondan.schemas.workdirs import EXPOSURES
 from goondan.toolhost.facts.folders import FolderCopies
 from goondan.toolhost.facts.hiding import hidden_folders, with_hidden
 from goondan.toolhost.host import Host
 from goondan.toolhost.jails.processes import end_stranded
 from goondan.toolhost.jails.write_exposures import WriteExposures
-from goondan.toolhost.logbook import Logbook, put
 from goondan.toolhost.policy.subject import HostFacts
 from goondan.toolhost.privileges.powers import Powers
 from goondan.toolhost.state_folder import PROMISES, PromiseFile, StateFolder
@@ -44,6 +51,8 @@ LINGER_S: Final = 0.5
 _COPIES: Final = "folders"
 #: When the collector looks at young, older and old objects (gc.set_threshold): rarely, because calls make no cycles.
 GC_THRESHOLDS: Final = (20_000, 20, 50)
+#: The longest time until the log reports a suppressed line (seconds).
+REPORT_S: Final = 5.0
 
 
 class Settings(Struct, frozen=True, kw_only=True):
@@ -312,3 +321,53 @@ class _Said(Struct, omit_defaults=True):
 
 def _say(level: str, message: str, *, code: str | None = None) -> None:
     put(msgspec.json.encode(_Said(level, message, code)))
+
+
+class Source(NamedTuple):
+    """The writer of lines. Each writer has a share of its own."""
+
+    #: The agent. None: the line belongs to no agent.
+    agent: str | None
+    #: The key of its instance.
+    instance_key: str | None
+    #: The tool.
+    tool: str
+
+
+class Logbook:
+    """The log of one tool host. Use from the loop's thread."""
+
+    def __init__(self) -> None:
+        self._admission: Admission[Source] = Admission()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def write(self, line: LogLine) -> None:
+        """Write a line of a tool, if its source has room."""
+        data = msgspec.json.encode(line)
+        source = Source(line.agent, line.instance_key, line.tool)
+        if self._admission.admit(line.agent or line.tool, source, len(data) + 1, time.monotonic()):
+            self._say(source, self._admission.take_suppressed(source))
+            put(data)
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(REPORT_S, self._report)
+
+    def close(self) -> None:
+        """Report the lines that were suppressed until now."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._report()
+
+    def _report(self) -> None:
+        self._timer = None
+        for source, count in self._admission.take_all_suppressed().items():
+            self._say(source, count)
+
+    def _say(self, source: Source, count: int) -> None:
+        if count:
+            put(msgspec.json.encode(suppressed_lines(count, time.time(), **source._asdict())))
+
+
+def put(line: bytes) -> None:
+    """Write one line to standard error, from which the supervisor collects the log."""
+    with suppress(OSError):
+        os.write(sys.stderr.fileno(), line + b"\n")

@@ -2,7 +2,7 @@
 
 It holds no socket of the bus: results leave through `send`, calls arrive through `on_frame`. So it runs the same with a
 link, in a test, and in front of a fake. calls/call_registry.py decides about callIds, sessions/sessions.py about jails,
-and calls/answers.py about results.
+and sessions/answers.py about results.
 
 Rules.
 - Every call ends in exactly one result. One that reaches its deadline is answered then.
@@ -29,8 +29,6 @@ from goondan.schemas.grantable import within
 from goondan.schemas.launch import DEFAULT_ERROR_LIMIT, ToolHostSpec, ToolSpec
 from goondan.schemas.mcp import CONNECT_S, McpAttach
 from goondan.schemas.tool_host_reports import LogLine, WorkerNews
-from goondan.toolhost.calls.answers import Announce, Answers, is_polling
-from goondan.toolhost.calls.asking import Asking, Logins, Speaker
 from goondan.toolhost.calls.call_registry import Call, Listing, StoredResult, listing_for
 from goondan.toolhost.calls.exports import Exports, arguments
 from goondan.toolhost.calls.messages import MessageCache
@@ -41,6 +39,8 @@ from goondan.toolhost.jails.write_exposures import WriteExposures
 from goondan.toolhost.mcp.template_link import FORK_S
 from goondan.toolhost.policy.subject import CallFolder, HostFacts
 from goondan.toolhost.privileges.powers import Powers
+from goondan.toolhost.sessions.answers import Announce, Answers, is_polling
+from goondan.toolhost.sessions.asking import Asking, Logins, Speaker
 from goondan.toolhost.sessions.sessions import Sessions
 from goondan.toolhost.sessions.starting import JailStarter, why_not
 
@@ -73,7 +73,7 @@ class Host:
     ) -> None:
         """Calls wait until `open`.
 
-        `announce` and `remember`: see calls/answers.py. `speaker`: how handlers ask agents, if they can.
+        `announce` and `remember`: see sessions/answers.py. `speaker`: how handlers ask agents, if they can.
         `exposures`: None keeps no record of them. `copies`: None keeps those of folders in a temporary place.
         """
         self._loop = asyncio.get_running_loop()

@@ -14,7 +14,7 @@ from goondan.schemas.codec import encode_value
 from goondan.schemas.launch import ExportSpec, SandboxSpec
 from goondan.schemas.secret_values import granted_secrets
 from goondan.schemas.worker_frames import Log, Result, WorkerError
-from goondan.toolhost.jails.stream import LARGE, Granted
+from goondan.toolhost.jails.worker import LARGE, Granted
 from goondan.toolhost.untrusted import Violation
 from tests.toolhost_fixture import Bench, bench, make_tool
 

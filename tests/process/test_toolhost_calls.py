@@ -155,7 +155,7 @@ async def test_a_repeated_call_attaches_or_gets_the_same_result(short_tmp: Path,
 async def test_a_result_that_was_not_kept_is_an_unknown_outcome(
     short_tmp: Path, workdir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("goondan.toolhost.calls.answers.CallRegistry", lambda: CallRegistry(kept_bytes=100))
+    monkeypatch.setattr("goondan.toolhost.sessions.answers.CallRegistry", lambda: CallRegistry(kept_bytes=100))
     async with bench(tool(short_tmp)) as made:
         await made.call("t__mark", {"file": "ran"}, workdir=workdir, call_id="turn-1/lost")
         made.host.on_frame(call_frame("t__mark", "turn-1/lost", workdir, Raw(encode_value({"file": "ran"}))))

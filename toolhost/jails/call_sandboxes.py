@@ -21,8 +21,7 @@ from typing import Final
 
 from goondan.schemas.worker_frames import Ended, Exit, Fork, Forked, Init, Kill, WorkerFrame
 from goondan.toolhost.jails.jail import Jail, exit_cause
-from goondan.toolhost.jails.stream import Granted
-from goondan.toolhost.jails.worker import Worker, WorkerOwner
+from goondan.toolhost.jails.worker import Granted, Worker, WorkerOwner
 from goondan.toolhost.untrusted import Violation
 
 #: How long a worker that was told to leave may take (seconds): enough for exit handlers.

@@ -7,7 +7,7 @@ Rules.
 - A jail ends as a whole, by SIGKILL to the first process of its pid namespace. Linux then ends every other process
   there, and the first one is over only when all of them are. `gone` is reported after that, never before.
 - Without namespaces (the tier reduced) the jail ends with every process of its process session instead.
-- A refused frame ends the jail at once. stream.py reads the jail.
+- A refused frame ends the jail at once. worker.py reads the jail.
 
 The host decides what a jail is for; this module knows no calls and no tools.
 """

@@ -33,8 +33,7 @@ from goondan.toolhost.facts.hiding import Hiding
 from goondan.toolhost.jails.call_sandboxes import CallSandbox, CallSandboxes
 from goondan.toolhost.jails.jail import Jail
 from goondan.toolhost.jails.network import JailNetwork
-from goondan.toolhost.jails.stream import Granted
-from goondan.toolhost.jails.worker import CLOSED, Worker, WorkerOwner
+from goondan.toolhost.jails.worker import CLOSED, Granted, Worker, WorkerOwner
 from goondan.toolhost.limits.decide import lacks_memory, lacks_processes, limit_error, with_limit
 from goondan.toolhost.mcp.server_jail import RemoteServer, ServerJail
 from goondan.toolhost.mcp_worker.lines import LEFT

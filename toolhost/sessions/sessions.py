@@ -40,8 +40,6 @@ from goondan.schemas.worker_frames import (
     WorkerFrame,
 )
 from goondan.schemas.worker_frames import Answer as AnswerFrame
-from goondan.toolhost.calls.answers import Answers, too_much_pending
-from goondan.toolhost.calls.asking import Asking, Logins
 from goondan.toolhost.calls.asks import ended as call_ended
 from goondan.toolhost.calls.call_registry import Call, Listing
 from goondan.toolhost.calls.messages import MessageCache
@@ -56,6 +54,8 @@ from goondan.toolhost.limits.decide import limit_error
 from goondan.toolhost.mcp.server_jail import RemoteServer, ServerJail
 from goondan.toolhost.policy.subject import HostFacts
 from goondan.toolhost.sessions import machine
+from goondan.toolhost.sessions.answers import Answers, too_much_pending
+from goondan.toolhost.sessions.asking import Asking, Logins
 from goondan.toolhost.sessions.live import LiveSession, load_error, protocol_error, unavailable
 from goondan.toolhost.sessions.machine import LOAD_TIMEOUT_S, Action, JailAction, Machine, Wait, WaitForStop, Waiting
 from goondan.toolhost.sessions.pool import Assign, End, Start

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from goondan.schemas.errors import GoondanError
 from goondan.schemas.launch import JavaScriptRuntime, Limits, ToolSpec
-from goondan.toolhost.jails.stream import last_line
+from goondan.toolhost.jails.worker import last_line
 from goondan.toolhost.limits.decide import lacks_memory
 from goondan.toolhost.limits.table import resource_limits
 from goondan.toolhost.policy.javascript import command, limits_data, runtime_of

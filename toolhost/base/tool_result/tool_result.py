@@ -1,7 +1,7 @@
 """`tool-result__get`: the result of pending work.
 
-The tool host itself answers these calls (toolhost/calls/answers.py), because only it knows the work of every jail. If
-this module is ever called, it only says so.
+The tool host itself answers these calls (toolhost/sessions/answers.py), because only it knows the work of every jail.
+If this module is ever called, it only says so.
 """
 
 from __future__ import annotations
