@@ -12,7 +12,7 @@ An agent's process names the folder of a call, and may have been taken over. So 
 - A folder in a place that the tool was granted for reading is found in the same way, and gets the tool's sandbox.
 - Any other folder is refused.
 
-Source: docs/design/sandbox.md section 1; docs/decisions/060 and 094; requirement SKILL-14.
+Source: docs/design/sandbox.md section 1; docs/design/tools.md section 14; requirement SKILL-14.
 """
 
 from __future__ import annotations

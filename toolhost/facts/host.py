@@ -206,7 +206,10 @@ def code_folders() -> list[str]:
     in.
     """
     ours = os.path.dirname(goondan.__file__)
-    code = [ours, *(os.path.realpath(f"{ours}/{name}") for name in ("schemas", "kernel", "agentproc", "toolhost"))]
+    code = [
+        ours,
+        *(os.path.realpath(f"{ours}/{name}") for name in ("schemas", "kernel", "agentproc", "toolhost", "features")),
+    ]
     root = os.path.dirname(PACKAGE)
     code += [os.path.realpath(sys.prefix), os.path.realpath(sys.base_prefix)]
     if os.path.isfile(f"{root}/scripts/make_venv.py"):  # a checkout: what `make run` goes through

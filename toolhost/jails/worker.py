@@ -33,7 +33,7 @@ from goondan.toolhost.jails.channel import Channel
 from goondan.toolhost.socket_end import READ_BYTES, SocketEnd
 from goondan.toolhost.untrusted import Violation, check_json
 
-#: Frames that are written together: each written alone would wake the worker once more (docs/decisions/016).
+#: Frames that are written together: each written alone would wake the worker once more (docs/design/wire.md section 6).
 BURST: Final = 8
 #: Bytes of printed output that are read from one jail each second. A full pipe then makes its writers wait.
 PRINTED_BYTES_PER_S: Final = 1 << 20

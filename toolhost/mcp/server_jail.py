@@ -12,7 +12,7 @@ A server of the handshake era need not know `server/discover`, and some end inst
 server that ended before it had said what it offers begins with the handshake at its next start, which is that of
 whoever attaches next. When that start fails too, the end had another reason, and the next one begins as usual (`Eras`).
 
-Source: docs/design/processes.md; docs/design/sandbox.md section 8; docs/decisions/092.
+Source: docs/design/processes.md; docs/design/sandbox.md section 8.
 """
 
 from __future__ import annotations

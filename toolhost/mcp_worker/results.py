@@ -6,7 +6,7 @@ What a call gives:
 - else a map: `content` with the blocks as the protocol has them, and `structuredContent` if there is any.
   Pictures, sound and files are in their blocks, as base64.
 
-Source: docs/design/tools.md section 11; docs/errors.md, the codes E_MCP_*; docs/decisions/093; requirement MCP-16.
+Source: docs/design/tools.md section 11; docs/errors.md, the codes E_MCP_*; requirement MCP-16.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ The channel carries frames of schemas/WORKER.md, both ways. The tool host is tru
 worker. What a server, or a library of ours, says of the server's secrets ends here: everything that the worker says
 passes `Channel.send`.
 
-Source: docs/design/tools.md section 11; schemas/WORKER.md section 10; docs/decisions/093.
+Source: docs/design/tools.md section 11; schemas/WORKER.md section 10.
 """
 
 from __future__ import annotations

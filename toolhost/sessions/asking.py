@@ -8,7 +8,7 @@ An MCP worker asks the process that holds tokens while it logs in to its server.
 asks for its own server only, few things at a time, and within bounds.
 
 Source: docs/design/delivery.md section 5; docs/design/sandbox.md section 5; schemas/WORKER.md section 10;
-schemas/PROTOCOL-AGENTS.md, "Access tokens"; docs/decisions/097.
+schemas/PROTOCOL-AGENTS.md, "Access tokens"; docs/design/tools.md section 11.
 """
 
 from __future__ import annotations
