@@ -10,6 +10,7 @@ import secrets
 
 import msgspec
 
+from goondan.kernel.broker.assemble import features
 from goondan.kernel.broker.bus import Bus
 from goondan.kernel.broker.epochs import Epochs
 from goondan.kernel.broker.instance_folders import InstanceFolders
@@ -43,7 +44,7 @@ def main() -> None:
         archive=journal,
         ledger=Ledger(boot_id(), wall_ms() / 1000 - now),
     )
-    loop = BrokerLoop(Router(bus, InstanceFolders(plan.state_dir)), journal, options.run_dir)
+    loop = BrokerLoop(Router(bus, InstanceFolders(plan.state_dir), features=features()), journal, options.run_dir)
     loop.bind()
     report_ready(options.ready_fd)
     try:

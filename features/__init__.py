@@ -42,10 +42,16 @@ class Feature(NamedTuple):
 
 FEATURES: Final[tuple[Feature, ...]] = (
     Feature(
+        "dead_letters",
+        ("broker", "command"),
+        commands={"dead": "Show messages that were given up; send them again, or drop them."},
+    ),
+    Feature(
         "doctor",
         ("command",),
         commands={"doctor": "Check this machine, the sandbox and the bundle, and say how to mend what is wrong."},
     ),
+    Feature("gates", ("broker",)),
 )
 
 

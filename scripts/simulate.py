@@ -3,7 +3,7 @@
     python -m scripts.simulate [--histories 10000] [--first 0] [--workers N]
 
 The histories are those of tests/unit/kernel/broker/histories.py, and as many of the gate before a model server
-(tests/unit/kernel/broker/gate/moods.py). Exit status 1 if something did not hold in one of
+(tests/features/gates/moods.py). Exit status 1 if something did not hold in one of
 them; `--first N --histories 1` lives through that one again.
 """
 
@@ -18,7 +18,7 @@ import traceback
 from collections import Counter
 from typing import Final
 
-from tests.unit.kernel.broker.gate import moods
+from tests.features.gates import moods
 from tests.unit.kernel.broker.histories import history
 
 #: Histories that a worker takes at once.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 
+from goondan.features import parts
 from goondan.kernel.broker.bus import Bus
 from goondan.kernel.broker.epochs import Epochs
 from goondan.kernel.broker.instance_folders import InstanceFolders
@@ -14,6 +15,7 @@ from goondan.kernel.broker.journal.factory import wall_ms
 from goondan.kernel.broker.journal.interface import Store
 from goondan.kernel.broker.journal.records import EPOCHS
 from goondan.kernel.broker.ledger import EPOCH_BLOCK, Ledger
+from goondan.kernel.broker.parts import MakePart
 from goondan.kernel.broker.recovery import BadRow, reserved_epochs, restore
 from goondan.kernel.broker.router import Router
 from goondan.schemas.errors import fail
@@ -60,7 +62,12 @@ def assemble(
     if new_kernel:  # which has read the bundle
         for wish in bus.wishes.values():
             wish.state = "done"
-    return Router(bus, InstanceFolders(plan.state_dir), restored)
+    return Router(bus, InstanceFolders(plan.state_dir), restored, features())
+
+
+def features() -> list[MakePart]:
+    """What makes the parts of all features. Raises ImportError when a file of one is missing."""
+    return [module.part for module in parts("broker")]
 
 
 def _give_up(store: Store, bad: list[BadRow]) -> None:

@@ -75,7 +75,7 @@ class Mailbox:
         self.dead: dict[str, Event] = {}
         #: How many of them each agent has; their number and bytes, by session and by root.
         self._dead_of: dict[str, int] = {}
-        self.dead_letters = Pool(MAX_DEAD, kept_of(MAX_DEAD))
+        self.dead_events = Pool(MAX_DEAD, kept_of(MAX_DEAD))
         self.dead_bytes = Pool(MAX_DEAD_BYTES, kept_of(MAX_DEAD_BYTES))
         #: Unfinished events, their bytes, and the places of turns: by session and by root.
         self.open = Pool(quotas.open_events, kept_of(quotas.open_events))
@@ -286,7 +286,7 @@ class Mailbox:
         event.work.dead_bytes = size
         agent = event.instance.agent
         self._dead_of[agent] = self._dead_of.get(agent, 0) + 1
-        self.dead_letters.take(event.session, event.root, 1)
+        self.dead_events.take(event.session, event.root, 1)
         self.dead_bytes.take(event.session, event.root, size)
 
     def may_die(self, event: Event) -> bool:
@@ -294,7 +294,7 @@ class Mailbox:
         if event.instance.agent not in self._dead_of:
             return True
         session, root, operator = event.session, event.root, event.by_operator
-        return self.dead_letters.may_take(session, root, 1, operator=operator) and self.dead_bytes.may_take(
+        return self.dead_events.may_take(session, root, 1, operator=operator) and self.dead_bytes.may_take(
             session, root, event.size, operator=operator
         )
 
@@ -304,7 +304,7 @@ class Mailbox:
         count = self._dead_of.pop(event.instance.agent)
         if count > 1:
             self._dead_of[event.instance.agent] = count - 1
-        self.dead_letters.give(event.session, event.root, 1)
+        self.dead_events.give(event.session, event.root, 1)
         self.dead_bytes.give(event.session, event.root, event.work.dead_bytes)
         self._release_payload(event)
 

@@ -27,7 +27,6 @@ from goondan.kernel.broker.budgets.desk import Budgets
 from goondan.kernel.broker.bus import CREDIT, MAX_ID, Bus, Staged
 from goondan.kernel.broker.cancels import Cancels
 from goondan.kernel.broker.changesets import Changesets
-from goondan.kernel.broker.dead_letters import DeadLetters
 from goondan.kernel.broker.deletions import Deletions
 from goondan.kernel.broker.directory import Directory
 from goondan.kernel.broker.ends import Ends
@@ -35,7 +34,6 @@ from goondan.kernel.broker.entities import AGENTS, CLASSES, CLIENTS, CONTROL, TO
 from goondan.kernel.broker.events import Events
 from goondan.kernel.broker.folders import Folders
 from goondan.kernel.broker.fresh import FreshStarts
-from goondan.kernel.broker.gate.desk import Gates
 from goondan.kernel.broker.intake import Intake
 from goondan.kernel.broker.journal.interface import JournalFailed
 from goondan.kernel.broker.live import Live
@@ -152,8 +150,6 @@ class Router:
             changesets,
             quiet,
             budgets,
-            Gates(bus),
-            DeadLetters(bus, self.accepted),
             self._deletions,
             approvals,
             Operators(bus, approvals, operator_news),

@@ -27,7 +27,6 @@ CORE: Final[Mapping[str, str]] = {
     "call": "Call one tool, or a batch of tools, in the sandbox.",
     "cancel": "Cancel a turn with all its calls, or a message that waits.",
     "instance": "List and show the instances of agents.",
-    "dead": "Show messages that were given up; send them again, or drop them.",
     "approve": "Show calls that wait for a person; approve or deny them.",
     "ps": "Show the processes of a running swarm.",
     "logs": "Show what the processes of a swarm wrote.",

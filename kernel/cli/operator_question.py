@@ -49,7 +49,7 @@ def ask_kernel(kernel: Kernel, question: Mapping[str, Any], answer_s: float = AN
 
 
 def learned_limits(bundle: str | None) -> list[dict[str, Any]]:
-    """What the gates of the kernel that runs `bundle` have learned (kernel/broker/gate/desk.py). Nothing when no broker
+    """What the gates of the kernel that runs `bundle` have learned (features/gates/broker). Nothing when no broker
     answers.
     """
     from contextlib import suppress

@@ -7,6 +7,7 @@ from typing import Any
 
 from msgspec import structs
 
+from goondan.kernel.broker.assemble import features
 from goondan.kernel.broker.bus import Bus
 from goondan.kernel.broker.epochs import Epochs
 from goondan.kernel.broker.folders import Moved
@@ -136,7 +137,7 @@ class Bench:
         def bad(row: BadRow) -> None:
             raise row
 
-        return Router(bus, NoFolders(), restore(bus, list(self.journal.rows()), bad))
+        return Router(bus, NoFolders(), restore(bus, list(self.journal.rows()), bad), features())
 
     def restart(self) -> None:
         """kill -9 of the broker, and another one."""

@@ -352,7 +352,7 @@ def test_an_agent_that_never_starts_does_not_fill_the_disk(
     assert "gdn dead" in (refusal.suggestion or "")
     assert most <= len(world.router.bus.mailbox.dead) < most + 100
     mailbox = world.router.bus.mailbox
-    held = mailbox.dead_letters.held, mailbox.dead_bytes.held
+    held = mailbox.dead_events.held, mailbox.dead_bytes.held
     assert held == (len(mailbox.dead), sum(one.work.dead_bytes for one in mailbox.dead.values()))
     fresh = event("by-another", size=size, key="never")
     if size:
@@ -364,7 +364,7 @@ def test_an_agent_that_never_starts_does_not_fill_the_disk(
     world.kill_broker()
     run(world)
     again = client(world)
-    pools = world.router.bus.mailbox.dead_letters, world.router.bus.mailbox.dead_bytes
+    pools = world.router.bus.mailbox.dead_events, world.router.bus.mailbox.dead_bytes
     assert pools[0].held == held[0] + 1, "it is known again after a restart"
     for name in list(world.router.bus.mailbox.dead):
         frame = Frame("admin", id=f"drop-{name}", payload=to_raw({"op": "dead.drop", "eventId": name}))
@@ -377,7 +377,7 @@ def test_the_end_of_pending_work_is_taken_for_an_agent_with_many_dead_letters() 
     world = working()
     mailbox = world.router.bus.mailbox
     mailbox._dead_of["coder"] = 1
-    mailbox.dead_letters.take("somebody", "else", mailbox.dead_letters.capacity)
+    mailbox.dead_events.take("somebody", "else", mailbox.dead_events.capacity)
     completed = event(f"{CALL}~completed", to="coder", key="k")
     completed.root_event = "c0e0"
     assert error(told(world, host(world), completed)) is None

@@ -152,7 +152,7 @@ def test_pools_are_as_large_as_the_quotas_say(box: Box) -> None:
     made = box.mailbox
     assert [(pool.capacity, pool.kept) for pool in (made.open, made.held)] == [(160, 10), (1 << 20, 1 << 16)]
     assert (made.answers.capacity, made.answers.kept) == (MAX_TURN_ANSWERS, MAX_TURN_ANSWERS // KEPT_PART)
-    assert (made.dead_letters.capacity, made.dead_letters.kept) == (MAX_DEAD, MAX_DEAD // KEPT_PART)
+    assert (made.dead_events.capacity, made.dead_events.kept) == (MAX_DEAD, MAX_DEAD // KEPT_PART)
     assert (made.dead_bytes.capacity, made.dead_bytes.kept) == (MAX_DEAD_BYTES, MAX_DEAD_BYTES // KEPT_PART)
     assert (made.places.pool.capacity, made.places.pool.kept) == (6, 2)
 
@@ -498,17 +498,17 @@ def test_a_dead_letter_keeps_its_file_and_counts_until_a_person_has_dealt_with_i
     buried(box, event)
     made = box.mailbox
     assert (made.events, made.dead, box.counted()) == ({}, {"e": event}, (0, 0))
-    assert (made.dead_letters.held, made.dead_bytes.held, event.work.dead_bytes) == (1, size, size)
-    assert (made.dead_letters.of_session("client/1"), made.dead_bytes.of_root("e")) == (1, size)
+    assert (made.dead_events.held, made.dead_bytes.held, event.work.dead_bytes) == (1, size, size)
+    assert (made.dead_events.of_session("client/1"), made.dead_bytes.of_root("e")) == (1, size)
     assert (event.blob, made.blobs.removable) == (blob(1), [])
     made.drop_dead(event)
-    assert (made.dead, made.dead_letters.held, made.dead_bytes.held) == ({}, 0, 0)
+    assert (made.dead, made.dead_events.held, made.dead_bytes.held) == ({}, 0, 0)
     assert (event.blob, made.blobs.removable) == (None, [blob(1).file])
 
 
 def test_only_an_agent_that_has_dead_letters_may_be_refused_more(box: Box) -> None:
     made = box.mailbox
-    made.dead_letters.take("client/1", "x", MAX_DEAD)
+    made.dead_events.take("client/1", "x", MAX_DEAD)
     event = box.event("e")
     assert made.may_die(event), "none of this agent's was given up"
     first, second = buried(box, box.event("e1")), buried(box, box.event("e2"))
@@ -520,7 +520,7 @@ def test_only_an_agent_that_has_dead_letters_may_be_refused_more(box: Box) -> No
     assert made.may_die(event)
 
 
-@pytest.mark.parametrize(("pool", "all_of_it"), [("dead_letters", MAX_DEAD), ("dead_bytes", MAX_DEAD_BYTES)])
+@pytest.mark.parametrize(("pool", "all_of_it"), [("dead_events", MAX_DEAD), ("dead_bytes", MAX_DEAD_BYTES)])
 @pytest.mark.parametrize("source", [OPERATOR, Source("agent", "boss", "b"), None])
 def test_of_dead_letters_a_part_is_kept_for_operators(
     box: Box, pool: str, all_of_it: int, source: Source | None
@@ -531,7 +531,7 @@ def test_of_dead_letters_a_part_is_kept_for_operators(
     assert box.mailbox.may_die(box.event("e", source=source, session="own")) is (source is OPERATOR)
 
 
-@pytest.mark.parametrize("pool", ["dead_letters", "dead_bytes"])
+@pytest.mark.parametrize("pool", ["dead_events", "dead_bytes"])
 @pytest.mark.parametrize("name", ["session", "root"])
 def test_a_session_and_a_root_with_many_dead_letters_get_no_more(box: Box, pool: str, name: str) -> None:
     buried(box, box.event("first", session="another"))
@@ -552,7 +552,7 @@ def test_the_bytes_of_a_letter_that_would_be_too_many_are_counted(box: Box) -> N
 def test_nothing_but_a_dead_letter_is_kept_for_a_person(box: Box, state: State) -> None:
     event = box.queued(box.event("e"))
     box.mailbox.finish(event, state, ANSWER)
-    assert (box.mailbox.dead, box.mailbox.dead_letters.held, event.work.dead_bytes) == ({}, 0, 0)
+    assert (box.mailbox.dead, box.mailbox.dead_events.held, event.work.dead_bytes) == ({}, 0, 0)
 
 
 @pytest.mark.parametrize("state", ["done", "dead"])

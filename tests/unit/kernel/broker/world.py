@@ -13,6 +13,7 @@ from typing import Literal, TypeVar
 
 from msgspec import Raw, structs
 
+from goondan.kernel.broker.assemble import features
 from goondan.kernel.broker.bus import Bus, Staged
 from goondan.kernel.broker.entities import Content, Event, Instance
 from goondan.kernel.broker.epochs import Epochs
@@ -137,7 +138,7 @@ class World:
         top = epochs.to_reserve(EPOCH_BLOCK)
         if top is not None:
             self.journal.append([bus.ledger.epochs(top)])
-        return Router(bus, self.disk, restore(bus, rows, _no_bad_row))
+        return Router(bus, self.disk, restore(bus, rows, _no_bad_row), features())
 
     def write(self, frame: Frame) -> Blob:
         """Lay the payload of a frame down."""

@@ -22,8 +22,8 @@ from typing import Final
 
 from msgspec import Struct
 
-from goondan.kernel.broker.gate.line import Key
-
+#: Names an ask or a permit: the address of the connection, and the id that it gave.
+Key = tuple[str, str]
 #: A learned rate stays so far below what was measured: clocks and networks are not exact.
 MARGIN: Final = 0.97
 #: The first wait after a refusal that names none, and the longest (seconds). It doubles while nothing is accepted. A

@@ -8,10 +8,10 @@ from typing import Any, cast
 
 import pytest
 
+from goondan.features.gates.broker import MAX_REQUESTS, RETURN_S, Gates, gate_name
+from goondan.features.gates.broker.learned import TAKE_OVER_S
 from goondan.kernel.broker.bus import Bus
 from goondan.kernel.broker.entities import AGENTS, Connection
-from goondan.kernel.broker.gate.desk import MAX_REQUESTS, RETURN_S, Gates, gate_name
-from goondan.kernel.broker.gate.learned import TAKE_OVER_S
 from goondan.schemas.codec import from_raw, to_raw
 from goondan.schemas.errors import GoondanError
 from goondan.schemas.frames import ErrorPayload, Frame, Hello

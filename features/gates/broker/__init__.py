@@ -20,13 +20,12 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
+from goondan.features.gates.broker.gate import Ask, Gate, Permit
+from goondan.features.gates.broker.learned import Key, Lesson
 from goondan.kernel.broker.bus import RETRY_AFTER_MS, Bus
 from goondan.kernel.broker.entities import AGENTS, Connection, Event
-from goondan.kernel.broker.gate.gate import Gate, Permit
-from goondan.kernel.broker.gate.learned import Lesson
-from goondan.kernel.broker.gate.line import Ask, Key
 from goondan.kernel.broker.one_frame import LIST_BYTES, fitting
-from goondan.kernel.broker.parts import SHORT_BYTES, Op, Part, Take, Waiting
+from goondan.kernel.broker.parts import SHORT_BYTES, Core, Op, Part, Take, Waiting
 from goondan.schemas.codec import from_raw, to_raw
 from goondan.schemas.errors import GoondanError, error_payload, fail
 from goondan.schemas.frames import Frame, Hello
@@ -96,6 +95,11 @@ class _Way(Struct):
     inherited_at: float = 0.0
 
 
+def part(core: Core) -> Part:
+    """See parts.MakePart."""
+    return Gates(core.bus)
+
+
 class Gates(Part):
     """The gates of the bus."""
 
@@ -141,7 +145,7 @@ class Gates(Part):
                 way.limits = way.gate.limits = written
                 self._tell_all(way)
         for name in self._ways.keys() - limits.keys():
-            if not self._ways[name].gate.permits and not self._ways[name].gate.line:
+            if not self._ways[name].gate.permits and not self._ways[name].gate.queue:
                 del self._ways[name]
 
     def welcome(self, peer: Connection) -> dict[str, Any]:
@@ -176,7 +180,7 @@ class Gates(Part):
         if request.asked_ms is not None and now - self._began < RETURN_S:
             since = min(now, max(now - MAX_WAITED_S, request.asked_ms / 1000))
         patience_s, not_before = request.patience_ms / 1000, 0.0
-        known = gate.line.get(key)
+        known = gate.queue.get(key)
         if known is not None:
             since = known.since
         elif self._count(key[0]) - (key in gate.permits) >= MAX_REQUESTS:
@@ -238,7 +242,7 @@ class Gates(Part):
             gate = way.gate
             if not gate.limited and not gate.permits:
                 continue
-            for key in [*gate.permits, *(ask.key for ask in gate.line)]:
+            for key in [*gate.permits, *(ask.key for ask in gate.queue)]:
                 if not self._lives(key):
                     self._free(gate, key)
             for permit in gate.expired(now):
@@ -247,15 +251,15 @@ class Gates(Part):
             self._give_up(gate, now)
             gate.forget_old(now)
             self._serve(way, now)
-            if news and gate.line:
+            if news and gate.queue:
                 self._tell_places(gate, now)
             self._tell_all(way)
 
     def waiting(self, now: float) -> Iterator[Waiting]:
         """The events whose requests wait: how many go out before each, and for how long nobody does."""
         for way in self._ways.values():
-            places = way.gate.line.places()
-            for ask in way.gate.line:
+            places = way.gate.queue.places()
+            for ask in way.gate.queue:
                 if (asked := self._asked.get(ask.key)) is not None:
                     held_ms = max(0, round(1000 * (way.gate.held_until(now) - now)))
                     yield Waiting(
@@ -287,7 +291,7 @@ class Gates(Part):
             rows.append(row | {field: max(0, round(1000 * seconds)) for field, seconds in times.items()})
             if asked.get("forget") is True:
                 way.gate.forget()
-                for ask in way.gate.line:
+                for ask in way.gate.queue:
                     ask.not_before = 0.0
                 self._tell_all(way)
                 self._serve(way, now)
@@ -420,7 +424,7 @@ class Gates(Part):
                     self._bus.send(connection, Frame("model.gate", payload=changed))
 
     def _tell_places(self, gate: Gate, now: float) -> None:
-        places = gate.line.places()
+        places = gate.queue.places()
         held_ms = max(0, round((gate.held_until(now) - now) * 1000))
         for key, place in places.items():
             asked = self._asked.get(key)

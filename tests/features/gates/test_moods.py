@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from goondan.kernel.broker.gate import learned
-from tests.unit.kernel.broker.gate.moods import history
+from goondan.features.gates.broker import learned
+from tests.features.gates.moods import history
 
 
 @pytest.mark.parametrize("first", range(0, 120, 30))

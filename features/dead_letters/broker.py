@@ -28,7 +28,7 @@ from goondan.kernel.broker.journal import records
 from goondan.kernel.broker.journal.interface import Item
 from goondan.kernel.broker.journal.records import Accepted, Finished
 from goondan.kernel.broker.one_frame import fitting
-from goondan.kernel.broker.parts import Op, Part
+from goondan.kernel.broker.parts import Core, Op, Part
 from goondan.schemas.codec import to_raw
 from goondan.schemas.errors import GoondanError, error_payload, fail
 from goondan.schemas.frames import Frame
@@ -49,6 +49,11 @@ class _Dealing(Struct):
     how: str
     #: Connection and frame id of everybody who waits for the answer.
     askers: list[tuple[Connection, str]]
+
+
+def part(core: Core) -> Part:
+    """See parts.MakePart."""
+    return DeadLetters(core.bus, core.accepted)
 
 
 class DeadLetters(Part):

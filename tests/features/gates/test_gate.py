@@ -5,9 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from goondan.kernel.broker.gate.gate import MAX_BLAME_S, MINUTE_S, PERMIT_S, Gate
-from goondan.kernel.broker.gate.learned import FORGET_S
-from goondan.kernel.broker.gate.line import Ask
+from goondan.features.gates.broker.gate import MAX_BLAME_S, MINUTE_S, PERMIT_S, Ask, Gate
+from goondan.features.gates.broker.learned import FORGET_S
 from goondan.schemas.model_gate import RateLimits
 from goondan.schemas.model_limits import ModelLimits
 
@@ -140,7 +139,7 @@ def test_asks_that_nobody_accepts_are_given_up_after_their_patience() -> None:
     gate.refused(("agent/a/k", "a"), 50.0, 100.0)
     assert gate.given_up(159.9) == []
     assert [given_up.key[1] for given_up in gate.given_up(160.0)] == ["b"]
-    assert len(gate.line) == 0
+    assert len(gate.queue) == 0
 
 
 def test_one_connection_alone_cannot_hold_the_others_up_for_ever() -> None:
@@ -154,7 +153,7 @@ def test_one_connection_alone_cannot_hold_the_others_up_for_ever() -> None:
             held = max(held, gate.held_until(now))
         now += 30.0
     assert held <= MAX_BLAME_S + 60.0
-    gate.line.remove(liar)
+    gate.queue.remove(liar)
     assert taken(gate, now) == ["honest"]
 
 
@@ -207,7 +206,7 @@ def test_never_over_its_limits_and_nothing_is_lost(limits: ModelLimits, steps: l
             out.add(permit.key[1])
             went.append((now, permit.tokens))
         assert {key[1] for key in gate.permits} == out
-        assert len(gate.line) == len(waiting)
+        assert len(gate.queue) == len(waiting)
         assert limits.max_concurrent is None or len(out) <= limits.max_concurrent
         minute = [tokens for at, tokens in went if now - at < 60]
         assert limits.requests_per_minute is None or len(minute) <= limits.requests_per_minute
@@ -215,9 +214,9 @@ def test_never_over_its_limits_and_nothing_is_lost(limits: ModelLimits, steps: l
     for key in [*gate.permits]:
         gate.withdraw(key)
     for _ in range(2000):  # whoever waits gets out at last
-        if not len(gate.line):
+        if not len(gate.queue):
             break
         now += 1.0
         for permit in gate.take(now):
             gate.over(permit.key, now, accepted=True, tokens=None, news=None)
-    assert not len(gate.line)
+    assert not len(gate.queue)

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from goondan.kernel.broker.gate.gate import Gate, Permit
-from goondan.kernel.broker.gate.line import Ask, Key
+from goondan.features.gates.broker.gate import Ask, Gate, Permit
+from goondan.features.gates.broker.learned import Key
 from goondan.schemas.model_limits import ModelLimits
 
 #: How often the broker looks at its gates (seconds).
@@ -133,7 +133,7 @@ class Simulated:
         self.gate.take_over(*old.lesson(self.now), self.now)
         for permit in old.permits.values():
             self.gate.is_out(permit)
-        for ask in old.line:
+        for ask in old.queue:
             self.gate.ask(ask)
 
 

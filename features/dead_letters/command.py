@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 
 @click.group()
-def command() -> None:
+def dead() -> None:
     """Show messages that were given up; send them again, or drop them."""
 
 
-@command.command(name="list")
+@dead.command(name="list")
 @options.bundle
 @options.as_json
 def list_(bundle: str | None, as_json: bool) -> int:
@@ -36,7 +36,7 @@ def list_(bundle: str | None, as_json: bool) -> int:
     return 0
 
 
-@command.command()
+@dead.command()
 @click.argument("event_id")
 @options.bundle
 @options.as_json
@@ -54,7 +54,7 @@ def show(event_id: str, bundle: str | None, as_json: bool) -> int:
     return 0
 
 
-@command.command()
+@dead.command()
 @click.argument("event_id")
 @options.bundle
 @options.as_json
@@ -65,7 +65,7 @@ def requeue(event_id: str, bundle: str | None, as_json: bool) -> int:
     return 0
 
 
-@command.command()
+@dead.command()
 @click.argument("event_id")
 @options.bundle
 @options.as_json
@@ -88,3 +88,6 @@ def render(events: Sequence[dict[str, Any]], more: int) -> list[str]:
     if more:
         lines.append(f"and {more} more")
     return lines or ["no message was given up"]
+
+
+COMMANDS = {"dead": dead}

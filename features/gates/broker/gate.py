@@ -1,22 +1,27 @@
 """One gate: the requests of all agents to one server with one key. Pure; times are seconds on the broker's clock.
 
-An agent asks, waits in the line, and gets a permit, which it gives back when its request is over. While nothing limits
+An agent asks, waits in the queue, and gets a permit, which it gives back when its request is over. While nothing limits
 a gate, nobody asks at all. What limits it is written in the Model, was learned from refusals (learned.py), or was said
 by the server with an answer.
+
+The queue is in the order of asking, with one turn for each tree of agents. A tree that waits gets a turn when its first
+ask began to wait. After each turn it goes behind all trees that wait now. So a tree with one ask at a time is served in
+the order of asking, and one with a thousand holds nobody up.
 
 Source: docs/design/turns.md section 13; docs/decisions/107.
 """
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from heapq import heappop, heappush
 from typing import Final
 
 from msgspec import Struct
 
-from goondan.kernel.broker.gate.learned import FIRST_WAIT_S, FORGET_ALONE_S, MAX_WAIT_S, Learned, Lesson
-from goondan.kernel.broker.gate.line import Ask, Key, Line
+from goondan.features.gates.broker.learned import FIRST_WAIT_S, FORGET_ALONE_S, MAX_WAIT_S, Key, Learned, Lesson
 from goondan.schemas.model_gate import RateLimits
 from goondan.schemas.model_limits import ModelLimits
 
@@ -31,6 +36,110 @@ REPORT_S: Final = 0.5
 CATCH_UP_S: Final = 0.25
 #: One connection may hold everybody up for so long (seconds) before another one is refused as well.
 MAX_BLAME_S: Final = 120.0
+
+
+class Ask(Struct, eq=False):
+    """A request that waits to go out."""
+
+    #: Its name.
+    key: Key
+    #: The event that its work began with.
+    tree: str
+    #: When it began to wait (seconds). A request that was refused keeps its place.
+    since: float
+    #: The tokens that it will read, as far as is known.
+    tokens: int = 0
+    #: How long it waits for a server that refuses everybody (seconds).
+    patience_s: float = 60.0
+    #: It does not go out before this time (seconds).
+    not_before: float = 0.0
+    #: Whether requests of others waited or were out when it came.
+    others: bool = False
+
+    def __lt__(self, other: Ask) -> bool:
+        return (self.since, self.key) < (other.since, other.key)
+
+
+class _Tree:
+    """The asks of one tree, and when its turn is: the earlier, the sooner."""
+
+    __slots__ = ("asks", "turn")
+
+    def __init__(self, turn: float) -> None:
+        self.turn = turn
+        self.asks: list[Ask] = []
+
+
+class Queue:
+    """All asks that wait."""
+
+    def __init__(self) -> None:
+        self._asks: dict[Key, Ask] = {}
+        self._trees: dict[str, _Tree] = {}
+        #: (turn, tree) of every tree, and what is left of earlier turns.
+        self._turns: list[tuple[float, str]] = []
+
+    def __len__(self) -> int:
+        return len(self._asks)
+
+    def __iter__(self) -> Iterator[Ask]:
+        return iter(self._asks.values())
+
+    def get(self, key: Key) -> Ask | None:
+        """The ask of this name, if it waits."""
+        return self._asks.get(key)
+
+    def add(self, ask: Ask) -> None:
+        """Let an ask wait. Another one of the same name is replaced."""
+        self.remove(ask.key)
+        self._asks[ask.key] = ask
+        tree = self._trees.get(ask.tree)
+        if tree is None or ask.since < tree.turn:
+            tree = tree or self._trees.setdefault(ask.tree, _Tree(ask.since))
+            tree.turn = ask.since
+            heappush(self._turns, (tree.turn, ask.tree))
+        insort(tree.asks, ask)
+
+    def remove(self, key: Key) -> Ask | None:
+        """Take an ask out of the line."""
+        ask = self._asks.pop(key, None)
+        if ask is not None:
+            tree = self._trees[ask.tree]
+            tree.asks.remove(ask)
+            if not tree.asks:
+                del self._trees[ask.tree]
+        return ask
+
+    def first(self, now: float) -> Ask | None:
+        """The ask whose turn it is. None: nobody waits, or everybody has to wait for a time of its own."""
+        held: list[tuple[float, str]] = []
+        found: Ask | None = None
+        while self._turns:
+            turn, name = self._turns[0]
+            tree = self._trees.get(name)
+            if tree is None or tree.turn != turn:
+                heappop(self._turns)
+                continue
+            found = next((ask for ask in tree.asks if ask.not_before <= now), None)
+            if found is not None:
+                break
+            held.append(heappop(self._turns))
+        for entry in held:
+            heappush(self._turns, entry)
+        return found
+
+    def serve(self, ask: Ask, now: float) -> None:
+        """The ask goes out. Its tree goes behind all others."""
+        self.remove(ask.key)
+        tree = self._trees.get(ask.tree)
+        if tree is not None:
+            tree.turn = max(now, tree.asks[0].since)
+            heappush(self._turns, (tree.turn, ask.tree))
+
+    def places(self) -> dict[Key, int]:
+        """How many go out before each ask, if nobody else comes."""
+        order = [(rank, tree.turn, ask) for tree in self._trees.values() for rank, ask in enumerate(tree.asks)]
+        return {ask.key: place for place, (_, _, ask) in enumerate(sorted(order))}
 
 
 class Permit(Struct, eq=False):
@@ -68,7 +177,7 @@ class Gate:
 
     def __init__(self, limits: ModelLimits) -> None:
         self.limits = limits
-        self.line = Line()
+        self.queue = Queue()
         self.permits: dict[Key, Permit] = {}
         self._learned = Learned()
         #: (when, key, tokens) of what went out in the last minute, while limits a minute are written.
@@ -105,8 +214,8 @@ class Gate:
     def ask(self, ask: Ask) -> None:
         """A request wants to go out."""
         mine = ask.key[0]
-        ask.others = any(key[0] != mine for key in self.permits) or any(other.key[0] != mine for other in self.line)
-        self.line.add(ask)
+        ask.others = any(key[0] != mine for key in self.permits) or any(other.key[0] != mine for other in self.queue)
+        self.queue.add(ask)
 
     def is_out(self, permit: Permit) -> None:
         """A request is out that this gate has not let out: it had been open, or another broker let it out."""
@@ -116,21 +225,21 @@ class Gate:
 
     def withdraw(self, key: Key) -> None:
         """Whoever asked or got a permit is gone: nothing is known of its request."""
-        self.line.remove(key)
+        self.queue.remove(key)
         self.permits.pop(key, None)
 
     def over(self, key: Key, now: float, *, accepted: bool, tokens: int | None, news: RateLimits | None) -> None:
         """A request is over. `accepted`: the server has answered it. `tokens` are those that it used, None: not known.
         `news` is what the server said of its limits.
         """
-        self.line.remove(key)
+        self.queue.remove(key)
         permit = self.permits.pop(key, None)
         if permit is None:
             return
         if accepted:
             most = self._most_at_once(now)
             at_limit = most is not None and len(self.permits) + 1 >= most
-            self._learned.accepted(permit.level, now, waiting=len(self.line) > 0, at_limit=at_limit)
+            self._learned.accepted(permit.level, now, waiting=len(self.queue) > 0, at_limit=at_limit)
         if tokens is not None:
             self._correct(key, tokens)
         if news is not None:
@@ -167,8 +276,8 @@ class Gate:
         self._learned.settle(now)
         self._forget_minute(now)
         taken: list[Permit] = []
-        while (ask := self.line.first(now)) is not None and self._may(ask, now):
-            self.line.serve(ask, now)
+        while (ask := self.queue.first(now)) is not None and self._may(ask, now):
+            self.queue.serve(ask, now)
             taken.append(self._let_out(ask, now))
         return taken
 
@@ -177,14 +286,14 @@ class Gate:
         since = self._learned.refusing_since
         if since is None:
             return []
-        over = [ask for ask in self.line if now - max(since, ask.since) >= ask.patience_s]
+        over = [ask for ask in self.queue if now - max(since, ask.since) >= ask.patience_s]
         for ask in over:
-            self.line.remove(ask.key)
+            self.queue.remove(ask.key)
         return over
 
     def forget_old(self, now: float) -> None:
         """Forget what was learned when it is time. To be called at every tick."""
-        here = [*self.permits, *(ask.key for ask in self.line)]
+        here = [*self.permits, *(ask.key for ask in self.queue)]
         if len({address for address, _ in here}) > 1:
             self._met_at = now
         alone = now - self._met_at >= FORGET_ALONE_S
@@ -266,7 +375,7 @@ class Gate:
 
     def _believes(self, connection: str, wait_s: float) -> bool:
         """Whether a connection may hold everybody up. One alone may hold up others for some time only."""
-        known = (*(ask.key for ask in self.line), *self.permits)
+        known = (*(ask.key for ask in self.queue), *self.permits)
         if all(address == connection for address, _ in known):
             return True
         if connection not in self._blame:

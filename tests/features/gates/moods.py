@@ -11,8 +11,8 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any, Final
 
-from goondan.kernel.broker.gate.gate import Gate, Permit
-from goondan.kernel.broker.gate.line import Ask, Key
+from goondan.features.gates.broker.gate import Ask, Gate, Permit
+from goondan.features.gates.broker.learned import Key
 from goondan.schemas.model_limits import ModelLimits
 
 #: How often the broker looks at its gates (seconds).
