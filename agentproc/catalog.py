@@ -11,6 +11,7 @@ Source: requirements CATALOG-01 to CATALOG-07, CALL-01 to CALL-07; recorded pari
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, Protocol
@@ -24,6 +25,8 @@ from goondan.schemas.errors import NEAR_NAME, GoondanError, tool_error
 from goondan.schemas.frames import ToolError
 from goondan.schemas.launch import DEFAULT_ERROR_LIMIT, AgentSpec, CatalogItem
 from goondan.schemas.reach import reachable_tools
+
+log = logging.getLogger("agentproc")
 
 
 class Allowed(Struct, frozen=True):
@@ -213,11 +216,14 @@ class Catalog:
         return None
 
     def checker(self, item: CatalogItem) -> ArgumentChecker:
-        """The compiled schema of an item. It is kept from step to step."""
+        """The compiled schema of an item. It is kept from step to step. Raises GoondanError E_CONFIG_SCHEMA."""
         known = self._checkers.get(item.name)
         if known is not None and known[0] is item:
             return known[1]
         checker = compile_arguments(item.parameters, item.aliases)
+        checker.compile()
+        for place in checker.unchecked:
+            log.warning("tool %s: the pattern at %s is not checked: it needs look-around", item.name, place)
         self._checkers[item.name] = (item, checker)
         return checker
 

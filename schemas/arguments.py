@@ -8,13 +8,16 @@ Rules.
   JavaScript objects), then wrong values, in the order of the schema's properties. A value of a wrong type has only this
   issue.
 - Compiling costs a hundred microseconds and is done at the first call, never when a process starts.
-- Checking costs a bounded time, whatever the schema and the arguments are (schema_cost.py, value_cost.py).
+- Checking costs a bounded time, whatever the schema and the arguments are (schema_limits.py). So patterns run in linear
+  time. One that needs look-around or a back reference cannot, and is left unchecked. A bundle with one is refused
+  (kernel/bundle/tools.py), so that only servers and extensions bring one.
 
 Source: docs/design/tools.md section 3; requirements SCHEMA-10, SCHEMA-11, CALL-04; recorded parity `executor/*`.
 """
 
 from __future__ import annotations
 
+import copy
 import json
 import sys
 from collections.abc import Iterable, Mapping
@@ -26,8 +29,7 @@ from goondan.schemas.aliases import json_type, rename_aliases
 from goondan.schemas.codec import encode_value
 from goondan.schemas.errors import GoondanError, fail, tool_error
 from goondan.schemas.frames import ToolError
-from goondan.schemas.schema_cost import BACKTRACK_LIMIT, Graph, TooCostly
-from goondan.schemas.value_cost import can_be_worded, is_affordable
+from goondan.schemas.schema_limits import Path, SchemaLimits, TooCostly
 
 #: Issues named in one message; the rest is a count. More helps no model, and the message is cut anyway.
 MAX_ISSUES: Final = 5
@@ -43,29 +45,32 @@ TOO_MUCH: Final = (
     "args: checking so many values against this schema could take too long; send fewer or shorter values in one call"
 )
 UNWORDED: Final = "args: they do not fit the schema; with this schema it cannot be said where"
-
-_Path = tuple[str | int, ...]
+#: What is wrong with a pattern that cannot run in linear time, and what helps.
+LOOK_AROUND: Final = "the pattern uses look-around or a back reference, whose time to match nothing bounds"
+LOOK_AROUND_HINT: Final = "Write it without (?=, (?!, (?<=, (?<! and \\1, or check this in the handler."
 
 
 class ArgumentChecker:
     """The schema and aliases of one tool. Made at no cost; compiled at the first `apply`."""
 
-    __slots__ = ("_aliases", "_graph", "_is_valid", "_parameters", "_validator")
+    __slots__ = ("_aliases", "_is_valid", "_limits", "_parameters", "_validator", "unchecked")
 
     def __init__(self, parameters: dict[str, Any] | None, aliases: Mapping[str, str]) -> None:
         self._parameters = parameters
         self._aliases = dict(aliases)
         self._validator: Any = None
         self._is_valid: Any = None
-        self._graph: Any = None
+        self._limits: Any = None
+        #: The patterns that are not checked, each by its place in the schema. Known once the schema is compiled.
+        self.unchecked: list[str] = []
 
     def apply(self, args: Any, size: int | None = None) -> tuple[dict[str, Any], list[str]]:
         """Rename aliases and check: the arguments to send, and the issues in their order (empty: valid). `size` is
         their size as msgpack (bytes). None: it is computed.
 
         `args` is never changed in place. Arguments that are no object are one issue; the returned ones are then {}.
-        Arguments that could take longer to check than MAX_CHECK_UNITS are refused, with one issue that says so. Raises
-        GoondanError E_CONFIG_SCHEMA when `parameters` is no JSON Schema, or one that costs too much for any value.
+        Arguments that could take too long to check are refused, with one issue that says so. Raises GoondanError as
+        `compile` does.
         """
         if type(args) is not dict:
             return {}, [f"args: expected object but got {json_type(args)}"]
@@ -74,37 +79,40 @@ class ArgumentChecker:
         if self._parameters is None:
             return args, []
         if self._is_valid is None:
-            self._compile()
+            self.compile()
         try:
-            if not is_affordable(self._graph, args, _size(args) if size is None else size):
+            if not self._limits.is_affordable(args, _size(args) if size is None else size):
                 return args, [TOO_MUCH]
             if self._is_valid(args):
                 return args, []
-            return args, self._issues(args) if can_be_worded(self._graph, args) else self._first_issue(args)
+            return args, self._issues(args) if self._limits.can_be_worded(args) else self._first_issue(args)
         except (ValueError, TypeError, RecursionError) as error:
             return args, [f"args: not JSON: {_first_line(error)}"]  # a lone surrogate, a key that is no string, …
 
-    def _compile(self) -> None:
+    def compile(self) -> None:
+        """Raises GoondanError E_CONFIG_SCHEMA when `parameters` is no JSON Schema, or costs too much for any value."""
         schema = self._parameters
+        if schema is None:
+            return
         if not isinstance(schema, dict):
             raise fail("E_CONFIG_SCHEMA", f"the parameters are no JSON Schema: {json_type(schema)}")
-        make: Any = jsonschema_rs.validator_for if "$schema" in schema else jsonschema_rs.Draft202012Validator
-        graph, costly = _graph(schema)
+        limits, costly = limits_of(schema)
         if costly is not None and not costly.lost:
             raise _too_costly(costly)
         try:
-            validator = make(schema, mask=_MASK, offline=True, pattern_options=pattern_options())
+            validator, unchecked = _lenient_validator(schema, limits)
         except (ValueError, TypeError, RecursionError) as error:
             raise fail("E_CONFIG_SCHEMA", f"the parameters are no JSON Schema: {_first_line(error)}") from None
         if costly is not None:
             raise _too_costly(costly)
-        self._graph = graph
+        self._limits = limits
         self._validator = validator
         self._is_valid = validator.is_valid
+        self.unchecked = ["/".join(map(str, path))[:MAX_ISSUE_CHARS] for path in unchecked]
 
     def _first_issue(self, args: dict[str, Any]) -> list[str]:
         """The message for arguments that are too large to look for every fault."""
-        if not self._graph.forks:  # then the first one is found without the others
+        if not self._limits.forks:  # then the first one is found without the others
             try:
                 self._validator.validate(args)
             except jsonschema_rs.ValidationError as error:
@@ -123,26 +131,62 @@ class ArgumentChecker:
         return issues
 
 
-def _graph(schema: Any) -> tuple[Graph | None, TooCostly | None]:
-    """The cost of checks, or why it is too high. It is computed before the validator is made, which may not survive the
+def limits_of(schema: Any) -> tuple[SchemaLimits | None, TooCostly | None]:
+    """What checks cost, or why that is too much. It is computed before the validator is made, which may not survive the
     schema.
     """
     try:
-        graph = Graph(schema)
-        graph.check()
+        return SchemaLimits(schema), None
     except TooCostly as error:
         return None, error
-    return graph, None
+
+
+def make_validator(schema: dict[str, Any], mask: str) -> Any:
+    """The library's validator: it fetches nothing, and runs patterns in linear time. Raises as the library does."""
+    make: Any = jsonschema_rs.validator_for if "$schema" in schema else jsonschema_rs.Draft202012Validator
+    return make(schema, mask=mask, offline=True, pattern_options=jsonschema_rs.RegexOptions())
+
+
+def backtracking(limits: SchemaLimits) -> list[Path]:
+    """The places of patterns that only an engine with backtracking can match: with look-around or back references."""
+    return [path for path, pattern in limits.patterns if _backtracks(pattern)]
+
+
+def _backtracks(pattern: str) -> bool:
+    linear, fancy = jsonschema_rs.RegexOptions(), jsonschema_rs.FancyRegexOptions()
+    return not _compiles(pattern, linear) and _compiles(pattern, fancy)
+
+
+def _compiles(pattern: str, options: Any) -> bool:
+    try:
+        jsonschema_rs.Draft202012Validator({"pattern": pattern}, offline=True, pattern_options=options)
+    except ValueError:
+        return False
+    return True
+
+
+def _lenient_validator(schema: dict[str, Any], limits: SchemaLimits | None) -> tuple[Any, list[Path]]:
+    """The validator without the patterns that it cannot run in linear time, and their places."""
+    try:
+        return make_validator(schema, _MASK), []
+    except ValueError:
+        unchecked = backtracking(limits) if limits is not None else []
+        if not unchecked:
+            raise
+    schema = copy.deepcopy(schema)
+    for path in unchecked:
+        around: Any = schema
+        for step in path[:-1]:
+            around = around[step]
+        del around[path[-1]]
+        if path[-2:-1] == ("patternProperties",):
+            around[""] = True  # any name may have matched, which `additionalProperties` then said nothing of
+    return make_validator(schema, _MASK), unchecked
 
 
 def _too_costly(error: TooCostly) -> GoondanError:
     place = "/".join(map(str, error.path))[:MAX_ISSUE_CHARS]
     return fail("E_CONFIG_SCHEMA", f"the parameters cost too much to check, at '{place}': {error.message}")
-
-
-def pattern_options() -> Any:
-    """How patterns are matched: in linear time where this is possible, else in at most BACKTRACK_LIMIT steps."""
-    return jsonschema_rs.FancyRegexOptions(backtrack_limit=BACKTRACK_LIMIT)
 
 
 def compile_arguments(parameters: dict[str, Any] | None, aliases: Mapping[str, str]) -> ArgumentChecker:
@@ -178,7 +222,7 @@ def _size(args: dict[str, Any]) -> int:
 
 
 def _collect(
-    value: Any, schema: Any, path: _Path, by_path: dict[tuple[str, ...], list[Any]], root: Any, issues: list[str]
+    value: Any, schema: Any, path: Path, by_path: dict[tuple[str, ...], list[Any]], root: Any, issues: list[str]
 ) -> None:
     """Word the errors at `path`, then those below it, children in the order of the schema's properties."""
     here = by_path.pop(tuple(map(str, path)), None)
@@ -197,7 +241,7 @@ def _collect(
             _collect(item, items, (*path, index), by_path, root, issues)
 
 
-def _word(value: Any, path: _Path, errors: list[Any], root: Any, issues: list[str]) -> bool:
+def _word(value: Any, path: Path, errors: list[Any], root: Any, issues: list[str]) -> bool:
     """Add the issues of one place. False: its type is wrong, so its other issues do not matter."""
     name = _spell(path)
     kinds = {error.kind.name: error for error in reversed(errors)}
@@ -246,7 +290,7 @@ def _is_index(key: str) -> bool:
     return (key == "0" or key[0] != "0") and int(key) <= _MAX_INDEX_KEY
 
 
-def _spell(path: _Path) -> str:
+def _spell(path: Path) -> str:
     return "args" + "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
 
 

@@ -11,19 +11,26 @@ from __future__ import annotations
 import copy
 from typing import Any, Final
 
+from goondan.schemas.errors import fail
+
 #: The beginning of each issue of the checker of arguments, and the words for it here.
 _ARGS: Final = "args"
 
 
 def check_config(schema: dict[str, Any] | None, config: dict[str, Any]) -> list[str]:
     """What does not fit, one sentence each; empty: everything does. Raises GoondanError E_CONFIG_SCHEMA for a `schema`
-    that is none.
+    that is none, costs too much, or has a pattern that cannot run in linear time.
     """
     if schema is None:
         return []
-    from goondan.schemas.arguments import compile_arguments  # it compiles schemas, which who has none need not import
+    # It compiles schemas, which who has none need not import.
+    from goondan.schemas.arguments import LOOK_AROUND, LOOK_AROUND_HINT, compile_arguments
 
-    _, issues = compile_arguments(schema, {}).apply(config)
+    checker = compile_arguments(schema, {})
+    _, issues = checker.apply(config)
+    if checker.unchecked:
+        message = f"at '{checker.unchecked[0]}': {LOOK_AROUND}"
+        raise fail("E_CONFIG_SCHEMA", message, suggestion=LOOK_AROUND_HINT)
     return [f"config{issue.removeprefix(_ARGS)}" if issue.startswith(_ARGS) else issue for issue in issues]
 
 

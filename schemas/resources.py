@@ -37,7 +37,7 @@ API_V1ALPHA1: Final = "agents.example.io/v1alpha1"
 BASE_PACKAGE: Final = "@goondan/base"
 
 #: The form of a resource's metadata.name; goondan.schemas.address.is_resource_name is the rule.
-_NAME_SCHEMA: Final = {"pattern": "^(?!.*__)[a-z0-9]([a-z0-9_-]{0,62}[a-z0-9-])?$"}
+_NAME_SCHEMA: Final = {"maxLength": 64, "pattern": "^[a-z0-9](_?[a-z0-9-])*$"}
 
 
 class Metadata(Strict, frozen=True):
@@ -346,7 +346,7 @@ class ToolExport(Strict, frozen=True):
         Meta(
             min_length=1,
             description="Lowercase letters, digits, - and _, without __.",
-            extra_json_schema={"pattern": "^(?!.*__)[a-z0-9_-]{1,64}$"},
+            extra_json_schema={"minLength": 1, "maxLength": 64, "pattern": "^_?([a-z0-9-]_?)*$"},
         ),
     ]
     description: Annotated[str | None, Meta(description="What the model reads about it.")] = None

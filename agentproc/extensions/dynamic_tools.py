@@ -385,5 +385,5 @@ def _item(fields: Mapping[str, Any], shown: str, extension: str) -> CatalogItem:
         kind = str(item.parameters["type"])[:80]
         message = f"extension {extension}: tool {shown}: parameters have the type {kind!r}, arguments are an object"
         raise fail("E_CONFIG_SCHEMA", message)
-    compile_arguments(item.parameters, item.aliases).apply({})  # compiles the schema
+    compile_arguments(item.parameters, item.aliases).compile()
     return msgspec.structs.replace(item, source=source_of(fields.get("source"), extension))

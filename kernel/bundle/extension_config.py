@@ -50,7 +50,8 @@ def _issues(extension: CheckedExtension, config: dict[str, Any], report: Report)
         return issues
     except GoondanError as error:
         place = extension.document.place("spec", "configSchema")
-        report.error("E_CONFIG_SCHEMA", f"the configSchema cannot be used: {error.info.message}", place)
+        message = f"the configSchema cannot be used: {error.info.message}"
+        report.error("E_CONFIG_SCHEMA", message, place, error.info.suggestion)
         return []
 
 

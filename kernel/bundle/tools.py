@@ -19,7 +19,6 @@ from goondan.kernel.bundle.shape import Document
 from goondan.schemas import launch, resources
 from goondan.schemas.address import MAX_TOOL_NAME, SEPARATOR, build_tool_name, is_export_name
 from goondan.schemas.entries import entry_kind
-from goondan.schemas.schema_cost import Graph, TooCostly
 
 #: Published names of the bundled package that the rule for export names would refuse (NAME-12).
 BUNDLED_EXPORTS: Final = frozenset({"setChatAction", "downloadFile"})
@@ -195,15 +194,19 @@ def check_schema(schema: dict[str, Any], document: Document, at: Path, report: R
     """
     import jsonschema_rs  # 12 ms, and a bundle without parameters does not need it
 
-    from goondan.schemas.arguments import pattern_options
+    from goondan.schemas.arguments import LOOK_AROUND, LOOK_AROUND_HINT, backtracking, limits_of, make_validator
 
-    make: Any = jsonschema_rs.validator_for if "$schema" in schema else jsonschema_rs.Draft202012Validator
-    costly = _costly(schema)
+    limits, costly = limits_of(schema)
     if costly is not None and not costly.lost:
         report.error("E_CONFIG_SCHEMA", costly.message, document.place(*at, *costly.path), _SIMPLER)
         return False
+    backtracks = backtracking(limits) if limits is not None else []
+    for path in backtracks:
+        report.error("E_CONFIG_SCHEMA", LOOK_AROUND, document.place(*at, *path), LOOK_AROUND_HINT)
+    if backtracks:
+        return False
     try:
-        make(schema, mask="the value", offline=True, pattern_options=pattern_options())
+        make_validator(schema, "the value")
     except jsonschema_rs.ValidationError as error:
         for fault in _faults(schema, error):
             message = f"not valid JSON Schema: {_in_words(fault)}"
@@ -216,15 +219,6 @@ def check_schema(schema: dict[str, Any], document: Document, at: Path, report: R
         report.error("E_CONFIG_SCHEMA", costly.message, document.place(*at, *costly.path))
         return False
     return True
-
-
-def _costly(schema: dict[str, Any]) -> TooCostly | None:
-    """Why the schema costs too much to check against, if it does."""
-    try:
-        Graph(schema).check()
-    except TooCostly as error:
-        return error
-    return None
 
 
 def _faults(schema: dict[str, Any], first: Any) -> list[Any]:

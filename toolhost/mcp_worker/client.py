@@ -139,18 +139,24 @@ class Client:
             raise Failure("E_MCP_PROTOCOL", f"{tool.name} declares structured content, and returned none")
         if not isinstance(structured, dict):
             return  # only newer versions have other kinds of values, and the session has checked that it may
-        checker = self._checkers.get(tool.name)
-        if checker is None:
-            checker = self._checkers[tool.name] = compile_arguments(tool.output_schema, {})
-        try:
-            _, issues = checker.apply(structured)
-        except GoondanError as error:
-            self._events.log("warn", f"results of {tool.name} are not checked: {error.info.message}")
-            self._checkers[tool.name] = compile_arguments(None, {})
-            return
+        checker = self._checkers.get(tool.name) or self._new_checker(tool)
+        _, issues = checker.apply(structured)
         if issues and issues[0] != TOO_MUCH:
             told = "; ".join(issues[:3]).replace("args", "the result")
             raise Failure("E_MCP_PROTOCOL", f"{tool.name} returned what does not fit its own schema: {told}")
+
+    def _new_checker(self, tool: McpTool) -> ArgumentChecker:
+        """The checker of a tool's results. A schema that cannot be used refuses none of them."""
+        checker = compile_arguments(tool.output_schema, {})
+        try:
+            checker.compile()
+        except GoondanError as error:
+            self._events.log("warn", f"results of {tool.name} are not checked: {error.info.message}")
+            checker = compile_arguments(None, {})
+        for place in checker.unchecked:
+            self._events.log("warn", f"results of {tool.name}: the pattern at {place} is not checked: look-around")
+        self._checkers[tool.name] = checker
+        return checker
 
     async def run(self, way: Way, connected: Callable[[McpListing], None]) -> None:
         """Connect, list, and stay until `end`. Raises what the connection fails with."""

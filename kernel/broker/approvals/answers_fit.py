@@ -1,6 +1,6 @@
 """Whether a person's answer fits the schema of the question. Pure.
 
-What a check can cost is bounded by schemas/schema_cost.py and schemas/value_cost.py, because a server may have written
+What a check can cost is bounded by schemas/schema_limits.py, because a server may have written
 the schema, and everybody shares the broker's loop. The library that checks is loaded with the first question.
 """
 
@@ -20,7 +20,7 @@ def check_schema(schema: Any) -> None:
     """Raise GoondanError E_CONFIG_SCHEMA for what is no JSON Schema, or costs too much to check against."""
     from goondan.schemas.arguments import compile_arguments
 
-    compile_arguments(schema, {}).apply({})
+    compile_arguments(schema, {}).compile()
 
 
 def issues_of(schema: Any, answer: Any) -> list[str]:

@@ -242,6 +242,18 @@ def test_a_schema_is_compiled_once_for_each_item() -> None:
     assert catalog.checker(SHOUT).apply({}) == ({}, [])
 
 
+@pytest.mark.requirement("SCHEMA-11")
+def test_a_pattern_that_is_not_checked_is_named_once_and_the_tool_stays(caplog: pytest.LogCaptureFixture) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": "^(?=.*x)y"}}}
+    item = CatalogItem(name="files__find", parameters=schema)
+    catalog = step([item], [item])
+    for _ in range(2):
+        assert catalog.check("files__find", {"a": "no"}) == Allowed(item, {"a": "no"})
+    assert isinstance(catalog.check("files__find", {"a": 5}), ToolError)
+    (record,) = caplog.records
+    assert "files__find" in record.getMessage() and "properties/a/pattern" in record.getMessage()
+
+
 def test_the_catalog_of_an_agent() -> None:
     spec = make_spec(
         "/nowhere", catalog=["bash__exec", "nobody__x"], dynamic=["ext__a"], allow_registry=["hidden__*"],

@@ -545,6 +545,25 @@ def test_what_is_no_json_schema(look: Look, schema: str, path: str) -> None:
     assert "127.0.0.1" not in inspected.errors[0].message
 
 
+def test_a_pattern_that_needs_look_around_is_refused_in_words(look: Look) -> None:
+    start, end = GOOD.index("        type: object\n"), GOOD.index("---\napiVersion: goondan.ai/v1\nkind: Swarm")
+    schema = {
+        "type": "object",
+        "properties": {
+            "a": {"pattern": "^(?!x)y"},
+            "b": {"patternProperties": {"(?<=a)b": {}}},
+            "c": {"pattern": "^c"},
+        },
+    }
+    inspected = look(GOOD[:start].rstrip("\n") + f" {json.dumps(schema)}\n" + GOOD[end:])
+    where = "spec.exports[0].parameters.properties"
+    assert [(p.code, p.path) for p in inspected.errors] == [
+        ("E_CONFIG_SCHEMA", f"{where}.a.pattern"),
+        ("E_CONFIG_SCHEMA", f"{where}.b.patternProperties['(?<=a)b']"),
+    ]
+    assert all("look-around" in p.message and "in the handler" in str(p.suggestion) for p in inspected.errors)
+
+
 @pytest.mark.requirement("SCHEMA-10", "SCHEMA-11")
 def test_any_valid_json_schema_is_taken(look: Look) -> None:
     start, end = GOOD.index("        type: object\n"), GOOD.index("---\napiVersion: goondan.ai/v1\nkind: Swarm")
