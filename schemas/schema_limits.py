@@ -165,7 +165,7 @@ class SchemaLimits:
         extent = _extent(value)
         if extent is None:
             return False
-        ways = max(1, self.returns) ** min(extent.depth, 64)
+        ways: int = max(1, self.returns) ** min(extent.depth, 64)
         return (extent.copied + extent.chars // 100) * self.price.visits * ways <= MAX_WORDING
 
 
@@ -297,7 +297,8 @@ def _size_of(value: Any) -> int:
     """The number of values in a constant. A scalar is compared at no cost."""
     if not isinstance(value, dict | list):
         return 0
-    size, todo = 0, [value]
+    size = 0
+    todo: list[Any] = [value]
     while todo:
         found = todo.pop()
         size += 1
