@@ -14,7 +14,7 @@ from goondan.schemas import questions, tool_asks, worker_frames
 from goondan.schemas.worker_frames import Result
 from goondan.toolhost import untrusted
 from goondan.toolhost.calls import asks, messages, pending
-from goondan.toolhost.inside import frames, orphans, wire, worker
+from goondan.toolhost.inside import orphans, wire, worker
 from goondan.toolhost.jails import channel
 from goondan.toolhost.sessions import machine, session, sessions
 
@@ -63,8 +63,8 @@ def test_the_numbers() -> None:
 
 def test_both_ends_agree() -> None:
     assert worker.PROTOCOL == worker_frames.WORKER_PROTOCOL
-    assert frames.FD == worker_frames.WORKER_FD
-    assert frames.MAX_FRAME == worker_frames.MAX_WORKER_FRAME
+    assert wire.FD == worker_frames.WORKER_FD
+    assert wire.MAX_FRAME == worker_frames.MAX_WORKER_FRAME
     assert worker.MAX_MESSAGES == messages.WORKER_MESSAGES
     assert wire.MAX_DEPTH == untrusted.MAX_OUTPUT_DEPTH
     assert worker.LOG_BURST < channel.NEWS_BURST

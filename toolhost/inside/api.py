@@ -13,7 +13,7 @@ from __future__ import annotations
 from time import monotonic
 
 from . import wire
-from .printed import MAX_LINE
+from .running import MAX_LINE
 
 TYPE_CHECKING = False  # importing typing would cost a cold jail 5 ms
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ import json
 import posix
 
 from .api import ToolError
-from .printed import MAX_LINE
 from .processes import Process, Stream, signal_name
+from .running import MAX_LINE
 
 TYPE_CHECKING = False  # importing typing would cost a cold jail 5 ms
 if TYPE_CHECKING:

@@ -20,9 +20,9 @@ from _socket import CMSG_SPACE, MSG_CMSG_CLOEXEC, socket
 from select import POLLIN, poll
 
 from . import wire, worker
-from .frames import FD, READ_BYTES, Frames, framed
 from .nest import Walls, enter
 from .system import FAILED, PR_SET_DUMPABLE, call
+from .wire import FD, READ_BYTES, Frames, framed
 
 TYPE_CHECKING = False  # importing typing would cost a cold jail 5 ms
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ from __future__ import annotations
 import posix
 
 from .confine import RLIMIT_NOFILE, fail, landlock, limit, open_places
-from .frames import FD
 from .init import wait
 from .system import PR_SET_DUMPABLE, Filter, bound_capabilities, call, drop_capabilities
+from .wire import FD
 
 TYPE_CHECKING = False  # importing typing would cost a cold jail 5 ms
 if TYPE_CHECKING:

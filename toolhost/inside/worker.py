@@ -24,11 +24,10 @@ from time import monotonic, sleep
 from . import wire
 from .api import Pending, ToolContext
 from .failures import MAX_ERROR, describe, error_frame, is_offline, where
-from .frames import FD, READ_BYTES, Frames, framed
 from .orphans import Orphans
-from .printed import MAX_LINE, Printed
-from .running import Running
+from .running import MAX_LINE, Printed, Running
 from .threads import Lane, Slot, Threads
+from .wire import FD, READ_BYTES, Frames, framed
 
 TYPE_CHECKING = False  # importing typing would cost a cold jail 5 ms
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goondan.toolhost.inside.frames import MAX_FRAME, Frames, framed
+from goondan.toolhost.inside.wire import MAX_FRAME, Frames, framed
 
 
 @given(st.lists(st.binary(max_size=40), max_size=8), st.lists(st.integers(1, 30), max_size=40))
