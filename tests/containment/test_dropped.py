@@ -343,11 +343,15 @@ def test_bubblewrap_is_root_only_where_it_must_be(taken: Taken) -> None:
     assert "user namespaces" in launch(taken, enclosure=enclosure)["error"]
 
 
-def test_file_systems_are_made_for_instances_and_nothing_else(taken: Taken, roots: Path) -> None:
-    folder = f"os.open({str(roots.parent)!r}, os.O_PATH)"
-    assert taken(f"ask({{'hold': 1, 'make': True}}, {folder}, 2)")["state"] == "refused"
-    assert taken(f"ask({{'check': True}}, {folder}, 2)")["state"] == "refused"
-    assert sorted(roots.parent.iterdir()) == [roots]
+def test_what_is_no_request_of_a_tool_host_is_refused_and_the_launcher_goes_on(taken: Taken) -> None:
+    for unknown in (
+        {},
+        {"hold": 1, "make": True},
+        {"program": "proxy"},
+        {"program": "proxy", "arguments": [], "as": 0},
+    ):
+        assert "no request of a tool host" in taken(f"ask({unknown!r}, 2)")["error"]
+    assert "no program of a tool host" in taken("ask({'program': 'sh', 'arguments': []}, 2)")["error"]
 
 
 #: In a jail that is none: no bubblewrap, no Landlock, its user is all that keeps it.

@@ -108,6 +108,8 @@ def guard(request: Launch | Run, fds: list[int], allowed: AllowList, settled: Se
         if request["enclosure"] is not None:
             _hold_enclosed(request, fds, allowed["enclosed"])
         return check_stages(request["stages"], fds[len(request["places"]) :], allowed, state_root)
+    if set(request) != {"program", "arguments"}:
+        raise NotAllowed("that is no request of a tool host")
     _check_program(request, allowed)
     return []
 
