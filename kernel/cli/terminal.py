@@ -42,8 +42,23 @@ def printable(text: str, *, keep: str = "") -> str:
 def columns(lines: Sequence[Sequence[str]]) -> list[str]:
     """A table: a line each, its cells from outside made printable and filled up to the widest of their column."""
     table = [[printable(cell) for cell in line] for line in lines]
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in table]
+    widths = [max(map(width_of, column)) for column in zip(*table, strict=True)]
+    return ["  ".join(filled(cell, width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in table]
+
+
+def width_of(text: str) -> int:
+    """How many cells a line of text takes on a terminal: a Korean letter takes two."""
+    if text.isascii():
+        return len(text)
+    from wcwidth import wcswidth  # most texts are ASCII
+
+    width: int = wcswidth(text)
+    return width if width >= 0 else len(text)  # a control character, which is printed by its number
+
+
+def filled(text: str, width: int) -> str:
+    """`text` with spaces behind it, up to `width` cells."""
+    return text + " " * (width - width_of(text))
 
 
 def shown_line(text: str) -> str:

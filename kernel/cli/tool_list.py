@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from goondan.kernel.cli import options
-from goondan.kernel.cli.terminal import Style, printable, style_of
+from goondan.kernel.cli.terminal import Style, filled, printable, style_of, width_of
 
 if TYPE_CHECKING:
     from goondan.kernel.bundle.tools import CheckedTool
@@ -70,12 +70,12 @@ def table(tools: Iterable[CheckedTool], style: Style, width: int | None) -> list
     rows = [(row["name"], row["source"], row.get("description", "")) for row in describe(tools)]
     if not rows:
         return ["no tools"]
-    names, sources = (max(len(row[column]) for row in rows) for column in (0, 1))
+    names, sources = (max(width_of(row[column]) for row in rows) for column in (0, 1))
     lines = []
     for name, source, description in rows:
         words = printable(" ".join(description.split())).partition(". ")[0].rstrip(".")
         if width is not None:
             room = max(width - names - sources - 4, _MIN_WORDS)
             words = words if len(words) <= room else words[: room - 1] + "…"
-        lines.append(f"{style.bold(f'{name:<{names}}')}  {style.dim(f'{source:<{sources}}')}  {words}".rstrip())
+        lines.append(f"{style.bold(filled(name, names))}  {style.dim(filled(source, sources))}  {words}".rstrip())
     return lines

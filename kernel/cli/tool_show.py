@@ -19,7 +19,7 @@ from msgspec import Struct, to_builtins
 
 from goondan.kernel.bundle.examples import short
 from goondan.kernel.cli import options
-from goondan.kernel.cli.terminal import Style, printable, style_of
+from goondan.kernel.cli.terminal import Style, filled, printable, style_of, width_of
 from goondan.kernel.cli.tool_catalog import find, look, source
 from goondan.schemas.address import build_tool_name, tool_identity
 
@@ -117,10 +117,10 @@ def _parameters(export: ToolExport, style: Style) -> list[str]:
     heads = ("parameter", "type", "", "default", "what it is")
     cells = [_cells(row) for row in rows]
     kept = [column for column in range(len(heads)) if column < 2 or any(row[column] for row in cells)]
-    widths = {column: max(len(row[column]) for row in [heads, *cells]) for column in kept}
+    widths = {column: max(width_of(row[column]) for row in [heads, *cells]) for column in kept}
 
     def line(row: tuple[str, ...]) -> str:
-        return "  ".join(f"{row[column]:<{widths[column]}}" for column in kept).rstrip()
+        return "  ".join(filled(row[column], widths[column]) for column in kept).rstrip()
 
     return ["", style.dim(line(heads)), *[line(row) for row in cells]]
 

@@ -58,6 +58,7 @@ def command(by: str, since: str | None, bundle: str | None, as_json: bool) -> in
 def render(document: Mapping[str, Any]) -> list[str]:
     """The table for a person, with the total below it."""
     from goondan.kernel.cli.plain import one_line
+    from goondan.kernel.cli.terminal import filled, width_of
 
     rows, by = document["rows"], document["by"]
     unread = [f"not read: {one_line(text, 200)}" for text in document.get("unread", ())]
@@ -67,10 +68,10 @@ def render(document: Mapping[str, Any]) -> list[str]:
     lines += [(one_line(_name(row, by), _MAX_NAME), *_cells(row)) for row in rows[:MAX_ROWS]]
     if len(rows) > 1:
         lines.append(("total", *_cells(document["total"])))
-    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    widths = [max(width_of(line[column]) for line in lines) for column in range(len(lines[0]))]
     more = [f"and {len(rows) - MAX_ROWS} more; --json has them"] if len(rows) > MAX_ROWS else []
     table = [
-        "  ".join([line[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(line[1:], widths[1:], strict=True))])
+        "  ".join([filled(line[0], widths[0]), *(c.rjust(w) for c, w in zip(line[1:], widths[1:], strict=True))])
         for line in lines
     ]
     return [*table, *more, *unread]

@@ -16,7 +16,7 @@ VERSION = f"python{sys.version_info.major}.{sys.version_info.minor}"
 def site_packages(place: Path) -> Path:
     """A folder with what an installation for one user, or into one folder, has: our packages, and what they need."""
     place.mkdir(parents=True)
-    for module in {*NEEDED, "_yaml", "markdown_it", "mdurl", "pygments", "wcwidth"}:
+    for module in {*NEEDED, "_yaml"}:
         for folder in sys.path:
             for name in (module, f"{module}.py", f"{module.replace('_', '-')}.libs", f"{module}.libs", "pyzmq.libs"):
                 if folder.endswith("-packages") and (Path(folder) / name).exists() and not (place / name).exists():

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import goondan.kernel.cli
 from goondan.kernel.cli import terminal
 from goondan.kernel.cli.output import write, write_json, write_pretty
-from goondan.kernel.cli.terminal import Style, shown_line
+from goondan.kernel.cli.terminal import Style, columns, shown_line, width_of
 
 EVIL = "a\x1b]0;pwned\x07\x9b31m\u202e\nforged\r\udc9b"
 
@@ -22,6 +22,13 @@ EVIL = "a\x1b]0;pwned\x07\x9b31m\u202e\nforged\r\udc9b"
 def test_only_our_own_colours_come_through() -> None:
     assert shown_line(Style(True).bad("no") + " \x1b[31m") == "\x1b[31mno\x1b[0m \\x1b[31m"
     assert shown_line(Style().bad("no")) == "no"
+
+
+def test_korean_names_line_up() -> None:
+    lines = columns([("NAME", "STATE"), ("도우미", "idle"), ("helper", "busy"), ("e\u0301", "idle")])
+    assert lines == ["NAME    STATE", "도우미  idle", "helper  busy", "e\u0301       idle"]
+    assert {width_of(line[: -len(word)]) for line, word in zip(lines[1:], ("idle", "busy", "idle"), strict=True)} == {8}
+    assert width_of("\x1b가") == 2, "what is no letter is counted as one"
 
 
 @given(st.text(st.one_of(st.characters(), st.sampled_from("\ufdd0\ufdd1031m;[\x1b")), max_size=40))
