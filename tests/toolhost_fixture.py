@@ -25,8 +25,8 @@ from goondan.toolhost.host import Host
 from goondan.toolhost.jails.write_exposures import WriteExposures
 from goondan.toolhost.policy.subject import HostFacts
 from goondan.toolhost.privileges.powers import Ordinary
-from goondan.toolhost.sessions.asking import Speaker
-from goondan.toolhost.sessions.live import LiveSession
+from goondan.toolhost.serving.asking import Speaker
+from goondan.toolhost.serving.live import LiveSession
 from goondan.toolhost.sessions.session import JailSession
 
 #: What tests can have done on this machine, as root, too: they do everything themselves.

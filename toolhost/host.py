@@ -1,8 +1,8 @@
 """The tool host's decisions about calls, put into effect: frames in, calls placed and timed, results out.
 
 It holds no socket of the bus: results leave through `send`, calls arrive through `on_frame`. So it runs the same with a
-link, in a test, and in front of a fake. calls/call_registry.py decides about callIds, sessions/sessions.py about jails,
-and sessions/answers.py about results.
+link, in a test, and in front of a fake. calls/call_registry.py decides about callIds, serving/sessions.py about jails,
+and serving/answers.py about results.
 
 Rules.
 - Every call ends in exactly one result. One that reaches its deadline is answered then.
@@ -39,10 +39,10 @@ from goondan.toolhost.jails.write_exposures import WriteExposures
 from goondan.toolhost.mcp.template_link import FORK_S
 from goondan.toolhost.policy.subject import CallFolder, HostFacts
 from goondan.toolhost.privileges.powers import Powers
-from goondan.toolhost.sessions.answers import Announce, Answers, is_polling
-from goondan.toolhost.sessions.asking import Asking, Logins, Speaker
-from goondan.toolhost.sessions.sessions import Sessions
-from goondan.toolhost.sessions.starting import JailStarter, why_not
+from goondan.toolhost.serving.answers import Announce, Answers, is_polling
+from goondan.toolhost.serving.asking import Asking, Logins, Speaker
+from goondan.toolhost.serving.sessions import Sessions
+from goondan.toolhost.serving.starting import JailStarter, why_not
 
 #: Seconds between two looks at idle jails, orphans and kept results.
 TICK_S: Final = 1.0
@@ -73,7 +73,7 @@ class Host:
     ) -> None:
         """Calls wait until `open`.
 
-        `announce` and `remember`: see sessions/answers.py. `speaker`: how handlers ask agents, if they can.
+        `announce` and `remember`: see serving/answers.py. `speaker`: how handlers ask agents, if they can.
         `exposures`: None keeps no record of them. `copies`: None keeps those of folders in a temporary place.
         """
         self._loop = asyncio.get_running_loop()

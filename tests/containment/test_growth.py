@@ -17,12 +17,12 @@ import pytest
 
 from goondan.toolhost.launcher.operations import remove_groups
 from goondan.toolhost.limits.decide import Growth
-from goondan.toolhost.limits.keeper import Group
 from goondan.toolhost.limits.table import GroupPlan
 from goondan.toolhost.privileges.own_groups import beside, find_tree
 from goondan.toolhost.watch import procfs
 from goondan.toolhost.watch.disks import MAX_DEPTH, walk
 from goondan.toolhost.watch.in_flight import InFlight
+from goondan.toolhost.watch.keeper import Group
 from goondan.toolhost.watch.procfs import View, unwritten
 from tests.toolhost_fixture import POWERS
 
@@ -178,7 +178,7 @@ for _ in range(4):
         os._exit(0)
     starting.append(pid)
 time.sleep(0.02)
-from goondan.toolhost.limits.keeper import Group
+from goondan.toolhost.watch.keeper import Group
 from goondan.toolhost.launcher.operations import remove_groups
 from goondan.toolhost.privileges.own_groups import beside, find_tree
 from goondan.toolhost.limits.table import GroupPlan

@@ -16,7 +16,8 @@ from goondan.toolhost import untrusted
 from goondan.toolhost.calls import asks, messages, pending
 from goondan.toolhost.inside import orphans, wire, worker
 from goondan.toolhost.jails import channel
-from goondan.toolhost.sessions import machine, session, sessions
+from goondan.toolhost.serving import sessions
+from goondan.toolhost.sessions import machine, session
 
 PAGE = (Path(__file__).parents[2] / "schemas" / "WORKER.md").read_text(encoding="utf-8")
 FRAMES = [*get_args(worker_frames.HostFrame), *get_args(worker_frames.WorkerFrame)]

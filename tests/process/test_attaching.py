@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from goondan.schemas.hosts import read_network
-from goondan.toolhost.egress.messages import Open, Settled, decode, encode
-from goondan.toolhost.egress.rules import lay_out
 from goondan.toolhost.jails.network import Egress, JailNetwork
+from goondan.toolhost.traffic.messages import Open, Settled, decode, encode
+from goondan.toolhost.traffic.rules import lay_out
 
 JAIL = 7
 

@@ -19,7 +19,7 @@ import pytest
 
 from goondan.schemas.launch import PythonSpec, SandboxSpec
 from tests.toolhost_fixture import Bench, bench, make_tool
-from tests.unit.toolhost.egress.test_hello import client_hello
+from tests.unit.toolhost.traffic.test_hello import client_hello
 
 SOURCE = """
 import os, socket, subprocess, urllib.request

@@ -12,9 +12,9 @@ import pytest
 
 from goondan.schemas.hosts import parse_rule, read_network
 from goondan.toolhost.egress import proxy, upstream
-from goondan.toolhost.egress.messages import Denied, Failed, Message, Open, Reached
 from goondan.toolhost.egress.proxy import JailSide
-from goondan.toolhost.egress.rules import Listener
+from goondan.toolhost.traffic.messages import Denied, Failed, Message, Open, Reached
+from goondan.toolhost.traffic.rules import Listener
 
 
 class Control:

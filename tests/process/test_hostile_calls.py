@@ -132,7 +132,7 @@ async def test_strange_grants_cost_no_place_for_a_jail(short_tmp: Path) -> None:
 
 async def test_a_bug_costs_one_call_and_no_place(short_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is thrown while a jail is planned is an answer, and is told to the log."""
-    from goondan.toolhost.sessions import starting
+    from goondan.toolhost.serving import starting
 
     def broken(*_: Any, **__: Any) -> Any:
         raise ValueError("embedded null byte")

@@ -24,8 +24,8 @@ from msgspec.structs import replace
 from goondan.schemas.launch import Filesystem, McpServerSpec, SandboxSpec, ToolSpec
 from goondan.toolhost.jails.processes import process_status
 from goondan.toolhost.mcp.server_jail import RemoteServer, ServerJail
+from goondan.toolhost.serving.live import LiveSession
 from goondan.toolhost.sessions import machine
-from goondan.toolhost.sessions.live import LiveSession
 from tests.mcp_fixture import Asker, make_server, text
 from tests.toolhost_fixture import Bench, bench
 

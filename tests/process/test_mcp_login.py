@@ -24,7 +24,7 @@ from goondan.schemas.mcp import McpOAuth
 from goondan.schemas.oauth import ServerOp, ServerReply
 from goondan.schemas.worker_frames import LoadFailed
 from goondan.toolhost.mcp_worker.login import Login
-from goondan.toolhost.mcp_worker.results import Failure
+from goondan.toolhost.server_messages.results import Failure
 from tests.process.mcp_worker_host import hosted, pass_time, tunnels
 
 BROWSER = "http://127.0.0.1:9/callback"

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from goondan.schemas.worker_frames import LoadFailed
-from goondan.toolhost.mcp_worker import lines, tasks
+from goondan.toolhost.mcp_worker import tasks
+from goondan.toolhost.server_messages import lines
 from tests.process import mcp_sdk_server
 from tests.process.mcp_worker_host import (
     Host,

@@ -16,7 +16,7 @@ from goondan.schemas.errors import fail
 from goondan.schemas.frames import AgentEvent, Answer, Frame
 from goondan.schemas.launch import ExportSpec, SandboxSpec
 from goondan.schemas.tool_asks import MAX_OPEN
-from goondan.toolhost.sessions import sessions as reports
+from goondan.toolhost.serving import sessions
 from tests.toolhost_fixture import Bench, bench, make_tool
 
 SOURCE = """
@@ -315,7 +315,7 @@ async def test_more_questions_than_may_be_open_are_refused(short_tmp: Path, work
 async def test_a_worker_that_does_not_read_its_answers_ends(
     short_tmp: Path, workdir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reports, "MAX_UNREAD", 1 << 20)
+    monkeypatch.setattr(sessions, "MAX_UNREAD", 1 << 20)
     async with asking(short_tmp) as (host, bus):
         bus.reply = {"x": "y" * 200_000}  # type: ignore[assignment]
         result = await host.call("t__deaf", {"n": 15}, workdir=workdir)

@@ -11,7 +11,7 @@ import pytest
 from msgspec import Raw
 
 import goondan.toolhost.jails.launch
-import goondan.toolhost.sessions.starting
+import goondan.toolhost.serving.starting
 from goondan.schemas.codec import encode_value
 from goondan.schemas.errors import fail
 from goondan.schemas.frames import Frame, ToolCallPayload
@@ -155,7 +155,7 @@ async def test_a_repeated_call_attaches_or_gets_the_same_result(short_tmp: Path,
 async def test_a_result_that_was_not_kept_is_an_unknown_outcome(
     short_tmp: Path, workdir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("goondan.toolhost.sessions.answers.CallRegistry", lambda: CallRegistry(kept_bytes=100))
+    monkeypatch.setattr("goondan.toolhost.serving.answers.CallRegistry", lambda: CallRegistry(kept_bytes=100))
     async with bench(tool(short_tmp)) as made:
         await made.call("t__mark", {"file": "ran"}, workdir=workdir, call_id="turn-1/lost")
         made.host.on_frame(call_frame("t__mark", "turn-1/lost", workdir, Raw(encode_value({"file": "ran"}))))
@@ -402,7 +402,7 @@ async def test_pending_work_takes_no_places_of_calls_and_has_a_bound_of_its_own(
 async def test_a_jail_is_refused_while_the_one_before_it_in_its_workdir_does_not_end(
     tmp_path: Path, workdir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(goondan.toolhost.sessions.starting, "CLOSE_S", 0.3)
+    monkeypatch.setattr(goondan.toolhost.serving.starting, "CLOSE_S", 0.3)
     first, second = tool(tmp_path, name="first"), tool(tmp_path, name="second")
     async with bench(first, second) as host:
         call = {"file": "marks"}

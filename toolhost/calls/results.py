@@ -29,7 +29,7 @@ from goondan.schemas.results import cut_message
 from goondan.schemas.worker_frames import Result, WorkerError
 from goondan.toolhost.calls.call_registry import Call
 from goondan.toolhost.calls.pending import full_handle
-from goondan.toolhost.egress.messages import Denied
+from goondan.toolhost.traffic.messages import Denied
 from goondan.toolhost.untrusted import Violation, check_json, output_limit
 
 #: Characters of an error's name, code and other texts beside its message; a handler has no reason to send more.

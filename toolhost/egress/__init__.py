@@ -1,9 +1,8 @@
 """The egress proxy: the only way from a jail to the network, in a process of its own.
 
-`addresses`, `binary`, `heads` and `rules` are pure: they parse what jails and resolvers write, and
-decide. `proxy` is their shell. `listen` makes listening sockets inside a jail's network namespace. `messages` are what
-the tool host and the proxy send each other.
+`proxy` parses and judges with the modules of toolhost/traffic, and relays; `upstream` connects. `listen` makes
+listening sockets inside a jail's network namespace.
 
-Everything here imports the standard library, goondan.schemas.hosts, and from goondan.toolhost.inside what puts up
-walls, so the process can be started without site packages.
+Everything here imports the standard library, goondan.schemas.hosts, toolhost/traffic, and from goondan.toolhost.inside
+what puts up walls, so the process can be started without site packages.
 """

@@ -24,10 +24,10 @@ from typing import Final
 
 from goondan.schemas.hosts import Rule
 from goondan.toolhost import own_confinement
-from goondan.toolhost.egress import binary, heads, messages
-from goondan.toolhost.egress.messages import Close, Denied, Failed, Message, Open, Reached, Settle, Settled
-from goondan.toolhost.egress.rules import Listener, judge, unconnected, unheard
 from goondan.toolhost.egress.upstream import Refused, Unreachable, connect
+from goondan.toolhost.traffic import binary, heads, messages
+from goondan.toolhost.traffic.messages import Close, Denied, Failed, Message, Open, Reached, Settle, Settled
+from goondan.toolhost.traffic.rules import Listener, judge, unconnected, unheard
 
 #: Connections of one jail at a time; further ones wait in the jail.
 MAX_CONNECTIONS: Final = 64

@@ -19,12 +19,12 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 from goondan.schemas.hosts import Network
-from goondan.toolhost.egress import messages
-from goondan.toolhost.egress.messages import Close, Denied, Failed, Open, Reached, Settle, Settled
-from goondan.toolhost.egress.rules import Layout, Listener
 from goondan.toolhost.facts.host import machine
 from goondan.toolhost.privileges.launcher_link import LauncherLink, OwnPrograms
 from goondan.toolhost.seccomp.program import relay_program
+from goondan.toolhost.traffic import messages
+from goondan.toolhost.traffic.messages import Close, Denied, Failed, Open, Reached, Settle, Settled
+from goondan.toolhost.traffic.rules import Layout, Listener
 
 #: How long a jail's sockets may take (seconds): a short program and one round trip, some 30 ms.
 ATTACH_S: Final = 10.0

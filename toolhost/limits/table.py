@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from goondan.schemas.launch import Limits
 from goondan.schemas.receipts import Mechanism
-from goondan.toolhost.privileges.tree import Tree
+from goondan.toolhost.limits.tree import Tree
 
 # include/uapi/asm-generic/resource.h, the same on x86_64 and aarch64.
 _RLIMIT_FSIZE, _RLIMIT_DATA, _RLIMIT_CORE, _RLIMIT_NPROC, _RLIMIT_NOFILE = 1, 2, 4, 6, 7

@@ -26,11 +26,12 @@ from pydantic import TypeAdapter, ValidationError
 from goondan.schemas.codec import encode_value
 from goondan.schemas.mcp import GET_PROMPT, McpElicit, McpElicited, McpTool
 from goondan.schemas.worker_frames import Answer, Ask, Call, Progress, Result, WorkerError, WorkerFrame
-from goondan.toolhost.mcp_worker import bounds, results, tasks
-from goondan.toolhost.mcp_worker.bounds import MAX_DESCRIPTION, Allowance
+from goondan.toolhost.mcp_worker import tasks
 from goondan.toolhost.mcp_worker.client import Client
-from goondan.toolhost.mcp_worker.results import Failure, error_of
 from goondan.toolhost.mcp_worker.tasks import Task
+from goondan.toolhost.server_messages import bounds, results
+from goondan.toolhost.server_messages.bounds import MAX_DESCRIPTION, Allowance
+from goondan.toolhost.server_messages.results import Failure, error_of
 
 #: How often a server may ask within one call before it is refused, and how many questions of one answer are asked.
 MAX_ROUNDS: Final = 10

@@ -34,10 +34,11 @@ from pydantic import BaseModel, FileUrl, ValidationError
 from goondan.schemas.arguments import TOO_MUCH, ArgumentChecker, compile_arguments
 from goondan.schemas.errors import GoondanError
 from goondan.schemas.mcp import CONNECT_S, McpListing, McpPrompt, McpResource, McpServerInit, McpTool, NewsKind
-from goondan.toolhost.mcp_worker import bounds, listing, tasks
-from goondan.toolhost.mcp_worker.bounds import MAX_NAME
-from goondan.toolhost.mcp_worker.results import Failure, is_gone
+from goondan.toolhost.mcp_worker import tasks
 from goondan.toolhost.mcp_worker.tasks import Task
+from goondan.toolhost.server_messages import bounds, listing
+from goondan.toolhost.server_messages.bounds import MAX_NAME
+from goondan.toolhost.server_messages.results import Failure, is_gone
 
 #: Pages of one list. A server whose list has no end is cut off here.
 MAX_PAGES: Final = 200

@@ -23,8 +23,8 @@ import httpcore2
 import httpx2
 
 from goondan.schemas.system.authorities import tls_context
-from goondan.toolhost.mcp_worker import bounds
-from goondan.toolhost.mcp_worker.lines import NOT_REACHED
+from goondan.toolhost.server_messages import bounds
+from goondan.toolhost.server_messages.lines import NOT_REACHED
 
 #: What is sent for one connection.
 REQUEST: Final = b"connect"

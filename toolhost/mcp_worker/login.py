@@ -31,7 +31,7 @@ from pydantic import BaseModel, ValidationError
 from goondan.schemas.mcp import McpOAuth
 from goondan.schemas.oauth import MAX_DOCUMENT, ServerOp, ServerReply
 from goondan.schemas.redaction import redact
-from goondan.toolhost.mcp_worker.results import Failure
+from goondan.toolhost.server_messages.results import Failure
 
 #: The name that people read when they are asked whether they agree.
 CLIENT_NAME: Final = "Goondan"

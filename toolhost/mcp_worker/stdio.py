@@ -23,8 +23,8 @@ from mcp.shared.transport_context import TransportContext
 from mcp_types import INTERNAL_ERROR, INVALID_PARAMS, REQUEST_TIMEOUT
 from pydantic import ValidationError
 
-from goondan.toolhost.mcp_worker import bounds
-from goondan.toolhost.mcp_worker.lines import GONE, LEFT, Answered, Asked, Flood, Id, Lines, Noise, Told, encode
+from goondan.toolhost.server_messages import bounds
+from goondan.toolhost.server_messages.lines import GONE, LEFT, Answered, Asked, Flood, Id, Lines, Noise, Told, encode
 from goondan.toolhost.socket_end import SocketEnd
 
 #: Bytes that a server has not read yet. 64 calls of the largest arguments are more; a server that reads none of them

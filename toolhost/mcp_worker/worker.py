@@ -47,14 +47,14 @@ from goondan.schemas.worker_frames import (
     Ready,
     WorkerFrame,
 )
-from goondan.toolhost.mcp_worker import bounds
-from goondan.toolhost.mcp_worker.bounds import Allowance
 from goondan.toolhost.mcp_worker.calling import Calls
 from goondan.toolhost.mcp_worker.client import Client
 from goondan.toolhost.mcp_worker.http import Http
 from goondan.toolhost.mcp_worker.login import Login
-from goondan.toolhost.mcp_worker.results import Failure, error_of
 from goondan.toolhost.mcp_worker.stdio import CLOSED_HERE, Stdio
+from goondan.toolhost.server_messages import bounds
+from goondan.toolhost.server_messages.bounds import Allowance
+from goondan.toolhost.server_messages.results import Failure, error_of
 from goondan.toolhost.socket_end import SocketEnd
 
 #: Lines of the log at once and per second after that; what is over is dropped and counted. The host ends a worker that

@@ -24,13 +24,13 @@ from msgspec import Struct
 from goondan.schemas.grantable import within
 from goondan.schemas.receipts import Mechanism, Wall
 from goondan.schemas.tiers import STRONGEST, Tier
-from goondan.toolhost.egress.rules import Layout
 from goondan.toolhost.launcher.request import Enclosure, Stage
 from goondan.toolhost.limits.table import GroupPlan
 from goondan.toolhost.policy import javascript
 from goondan.toolhost.policy.landlock import Ruleset
 from goondan.toolhost.policy.subject import Request
 from goondan.toolhost.seccomp.numbers import NUMBERS, Machine
+from goondan.toolhost.traffic.rules import Layout
 
 #: Stands for the workdir in the command and the variables of a server that has one.
 WORKDIR: Final = "${WORKDIR}"

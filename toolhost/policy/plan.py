@@ -30,7 +30,6 @@ from goondan.schemas.errors import fail
 from goondan.schemas.hosts import BadHost, read_network
 from goondan.schemas.launch import ToolSpec
 from goondan.schemas.receipts import Wall
-from goondan.toolhost.egress.rules import RESOLVER, Layout, lay_out
 from goondan.toolhost.launcher.request import Enclosure
 from goondan.toolhost.limits.table import group_plan, mechanisms, resource_limits
 from goondan.toolhost.policy import launch_plan, mounts, subject
@@ -40,6 +39,7 @@ from goondan.toolhost.policy.launch_plan import LaunchPlan, program_of
 from goondan.toolhost.policy.refusals import check_request
 from goondan.toolhost.policy.subject import HOME_BYTES, JAIL_CODE, JAIL_HOME, HostFacts, Request
 from goondan.toolhost.seccomp.program import program
+from goondan.toolhost.traffic.rules import RESOLVER, Layout, lay_out
 
 #: Private memory file systems (bytes): room for a compiler's temporary files, a quarter of a small machine at most.
 TMP_BYTES: Final = 256 << 20

@@ -37,10 +37,10 @@ from goondan.toolhost.launcher.operations import (
     set_niceness,
 )
 from goondan.toolhost.launcher.places import let_owner_in
+from goondan.toolhost.limits.tree import Tree
 from goondan.toolhost.offload import Offload
 from goondan.toolhost.privileges.launcher_link import LauncherLink, StartLauncher, spawn
 from goondan.toolhost.privileges.own_groups import beside, find_tree
-from goondan.toolhost.privileges.tree import Tree
 from goondan.toolhost.privileges.uids import Uids
 
 #: Longest wait for one operation (seconds): a mkdir takes microseconds, and longer on a file system that is gone.

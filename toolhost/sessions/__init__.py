@@ -1,5 +1,6 @@
-"""Sessions: each is one jail and the calls in it, from the first that needs it until its last process is gone.
+"""Decides about sessions: each is one jail and the calls in it, from the first that needs it until its last process is
+gone. Pure.
 
-`session.py`, `pool.py` and `machine.py` decide, and are pure. `sessions.py` performs what they decide: with
-`starting.py`, which starts jails, and `live.py`, which does what concerns one jail alone.
+`session.py` is one of them, `pool.py` has all, `machine.py` decides what follows from what has happened, `receipts.py`
+says what a call's jail was. toolhost/serving does what is decided.
 """

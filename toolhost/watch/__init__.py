@@ -1,4 +1,4 @@
-"""The watch: it looks from outside for what Linux does not count (limits/keeper.py).
+"""What a jail uses: what Linux counts of it (keeper.py), and what the watch looks for from outside.
 
 Every host needs it for the disk, because Linux does not count what one jail has written in a folder. Hosts without
 control groups need it for memory, too. `watch.py` is the thread that looks while calls run, `jail_usage.py` holds what

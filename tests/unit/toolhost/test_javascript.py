@@ -10,8 +10,8 @@ from goondan.schemas.launch import JavaScriptRuntime, Limits, ToolSpec
 from goondan.toolhost.jails.worker import last_line
 from goondan.toolhost.limits.decide import lacks_memory
 from goondan.toolhost.limits.table import resource_limits
+from goondan.toolhost.limits.tree import Tree
 from goondan.toolhost.policy.javascript import command, limits_data, runtime_of
-from goondan.toolhost.privileges.tree import Tree
 
 NODE = JavaScriptRuntime(name="node", program="/n/node", version="22.20.0")
 BUN = JavaScriptRuntime(name="bun", program="/b/bun", version="1.4.5")

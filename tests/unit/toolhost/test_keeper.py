@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from goondan.schemas.launch import Limits
-from goondan.toolhost.limits.keeper import Keeper
 from goondan.toolhost.privileges.powers import Ordinary
 from goondan.toolhost.watch.jail_usage import JailUsage
+from goondan.toolhost.watch.keeper import Keeper
 from tests.toolhost_fixture import POWERS
 
 TOOLHOST = Path(__file__).parents[3] / "toolhost"

@@ -13,12 +13,12 @@ from msgspec.structs import replace
 from goondan.schemas.errors import GoondanError
 from goondan.schemas.launch import Limits, SandboxSpec
 from goondan.toolhost.limits.table import GroupPlan
+from goondan.toolhost.limits.tree import Tree
 from goondan.toolhost.policy.landlock import DEVICES, RUN, for_file
 from goondan.toolhost.policy.launch_plan import LaunchPlan
 from goondan.toolhost.policy.plan import walls_full
 from goondan.toolhost.policy.subject import HostFacts, HostPath, Request
 from goondan.toolhost.policy.tiers import plan
-from goondan.toolhost.privileges.tree import Tree
 from goondan.toolhost.seccomp.program import program
 from tests.unit.toolhost.test_policy import HOST, TOOL
 from tests.unit.toolhost.test_reduced import LOW, REQUEST

@@ -27,10 +27,10 @@ from goondan.toolhost.limits.decide import (
     weight_of,
     with_limit,
 )
-from goondan.toolhost.limits.keeper import weight
 from goondan.toolhost.limits.table import GroupPlan, group_plan, mechanisms, processes_of_a_namespace, resource_limits
-from goondan.toolhost.privileges.tree import Tree
+from goondan.toolhost.limits.tree import Tree
 from goondan.toolhost.watch.in_flight import KEPT_S, MOVED_S, HiddenMemory, InFlight, KeptDescriptors
+from goondan.toolhost.watch.keeper import weight
 
 LIMITS = Limits(memory_mb=100, processes=10, cpu_seconds=5, disk_mb=100, files=1000)
 

@@ -12,7 +12,7 @@ from goondan.schemas.errors import GoondanError, error_payload
 from goondan.schemas.frames import Frame
 from goondan.schemas.oauth import MAX_DOCUMENT, ServerReply, ServerWish
 from goondan.schemas.worker_frames import LoginAnswer, LoginAsk
-from goondan.toolhost.sessions.asking import MAX_OPEN, MAX_URL, Logins
+from goondan.toolhost.serving.asking import MAX_OPEN, MAX_URL, Logins
 from goondan.toolhost.untrusted import Violation
 
 

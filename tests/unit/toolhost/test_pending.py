@@ -16,8 +16,8 @@ from goondan.schemas.launch import ExportSpec, ToolSpec
 from goondan.schemas.spans import call_span
 from goondan.toolhost.calls.call_registry import Call
 from goondan.toolhost.calls.pending import KEPT_S, MAX_RUNNING, PENDING_S, PendingRegistry, Promise, Work
-from goondan.toolhost.sessions.answers import Answers
-from goondan.toolhost.sessions.asking import Asking
+from goondan.toolhost.serving.answers import Answers
+from goondan.toolhost.serving.asking import Asking
 from goondan.toolhost.state_folder import PromiseFile
 
 

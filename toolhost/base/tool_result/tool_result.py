@@ -1,6 +1,6 @@
 """`tool-result__get`: the result of pending work.
 
-The tool host itself answers these calls (toolhost/sessions/answers.py), because only it knows the work of every jail.
+The tool host itself answers these calls (toolhost/serving/answers.py), because only it knows the work of every jail.
 If this module is ever called, it only says so.
 """
 

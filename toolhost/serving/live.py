@@ -28,7 +28,6 @@ from goondan.schemas.worker_frames import Call as WorkerCall
 from goondan.toolhost.calls.call_registry import Call
 from goondan.toolhost.calls.messages import MessageCache, SentMessages
 from goondan.toolhost.calls.results import shown, without_network
-from goondan.toolhost.egress.messages import Denied, Failed
 from goondan.toolhost.facts.hiding import Hiding
 from goondan.toolhost.jails.call_sandboxes import CallSandbox, CallSandboxes
 from goondan.toolhost.jails.jail import Jail
@@ -36,11 +35,12 @@ from goondan.toolhost.jails.network import JailNetwork
 from goondan.toolhost.jails.worker import CLOSED, Granted, Worker, WorkerOwner
 from goondan.toolhost.limits.decide import lacks_memory, lacks_processes, limit_error, with_limit
 from goondan.toolhost.mcp.server_jail import RemoteServer, ServerJail
-from goondan.toolhost.mcp_worker.lines import LEFT
+from goondan.toolhost.server_messages.lines import LEFT
 from goondan.toolhost.sessions.machine import AskToStop, EndCall, JailAction, Kill, Leave, LeaveCall, Terminate
 from goondan.toolhost.sessions.receipts import JailReceipts
 from goondan.toolhost.sessions.session import JailSession
 from goondan.toolhost.signalling import signal_all
+from goondan.toolhost.traffic.messages import Denied, Failed
 from goondan.toolhost.untrusted import Violation, output_limit
 
 #: How many looks in turn may find orphans in a jail before it is ended.

@@ -20,8 +20,8 @@ from pydantic import ValidationError
 
 from goondan.schemas.codec import encode_value
 from goondan.schemas.worker_frames import WorkerError
-from goondan.toolhost.mcp_worker import bounds
-from goondan.toolhost.mcp_worker.lines import GONE, NOT_LET_THROUGH, NOT_REACHED
+from goondan.toolhost.server_messages import bounds
+from goondan.toolhost.server_messages.lines import GONE, NOT_LET_THROUGH, NOT_REACHED
 
 #: Fields of a block that are passed on. `_meta` is between programs.
 _FIELDS: Final = {

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Final, Literal, NamedTuple
 
 from goondan.schemas.hosts import ANY_PORT, Network, Rule, is_address
-from goondan.toolhost.egress.addresses import reach_of, refusal
+from goondan.toolhost.traffic.addresses import reach_of, refusal
 
 #: Where the jail finds its resolver and its HTTP proxy.
 PROXY_ADDRESS: Final = "127.42.0.1"

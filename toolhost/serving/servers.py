@@ -29,9 +29,9 @@ from goondan.schemas.times import rfc3339
 from goondan.schemas.tool_host_reports import ServerPhase, ServerState, WorkerNews
 from goondan.schemas.worker_frames import List, LoginAnswer, LoginAsk, News
 from goondan.toolhost.calls.call_registry import Call, Listing
-from goondan.toolhost.sessions.answers import Answers
-from goondan.toolhost.sessions.asking import Logins
-from goondan.toolhost.sessions.live import LiveSession
+from goondan.toolhost.serving.answers import Answers
+from goondan.toolhost.serving.asking import Logins
+from goondan.toolhost.serving.live import LiveSession
 from goondan.toolhost.sessions.machine import Action, Machine, Wait
 from goondan.toolhost.sessions.session import JailSession
 from goondan.toolhost.untrusted import check_json

@@ -30,7 +30,7 @@ from goondan.schemas.worker_frames import Progress
 from goondan.toolhost.calls.call_registry import Call, CallRegistry, Listing, StoredResult, answer_of, refusal_of
 from goondan.toolhost.calls.pending import MAX_RUNNING, PendingRegistry, Promise, Work, full_handle
 from goondan.toolhost.calls.results import error_result
-from goondan.toolhost.sessions.asking import Asking
+from goondan.toolhost.serving.asking import Asking
 
 #: The bundled tool whose calls are answered here, never in a jail.
 POLLING_TOOL: Final = "tool-result"

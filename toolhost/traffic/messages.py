@@ -9,7 +9,7 @@ import json
 from typing import Any, Final, NamedTuple
 
 from goondan.schemas.hosts import Network, read_network, write_network
-from goondan.toolhost.egress.rules import Listener
+from goondan.toolhost.traffic.rules import Listener
 
 #: One message (bytes); 64 rules take some 10 KiB.
 MAX_MESSAGE: Final = 65536

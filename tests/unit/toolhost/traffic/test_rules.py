@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from goondan.schemas.hosts import network, parse_rule, read_network
 from goondan.schemas.worker_frames import WorkerError
 from goondan.toolhost.calls.results import with_denial, without_network
-from goondan.toolhost.egress import messages
-from goondan.toolhost.egress.messages import Close, Denied, Failed, Open, Reached, Settle, Settled
-from goondan.toolhost.egress.rules import Listener, hosts_entries, judge, lay_out, unconnected, unheard
+from goondan.toolhost.traffic import messages
+from goondan.toolhost.traffic.messages import Close, Denied, Failed, Open, Reached, Settle, Settled
+from goondan.toolhost.traffic.rules import Listener, hosts_entries, judge, lay_out, unconnected, unheard
 
 
 def test_exact_names_get_addresses_and_lines() -> None:

@@ -18,9 +18,9 @@ from goondan.toolhost.launcher.descriptors import write_text
 from goondan.toolhost.launcher.operations import FREEZER_STATE
 from goondan.toolhost.limits.decide import ORDINARY, weight_of
 from goondan.toolhost.limits.table import GroupPlan
+from goondan.toolhost.limits.tree import Tree
 from goondan.toolhost.privileges.own_groups import beside, read_text
 from goondan.toolhost.privileges.powers import Powers
-from goondan.toolhost.privileges.tree import Tree
 
 #: A counter of Linux gives one number of eight bytes.
 _COUNTED_BYTES = 8

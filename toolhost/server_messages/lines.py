@@ -18,8 +18,8 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from goondan.toolhost.mcp_worker import bounds
-from goondan.toolhost.mcp_worker.bounds import Allowance, Excess
+from goondan.toolhost.server_messages import bounds
+from goondan.toolhost.server_messages.bounds import Allowance, Excess
 
 #: Bytes of one message: images and files travel in them as base64.
 MAX_LINE: Final = 16 << 20

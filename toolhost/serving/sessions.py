@@ -45,7 +45,6 @@ from goondan.toolhost.calls.call_registry import Call, Listing
 from goondan.toolhost.calls.messages import MessageCache
 from goondan.toolhost.calls.pending import PENDING_S, Work
 from goondan.toolhost.calls.results import own_error, refusal, shape, with_denial
-from goondan.toolhost.egress.messages import Denied, Failed
 from goondan.toolhost.jails.call_sandboxes import CallSandbox
 from goondan.toolhost.jails.jail import Jail
 from goondan.toolhost.jails.network import Egress
@@ -53,15 +52,16 @@ from goondan.toolhost.jails.worker import Worker
 from goondan.toolhost.limits.decide import limit_error
 from goondan.toolhost.mcp.server_jail import RemoteServer, ServerJail
 from goondan.toolhost.policy.subject import HostFacts
+from goondan.toolhost.serving.answers import Answers, too_much_pending
+from goondan.toolhost.serving.asking import Asking, Logins
+from goondan.toolhost.serving.live import LiveSession, load_error, protocol_error, unavailable
+from goondan.toolhost.serving.servers import Owner, Servers
+from goondan.toolhost.serving.starting import CLOSE_S, JailStarter, why_not
 from goondan.toolhost.sessions import machine
-from goondan.toolhost.sessions.answers import Answers, too_much_pending
-from goondan.toolhost.sessions.asking import Asking, Logins
-from goondan.toolhost.sessions.live import LiveSession, load_error, protocol_error, unavailable
 from goondan.toolhost.sessions.machine import LOAD_TIMEOUT_S, Action, JailAction, Machine, Wait, WaitForStop, Waiting
 from goondan.toolhost.sessions.pool import Assign, End, Start
-from goondan.toolhost.sessions.servers import Owner, Servers
 from goondan.toolhost.sessions.session import MAX_PENDING_PER_JAIL, JailSession, key_of
-from goondan.toolhost.sessions.starting import CLOSE_S, JailStarter, why_not
+from goondan.toolhost.traffic.messages import Denied, Failed
 from goondan.toolhost.untrusted import Violation
 from goondan.toolhost.watch.jail_usage import JailUsage
 from goondan.toolhost.watch.watch import Watch

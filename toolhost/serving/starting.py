@@ -17,7 +17,6 @@ from goondan.schemas.errors import GoondanError, error_payload, fail
 from goondan.schemas.frames import ErrorPayload
 from goondan.schemas.launch import ToolHostSpec, ToolSpec
 from goondan.toolhost.calls.call_registry import Call
-from goondan.toolhost.egress.rules import Layout
 from goondan.toolhost.facts.guarding import remove_placeholders
 from goondan.toolhost.facts.hiding import Hiding, as_it_is_now
 from goondan.toolhost.facts.request import look_up
@@ -41,8 +40,9 @@ from goondan.toolhost.policy.plan import forks
 from goondan.toolhost.policy.subject import HostFacts
 from goondan.toolhost.policy.tiers import plan
 from goondan.toolhost.privileges.powers import Powers
-from goondan.toolhost.sessions.live import LiveSession
+from goondan.toolhost.serving.live import LiveSession
 from goondan.toolhost.sessions.session import JailSession
+from goondan.toolhost.traffic.rules import Layout
 from goondan.toolhost.untrusted import output_limit
 
 #: The system's message about a jail that did not start may name a long path; so many characters of it are kept.
