@@ -41,7 +41,7 @@ from goondan.schemas.codec import from_raw, to_raw
 from goondan.schemas.errors import GoondanError
 from goondan.schemas.frames import AgentEvent, Frame, ReplyTo
 from goondan.schemas.tokens import SOCKETS
-from goondan.toolhost.jails.processes import stranded
+from goondan.toolhost.watch.processes import stranded
 from tests.chaos.raw_client import RawClient
 from tests.kernel_fixture import PATIENCE_S, Sandbox, sandbox, wait_until
 

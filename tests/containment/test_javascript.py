@@ -84,10 +84,11 @@ export const handlers = {
     const worker = new Worker(new URL(import.meta.url), { workerData: { host: input } })
     worker.on('message', go).on('error', no)
   }),
-  walls: () => Object.fromEntries(fs.readdirSync('/proc/self/task').map((task) => {
-    const status = fs.readFileSync(`/proc/self/task/${task}/status`, 'latin1')
+  walls: () => Object.fromEntries(fs.readdirSync('/proc/self/task').flatMap((task) => {
+    let status
+    try { status = fs.readFileSync(`/proc/self/task/${task}/status`, 'latin1') } catch { return [] } // it has ended
     const field = (name) => status.match(new RegExp(`^${name}:\\s*(\\S+)`, 'm'))[1]
-    return [task, ['Seccomp', 'NoNewPrivs', 'CapEff', 'CapPrm', 'CapBnd'].map(field)]
+    return [[task, ['Seccomp', 'NoNewPrivs', 'CapEff', 'CapPrm', 'CapBnd'].map(field)]]
   })),
   limits: () => Object.fromEntries(fs.readFileSync('/proc/self/limits', 'latin1').split('\n')
     .map((line) => line.split(/\s{2,}/)).map(([name, soft, hard]) => [name, [soft, hard]])),

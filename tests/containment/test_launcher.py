@@ -22,12 +22,12 @@ import pytest
 
 from goondan.schemas.launch import Filesystem, Limits, SandboxSpec
 from goondan.schemas.system.users import DEFAULT
-from goondan.toolhost.jails.processes import process_status
 from goondan.toolhost.launcher import staging, syscalls
 from goondan.toolhost.launcher.request import Launch, Stage
 from goondan.toolhost.limits.table import processes_of_a_namespace
 from goondan.toolhost.privileges import launcher_link
 from goondan.toolhost.privileges.uids import Uids, instance_uid
+from goondan.toolhost.watch.processes import process_status
 from tests.toolhost_fixture import POWERS, Bench, bench, make_tool
 
 SOURCE = """

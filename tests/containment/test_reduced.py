@@ -119,10 +119,10 @@ async def main():
         out["found"] = result["output"]
         assert victim.poll() is None
     out["folders"] = [name for name in os.listdir(place) if name.startswith("gdn-jail-")]
-    out["left"] = [os.path.exists(os.path.dirname(home)), goondan.toolhost.jails.processes.members(session)]
+    out["left"] = [os.path.exists(os.path.dirname(home)), goondan.toolhost.watch.processes.members(session)]
     print(json.dumps(out))
 
-import goondan.toolhost.jails.processes
+import goondan.toolhost.watch.processes
 asyncio.run(main())
 """
 )

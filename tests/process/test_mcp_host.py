@@ -22,10 +22,10 @@ import pytest_asyncio
 from msgspec.structs import replace
 
 from goondan.schemas.launch import Filesystem, McpServerSpec, SandboxSpec, ToolSpec
-from goondan.toolhost.jails.processes import process_status
 from goondan.toolhost.mcp.server_jail import RemoteServer, ServerJail
 from goondan.toolhost.serving.live import LiveSession
 from goondan.toolhost.sessions import machine
+from goondan.toolhost.watch.processes import process_status
 from tests.mcp_fixture import Asker, make_server, text
 from tests.toolhost_fixture import Bench, bench
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from goondan.toolhost.signalling import signal_all
 from goondan.toolhost.watch import procfs
+from goondan.toolhost.watch.processes import signal_all
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from goondan.toolhost.jails.processes import end_stranded, stranded
 from goondan.toolhost.policy.subject import JAIL_CODE
+from goondan.toolhost.watch.processes import end_stranded, stranded
 
 pytestmark = pytest.mark.skipif(shutil.which("unshare") is None, reason="needs util-linux")
 

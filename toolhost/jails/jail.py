@@ -26,13 +26,12 @@ from goondan.schemas.codec import DECODE_ERRORS
 from goondan.schemas.system.trees import remove_tree
 from goondan.toolhost.jails import worker
 from goondan.toolhost.jails.launch import Launched
-from goondan.toolhost.jails.processes import children, end_session, members, process_stat, process_status
 from goondan.toolhost.limits.decide import Used, limit_error
 from goondan.toolhost.policy.tiers import has_namespaces
 from goondan.toolhost.privileges.powers import Powers
-from goondan.toolhost.signalling import signal_all
 from goondan.toolhost.watch import procfs
 from goondan.toolhost.watch.jail_usage import JailUsage
+from goondan.toolhost.watch.processes import children, end_session, members, process_stat, process_status, signal_all
 
 #: How long bubblewrap may take to name the jail's first process before it is killed without that (seconds).
 STATUS_PATIENCE_S: Final = 2.0

@@ -20,7 +20,6 @@ from msgspec import Struct
 
 from goondan.schemas.launch import Limits
 from goondan.schemas.receipts import Mechanism
-from goondan.toolhost.limits.tree import Tree
 
 # include/uapi/asm-generic/resource.h, the same on x86_64 and aarch64.
 _RLIMIT_FSIZE, _RLIMIT_DATA, _RLIMIT_CORE, _RLIMIT_NPROC, _RLIMIT_NOFILE = 1, 2, 4, 6, 7
@@ -33,6 +32,32 @@ _SIGNALS: Final = 1024
 OUTSIDE: Final = 1
 #: Where a control group says when it refused a process, the limit of the user namespace is only a second wall.
 SPARE: Final = 16
+
+
+class Tree(Struct, frozen=True, kw_only=True):
+    """Where groups can be made: a folder for each controller, None for one that we may not use.
+
+    In version 2 all are the same folder.
+    """
+
+    #: The version of control groups.
+    version: Literal[1, 2]
+    #: Limits memory and counts it.
+    memory: str | None = None
+    #: Limits processes and counts them.
+    pids: str | None = None
+    #: Shares the processors out.
+    cpu: str | None = None
+    #: Counts processor time. Version 2 does that without a controller.
+    cpuacct: str | None = None
+    #: Freezes all processes of a group. Version 2 does that without a controller.
+    freezer: str | None = None
+
+    @property
+    def folders(self) -> list[str]:
+        """Every folder, each once."""
+        found = (self.memory, self.pids, self.cpu, self.cpuacct, self.freezer)
+        return list(dict.fromkeys(folder for folder in found if folder is not None))
 
 
 class Row(Struct, frozen=True, kw_only=True):

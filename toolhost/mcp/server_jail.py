@@ -33,16 +33,15 @@ from goondan.schemas.worker_frames import WORKER_FD
 from goondan.toolhost.jails import worker
 from goondan.toolhost.jails.jail import Jail, JailOwner
 from goondan.toolhost.jails.launch import Launched, Wires, launch
-from goondan.toolhost.jails.processes import children, members, process_stat, process_status
 from goondan.toolhost.limits.decide import Used
 from goondan.toolhost.mcp.template_link import Forked, TemplateLink
 from goondan.toolhost.policy.launch_plan import LaunchPlan
 from goondan.toolhost.policy.subject import Request
 from goondan.toolhost.privileges.powers import Powers
-from goondan.toolhost.signalling import signal_all
 from goondan.toolhost.traffic.rules import Layout
 from goondan.toolhost.watch.jail_usage import JailUsage
 from goondan.toolhost.watch.keeper import Keeper
+from goondan.toolhost.watch.processes import children, members, process_stat, process_status, signal_all
 
 _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 #: Servers that are remembered.

@@ -20,7 +20,7 @@ from typing import Final
 from goondan.schemas.entries import entry_kind
 from goondan.schemas.errors import fail
 from goondan.schemas.launch import JavaScriptRuntime, ToolSpec
-from goondan.toolhost.limits.tree import Tree
+from goondan.toolhost.limits.table import Tree
 
 #: Where the tool's folder is, or its entry when only that shows.
 JAIL_TOOL: Final = "/run/goondan/tool"

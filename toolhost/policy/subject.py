@@ -12,7 +12,7 @@ from msgspec import Struct
 from goondan.schemas.launch import SandboxSpec, ToolSpec
 from goondan.schemas.tiers import STRONGEST, Tier
 from goondan.schemas.worker_frames import WORKER_FD
-from goondan.toolhost.limits.tree import Tree
+from goondan.toolhost.limits.table import Tree
 from goondan.toolhost.seccomp.numbers import Machine
 
 Kind = Literal["dir", "file"]

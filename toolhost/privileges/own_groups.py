@@ -17,7 +17,7 @@ from typing import Final
 
 from goondan.toolhost.launcher.descriptors import opened, write_text
 from goondan.toolhost.launcher.operations import remove_group
-from goondan.toolhost.limits.tree import Tree
+from goondan.toolhost.limits.table import Tree
 
 #: How the names of our groups begin; the process id of the tool host follows.
 PREFIX: Final = "goondan."

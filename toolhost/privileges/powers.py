@@ -37,7 +37,7 @@ from goondan.toolhost.launcher.operations import (
     set_niceness,
 )
 from goondan.toolhost.launcher.places import let_owner_in
-from goondan.toolhost.limits.tree import Tree
+from goondan.toolhost.limits.table import Tree
 from goondan.toolhost.offload import Offload
 from goondan.toolhost.privileges.launcher_link import LauncherLink, StartLauncher, spawn
 from goondan.toolhost.privileges.own_groups import beside, find_tree

@@ -39,9 +39,9 @@ from goondan.toolhost.server_messages.lines import LEFT
 from goondan.toolhost.sessions.machine import AskToStop, EndCall, JailAction, Kill, Leave, LeaveCall, Terminate
 from goondan.toolhost.sessions.receipts import JailReceipts
 from goondan.toolhost.sessions.session import JailSession
-from goondan.toolhost.signalling import signal_all
 from goondan.toolhost.traffic.messages import Denied, Failed
 from goondan.toolhost.untrusted import Violation, output_limit
+from goondan.toolhost.watch.processes import signal_all
 
 #: How many looks in turn may find orphans in a jail before it is ended.
 ORPHAN_LOOKS: Final = 3

@@ -20,12 +20,12 @@ from goondan.schemas.launch import ExportSpec, SandboxSpec, ToolHostSpec, ToolSp
 from goondan.schemas.worker_frames import Call, Ended, Forked, LoadFailed, Result, WorkerFrame
 from goondan.toolhost.jails.call_sandboxes import CallSandboxes
 from goondan.toolhost.jails.jail import Jail
-from goondan.toolhost.jails.processes import process_status
 from goondan.toolhost.jails.visit import OUTPUT_LIMIT, Visit
 from goondan.toolhost.policy.launch_plan import SERVER_CAPABILITIES as KEPT
 from goondan.toolhost.policy.subject import JAIL_UID, HostFacts
 from goondan.toolhost.policy.tiers import has_namespaces
 from goondan.toolhost.privileges.powers import Powers
+from goondan.toolhost.watch.processes import process_status
 
 CAPABILITIES: Final = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
 #: The bounding set in the report of the probe. An ordinary user cannot lower it, and gains nothing by it.

@@ -17,8 +17,7 @@ from typing import Final
 from goondan.toolhost.launcher.descriptors import write_text
 from goondan.toolhost.launcher.operations import FREEZER_STATE
 from goondan.toolhost.limits.decide import ORDINARY, weight_of
-from goondan.toolhost.limits.table import GroupPlan
-from goondan.toolhost.limits.tree import Tree
+from goondan.toolhost.limits.table import GroupPlan, Tree
 from goondan.toolhost.privileges.own_groups import beside, read_text
 from goondan.toolhost.privileges.powers import Powers
 

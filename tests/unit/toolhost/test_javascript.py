@@ -9,8 +9,7 @@ from goondan.schemas.errors import GoondanError
 from goondan.schemas.launch import JavaScriptRuntime, Limits, ToolSpec
 from goondan.toolhost.jails.worker import last_line
 from goondan.toolhost.limits.decide import lacks_memory
-from goondan.toolhost.limits.table import resource_limits
-from goondan.toolhost.limits.tree import Tree
+from goondan.toolhost.limits.table import Tree, resource_limits
 from goondan.toolhost.policy.javascript import command, limits_data, runtime_of
 
 NODE = JavaScriptRuntime(name="node", program="/n/node", version="22.20.0")

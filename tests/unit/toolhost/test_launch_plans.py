@@ -12,8 +12,7 @@ from msgspec.structs import replace
 
 from goondan.schemas.errors import GoondanError
 from goondan.schemas.launch import Limits, SandboxSpec
-from goondan.toolhost.limits.table import GroupPlan
-from goondan.toolhost.limits.tree import Tree
+from goondan.toolhost.limits.table import GroupPlan, Tree
 from goondan.toolhost.policy.landlock import DEVICES, RUN, for_file
 from goondan.toolhost.policy.launch_plan import LaunchPlan
 from goondan.toolhost.policy.plan import walls_full

@@ -27,8 +27,14 @@ from goondan.toolhost.limits.decide import (
     weight_of,
     with_limit,
 )
-from goondan.toolhost.limits.table import GroupPlan, group_plan, mechanisms, processes_of_a_namespace, resource_limits
-from goondan.toolhost.limits.tree import Tree
+from goondan.toolhost.limits.table import (
+    GroupPlan,
+    Tree,
+    group_plan,
+    mechanisms,
+    processes_of_a_namespace,
+    resource_limits,
+)
 from goondan.toolhost.watch.in_flight import KEPT_S, MOVED_S, HiddenMemory, InFlight, KeptDescriptors
 from goondan.toolhost.watch.keeper import weight
 

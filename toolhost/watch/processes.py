@@ -1,4 +1,5 @@
-"""The processes of jails, as the host's /proc shows them, and the end of those that nothing else ends.
+"""Processes by their numbers, which the kernel gives to others when they end: what the host's /proc shows of them,
+signals, and the end of those that nothing else ends.
 
 Two kinds of processes outlive what made them.
 
@@ -17,11 +18,11 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import Final
 
 from goondan.toolhost.policy.subject import JAIL_CODE
-from goondan.toolhost.signalling import signal_all
 
 #: Rounds of finding and killing. Each takes some milliseconds; a process that is stopped first starts no other one.
 MAX_ROUNDS: Final = 50
@@ -89,3 +90,25 @@ def _is_stranded(pid: int) -> bool:
     with suppress(OSError), open(f"/proc/{pid}/cmdline", "rb", buffering=0) as source:
         return _OURS in source.read() and process_status(int(status["PPid"])).get("Name") != "bwrap"
     return False
+
+
+def signal_all(find: Callable[[], Collection[int]], number: int) -> int:
+    """Send a signal to every process that `find` finds, and to none that took the number of one: how many it found.
+
+    It is asked twice. Who is found again while we hold it by a descriptor is the one that we hold, or that has ended.
+    """
+    held: dict[int, int] = {}
+    first = find()
+    try:
+        for pid in first:
+            with suppress(OSError):  # it has ended, or we have no descriptor left: the next round's, or the kernel's
+                held[pid] = os.pidfd_open(pid)
+        found = set(find()) if held else set()
+        for pid, pidfd in held.items():
+            if pid in found:
+                with suppress(OSError):
+                    signal.pidfd_send_signal(pidfd, number)
+    finally:
+        for pidfd in held.values():
+            os.close(pidfd)
+    return len(first)
