@@ -113,6 +113,7 @@ CODES: Final[dict[str, str]] = {
     "E_SCRIPT_LANGUAGE": "Write the script in Python.",
     "E_STORE_FULL": "Raise the Agent's policy.conversationMb, or go on in a new instance (`--instance`).",
     "E_UNDO_REFUSED": "`gdn instance show` says what there is; ask again if its last turn is the one you mean.",
+    "E_FEATURE_MISSING": "Install Goondan anew, whole; then send the message again: `gdn dead requeue`.",
     "E_JOURNAL_CORRUPT": "Restore the journal, or start with --accept-loss.",
     "E_BROKER_UNTRUSTED": "See whose the socket and the directories above it are; --broker-uid names another user.",
     "E_RUN_DIR": "Use a shorter path, owned by you and closed to others, for the runtime directory.",
@@ -164,7 +165,7 @@ ENVIRONMENT: Final = frozenset(
     E_INTERNAL E_BUNDLE_UNTRUSTED E_CONFIG_NOT_FOUND E_CONFIG_SYNTAX E_CONFIG_UNKNOWN_KIND E_CONFIG_UNKNOWN_FIELD
     E_CONFIG_MISSING_FIELD E_CONFIG_INVALID_VALUE E_CONFIG_INVALID_NAME E_CONFIG_DUPLICATE E_CONFIG_MISSING_REF
     E_CONFIG_MISSING_ENV E_CONFIG_ENTRY E_CONFIG_SCHEMA E_CONFIG_WIDENING E_CONFIG_DANGEROUS E_CONFIG_WRITTEN
-    E_CONFIG_UNSUPPORTED
+    E_CONFIG_UNSUPPORTED E_FEATURE_MISSING
     """.split()  # noqa: SIM905
 )
 

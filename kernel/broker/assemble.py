@@ -16,7 +16,7 @@ from goondan.kernel.broker.journal.interface import Store
 from goondan.kernel.broker.journal.records import EPOCHS
 from goondan.kernel.broker.ledger import EPOCH_BLOCK, Ledger
 from goondan.kernel.broker.parts import MakePart
-from goondan.kernel.broker.recovery import BadRow, reserved_epochs, restore
+from goondan.kernel.broker.recovery import BadRow, reserved_epochs
 from goondan.kernel.broker.router import Router
 from goondan.schemas.errors import fail
 from goondan.schemas.launch import KernelPlan
@@ -57,12 +57,14 @@ def assemble(
     if top is not None:
         store.commit(ledger.epochs(top).writes, wall_ms())
     bad: list[BadRow] = []
-    restored = restore(bus, store.rows(), bad.append)
+    router = Router(bus, InstanceFolders(plan.state_dir), features())
+    router.restore(store.rows(), bad.append)
     _give_up(store, bad)
     if new_kernel:  # which has read the bundle
         for wish in bus.wishes.values():
             wish.state = "done"
-    return Router(bus, InstanceFolders(plan.state_dir), restored, features())
+    router.resume()
+    return router
 
 
 def features() -> list[MakePart]:

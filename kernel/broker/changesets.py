@@ -55,8 +55,8 @@ class Changesets(Part):
         #: Changeset -> the event whose turn has it.
         self._held: dict[str, str] = {}
         self.takes = (
-            Take((AGENTS,), "changeset.open", self.ask, LISTS_BYTES, replayed="no"),
-            Take((AGENTS,), "changeset.commit", self.ask, LISTS_BYTES, replayed="no"),
+            Take((AGENTS,), "changeset.open", self.ask, LISTS_BYTES, confined="no"),
+            Take((AGENTS,), "changeset.commit", self.ask, LISTS_BYTES, confined="no"),
         )
         self.hears = {ChangesetAnswered: self.answered, ChangesetsHeld: self.held}
 

@@ -20,7 +20,7 @@ Source: docs/design/delivery.md section 9.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, Literal
 
@@ -33,7 +33,7 @@ from goondan.kernel.broker.entities import TOOLS, Connection, Event, Instance
 from goondan.kernel.broker.folders import Folders, Moved
 from goondan.kernel.broker.journal import records
 from goondan.kernel.broker.journal.interface import Item
-from goondan.kernel.broker.parts import Op, Part
+from goondan.kernel.broker.parts import Op, Part, Record
 from goondan.kernel.broker.processes import Processes
 from goondan.schemas.address import instance_workdir, is_instance_key, is_resource_name
 from goondan.schemas.codec import from_raw, to_raw
@@ -99,15 +99,23 @@ class Deletions(Part):
         self._forgets = forgets
         self._active: dict[tuple[str, str], Deletion] = {}
         self.ops = (Op("instance.delete", self.ask),)
+        #: Records of an earlier broker, until the whole journal was read.
+        self._restored: list[records.InstanceDeleted] = []
+        self.records = (Record(records.InstanceDeleted, self._restore),)
 
-    def resume(self, tombstones: Iterable[records.InstanceDeleted], now: float) -> None:
+    def _restore(self, subject: str, record: records.InstanceDeleted) -> None:
+        self._restored.append(record)
+
+    def resumed(self, now: float) -> None:
         """Go on with the deletions that an earlier broker had decided."""
-        for tombstone in tombstones:
+        restored, self._restored = self._restored, []
+        for tombstone in restored:
             agent, key = tombstone.agent, tombstone.key
             instance = self._bus.instance(agent, key, now)
             instance.deleting = True
             self._active[agent, key] = Deletion(instance, True, now, "folder")
             self._folders.move(agent, key, tombstone.keep_workdir)
+            self._forgets(agent, key)
 
     # --- questions
 

@@ -15,7 +15,7 @@ Source: docs/design/wire.md section 4; docs/design/delivery.md section 5; requir
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Final
 
@@ -25,8 +25,9 @@ from goondan.kernel.broker.acting import Actor, Actors
 from goondan.kernel.broker.bus import MAX_ID, RETRY_AFTER_MS, Bus
 from goondan.kernel.broker.entities import AGENTS, TOOLS, Connection, Instance, PendingSpawn
 from goondan.kernel.broker.journal.interface import Item, Write
+from goondan.kernel.broker.journal.records import InstanceSpawned
 from goondan.kernel.broker.one_frame import fitting
-from goondan.kernel.broker.parts import LISTS_BYTES, Part, Take
+from goondan.kernel.broker.parts import LISTS_BYTES, Part, Record, Take
 from goondan.kernel.broker.places import Claim
 from goondan.kernel.broker.processes import Processes, spawn_failure
 from goondan.kernel.broker.spawns import Spawned, SpawnRecord
@@ -71,10 +72,13 @@ class Directory(Part):
         #: Launches that are ready: they have loaded all that they need.
         self._ready: set[int] = set()
         self.takes = (
-            Take((AGENTS, TOOLS), "agents.spawn", self.spawn, LISTS_BYTES, replayed="inside"),
+            Take((AGENTS, TOOLS), "agents.spawn", self.spawn, LISTS_BYTES, confined="inside"),
             Take((AGENTS, TOOLS), "agents.list", self.list, LISTS_BYTES),
             Take((AGENTS, TOOLS), "agents.catalog", self.catalog),
         )
+        #: Records of an earlier broker, until the whole journal was read.
+        self._restored: list[InstanceSpawned] = []
+        self.records = (Record(InstanceSpawned, self._restore),)
         self.hears = {
             SpawnFailed: self.spawn_failed,
             Ready: self.heard,
@@ -82,9 +86,13 @@ class Directory(Part):
             Exited: self.heard,
         }
 
-    def restore(self, records: Iterable[SpawnRecord]) -> None:
+    def _restore(self, subject: str, record: InstanceSpawned) -> None:
+        self._restored.append(record)
+
+    def resumed(self, now: float) -> None:
         """Take over the records of an earlier broker, the oldest first."""
-        for record in list(records)[-MAX_SPAWNED:]:
+        restored, self._restored = self._restored, []
+        for record in restored[-MAX_SPAWNED:]:
             if record.agent in self._bus.plan.agents and is_instance_key(record.key):
                 created = record.created - self._bus.booted_at
                 instance = self._bus.instance(record.agent, record.key, created)

@@ -245,6 +245,7 @@ class Event:
         "inline",
         "instance",
         "live",
+        "parts",
         "root",
         "sender",
         "session",
@@ -320,6 +321,8 @@ class Event:
         self.cancelled = False
         #: The state in which it ends; None until that is decided.
         self.end: State | None = None
+        #: What features keep with it in the journal, by their names; None when there is nothing, or it was written.
+        self.parts: dict[str, Raw] | None = None
         #: The budgets that its turns are charged to; None when no budget counts it.
         self.budget: BudgetLine | None = None
 

@@ -85,6 +85,7 @@ class Events(Part):
             self._refuse(event)
             return
         if event.state == "staged":
+            event.parts = None
             self._mailbox.accept(event)
         else:  # nobody waits for its answer any more
             self._mailbox.contents.recall(event)

@@ -15,7 +15,8 @@ from typing import Any, Final
 
 from goondan.kernel.broker.bus import Bus
 from goondan.kernel.broker.entities import AGENTS, Connection
-from goondan.kernel.broker.parts import Op, Part
+from goondan.kernel.broker.parts import Op, Part, Record
+from goondan.kernel.broker.restart_wishes import FreshStart, fresh_written
 from goondan.schemas.codec import to_raw
 from goondan.schemas.control import BeginAnew, BegunAnew
 from goondan.schemas.errors import fail
@@ -31,6 +32,7 @@ class FreshStarts(Part):
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
         self.ops = (Op("generation", self.tell),)
+        self.records = (Record(FreshStart, self._restore),)
         self.hears = {BeginAnew: self.begin}
 
     def begin(self, message: BeginAnew, now: float) -> None:
@@ -38,7 +40,7 @@ class FreshStarts(Part):
         bus = self._bus
         number = max(int((bus.booted_at + now) * 1000), self.of(message.agent) + 1)
         bus.generations[message.agent] = number
-        bus.stage(bus.ledger.fresh(message.agent, number), partial(self._journaled, message.agent))
+        bus.stage(fresh_written(message.agent, number), partial(self._journaled, message.agent))
 
     def tell(self, connection: Connection, frame: Frame, asked: dict[str, Any], now: float) -> None:
         """`{op: "generation", agent}`: the generation of the agent's conversations, 0 before the first fresh start."""
@@ -47,6 +49,9 @@ class FreshStarts(Part):
             raise fail("E_FRAME_INVALID", "admin generation needs an agent")
         body = {"generation": self.of(agent)}
         self._bus.send(connection, Frame("reply", in_reply_to=frame.id, payload=to_raw(body)))
+
+    def _restore(self, subject: str, record: FreshStart) -> None:
+        self._bus.generations[record.agent] = record.generation
 
     def welcome(self, peer: Connection) -> dict[str, Any]:
         """The generation of the agent's conversations."""

@@ -23,7 +23,7 @@ from msgspec import Raw
 from goondan.kernel.broker.acting import Actor, Actors
 from goondan.kernel.broker.answering import Answering
 from goondan.kernel.broker.approvals.room import Approvals
-from goondan.kernel.broker.budgets.desk import Budgets
+from goondan.kernel.broker.budgets.desk import Budgets, charge
 from goondan.kernel.broker.bus import MAX_CORRELATION, MAX_ID, REQUEUED_SUFFIX, RETRY_AFTER_MS, Bus
 from goondan.kernel.broker.entities import AGENTS, CLIENTS, TOOLS, Connection, Content, Event, Instance
 from goondan.kernel.broker.journal.records import Finished, event_digest, event_subject
@@ -72,7 +72,7 @@ class Intake(Part):
         self._mailbox = bus.mailbox
         self._ledger = bus.ledger
         self.takes = (
-            Take((AGENTS,), "event", self.event, replayed="inside"),
+            Take((AGENTS,), "event", self.event, confined="inside"),
             Take((TOOLS, CLIENTS), "event", self.event),
         )
 
@@ -143,7 +143,7 @@ class Intake(Part):
             asynchronous=_is_asynchronous(actor, frame),
         )
         self._admit(connection, actor, event, now)
-        event.budget = self._budgets.line_of(event, actor.root, actor.turn)
+        charge(event, self._budgets.line_of(event, actor.root, actor.turn))
         if event.asking is not None:
             event.asking.work.requests[event] = None
         event.asker = connection

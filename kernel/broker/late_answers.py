@@ -20,6 +20,7 @@ from msgspec import Raw
 
 from goondan.kernel.broker.answers import no_room_answer
 from goondan.kernel.broker.blobs import size_of
+from goondan.kernel.broker.budgets.desk import charge
 from goondan.kernel.broker.bus import Bus
 from goondan.kernel.broker.contents import Contents
 from goondan.kernel.broker.entities import Content, Event, Instance, size_in_memory
@@ -68,7 +69,7 @@ def late_answer(bus: Bus, event: Event, answer: Raw, blob: Blob | None) -> Event
         since=bus.now,
     )
     path = () if event.budget is None else event.budget.path  # the asker's own, whatever the asked agent has spent
-    follow.budget = bus.budgets.line(event.root, path, asker.name, int((bus.booted_at + bus.now) * 1000))
+    charge(follow, bus.budgets.line(event.root, path, asker.name, int((bus.booted_at + bus.now) * 1000)))
     return follow
 
 

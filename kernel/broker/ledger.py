@@ -14,7 +14,6 @@ Source: docs/design/delivery.md section 1.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Final
 
 from msgspec import Raw
@@ -24,13 +23,10 @@ from goondan.kernel.broker.journal import records
 from goondan.kernel.broker.journal.interface import DropAnswer, Item, Put, Retire, Write
 from goondan.kernel.broker.journal.records import (
     Accepted,
-    BudgetHold,
-    BudgetTree,
     Deadline,
     EpochsReserved,
     Finished,
     InstanceSpawned,
-    RestartWished,
 )
 from goondan.kernel.broker.spawns import SpawnRecord
 from goondan.schemas.frames import Blob
@@ -76,7 +72,7 @@ class Ledger:
             asynchronous=event.asynchronous,
             in_reply_to=event.in_reply_to,
             parent_span_id=content.parent_span_id,
-            budgets=None if event.budget is None else [*event.budget.path] or None,
+            parts=event.parts,
         )
         return _put(event, record, refusable=True)
 
@@ -154,57 +150,6 @@ class Ledger:
     def awaited_no_more(self, event: Event) -> Item:
         """The turn that sent the request does not wait for its answer any more."""
         return _put(event, records.AnswerAwaitedNoMore())
-
-    def restart_wished(self, subject: str, reason: str, event_id: str, at_ms: int) -> Item:
-        """An agent's wish for a restart."""
-        record = RestartWished(reason, event_id, at_ms)
-        return Item((Put(subject, records.encode(record)),), refusable=True)
-
-    def fresh(self, agent: str, generation: int) -> Item:
-        """Conversations begin again."""
-        subject = records.fresh_subject(agent)
-        return Item((Retire(subject), Put(subject, records.encode(records.FreshStart(agent, generation)))))
-
-    def budget(self, record: BudgetTree, over: Iterable[str] = ()) -> Item:
-        """The use of a tree of work up to now. The model calls `over` are settled."""
-        subject = records.budget_subject(record.root)
-        settled = (Retire(records.hold_subject(hold_id)) for hold_id in over)
-        return Item((*settled, Retire(subject), Put(subject, records.encode(record))))
-
-    def budget_over(self, root: str) -> Item:
-        """The use of a tree of work is not needed any more."""
-        return Item((Retire(records.budget_subject(root)),))
-
-    def budget_held(self, record: BudgetHold) -> Item:
-        """A model call is about to be made."""
-        return Item((Put(records.hold_subject(record.id), records.encode(record)),), refusable=True)
-
-    def config_patched(self, record: records.ConfigPatched, forgotten: Iterable[int] = ()) -> Item:
-        """A decision about a patch of configuration. It replaces an earlier decision, and old patches are forgotten."""
-        subject = records.config_subject(record.number)
-        gone = [Retire(records.config_subject(number)) for number in forgotten]
-        return Item((*gone, Retire(subject), Put(subject, records.encode(record))), refusable=True)
-
-    def config_forgotten(self, numbers: Iterable[int]) -> Item:
-        """Patches are forgotten."""
-        return Item(tuple(Retire(records.config_subject(number)) for number in numbers))
-
-    def restart_over(self, subject: str) -> Item:
-        """A wish was fulfilled, or has failed. Its id is kept, so that a repeat is not taken for a new wish."""
-        return Item((Retire(subject, b"", "restarted"),))
-
-    def approval(self, subject: str, record: records.Record, *, refusable: bool) -> Item:
-        """An item was asked about, decided or used."""
-        return Item((Put(subject, records.encode(record)),), refusable)
-
-    def approval_over(self, subject: str) -> Item:
-        """The turn of an item has ended."""
-        return Item((Retire(subject),))
-
-    def approval_remembered(self, record: records.ApprovalRemembered, forgotten: Iterable[int]) -> Item:
-        """A decision, with the person who made it. Old decisions are forgotten."""
-        gone = [Retire(records.remembered_subject(number)) for number in forgotten]
-        return Item((*gone, Put(records.remembered_subject(record.number), records.encode(record))))
 
     def deadline_moved(self, event: Event, deadline: float) -> Item:
         """The event has another deadline."""

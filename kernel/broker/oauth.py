@@ -89,7 +89,7 @@ class TokenOrders(Part):
         self._open: dict[str, _Open] = {}
         self._by_asker: dict[tuple[str, str, str], _Open] = {}
         self.takes = (
-            Take((AGENTS,), "oauth.token", self.ask, LISTS_BYTES, replayed="no"),
+            Take((AGENTS,), "oauth.token", self.ask, LISTS_BYTES, confined="no"),
             Take((TOOLS,), "oauth.server", self.ask_for_server, MAX_DOCUMENT + LISTS_BYTES),
             Take((OAUTH,), "reply", self.answered),
             Take((OAUTH,), "error", self.answered),

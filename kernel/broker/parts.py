@@ -39,13 +39,13 @@ class Take(NamedTuple):
     #: time of the broker's loop, and to open a payload takes time: a MiB that was made to be slow takes 0.4 s. So a
     #: longer payload is refused before a byte of it is read.
     most_bytes: int | None = None
-    #: Whether an agent that is answered from a recording may send it. A recording is from anybody, so it may change
-    #: nothing outside of its replay.
+    #: Whether a confined agent may send it: one that may change nothing outside, since its answers are from a file that
+    #: anybody can have written.
     #: - `yes`: it acts on nothing outside.
-    #: - `inside`: only if the agent that the frame names is answered from a recording, too.
-    #: - `own state`: as `inside`, and only in a replay with a state of its own.
+    #: - `inside`: only if the agent that the frame names is confined, too.
+    #: - `own state`: as `inside`, and only in a state directory of its own.
     #: - `no`: never.
-    replayed: Literal["yes", "inside", "own state", "no"] = "yes"
+    confined: Literal["yes", "inside", "own state", "no"] = "yes"
 
 
 class Op(NamedTuple):
@@ -74,6 +74,16 @@ class Waiting(NamedTuple):
     more: Mapping[str, Any]
 
 
+class Record(NamedTuple):
+    """A kind of record in the journal."""
+
+    #: What it looks like. The name of the feature is in its tag, and its first field is the event that it concerns
+    #: (journal/records.py).
+    struct: type[Struct]
+    #: Takes over a record of an earlier broker: its subject, and itself. Events that are accepted before it are there.
+    restore: Callable[[str, Any], None]
+
+
 class Part:
     """The hooks of a part. Times are seconds on the broker's clock."""
 
@@ -83,6 +93,12 @@ class Part:
     ops: Sequence[Op] = ()
     #: Words of the supervisor that it hears, by their types (schemas/control.py).
     hears: Mapping[type[Struct], Callable[[Any, float], None]] = {}
+
+    #: Its records in the journal.
+    records: Sequence[Record] = ()
+
+    def resumed(self, now: float) -> None:
+        """The whole journal was read: every record was restored."""
 
     def revise(self, plan: KernelPlan) -> None:
         """The plan is this one from now on. The constructor sees to the first plan itself."""

@@ -1,5 +1,8 @@
 """Rebuilds the broker's state from the rows of its journal. Pure.
 
+Records about events are applied here, the others by the parts that they belong to (`Record`, parts.py). A record of a
+feature that is not here stays where it is; the events that it concerns become dead letters (router.py).
+
 Each row is applied separately. A row that cannot be applied is reported, and the other rows are still applied. The
 caller decides about the bad row (journal/store.py, `suspect`).
 
@@ -11,11 +14,14 @@ Source: docs/design/delivery.md section 8.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from sys import intern
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Union
+
+import msgspec
 
 from goondan.kernel.broker.bus import Bus
 from goondan.kernel.broker.contents import content_of
@@ -26,25 +32,13 @@ from goondan.kernel.broker.journal.records import (
     Accepted,
     AnswerAwaitedNoMore,
     AnswerUnwanted,
-    ApprovalAnswered,
-    ApprovalAsked,
-    ApprovalRemembered,
-    ApprovalStarted,
     Attempt,
-    BudgetHold,
-    BudgetTree,
     CancelWish,
-    ConfigPatched,
     DeadlineMoved,
     EpochsReserved,
     Finished,
-    FreshStart,
-    InstanceDeleted,
-    InstanceSpawned,
-    RestartWished,
 )
-from goondan.kernel.broker.restart_wishes import Wish
-from goondan.kernel.broker.spawns import SpawnRecord
+from goondan.kernel.broker.parts import Record
 from goondan.kernel.broker.workdirs import Workdir
 from goondan.schemas.codec import DECODE_ERRORS
 from goondan.schemas.frames import Source
@@ -73,130 +67,86 @@ def reserved_epochs(written: Iterable[bytes]) -> int:
     return top
 
 
-class Restored(NamedTuple):
-    """What the journal has besides events."""
+class Missing:
+    """What the journal has of features that are not here. Their records stay, for a kernel that has them."""
 
-    #: Spawned instances, oldest first.
-    spawned: list[SpawnRecord]
-    #: Instances whose deletion was decided and is not finished.
-    deleted: list[InstanceDeleted]
-    #: Event id -> the agents whose budgets an accepted event is charged to.
-    budgets: dict[str, tuple[str, ...]]
-    #: Decisions on patches of configuration.
-    patches: list[ConfigPatched]
-    #: Items that wait for a person: subjects and records, in order.
-    approvals: list[tuple[str, records.Record]]
-    #: Decisions of people about earlier items.
-    remembered: list[ApprovalRemembered]
+    def __init__(self) -> None:
+        #: Feature -> how many records it has.
+        self.records: Counter[str] = Counter()
+        #: Event -> a feature that has a record which concerns the event, or all work that began with it.
+        self.of_events: dict[str, str] = {}
+
+    def of(self, event: Event) -> str | None:
+        """A feature that is not here and that this event needs."""
+        return self.of_events.get(event.id) or self.of_events.get(event.root)
 
 
-#: The result for an empty journal.
-NOTHING: Final = Restored([], [], {}, [], [], [])
-
-
-def restore(bus: Bus, rows: Iterable[Row], on_bad: Callable[[BadRow], None]) -> Restored:
-    """Put events into the mailbox and return the rest. `on_bad` is called for each bad row."""
-    restored = Restored([], [], {}, [], [], [])
+def restore(bus: Bus, rows: Iterable[Row], table: Sequence[Record], on_bad: Callable[[BadRow], None]) -> Missing:
+    """Put events into the mailbox, and hand other records to the parts that they belong to (`table`). `on_bad`
+    is called for each bad row.
+    """
+    recovery = _Recovery(bus, table)
     for row in rows:
         try:
-            _apply(bus, row, restored)
+            recovery.apply(row)
         except BadRow as bad:
             on_bad(bad)
         except Exception as error:  # whatever it was: one row must not keep a kernel from starting for ever
             on_bad(BadRow(row, f"{type(error).__name__}: {error}"))
     _release_orphans(bus)
-    return restored
+    return recovery.missing
 
 
-def _decode(row: Row) -> records.Record:
-    try:
-        return records.decode(row.data)
-    except DECODE_ERRORS as error:
-        raise BadRow(row, str(error)) from None
+class _Recovery:
+    """Applies rows. `missing` is what it has found of features that are not here."""
 
+    def __init__(self, bus: Bus, table: Sequence[Record]) -> None:
+        self._bus = bus
+        self._restores = {record.struct: record.restore for record in table}
+        self._decode = msgspec.msgpack.Decoder(Union[(records.Record, *self._restores)]).decode
+        tags = (str(struct.__struct_config__.tag) for struct in self._restores)
+        self._features = {tag.partition("/")[0] for tag in tags if "/" in tag}
+        self.missing = Missing()
 
-def _apply(bus: Bus, row: Row, restored: Restored) -> None:
-    record = _decode(row)
-    kind = type(record)
-    if (beside := _BESIDE_EVENTS.get(kind)) is not None:
-        beside(bus, row, record, restored)
-        return
-    event_id = records.event_of(row.subject)
-    if event_id is None:
-        raise BadRow(row, f"{kind.__name__} is about no event")
-    if isinstance(record, Accepted):
-        _accept(bus, row, event_id, record)
-        if record.budgets:
-            restored.budgets[event_id] = tuple(record.budgets)
-        return
-    event = bus.mailbox.events.get(event_id)
-    if event is None:
-        raise BadRow(row, "its event is not there")
-    if (later := _OF_AN_EVENT.get(kind)) is not None:
-        later(bus, event, record)
+    def apply(self, row: Row) -> None:
+        """Apply one row. Raises BadRow."""
+        try:
+            record = self._decode(row.data)
+        except DECODE_ERRORS as error:
+            self._set_aside(row, str(error))
+            return
+        kind = type(record)
+        if (restore_it := self._restores.get(kind)) is not None:
+            restore_it(row.subject, record)
+            return
+        if kind is EpochsReserved:
+            return  # this was read before everything else (`reserved_epochs`)
+        event_id = records.event_of(row.subject)
+        if event_id is None:
+            raise BadRow(row, f"{kind.__name__} is about no event")
+        if isinstance(record, Accepted):
+            _accept(self._bus, row, event_id, record)
+            for feature in (record.parts or {}).keys() - self._features:
+                self.missing.of_events[event_id] = feature
+            return
+        event = self._bus.mailbox.events.get(event_id)
+        if event is None:
+            raise BadRow(row, "its event is not there")
+        if (later := _OF_AN_EVENT.get(kind)) is not None:
+            later(self._bus, event, record)
 
-
-# --- records that are about no event, one function for each kind ------------------------------------------------------
-
-
-def _spawned(bus: Bus, row: Row, record: InstanceSpawned, restored: Restored) -> None:
-    owner = record.owner_agent, record.owner_key
-    spawn = SpawnRecord(record.agent, record.key, *owner, record.created, record.cwd, beneath=record.beneath)
-    restored.spawned.append(spawn)
-
-
-def _deleted(bus: Bus, row: Row, record: InstanceDeleted, restored: Restored) -> None:
-    restored.deleted.append(record)
-
-
-def _patched(bus: Bus, row: Row, record: ConfigPatched, restored: Restored) -> None:
-    restored.patches.append(record)
-
-
-def _reserved(bus: Bus, row: Row, record: EpochsReserved, restored: Restored) -> None:
-    """Nothing to do: this was read before everything else (`reserved_epochs`)."""
-
-
-def _restart_wished(bus: Bus, row: Row, record: RestartWished, restored: Restored) -> None:
-    bus.wishes[row.subject] = Wish(row.subject, record.reason, record.event_id, record.at_ms, "wished")
-
-
-def _approval(
-    bus: Bus, row: Row, record: ApprovalAsked | ApprovalAnswered | ApprovalStarted, restored: Restored
-) -> None:
-    restored.approvals.append((row.subject, record))
-
-
-def _remembered(bus: Bus, row: Row, record: ApprovalRemembered, restored: Restored) -> None:
-    restored.remembered.append(record)
-
-
-def _fresh(bus: Bus, row: Row, record: FreshStart, restored: Restored) -> None:
-    bus.generations[record.agent] = record.generation
-
-
-def _budget_tree(bus: Bus, row: Row, record: BudgetTree, restored: Restored) -> None:
-    bus.budgets.restore(record)
-
-
-def _budget_hold(bus: Bus, row: Row, record: BudgetHold, restored: Restored) -> None:
-    bus.budgets.restore_hold(record)
-
-
-_BESIDE_EVENTS: Final[dict[type[Any], Callable[[Bus, Row, Any, Restored], None]]] = {
-    InstanceSpawned: _spawned,
-    InstanceDeleted: _deleted,
-    ConfigPatched: _patched,
-    EpochsReserved: _reserved,
-    RestartWished: _restart_wished,
-    ApprovalAsked: _approval,
-    ApprovalAnswered: _approval,
-    ApprovalStarted: _approval,
-    ApprovalRemembered: _remembered,
-    FreshStart: _fresh,
-    BudgetTree: _budget_tree,
-    BudgetHold: _budget_hold,
-}
+    def _set_aside(self, row: Row, reason: str) -> None:
+        """A row that nobody can read. It may be of a feature that is not here."""
+        try:
+            owner = records.feature_of(row.data)
+        except DECODE_ERRORS:
+            owner = None
+        if owner is None or owner[0] in self._features:
+            raise BadRow(row, reason)
+        feature, concerned = owner
+        self.missing.records[feature] += 1
+        if concerned:
+            self.missing.of_events[concerned] = feature
 
 
 # --- records about an accepted event, one function for each kind ------------------------------------------------------
@@ -265,6 +215,7 @@ def _accept(bus: Bus, row: Row, event_id: str, record: Accepted) -> None:
         asynchronous=record.asynchronous,
         in_reply_to=record.in_reply_to,
     )
+    event.parts = record.parts
     if asking is not None:
         asking.work.requests[event] = None
     bus.mailbox.stage(event)

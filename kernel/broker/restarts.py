@@ -22,9 +22,8 @@ from typing import Final
 
 from goondan.kernel.broker.bus import MAX_ID, RETRY_AFTER_MS, RETURN_S, Bus
 from goondan.kernel.broker.entities import AGENTS, Connection, Event
-from goondan.kernel.broker.journal.records import restart_subject
-from goondan.kernel.broker.parts import LISTS_BYTES, Part, Take
-from goondan.kernel.broker.restart_wishes import Wish
+from goondan.kernel.broker.parts import LISTS_BYTES, Part, Record, Take
+from goondan.kernel.broker.restart_wishes import RestartWished, Wish, restart_subject, wish_over, wish_written
 from goondan.schemas.address import is_name
 from goondan.schemas.codec import from_raw, to_raw
 from goondan.schemas.control import RestartAsked, RestartChecked, RestartDue, RestartUndone
@@ -53,7 +52,8 @@ class Restarts(Part):
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
         self._wishes = bus.wishes
-        self.takes = (Take((AGENTS,), "restart", self.ask, LISTS_BYTES, replayed="no"),)
+        self.takes = (Take((AGENTS,), "restart", self.ask, LISTS_BYTES, confined="no"),)
+        self.records = (Record(RestartWished, self._restore),)
         self.hears = {RestartChecked: self.checked, RestartUndone: self.undone}
         #: When the bundle was checked for a wish (milliseconds since 1970), the oldest first.
         self._looks: deque[int] = deque(maxlen=MAX_LOOKS)
@@ -103,7 +103,7 @@ class Restarts(Part):
             self._refuse(wish, message.error)
             return
         wish.state = "staged"
-        item = self._bus.ledger.restart_wished(wish.subject, wish.reason, wish.event_id, wish.at_ms)
+        item = wish_written(wish.subject, RestartWished(wish.event_id, wish.reason, wish.at_ms))
         self._bus.stage(item, partial(self._journaled, wish))
 
     def undone(self, message: RestartUndone, now: float) -> None:
@@ -124,6 +124,9 @@ class Restarts(Part):
                 self._bus.tell_supervisor(RestartDue(wish.reason))
 
     # --- the journal's
+
+    def _restore(self, subject: str, record: RestartWished) -> None:
+        self._wishes[subject] = Wish(subject, record.reason, record.event_id, record.at_ms, "wished")
 
     def _journaled(self, wish: Wish, kept: bool) -> None:
         """The journal has the wish: tell the askers. It is carried out when their step has ended. Without room on the
@@ -159,7 +162,7 @@ class Restarts(Part):
                 self._carry_out(wish)
             elif wish.state == "done" and not self._is_recent(wish.at_ms, now):
                 del self._wishes[wish.subject]
-                self._bus.stage(self._bus.ledger.restart_over(wish.subject))
+                self._bus.stage(wish_over(wish.subject))
 
     # --- inside
 

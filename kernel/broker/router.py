@@ -9,7 +9,7 @@ Source: docs/design/wire.md sections 1, 2 and 3.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NoReturn
 
 import msgspec
@@ -35,7 +35,7 @@ from goondan.kernel.broker.events import Events
 from goondan.kernel.broker.folders import Folders
 from goondan.kernel.broker.fresh import FreshStarts
 from goondan.kernel.broker.intake import Intake
-from goondan.kernel.broker.journal.interface import JournalFailed
+from goondan.kernel.broker.journal.interface import JournalFailed, Row
 from goondan.kernel.broker.live import Live
 from goondan.kernel.broker.live_config.fitting import load_checker
 from goondan.kernel.broker.live_config.service import LiveConfigs
@@ -43,7 +43,7 @@ from goondan.kernel.broker.oauth import TokenOrders
 from goondan.kernel.broker.parts import MakePart, Part, Take
 from goondan.kernel.broker.processes import Processes
 from goondan.kernel.broker.quiet import QuietPeers
-from goondan.kernel.broker.recovery import NOTHING, Restored
+from goondan.kernel.broker.recovery import BadRow, Missing, restore
 from goondan.kernel.broker.restarts import Restarts
 from goondan.kernel.broker.revising import Pieces
 from goondan.kernel.broker.servers import Servers
@@ -82,12 +82,8 @@ REPLAYED: Final = -1
 class Router:
     """The whole broker without its sockets. `now` arguments are CLOCK_BOOTTIME in seconds."""
 
-    def __init__(
-        self, bus: Bus, folders: Folders, restored: Restored = NOTHING, features: Sequence[MakePart] = ()
-    ) -> None:
-        """`folders` are the folders of instances. `restored` is the state that an earlier broker has written down.
-        `features` make the parts of features.
-        """
+    def __init__(self, bus: Bus, folders: Folders, features: Sequence[MakePart] = ()) -> None:
+        """`folders` are the folders of instances. `features` make the parts of features."""
         self.bus = bus
         # Each part gets the parts that it needs when it is made, so the order shows who depends on whom.
         actors = Actors(bus)
@@ -120,17 +116,8 @@ class Router:
             restarts=restarts,
             tool_calls=self._tool_calls,
         )
-        directory.restore(restored.spawned)
-        self._deletions.resume(restored.deleted, bus.now)
-        budgets.resume(restored.budgets)
-        approvals.restore(restored.approvals)
-        approvals.history.restore(restored.remembered)
-        ends.without_agent()
         self._connections = bus.presence.connections
         self._prepare(bus.plan)
-        configs.restore(restored.patches)
-        for tombstone in restored.deleted:
-            configs.forget_instance(tombstone.agent, tombstone.key)
         rooms: list[Part] = [
             actors,
             self._events,
@@ -150,6 +137,7 @@ class Router:
             changesets,
             quiet,
             budgets,
+            configs,
             self._deletions,
             approvals,
             Operators(bus, approvals, operator_news),
@@ -159,7 +147,6 @@ class Router:
             Live(bus),
             answering,
             cancels,
-            configs,
             fresh,
             *(make(self) for make in features),
         ]
@@ -167,6 +154,7 @@ class Router:
         #: All parts, in the order in which their hooks are called.
         self.parts: tuple[Part, ...] = (*rooms, waits, Administration(bus, [*rooms, waits]))
         self._handlers = self._table()
+        self._missing = Missing()
         self._ticks = tuple(part.tick for part in self.parts if type(part).tick is not Part.tick)
         self._revises = tuple(part.revise for part in self.parts if type(part).revise is not Part.revise)
         self._welcomes = tuple(part.welcome for part in self.parts if type(part).welcome is not Part.welcome)
@@ -202,6 +190,26 @@ class Router:
                 if peer == AGENTS:
                     table[REPLAYED][take.frame_type] = self._within_replay(take, handler)
         return table
+
+    # --- what an earlier broker has written down
+
+    def restore(self, rows: Iterable[Row], on_bad: Callable[[BadRow], None]) -> None:
+        """Read the journal. `on_bad` is called for each row that cannot be applied. Then call `resume`."""
+        table = [record for part in self.parts for record in part.records]
+        self._missing = restore(self.bus, rows, table, on_bad)
+
+    def resume(self) -> None:
+        """Go on with what was read. Work of agents and features that are not here any more becomes dead letters."""
+        for resumed in [part.resumed for part in self.parts if type(part).resumed is not Part.resumed]:
+            resumed(self.bus.now)
+        self._ends.without_agent()
+        for feature, count in self._missing.records.items():
+            self.bus.notices.append(f"E_FEATURE_MISSING: {count} records of {feature} are kept, and nobody reads them")
+        for event in list(self.bus.mailbox.events.values()):
+            missing = None if event.ending else self._missing.of(event)
+            if missing is not None:
+                message = f"the journal has records for it of the feature {missing!r}, which this kernel does not have"
+                self._ends.end(event, "dead", "E_FEATURE_MISSING", message)
 
     # --- entry points of the loop
 
@@ -391,14 +399,14 @@ class Router:
 
     def _within_replay(self, take: Take, handle: Handler) -> Handler:
         """The handler for an agent that is answered from a recording."""
-        if take.replayed == "no":
+        if take.confined == "no":
             return self._refuse_outside
-        if take.replayed == "yes":
+        if take.confined == "yes":
             return handle
 
         def checked(connection: Connection, frame: Frame, now: float) -> None:
             own, other = self._replay_of(connection.claims.agent), self._replay_of(frame.to)
-            stays = take.replayed == "inside" or (own is not None and own.own_state)
+            stays = take.confined == "inside" or (own is not None and own.own_state)
             if not stays or (frame.to in self.bus.plan.agents and other is None):
                 self._refuse_outside(connection, frame, now)
             handle(connection, frame, now)

@@ -94,8 +94,8 @@ class Servers(Part):
         #: By server and instance key, then by agent.
         self._attached: dict[tuple[str, str], dict[str, _Attached]] = {}
         self.takes = (
-            Take((AGENTS,), "mcp.attach", self.ask, SHORT_BYTES, replayed="no"),
-            Take((AGENTS,), "mcp.list", self.ask, SHORT_BYTES, replayed="no"),
+            Take((AGENTS,), "mcp.attach", self.ask, SHORT_BYTES, confined="no"),
+            Take((AGENTS,), "mcp.list", self.ask, SHORT_BYTES, confined="no"),
             Take((AGENTS,), "mcp.detach", self.detach, SHORT_BYTES),
             Take((TOOLS,), "mcp.news", self.news, LISTS_BYTES),
         )

@@ -62,7 +62,7 @@ class ToolCalls(Part):
         self._hosts = bus.presence.connections[TOOLS]
         self._assigned = bus.mailbox.hosts
         self.takes = (
-            Take((AGENTS,), "tool.call", self.call, replayed="no"),
+            Take((AGENTS,), "tool.call", self.call, confined="no"),
             Take((AGENTS,), "tool.cancel", self.cancel),
             Take((TOOLS,), "tool.result", self.result),
             Take((TOOLS,), "tool.progress", self.progress),

@@ -13,14 +13,13 @@ Source: docs/approvals.md, "Who may answer".
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
 
-from goondan.kernel.broker.approvals.items import Decided, Item
+from goondan.kernel.broker.approvals.items import ApprovalAsked, ApprovalRemembered, Decided, Item, decision_kept
 from goondan.kernel.broker.bus import Bus
-from goondan.kernel.broker.journal.records import ApprovalAsked, ApprovalRemembered
 from goondan.kernel.broker.one_frame import fitting
 from goondan.schemas.approvals import ApprovalDecided
 from goondan.schemas.codec import from_raw
@@ -40,9 +39,9 @@ class History:
         self._bus = bus
         self._kept: deque[ApprovalRemembered] = deque()
 
-    def restore(self, records: Iterable[ApprovalRemembered]) -> None:
-        """Take over the records of an earlier broker."""
-        self._kept = deque(sorted(records, key=lambda record: record.number))
+    def restore(self, subject: str, record: ApprovalRemembered) -> None:
+        """Take over a record of an earlier broker; they come in the order of their numbers."""
+        self._kept.append(record)
 
     def add(self, item: Item, decided: Decided, asked: ApprovalAsked | None, asked_ms: int) -> None:
         """Write a decision down. `asked` is the journal's record of the item."""
@@ -64,12 +63,12 @@ class History:
             uid=decided.uid,
             reason=None if decided.reason is None else redact(decided.reason)[:MAX_TEXT],
         )
-        record = ApprovalRemembered(self._kept[-1].number + 1 if self._kept else 1, entry)
+        record = ApprovalRemembered(number=self._kept[-1].number + 1 if self._kept else 1, decided=entry)
         self._kept.append(record)
         forgotten: list[int] = []
         while len(self._kept) > MAX_KEPT:
             forgotten.append(self._kept.popleft().number)
-        self._bus.stage(self._bus.ledger.approval_remembered(record, forgotten))
+        self._bus.stage(decision_kept(record, forgotten))
 
     def listed(self) -> dict[str, Any]:
         """The last decisions, as many as fit in one answer, the oldest first. `more`: how many came before them."""

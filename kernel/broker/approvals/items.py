@@ -1,19 +1,26 @@
-"""Items that wait for a person: what an item is bound to, and its states. Pure."""
+"""Items that wait for a person: what an item is bound to, its states, and its records in the journal. Pure."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
+from math import isfinite
 from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 from msgspec import Raw, Struct
 
+from goondan.kernel.broker.approvals.answers_fit import check_schema
 from goondan.kernel.broker.entities import Connection, Event
+from goondan.kernel.broker.journal.interface import Item as Writes
+from goondan.kernel.broker.journal.interface import Put, Retire
+from goondan.kernel.broker.journal.records import Deadline, encode
 from goondan.schemas.aliases import rename_aliases
 from goondan.schemas.approval_rules import UNREADABLE
-from goondan.schemas.approvals import MAX_ARGS_BYTES, Kind
+from goondan.schemas.approvals import MAX_ARGS_BYTES, MAX_MESSAGE, ApprovalAsk, ApprovalDecided, Kind
 from goondan.schemas.codec import check_depth, check_json, encode_value, from_raw
-from goondan.schemas.frames import Frame, ToolCallPayload
+from goondan.schemas.errors import fail
+from goondan.schemas.frames import NO_PAYLOAD, Frame, OptionalRaw, ToolCallPayload
 
 #: - `staged`: the item is on its way into the journal.
 #: - `waits`: it waits for a person.
@@ -29,6 +36,115 @@ OPEN: Final[frozenset[ItemState]] = frozenset({"staged", "waits", "deciding"})
 _NAMES_BYTES: Final = 16 << 10
 _ordered: Final = msgspec.msgpack.Encoder(order="deterministic")
 _Decision = Literal["approved", "denied", "answered"]
+#: The subjects of records: of items, and of decisions that are kept.
+_ITEM: Final = "approval:"
+_REMEMBERED: Final = "approval-decided:"
+
+
+class ApprovalAsked(Struct, frozen=True, array_like=True, tag="approvals/asked", kw_only=True):
+    """A person is asked about a call, or asked a question in the name of one."""
+
+    #: The event whose turn makes the call.
+    event_id: str
+    #: The agent that makes the call.
+    agent: str
+    #: Its instance key.
+    key: str
+    #: The callId of the call.
+    call_id: str
+    #: Whether a person approves the call, or answers a question in its name.
+    kind: Literal["approval", "question"]
+    #: The tool of the call.
+    tool: str
+    #: SHA-256 of tool, working directory and arguments (hexadecimal).
+    digest: str
+    #: The arguments of the call.
+    args: Raw = NO_PAYLOAD
+    #: The working directory of the call.
+    workdir: str | None = None
+    #: When the person was asked.
+    asked: Deadline
+    #: When it counts as denied; None: it waits as long as its event does.
+    expires: Deadline | None = None
+    #: Questions only: the text.
+    message: str | None = None
+    #: Questions only: the JSON Schema of the answer.
+    schema: OptionalRaw = None
+    #: The reason that the rule gives.
+    reason: str | None = None
+    #: Of a call that a script makes: the callId of the script.
+    within: str | None = None
+    #: Of such a call: the rule that wants a person to decide.
+    rule: str = ""
+    #: Of such a call: the script, as the person is shown it.
+    script: str | None = None
+
+
+class ApprovalAnswered(Struct, frozen=True, array_like=True, tag="approvals/answered"):
+    """A person has decided, or the kernel in the person's place."""
+
+    #: The event whose turn makes the call.
+    event_id: str
+    #: The decision.
+    how: Literal["approved", "denied", "answered"]
+    #: The user who decided; None for the kernel.
+    uid: int | None
+    #: When (milliseconds since 1970).
+    at_ms: int
+    #: The reason that the person gave.
+    reason: str | None = None
+    #: The answer to a question.
+    answer: OptionalRaw = None
+
+
+class ApprovalStarted(Struct, frozen=True, array_like=True, tag="approvals/used"):
+    """The call may start: the approval is used."""
+
+    #: The event whose turn makes the call.
+    event_id: str
+    #: When it was used.
+    at: Deadline
+
+
+class ApprovalRemembered(Struct, frozen=True, array_like=True, tag="approvals/remembered", kw_only=True):
+    """Who has decided what. The record stays when the item has ended with its event."""
+
+    #: Nothing: its event has ended, or may end without it.
+    concerns: str = ""
+    #: The number of the item.
+    number: int
+    #: The decision.
+    decided: ApprovalDecided
+
+
+OfItem = ApprovalAsked | ApprovalAnswered | ApprovalStarted
+_decoder: Final[msgspec.msgpack.Decoder[OfItem]] = msgspec.msgpack.Decoder(OfItem)
+
+
+def decode(data: bytes) -> OfItem:
+    """The record of an item that these bytes are. Raises msgspec.DecodeError and its kin."""
+    return _decoder.decode(data)
+
+
+def approval_subject(agent: str, key: str, call_id: str) -> str:
+    """The subject of an item that waits for a person. Instance keys may hold slashes, and no zero byte."""
+    return f"{_ITEM}{agent}/{key}\0{call_id}"
+
+
+def item_written(subject: str, record: OfItem, *, refusable: bool) -> Writes:
+    """An item was asked about, decided or used."""
+    return Writes((Put(subject, encode(record)),), refusable)
+
+
+def item_over(subject: str) -> Writes:
+    """The turn of an item has ended."""
+    return Writes((Retire(subject),))
+
+
+def decision_kept(record: ApprovalRemembered, forgotten: Iterable[int]) -> Writes:
+    """A decision, with the person who made it. Old decisions are forgotten."""
+    gone = [Retire(f"{_REMEMBERED}{number}") for number in forgotten]
+    return Writes((*gone, Put(f"{_REMEMBERED}{record.number}", encode(record))))
 
 
 class Decided(Struct, frozen=True):
@@ -156,3 +272,20 @@ def digest_of(tool: str, workdir: str, data: bytes) -> str:
     """The digest that an approval is bound to (SHA-256, hexadecimal)."""
     args = msgspec.msgpack.decode(data) if data else None
     return hashlib.sha256(_ordered.encode([tool, workdir, args])).hexdigest()
+
+
+def read_ask(frame: Frame) -> tuple[ApprovalAsk, Any, bytes, bytes]:
+    """What an `approval.ask` asks, its arguments as a value and as bytes, and the bytes of its schema.
+
+    Raises GoondanError E_FRAME_INVALID, E_TOOL_LIMIT, E_CONFIG_SCHEMA.
+    """
+    asked = from_raw(frame.payload, ApprovalAsk)
+    args, data = read_args(asked.args, {})
+    schema = b"" if asked.schema is None else bytes(asked.schema)
+    if asked.expires_s is not None and not isfinite(asked.expires_s):
+        raise fail("E_FRAME_INVALID", "expiresS is a number of seconds")
+    if len(data) + len(schema) > MAX_ARGS_BYTES or len(asked.message or "") > MAX_MESSAGE:
+        raise fail("E_TOOL_LIMIT", f"a person is shown at most {MAX_ARGS_BYTES} bytes")
+    if asked.schema is not None and not asked.over:
+        check_schema(from_raw(asked.schema, object))
+    return asked, args, data, schema

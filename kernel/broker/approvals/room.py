@@ -16,26 +16,39 @@ Source: docs/approvals.md, docs/decisions/069.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from math import isfinite
 from typing import Any, Final, Literal
 
 from msgspec import Raw
 
-from goondan.kernel.broker.approvals.answers_fit import check_schema
 from goondan.kernel.broker.approvals.clocks import Clocks
 from goondan.kernel.broker.approvals.history import History
-from goondan.kernel.broker.approvals.items import CallContent, Decided, Group, Item, digest_of, read_args, read_call
+from goondan.kernel.broker.approvals.items import (
+    ApprovalAnswered,
+    ApprovalAsked,
+    ApprovalRemembered,
+    ApprovalStarted,
+    CallContent,
+    Decided,
+    Group,
+    Item,
+    OfItem,
+    approval_subject,
+    decode,
+    digest_of,
+    item_over,
+    item_written,
+    read_ask,
+    read_call,
+)
 from goondan.kernel.broker.approvals.news import OperatorNews
 from goondan.kernel.broker.approvals.scripts import Decisions, Script, read_script
 from goondan.kernel.broker.budgets.desk import Budgets
 from goondan.kernel.broker.bus import MAX_ID, RETRY_AFTER_MS, Bus
 from goondan.kernel.broker.calls import Call
 from goondan.kernel.broker.entities import AGENTS, Connection, Event, Instance
-from goondan.kernel.broker.journal import records
-from goondan.kernel.broker.journal.records import ApprovalAnswered, ApprovalAsked, ApprovalStarted, approval_subject
-from goondan.kernel.broker.parts import SHORT_BYTES, UTF8_BYTES, Part, Take
+from goondan.kernel.broker.parts import SHORT_BYTES, UTF8_BYTES, Part, Record, Take
 from goondan.kernel.broker.refused_calls import refuse_call
 from goondan.kernel.broker.shares import Pool, kept_of
 from goondan.kernel.broker.standing import Standing
@@ -50,7 +63,7 @@ from goondan.schemas.approvals import (
     ApprovalState,
     code_of,
 )
-from goondan.schemas.codec import encode_value, from_raw, to_raw
+from goondan.schemas.codec import encode_value, to_raw
 from goondan.schemas.errors import GoondanError, error_payload, fail
 from goondan.schemas.frames import ErrorPayload, Frame, Hello
 from goondan.schemas.launch import KernelPlan
@@ -94,8 +107,16 @@ class Approvals(Part):
                 "approval.ask",
                 self.ask,
                 MAX_ARGS_BYTES + UTF8_BYTES * MAX_MESSAGE + SHORT_BYTES,
-                replayed="no",
+                confined="no",
             ),
+        )
+        #: Records of an earlier broker, until the whole journal was read.
+        self._found: list[tuple[str, OfItem]] = []
+        self.records = (
+            Record(ApprovalAsked, self._restore),
+            Record(ApprovalAnswered, self._restore),
+            Record(ApprovalStarted, self._restore),
+            Record(ApprovalRemembered, self.history.restore),
         )
         self.revise(bus.plan)
 
@@ -191,7 +212,7 @@ class Approvals(Part):
             raise fail("E_LEASE_LOST", "to ask a person needs the lease of an event")
         if not 0 < len(call_id) <= MAX_ID or not 0 < len(tool) <= MAX_ID:
             raise fail("E_FRAME_INVALID", f"callId and tool have 1 to {MAX_ID} characters")
-        asked, args, data, schema = _read_ask(frame)
+        asked, args, data, schema = read_ask(frame)
         place = instance.workdir.path
         digest = digest_of(tool, place, encode_value([asked.kind, asked.message, schema, data]))
         subject = approval_subject(instance.agent, instance.key, call_id)
@@ -417,7 +438,7 @@ class Approvals(Part):
         item.asker = connection, frame
         item.started_ms = int(now * 1000)
         self._heard(item)
-        self._stage(item, ApprovalStarted(self._bus.ledger.moment(now)))
+        self._stage(item, ApprovalStarted(item.event.id, self._bus.ledger.moment(now)))
 
     def _heard(self, item: Item | None) -> None:
         """The turn of the item knows the decision."""
@@ -426,8 +447,8 @@ class Approvals(Part):
             if item.event.standing is not None:
                 item.event.standing.unread -= 1
 
-    def _stage(self, item: Item, record: records.Record, *, refusable: bool = False) -> None:
-        write = self._bus.ledger.approval(item.subject, record, refusable=refusable)
+    def _stage(self, item: Item, record: OfItem, *, refusable: bool = False) -> None:
+        write = item_written(item.subject, record, refusable=refusable)
         self._bus.stage(write, partial(self._journaled, item))
 
     # --- the journal's word
@@ -538,18 +559,21 @@ class Approvals(Part):
                 self._bus.error(connection.cls, connection.ident, info, Frame("admin", id=frame_id))
         self._scripts.forget(item)
         del self._items[item.subject]
-        self._bus.stage(self._bus.ledger.approval_over(item.subject))
+        self._bus.stage(item_over(item.subject))
 
     def decide(self, item: Item, decided: Decided) -> None:
         """Have the journal write a decision. It counts when the journal has it."""
         item.state, item.deciding = "deciding", decided
         self.history.add(item, decided, self.record_of(item), self.wall_ms(item.asked))
-        self._stage(item, ApprovalAnswered(decided.how, decided.uid, decided.at_ms, decided.reason, decided.answer))
+        self._stage(
+            item,
+            ApprovalAnswered(item.event.id, decided.how, decided.uid, decided.at_ms, decided.reason, decided.answer),
+        )
         self._release_budgets(item, self._bus.now)  # into the journal together: a crash loses no time that stood still
 
     def record_of(self, item: Item) -> ApprovalAsked | None:
         """The journal's record of a waiting item."""
-        found = (records.decode(data) for data in self._bus.archive.find_records(item.subject))
+        found = (decode(data) for data in self._bus.archive.find_records(item.subject))
         return next((record for record in found if isinstance(record, ApprovalAsked)), None)
 
     # --- time, and what an earlier broker knew
@@ -560,14 +584,18 @@ class Approvals(Part):
             if item.state == "waits" and item.expires is not None and item.expires <= now:
                 self.decide(item, Decided("denied", None, self.wall_ms(), "nobody answered in time"))
 
-    def restore(self, rows: Sequence[tuple[str, records.Record]]) -> None:
+    def _restore(self, subject: str, record: OfItem) -> None:
+        self._found.append((subject, record))
+
+    def resumed(self, now: float) -> None:
         """Restore the items of an earlier broker from their records, in order."""
-        for subject, record in rows:
+        restored, self._found = self._found, []
+        for subject, record in restored:
             item = self._items.get(subject)
             if isinstance(record, ApprovalAsked):
                 event = self._bus.mailbox.events.get(record.event_id)
                 if event is None or event.finished:
-                    self._bus.stage(self._bus.ledger.approval_over(subject))
+                    self._bus.stage(item_over(subject))
                 else:
                     self._keep(self._restored(subject, record, event))
             elif item is not None and isinstance(record, ApprovalAnswered):
@@ -624,23 +652,6 @@ class Approvals(Part):
     def wall_ms(self, moment: float | None = None) -> int:
         """A moment of the broker's clock, now by default, as milliseconds since 1970."""
         return int((self._bus.booted_at + (self._bus.now if moment is None else moment)) * 1000)
-
-
-def _read_ask(frame: Frame) -> tuple[ApprovalAsk, Any, bytes, bytes]:
-    """What an `approval.ask` asks, its arguments as a value and as bytes, and the bytes of its schema.
-
-    Raises GoondanError E_FRAME_INVALID, E_TOOL_LIMIT, E_CONFIG_SCHEMA.
-    """
-    asked = from_raw(frame.payload, ApprovalAsk)
-    args, data = read_args(asked.args, {})
-    schema = b"" if asked.schema is None else bytes(asked.schema)
-    if asked.expires_s is not None and not isfinite(asked.expires_s):
-        raise fail("E_FRAME_INVALID", "expiresS is a number of seconds")
-    if len(data) + len(schema) > MAX_ARGS_BYTES or len(asked.message or "") > MAX_MESSAGE:
-        raise fail("E_TOOL_LIMIT", f"a person is shown at most {MAX_ARGS_BYTES} bytes")
-    if asked.schema is not None and not asked.over:
-        check_schema(from_raw(asked.schema, object))
-    return asked, args, data, schema
 
 
 def _read_as(frame: Frame, call: CallContent) -> None:

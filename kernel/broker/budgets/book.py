@@ -29,7 +29,8 @@ from typing import Final, Literal
 from msgspec import Struct, structs
 
 from goondan.kernel.broker.budgets.amounts import Dimension, Limits, Spend
-from goondan.kernel.broker.journal.records import BudgetHold, BudgetTree
+from goondan.kernel.broker.journal.interface import Item, Put, Retire
+from goondan.kernel.broker.journal.records import encode
 from goondan.schemas.prices import FREE, Prices
 
 #: A shorter answer (tokens) is of no use: a model call that could write only less is refused.
@@ -53,6 +54,70 @@ UNKNOWN: Final = ""
 #: - `others`: others may give back what they hold.
 #: - `results`: results of earlier calls must first be stored.
 Wait = Literal["journal", "others", "results"]
+#: The subjects of records: of trees, and of model calls that may be under way.
+_TREE: Final = "budget:"
+_HOLD: Final = "budget-hold:"
+
+
+class BudgetTree(Struct, frozen=True, array_like=True, tag="budgets/tree", kw_only=True):
+    """What a tree has used: all work that began with one event."""
+
+    #: The event that the tree began with, which the record concerns.
+    root: str
+    #: When it was accepted (milliseconds since 1970).
+    began_ms: int
+    #: Agent with a budget -> spending agent -> amount; "" when nobody knows who has spent it.
+    accounts: dict[str, dict[str, Spend]]
+    #: Agent -> the agents whose budgets its last event is charged to.
+    paths: dict[str, list[str]]
+    #: Event -> joined digests of tool calls that were counted and may be sent again.
+    charged: dict[str, bytes]
+    #: So many more tool calls may have been counted before there is a newer record.
+    slack: int
+    #: When its last event ended (milliseconds since 1970); None while it has unfinished events.
+    ended_ms: int | None = None
+    #: How long its time stood still while people were asked (milliseconds).
+    stood_ms: int = 0
+    #: Up to which moment that is counted (milliseconds since 1970).
+    stood_until_ms: int = 0
+
+
+class BudgetHold(Struct, frozen=True, array_like=True, tag="budgets/hold", kw_only=True):
+    """A model call that may be under way and is not settled."""
+
+    #: The event that its tree began with, which the record concerns.
+    root: str
+    #: The event whose turn makes it.
+    event_id: str
+    #: Its id; no other model call has it.
+    id: str
+    #: The agent that makes it.
+    agent: str
+    #: The agents whose budgets it is charged to.
+    accounts: list[str]
+    #: The most that it may use.
+    amount: Spend
+
+
+def tree_written(record: BudgetTree, settled: Iterable[str] = ()) -> Item:
+    """The use of a tree of work up to now. The model calls `settled` are not under way any more."""
+    subject = _TREE + record.root
+    return Item((*(Retire(_HOLD + hold_id) for hold_id in settled), Retire(subject), Put(subject, encode(record))))
+
+
+def tree_over(root: str) -> Item:
+    """The use of a tree of work is not needed any more."""
+    return Item((Retire(_TREE + root),))
+
+
+def hold_written(record: BudgetHold) -> Item:
+    """A model call is about to be made."""
+    return Item((Put(_HOLD + record.id, encode(record)),), refusable=True)
+
+
+def holds_over(hold_ids: Iterable[str]) -> Item:
+    """Model calls are not under way any more."""
+    return Item(tuple(Retire(_HOLD + hold_id) for hold_id in hold_ids))
 
 
 class Shortage(Struct, frozen=True):

@@ -9,21 +9,33 @@ Source: docs/decisions/070; PROTOCOL-AGENTS.md "Budgets".
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import partial
 from typing import Any, Final
 
 from msgspec import Struct
 
 from goondan.kernel.broker.budgets.amounts import Spend, limits_of
-from goondan.kernel.broker.budgets.book import MAX_CHARGED, MAX_HOLDS, BudgetLine, Hold, Shortage, Tree
+from goondan.kernel.broker.budgets.book import (
+    MAX_CHARGED,
+    MAX_HOLDS,
+    BudgetHold,
+    BudgetLine,
+    BudgetTree,
+    Hold,
+    Shortage,
+    Tree,
+    hold_written,
+    holds_over,
+    tree_over,
+    tree_written,
+)
 from goondan.kernel.broker.budgets.messages import budget_spent, left_of, report
 from goondan.kernel.broker.bus import MAX_ID, RETRY_AFTER_MS, Bus
 from goondan.kernel.broker.entities import AGENTS, Connection, Event
-from goondan.kernel.broker.journal.interface import Item, Retire
-from goondan.kernel.broker.journal.records import BudgetHold, hold_subject
+from goondan.kernel.broker.journal.interface import Item
 from goondan.kernel.broker.one_frame import fitting
-from goondan.kernel.broker.parts import SHORT_BYTES, Op, Part, Take, Waiting
+from goondan.kernel.broker.parts import SHORT_BYTES, Op, Part, Record, Take, Waiting
 from goondan.schemas.budgets import BudgetGranted, BudgetReserve, BudgetSettle
 from goondan.schemas.codec import from_raw, to_raw
 from goondan.schemas.errors import GoondanError, error_payload, fail
@@ -31,6 +43,8 @@ from goondan.schemas.frames import Frame
 from goondan.schemas.launch import KernelPlan
 from goondan.schemas.prices import prices_of
 
+#: The name under which an event keeps the agents whose budgets it is charged to, the outermost first.
+FEATURE: Final = "budgets"
 #: How long ended trees are kept (milliseconds), and how many at most: for `gdn budget`, and for pending work that ends
 #: later.
 KEEP_MS: Final = 7 * 24 * 3600 * 1000
@@ -74,6 +88,10 @@ class Budgets(Part):
             Take((AGENTS,), "budget.settle", self.settle, SHORT_BYTES),
         )
         self.ops = (Op("budget", self.tell),)
+        self.records = (
+            Record(BudgetTree, self._restore),
+            Record(BudgetHold, self._restore),
+        )
         self.revise(bus.plan)
 
     def revise(self, plan: KernelPlan) -> None:
@@ -89,13 +107,20 @@ class Budgets(Part):
             },
         )
 
-    def resume(self, paths: Mapping[str, tuple[str, ...]]) -> None:
-        """The whole journal was read. `paths` are the paths of accepted events, by their ids."""
+    def _restore(self, subject: str, record: BudgetTree | BudgetHold) -> None:
+        if isinstance(record, BudgetTree):
+            self._book.restore(record)
+        else:
+            self._book.restore_hold(record)
+
+    def resumed(self, now: float) -> None:
+        """See Part. Accepted events have the agents whose budgets they are charged to with them."""
         bus, book = self._bus, self._book
         events = bus.mailbox.events
         book.adopt_holds()
         for event in events.values():
-            path = paths.get(event.id, ())
+            kept, event.parts = event.parts or {}, None
+            path = from_raw(kept[FEATURE], tuple[str, ...]) if FEATURE in kept else ()
             if not event.finished and (path or event.root in book.trees):
                 event.budget = book.line(event.root, path, event.instance.agent, self._ms(event.since))
         for tree in list(book.trees.values()):
@@ -312,7 +337,7 @@ class Budgets(Part):
             if len(book.ended) <= MAX_ENDED and self._ms(now) - (tree.ended_ms or 0) < KEEP_MS:
                 break
             book.forget(tree)
-            self._bus.stage(self._bus.ledger.budget_over(tree.root))
+            self._bus.stage(tree_over(tree.root))
 
     def flush(self) -> None:
         """Stage records of all trees that have changed."""
@@ -324,7 +349,7 @@ class Budgets(Part):
         for tree in [*book.dirty]:
             self._write(tree, gone.pop(tree, []))
         for ids in gone.values():
-            self._bus.stage(Item(tuple(Retire(hold_subject(name)) for name in ids)))
+            self._bus.stage(holds_over(ids))
 
     # --- inside
 
@@ -356,7 +381,7 @@ class Budgets(Part):
             amount=verdict.amount,
         )
         self._asked[hold_id] = [(connection, waiting.frame_id)]
-        self._bus.stage(self._bus.ledger.budget_held(record), partial(self._held, hold_id))
+        self._bus.stage(hold_written(record), partial(self._held, hold_id))
 
     def _retry(self) -> None:
         for hold_id, waiting in list(self._waiting.items()):
@@ -367,7 +392,7 @@ class Budgets(Part):
 
     def _write(self, tree: Tree, over: list[str]) -> None:
         record = self._book.record(tree)
-        self._bus.stage(self._bus.ledger.budget(record, over), partial(self._written, tree))
+        self._bus.stage(tree_written(record, over), partial(self._written, tree))
 
     def _look(self, tree: Tree) -> None:
         """End a tree without unfinished events. A tree that has used nothing is forgotten."""
@@ -406,6 +431,13 @@ class Budgets(Part):
 
     def _ms(self, now: float) -> int:
         return int((self._bus.booted_at + now) * 1000)
+
+
+def charge(event: Event, line: BudgetLine | None) -> None:
+    """A new event is charged to these accounts. The journal keeps with it the agents whose budgets led to it."""
+    event.budget = line
+    if line is not None and line.path:
+        event.parts = {FEATURE: to_raw(line.path)}
 
 
 def _check_id(name: str) -> None:

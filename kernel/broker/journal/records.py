@@ -1,7 +1,10 @@
 """The records of the journal: what each decision of the broker looks like on disk. Pure.
 
-A record is a msgpack array whose first element names its kind. New fields come last and have a default, so a file of an
-older kernel can be read. A record stands alone: it refers to other things by their ids only.
+A record is a msgpack array whose first element names its kind. A kind of a feature is `FEATURE/kind`, so that every
+record has its owner in it; the core's kinds have no slash. The second element of a feature's record is the id of the
+event that it concerns, or "": a kernel without the feature reads only these two.
+
+New fields come last and have a default. A record stands alone: it refers to other things by their ids only.
 
 Source: docs/design/delivery.md section 1.
 """
@@ -10,16 +13,13 @@ Source: docs/design/delivery.md section 1.
 # every program that starts.
 
 import hashlib
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 from msgspec import Raw, Struct
 
-from goondan.kernel.broker.budgets.amounts import Spend
 from goondan.kernel.broker.workdirs import Beneath
-from goondan.schemas.approvals import ApprovalDecided
-from goondan.schemas.effective_config import Change, Touched
-from goondan.schemas.frames import NO_PAYLOAD, Blob, ErrorPayload, FilePart, OptionalRaw, ReplyTo, Source
+from goondan.schemas.frames import NO_PAYLOAD, Blob, FilePart, OptionalRaw, ReplyTo, Source
 
 #: How an event ended. `done` and `failed` are the agent's word, the others the broker's.
 End = Literal["done", "failed", "expired", "dead", "cancelled"]
@@ -96,8 +96,8 @@ class Accepted(Struct, frozen=True, array_like=True, tag="accepted", kw_only=Tru
     parent_span_id: str | None = None
     #: How the instance's working directory is reached if it is shared (workdirs.Workdir).
     instance_beneath: Beneath | None = None
-    #: The agents whose budgets it is charged to, the outermost first.
-    budgets: list[str] | None = None
+    #: What features keep with it, by their names.
+    parts: dict[str, Raw] | None = None
     #: The pictures and PDFs of an operator's message; None when it has none.
     files: list[FilePart] | None = None
 
@@ -168,143 +168,11 @@ class AnswerAwaitedNoMore(Struct, frozen=True, array_like=True, tag="unawaited")
     """The turn that sent a request does not wait any more: the answer becomes an event."""
 
 
-class RestartWished(Struct, frozen=True, array_like=True, tag="restart"):
-    """An agent wishes a restart of the kernel as soon as no process holds this event."""
-
-    #: Why, in the agent's words.
-    reason: str
-    #: The event whose turn wishes it.
-    event_id: str
-    #: When (milliseconds since 1970).
-    at_ms: int
-
-
-class FreshStart(Struct, frozen=True, array_like=True, tag="fresh"):
-    """The conversations of this agent, or of all agents (with the name ""), have this generation."""
-
-    #: The agent; "": all of them.
-    agent: str
-    #: The generation.
-    generation: int
-
-
-class ConfigPatched(Struct, array_like=True, tag="config", kw_only=True):
-    """A patch of an agent's configuration was accepted, and perhaps reverted since; or a proposal was rejected.
-
-    Not frozen: the broker's Patch is one with more fields.
-    """
-
-    #: Its number in the order of decisions.
-    number: int
-    #: The id of the proposal.
-    id: str
-    #: The agent that it is for.
-    agent: str
-    #: The instance that it is for; None: all instances of the agent.
-    key: str | None
-    #: What it changes.
-    change: Change
-    #: The parts of the configuration that it touches: names from the outside in.
-    touched: frozenset[Touched]
-    #: From this revision on it does not count; 0: it counts.
-    reverted: int = 0
-    #: Its operations without their values.
-    asked: list[str] = []
-    #: Who proposed it: `agent` or `operator`.
-    by: str = ""
-    #: The instance key of the agent that proposed it.
-    by_key: str | None = None
-    #: The extension that proposed it, as its agent says.
-    extension: str | None = None
-    #: The event whose turn proposed it.
-    event_id: str | None = None
-    #: Why, in the proposer's words.
-    reason: str = ""
-    #: The revision that it was made from.
-    made_from: int = 0
-    #: When (milliseconds since 1970).
-    at_ms: int = 0
-    #: The tools in it that extensions had registered and that are not in the bundle.
-    dynamic: list[str] = []
-    #: Why it was rejected.
-    error: ErrorPayload | None = None
-
-
 class DeadlineMoved(Struct, frozen=True, array_like=True, tag="moved"):
     """The event has a new deadline, because its clock stood still for a while."""
 
     #: The new deadline.
     deadline: Deadline
-
-
-class ApprovalAsked(Struct, frozen=True, array_like=True, tag="asked", kw_only=True):
-    """A person is asked about a call, or asked a question in the name of one."""
-
-    #: The agent that makes the call.
-    agent: str
-    #: Its instance key.
-    key: str
-    #: The event whose turn makes the call.
-    event_id: str
-    #: The callId of the call.
-    call_id: str
-    #: Whether a person approves the call, or answers a question in its name.
-    kind: Literal["approval", "question"]
-    #: The tool of the call.
-    tool: str
-    #: SHA-256 of tool, working directory and arguments (hexadecimal).
-    digest: str
-    #: The arguments of the call.
-    args: Raw = NO_PAYLOAD
-    #: The working directory of the call.
-    workdir: str | None = None
-    #: When the person was asked.
-    asked: Deadline
-    #: When it counts as denied; None: it waits as long as its event does.
-    expires: Deadline | None = None
-    #: Questions only: the text.
-    message: str | None = None
-    #: Questions only: the JSON Schema of the answer.
-    schema: OptionalRaw = None
-    #: The reason that the rule gives.
-    reason: str | None = None
-    #: Of a call that a script makes: the callId of the script.
-    within: str | None = None
-    #: Of such a call: the rule that wants a person to decide.
-    rule: str = ""
-    #: Of such a call: the script, as the person is shown it.
-    script: str | None = None
-
-
-class ApprovalAnswered(Struct, frozen=True, array_like=True, tag="answered"):
-    """A person has decided, or the kernel in the person's place."""
-
-    #: The decision.
-    how: Literal["approved", "denied", "answered"]
-    #: The user who decided; None for the kernel.
-    uid: int | None
-    #: When (milliseconds since 1970).
-    at_ms: int
-    #: The reason that the person gave.
-    reason: str | None = None
-    #: The answer to a question.
-    answer: OptionalRaw = None
-
-
-class ApprovalRemembered(Struct, frozen=True, array_like=True, tag="remembered"):
-    """Who has decided what. The record stays when the item has ended with its event."""
-
-    #: The number of the item.
-    number: int
-    #: The decision.
-    decided: ApprovalDecided
-
-
-class ApprovalStarted(Struct, frozen=True, array_like=True, tag="used"):
-    """The call may start: the approval is used."""
-
-    #: When it was used.
-    at: Deadline
 
 
 class EpochsReserved(Struct, frozen=True, array_like=True, tag="epochs"):
@@ -314,46 +182,7 @@ class EpochsReserved(Struct, frozen=True, array_like=True, tag="epochs"):
     top: int
 
 
-class BudgetTree(Struct, frozen=True, array_like=True, tag="budget", kw_only=True):
-    """What a tree has used: all work that began with one event."""
-
-    #: The event that the tree began with.
-    root: str
-    #: When it was accepted (milliseconds since 1970).
-    began_ms: int
-    #: Agent with a budget -> spending agent -> amount; "" when nobody knows who has spent it.
-    accounts: dict[str, dict[str, Spend]]
-    #: Agent -> the agents whose budgets its last event is charged to.
-    paths: dict[str, list[str]]
-    #: Event -> joined digests of tool calls that were counted and may be sent again.
-    charged: dict[str, bytes]
-    #: So many more tool calls may have been counted before there is a newer record.
-    slack: int
-    #: When its last event ended (milliseconds since 1970); None while it has unfinished events.
-    ended_ms: int | None = None
-    #: How long its time stood still while people were asked (milliseconds).
-    stood_ms: int = 0
-    #: Up to which moment that is counted (milliseconds since 1970).
-    stood_until_ms: int = 0
-
-
-class BudgetHold(Struct, frozen=True, array_like=True, tag="budget_hold", kw_only=True):
-    """A model call that may be under way and is not settled."""
-
-    #: The event that its tree began with.
-    root: str
-    #: The event whose turn makes it.
-    event_id: str
-    #: Its id; no other model call has it.
-    id: str
-    #: The agent that makes it.
-    agent: str
-    #: The agents whose budgets it is charged to.
-    accounts: list[str]
-    #: The most that it may use.
-    amount: Spend
-
-
+#: The records of the core.
 Record = (
     Accepted
     | Attempt
@@ -364,42 +193,39 @@ Record = (
     | AnswerUnwanted
     | AnswerAwaitedNoMore
     | EpochsReserved
-    | RestartWished
-    | FreshStart
-    | BudgetTree
-    | BudgetHold
-    | ConfigPatched
     | DeadlineMoved
-    | ApprovalAsked
-    | ApprovalAnswered
-    | ApprovalStarted
-    | ApprovalRemembered
 )
 
 _encoder: Final = msgspec.msgpack.Encoder()
+#: For the head of any record.
+_head_decoder: Final = msgspec.msgpack.Decoder(list[Any])
 _decoder: Final[msgspec.msgpack.Decoder[Record]] = msgspec.msgpack.Decoder(Record)
 
 EPOCHS: Final = "epochs"
 _EVENT: Final = "event:"
 _INSTANCE: Final = "instance:"
 _DELETED: Final = "deleted:"
-_RESTART: Final = "restart:"
-_FRESH: Final = "fresh:"
-_BUDGET: Final = "budget:"
-_HOLD: Final = "budget-hold:"
-_CONFIG: Final = "config:"
-_APPROVAL: Final = "approval:"
-_REMEMBERED: Final = "approval-decided:"
 
 
-def encode(record: Record) -> bytes:
-    """The bytes of a record."""
+def encode(record: Struct) -> bytes:
+    """The bytes of a record, of the core or of a feature."""
     return _encoder.encode(record)
 
 
 def decode(data: bytes) -> Record:
-    """The record of these bytes. Raises msgspec.DecodeError and its kin."""
+    """The record of the core that these bytes are. Raises msgspec.DecodeError and its kin."""
     return _decoder.decode(data)
+
+
+def feature_of(data: bytes) -> tuple[str, str] | None:
+    """The feature that a record is of, and the event that it concerns ("": none); None for a record of the core.
+    Raises msgspec.DecodeError and its kin.
+    """
+    head = _head_decoder.decode(data)
+    kind, concerned = (head[0], head[1] if len(head) > 1 else "") if head else ("", "")
+    if not isinstance(kind, str) or "/" not in kind:
+        return None
+    return kind.partition("/")[0], concerned if isinstance(concerned, str) else ""
 
 
 def event_subject(event_id: str) -> str:
@@ -420,41 +246,6 @@ def instance_subject(agent: str, key: str) -> str:
 def deleted_subject(agent: str, key: str) -> str:
     """The subject of an instance's tombstone."""
     return f"{_DELETED}{agent}/{key}"
-
-
-def fresh_subject(agent: str) -> str:
-    """The subject of the generation of an agent's conversations."""
-    return _FRESH + agent
-
-
-def config_subject(number: int) -> str:
-    """The subject of a patch of configuration."""
-    return f"{_CONFIG}{number}"
-
-
-def approval_subject(agent: str, key: str, call_id: str) -> str:
-    """The subject of an item that waits for a person. Instance keys may hold slashes, and no zero byte."""
-    return f"{_APPROVAL}{agent}/{key}\0{call_id}"
-
-
-def remembered_subject(number: int) -> str:
-    """The subject of a decision that is kept."""
-    return f"{_REMEMBERED}{number}"
-
-
-def restart_subject(agent: str, key: str, call_id: str) -> str:
-    """The subject of an instance's wish for a restart."""
-    return f"{_RESTART}{agent}/{key}/{call_id}"
-
-
-def budget_subject(root: str) -> str:
-    """The subject of what a tree of work has used."""
-    return _BUDGET + root
-
-
-def hold_subject(hold_id: str) -> str:
-    """The subject of a model call that is about to be made."""
-    return _HOLD + hold_id
 
 
 def event_digest(agent: str, key: str, sender: str, content: str | None) -> bytes:

@@ -100,7 +100,7 @@ class JournalStore:
         accept_loss: bool = False,
         witness: str | None = None,
     ) -> None:
-        """Open or make the file. Raises GoondanError E_JOURNAL_CORRUPT, E_JOURNAL_FORMAT, E_DISK_FULL, E_STATE."""
+        """Open or make the file. Raises GoondanError E_JOURNAL_CORRUPT, E_DISK_FULL, E_STATE."""
         self.path = path
         self.durability: Durability = durability
         self._boot_id = boot_id
@@ -399,9 +399,14 @@ class JournalStore:
     def _examine_tables(self, db: sqlite3.Connection, promised: Mark | None, *, thorough: bool) -> list[str]:
         """The damage of a file that has tables. Raises GoondanError for a file that is not ours."""
         version: int = db.execute("PRAGMA user_version").fetchone()[0]
-        if db.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID or version > FORMAT:
-            message = f"{self.path} has format {version}; this kernel knows formats up to {FORMAT}"
-            raise fail("E_STATE", message, suggestion="Start it with the newer kernel that wrote it.")
+        if db.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID or version != FORMAT:
+            age = "newer" if version > FORMAT else "older"
+            message = f"{self.path} has format {version}; this kernel reads format {FORMAT}"
+            hint = (
+                f"Start it with the {age} kernel that wrote it. To begin with an empty journal, move the file away "
+                "and start once with --accept-loss."
+            )
+            raise fail("E_STATE", message, suggestion=hint)
         self._prepare(db)
         meta = Meta(*db.execute(SELECT_META).fetchone())
         damage = [

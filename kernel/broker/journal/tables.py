@@ -7,8 +7,8 @@ import zlib
 from collections.abc import Callable
 from typing import Final
 
-#: Format of the file. An older one is brought up to date; a newer one is refused.
-FORMAT: Final = 1
+#: Format of the file. Every other one is refused. 2: a record of a feature has the name of the feature in it.
+FORMAT: Final = 2
 #: "Gdnj": tells our file from any other SQLite file.
 APPLICATION_ID: Final = 0x47646E6A
 #: Numbers of writes are below this. A higher number cannot be right, and leaves SQLite no room above it.

@@ -18,10 +18,13 @@ from collections.abc import Iterable, Iterator
 from typing import Final, Literal
 
 import msgspec
+from msgspec import Struct
 
-from goondan.kernel.broker.journal.records import ConfigPatched
+from goondan.kernel.broker.journal.interface import Item, Put, Retire
+from goondan.kernel.broker.journal.records import encode
 from goondan.schemas.effective_config import ORDER, Change, Touched, overlap, touches
 from goondan.schemas.errors import fail
+from goondan.schemas.frames import ErrorPayload
 
 #: Patches that are remembered for one instance, and as many for all of an agent: each new patch is compared with them.
 MAX_PATCHES: Final = 200
@@ -33,6 +36,67 @@ MAX_REJECTED: Final = 50
 MAX_CHANGES_BYTES: Final = 256 << 10
 
 State = Literal["staged", "accepted", "reverted", "rejected"]
+#: The subjects of records.
+_PATCH: Final = "config:"
+
+
+class ConfigPatched(Struct, array_like=True, tag="live_config/patch", kw_only=True):
+    """A patch of an agent's configuration was accepted, and perhaps reverted since; or a proposal was rejected.
+
+    Not frozen: the broker's Patch is one with more fields.
+    """
+
+    #: Nothing: it concerns an agent.
+    concerns: str = ""
+    #: Its number in the order of decisions.
+    number: int
+    #: The id of the proposal.
+    id: str
+    #: The agent that it is for.
+    agent: str
+    #: The instance that it is for; None: all instances of the agent.
+    key: str | None
+    #: What it changes.
+    change: Change
+    #: The parts of the configuration that it touches: names from the outside in.
+    touched: frozenset[Touched]
+    #: From this revision on it does not count; 0: it counts.
+    reverted: int = 0
+    #: Its operations without their values.
+    asked: list[str] = []
+    #: Who proposed it: `agent` or `operator`.
+    by: str = ""
+    #: The instance key of the agent that proposed it.
+    by_key: str | None = None
+    #: The extension that proposed it, as its agent says.
+    extension: str | None = None
+    #: The event whose turn proposed it.
+    event_id: str | None = None
+    #: Why, in the proposer's words.
+    reason: str = ""
+    #: The revision that it was made from.
+    made_from: int = 0
+    #: When (milliseconds since 1970).
+    at_ms: int = 0
+    #: The tools in it that extensions had registered and that are not in the bundle.
+    dynamic: list[str] = []
+    #: Why it was rejected.
+    error: ErrorPayload | None = None
+
+
+def patch_written(record: ConfigPatched, forgotten: Iterable[int] = ()) -> Item:
+    """A decision about a patch of configuration. It replaces an earlier decision, and old patches are forgotten."""
+    subject = f"{_PATCH}{record.number}"
+    return Item((*_gone(forgotten), Retire(subject), Put(subject, encode(record))), refusable=True)
+
+
+def patches_forgotten(numbers: Iterable[int]) -> Item:
+    """Patches are forgotten."""
+    return Item(_gone(numbers))
+
+
+def _gone(numbers: Iterable[int]) -> tuple[Retire, ...]:
+    return tuple(Retire(f"{_PATCH}{number}") for number in numbers)
 
 
 class Patch(ConfigPatched, kw_only=True):

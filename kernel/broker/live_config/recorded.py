@@ -7,8 +7,7 @@ from typing import Any
 import msgspec
 from msgspec import structs
 
-from goondan.kernel.broker.journal.records import ConfigPatched
-from goondan.kernel.broker.live_config.patches import Patch, State
+from goondan.kernel.broker.live_config.patches import ConfigPatched, Patch, State
 
 
 def record_of(patch: Patch, *, reverted: int = 0) -> ConfigPatched:

@@ -15,7 +15,7 @@ Source: docs/live-config.md; requirements CONFIG-01, CONFIG-02.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -25,13 +25,12 @@ from msgspec.structs import replace
 
 from goondan.kernel.broker.bus import RETRY_AFTER_MS, Bus
 from goondan.kernel.broker.entities import AGENTS, Connection
-from goondan.kernel.broker.journal.records import ConfigPatched
 from goondan.kernel.broker.live_config.fitting import check_fit, check_instance, with_schema
-from goondan.kernel.broker.live_config.patches import Patch, Patches
+from goondan.kernel.broker.live_config.patches import ConfigPatched, Patch, Patches, patch_written, patches_forgotten
 from goondan.kernel.broker.live_config.recorded import entry_of, patch_of, record_of
 from goondan.kernel.broker.live_config.rules import Proposer, judge, within_bound
 from goondan.kernel.broker.one_frame import fitting
-from goondan.kernel.broker.parts import LISTS_BYTES, Op, Part, Take
+from goondan.kernel.broker.parts import LISTS_BYTES, Op, Part, Record, Take
 from goondan.schemas.address import is_instance_key
 from goondan.schemas.codec import from_raw, to_raw
 from goondan.schemas.effective_config import Applied, Change, apply_changes, declared, digest_of, shown, tool_of
@@ -93,7 +92,10 @@ class LiveConfigs(Part):
         self._judged: dict[str, deque[float]] = {}
         #: Patch id -> its parts that have nothing to act on, as they were reported last.
         self._idle: dict[str, list[str]] = {}
-        self.takes = (Take((AGENTS,), "config.propose", self.propose, MAX_PROPOSAL_BYTES, replayed="own state"),)
+        self.takes = (Take((AGENTS,), "config.propose", self.propose, MAX_PROPOSAL_BYTES, confined="own state"),)
+        #: Records of an earlier broker, until the whole journal was read.
+        self._restored: list[ConfigPatched] = []
+        self.records = (Record(ConfigPatched, self._restore),)
         self.ops = (
             Op("config.list", self._list),
             Op("config.show", self._show),
@@ -101,9 +103,13 @@ class LiveConfigs(Part):
             Op("config.revert", self._revert),
         )
 
-    def restore(self, records: Iterable[ConfigPatched]) -> None:
+    def _restore(self, subject: str, record: ConfigPatched) -> None:
+        self._restored.append(record)
+
+    def resumed(self, now: float) -> None:
         """Take over the decisions of an earlier broker."""
-        self._patches.restore(patch_of(record) for record in records)
+        restored, self._restored = self._restored, []
+        self._patches.restore(patch_of(record) for record in restored)
         self._note_idle()
 
     def adopt(self, allowed: Mapping[str, frozenset[str]]) -> None:
@@ -207,7 +213,7 @@ class LiveConfigs(Part):
         for patch in gone:
             self._patches.forget(patch)
         if gone:
-            item = self._bus.ledger.config_forgotten(patch.number for patch in gone)
+            item = patches_forgotten(patch.number for patch in gone)
             self._bus.stage(item)
 
     # --- inside
@@ -237,7 +243,7 @@ class LiveConfigs(Part):
             self._patches.forget(old)
         patch.number = self._patches.next_number()
         self._patches.add(patch)
-        item = self._bus.ledger.config_patched(record_of(patch), [old.number for old in forgotten])
+        item = patch_written(record_of(patch), [old.number for old in forgotten])
         if patch.state == "rejected":
             self._bus.counters["config_rejected"] += 1
             self._bus.stage(item._replace(refusable=False))
@@ -301,7 +307,7 @@ class LiveConfigs(Part):
         if patch.state == "accepted" and not patch.reverting:
             self._check_without(patch)
             patch.reverting = self._patches.next_number()
-            item = self._bus.ledger.config_patched(record_of(patch, reverted=patch.reverting))
+            item = patch_written(record_of(patch, reverted=patch.reverting))
             self._bus.stage(item, partial(self._journaled, patch.id))
         elif patch.state == "staged":
             message = "the patch is on its way into the journal"

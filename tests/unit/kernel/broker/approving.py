@@ -13,7 +13,6 @@ from goondan.kernel.broker.epochs import Epochs
 from goondan.kernel.broker.folders import Moved
 from goondan.kernel.broker.journal.memory import MemoryJournal
 from goondan.kernel.broker.ledger import Ledger
-from goondan.kernel.broker.recovery import BadRow, restore
 from goondan.kernel.broker.router import Router
 from goondan.schemas.approval_rules import Policy, read_policy
 from goondan.schemas.codec import decode, encode, from_raw, to_raw
@@ -21,6 +20,7 @@ from goondan.schemas.frames import AgentEvent, Answer, Frame, Hello, Lease, Repl
 from goondan.schemas.launch import KernelPlan
 from goondan.schemas.tokens import Claims, mint
 from tests.unit.kernel.broker.swarm import TOOL, plan
+from tests.unit.kernel.broker.world import restored
 
 SECRET = b"s" * 32
 ASK: dict[str, Any] = {"rules": [{"tools": ["bash__*"], "action": "ask", "expiresAfter": "1h"}]}
@@ -134,10 +134,7 @@ class Bench:
             ledger=Ledger("boot", 0.0),
         )
 
-        def bad(row: BadRow) -> None:
-            raise row
-
-        return Router(bus, NoFolders(), restore(bus, list(self.journal.rows()), bad), features())
+        return restored(Router(bus, NoFolders(), features()), list(self.journal.rows()))
 
     def restart(self) -> None:
         """kill -9 of the broker, and another one."""

@@ -60,7 +60,7 @@ def test_an_event_that_waits_takes_little_memory(monkeypatch: pytest.MonkeyPatch
     )
     tracemalloc.start()
     try:
-        restore(bus, waiting(), lambda bad: None)
+        restore(bus, waiting(), [], lambda bad: None)
         gc.collect()
         taken, _ = tracemalloc.get_traced_memory()
     finally:

@@ -8,7 +8,7 @@ at any step. The supervisor is reduced to its contract: it starts what is wanted
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal, TypeVar
 
 from msgspec import Raw, structs
@@ -18,11 +18,12 @@ from goondan.kernel.broker.bus import Bus, Staged
 from goondan.kernel.broker.entities import Content, Event, Instance
 from goondan.kernel.broker.epochs import Epochs
 from goondan.kernel.broker.folders import Moved
+from goondan.kernel.broker.journal.interface import Row
 from goondan.kernel.broker.journal.memory import MemoryJournal
 from goondan.kernel.broker.journal.records import EPOCHS, event_subject
 from goondan.kernel.broker.ledger import EPOCH_BLOCK, Ledger
 from goondan.kernel.broker.parts import Part
-from goondan.kernel.broker.recovery import BadRow, reserved_epochs, restore
+from goondan.kernel.broker.recovery import BadRow, reserved_epochs
 from goondan.kernel.broker.router import Router
 from goondan.kernel.broker.workdirs import Workdir
 from goondan.schemas.blobs import REFERENCES, check_reference, describe
@@ -138,7 +139,7 @@ class World:
         top = epochs.to_reserve(EPOCH_BLOCK)
         if top is not None:
             self.journal.append([bus.ledger.epochs(top)])
-        return Router(bus, self.disk, restore(bus, rows, _no_bad_row), features())
+        return restored(Router(bus, self.disk, features()), rows)
 
     def write(self, frame: Frame) -> Blob:
         """Lay the payload of a frame down."""
@@ -331,6 +332,13 @@ def part_of(router: Router, cls: type[APart]) -> APart:
     """The part of that class."""
     (found,) = [part for part in router.parts if isinstance(part, cls)]
     return found
+
+
+def restored(router: Router, rows: Iterable[Row]) -> Router:
+    """The router with what an earlier broker has written down."""
+    router.restore(rows, _no_bad_row)
+    router.resume()
+    return router
 
 
 def _no_bad_row(bad: BadRow) -> None:

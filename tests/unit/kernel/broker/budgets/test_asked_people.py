@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 from msgspec import structs
 
 from goondan.kernel.broker.budgets.amounts import Limits
-from goondan.kernel.broker.budgets.book import Book, BudgetLine, Shortage
-from goondan.kernel.broker.journal.records import BudgetTree, decode, encode
+from goondan.kernel.broker.budgets.book import Book, BudgetLine, BudgetTree, Shortage
+from goondan.kernel.broker.journal.records import encode
 from goondan.schemas.budgets import BudgetLimits
 from tests.unit.kernel.broker.approving import ASK, Bench, Peer, code_of
 
@@ -26,7 +27,7 @@ def book() -> tuple[Book, BudgetLine]:
 
 def restored(made: Book, line: BudgetLine) -> Book:
     """The book of the next broker."""
-    record = decode(encode(made.record(line.tree)))
+    record = msgspec.msgpack.decode(encode(made.record(line.tree)), type=BudgetTree)
     assert isinstance(record, BudgetTree)
     again = Book()
     again.revise(made.limits, {})

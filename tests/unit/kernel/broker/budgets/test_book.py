@@ -4,14 +4,26 @@ from __future__ import annotations
 
 from collections import deque
 
+import msgspec
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from goondan.kernel.broker.budgets.amounts import Limits, Spend
-from goondan.kernel.broker.budgets.book import MAX_SLACK, MIN_OUTPUT, Book, BudgetLine, Hold, Shortage, Tree, slack_of
-from goondan.kernel.broker.journal.records import BudgetHold, BudgetTree, decode, encode
+from goondan.kernel.broker.budgets.book import (
+    MAX_SLACK,
+    MIN_OUTPUT,
+    Book,
+    BudgetHold,
+    BudgetLine,
+    BudgetTree,
+    Hold,
+    Shortage,
+    Tree,
+    slack_of,
+)
+from goondan.kernel.broker.journal.records import encode
 from goondan.schemas.prices import Prices
 
 ROOT = "root"
@@ -50,7 +62,7 @@ class Budgeted(RuleBasedStateMachine):
         self.book = Book()
         self.book.revise(LIMITS, PRICES)
         for data in self.journal.values():
-            record = decode(data)
+            record = msgspec.msgpack.decode(data, type=BudgetTree | BudgetHold)
             if isinstance(record, BudgetTree):
                 self.book.restore(record)
             elif isinstance(record, BudgetHold):

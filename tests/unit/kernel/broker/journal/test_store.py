@@ -242,13 +242,33 @@ def test_a_torn_tail_of_the_wal_is_repaired_silently_after_a_power_cut(tmp_path:
     assert contents(journal) == [("event:1", b"one")]
 
 
-def test_a_newer_format_is_refused_and_left_alone(tmp_path: Path) -> None:
-    opened(tmp_path).close()
+@pytest.mark.parametrize(("format_", "age"), [(tables.FORMAT + 1, "newer"), (tables.FORMAT - 1, "older"), (0, "older")])
+def test_another_format_is_refused_in_words_and_left_alone(tmp_path: Path, format_: int, age: str) -> None:
+    made = opened(tmp_path)
+    made.commit([Put("event:1", b"one")], 0)
+    made.close()
     db = sqlite3.connect(tmp_path / "kernel.db")
-    db.execute(f"PRAGMA user_version = {tables.FORMAT + 1}")
+    db.execute(f"PRAGMA user_version = {format_}")
     db.close()
-    with pytest.raises(GoondanError, match="format"):
-        opened(tmp_path, accept_loss=True)
+    before = (tmp_path / "kernel.db").read_bytes()
+    for accept_loss in (False, True):
+        with pytest.raises(
+            GoondanError, match=f"has format {format_}; this kernel reads format {tables.FORMAT}"
+        ) as raised:
+            opened(tmp_path, accept_loss=accept_loss)
+        assert raised.value.info.code == "E_STATE"
+        assert f"the {age} kernel that wrote it" in (raised.value.info.suggestion or "")
+    assert (tmp_path / "kernel.db").read_bytes() == before
+
+
+def test_where_the_file_of_another_format_was_the_suggestion_leads_to_an_empty_journal(tmp_path: Path) -> None:
+    made = opened(tmp_path)
+    made.commit([Put("event:1", b"one")], 0)
+    made.close()
+    (tmp_path / "kernel.db").unlink()
+    with pytest.raises(GoondanError, match="E_JOURNAL_CORRUPT"):
+        opened(tmp_path)
+    assert contents(opened(tmp_path, accept_loss=True)) == []
 
 
 def test_a_link_in_the_files_place_is_not_followed(tmp_path: Path) -> None:
