@@ -23,7 +23,7 @@ from typing import Any, Final, Protocol
 import msgspec
 from msgspec import Raw, Struct
 
-from goondan.agentproc.extensions.effective import with_config
+from goondan.agentproc.extensions.step_changes import with_config
 from goondan.schemas.codec import from_raw, to_raw
 from goondan.schemas.effective_config import Applied, Change, apply_changes, declared, digest_of, shown
 from goondan.schemas.errors import GoondanError, error_payload, fail

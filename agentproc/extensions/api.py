@@ -1,34 +1,103 @@
 """The `api` object that an extension's `register(api)` gets.
 
-Names follow the specification in snake_case.
+Names follow the specification in snake_case. `api.mcp` is the one MCP server of an extension. The bundled extension
+`mcp` has it, and no other (docs/design/tools.md section 11).
 
-Source: requirements EXT-03, EXT-09 to EXT-11, PIPELINE-01, PIPELINE-02, PIPELINE-05, PIPELINE-06, DYNAMIC-01,
-DYNAMIC-02, DYNAMIC-04, COMPAT-03, EVENTS-01 to EVENTS-06, OAUTH-01, STATE-01 to STATE-06.
+Source: requirements CONTEXT-06, EXT-03, EXT-09 to EXT-11, PIPELINE-01, PIPELINE-02, PIPELINE-05, PIPELINE-06,
+DYNAMIC-01, DYNAMIC-02, DYNAMIC-04, COMPAT-03, EVENTS-01 to EVENTS-06, OAUTH-01, STATE-01 to STATE-06.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from goondan.agentproc.denied_calls import refused_by
 from goondan.agentproc.extensions.bundle_changes import BundleChanges, SwarmBundleApi
-from goondan.agentproc.extensions.dynamic_tools import DynamicTools, Folder, Handler
+from goondan.agentproc.extensions.dynamic_tools import DynamicTools, Folder, Handler, ServedTool
 from goondan.agentproc.extensions.events import EventBus
 from goondan.agentproc.extensions.events import Handler as EventHandler
-from goondan.agentproc.extensions.logger import ConsoleLogger
-from goondan.agentproc.extensions.memory import ExtState, InstanceApi
 from goondan.agentproc.extensions.oauth import AccessTokens, OAuthApi
 from goondan.agentproc.extensions.pipeline import Middleware, Pipeline
 from goondan.agentproc.extensions.resource import Resource
-from goondan.agentproc.extensions.server_api import ServerApi
-from goondan.agentproc.extensions.stored_state import StoredState
+from goondan.agentproc.extensions.state import ExtState, InstanceApi, StoredState
 from goondan.agentproc.extensions.values import MAX_MESSAGE
 from goondan.agentproc.live_config import LiveConfig
 from goondan.agentproc.servers import Servers
 from goondan.schemas.errors import fail
 from goondan.schemas.launch import ExtensionSpec
+from goondan.schemas.mcp import McpListing, McpNews
 from goondan.schemas.results import cut_message
+
+
+class ConsoleLogger:
+    """debug, info, warn, error (and log, warning): values are joined by spaces; `name` stands in front of each line."""
+
+    __slots__ = ("_logger", "_name")
+
+    def __init__(self, name: str) -> None:
+        self._logger = logging.getLogger("agentproc.extension")
+        self._name = name
+
+    def debug(self, *values: Any) -> None:
+        """Log details; by default the log does not contain them."""
+        self._write(logging.DEBUG, values)
+
+    def info(self, *values: Any) -> None:
+        """Log what happened."""
+        self._write(logging.INFO, values)
+
+    def warn(self, *values: Any) -> None:
+        """Log what may be wrong."""
+        self._write(logging.WARNING, values)
+
+    def error(self, *values: Any) -> None:
+        """Log what went wrong."""
+        self._write(logging.ERROR, values)
+
+    log = info
+    warning = warn
+
+    def _write(self, level: int, values: tuple[Any, ...]) -> None:
+        if self._logger.isEnabledFor(level):
+            self._logger.log(level, "%s: %s", self._name, " ".join(str(value) for value in values))
+
+
+class ServerApi:
+    """One server. `name` is the prefix of its tools' names."""
+
+    __slots__ = ("_extension", "_servers", "_tools", "name")
+
+    def __init__(self, servers: Servers, tools: DynamicTools, extension: str, name: str) -> None:
+        self._servers = servers
+        self._tools = tools
+        self._extension = extension
+        self.name = name
+
+    async def attach(self, timeout_s: float) -> McpListing:
+        """Hold the server for this agent, and get what it offers. Raises GoondanError E_MCP_CONNECT and others."""
+        return await self._servers.ask("mcp.attach", self.name, timeout_s)
+
+    async def list(self, timeout_s: float) -> McpListing:
+        """What the server offers now. Raises GoondanError as `attach`."""
+        return await self._servers.ask("mcp.list", self.name, timeout_s)
+
+    async def detach(self) -> None:
+        """Hold the server no more."""
+        await self._servers.detach(self.name)
+
+    def on_news(self, listener: Callable[[McpNews], None]) -> None:
+        """Call `listener` for each piece of news of the server."""
+        self._servers.listen(self.name, listener)
+
+    def offer(self, tools: Sequence[ServedTool]) -> None:
+        """Offer these tools of the server from the next step on, in place of those that were offered before."""
+        self._tools.serve(tools, extension=self._extension)
+
+    def gone(self, why: str | None) -> None:
+        """From now on calls of the tools fail with this message, without being made. None: they are made."""
+        self._tools.served.gone(self._extension, why)
 
 
 class PipelineApi:

@@ -23,8 +23,8 @@ from goondan.agentproc.catalog import Catalog, StepCatalog
 from goondan.agentproc.context.estimate import RESULT
 from goondan.agentproc.context.wishes import NO_WISHES, Summarise, Wishes
 from goondan.agentproc.conversation import Message, MessageEvent
-from goondan.agentproc.extensions.items import read_items
 from goondan.agentproc.extensions.pipeline import Layer, Next
+from goondan.agentproc.extensions.step_changes import read_items
 from goondan.schemas.codec import from_raw
 from goondan.schemas.errors import fail
 from goondan.schemas.frames import AgentEvent, ErrorPayload, ToolError, ToolResult

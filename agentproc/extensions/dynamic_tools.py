@@ -1,16 +1,16 @@
-"""Tools that extensions register while they run; their handlers run in the agent's process.
+"""The registry of the tools that extensions bring: registered ones, brought ones, and those of MCP servers.
 
 Rules.
 - A name belongs to one extension. Registering it again replaces the tool. A name of another extension or of the bundle
   is refused. A dotted name (`skills.list`) is shown to the model as `skills__list`.
 - A tool is in the catalog of the next step, not of the running one. The tools of v0.9 extensions are in the registry
   only, unless the extension is annotated `goondan.ai/expose-tools: auto`.
-- The bundled extension `mcp` offers the tools of an MCP server (served_tools.py). Their calls go over the bus, too.
+- The bundled extension `mcp` offers the tools of an MCP server. Their calls go over the bus like those of any Tool.
+  `mcp.<name>` and `mcp__<name>` are other names of such a tool, with the name that its server has for it, as long as no
+  two servers have a tool of this name.
 - A bundled extension may bring tools whose handlers run in jails (kernel/bundle/base_extensions.py). It shows them with
   `bring`. Their calls go over the bus like those of any Tool.
-- A call ends with exactly one result: the handler's return value, or its exception. After a crash only a tool with
-  `idempotent: true` is run again (local_calls.py). A handler that is no coroutine function runs in a thread, because it
-  may block.
+- Handlers of registered tools run in the agent's process (local_calls.py).
 
 Source: docs/design/tools.md section 8; requirements DYNAMIC-01 to DYNAMIC-08, ITEM-05, CATALOG-06, CATALOG-09,
 HANDLER-02.
@@ -18,41 +18,29 @@ HANDLER-02.
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import logging
-import traceback
-from collections.abc import Callable, Mapping, Sequence
-from inspect import isawaitable, iscoroutinefunction
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
 
-from goondan.agentproc.conversation import Message, error_result
-from goondan.agentproc.denied_calls import REFUSED
-from goondan.agentproc.extensions.contexts import Agents
-from goondan.agentproc.extensions.logger import ConsoleLogger
-from goondan.agentproc.extensions.patience import is_ending
-from goondan.agentproc.extensions.served_tools import ServedTool, ServedTools, without_taken
-from goondan.agentproc.extensions.sources import source_of
-from goondan.agentproc.extensions.values import bad_output, output_of, tool_error_of
+from goondan.agentproc.extensions.step_changes import source_of
+from goondan.agentproc.extensions.values import output_of, tool_error_of
 from goondan.agentproc.turn import AskedCall
-from goondan.schemas.address import is_shown_name, parse_tool_name, shown_tool_name
+from goondan.schemas.address import SEPARATOR, is_shown_name, parse_tool_name, shown_tool_name
 from goondan.schemas.arguments import compile_arguments
 from goondan.schemas.codec import from_raw
-from goondan.schemas.errors import GoondanError, fail, tool_error
-from goondan.schemas.frames import ToolError, ToolResult
-from goondan.schemas.launch import CatalogItem, Limits, ToolSource
+from goondan.schemas.errors import fail, tool_error
+from goondan.schemas.frames import ToolError
+from goondan.schemas.launch import CatalogItem, ToolSource
 
 Handler = Callable[[Any, Any], Any]
 #: Gets the arguments of a call and returns an absolute path. What it raises is the call's error.
 Folder = Callable[[dict[str, Any]], str]
-
-#: The largest output of a call (bytes of its encoding): the default of tools in jails. The whole output goes into the
-#: conversation, and to the model with every later request.
-MAX_OUTPUT: Final = Limits().output_mb << 20
 
 log = logging.getLogger("agentproc")
 
@@ -89,25 +77,96 @@ class BroughtTool(Struct, frozen=True):
     folder: Folder | None = None
 
 
-class LocalContext:
-    """The `ctx` that a handler gets: as in a tool host, read-only (CONTEXT-01 to CONTEXT-08)."""
+#: What stands before the own name of a tool in its other name.
+ALIAS: Final = "mcp" + SEPARATOR
 
-    __slots__ = ("_values",)
 
-    def __init__(self, **values: Any) -> None:
-        object.__setattr__(self, "_values", values)
+class ServedTool(Struct, frozen=True):
+    """A tool of an MCP server."""
 
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return self._values[name]
-        except KeyError:
-            raise AttributeError(f"ctx has no {name}") from None
+    #: The catalog item.
+    item: CatalogItem
+    #: The server's own name of the tool.
+    own_name: str
+    #: What the registration says about the tool, for people: `source` and `mcpServer`. No model is sent it.
+    metadata: dict[str, Any] = {}
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        raise AttributeError(f"ctx.{name} is read-only")
 
-    def __dir__(self) -> list[str]:
-        return sorted(self._values)
+class ServedTools:
+    """The tools of all servers of one agent."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, Sequence[ServedTool]] = {}
+        self._gone: dict[str, str] = {}
+        self._items: dict[str, CatalogItem] = {}
+        self._aliases: dict[str, str] = {}
+        self._whose: dict[str, str] = {}
+
+    @property
+    def items(self) -> list[CatalogItem]:
+        """All of them, in the order in which their servers were registered."""
+        return list(self._items.values())
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._items
+
+    def find(self, name: str) -> CatalogItem | None:
+        """The item of this name, or of this other name."""
+        return self._items.get(self._aliases.get(name, name))
+
+    def metadata(self, name: str) -> dict[str, Any]:
+        """What the registration says about the tool of this name (MCP-24)."""
+        return next((tool.metadata for tools in self._of.values() for tool in tools if tool.item.name == name), {})
+
+    def canonical(self, name: str) -> str:
+        """The name of a tool by its other name; any other name is given back."""
+        return self._aliases.get(name, name)
+
+    def replace(self, extension: str, tools: Sequence[ServedTool]) -> None:
+        """The tools of the extension's server are these now."""
+        if tools or extension in self._of:
+            self._of[extension] = tools
+            self._index()
+
+    def remove(self, extension: str) -> None:
+        """The extension has gone."""
+        self._gone.pop(extension, None)
+        if self._of.pop(extension, None) is not None:
+            self._index()
+
+    def gone(self, extension: str, why: str | None) -> None:
+        """The server of the extension has ended, or is there again (None)."""
+        if why is None:
+            self._gone.pop(extension, None)
+        else:
+            self._gone[extension] = why
+
+    def refusal(self, name: str) -> ToolError | None:
+        """Why a call of this tool need not be made; None when it is to be made."""
+        why = self._gone.get(self._whose.get(name, ""))
+        if why is None:
+            return None
+        return tool_error("E_MCP_GONE", f"Tool '{name}': the MCP server has ended: {why}", name="McpError")
+
+    def _index(self) -> None:
+        every = [(extension, tool) for extension, tools in self._of.items() for tool in tools]
+        self._items = {tool.item.name: tool.item for _, tool in every}
+        self._whose = {tool.item.name: extension for extension, tool in every}
+        names = Counter(tool.own_name for _, tool in every)
+        aliases = {ALIAS + tool.own_name: tool.item.name for _, tool in every if names[tool.own_name] == 1}
+        self._aliases = {alias: name for alias, name in aliases.items() if alias not in self._items}
+
+
+def without_taken(tools: Iterable[ServedTool], taken: Iterable[str]) -> tuple[list[ServedTool], list[str]]:
+    """The tools whose names are free, and the names of the others."""
+    names = frozenset(taken)
+    kept, left = [], []
+    for tool in tools:
+        if tool.item.name in names:
+            left.append(tool.item.name)
+        else:
+            kept.append(tool)
+    return kept, left
 
 
 class DynamicTools:
@@ -162,7 +221,7 @@ class DynamicTools:
         return self._taken.get(name) if name in self._brought else self.served.find(name)
 
     def canonical(self, name: str) -> str:
-        """The name of a tool that has several (served_tools.py); any other name is given back."""
+        """The name of a tool that has several; any other name is given back."""
         return name if name in self._tools or name in self._brought else self.served.canonical(name)
 
     def serve(self, tools: Sequence[ServedTool], *, extension: str) -> None:
@@ -253,86 +312,6 @@ class DynamicTools:
         self._tools = {name: tool for name, tool in self._tools.items() if tool.extension != extension}
         self._brought = {name: tool for name, tool in self._brought.items() if tool.extension != extension}
         self.served.remove(extension)
-
-
-async def run_handler(
-    tool: DynamicTool, args: dict[str, Any], context: LocalContext, timeout_s: float | None
-) -> ToolResult:
-    """Run one call of a registered tool. Raises only cancellation."""
-    limit = asyncio.timeout(timeout_s)
-    try:
-        async with limit:
-            if iscoroutinefunction(tool.handler):
-                value = await tool.handler(context, args)
-            else:
-                value = await asyncio.to_thread(_in_thread, tool.handler, context, args)
-                if isinstance(value, _Raised):
-                    return _failed(tool, value.error)
-                if isawaitable(value):
-                    value = await value
-    except BaseException as error:
-        if isinstance(error, TimeoutError) and limit.expired():
-            text = f"Tool '{tool.item.name}' did not finish within {timeout_s or 0:.3g} s."
-            return error_result(tool_error("E_TOOL_TIMEOUT", text, name="TimeoutError"))
-        if isinstance(error, asyncio.CancelledError | GeneratorExit) and is_ending():
-            raise
-        return _failed(tool, error)
-    try:
-        output = output_of(value)
-    except ValueError as error:
-        return bad_output(str(error))
-    size = memoryview(output).nbytes
-    if size > MAX_OUTPUT:
-        text = f"The output of tool '{tool.item.name}' has {size} bytes, limit {MAX_OUTPUT}."
-        return error_result(tool_error("E_TOOL_LIMIT", text, name="ToolLimitError"))
-    return ToolResult(status="ok", output=output)
-
-
-class _Raised(Struct):
-    """The exception of a handler that ran in a thread."""
-
-    #: The exception.
-    error: BaseException
-
-
-def _in_thread(handler: Handler, context: LocalContext, args: dict[str, Any]) -> Any:
-    """The handler's value, or a _Raised: a future cannot carry a StopIteration, so the exception would be lost."""
-    try:
-        return handler(context, args)
-    except BaseException as error:
-        return _Raised(error)
-
-
-def _failed(tool: DynamicTool, error: BaseException) -> ToolResult:
-    if isinstance(error, GoondanError) and error.code == REFUSED:
-        return error_result(tool_error_of(error, REFUSED))
-    lines = traceback.format_exception(type(error), error, error.__traceback__)
-    log.warning("tool %s of extension %s failed\n%s", tool.item.name, tool.extension, "".join(lines).rstrip())
-    return error_result(tool_error_of(error, "E_TOOL"))
-
-
-def call_context(
-    tool: DynamicTool,
-    *,
-    agent: str,
-    instance_key: str,
-    turn_id: str,
-    call_id: str,
-    message: Message,
-    workdir: str,
-    agents: Agents,
-) -> LocalContext:
-    """The `ctx` of one call. `agents` is for a handler that can await; a handler in a thread gets None."""
-    return LocalContext(
-        agent_name=agent,
-        instance_key=instance_key,
-        turn_id=turn_id,
-        tool_call_id=call_id,
-        message=message,
-        workdir=workdir,
-        runtime=agents if iscoroutinefunction(tool.handler) else None,
-        logger=ConsoleLogger(f"{tool.extension} {tool.item.name} {call_id}"),
-    )
 
 
 _FIELDS: Final = (

@@ -30,12 +30,11 @@ from goondan.agentproc.extensions.api import ExtensionApi
 from goondan.agentproc.extensions.bundle_changes import BundleChanges
 from goondan.agentproc.extensions.dynamic_tools import DynamicTools
 from goondan.agentproc.extensions.events import EventBus
-from goondan.agentproc.extensions.memory import ExtState
 from goondan.agentproc.extensions.modules import import_entry
 from goondan.agentproc.extensions.oauth import AccessTokens
 from goondan.agentproc.extensions.patience import is_ending
 from goondan.agentproc.extensions.pipeline import Pipeline
-from goondan.agentproc.extensions.stored_state import StoredState
+from goondan.agentproc.extensions.state import ExtState, StoredState
 from goondan.agentproc.live_config import LiveConfig
 from goondan.agentproc.servers import Servers
 from goondan.schemas.address import path_segment

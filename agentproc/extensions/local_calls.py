@@ -3,29 +3,70 @@
 The rules are those of calls over the bus: a call is checked against the step's catalog and the tool's schema, is
 limited by the turn's time and ends with exactly one result. A call that is given up has no result.
 
+A call ends with its handler's return value, or its exception. A handler that is no coroutine function runs in a thread,
+because it may block.
+
 The begin of a call is recorded before its handler runs. A turn that another process takes up runs such a call again
 only if the tool is idempotent. Otherwise its outcome is unknown, and its result says so.
 
-Source: requirements DYNAMIC-07, CALL-01 to CALL-04; docs/design/tools.md section 8.
+Source: docs/design/tools.md section 8; docs/decisions/073; requirements DYNAMIC-07, CALL-01 to CALL-04, HANDLER-02,
+CONTEXT-01 to CONTEXT-08.
 """
 
 from __future__ import annotations
 
+import asyncio
 import copy
+import logging
+import traceback
 from collections.abc import Callable
-from typing import Any
+from inspect import isawaitable, iscoroutinefunction
+from typing import Any, Final
+
+from msgspec import Struct
 
 from goondan.agentproc.calls import CallContext, call_time_left, failed_result
 from goondan.agentproc.catalog import Allowed, StepCatalog
-from goondan.agentproc.conversation import Message
+from goondan.agentproc.conversation import Message, error_result
+from goondan.agentproc.denied_calls import REFUSED
+from goondan.agentproc.extensions.api import ConsoleLogger
 from goondan.agentproc.extensions.bundle_changes import current_call
 from goondan.agentproc.extensions.contexts import Agents
-from goondan.agentproc.extensions.dynamic_tools import DynamicTool, call_context, run_handler
-from goondan.agentproc.extensions.values import tool_error_of
+from goondan.agentproc.extensions.dynamic_tools import DynamicTool, Handler
+from goondan.agentproc.extensions.patience import is_ending
+from goondan.agentproc.extensions.values import bad_output, output_of, tool_error_of
 from goondan.agentproc.open_calls import OpenCalls
 from goondan.agentproc.store import ConversationStore
 from goondan.schemas.errors import GoondanError, tool_error
 from goondan.schemas.frames import ToolError, ToolResult
+from goondan.schemas.launch import Limits
+
+#: The largest output of a call (bytes of its encoding): the default of tools in jails. The whole output goes into the
+#: conversation, and to the model with every later request.
+MAX_OUTPUT: Final = Limits().output_mb << 20
+
+log = logging.getLogger("agentproc")
+
+
+class LocalContext:
+    """The `ctx` that a handler gets: as in a tool host, read-only (CONTEXT-01 to CONTEXT-08)."""
+
+    __slots__ = ("_values",)
+
+    def __init__(self, **values: Any) -> None:
+        object.__setattr__(self, "_values", values)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self._values[name]
+        except KeyError:
+            raise AttributeError(f"ctx has no {name}") from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(f"ctx.{name} is read-only")
+
+    def __dir__(self) -> list[str]:
+        return sorted(self._values)
 
 
 class LocalCalls(OpenCalls):
@@ -112,3 +153,83 @@ class LocalCalls(OpenCalls):
         with self._store.write(reserve=True):
             self._store.record_start(turn_id, tool_call_id)
         return None
+
+
+async def run_handler(
+    tool: DynamicTool, args: dict[str, Any], context: LocalContext, timeout_s: float | None
+) -> ToolResult:
+    """Run one call of a registered tool. Raises only cancellation."""
+    limit = asyncio.timeout(timeout_s)
+    try:
+        async with limit:
+            if iscoroutinefunction(tool.handler):
+                value = await tool.handler(context, args)
+            else:
+                value = await asyncio.to_thread(_in_thread, tool.handler, context, args)
+                if isinstance(value, _Raised):
+                    return _failed(tool, value.error)
+                if isawaitable(value):
+                    value = await value
+    except BaseException as error:
+        if isinstance(error, TimeoutError) and limit.expired():
+            text = f"Tool '{tool.item.name}' did not finish within {timeout_s or 0:.3g} s."
+            return error_result(tool_error("E_TOOL_TIMEOUT", text, name="TimeoutError"))
+        if isinstance(error, asyncio.CancelledError | GeneratorExit) and is_ending():
+            raise
+        return _failed(tool, error)
+    try:
+        output = output_of(value)
+    except ValueError as error:
+        return bad_output(str(error))
+    size = memoryview(output).nbytes
+    if size > MAX_OUTPUT:
+        text = f"The output of tool '{tool.item.name}' has {size} bytes, limit {MAX_OUTPUT}."
+        return error_result(tool_error("E_TOOL_LIMIT", text, name="ToolLimitError"))
+    return ToolResult(status="ok", output=output)
+
+
+class _Raised(Struct):
+    """The exception of a handler that ran in a thread."""
+
+    #: The exception.
+    error: BaseException
+
+
+def _in_thread(handler: Handler, context: LocalContext, args: dict[str, Any]) -> Any:
+    """The handler's value, or a _Raised: a future cannot carry a StopIteration, so the exception would be lost."""
+    try:
+        return handler(context, args)
+    except BaseException as error:
+        return _Raised(error)
+
+
+def _failed(tool: DynamicTool, error: BaseException) -> ToolResult:
+    if isinstance(error, GoondanError) and error.code == REFUSED:
+        return error_result(tool_error_of(error, REFUSED))
+    lines = traceback.format_exception(type(error), error, error.__traceback__)
+    log.warning("tool %s of extension %s failed\n%s", tool.item.name, tool.extension, "".join(lines).rstrip())
+    return error_result(tool_error_of(error, "E_TOOL"))
+
+
+def call_context(
+    tool: DynamicTool,
+    *,
+    agent: str,
+    instance_key: str,
+    turn_id: str,
+    call_id: str,
+    message: Message,
+    workdir: str,
+    agents: Agents,
+) -> LocalContext:
+    """The `ctx` of one call. `agents` is for a handler that can await; a handler in a thread gets None."""
+    return LocalContext(
+        agent_name=agent,
+        instance_key=instance_key,
+        turn_id=turn_id,
+        tool_call_id=call_id,
+        message=message,
+        workdir=workdir,
+        runtime=agents if iscoroutinefunction(tool.handler) else None,
+        logger=ConsoleLogger(f"{tool.extension} {tool.item.name} {call_id}"),
+    )

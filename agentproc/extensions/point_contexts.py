@@ -31,9 +31,9 @@ from goondan.agentproc.extensions.contexts import (
     TurnResult,
     TurnScope,
 )
-from goondan.agentproc.extensions.items import read_items
 from goondan.agentproc.extensions.pipeline import MiddlewareError
 from goondan.agentproc.extensions.resource import Resource
+from goondan.agentproc.extensions.step_changes import read_items
 from goondan.agentproc.extensions.values import output_of
 from goondan.agentproc.providers.base import ModelAnswer, Usage
 from goondan.agentproc.turn import AskedCall

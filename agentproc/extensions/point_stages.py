@@ -20,7 +20,6 @@ from goondan.agentproc.extensions.contexts import (
     TurnScope,
 )
 from goondan.agentproc.extensions.dynamic_tools import DynamicTools
-from goondan.agentproc.extensions.effective import check_rest, wanted_extensions, wanted_system, wanted_tools
 from goondan.agentproc.extensions.loaded import Extensions
 from goondan.agentproc.extensions.pipeline import POINTS, Layer, MiddlewareError, Pipeline, Watch
 from goondan.agentproc.extensions.point_contexts import (
@@ -35,6 +34,7 @@ from goondan.agentproc.extensions.point_contexts import (
 )
 from goondan.agentproc.extensions.points import LayerFailed, mutate, run_mutators, run_wraps
 from goondan.agentproc.extensions.resource import Resource
+from goondan.agentproc.extensions.step_changes import check_rest, wanted_extensions, wanted_system, wanted_tools
 from goondan.agentproc.extensions.values import json_copy
 from goondan.agentproc.live_config import InForce
 from goondan.agentproc.providers.base import ModelAnswer

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from goondan.agentproc.extensions.served_tools import ServedTool
+from goondan.agentproc.extensions.dynamic_tools import ServedTool
 from goondan.schemas.address import build_tool_name, is_shown_name
 from goondan.schemas.errors import GoondanError
 from goondan.schemas.launch import CatalogItem, McpSource, ToolSource

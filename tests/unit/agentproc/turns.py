@@ -10,8 +10,7 @@ from typing import Any
 from goondan.agentproc.conversation import Message, ToolData
 from goondan.agentproc.extensions.api import ExtensionApi
 from goondan.agentproc.extensions.bundle_changes import BundleChanges
-from goondan.agentproc.extensions.memory import ExtState
-from goondan.agentproc.extensions.stored_state import StoredState
+from goondan.agentproc.extensions.state import ExtState, StoredState
 from goondan.agentproc.instance import Instance
 from goondan.agentproc.loop import TurnRunner
 from goondan.agentproc.store import ConversationStore

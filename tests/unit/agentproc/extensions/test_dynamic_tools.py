@@ -14,8 +14,8 @@ import pytest
 from goondan.agentproc.catalog import Catalog
 from goondan.agentproc.extensions.api import ExtensionApi
 from goondan.agentproc.extensions.dynamic_tools import DynamicTools
-from goondan.agentproc.extensions.items import read_items
 from goondan.agentproc.extensions.resource import Resource
+from goondan.agentproc.extensions.step_changes import read_items
 from goondan.agentproc.loop import TurnRunner
 from goondan.schemas.address import instance_workdir
 from goondan.schemas.codec import from_raw

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from goondan.agentproc.extensions.repositories import MAX_FILE, Repository, repository_at, without_user
+from goondan.agentproc.extensions.workspaces import MAX_FILE, Repository, repository_at, without_user
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, says
 from tests.unit.agentproc.turns import Make, api_of
 

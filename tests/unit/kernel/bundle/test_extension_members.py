@@ -9,12 +9,10 @@ from typing import Any
 import pytest
 
 from goondan.agentproc.extensions import api as api_module
-from goondan.agentproc.extensions.api import ExtensionApi
+from goondan.agentproc.extensions.api import ConsoleLogger, ExtensionApi
 from goondan.agentproc.extensions.bundle_changes import SwarmBundleApi
-from goondan.agentproc.extensions.logger import ConsoleLogger
-from goondan.agentproc.extensions.memory import InstanceApi
 from goondan.agentproc.extensions.oauth import OAuthApi
-from goondan.agentproc.extensions.stored_state import StoredState
+from goondan.agentproc.extensions.state import InstanceApi, StoredState
 from goondan.kernel.bundle.extension_members import unknown_members
 from goondan.schemas.extension_api import API_MEMBERS
 from tests.unit.kernel.bundle.conftest import GOOD, Look

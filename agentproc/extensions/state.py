@@ -1,4 +1,7 @@
-"""`api.state`: the state of an extension that outlives the process, one JSON object for each scope.
+"""The state of extensions: objects in memory, and objects that outlive the process.
+
+`api.ext_state()` and `api.instance.shared` are in memory and empty in a new process. `api.state` has one JSON object
+for each scope, in a file.
 
 Scopes. `instance` belongs to this agent instance, and one process writes it. `workspace` belongs to all instances of
 all agents with the extension, and many processes write it. So a change names the revision that it was made from, and a
@@ -7,7 +10,7 @@ change from an older revision is refused.
 A file is replaced as a whole and synced, so that a crash leaves the old object or the new one. A file that cannot be
 read is an error that names it; it is never overwritten.
 
-Source: docs/extensions.md; requirement STATE-06.
+Source: docs/extensions.md; requirements STATE-01 to STATE-06.
 """
 
 from __future__ import annotations
@@ -24,6 +27,38 @@ from typing import Any, Final, Literal
 from goondan.agentproc.extensions.values import output_of
 from goondan.schemas.address import path_segment
 from goondan.schemas.errors import GoondanError, fail
+
+
+class ExtState(dict[str, Any]):
+    """One extension's own object. A key may be written as an attribute: `state.count` is `state["count"]`."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self.get(name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self[name] = value
+
+    def __delattr__(self, name: str) -> None:
+        self.pop(name, None)
+
+
+class InstanceApi:
+    """`api.instance`. `shared` is one object for all extensions of the agent instance. Begin your keys with the name of
+    your extension (`guard:data`), and check that another extension's key is there before you use it.
+    """
+
+    __slots__ = ("_shared",)
+
+    def __init__(self, shared: dict[str, Any]) -> None:
+        self._shared = shared
+
+    @property
+    def shared(self) -> dict[str, Any]:
+        """The object."""
+        return self._shared
+
 
 Scope = Literal["instance", "workspace"]
 SCOPES: Final = ("instance", "workspace")

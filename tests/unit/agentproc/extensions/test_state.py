@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from goondan.agentproc.extensions import stored_state
-from goondan.agentproc.extensions.memory import ExtState
-from goondan.agentproc.extensions.stored_state import MAX_BYTES, StoredState
+from goondan.agentproc.extensions import state as state_module
+from goondan.agentproc.extensions.state import MAX_BYTES, ExtState, StoredState
 from goondan.schemas.errors import GoondanError
 
 
@@ -144,7 +143,7 @@ def test_a_folder_that_cannot_be_written_is_one_error(tmp_path: Path) -> None:
 
 
 def test_a_lock_that_another_process_keeps_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stored_state, "LOCK_S", 0.02)
+    monkeypatch.setattr(state_module, "LOCK_S", 0.02)
     state = state_of(tmp_path)
     state.set({"old": 1})
     with open(tmp_path / "i1" / "extensions" / "guard.json.lock") as held:

@@ -1,8 +1,13 @@
-"""Reads the configurations that handlers of `step.config` return (schemas/effective_config.py has the shape). Pure.
+"""Reads what extensions change of a step: its configuration (`step.config`) and its catalog of tools. Pure.
 
-A handler may change `tools`, `extensions` and `prompt` for its step. The rest is read-only.
+- A handler of `step.config` may change `tools`, `extensions` and `prompt` for its step. The rest is read-only
+  (schemas/effective_config.py has the shape).
+- Each item of a changed catalog must be an item, and callable.
+- The source of a tool of an MCP server is `{"type": "mcp", "name": …, "mcp": {"extensionName": …, "serverName": …}}`.
+  The older form is free, such as `{"type": "mcp", "extension": …}`, and is converted to the present one.
 
-Source: requirements PIPELINE-10, CONFIG-03, EXT-12, RECONCILE-02.
+Source: docs/decisions/071; requirements PIPELINE-10, CONFIG-03, EXT-12, RECONCILE-02, CATALOG-05, ITEM-02, ITEM-03,
+ITEM-05, ITEM-07.
 """
 
 from __future__ import annotations
@@ -14,9 +19,9 @@ import msgspec
 
 from goondan.agentproc.catalog import Catalog
 from goondan.agentproc.extensions.pipeline import MiddlewareError
-from goondan.schemas.address import shown_tool_name
+from goondan.schemas.address import SEPARATOR, shown_tool_name
 from goondan.schemas.effective_config import reference_name, tool_of
-from goondan.schemas.launch import CatalogItem, ExtensionSpec
+from goondan.schemas.launch import CatalogItem, ExtensionSpec, McpSource, ToolSource
 
 
 def wanted_extensions(config: Mapping[str, Any], known: Mapping[str, ExtensionSpec]) -> list[ExtensionSpec]:
@@ -99,3 +104,69 @@ def _name(given: Any, kind: str) -> str:
         return reference_name(given, kind)
     except ValueError as error:
         raise MiddlewareError(f"effective_config: {error}") from None
+
+
+class Unreachable(MiddlewareError):
+    """A tool was added that this agent cannot call. `suggestion` names the field to change."""
+
+    def __init__(self, message: str, suggestion: str) -> None:
+        super().__init__(message)
+        self.suggestion = suggestion
+
+
+def read_items(items: Any, catalog: Catalog) -> list[CatalogItem]:
+    """The items of a catalog. Raises MiddlewareError for an invalid item, Unreachable for a tool that
+    cannot be called.
+    """
+    if not isinstance(items, list | tuple):
+        raise MiddlewareError(f"tool_catalog is {type(items).__name__}, not a list")
+    read: list[CatalogItem] = []
+    for item in items:
+        if not isinstance(item, CatalogItem):
+            try:
+                item = msgspec.convert(with_known_source(item), CatalogItem)
+            except msgspec.ValidationError as error:
+                raise MiddlewareError(f"tool_catalog has a bad item: {error}") from None
+        shown = shown_tool_name(item.name)
+        if not catalog.reaches(shown):
+            raise Unreachable(*_refusal(shown, catalog))
+        name = catalog.canonical(shown)
+        read.append(item if name == shown else item.replace(name=name))
+    return read
+
+
+def _refusal(name: str, catalog: Catalog) -> tuple[str, str]:
+    """The message and the suggestion for a tool that cannot be called."""
+    item = catalog.registry.get(name)
+    if item is None:
+        message = f"tool_catalog names {name[:80]!r}, which no Tool of the bundle has and no extension has registered"
+        return message, "Register it with api.tools.register before it is added, or correct the name."
+    message = f"tool_catalog names {name!r}, which extensions of agent {catalog.agent} may not add"
+    where = f"spec.tools of Agent/{catalog.agent}"
+    tool = f"Tool/{item.source.name or name.partition(SEPARATOR)[0]}"
+    if not catalog.widened:
+        return message, f"Name {tool} in {where}. Bundled extensions add no tools to those of their agent."
+    pattern = f"policy.toolCalls.extensionsMayAdd of Agent/{catalog.agent}"
+    return message, f"Add {name!r} or a pattern for it to {pattern}, or name {tool} in {where}."
+
+
+def source_of(given: Any, extension: str) -> ToolSource:
+    """The source of a tool that `extension` registers: always the extension's own name, and the MCP server
+    behind it.
+    """
+    if not isinstance(given, Mapping) or given.get("type") != "mcp":
+        return ToolSource("extension", extension)
+    mcp = given.get("mcp")
+    server = mcp.get("serverName") if isinstance(mcp, Mapping) else given.get("server")
+    return ToolSource("mcp", extension, McpSource(extension, server if isinstance(server, str) else None))
+
+
+def with_known_source(item: Any) -> Any:
+    """A catalog item as middleware writes it, with its source in the present form. An item without the older form is
+    unchanged.
+    """
+    source = item.get("source") if isinstance(item, dict) else None
+    if not isinstance(source, dict) or "name" in source or not isinstance(source.get("extension"), str):
+        return item
+    made = source_of(source, source["extension"])
+    return {**item, "source": made}
