@@ -9,7 +9,7 @@ because it may block.
 The begin of a call is recorded before its handler runs. A turn that another process takes up runs such a call again
 only if the tool is idempotent. Otherwise its outcome is unknown, and its result says so.
 
-Source: docs/design/tools.md section 8; docs/decisions/073; requirements DYNAMIC-07, CALL-01 to CALL-04, HANDLER-02,
+Source: docs/design/tools.md section 8; requirements DYNAMIC-07, CALL-01 to CALL-04, HANDLER-02,
 CONTEXT-01 to CONTEXT-08.
 """
 

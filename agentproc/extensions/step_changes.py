@@ -6,7 +6,7 @@
 - The source of a tool of an MCP server is `{"type": "mcp", "name": …, "mcp": {"extensionName": …, "serverName": …}}`.
   The older form is free, such as `{"type": "mcp", "extension": …}`, and is converted to the present one.
 
-Source: docs/decisions/071; requirements PIPELINE-10, CONFIG-03, EXT-12, RECONCILE-02, CATALOG-05, ITEM-02, ITEM-03,
+Source: requirements PIPELINE-10, CONFIG-03, EXT-12, RECONCILE-02, CATALOG-05, ITEM-02, ITEM-03,
 ITEM-05, ITEM-07.
 """
 
