@@ -287,11 +287,11 @@ class App:
             told()
             return
 
-    def _report(self, news: WorkerNews) -> None:
+    def _report(self, event: WorkerNews) -> None:
         fd = self._settings.status_fd
         if fd is not None:
             with suppress(OSError):  # nobody listens any more, or does not keep up
-                os.write(fd, msgspec.json.encode(news) + b"\n")
+                os.write(fd, msgspec.json.encode(event) + b"\n")
 
 
 def _spec(welcome: Welcome) -> ToolHostSpec:

@@ -63,7 +63,7 @@ class Host:
         *,
         send: Callable[[Frame], bool],
         on_log: Callable[[LogLine], None] = lambda line: None,
-        on_worker: Callable[[WorkerNews], None] = lambda news: None,
+        on_worker: Callable[[WorkerNews], None] = lambda event: None,
         announce: Announce = lambda event, told: None,
         remember: Callable[[list[Promise]], None] = lambda promises: None,
         environment: Mapping[str, str] | None = None,
@@ -405,7 +405,7 @@ def _milliseconds(tool: ToolSpec, frame: Frame) -> float:
 
 
 def _bound_silence(call: Call, now: float) -> None:
-    """A call of a server is given up as well when there is no news of it for some time."""
+    """A call of a server is given up as well when nothing is heard of it for some time."""
     server = call.tool.server
     if server is not None and server.idle_s * 1000 < call.allowed_ms:
         call.idle_s, call.total = server.idle_s, call.deadline

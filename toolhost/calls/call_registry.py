@@ -88,8 +88,8 @@ class Call(Struct, eq=False, kw_only=True):
     folder: CallFolder | None = None
     #: When it must have its result (seconds, on the loop's clock). None: without a deadline, or its time stands still.
     deadline: float | None
-    #: Of a call of a server: it is given up when there is no news of it for so many seconds. Then `deadline` is when
-    #: that is, and `total` is when it is given up whatever its news.
+    #: Of a call of a server: it is given up when nothing is heard of it for so many seconds. Then `deadline` is when
+    #: that is, and `total` is when it is given up whatever is heard.
     idle_s: float | None = None
     #: See `idle_s`.
     total: float | None = None
@@ -171,8 +171,8 @@ class CallRegistry:
                 self._deadlines = [item for item in self._deadlines if _is_due_then(item)]
                 heapq.heapify(self._deadlines)
 
-    def news(self, call: Call, now: float) -> None:
-        """There is news of a call: if silence is bounded for it, its silence begins anew."""
+    def heard_of(self, call: Call, now: float) -> None:
+        """Something was heard of a call: if silence is bounded for it, its silence begins anew."""
         if call.idle_s is not None and call.deadline is not None:
             at = now + call.idle_s
             at = at if call.total is None else min(at, call.total)
@@ -251,7 +251,7 @@ class CallRegistry:
     # --- views
 
     def waits(self) -> list[tuple[Call, bool]]:
-        """The open calls that have waited for their jail for two looks, and again after ten, since news may be lost,
+        """The open calls that have waited for their jail for two looks, and again after ten, since events may be lost,
         each with True. And those that were among them and have it now. Call once a second.
         """
         found = []
@@ -301,7 +301,7 @@ def _is_due_then(item: tuple[float, int, Call]) -> bool:
 
 
 class Listing(Call, eq=False, kw_only=True):
-    """A wish to know what a server offers."""
+    """A request to know what a server offers."""
 
     #: The `id` of the frame that is answered.
     request: str

@@ -39,7 +39,7 @@ IDLE_S: Final = 120.0
 #: The longest life of a connection (seconds).
 TOTAL_S: Final = 3600.0
 CHUNK: Final = 65536
-#: The wish of an MCP worker for one more connection (bytes).
+#: The request of an MCP worker for one more connection (bytes).
 MAX_WISH: Final = 16
 #: Reports that one jail can cause at once, and each second after that.
 REPORT_BURST: Final = 256

@@ -52,13 +52,13 @@ class JailNetwork:
         """The denials since `denied_count` was `count`, as far as they are kept."""
         return list(self.denied)[max(0, len(self.denied) - (self.denied_count - count)) :]
 
-    def note(self, news: Denied | Reached) -> None:
+    def note(self, event: Denied | Reached) -> None:
         """Keep a report of the proxy."""
-        if isinstance(news, Denied):
-            self.denied.append(news)
+        if isinstance(event, Denied):
+            self.denied.append(event)
             self.denied_count += 1
         elif len(self.reached) < MAX_KEPT:
-            self.reached[news.host, news.port] = None
+            self.reached[event.host, event.port] = None
 
 
 #: The listeners that could be made, and their descriptors with those that see refused connections.

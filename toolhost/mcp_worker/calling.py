@@ -275,8 +275,8 @@ class Calls:
         match request:
             case types.ElicitRequest(params=params):
                 return await self.elicit(params, running)
-            case types.CreateMessageRequest(params=wish):
-                return await self.sample(wish, running)
+            case types.CreateMessageRequest(params=wanted):
+                return await self.sample(wanted, running)
             case _:
                 return self._client.roots()
 
@@ -298,8 +298,8 @@ class Calls:
         """Ask the agent's model. Raises Failure when that was not granted, or nobody can be asked."""
         self._client.check_granted("sampling")
         running = running or self._of_whom()
-        wish = params.model_dump(by_alias=True, mode="json", exclude_none=True, exclude={"meta"})
-        answer = await self.ask(running, "sample", encode_value(wish))
+        wanted = params.model_dump(by_alias=True, mode="json", exclude_none=True, exclude={"meta"})
+        answer = await self.ask(running, "sample", encode_value(wanted))
         try:
             return types.CreateMessageResult.model_validate(_decode(answer), by_name=False)
         except ValidationError:

@@ -71,7 +71,7 @@ Way = Callable[[], AbstractAsyncContextManager[Dispatcher[Any]]]
 class Events(Protocol):
     """What a client tells, and asks of, the worker around it."""
 
-    def news(self, kind: NewsKind, uri: str | None = None) -> None:
+    def changed(self, kind: NewsKind, uri: str | None = None) -> None:
         """Something of the server has changed."""
 
     def log(self, level: str, message: str) -> None:
@@ -324,7 +324,7 @@ class Client:
                     self._watched = _agreed(subscription.honored)
                     if confirmed.is_set():
                         for kind in sorted(self._watched):  # what happened meanwhile, nobody was told
-                            self._events.news(kind)
+                            self._events.changed(kind)
                     confirmed.set()
                     async for event in subscription:
                         failed = 0
@@ -343,7 +343,7 @@ class Client:
         if isinstance(event, ResourceUpdated):
             self._resource(event.uri)
         else:
-            self._events.news(_EVENTS[type(event)])
+            self._events.changed(_EVENTS[type(event)])
 
     async def _told(self, message: types.ServerNotification | Exception) -> None:
         """A notification outside of a subscription."""
@@ -354,11 +354,11 @@ class Client:
         elif not self.modern:
             kind = _CHANGED.get(type(message))
             if kind is not None:
-                self._events.news(kind)
+                self._events.changed(kind)
 
     def _resource(self, uri: str) -> None:
         if bounds.is_name(uri, bounds.MAX_URI):
-            self._events.news("resource", uri)
+            self._events.changed("resource", uri)
 
     async def _logged(self, params: types.LoggingMessageNotificationParams) -> None:
         data = params.data if isinstance(params.data, str) else _as_json(params.data)

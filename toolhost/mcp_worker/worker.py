@@ -265,7 +265,7 @@ class Worker:
 
     # --- what the client tells and asks (client.Events)
 
-    def news(self, kind: NewsKind, uri: str | None = None) -> None:
+    def changed(self, kind: NewsKind, uri: str | None = None) -> None:
         """Something of the server has changed. What comes too often is told once, later."""
         if (kind, uri) in self._untold:
             return
@@ -277,7 +277,7 @@ class Worker:
 
     def _tell_late(self, kind: NewsKind, uri: str | None) -> None:
         self._untold.discard((kind, uri))
-        self.news(kind, uri)
+        self.changed(kind, uri)
 
     def log(self, level: str, message: str) -> None:
         """A line for the log."""

@@ -133,13 +133,13 @@ class Logins:
             raise Violation(f"the worker has {len(opened)} questions about its login open, or one of this number")
         if len(ask.document or "") > MAX_DOCUMENT or len(ask.url or "") > MAX_URL:
             raise Violation("the worker sent a document or a URL that is longer than any")
-        wish = ServerWish(op=ask.op, server=prefix, agent=agent, document=ask.document, url=ask.url)
+        asked = ServerWish(op=ask.op, server=prefix, agent=agent, document=ask.document, url=ask.url)
         answer: asyncio.Future[LoginAnswer] = self._loop.create_future()
         if self._speaker is None:
             info = error_payload("E_KERNEL_NOT_RUNNING", "this tool host has no bus, so nobody holds tokens for it")
             answer.set_result(_refused(ask, info))
             return answer
-        frame = Frame("oauth.server", payload=to_raw(wish))
+        frame = Frame("oauth.server", payload=to_raw(asked))
         sent = self._speaker.post(frame)
         opened[ask.login_id] = frame.id
 

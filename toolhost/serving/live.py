@@ -345,15 +345,15 @@ class LiveSession:
         denied: list[str] = []
         if network is not None:
             refused = network.denied_since(call.denied_before)
-            denied = list(dict.fromkeys(shown(news.host, news.port) for news in refused))
+            denied = list(dict.fromkeys(shown(event.host, event.port) for event in refused))
             reached = [shown(host, port) for host, port in network.reached]
-            receipts.network(reached, list(dict.fromkeys(shown(news.host, news.port) for news in network.denied)))
+            receipts.network(reached, list(dict.fromkeys(shown(event.host, event.port) for event in network.denied)))
         if cause is not None and not self.session.forks:
             receipts.ended(cause)
             cause = None
         return receipts.receipt(call_s, cause, denied)
 
-    # --- logs and news
+    # --- logs and events
 
     def log_line(self, level: str, message: str, call: Call | None = None) -> LogLine:
         """A log line of this jail, with its owner: the owner of the call, or the one instance that the jail is for."""
@@ -364,10 +364,10 @@ class LiveSession:
             line.agent, line.instance_key = instance
         return line
 
-    def network_line(self, news: Denied | Failed) -> LogLine:
+    def network_line(self, event: Denied | Failed) -> LogLine:
         """A log line: the egress proxy refused this jail something, or could not reach something for it."""
-        what = "was denied" if isinstance(news, Denied) else "could not be reached"
-        return self.log_line("warn", f"{shown(news.host, news.port)} {what}: {news.reason}")
+        what = "was denied" if isinstance(event, Denied) else "could not be reached"
+        return self.log_line("warn", f"{shown(event.host, event.port)} {what}: {event.reason}")
 
     def started(self) -> WorkerNews | None:
         """News of a worker that has said `ready`; None when its process is not known."""

@@ -168,9 +168,9 @@ class Servers:
         self._answers.fail(call, tool_error("E_OAUTH_LOGIN", message, name="OAuthError", suggestion=suggestion))
         return self._machine.listed(live.session, call, now)
 
-    # --- news
+    # --- what has changed at a server
 
-    def news(self, session: JailSession, news: News) -> None:
+    def changed(self, session: JailSession, news: News) -> None:
         """A server says that something of it has changed."""
         if news.kind == "tools":
             self._listings.pop(session.number, None)  # who attaches next is not told the old one

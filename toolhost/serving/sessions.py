@@ -66,7 +66,7 @@ from goondan.toolhost.untrusted import Violation
 from goondan.toolhost.watch.jail_usage import JailUsage
 from goondan.toolhost.watch.watch import Watch
 
-#: Results up to this size (bytes) wait for news of the network; larger ones would be looked through twice.
+#: Results up to this size (bytes) wait for events of the network; larger ones would be looked through twice.
 SETTLED_BYTES: Final = 65536
 #: How long servers may take to end when the tool host does (seconds). Whoever stops it waits for that.
 SERVER_CLOSE_S: Final = 1.0
@@ -106,7 +106,7 @@ class Sessions:
         self.servers = Servers(loop, self._machine, answers, send, on_worker, logins)
         self._live: dict[int, LiveSession] = {}  # by the numbers of sessions whose jails are there
         self._by_jail: dict[Worker, LiveSession] = {}
-        self._egress = Egress(loop, starter.powers.launcher, self._network_lost, self._network_news)
+        self._egress = Egress(loop, starter.powers.launcher, self._network_lost, self._network_event)
         self._watch = Watch(loop, self._over_limit, starter.powers.launcher.put_first)
         self._held: list[Call] | None = []  # calls that came before it was known whether jails can be made
         self._launching: set[asyncio.Task[None]] = set()
@@ -438,8 +438,8 @@ class Sessions:
         self._starter.ended(live)
         if live.network is not None:
             self._egress.detach(session.number)
-        if (news := live.ended(cause)) is not None:
-            self._on_worker(news)
+        if (event := live.ended(cause)) is not None:
+            self._on_worker(event)
         live.receipts.ended(cause)
         if self._closing:
             session.calls.clear()  # whoever made them decides, with the next incarnation of this host
@@ -487,9 +487,9 @@ class Sessions:
                 self.servers.lost(live.session, "the egress proxy has ended")
             self._perform(self.pool.close(live.session))
 
-    def _network_news(self, number: int, news: Denied | Failed) -> None:
+    def _network_event(self, number: int, event: Denied | Failed) -> None:
         if (live := self._live.get(number)) is not None:
-            self._on_log(live.network_line(news))
+            self._on_log(live.network_line(event))
 
     def _over_limit(self, usage: JailUsage, limit: str, names: list[str] | None) -> None:
         """A jail has reached one of its limits, or these calls in it have reached theirs (watch.Report)."""
@@ -561,7 +561,7 @@ class Sessions:
                 self._on_log(live.log_line(frame.level, frame.message[:16384], live.own_call(worker) or call))
             elif call is not None:
                 self._answers.progress(call, frame)
-                self._answers.calls.news(call, self._loop.time())
+                self._answers.calls.heard_of(call, self._loop.time())
         elif isinstance(frame, Ask):
             self._ask(live, worker, frame)
         elif isinstance(frame, Ready | LoadFailed):
@@ -593,8 +593,8 @@ class Sessions:
             self._machine.ready(live.session)
             if live.session.server:
                 self._server_ready(live, frame)
-            if (news := live.started()) is not None:
-                self._on_worker(news)
+            if (event := live.started()) is not None:
+                self._on_worker(event)
 
     def _server_ready(self, live: LiveSession, frame: Ready) -> None:
         """A server has said what it offers: whoever asked is answered. Raises Violation."""
@@ -618,7 +618,7 @@ class Sessions:
 
     def _server_said(self, live: LiveSession, frame: Listed | News) -> None:
         if isinstance(frame, News):
-            self.servers.news(live.session, frame)
+            self.servers.changed(live.session, frame)
             return
         call = live.session.calls.get(str(frame.list_id))
         if not isinstance(call, Listing):

@@ -246,19 +246,19 @@ def test_silence_and_the_whole_time_are_two_bounds() -> None:
     wanted = made("1", server())
     wanted.idle_s, wanted.total, wanted.deadline = 10.0, 25.0, 10.0
     calls.open(wanted)
-    calls.news(wanted, 0.4)  # too little to move a timer for
+    calls.heard_of(wanted, 0.4)  # too little to move a timer for
     assert calls.next_deadline() == 10.0
-    calls.news(wanted, 8.0)
+    calls.heard_of(wanted, 8.0)
     assert (calls.next_deadline(), calls.due(17.0)) == (18.0, [])
-    calls.news(wanted, 17.0)
+    calls.heard_of(wanted, 17.0)
     assert calls.next_deadline() == 25.0  # not longer, whatever its news
     # Time that stands still counts for neither.
     calls.hold(wanted, 20.0)
-    calls.news(wanted, 21.0)
+    calls.heard_of(wanted, 21.0)
     assert calls.next_deadline() is None
     calls.go_on(wanted, 50.0)
     assert calls.next_deadline() == 55.0
-    calls.news(wanted, 54.0)
+    calls.heard_of(wanted, 54.0)
     assert calls.due(55.0) == [wanted]
 
 
