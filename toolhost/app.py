@@ -41,8 +41,7 @@ from goondan.toolhost.jails.write_exposures import WriteExposures
 from goondan.toolhost.policy.subject import HostFacts
 from goondan.toolhost.privileges.powers import Powers
 from goondan.toolhost.state_folder import PROMISES, PromiseFile, StateFolder
-from goondan.toolhost.survey.probe import why_calls_are_not_forked
-from goondan.toolhost.survey.tiers import ALONE, Survey, survey
+from goondan.toolhost.survey.tiers import ALONE, Survey, survey, why_calls_are_not_forked
 from goondan.toolhost.watch.processes import end_stranded
 
 #: How long queued results may take to reach the broker at the end (seconds).

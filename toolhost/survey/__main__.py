@@ -27,8 +27,7 @@ from goondan.toolhost.limits.table import mechanisms
 from goondan.toolhost.policy.subject import HostFacts
 from goondan.toolhost.policy.tiers import has_namespaces
 from goondan.toolhost.privileges.powers import Powers
-from goondan.toolhost.survey.probe import why_calls_are_not_forked
-from goondan.toolhost.survey.tiers import ALONE, survey
+from goondan.toolhost.survey.tiers import ALONE, survey, why_calls_are_not_forked
 
 
 async def report(powers: Powers, usual: HostFacts | GoondanError) -> dict[str, object]:

@@ -1,34 +1,209 @@
-"""Finds out which sandbox this host can give: the best kind of jail is tried first, then the others.
+"""Finds out which tier of the sandbox this host can give: it makes one kind of jail after the other, the best first.
 
-The tool host starts with this survey, and `python -m goondan.toolhost.survey` prints it, so both always agree.
+The probe jail is made like the jail of every tool: policy, launch, worker protocol. Its handler looks around from
+inside, and the host compares the result with its own facts. So a bubblewrap that starts but does not separate is
+noticed. diagnosis.py explains a failure. The tool host starts with this survey, and `python -m goondan.toolhost.survey`
+prints it, so both always agree.
 
 Source: docs/design/sandbox.md sections 3.7 and 7.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final, NamedTuple
 
-from msgspec import Struct
+import msgspec
+from msgspec import Raw, Struct
 from msgspec.structs import replace
 
 from goondan.schemas.errors import GoondanError, fail
+from goondan.schemas.launch import ExportSpec, SandboxSpec, ToolHostSpec, ToolSpec
 from goondan.schemas.receipts import Wall
-from goondan.schemas.tiers import Tier
+from goondan.schemas.tiers import TIERS, Tier
 from goondan.schemas.tool_host_reports import Obstacle
+from goondan.schemas.worker_frames import Call, Ended, Forked, LoadFailed, Result, WorkerFrame
+from goondan.toolhost.jails.call_sandboxes import CallSandboxes
+from goondan.toolhost.jails.jail import Jail
+from goondan.toolhost.jails.visit import OUTPUT_LIMIT, Visit
+from goondan.toolhost.policy.launch_plan import SERVER_CAPABILITIES as KEPT
 from goondan.toolhost.policy.reduced import MINIMUM_LANDLOCK
-from goondan.toolhost.policy.subject import HostFacts
-from goondan.toolhost.policy.tiers import ROWS
+from goondan.toolhost.policy.subject import JAIL_UID, HostFacts
+from goondan.toolhost.policy.tiers import ROWS, has_namespaces
 from goondan.toolhost.privileges.powers import Powers
 from goondan.toolhost.survey.diagnosis import Signs, explain, unknown_machine, without_bubblewrap, without_landlock
-from goondan.toolhost.survey.probe import Probed, probe
+from goondan.toolhost.watch.processes import process_status
 
+CAPABILITIES: Final = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
+#: The bounding set in the report of the probe. An ordinary user cannot lower it, and gains nothing by it.
+_BOUNDING: Final = 3
+#: How long the probe may take (seconds). A cold jail takes some 50 ms, but a machine that is just booting is slow.
+PROBE_S: Final = 15.0
+_NOTHING: Final = ToolHostSpec(tools=[], state_dir="/nonexistent", revision="")
 #: The most of a short file of /proc or /sys that is read (bytes).
 _MAX_SIGN: Final = 4096
 #: The consequence when calls cannot be forked.
 ALONE: Final = "Every call of a tool with `isolation: call` gets a jail of its own, which takes some 50 ms"
+
+
+class Probed(NamedTuple):
+    """The result of a probe."""
+
+    #: The fault of the jail, in the words of the program that found it. None: it separates.
+    problem: str | None
+    #: Why the owners of files could not be shown as the jail's user. None: they could, or need not be.
+    unmapped: str | None = None
+    #: A remedy, if one is known.
+    fix: str | None = None
+
+
+async def probe(facts: HostFacts, powers: Powers) -> Probed:
+    """Make the jail that follows from these facts, and check it."""
+    return await _probe(facts, powers, SandboxSpec(isolation="shared", min_tier=TIERS[-1]))
+
+
+async def why_calls_are_not_forked(facts: HostFacts, powers: Powers) -> str | None:
+    """Why calls cannot be forked in a shared jail, each behind all of its walls (`isolation: call`).
+
+    None: they can. Otherwise each call has a jail of its own.
+    """
+    if not has_namespaces(facts.tier):
+        return f"the {facts.tier} sandbox has no namespaces"
+    if not facts.user_namespaces:
+        return "a jail without a user namespace can make no others"
+    return (await _probe(msgspec.structs.replace(facts, nests=True), powers, SandboxSpec(isolation="call"))).problem
+
+
+async def _probe(facts: HostFacts, powers: Powers, sandbox: SandboxSpec) -> Probed:
+    # A process that the call must not reach: the first one of the jail, or, without a process namespace, this one.
+    visit = _Visit(facts.landlock, 1 if has_namespaces(facts.tier) else os.getpid())
+    folder = f"{facts.inside}/probe"
+    tool = ToolSpec(
+        name="probe", entry=f"{folder}/look.py", root=folder, exports=[ExportSpec(name="look")], sandbox=sandbox
+    )
+    try:
+        jail, told = await visit.answer(tool, _NOTHING, facts, powers, PROBE_S)
+    except GoondanError as error:
+        return Probed(error.info.message, fix=error.info.suggestion)
+    except TimeoutError:
+        return Probed(f"the probe jail did not answer within {PROBE_S:g} s")
+    except OSError as error:
+        return Probed(str(error))
+    if isinstance(told, str):
+        return Probed(told)
+    uid = os.geteuid() if jail.uid is None else jail.uid
+    reduced = not has_namespaces(facts.tier)
+    rooted = not reduced and not facts.user_namespaces
+    problems = judge(told, uid if reduced or rooted else JAIL_UID, reduced=reduced, rooted=rooted)
+    problems += judge_processes(visit.processes, uid, reduced=reduced, forked=jail.plan.calls is not None)
+    return Probed("the probe jail is none: " + "; ".join(problems) if problems else None, jail.unmapped)
+
+
+class _Visit(Visit[dict[str, Any]]):
+    def __init__(self, landlock: int, outside: int) -> None:
+        super().__init__()
+        self.processes: dict[int, dict[str, str]] = {}
+        self._input = Raw(msgspec.msgpack.encode({"landlock": landlock, "outside": outside}))
+        self._sandboxes: CallSandboxes | None = None
+
+    def ask(self, jail: Jail, tool: ToolSpec) -> None:
+        init = self.init(jail, tool, {})
+        call = Call(
+            call_id="1",
+            export="look",
+            input=self._input,
+            agent_name="",
+            instance_key="",
+            turn_id="",
+            tool_call_id="",
+            workdir=jail.plan.workdir,
+        )
+        if jail.plan.calls is None:
+            jail.send(init)
+            jail.send(call)
+        else:
+            self._sandboxes = CallSandboxes(jail, self, asyncio.get_running_loop(), OUTPUT_LIMIT, init)
+            self._sandboxes.enter(call.call_id).send(call)
+
+    def hear(self, jail: Jail, frame: WorkerFrame) -> None:
+        if isinstance(frame, LoadFailed):
+            self.tell(frame.message)
+        elif isinstance(frame, Ended | Forked) and self._sandboxes is not None:
+            self._sandboxes.heard(frame)
+        elif isinstance(frame, Result):
+            if frame.status == "ok" and frame.output is not None:
+                self.processes = {pid: process_status(pid) for pid in jail.processes()}
+                self.tell(msgspec.msgpack.decode(frame.output))
+            else:
+                self.tell(frame.error.message if frame.error is not None else frame.status)
+
+    def describe_end(self, jail: Jail, cause: str) -> str:
+        if self._sandboxes is not None:
+            self._sandboxes.close(cause)
+        return f"{jail.last_words or 'bubblewrap'} ({cause})"
+
+
+def judge(seen: dict[str, Any], uid: int = JAIL_UID, *, reduced: bool = False, rooted: bool = False) -> list[str]:
+    """The fault in the report of a probe from inside. A reduced jail shares the namespaces of the host. A jail that was
+    `rooted` (HostFacts.user_namespaces) shares its user namespace.
+    """
+    held = [value for at, value in enumerate(seen.get("capabilities", [-1])) if not (reduced and at == _BOUNDING)]
+    wrong = [
+        (seen.get("uid") != [uid] * 3, f"its user ids are {seen.get('uid')}"),
+        (any(value != 0 for value in held), "it has capabilities"),
+        (seen.get("noNewPrivs") != 1, "it can gain privileges"),
+        (seen.get("pids") != ([] if reduced else [1, 2]), "it sees other processes"),
+        (
+            set(seen.get("environment", ["?"])) - {"PWD"} != {"HOME", "LANG", "PATH", "TMPDIR"},
+            f"it has the environment {seen.get('environment')}",
+        ),
+        (not set(seen.get("descriptors", [-1])) <= {0, 1, 2, 3}, f"it has the descriptors {seen.get('descriptors')}"),
+        (seen.get("looksOut") is not False, "it can look into a process outside of its Landlock domain"),
+        (seen.get("signalsOut") is not False, "it can signal a process outside of its Landlock domain"),
+        (bool(seen.get("writable")), f"it can write to {seen.get('writable')}"),
+    ]
+    if not reduced:
+        namespaces: dict[str, str] = seen.get("namespaces", {})
+        ours = [name for name, link in namespaces.items() if os.readlink(f"/proc/self/ns/{name}") == link]
+        interfaces = seen.get("interfaces")
+        wrong += [
+            (interfaces not in ([], ["lo"]), f"it has the network interfaces {interfaces}"),
+            (ours != (["user"] if rooted else []), f"it shares our namespaces {ours}"),
+            (len(namespaces) < 7, "it does not know its namespaces"),
+        ]
+    return [problem for is_wrong, problem in wrong if is_wrong]
+
+
+def judge_processes(
+    statuses: dict[int, dict[str, str]], uid: int, *, reduced: bool = False, forked: bool = False
+) -> list[str]:
+    """The fault of the processes of a jail, as the host sees them: {pid: fields of /proc/PID/status}.
+
+    They must run as the user `uid` of the host. `forked`: the first process is bubblewrap's own, which can gain
+    nothing. Then comes the fork server, which has only the capabilities that it needs. The processes of a call follow,
+    which have none.
+    """
+    problems: list[str] = []
+    least = 1 if reduced else 4 if forked else 2
+    if len(statuses) < least:
+        problems.append(f"the host sees {len(statuses)} processes in it, not {least}")
+    kept = f"{sum(1 << number for number in KEPT.values()):016x}"
+    for at, (pid, status) in enumerate(statuses.items()):
+        wanted = {"Seccomp": "2", "NoNewPrivs": "1"} | dict.fromkeys(CAPABILITIES, "0" * 16)
+        if reduced:
+            del wanted["CapBnd"]  # no capability can be gained: another wall keeps that
+        elif forked and at == 0:
+            wanted["CapBnd"] = kept
+        elif forked and at == 1:
+            wanted |= dict.fromkeys(CAPABILITIES, kept)
+        wrong = {name: status.get(name) for name, value in wanted.items() if status.get(name) != value}
+        if wrong:
+            problems.append(f"its process {pid} has {wrong}")
+        if status.get("Uid", "").split() != [str(uid)] * 4:
+            problems.append(f"its process {pid} has the user ids {status.get('Uid')} on the host")
+    return problems
 
 
 class Survey(Struct, frozen=True, kw_only=True):
