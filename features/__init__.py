@@ -42,6 +42,11 @@ class Feature(NamedTuple):
 
 FEATURES: Final[tuple[Feature, ...]] = (
     Feature(
+        "certify",
+        ("command",),
+        commands={"certify": "Try whether a program keeps the rules of a client or of a worker."},
+    ),
+    Feature(
         "dead_letters",
         ("broker", "command"),
         commands={"dead": "Show messages that were given up; send them again, or drop them."},

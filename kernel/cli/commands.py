@@ -60,7 +60,6 @@ CORE: Final[Mapping[str, str]] = {
     "grant": "Show what tools ask for; accept or revoke the requests of packaged tools.",
     "auth": "Agree to what extensions may do with OAuth; list or revoke it.",
     "completion": "Print the script that completes gdn's commands in a shell.",
-    "certify": "Try whether a program keeps the rules of a client or of a worker.",
     "schema": "Write the contract as JSON Schema files.",
 }
 

@@ -8,12 +8,13 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 ROOT = Path(__file__).parent.parent.parent
 PAGES = [*sorted((ROOT / "schemas").glob("PROTOCOL*.md")), ROOT / "schemas" / "WORKER.md"]
 VECTORS = ROOT / "schemas" / "vectors"
-SCENARIOS = sorted((ROOT / "kernel" / "certify").glob("*/scenarios.yaml"))
+SCENARIOS = sorted((ROOT / "features").glob("certify/command/*.yaml"))
 ID = re.compile(r"\[([A-Z]-[A-Z]+-\d+)\]")
 #: Tests that show a rule, by its id, where no sequence, vector or scenario does: `file: test`.
 TESTS: dict[str, dict[str, str]] = yaml.safe_load((ROOT / "tests" / "rules.yaml").read_text(encoding="utf-8"))
@@ -45,6 +46,7 @@ def test_each_id_is_of_one_rule() -> None:
     assert ids and {rule for rule, times in ids.items() if times > 1} == set()
 
 
+@pytest.mark.feature("certify")
 def test_each_rule_is_shown_and_nothing_shows_a_rule_that_is_not_there() -> None:
     shown = recorded() | TESTS.keys()
     assert (sorted(stated().keys() - shown), sorted(shown - stated().keys())) == ([], [])

@@ -669,6 +669,7 @@ def test_a_promise_of_a_value_that_throws_when_it_is_looked_at(worker: Worker) -
     assert worker.result(beside)["output"] == "waited"
 
 
+@pytest.mark.feature("certify")
 def test_it_is_certified(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     status = execute(["certify", "worker", "--entry", "javascript", "--", runtime(name), str(WORKER)])
     shown = capsys.readouterr().out

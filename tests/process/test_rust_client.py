@@ -35,6 +35,7 @@ def test_the_recorded_frames_and_sequences_are_replayed() -> None:
     assert "3 passed" in done.stdout
 
 
+@pytest.mark.feature("certify")
 def test_it_is_certified() -> None:
     command = [
         sys.executable,

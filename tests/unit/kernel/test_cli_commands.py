@@ -53,23 +53,11 @@ def test_the_commands_of_a_group_have_their_help(capsys: pytest.CaptureFixture[s
             assert f"gdn {group} {name}" in capsys.readouterr().out
 
 
-def test_the_certificates_have_their_help(capsys: pytest.CaptureFixture[str]) -> None:
-    assert execute(["certify"]) == 2
-    listed = capsys.readouterr().err
-    assert "Try a client" in listed
-    assert "Try a worker" in listed
-    for name in ("client", "worker"):
-        assert execute(["certify", name, "--help"]) == 0
-        shown = capsys.readouterr().out
-        assert "-- COMMAND…" in shown
-        assert "--json" in shown
-
-
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["certify", "client"],
-        ["certify", "worker", "--entry"],
+        pytest.param(["certify", "client"], marks=pytest.mark.feature("certify")),
+        pytest.param(["certify", "worker", "--entry"], marks=pytest.mark.feature("certify")),
         ["frobnicate"],
         ["ps", "extra"],
         ["send"],

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-from goondan.kernel.certify.matching import short
-from goondan.kernel.certify.trace import Trace
+from goondan.features.certify.command.scenarios import Trace, short
 
 #: How many levels of maps and arrays an output may have.
 MAX_DEPTH: Final = 60

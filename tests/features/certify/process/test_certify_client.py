@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from goondan.kernel.certify.certificates import certify_client as certify
-from goondan.kernel.certify.client.scenarios import scenarios
-from goondan.kernel.certify.report import Report
+from goondan.features.certify.command import certify_client as certify
+from goondan.features.certify.command.client import scenarios
+from goondan.features.certify.command.scenarios import Report
 from goondan.kernel.cli import execute
 from goondan.schemas.errors import GoondanError
 from tests.kernel_fixture import ROOT

@@ -11,13 +11,12 @@ from typing import Any
 import pytest
 import yaml
 
-from goondan.kernel.certify.scenarios import read
-from goondan.kernel.certify.trace import Seen, Trace
-from goondan.kernel.certify.worker.rules import JUDGES
+from goondan.features.certify.command.scenarios import Seen, Trace, read
+from goondan.features.certify.command.worker_rules import JUDGES
 
 DOCUMENT = (Path(__file__).parents[3] / "schemas" / "WORKER.md").read_text(encoding="utf-8")
 SCENARIOS, RULES = read(
-    yaml.safe_load(files("goondan.kernel.certify.worker").joinpath("scenarios.yaml").read_bytes()), JUDGES
+    yaml.safe_load(files("goondan.features.certify.command").joinpath("worker.yaml").read_bytes()), JUDGES
 )
 RULE = {rule.judge.__name__: rule for rule in RULES}
 CALL = {"type": "call", "callId": "1"}

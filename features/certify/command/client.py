@@ -1,6 +1,8 @@
-"""The kernel that is played for one scenario: a ROUTER socket in a runtime directory, and the COMMAND beside it.
+"""The kernel that is played for one scenario of a client: a ROUTER socket in a runtime directory, and the COMMAND
+beside it.
 
-Steps are those of schemas/vectors/README.md, and a few more (scenarios.yaml).
+The scenarios are the sequences of schemas/vectors and those of client.yaml. Their steps are those of
+schemas/vectors/README.md, and a few more.
 
 Source: docs/certify.md; schemas/PROTOCOL.md.
 """
@@ -17,16 +19,16 @@ import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from importlib.resources import files
 from typing import Any, Final
 
 import msgspec
+import yaml
 import zmq
 
-from goondan.kernel.certify.client.model import Model, too_early
-from goondan.kernel.certify.matching import Names, short
-from goondan.kernel.certify.playing import Differs, NotOffered, Player
-from goondan.kernel.certify.program import Program
-from goondan.kernel.certify.trace import Scenario
+from goondan.features.certify.command.client_rules import JUDGES, Model, too_early
+from goondan.features.certify.command.playing import Differs, NotOffered, Player, Program
+from goondan.features.certify.command.scenarios import Names, Rule, Scenario, read, scenario, short
 from goondan.schemas.codec import DECODE_ERRORS, FrameError, decode
 
 #: After so many seconds a link that says nothing is given up, besides.
@@ -431,3 +433,19 @@ def _code(said: dict[str, Any]) -> Any:
         if isinstance(holder, dict) and isinstance(holder.get("error"), dict):
             return holder["error"].get("code")
     return None
+
+
+def scenarios() -> tuple[list[Scenario], list[Rule]]:
+    """All of them. The first one is what every client has to be able to."""
+    ours, rules = read(yaml.safe_load(files(__package__).joinpath("client.yaml").read_bytes()), JUDGES)
+    recorded = json.loads(files("goondan.schemas").joinpath("vectors/sequences.json").read_bytes())["sequences"]
+    return [ours[0], *(scenario(one) for one in recorded if playable(one["steps"])), *ours[1:]], rules
+
+
+def playable(steps: list[dict[str, Any]]) -> bool:
+    """Whether a program can be told what is to be done: it can give up what it has asked, and nothing else."""
+    asked = {step["eventId"] for step in steps if step.get("do") == "ask"}
+    cancelled = {step["eventId"] for step in steps if step.get("do") == "cancel"}
+    waits = {step["told"]["eventId"] for step in steps if "response" in step.get("told", {})}
+    known = all(any(hasattr(Stage, f"step_{name}") for name in step) for step in steps)
+    return known and cancelled <= asked and not cancelled & waits

@@ -1,6 +1,6 @@
 """The tool host that is played for one scenario: a socket, and the COMMAND with its other end as descriptor 3.
 
-Steps (scenarios.yaml): `host` sends a frame; `worker` waits for one of its type and call, whatever comes between. What
+Steps (worker.yaml): `host` sends a frame; `worker` waits for one of its type and call, whatever comes between. What
 is left at the end, beside news, is not due.
 
 Source: docs/certify.md; schemas/WORKER.md.
@@ -20,10 +20,8 @@ from typing import Any, Final
 
 import msgspec
 
-from goondan.kernel.certify.matching import Names, short
-from goondan.kernel.certify.playing import Differs, NotOffered, Player
-from goondan.kernel.certify.program import Program
-from goondan.kernel.certify.trace import Scenario
+from goondan.features.certify.command.playing import Differs, NotOffered, Player, Program
+from goondan.features.certify.command.scenarios import Names, Scenario, short
 from goondan.schemas.worker_frames import WorkerFrame
 
 #: One read of the socket (bytes).

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from goondan.kernel.certify.certificates import certify_worker
-from goondan.kernel.certify.report import Report
+from goondan.features.certify.command import certify_worker
+from goondan.features.certify.command.scenarios import Report
 from goondan.kernel.cli import execute
 from goondan.schemas.errors import GoondanError
 from tests.kernel_fixture import ROOT

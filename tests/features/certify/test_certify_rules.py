@@ -8,11 +8,9 @@ from typing import Any
 
 import pytest
 
-from goondan.kernel.certify.client.scenarios import playable, scenarios
-from goondan.kernel.certify.matching import Names
-from goondan.kernel.certify.report import report
-from goondan.kernel.certify.scenarios import chosen, read
-from goondan.kernel.certify.trace import Played, Scenario, Seen, Trace
+from goondan.features.certify.command.client import playable, scenarios
+from goondan.features.certify.command.scenarios import Names, Played, Scenario, Seen, Trace, chosen, read, report
+from goondan.kernel.cli import execute
 from goondan.schemas.errors import GoondanError
 
 PROTOCOL = (Path(__file__).parents[3] / "schemas" / "PROTOCOL.md").read_text(encoding="utf-8")
@@ -212,3 +210,15 @@ def test_scenarios_are_chosen_by_words() -> None:
     assert [one.name for one in chosen(made, ["A B"])] == ["a b"]
     with pytest.raises(GoondanError, match="no scenario has 'd'"):
         chosen(made, ["d"])
+
+
+def test_the_certificates_have_their_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert execute(["certify"]) == 2
+    listed = capsys.readouterr().err
+    assert "Try a client" in listed
+    assert "Try a worker" in listed
+    for name in ("client", "worker"):
+        assert execute(["certify", name, "--help"]) == 0
+        shown = capsys.readouterr().out
+        assert "-- COMMAND…" in shown
+        assert "--json" in shown

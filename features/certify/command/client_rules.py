@@ -1,8 +1,9 @@
-"""The rules of a client that hold in every scenario, each decided from what was seen. Pure.
+"""The rules of a client that hold in every scenario, each decided from what was seen; and a broker that keeps them, for
+scenarios in which only its life is short. Pure.
 
 A judge gives what breaks its rule, and None where there was no occasion for it. It takes no notice of how quick the
-program is. The headers of frames that were `got` have the types of their fields. scenarios.yaml has the words
-of each rule.
+program is. The headers of frames that were `got` have the types of their fields. client.yaml has the words of each
+rule.
 
 Source: schemas/PROTOCOL.md.
 """
@@ -13,8 +14,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, Final
 
-from goondan.kernel.certify.matching import short
-from goondan.kernel.certify.trace import Seen, Trace
+from goondan.features.certify.command.scenarios import Seen, Trace, short
 from goondan.schemas.visible import is_visible
 
 #: The types that a client's socket takes.
@@ -191,3 +191,43 @@ def lines(trace: Trace) -> Found:
 JUDGES: Final = (
     frames, routing_ids, names, hello_first, acknowledged, order, repeats, deadlines, credit, blobs, lines,
 )  # fmt: skip
+
+
+def too_early(frame: dict[str, Any]) -> list[dict[str, Any]]:
+    """What a broker says to a frame that comes before its hello, if the frame has a name to say it by."""
+    payload = {"code": "E_HELLO_REQUIRED", "message": "too early"}
+    return [{"type": "error", "inReplyTo": frame["id"], "payload": payload}] if "id" in frame else []
+
+
+class Model:
+    """It answers each question with its own text."""
+
+    def __init__(self) -> None:
+        self._sent = 0
+
+    def hello_required(self) -> dict[str, Any]:
+        """What it says to a connection that it does not know."""
+        return {"type": "error", "payload": {"code": "E_HELLO_REQUIRED", "message": "say hello"}}
+
+    def hear(self, frame: dict[str, Any]) -> list[dict[str, Any]]:
+        """What it says to a frame."""
+        if frame["type"] == "hello":
+            welcome = {"version": 1, "principal": "client/7", "broker": "b", "credit": 8, "maxFrame": 1 << 20}
+            return [{"type": "welcome", "inReplyTo": frame.get("id"), "payload": welcome}]
+        if frame["type"] == "ping":
+            return [{"type": "pong"} | ({"inReplyTo": frame["id"]} if "id" in frame else {})]
+        if frame["type"] != "event":
+            return []
+        event, reply, asked = frame.get("eventId"), frame.get("replyTo") or {}, frame.get("payload")
+        self._sent += 1
+        text = asked.get("input") if isinstance(asked, dict) else None
+        answer = {"turnId": event, "status": "completed", "response": text}
+        payload: dict[str, Any] = {
+            "id": f"{event}:answer",
+            "type": "agent.response",
+            "createdAt": "2026-11-24T09:30:08Z",
+        }
+        payload |= {"metadata": {"inReplyTo": event}, "answer": answer}
+        header = {"id": f"b.{self._sent}", "inReplyTo": reply.get("correlationId"), "eventId": f"{event}:answer"}
+        accepted = {"type": "ack", "stage": "accepted", "inReplyTo": frame.get("id"), "eventId": event}
+        return [accepted, {"type": "event", **header, "payload": payload}]
