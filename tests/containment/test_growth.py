@@ -16,12 +16,11 @@ from pathlib import Path
 import pytest
 
 from goondan.toolhost.launcher.operations import remove_groups
-from goondan.toolhost.limits.decide import Growth
+from goondan.toolhost.limits.decide import Growth, InFlight
 from goondan.toolhost.limits.table import GroupPlan
 from goondan.toolhost.privileges.own_groups import beside, find_tree
 from goondan.toolhost.watch import procfs
 from goondan.toolhost.watch.disks import MAX_DEPTH, walk
-from goondan.toolhost.watch.in_flight import InFlight
 from goondan.toolhost.watch.keeper import Group
 from goondan.toolhost.watch.procfs import View, unwritten
 from tests.toolhost_fixture import POWERS

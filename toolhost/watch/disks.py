@@ -26,9 +26,19 @@ from queue import SimpleQueue
 from threading import Event, Thread
 from typing import Final, NamedTuple
 
-from goondan.toolhost.limits.decide import DISK_PART, MIB, Budget, DiskMeter, Growth, Lost, walk_again_at, walked_before
+from goondan.toolhost.limits.decide import (
+    DISK_PART,
+    MIB,
+    Budget,
+    DiskMeter,
+    Growth,
+    InFlight,
+    KeptDescriptors,
+    Lost,
+    walk_again_at,
+    walked_before,
+)
 from goondan.toolhost.watch import procfs
-from goondan.toolhost.watch.in_flight import InFlight, KeptDescriptors
 from goondan.toolhost.watch.jail_usage import JailUsage
 
 #: Between two looks at free space (seconds): at 1 GB/s that is 5 MB.

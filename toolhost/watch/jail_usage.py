@@ -15,10 +15,21 @@ from contextlib import suppress
 from typing import Final
 
 from goondan.schemas.launch import Limits
-from goondan.toolhost.limits.decide import MIB, NEAR, CpuMeter, DiskMeter, Growth, Pace, Usage, exceeded
+from goondan.toolhost.limits.decide import (
+    MIB,
+    NEAR,
+    CpuMeter,
+    DiskMeter,
+    Growth,
+    HiddenMemory,
+    InFlight,
+    KeptDescriptors,
+    Pace,
+    Usage,
+    exceeded,
+)
 from goondan.toolhost.privileges.powers import Powers
 from goondan.toolhost.watch import procfs
-from goondan.toolhost.watch.in_flight import HiddenMemory, InFlight, KeptDescriptors
 from goondan.toolhost.watch.keeper import Keeper
 from goondan.toolhost.watch.processes import signal_all
 

@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import Final, NamedTuple
 
 from goondan.toolhost.launcher.descriptors import status_numbers
-from goondan.toolhost.watch.in_flight import InFlight
+from goondan.toolhost.limits.decide import InFlight
 
 #: Memory file systems of a jail, seen from its first process (policy/plan.py sizes them).
 MEMORY_PLACES: Final = ("tmp", "dev/shm", "run/goondan/home")

@@ -9,13 +9,18 @@ from hypothesis import strategies as st
 from goondan.schemas.launch import Limits
 from goondan.schemas.worker_frames import WorkerError
 from goondan.toolhost.limits.decide import (
+    KEPT_S,
     MIB,
+    MOVED_S,
     ORDINARY,
     SLOW_WEIGHT,
     Budget,
     CpuMeter,
     DiskMeter,
     Growth,
+    HiddenMemory,
+    InFlight,
+    KeptDescriptors,
     Lost,
     Pace,
     Usage,
@@ -35,7 +40,6 @@ from goondan.toolhost.limits.table import (
     processes_of_a_namespace,
     resource_limits,
 )
-from goondan.toolhost.watch.in_flight import KEPT_S, MOVED_S, HiddenMemory, InFlight, KeptDescriptors
 from goondan.toolhost.watch.keeper import weight
 
 LIMITS = Limits(memory_mb=100, processes=10, cpu_seconds=5, disk_mb=100, files=1000)
