@@ -16,13 +16,14 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from goondan.kernel.broker.bus import MAX_ID, RETRY_AFTER_MS, Bus
+from goondan.kernel.broker.calls import Call
 from goondan.kernel.broker.entities import TOOLS, Connection, Event, Instance
-from goondan.kernel.broker.parts import Part
 from goondan.kernel.broker.presence import agent_address
 from goondan.schemas.address import build_tool_name
-from goondan.schemas.errors import GoondanError, error_payload
+from goondan.schemas.errors import GoondanError, error_payload, fail
 from goondan.schemas.frames import OPERATOR, Frame, Source
 from goondan.schemas.launch import KernelPlan, ToolSpec
+from goondan.schemas.tool_asks import CODE_TOOL
 
 #: One shared object, because there may be very many events of clients.
 _CLIENT: Final = Source("client", "client")
@@ -49,7 +50,7 @@ class Actor(NamedTuple):
     call_id: str | None = None
 
 
-class Actors(Part):
+class Actors:
     """Finds out who speaks."""
 
     def __init__(self, bus: Bus) -> None:
@@ -98,6 +99,19 @@ class Actors(Part):
             message = f"{str(call.tool)[:100]!r} was not granted the permission 'agents'"
             raise GoondanError(error_payload("E_FORBIDDEN", message))
         return _of_turn(agent_address(instance.agent, instance.key), instance, call.event, call_id)
+
+
+def open_script(bus: Bus, event: Event, within: str) -> Call:
+    """The script that makes a call, which has to be open in the same turn. Raises GoondanError: E_FORBIDDEN, or
+    E_OVERLOADED while its agent may be about to send it again.
+    """
+    call = bus.calls.get(within)
+    if call is None and bus.now < bus.calls.back_by:
+        message = "the script of this call is not open here"
+        raise GoondanError(error_payload("E_OVERLOADED", message, retry_after_ms=RETRY_AFTER_MS))
+    if call is None or call.event is not event or call.tool != CODE_TOOL:
+        raise fail("E_FORBIDDEN", "`within` names no open script of this turn")
+    return call
 
 
 def _of_turn(sender: str, instance: Instance, turn: Event | None, call_id: str | None = None) -> Actor:

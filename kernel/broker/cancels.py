@@ -16,15 +16,13 @@ Source: docs/design/delivery.md section 2; PROTOCOL.md "Cancelling".
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any, Final
 
 from goondan.kernel.broker.answers import deleted_answer, failure_answer
 from goondan.kernel.broker.bus import RETRY_AFTER_MS, RETURN_S, Bus
-from goondan.kernel.broker.entities import Connection, Event, Finish, Instance
+from goondan.kernel.broker.ends import Ends
+from goondan.kernel.broker.entities import Connection, Event, Instance
 from goondan.kernel.broker.journal.records import event_subject
-from goondan.kernel.broker.late_answers import late_answer
 from goondan.kernel.broker.one_frame import fitting
 from goondan.kernel.broker.parts import Op, Part
 from goondan.schemas.codec import to_raw
@@ -40,11 +38,10 @@ MAX_LISTED: Final = 1000
 class Cancels(Part):
     """The part of the broker that cancels events."""
 
-    def __init__(self, bus: Bus, finished: Callable[[Finish, bool], None]) -> None:
-        """`finished` acts on an end when the journal has it (events.py)."""
+    def __init__(self, bus: Bus, ends: Ends) -> None:
         self._bus = bus
         self._mailbox = bus.mailbox
-        self._finished = finished
+        self._ends = ends
         #: Frames to answer when an event has ended: (connection, frame id).
         self._asked: dict[Event, list[tuple[Connection, str]]] = {}
         self.ops = (Op("cancel", self.ask, for_all=True), Op("events", self.list_events))
@@ -119,10 +116,7 @@ class Cancels(Part):
             self._mailbox.contents.recall(event)
             error = error_payload("E_CANCELLED", "the event was cancelled before its turn began or was over")
             answer = deleted_answer(event) if event.instance.deleting else failure_answer(event, error)
-            follow = late_answer(self._bus, event, answer, None)
-            item = self._bus.ledger.finished(event, "cancelled", answer, None, "", self._bus.now, follow)
-            event.end = "cancelled"
-            self._bus.stage(item, partial(self._finished, Finish(event, "cancelled", answer, follow=follow)))
+            self._ends.stage(event, "cancelled", answer, None)
 
     def holder_here(self, instance: Instance, connection: Connection, leases: list[Lease]) -> None:
         """An agent said hello with its leases: tell it of cancels that it may not have heard of."""

@@ -20,6 +20,7 @@ from goondan.kernel.broker.bus import Bus
 from goondan.kernel.broker.entities import Connection, Event, Finish, State
 from goondan.kernel.broker.journal.interface import Item
 from goondan.kernel.broker.late_answers import late_answer
+from goondan.kernel.broker.parts import EventHooks
 from goondan.schemas.errors import error_payload
 from goondan.schemas.frames import Blob
 
@@ -27,8 +28,9 @@ from goondan.schemas.frames import Blob
 class Ends:
     """Stages the ends of events."""
 
-    def __init__(self, bus: Bus, finished: Callable[[Finish, bool], None]) -> None:
+    def __init__(self, bus: Bus, finished: Callable[[Finish, bool], None], hooks: EventHooks) -> None:
         """`finished` acts on an end when the journal has it (events.py)."""
+        self._follows = hooks.follows
         self._bus = bus
         self._mailbox = bus.mailbox
         self._ledger = bus.ledger
@@ -68,6 +70,9 @@ class Ends:
                 self._mailbox.blobs.discard(blob)
                 answer, blob = no_room_answer(event, len(memoryview(answer)) + size_of(blob)), None
             follow = late_answer(self._bus, event, answer, blob)
+            if follow is not None:
+                for follows in self._follows:
+                    follows(follow, event)
             item = self._ledger.finished(event, state, answer, blob, cause, self._bus.now, follow)
             event.end = state
         finish = Finish(event, state, answer, blob, conn, frame_id, follow)

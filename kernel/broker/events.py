@@ -17,20 +17,17 @@ from typing import Final
 
 from goondan.kernel.broker.answering import Answering
 from goondan.kernel.broker.answers import deleted_answer
-from goondan.kernel.broker.approvals.clocks import left_ms
-from goondan.kernel.broker.approvals.room import Approvals
-from goondan.kernel.broker.budgets.desk import Budgets
 from goondan.kernel.broker.bus import Bus
 from goondan.kernel.broker.cancels import Cancels
+from goondan.kernel.broker.clocks import left_ms
 from goondan.kernel.broker.ends import Ends
 from goondan.kernel.broker.entities import AGENTS, Connection, Event, Finish, Instance, State
 from goondan.kernel.broker.journal.records import INSTANCE_DIGEST_BYTES, event_subject, instance_digest
 from goondan.kernel.broker.late_answers import news, waiting_news
 from goondan.kernel.broker.mailbox import LEASE_S
-from goondan.kernel.broker.parts import Part, Take
+from goondan.kernel.broker.parts import EventHooks, Part, Take
 from goondan.kernel.broker.processes import Processes
 from goondan.kernel.broker.quiet import QuietPeers
-from goondan.kernel.broker.restarts import Restarts
 from goondan.kernel.broker.tool_calls import ToolCalls
 from goondan.schemas.errors import GoondanError, error_payload
 from goondan.schemas.frames import Frame, Hello
@@ -47,24 +44,20 @@ class Events(Part):
         bus: Bus,
         *,
         answering: Answering,
-        approvals: Approvals,
-        budgets: Budgets,
         cancels: Cancels,
         ends: Ends,
         processes: Processes,
         quiet: QuietPeers,
-        restarts: Restarts,
         tool_calls: ToolCalls,
+        hooks: EventHooks,
     ) -> None:
         self._bus = bus
         self._answering = answering
-        self._approvals = approvals
-        self._budgets = budgets
         self._cancels = cancels
         self._ends = ends
         self._processes = processes
         self._quiet = quiet
-        self._restarts = restarts
+        self._hooks = hooks
         self._tool_calls = tool_calls
         self._mailbox = bus.mailbox
         self.takes = (Take((AGENTS,), "ack", self.agent_ack),)
@@ -127,16 +120,18 @@ class Events(Part):
 
     def _end(self, event: Event, finish: Finish) -> None:
         self._tool_calls.drop(event)
-        self._approvals.drop(event)
         self._cancels.ending(event)
         self._mailbox.finish(event, finish.state, finish.answer, finish.blob)
-        self._budgets.ended(event)
         self._bus.counters["answers"] += 1
         if finish.state in ("expired", "dead"):
             self._bus.counters[f"events_{finish.state}"] += 1
         self._answering.send(event)
         self._cancels.ended(event)
-        self._restarts.left(event)
+        self._left(event, ended=True)
+
+    def _left(self, event: Event, *, ended: bool) -> None:
+        for left in self._hooks.left:
+            left(event, ended=ended)
 
     def _refuse(self, event: Event) -> None:
         """The disk has no room for a new event: tell its senders, and forget it."""
@@ -145,7 +140,7 @@ class Events(Part):
         if event.asking is not None:
             event.asking.work.requests.pop(event, None)
         self._mailbox.unstage(event)
-        self._budgets.ended(event)
+        self._left(event, ended=True)
         event.state = event.end = "cancelled"
         self._mailbox.forget_idle(event.instance)  # it may have been made for this event
         self._bus.counters["disk_full"] += 1
@@ -181,7 +176,8 @@ class Events(Part):
         if not self._processes.has_place(instance, now):
             return
         event = instance.queue[0]
-        self._budgets.begin(event, anew=True)
+        for leased in self._hooks.leased:
+            leased(event, anew=True)
         self._mailbox.lease(event, now)
         content = event.content
         frame = Frame(
@@ -213,7 +209,8 @@ class Events(Part):
         instance.place_s = 0.0  # the place stays with the instance while it has events
         self._bus.send(connection, frame)
         self._quiet.watch(connection)
-        self._approvals.holder_here(event)
+        for handed in self._hooks.handed:
+            handed(event)
         for told in waiting_news(instance, self._mailbox.contents):
             self._bus.send(connection, told)
 
@@ -236,7 +233,8 @@ class Events(Part):
             instance.queue.remove(event)
             instance.queue.appendleft(event)
             self._mailbox.lease(event, now)
-            self._budgets.begin(event, anew=False)
+            for leased in self._hooks.leased:
+                leased(event, anew=False)
             instance.epoch = lease.epoch
 
     def agent_ack(self, connection: Connection, frame: Frame, now: float) -> None:
@@ -291,7 +289,7 @@ class Events(Part):
             event.work.attempts += 1
             self._processes.count_attempt(event, f"the conversation file names epoch {frame.seen_epoch}")
         self._bus.ack(connection, frame.id, event)
-        self._restarts.left(event)
+        self._left(event, ended=False)
         if frame.seen_epoch is not None or frame.stage == "park":
             self.dispatch(instance, now)  # of a parked one, what it waited for may be decided meanwhile
         self._processes.serve(now)

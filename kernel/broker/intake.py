@@ -22,14 +22,13 @@ from msgspec import Raw
 
 from goondan.kernel.broker.acting import Actor, Actors
 from goondan.kernel.broker.answering import Answering
-from goondan.kernel.broker.approvals.room import Approvals
-from goondan.kernel.broker.budgets.desk import Budgets, charge
 from goondan.kernel.broker.bus import MAX_CORRELATION, MAX_ID, REQUEUED_SUFFIX, RETRY_AFTER_MS, Bus
+from goondan.kernel.broker.clocks import Clocks
 from goondan.kernel.broker.entities import AGENTS, CLIENTS, TOOLS, Connection, Content, Event, Instance
 from goondan.kernel.broker.journal.records import Finished, event_digest, event_subject
 from goondan.kernel.broker.journal.records import decode as decode_record
 from goondan.kernel.broker.mailbox import MAX_LATE, MAX_QUEUED
-from goondan.kernel.broker.parts import Part, Take
+from goondan.kernel.broker.parts import EventHooks, Part, Take
 from goondan.kernel.broker.shares import describe_shortage
 from goondan.kernel.broker.tracing import trace_of
 from goondan.kernel.broker.workdirs import passed_on
@@ -59,16 +58,16 @@ class Intake(Part):
         accepted: Callable[[Event, bool], None],
         actors: Actors,
         answering: Answering,
-        approvals: Approvals,
-        budgets: Budgets,
+        clocks: Clocks,
+        hooks: EventHooks,
     ) -> None:
         """`accepted` acts on an event when the journal has it (events.py)."""
         self._bus = bus
         self._accepted = accepted
         self._actors = actors
         self._answering = answering
-        self._approvals = approvals
-        self._budgets = budgets
+        self._clocks = clocks
+        self._hooks = hooks
         self._mailbox = bus.mailbox
         self._ledger = bus.ledger
         self.takes = (
@@ -143,7 +142,8 @@ class Intake(Part):
             asynchronous=_is_asynchronous(actor, frame),
         )
         self._admit(connection, actor, event, now)
-        charge(event, self._budgets.line_of(event, actor.root, actor.turn))
+        for accepts in self._hooks.accepts:
+            accepts(event, actor)
         if event.asking is not None:
             event.asking.work.requests[event] = None
         event.asker = connection
@@ -292,7 +292,7 @@ class Intake(Part):
         if event.finished:
             self._answering.send(event)
         elif event.held:
-            self._approvals.clocks.tell_asker(event)
+            self._clocks.tell_asker(event)
 
     def _late_repeat(
         self, event_id: str, instance: Instance, actor: Actor, connection: Connection, frame: Frame

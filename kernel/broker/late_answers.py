@@ -20,7 +20,6 @@ from msgspec import Raw
 
 from goondan.kernel.broker.answers import no_room_answer
 from goondan.kernel.broker.blobs import size_of
-from goondan.kernel.broker.budgets.desk import charge
 from goondan.kernel.broker.bus import Bus
 from goondan.kernel.broker.contents import Contents
 from goondan.kernel.broker.entities import Content, Event, Instance, size_in_memory
@@ -48,7 +47,7 @@ def late_answer(bus: Bus, event: Event, answer: Raw, blob: Blob | None) -> Event
     if more > 0 and not bus.mailbox.held.may_take(event.session, event.root, more, operator=False):
         bus.counters["answers_too_large"] += 1
         payload, blob = no_room_answer(event, size), None
-    follow = Event(
+    return Event(
         event.answer_id,
         bus.instance(asker.name, asker.instance_key, bus.now),
         sender=sender,
@@ -68,9 +67,6 @@ def late_answer(bus: Bus, event: Event, answer: Raw, blob: Blob | None) -> Event
         in_reply_to=reply_to.correlation_id,
         since=bus.now,
     )
-    path = () if event.budget is None else event.budget.path  # the asker's own, whatever the asked agent has spent
-    charge(follow, bus.budgets.line(event.root, path, asker.name, int((bus.booted_at + bus.now) * 1000)))
-    return follow
 
 
 def news(event: Event) -> Frame:

@@ -14,8 +14,12 @@ from typing import Any, Final, Literal, NamedTuple, Protocol
 
 from msgspec import Struct
 
+from goondan.kernel.broker.acting import Actor
 from goondan.kernel.broker.bus import Bus
+from goondan.kernel.broker.calls import Call
+from goondan.kernel.broker.clocks import Clocks
 from goondan.kernel.broker.entities import Connection, Event, Handler
+from goondan.kernel.broker.workdirs import Workdir
 from goondan.schemas.frames import Frame, Hello
 from goondan.schemas.launch import KernelPlan
 
@@ -98,7 +102,9 @@ class Part:
     records: Sequence[Record] = ()
 
     def resumed(self, now: float) -> None:
-        """The whole journal was read: every record was restored."""
+        """The whole journal was read: every record was restored. The last part is called first: what a part stands on
+        stands behind it.
+        """
 
     def revise(self, plan: KernelPlan) -> None:
         """The plan is this one from now on. The constructor sees to the first plan itself."""
@@ -121,6 +127,76 @@ class Part:
         return ()
 
 
+class OfEvents:
+    """The hooks of a part in the life of events."""
+
+    def accepts(self, event: Event, actor: Actor) -> None:
+        """A new event that is about to be staged. Raises GoondanError to refuse it."""
+
+    def follows(self, answer: Event, request: Event) -> None:
+        """A new event that has the answer to a request whose sender does not wait."""
+
+    def leased(self, event: Event, *, anew: bool) -> None:
+        """The event is handed to a process. `anew`: another process may have held it before."""
+
+    def handed(self, event: Event) -> None:
+        """The process has been sent the event: what it is sent now, it takes as about the event."""
+
+    def left(self, event: Event, *, ended: bool) -> None:
+        """No process holds the event any more. `ended`: it is over, or was never accepted."""
+
+    def held(self, event: Event, since: float | None) -> None:
+        """A person is asked about one more call of this event, since then. None: about one fewer, from now on."""
+
+
+class OfCalls:
+    """The hooks of a part in the life of tool calls. They are called for each call, so they look at little."""
+
+    def admits(self, connection: Connection, event: Event, frame: Frame, place: Workdir, now: float) -> bool:
+        """Whether a `tool.call` goes on, new or again. If not, the part answers it, now or later. Raises GoondanError
+        to refuse it.
+        """
+        return True
+
+    def opens(self, call: Call, frame: Frame, now: float) -> None:
+        """A call that is about to be opened. Raises GoondanError to refuse it."""
+
+    def stored(self, event: Event, call_ids: Sequence[str]) -> None:
+        """The agent has stored the results of these calls."""
+
+    def over(self, event: Event, call_id: str) -> None:
+        """A call that asks its agent is over, or any call is cancelled."""
+
+    def keeps(self, event: Event, call_id: str) -> bool:
+        """Whether a call that has ended must not be forgotten, because it must never run again."""
+        return False
+
+
+class EventHooks:
+    """The hooks of all parts in the life of events, those that they have."""
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        mine = [part for part in parts if isinstance(part, OfEvents)]
+        self.accepts = tuple(part.accepts for part in mine if type(part).accepts is not OfEvents.accepts)
+        self.follows = tuple(part.follows for part in mine if type(part).follows is not OfEvents.follows)
+        self.leased = tuple(part.leased for part in mine if type(part).leased is not OfEvents.leased)
+        self.handed = tuple(part.handed for part in mine if type(part).handed is not OfEvents.handed)
+        self.left = tuple(part.left for part in mine if type(part).left is not OfEvents.left)
+        self.held = tuple(part.held for part in mine if type(part).held is not OfEvents.held)
+
+
+class CallHooks:
+    """The hooks of all parts in the life of tool calls, those that they have."""
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        mine = [part for part in parts if isinstance(part, OfCalls)]
+        self.admits = tuple(part.admits for part in mine if type(part).admits is not OfCalls.admits)
+        self.opens = tuple(part.opens for part in mine if type(part).opens is not OfCalls.opens)
+        self.stored = tuple(part.stored for part in mine if type(part).stored is not OfCalls.stored)
+        self.over = tuple(part.over for part in mine if type(part).over is not OfCalls.over)
+        self.keeps = tuple(part.keeps for part in mine if type(part).keeps is not OfCalls.keeps)
+
+
 class Core(Protocol):
     """What the core gives a part."""
 
@@ -128,8 +204,18 @@ class Core(Protocol):
     def bus(self) -> Bus:
         """The state that all parts share."""
 
+    @property
+    def clocks(self) -> Clocks:
+        """The clocks of events, which stand still while a person is asked."""
+
     def accepted(self, event: Event, kept: bool) -> None:
         """Act on a new event that a part has staged: the journal has it, or no room for it."""
+
+    def call_goes_on(self, connection: Connection, frame: Frame) -> None:
+        """Pass on a `tool.call` that a part has not admitted at once. It is asked about it again."""
+
+    def held(self, event: Event, since: float | None) -> None:
+        """Tell all parts that a person is asked, or no longer (OfEvents.held)."""
 
 
 #: Makes a part of a feature: `part` of its `broker.py`.

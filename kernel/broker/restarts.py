@@ -22,7 +22,7 @@ from typing import Final
 
 from goondan.kernel.broker.bus import MAX_ID, RETRY_AFTER_MS, RETURN_S, Bus
 from goondan.kernel.broker.entities import AGENTS, Connection, Event
-from goondan.kernel.broker.parts import LISTS_BYTES, Part, Record, Take
+from goondan.kernel.broker.parts import LISTS_BYTES, OfEvents, Part, Record, Take
 from goondan.kernel.broker.restart_wishes import RestartWished, Wish, restart_subject, wish_over, wish_written
 from goondan.schemas.address import is_name
 from goondan.schemas.codec import from_raw, to_raw
@@ -46,7 +46,7 @@ TOOL: Final = "self-restart__request"
 _LATER_MS: Final = 1000
 
 
-class Restarts(Part):
+class Restarts(Part, OfEvents):
     """All wishes for a restart."""
 
     def __init__(self, bus: Bus) -> None:
@@ -145,7 +145,7 @@ class Restarts(Part):
 
     # --- when
 
-    def left(self, event: Event) -> None:
+    def left(self, event: Event, *, ended: bool) -> None:
         """No process holds this event any more."""
         for wish in self._wishes.values():
             if wish.state == "wished" and wish.event_id == event.id:

@@ -27,6 +27,7 @@ from goondan.kernel.broker.budgets.desk import Budgets
 from goondan.kernel.broker.bus import CREDIT, MAX_ID, Bus, Staged
 from goondan.kernel.broker.cancels import Cancels
 from goondan.kernel.broker.changesets import Changesets
+from goondan.kernel.broker.clocks import Clocks
 from goondan.kernel.broker.deletions import Deletions
 from goondan.kernel.broker.directory import Directory
 from goondan.kernel.broker.ends import Ends
@@ -40,7 +41,7 @@ from goondan.kernel.broker.live import Live
 from goondan.kernel.broker.live_config.fitting import load_checker
 from goondan.kernel.broker.live_config.service import LiveConfigs
 from goondan.kernel.broker.oauth import TokenOrders
-from goondan.kernel.broker.parts import MakePart, Part, Take
+from goondan.kernel.broker.parts import CallHooks, EventHooks, MakePart, Part, Take
 from goondan.kernel.broker.processes import Processes
 from goondan.kernel.broker.quiet import QuietPeers
 from goondan.kernel.broker.recovery import BadRow, Missing, restore
@@ -86,70 +87,62 @@ class Router:
         """`folders` are the folders of instances. `features` make the parts of features."""
         self.bus = bus
         # Each part gets the parts that it needs when it is made, so the order shows who depends on whom.
-        actors = Actors(bus)
-        ends = self._ends = Ends(bus, self.finished)
-        cancels = self._cancels = Cancels(bus, self.finished)
-        self._quiet = quiet = QuietPeers(bus)
-        self._restarts = restarts = Restarts(bus)
-        self._changesets = changesets = Changesets(bus)
-        self._fresh = fresh = FreshStarts(bus)
-        self._pieces = Pieces()
-        self._budgets = budgets = Budgets(bus)
+        self._clocks = clocks = Clocks(bus)
         operator_news = OperatorNews(bus)
-        self._approvals = approvals = Approvals(bus, budgets, operator_news, self._call_goes_on)
-        self._tool_calls = ToolCalls(bus, budgets, approvals, cancels)
+        approvals = Approvals(self, operator_news)
         self._servers = servers = Servers(bus)
+        self._configs = configs = LiveConfigs(bus)
+        # What a part does at an end is done before what stands behind it does something.
+        beside: list[Part] = [
+            Restarts(bus),
+            Changesets(bus),
+            FreshStarts(bus),
+            TokenOrders(bus),
+            approvals,
+            Operators(bus, approvals, operator_news),
+            operator_news,
+            servers,
+            *(make(self) for make in features),
+            Budgets(bus),
+        ]
+        hooks = self._hooks = EventHooks(beside)
+        actors = self._actors = Actors(bus)
+        ends = self._ends = Ends(bus, self.finished, hooks)
+        cancels = self._cancels = Cancels(bus, ends)
+        self._quiet = quiet = QuietPeers(bus)
+        self._pieces = Pieces()
+        self._tool_calls = ToolCalls(bus, cancels, CallHooks(beside))
         self._processes = Processes(bus, cancels, ends, self._tool_calls, servers)
         self._directory = directory = Directory(bus, actors, self._processes)
-        self._configs = configs = LiveConfigs(bus)
         self._deletions = Deletions(bus, cancels, self._processes, directory, folders, configs.forget_instance)
         self._answering = answering = Answering(bus, quiet)
         self._events = Events(
             bus,
             answering=answering,
-            approvals=approvals,
-            budgets=budgets,
             cancels=cancels,
             ends=ends,
             processes=self._processes,
             quiet=quiet,
-            restarts=restarts,
             tool_calls=self._tool_calls,
+            hooks=hooks,
         )
         self._connections = bus.presence.connections
         self._prepare(bus.plan)
-        rooms: list[Part] = [
-            actors,
+        own: list[Part] = [
             self._events,
-            Intake(
-                bus,
-                accepted=self.accepted,
-                actors=actors,
-                answering=answering,
-                approvals=approvals,
-                budgets=budgets,
-            ),
+            Intake(bus, accepted=self.accepted, actors=actors, answering=answering, clocks=clocks, hooks=hooks),
             directory,
             self._tool_calls,
             self._processes,
-            restarts,
-            TokenOrders(bus),
-            changesets,
             quiet,
-            budgets,
-            configs,
             self._deletions,
-            approvals,
-            Operators(bus, approvals, operator_news),
-            operator_news,
-            servers,
-            ToolAsks(bus, approvals.clocks),
+            configs,
+            ToolAsks(bus, clocks),
             Live(bus),
             answering,
             cancels,
-            fresh,
-            *(make(self) for make in features),
         ]
+        rooms = [*own, *beside]
         waits = Waits(bus, rooms)
         #: All parts, in the order in which their hooks are called.
         self.parts: tuple[Part, ...] = (*rooms, waits, Administration(bus, [*rooms, waits]))
@@ -200,7 +193,7 @@ class Router:
 
     def resume(self) -> None:
         """Go on with what was read. Work of agents and features that are not here any more becomes dead letters."""
-        for resumed in [part.resumed for part in self.parts if type(part).resumed is not Part.resumed]:
+        for resumed in [part.resumed for part in reversed(self.parts) if type(part).resumed is not Part.resumed]:
             resumed(self.bus.now)
         self._ends.without_agent()
         for feature, count in self._missing.records.items():
@@ -284,6 +277,16 @@ class Router:
             self._deletions.advance(now)
         self._hand_over(now)
 
+    @property
+    def clocks(self) -> Clocks:
+        """See parts.Core."""
+        return self._clocks
+
+    def held(self, event: Event, since: float | None) -> None:
+        """See parts.Core."""
+        for held in self._hooks.held:
+            held(event, since)
+
     def accepted(self, event: Event, kept: bool) -> None:
         """See parts.Core."""
         self._events.accepted(event, kept)
@@ -292,8 +295,8 @@ class Router:
         """Act on the end of an event that the journal has."""
         self._events.finished(finish, kept)
 
-    def _call_goes_on(self, connection: Connection, frame: Frame) -> None:
-        """Go on with a tool call that has waited until its approval was journaled."""
+    def call_goes_on(self, connection: Connection, frame: Frame) -> None:
+        """See parts.Core."""
         try:
             self._tool_calls.call(connection, frame, self.bus.now)
         except GoondanError as error:
@@ -369,6 +372,7 @@ class Router:
         bus = self.bus
         before, bus.plan = bus.plan, plan
         self._prepare(plan)
+        self._actors.revise(plan)
         for revise in self._revises:
             revise(plan)
         changed = {name for name, spec in plan.agents.items() if not _is_same(before.agents.get(name), spec)}

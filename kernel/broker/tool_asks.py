@@ -16,8 +16,8 @@ Source: docs/design/wire.md section 4; docs/design/tools.md section 12.
 
 from __future__ import annotations
 
-from goondan.kernel.broker.approvals.clocks import Clocks
 from goondan.kernel.broker.bus import RETRY_AFTER_MS, Bus
+from goondan.kernel.broker.clocks import Clocks
 from goondan.kernel.broker.entities import AGENTS, TOOLS, Connection
 from goondan.kernel.broker.parts import Part, Take
 from goondan.schemas.address import SEPARATOR

@@ -17,13 +17,12 @@ from __future__ import annotations
 from itertools import islice
 from typing import Final
 
-from goondan.kernel.broker.approvals.room import Approvals
-from goondan.kernel.broker.budgets.desk import Budgets
+from goondan.kernel.broker.acting import open_script
 from goondan.kernel.broker.bus import CREDIT, CREDIT_SLACK, MAX_ID, RETRY_AFTER_MS, RETURN_S, Bus
 from goondan.kernel.broker.calls import Call
 from goondan.kernel.broker.cancels import Cancels
 from goondan.kernel.broker.entities import AGENTS, TOOLS, Connection, Event, Instance
-from goondan.kernel.broker.parts import Part, Take
+from goondan.kernel.broker.parts import CallHooks, Part, Take
 from goondan.kernel.broker.refused_calls import tool_error
 from goondan.kernel.broker.shares import describe_shortage
 from goondan.kernel.broker.workdirs import Workdir, check_opened
@@ -32,7 +31,6 @@ from goondan.schemas.codec import encode_value, to_raw
 from goondan.schemas.errors import GoondanError, error_payload
 from goondan.schemas.frames import Blob, Frame, Source
 from goondan.schemas.reach import server_of
-from goondan.schemas.tool_asks import CODE_TOOL
 
 #: Calls of one event that may be open: the agent's credit, and frames that may have crossed a change of it.
 _MAX_OPEN: Final = CREDIT + CREDIT_SLACK
@@ -51,10 +49,10 @@ _LOST: Final = ""
 class ToolCalls(Part):
     """The part of the broker that passes on tool calls."""
 
-    def __init__(self, bus: Bus, budgets: Budgets, approvals: Approvals, cancels: Cancels) -> None:
+    def __init__(self, bus: Bus, cancels: Cancels, hooks: CallHooks) -> None:
         self._bus = bus
-        self._budgets = budgets
-        self._approvals = approvals
+        self._hooks = hooks
+        self._admits = hooks.admits
         self._cancels = cancels
         self._calls = bus.calls
         self._get = bus.calls.get
@@ -88,12 +86,10 @@ class ToolCalls(Part):
         check_opened(place, self._bus.plan.spawn_workdirs)
         frame.attach = False
         if frame.within is not None:
-            self._approvals.open_script(event, frame.within)
-        approvals = self._approvals
-        if (instance.agent in approvals.policies or event.standing is not None) and not approvals.admits(
-            connection, event, frame, place, now
-        ):
-            return
+            open_script(self._bus, event, frame.within)
+        for admits in self._admits:
+            if not admits(connection, event, frame, place, now):
+                return
         call_id = frame.call_id
         call = self._get(call_id)
         if call is None:
@@ -131,13 +127,12 @@ class ToolCalls(Part):
             raise GoondanError(error_payload("E_FRAME_INVALID", message))
         if event.work.open_calls > _MAX_OPEN:
             raise self._not_now()
-        if event.budget is not None:
-            self._budgets.start_call(event.budget, event, call_id, frame, now)
         call = Call(call_id, event, frame.id, frame.tool, frame.deadline_ms, now)
+        for opens in self._hooks.opens:
+            opens(call, frame, now)
+        call.deadline_ms = frame.deadline_ms  # a part may have shortened it
         if frame.blob is not None:
             self._take_large(call, frame.blob)
-        elif frame.tool == CODE_TOOL and event.instance.agent in self._approvals.policies:
-            call.script = bytes(frame.payload)
         work = event.work
         if len(work.calls) >= MAX_REMEMBERED + work.open_calls:
             self._forget_oldest(event)
@@ -152,11 +147,13 @@ class ToolCalls(Part):
         work.open_calls += 1
         return call
 
+    def _over(self, event: Event, call_id: str) -> None:
+        for over in self._hooks.over:
+            over(event, call_id)
+
     def _may_forget(self, event: Event, call_id: str) -> bool:
-        """Whether an ended call may be forgotten. A call that a person approved may not: it runs only once, whatever
-        its agent says.
-        """
-        return self._get(call_id) is None and not self._approvals.is_about(event, call_id)
+        """Whether an ended call may be forgotten."""
+        return self._get(call_id) is None and not any(keeps(event, call_id) for keeps in self._hooks.keeps)
 
     def _forget_oldest(self, event: Event) -> None:
         known = event.work.calls
@@ -203,7 +200,7 @@ class ToolCalls(Part):
         if work.requests:
             self._cancels.call_ended(event, call.id)
         if call.asks:
-            self._approvals.script_over(event, call.id)
+            self._over(event, call.id)
         instance = event.instance
         target = instance.conn
         if target is None:
@@ -245,7 +242,7 @@ class ToolCalls(Part):
         instance, call_id = connection.instance, frame.call_id or ""
         call = self._calls.get(call_id)
         if instance is not None and instance.leased is not None:
-            self._approvals.script_over(instance.leased, call_id)
+            self._over(instance.leased, call_id)
         if call is None and instance is not None and len(call_id) <= MAX_ID:
             self._cancel_unknown(instance, call_id, now)
         if call is None or call.event.instance is not instance:
@@ -268,8 +265,8 @@ class ToolCalls(Part):
         """The agent has stored results: its host need not keep them."""
         event = instance.leased
         if event is not None and frame.calls:
-            if event.budget is not None:
-                self._bus.budgets.stored(event.budget, event.id, frame.calls)
+            for stored in self._hooks.stored:
+                stored(event, frame.calls)
             for call_id in frame.calls:
                 if self._may_forget(event, call_id):
                     event.work.calls.pop(call_id, None)
@@ -345,7 +342,7 @@ class ToolCalls(Part):
         self._calls.remove(call)
         self._cancels.call_ended(call.event, call.id)
         if call.asks:
-            self._approvals.script_over(call.event, call.id)
+            self._over(call.event, call.id)
         target = call.event.instance.conn
         if target is not None:
             error = tool_error(error_payload(code, f"{call.tool}: {message}"))

@@ -207,7 +207,7 @@ class Item(Struct):
     #: True when an earlier broker allowed the call to start, so it may have run.
     restored: bool = False
     #: True while the time of its event's budgets stands still for this item.
-    holds_budgets: bool = False
+    holds_time: bool = False
     #: True when its turn was told of the decision.
     told: bool = False
     #: The frame of its agent that waits for the decision, and its connection.

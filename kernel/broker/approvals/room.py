@@ -16,13 +16,12 @@ Source: docs/approvals.md, docs/decisions/069.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, Literal
 
 from msgspec import Raw
 
-from goondan.kernel.broker.approvals.clocks import Clocks
+from goondan.kernel.broker.acting import open_script
 from goondan.kernel.broker.approvals.history import History
 from goondan.kernel.broker.approvals.items import (
     ApprovalAnswered,
@@ -44,11 +43,10 @@ from goondan.kernel.broker.approvals.items import (
 )
 from goondan.kernel.broker.approvals.news import OperatorNews
 from goondan.kernel.broker.approvals.scripts import Decisions, Script, read_script
-from goondan.kernel.broker.budgets.desk import Budgets
-from goondan.kernel.broker.bus import MAX_ID, RETRY_AFTER_MS, Bus
+from goondan.kernel.broker.bus import MAX_ID
 from goondan.kernel.broker.calls import Call
 from goondan.kernel.broker.entities import AGENTS, Connection, Event, Instance
-from goondan.kernel.broker.parts import SHORT_BYTES, UTF8_BYTES, Part, Record, Take
+from goondan.kernel.broker.parts import SHORT_BYTES, UTF8_BYTES, Core, OfCalls, OfEvents, Part, Record, Take
 from goondan.kernel.broker.refused_calls import refuse_call
 from goondan.kernel.broker.shares import Pool, kept_of
 from goondan.kernel.broker.standing import Standing
@@ -64,7 +62,7 @@ from goondan.schemas.approvals import (
     code_of,
 )
 from goondan.schemas.codec import encode_value, to_raw
-from goondan.schemas.errors import GoondanError, error_payload, fail
+from goondan.schemas.errors import error_payload, fail
 from goondan.schemas.frames import ErrorPayload, Frame, Hello
 from goondan.schemas.launch import KernelPlan
 from goondan.schemas.tool_asks import CODE_TOOL
@@ -80,22 +78,17 @@ MAX_BYTES_OF_EVENT: Final = 32 << 20
 WITHDRAWN: Final = "the call that asked has ended"
 
 
-class Approvals(Part):
+class Approvals(Part, OfEvents, OfCalls):
     """All items."""
 
-    def __init__(
-        self, bus: Bus, budgets: Budgets, news: OperatorNews, call_goes_on: Callable[[Connection, Frame], None]
-    ) -> None:
-        """`call_goes_on` passes on a `tool.call` that has waited for its approval."""
-        self._bus = bus
-        self._budgets = budgets
+    def __init__(self, core: Core, news: OperatorNews) -> None:
+        self._core = core
+        self._bus = bus = core.bus
         self._items = bus.approvals
-        self._clocks = Clocks(bus)
-        self.clocks = self._clocks
+        self._clocks = core.clocks
         self._pool = Pool(MAX_ITEMS, kept_of(MAX_ITEMS))
         self._bytes = Pool(MAX_ITEM_BYTES, kept_of(MAX_ITEM_BYTES))
         self._news = news
-        self._call_goes_on = call_goes_on
         #: Agent -> its policy, for agents that have one.
         self.policies: dict[str, list[Policy]] = {}
         self.history = History(bus)
@@ -136,6 +129,8 @@ class Approvals(Part):
         Raises GoondanError for a call that nobody can be asked about.
         """
         instance, tool, call_id = event.instance, frame.tool or "", frame.call_id or ""
+        if instance.agent not in self.policies and event.standing is None:
+            return True
         subject = approval_subject(instance.agent, instance.key, call_id)
         item = self._items.get(subject)
         policies = self.policies.get(instance.agent, [])
@@ -197,8 +192,13 @@ class Approvals(Part):
             item.asker = connection, frame
         return known == "covered"
 
-    def is_about(self, event: Event, call_id: str) -> bool:
-        """Whether a person was asked about this call."""
+    def opens(self, call: Call, frame: Frame, now: float) -> None:
+        """Remember a script: a person is shown it with the calls that it makes."""
+        if frame.tool == CODE_TOOL and frame.blob is None and call.event.instance.agent in self.policies:
+            call.script = bytes(frame.payload)
+
+    def keeps(self, event: Event, call_id: str) -> bool:
+        """Whether a person was asked about this call: it runs only once, whatever its agent says."""
         instance = event.instance
         return event.standing is not None and approval_subject(instance.agent, instance.key, call_id) in self._items
 
@@ -270,21 +270,9 @@ class Approvals(Part):
 
     # --- calls of scripts
 
-    def open_script(self, event: Event, within: str) -> Call:
-        """The script that makes a call, which has to be open in the same turn. Raises GoondanError: E_FORBIDDEN, or
-        E_OVERLOADED while its agent may be about to send it again.
-        """
-        call = self._bus.calls.get(within)
-        if call is None and self._bus.now < self._bus.calls.back_by:
-            message = "the script of this call is not open here"
-            raise GoondanError(error_payload("E_OVERLOADED", message, retry_after_ms=RETRY_AFTER_MS))
-        if call is None or call.event is not event or call.tool != CODE_TOOL:
-            raise fail("E_FORBIDDEN", "`within` names no open script of this turn")
-        return call
-
     def _script_of(self, event: Event, within: str | None) -> Script | None:
         """The script that makes a call; None for a call of the model."""
-        return None if within is None else Script(within, read_script(self.open_script(event, within).script))
+        return None if within is None else Script(within, read_script(open_script(self._bus, event, within).script))
 
     def _join(
         self, group: Group | None, connection: Connection, frame: Frame
@@ -301,7 +289,7 @@ class Approvals(Part):
             self._tell(known, connection, frame)
         return "waits"
 
-    def script_over(self, event: Event, call_id: str) -> None:
+    def over(self, event: Event, call_id: str) -> None:
         """A call has ended, or is given up. If it is a script: what it has asked a person is withdrawn."""
         standing = event.standing
         if standing is None:
@@ -407,8 +395,8 @@ class Approvals(Part):
         self._bytes.take(event.session, event.root, item.size)
         item.chain = self._clocks.hold(event, item.asked)
         self._clocks.tell_call(item.id, "held")
-        self._budgets.stand_still(event, item.asked)
-        item.holds_budgets = True
+        self._core.held(event, item.asked)
+        item.holds_time = True
         standing = event.standing = event.standing or Standing()
         standing.items += 1
         standing.of_scripts += item.within is not None
@@ -424,13 +412,13 @@ class Approvals(Part):
         chain, item.chain = item.chain, []
         self._clocks.release(chain, now)
         self._clocks.tell_call(item.id, "runs")
-        self._release_budgets(item, now)
+        self._release_time(item)
 
-    def _release_budgets(self, item: Item, now: float) -> None:
-        """Let the time of its budgets go on, if it stood still for this item."""
-        if item.holds_budgets:
-            item.holds_budgets = False
-            self._budgets.go_on(item.event, now)
+    def _release_time(self, item: Item) -> None:
+        """Let the time of other parts go on, if it stood still for this item."""
+        if item.holds_time:
+            item.holds_time = False
+            self._core.held(item.event, None)
 
     def _start(self, item: Item, connection: Connection, frame: Frame, now: float) -> None:
         """Use an approval: the call starts when the journal has the use."""
@@ -509,16 +497,16 @@ class Approvals(Part):
         if frame.type == "approval.ask":
             self._reply(connection, frame.id, ApprovalState(state="run"))
         else:
-            self._call_goes_on(connection, frame)
+            self._core.call_goes_on(connection, frame)
 
     # --- events
 
     def here(self, peer: Connection, hello: Hello, now: float) -> None:
         """A process holds an event, perhaps after a reconnect."""
         if peer.instance is not None and peer.instance.leased is not None:
-            self.holder_here(peer.instance.leased)
+            self.handed(peer.instance.leased)
 
-    def holder_here(self, event: Event) -> None:
+    def handed(self, event: Event) -> None:
         """A process holds this event, perhaps after a reconnect. It may not know the decisions that came meanwhile."""
         standing = event.standing
         if standing is None:
@@ -538,9 +526,9 @@ class Approvals(Part):
         if calls:
             self._bus.send(instance.conn, Frame("approval.news", event_id=event.id, epoch=instance.epoch, calls=calls))
 
-    def drop(self, event: Event) -> None:
-        """The event has ended: withdraw its items."""
-        if event.standing is None:
+    def left(self, event: Event, *, ended: bool) -> None:
+        """If the event has ended: withdraw its items."""
+        if event.standing is None or not ended:
             return
         gone = [item for item in self._items.values() if item.event is event]
         for item in gone:
@@ -569,7 +557,7 @@ class Approvals(Part):
             item,
             ApprovalAnswered(item.event.id, decided.how, decided.uid, decided.at_ms, decided.reason, decided.answer),
         )
-        self._release_budgets(item, self._bus.now)  # into the journal together: a crash loses no time that stood still
+        self._release_time(item)  # into the journal together: a crash loses no time that stood still
 
     def record_of(self, item: Item) -> ApprovalAsked | None:
         """The journal's record of a waiting item."""

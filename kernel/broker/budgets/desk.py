@@ -9,12 +9,13 @@ Source: docs/decisions/070; PROTOCOL-AGENTS.md "Budgets".
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, Final
 
 from msgspec import Struct
 
+from goondan.kernel.broker.acting import Actor
 from goondan.kernel.broker.budgets.amounts import Spend, limits_of
 from goondan.kernel.broker.budgets.book import (
     MAX_CHARGED,
@@ -32,10 +33,11 @@ from goondan.kernel.broker.budgets.book import (
 )
 from goondan.kernel.broker.budgets.messages import budget_spent, left_of, report
 from goondan.kernel.broker.bus import MAX_ID, RETRY_AFTER_MS, Bus
+from goondan.kernel.broker.calls import Call
 from goondan.kernel.broker.entities import AGENTS, Connection, Event
 from goondan.kernel.broker.journal.interface import Item
 from goondan.kernel.broker.one_frame import fitting
-from goondan.kernel.broker.parts import SHORT_BYTES, Op, Part, Record, Take, Waiting
+from goondan.kernel.broker.parts import SHORT_BYTES, OfCalls, OfEvents, Op, Part, Record, Take, Waiting
 from goondan.schemas.budgets import BudgetGranted, BudgetReserve, BudgetSettle
 from goondan.schemas.codec import from_raw, to_raw
 from goondan.schemas.errors import GoondanError, error_payload, fail
@@ -74,7 +76,7 @@ class _Waiting(Struct):
     since: float
 
 
-class Budgets(Part):
+class Budgets(Part, OfEvents, OfCalls):
     """The budgets of the bus."""
 
     def __init__(self, bus: Bus) -> None:
@@ -135,12 +137,19 @@ class Budgets(Part):
 
     # --- what is asked
 
-    def line_of(self, event: Event, root: str | None, turn: Event | None) -> BudgetLine | None:
-        """The line that a new event is charged to, if it is known already; `begin` does the rest.
-
-        `root` is the event that the sender's work began with, if it is another one. `turn` is the asking turn. Raises
-        GoondanError E_BUDGET_SPENT when a turn asks and no more work may start.
+    def accepts(self, event: Event, actor: Actor) -> None:
+        """Charge a new event, if it is known already to what; `leased` does the rest. Raises GoondanError
+        E_BUDGET_SPENT when a turn asks and no more work may start.
         """
+        _charge(event, self._line_of(event, actor.root, actor.turn))
+
+    def follows(self, answer: Event, request: Event) -> None:
+        """The path is the asker's own, whatever the asked agent has spent."""
+        path = () if request.budget is None else request.budget.path
+        _charge(answer, self._book.line(request.root, path, answer.instance.agent, self._ms(self._bus.now)))
+
+    def _line_of(self, event: Event, root: str | None, turn: Event | None) -> BudgetLine | None:
+        """`root` is the event that the sender's work began with, if it is another one. `turn` is the asking turn."""
         book, agent = self._book, event.instance.agent
         if root is None or not (book.limits or book.trees):
             return None
@@ -151,6 +160,16 @@ class Budgets(Part):
         if line is not None and (shortage := book.spent(line, now_ms)) is not None:
             raise self._spent(line, shortage, agent)
         return line
+
+    def opens(self, call: Call, frame: Frame, now: float) -> None:
+        """Count a tool call of a turn."""
+        if (line := call.event.budget) is not None:
+            self.start_call(line, call.event, call.id, frame, now)
+
+    def stored(self, event: Event, call_ids: Sequence[str]) -> None:
+        """These calls are not sent again, so that nothing need be known of them."""
+        if event.budget is not None:
+            self._book.stored(event.budget, event.id, call_ids)
 
     def start_call(self, line: BudgetLine, event: Event, call_id: str, frame: Frame, now: float) -> None:
         """Count a tool call of a turn that starts now.
@@ -297,7 +316,7 @@ class Budgets(Part):
             info = error_payload("E_DISK_FULL", "the disk of the state directory is full; no model call is made")
             self._bus.error(connection.cls, connection.ident, info, Frame("budget.reserve", id=frame_id))
 
-    def begin(self, event: Event, *, anew: bool) -> None:
+    def leased(self, event: Event, *, anew: bool) -> None:
         """A process holds the event now. The account is opened only now, because most events only wait.
 
         `anew`: another process may have held the event before. The calls that it had under way count.
@@ -307,22 +326,20 @@ class Budgets(Part):
         elif event.budget is not None and anew:
             self._book.left(event.budget, event.id)
 
-    def ended(self, event: Event) -> None:
+    def left(self, event: Event, *, ended: bool) -> None:
         """An event is over, or was never accepted."""
         line = event.budget
-        if line is None:
+        if line is None or not ended:
             return
         self._book.event_over(line, event.id)
         self._look(line.tree)
 
-    def stand_still(self, event: Event, since: float) -> None:
-        """A person is asked about a call of this event since `since` (the broker's clock)."""
-        self._book.stand_still(event.root, self._ms(since))
-        self.flush()
-
-    def go_on(self, event: Event, now: float) -> None:
-        """A person is no longer asked about one of its calls. The journal gets this together with the decision."""
-        self._book.go_on(event.root, self._ms(now))
+    def held(self, event: Event, since: float | None) -> None:
+        """Time stands still while a person is asked. The journal gets this together with the decision."""
+        if since is None:
+            self._book.go_on(event.root, self._ms(self._bus.now))
+        else:
+            self._book.stand_still(event.root, self._ms(since))
         self.flush()
 
     def tick(self, now: float) -> None:
@@ -433,7 +450,7 @@ class Budgets(Part):
         return int((self._bus.booted_at + now) * 1000)
 
 
-def charge(event: Event, line: BudgetLine | None) -> None:
+def _charge(event: Event, line: BudgetLine | None) -> None:
     """A new event is charged to these accounts. The journal keeps with it the agents whose budgets led to it."""
     event.budget = line
     if line is not None and line.path:

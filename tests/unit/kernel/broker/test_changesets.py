@@ -184,4 +184,4 @@ def test_a_committed_one_is_not_held_any_more() -> None:
     (reply,) = say(world, ChangesetAnswered(ChangesetDone(request=asked(world)[-1].wish.request, committed=committed)))
 
     assert from_raw(reply.payload, CommittedChangeset) == committed
-    assert world.router._changesets._held == {}
+    assert part_of(world.router, Changesets)._held == {}

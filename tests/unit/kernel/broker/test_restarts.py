@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from goondan.kernel.broker.bus import RETURN_S
+from goondan.kernel.broker.fresh import FreshStarts
 from goondan.kernel.broker.restarts import MAX_ASKERS, MAX_LOOKS, MAX_WISHES, TOOL, WINDOW_S
 from goondan.schemas.codec import encode, from_raw, to_raw
 from goondan.schemas.control import (
@@ -19,7 +20,7 @@ from goondan.schemas.control import (
 from goondan.schemas.errors import error_payload
 from goondan.schemas.frames import ErrorPayload, Frame, RestartAnswer, RestartRequest, Shutdown
 from tests.unit.kernel.broker.test_acting import answer, code, run, tell, working
-from tests.unit.kernel.broker.world import World
+from tests.unit.kernel.broker.world import World, part_of
 
 
 def ask(world: World, call_id: str = "t1/c1") -> list[Frame]:
@@ -310,19 +311,19 @@ def test_a_process_that_leaves_without_a_limit_is_followed_in_any_case(how: str)
 
 def test_a_fresh_start_is_journaled_told_at_welcome_and_never_goes_back() -> None:
     world = working()
-    assert world.router._fresh.of("coder") == 0
+    assert part_of(world.router, FreshStarts).of("coder") == 0
     say(world, BeginAnew("coder"))
     world.commit()
-    first = world.router._fresh.of("coder")
+    first = part_of(world.router, FreshStarts).of("coder")
     assert first > 0
-    assert world.router._fresh.of("reviewer") == 0
+    assert part_of(world.router, FreshStarts).of("reviewer") == 0
     world.now -= 500  # a clock that was set back
     say(world, BeginAnew(""))
     world.commit()
-    every = world.router._fresh.of("reviewer")
+    every = part_of(world.router, FreshStarts).of("reviewer")
     world.now += 500
     say(world, BeginAnew("coder"))
     world.commit()
-    assert world.router._fresh.of("coder") > max(first, every)
+    assert part_of(world.router, FreshStarts).of("coder") > max(first, every)
     world.kill_broker()
-    assert world.router._fresh.of("reviewer") == every
+    assert part_of(world.router, FreshStarts).of("reviewer") == every

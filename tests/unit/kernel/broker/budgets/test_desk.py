@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from goondan.kernel.broker.budgets.desk import Budgets
 from goondan.kernel.broker.entities import TOOLS, Connection
 from goondan.kernel.cli.waits import render
 from goondan.schemas.budgets import BudgetGranted, BudgetLimits, BudgetReserve, BudgetSettle, Pricing
@@ -17,7 +18,7 @@ from tests.unit.kernel.broker.swarm import TOOL
 from tests.unit.kernel.broker.swarm import plan as swarm_plan
 from tests.unit.kernel.broker.test_acting import request
 from tests.unit.kernel.broker.test_durability import admin, run, said, subjects
-from tests.unit.kernel.broker.world import World
+from tests.unit.kernel.broker.world import World, part_of
 
 PRICED = ModelSpec(provider="embedded", pricing=Pricing(input_per_million=1000.0, output_per_million=2000.0))
 
@@ -193,7 +194,7 @@ def test_a_call_is_settled_at_the_price_of_the_model_that_was_asked() -> None:
         world.plan, agents={**world.plan.agents, "coder": structs.replace(spec, fallback=[spare])}
     )
     world.router.bus.plan = world.plan
-    world.router._budgets.revise(world.plan)
+    part_of(world.router, Budgets).revise(world.plan)
     frame = Frame("budget.reserve", id="r-m1", payload=to_raw(BudgetReserve("m1", "model", 1_000, 2_000, "spare")))
     (told,) = tell(world, frame)
     assert from_raw(told.payload, BudgetGranted).left[0].left == pytest.approx(20 - 0.005)
@@ -447,5 +448,5 @@ def test_a_bundle_that_raises_a_limit_is_believed_at_once() -> None:
     world = budgeted(coder=BudgetLimits(calls=1))
     assert call(world, "c1") is None
     assert call(world, "c2") == "E_BUDGET_SPENT"
-    world.router._budgets.revise(with_limits(swarm_plan(), {"coder": BudgetLimits(calls=2)}))
+    part_of(world.router, Budgets).revise(with_limits(swarm_plan(), {"coder": BudgetLimits(calls=2)}))
     assert call(world, "c2") is None
