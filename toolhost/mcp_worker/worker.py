@@ -29,7 +29,6 @@ from goondan.schemas.oauth import ServerOp, ServerReply
 from goondan.schemas.redaction import Redactor
 from goondan.schemas.secret_values import in_texts
 from goondan.schemas.worker_frames import (
-    MAX_WORKER_FRAME,
     WORKER_PROTOCOL,
     Answer,
     Call,
@@ -47,6 +46,7 @@ from goondan.schemas.worker_frames import (
     Ready,
     WorkerFrame,
 )
+from goondan.toolhost.inside.wire import Frames, framed
 from goondan.toolhost.mcp_worker.calling import Calls
 from goondan.toolhost.mcp_worker.client import Client
 from goondan.toolhost.mcp_worker.http import Http
@@ -386,7 +386,7 @@ class Channel(SocketEnd):
         super().__init__(channel, loop, on_data=self._take, on_left=self._ended, on_broken=self._ended)
         self._on_frame = on_frame
         self._on_end = on_end
-        self._have = bytearray()
+        self._frames = Frames()
         self._redact: Redactor | None = None
         self.read()
 
@@ -399,7 +399,7 @@ class Channel(SocketEnd):
         body = _encode(frame)
         if self._redact is not None and not isinstance(frame, LoginAsk):  # that one takes tokens to their keeper
             body = without(body, self._redact)
-        self.put(len(body).to_bytes(4, "little") + body)
+        self.put(framed(body))
         self.flush_soon()
 
     async def drain(self, seconds: float) -> None:
@@ -410,21 +410,13 @@ class Channel(SocketEnd):
             await asyncio.sleep(0.005)
 
     def _take(self, data: bytes) -> None:
-        have = self._have
-        have += data
-        at = 0
-        while len(have) - at >= 4:
-            size = int.from_bytes(have[at : at + 4], "little")
-            if size > MAX_WORKER_FRAME:
-                self._ended()
-                return
-            if len(have) - at < 4 + size:
-                break
-            body = bytes(have[at + 4 : at + 4 + size])
-            at += 4 + size
+        try:
+            bodies = self._frames.feed(data)
+        except ValueError:
+            self._ended()
+            return
+        for body in bodies:
             self._on_frame(_decode(body))
-        if at:
-            del have[:at]
 
     def _ended(self) -> None:
         if not self.closed:
