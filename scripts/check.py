@@ -94,7 +94,7 @@ CHECKS: dict[str, Callable[[], str]] = {
         *(part for package in ("goondan", "tests", "scripts", "bench", "goondan_client") for part in ("-p", package)),
     ),
     "architecture": tool(str(BIN / "lint-imports"), "--no-logo", "--cache-dir", ".cache/import-linter"),
-    "schemas": python("-m", "goondan.schemas.export", "--check"),
+    "schemas": python("-m", "scripts.export_schemas", "--check"),
     "documents": python("-m", "scripts.bundle_docs", "--check"),
     "tool pages": python("-m", "scripts.tool_docs", "--check"),
     "error pages": python("-m", "scripts.error_docs", "--check"),

@@ -50,8 +50,8 @@ WITHOUT_FEATURES: Final = (
     "goondan.toolhost.drop_privileges",
     "goondan.toolhost.inside",
 )
-#: Folders whose Python is text of the product and no part of the core: bundled tools, templates, recorded frames.
-NOT_CORE: Final = ("toolhost/base", "agentproc/base", "kernel/templates", "schemas/vectors")
+#: Folders whose Python is text of the product and no part of the core: bundled tools, templates.
+NOT_CORE: Final = ("toolhost/base", "agentproc/base", "kernel/templates")
 _CODE: Final = re.compile(r"\b[EW]_[A-Z][A-Z_]+\b")
 _COMMAND: Final = re.compile(r"\bgdn ([a-z]+)")
 

@@ -20,11 +20,15 @@ def command() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def export(folder: str, as_json: bool) -> int:
     """Write the schemas of bundles, frames and workers into DIR."""
+    from importlib.resources import files
+
     from goondan.kernel.cli.output import write_result
     from goondan.kernel.cli.placing import Placing
-    from goondan.schemas.export import export as schemas
 
+    schemas = {
+        file.name: file.read_bytes() for file in files("goondan.schemas").joinpath("json").iterdir() if file.is_file()
+    }
     with Placing(folder) as placing:
-        files = [os.path.join(folder, name) for name in placing.write(schemas(), replace=True)]
-    write_result({"files": files}, *files, as_json=as_json)
+        written = [os.path.join(folder, name) for name in placing.write(schemas, replace=True)]
+    write_result({"files": written}, *written, as_json=as_json)
     return 0

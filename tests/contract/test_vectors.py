@@ -26,8 +26,8 @@ from goondan.schemas.blobs import describe as describe_payload
 from goondan.schemas.codec import MAX_DEPTH, MAX_FRAME_BYTES, FrameError, decode, encode, encode_value, from_raw
 from goondan.schemas.errors import GoondanError
 from goondan.schemas.frames import FRAME_TYPES, AckStage, Frame
-from goondan.schemas.vectors import generate
-from goondan.schemas.vectors.generate import FILE, describe, from_json, to_json
+from tests.contract.vectors import generate
+from tests.contract.vectors.generate import FILE, describe, from_json, to_json
 
 FILE_CONTENT: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
 VALID: list[dict[str, Any]] = FILE_CONTENT["valid"]

@@ -12,9 +12,9 @@ import pytest
 from goondan.schemas.codec import MAX_FRAME_BYTES, from_raw, to_raw
 from goondan.schemas.errors import GoondanError
 from goondan.schemas.frames import AgentEvent, Answer, Frame, ReplyTo, Shutdown
-from goondan.schemas.legacy.link import LegacyPort
-from goondan.schemas.legacy.messages import LegacyMessage, unparse
 from goondan.schemas.link import Link
+from tests.legacy.link import LegacyPort
+from tests.legacy.messages import LegacyMessage, unparse
 from tests.process.bare_broker import Broker, bare_broker
 
 PATIENCE_S = 10.0

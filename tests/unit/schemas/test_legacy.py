@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from goondan.schemas.codec import decode, encode, from_raw, to_raw
 from goondan.schemas.errors import GoondanError, error_payload
 from goondan.schemas.frames import AgentEvent, Frame, Shutdown
-from goondan.schemas.legacy.messages import (
+from tests.legacy.messages import (
     LegacyMessage,
     failure,
     message_of,

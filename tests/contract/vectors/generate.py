@@ -1,4 +1,4 @@
-"""`python -m goondan.schemas.vectors.generate [--check]`: writes frames.json, or says that it is out of date.
+"""`python -m tests.contract.vectors.generate [--check]`: writes frames.json, or says that it is out of date.
 
 Good frames are built from the structs; bad and unusual ones are put together byte by byte, because no encoder of ours
 would write them.
@@ -22,10 +22,10 @@ from goondan.schemas.codec import MAX_DEPTH, MAX_FRAME_BYTES, encode, encode_val
 from goondan.schemas.frames import (
     Frame,
 )
-from goondan.schemas.vectors.bad import ID, PING, TYPE, bad_frames, mapping, refused_by, text
-from goondan.schemas.vectors.good import good_frames, references
+from tests.contract.vectors.bad import ID, PING, TYPE, bad_frames, mapping, refused_by, text
+from tests.contract.vectors.good import good_frames, references
 
-FILE: Final = Path(__file__).parent / "frames.json"
+FILE: Final = Path(__file__).resolve().parents[3] / "schemas" / "vectors" / "frames.json"
 #: Integers that every JSON parser keeps.
 SAFE_INT: Final = 2**53 - 1
 FORMAT: Final = 1
@@ -146,7 +146,7 @@ def render(content: dict[str, Any]) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Write the file, or check it: 1 when it is out of date."""
-    parser = argparse.ArgumentParser(prog="python -m goondan.schemas.vectors.generate", description="Recorded frames.")
+    parser = argparse.ArgumentParser(prog="python -m tests.contract.vectors.generate", description="Recorded frames.")
     parser.add_argument("--check", action="store_true", help="write nothing; say whether the file is up to date")
     options = parser.parse_args(arguments)
     content = render(build())
@@ -154,7 +154,7 @@ def main(arguments: list[str] | None = None) -> int:
         FILE.write_text(content, encoding="utf-8")
         return 0
     if not FILE.is_file() or FILE.read_text(encoding="utf-8") != content:
-        print(f"{FILE} is out of date; run `python -m goondan.schemas.vectors.generate`", file=sys.stderr)
+        print(f"{FILE} is out of date; run `python -m tests.contract.vectors.generate`", file=sys.stderr)
         return 1
     return 0
 

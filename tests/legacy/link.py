@@ -22,7 +22,9 @@ from typing import Any, Final
 from goondan.schemas.codec import FrameError
 from goondan.schemas.errors import GoondanError, error_payload, fail
 from goondan.schemas.frames import ORCHESTRATOR, ErrorPayload, Frame, Lease, Welcome
-from goondan.schemas.legacy.messages import (
+from goondan.schemas.link import Link
+from goondan.schemas.times import rfc3339
+from tests.legacy.messages import (
     LegacyMessage,
     end_frame,
     error_value,
@@ -33,8 +35,6 @@ from goondan.schemas.legacy.messages import (
     result_frame,
     unparse,
 )
-from goondan.schemas.link import Link
-from goondan.schemas.times import rfc3339
 
 #: How often the broker hears that a held event is worked on (seconds); it gives up on a silent holder after 60.
 RENEW_S: Final = 10.0

@@ -13,7 +13,7 @@ from goondan.schemas.oauth import (
     TokenReady,
     TokenRequest,
 )
-from goondan.schemas.vectors.bad import TIME
+from tests.contract.vectors.bad import TIME
 
 
 def oauth_frames() -> list[tuple[str, Frame, str | None]]:

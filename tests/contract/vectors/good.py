@@ -42,13 +42,13 @@ from goondan.schemas.frames import (
     Welcome,
 )
 from goondan.schemas.runtime_events import RuntimeEvent
-from goondan.schemas.vectors.bad import FILE_NAME, TIME, nested
-from goondan.schemas.vectors.changesets import changeset_frames
-from goondan.schemas.vectors.gates import gate_frames
-from goondan.schemas.vectors.live_config import live_config_frames
-from goondan.schemas.vectors.mcp import mcp_frames
-from goondan.schemas.vectors.oauth import oauth_frames
-from goondan.schemas.vectors.tool_asks import tool_ask_frames
+from tests.contract.vectors.bad import FILE_NAME, TIME, nested
+from tests.contract.vectors.changesets import changeset_frames
+from tests.contract.vectors.gates import gate_frames
+from tests.contract.vectors.live_config import live_config_frames
+from tests.contract.vectors.mcp import mcp_frames
+from tests.contract.vectors.oauth import oauth_frames
+from tests.contract.vectors.tool_asks import tool_ask_frames
 
 _SIGNED: Final = "b2Zm.aW4="
 

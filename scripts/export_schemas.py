@@ -1,7 +1,7 @@
-"""`python -m goondan.schemas.export [DIR] [--check]`: the structs as JSON Schema, for editors and for other languages.
+"""`python -m scripts.export_schemas [DIR] [--check]`: the structs as JSON Schema, for editors and for other languages.
 
-The files in `schemas/json/` are committed; `--check` says whether they still are what the structs give. No process of
-the kernel imports this module.
+The files in `schemas/json/` are committed; `--check` says whether they still are what the structs give. `gdn schema
+export` writes copies of them.
 
 Source: docs/design/wire.md section 1.
 """
@@ -40,7 +40,7 @@ from goondan.schemas.blobs import MAX_BLOB_BYTES
 
 DRAFT: Final = "https://json-schema.org/draft/2020-12/schema"
 #: Where the committed files are.
-COMMITTED: Final = Path(__file__).parent / "json"
+COMMITTED: Final = Path(__file__).resolve().parent.parent / "schemas" / "json"
 
 _PAYLOADS: Final = (
     frames.Hello,
@@ -250,7 +250,7 @@ def drift(folder: Path = COMMITTED) -> list[str]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Write the schemas, or check them: 1 when they have drifted."""
-    parser = argparse.ArgumentParser(prog="python -m goondan.schemas.export", description="The structs as JSON Schema.")
+    parser = argparse.ArgumentParser(prog="python -m scripts.export_schemas", description="The structs as JSON Schema.")
     parser.add_argument("folder", nargs="?", type=Path, default=COMMITTED, help="where to (default: schemas/json)")
     parser.add_argument("--check", action="store_true", help="write nothing; say what is out of date")
     options = parser.parse_args(arguments)
@@ -261,7 +261,7 @@ def main(arguments: list[str] | None = None) -> int:
     for problem in problems:
         print(problem, file=sys.stderr)
     if problems:
-        print("run `python -m goondan.schemas.export`", file=sys.stderr)
+        print("run `python -m scripts.export_schemas`", file=sys.stderr)
     return 1 if problems else 0
 
 
