@@ -30,6 +30,8 @@ from scripts.requirements import COVERED, is_claim
 
 ROOT = Path(__file__).resolve().parent.parent
 ENTRIES = ROOT / "tests" / "mutations.yaml"
+#: The older message form: the specification asks for it, and nothing of ours runs it (decision 169).
+LEGACY = "tests/legacy/"
 #: How many entries are tried by default. That takes a few minutes.
 SAMPLE = 20
 #: The time limit of a test (seconds). A changed program may hang; then the change counts as noticed.
@@ -83,7 +85,7 @@ def problems_of(mutations: Iterable[Mutation]) -> list[str]:
     for mutation in mutations:
         where = f"tests/mutations.yaml: {mutation.id}"
         file = ROOT / mutation.file
-        if not file.is_file() or mutation.file.startswith("tests/"):
+        if not file.is_file() or (mutation.file.startswith("tests/") and not mutation.file.startswith(LEGACY)):
             problems.append(f"{where}: {mutation.file} is no file of the product")
             continue
         found = file.read_text(encoding="utf-8").count(mutation.code)
