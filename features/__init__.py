@@ -57,6 +57,11 @@ FEATURES: Final[tuple[Feature, ...]] = (
         commands={"doctor": "Check this machine, the sandbox and the bundle, and say how to mend what is wrong."},
     ),
     Feature("gates", ("broker",)),
+    Feature(
+        "oauth",
+        ("bundle", "broker", "command"),
+        commands={"auth": "Agree to what extensions may do with OAuth; list or revoke it."},
+    ),
 )
 
 

@@ -22,6 +22,7 @@ from goondan.kernel.bundle.checked import Checked, CheckedAgent
 from goondan.kernel.bundle.tools import CheckedTool
 from goondan.kernel.server_specs import agent_document, agent_extension, server_tool
 from goondan.schemas.address import build_tool_name
+from goondan.schemas.codec import to_raw
 from goondan.schemas.frames import OPERATOR_AGENT
 from goondan.schemas.launch import (
     AgentSpec,
@@ -106,7 +107,7 @@ def build_plan(
         max_open_events=checked.policy.max_open_events,
         spawn_workdirs=list(spawn_workdirs),
         sharing_agents=_sharing(checked),
-        oauth_apps=checked.oauth_apps,
+        parts={name: to_raw(part) for name, part in checked.parts.items()},
     )
 
 

@@ -11,14 +11,13 @@ Source: docs/design/bundle.md sections 1 and 8; docs/design/sandbox.md section 1
 
 from typing import Annotated, Any, Final, Literal, Self
 
-from msgspec import Meta, Struct, field, structs
+from msgspec import Meta, Raw, Struct, field, structs
 
 from goondan.schemas.approval_rules import Policy
 from goondan.schemas.budgets import BudgetLimits, Pricing
 from goondan.schemas.mcp import McpOAuth
 from goondan.schemas.model_limits import ModelLimits, ModelRetry
 from goondan.schemas.model_providers import KeyHeader, ServingProvider
-from goondan.schemas.oauth import OAuthAppSpec
 from goondan.schemas.questions import TIMEOUT_MS
 from goondan.schemas.structured import OutputSpec, ToolChoice
 from goondan.schemas.tiers import STRONGEST, Tier
@@ -485,5 +484,5 @@ class KernelPlan(Struct, frozen=True, rename="camel", omit_defaults=True, kw_onl
     spawn_workdirs: list[str] = []
     #: The agents that share the working directory of the entry agent, which is one of them.
     sharing_agents: list[str] = []
-    #: The bundle's OAuthApps by their names, with the secrets of their clients.
-    oauth_apps: dict[str, OAuthAppSpec] = {}
+    #: What features have in the plan, by their names (msgpack). There may be secrets in it.
+    parts: dict[str, Raw] = {}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from goondan.features import parts
+from goondan.features import FEATURES, parts
 from goondan.kernel.broker.bus import Bus
 from goondan.kernel.broker.epochs import Epochs
 from goondan.kernel.broker.instance_folders import InstanceFolders
@@ -37,8 +37,10 @@ def assemble(
     """The router, with the state that the journal holds. `now` is the broker's clock. `new_kernel`: the kernel has just
     started, and this is its first broker.
 
-    Raises GoondanError E_JOURNAL_CORRUPT for a record that cannot be applied for the first time, E_DISK_FULL.
+    Raises GoondanError E_CONFIG_UNSUPPORTED for a plan with a part that no feature takes, E_JOURNAL_CORRUPT for a
+    record that cannot be applied for the first time, E_DISK_FULL.
     """
+    refuse_unclaimed(plan)
     wall_s = wall_ms() / 1000
     epochs = Epochs(reserved_epochs(store.find_records(EPOCHS)), wall_ms())
     ledger = Ledger(boot_id, wall_s - now)
@@ -65,6 +67,19 @@ def assemble(
             wish.state = "done"
     router.resume()
     return router
+
+
+def refuse_unclaimed(plan: KernelPlan) -> None:
+    """Refuse a plan with a part for a feature that this broker does not have: what the bundle asks for would be left
+    out in silence.
+
+    Raises GoondanError E_CONFIG_UNSUPPORTED.
+    """
+    known = {feature.name for feature in FEATURES if "broker" in feature.files}
+    for name in plan.parts:
+        if name not in known:
+            message = f"the bundle needs the feature {visible_line(name)}, which this installation does not have"
+            raise fail("E_CONFIG_UNSUPPORTED", message, suggestion="Install the kernel anew, with that feature.")
 
 
 def features() -> list[MakePart]:

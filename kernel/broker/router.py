@@ -40,7 +40,6 @@ from goondan.kernel.broker.journal.interface import JournalFailed, Row
 from goondan.kernel.broker.live import Live
 from goondan.kernel.broker.live_config.fitting import load_checker
 from goondan.kernel.broker.live_config.service import LiveConfigs
-from goondan.kernel.broker.oauth import TokenOrders
 from goondan.kernel.broker.parts import CallHooks, EventHooks, MakePart, Part, Take
 from goondan.kernel.broker.processes import Processes
 from goondan.kernel.broker.quiet import QuietPeers
@@ -97,7 +96,6 @@ class Router:
             Restarts(bus),
             Changesets(bus),
             FreshStarts(bus),
-            TokenOrders(bus),
             approvals,
             Operators(bus, approvals, operator_news),
             operator_news,

@@ -14,16 +14,16 @@ from typing import Any, Final
 import msgspec
 
 from goondan.kernel.bundle.budgets import check_budgets
-from goondan.kernel.bundle.checked import Checked, CheckedAgent, CheckedFallback
+from goondan.kernel.bundle.checked import Checked, CheckedAgent, CheckedFallback, Declared
 from goondan.kernel.bundle.connectors import check_connection, check_connector
 from goondan.kernel.bundle.dependencies import circles, misplaced
 from goondan.kernel.bundle.extension_config import check_given, check_used
 from goondan.kernel.bundle.extensions import Bundled, CheckedExtension, NoBundled, check_extension
 from goondan.kernel.bundle.installed_packages import NoPackages, Packages
+from goondan.kernel.bundle.kinds import kinds
 from goondan.kernel.bundle.lookup import Files, Unreadable
 from goondan.kernel.bundle.model_fields import check_model
 from goondan.kernel.bundle.models import ModelFault, endpoint_fault, resolve_model, sends_open_key
-from goondan.kernel.bundle.oauth_apps import check_client_values, check_oauth_app, resolve_oauth_app
 from goondan.kernel.bundle.outputs import check_output
 from goondan.kernel.bundle.positions import Mapping as MappingNode
 from goondan.kernel.bundle.positions import Scalar
@@ -98,7 +98,7 @@ class Checker:
         self._connectors()
         self._own_package()
         self._connections()
-        self._oauth_apps()
+        declared = self._declared()
         agents = self._agents(tools, extensions)
         entry, policy, members = self._swarm(agents)
         used = {**self._base, **tools, **self._packaged, **self._brought}
@@ -124,10 +124,12 @@ class Checker:
             extensions=extensions,
             servers=servers,
             swarm_resource=next((msgspec.to_builtins(built) for _, _, built in self._of("Swarm")), {}),
-            oauth_apps={
-                name: resolve_oauth_app(name, built.spec, self._env) for _, name, built in self._of("OAuthApp")
+            declared=declared,
+            parts={
+                kind.part: {one.name: kind.resolve(one.name, one.body, self._env) for one in declared[name]}
+                for name, kind in kinds().items()
+                if declared[name]
             },
-            oauth_documents={name: (document, built.spec) for document, name, built in self._of("OAuthApp")},
         )
 
     # --- one document
@@ -261,11 +263,15 @@ class Checker:
                     at: Path = ("spec", "ingress", "rules", index, "route")
                     self._refer(document, read_ref(rule.route.agent_ref, "Agent", ("agentRef",)), at)
 
-    def _oauth_apps(self) -> None:
-        for document, _, built in self._of("OAuthApp"):
-            check_client_values(document, built.spec, self._report)
-            if document.resource not in self._broken:
-                check_oauth_app(document, built.spec, self._report)
+    def _declared(self) -> dict[str, list[Declared]]:
+        """The documents of the kinds that features bring."""
+        found = {}
+        for name, kind in kinds().items():
+            found[name] = [Declared(document, called, built.spec) for document, called, built in self._of(name)]
+            for one in found[name]:
+                whole = one.document.resource not in self._broken
+                kind.check(one.document, one.body, self._report, whole=whole)
+        return found
 
     def _own_package(self) -> None:
         """The package that the bundle itself is. There is at most one."""

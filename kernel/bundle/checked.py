@@ -12,7 +12,6 @@ from goondan.kernel.bundle.shape import Document
 from goondan.kernel.bundle.tools import CheckedTool
 from goondan.schemas import resources
 from goondan.schemas.launch import ExtensionSpec, ModelSpec
-from goondan.schemas.oauth import OAuthAppSpec
 from goondan.schemas.policies import SwarmPolicy
 
 
@@ -64,6 +63,17 @@ class CheckedAgent(Struct):
     skill_dirs: list[str] = []
 
 
+class Declared(Struct):
+    """A document of a kind that a feature brings."""
+
+    #: It.
+    document: Document
+    #: Its name.
+    name: str
+    #: Its `spec` as a struct.
+    body: Any
+
+
 class Checked(Struct):
     """A bundle that was checked. It can be run if the report has no error."""
 
@@ -88,10 +98,10 @@ class Checked(Struct):
     extensions: dict[str, CheckedExtension] = {}
     #: The MCP servers of its agents, by the prefixes of their tools' names.
     servers: dict[str, CheckedServer] = {}
-    #: The OAuthApps, by their names.
-    oauth_apps: dict[str, OAuthAppSpec] = {}
-    #: The documents of the OAuthApps, by their names.
-    oauth_documents: dict[str, tuple[Document, resources.OAuthAppBody]] = {}
+    #: The documents of kinds that features bring, by the names of the kinds.
+    declared: dict[str, list[Declared]] = {}
+    #: What they become, by their names, for each part of the plan.
+    parts: dict[str, dict[str, Any]] = {}
 
     @property
     def runs_in_jails(self) -> list[CheckedTool]:

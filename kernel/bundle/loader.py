@@ -145,7 +145,7 @@ def inspect_bundle(
                 agent.model = None if agent.model is None else without_key(agent.model)
                 for fallback in agent.fallback:
                     fallback.model = without_key(fallback.model)
-            checked.oauth_apps = {}
+            checked.parts = {}  # they may have secrets
         redact = EnvironmentRedactor(
             variables, wanted_variables(loaded.documents), [source.data for source in loaded.sources]
         )

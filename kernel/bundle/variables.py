@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+from goondan.kernel.bundle.kinds import secret_use
 from goondan.kernel.bundle.positions import Mapping, Node, Scalar, Sequence
 from goondan.kernel.bundle.shape import VARIABLE, Document, kept_names
 
@@ -33,8 +34,8 @@ def wanted_variables(documents: Iterable[Document]) -> dict[str, str]:
 
 def variables_of(node: Node, kind: str, resource: str) -> Iterator[tuple[str, str]]:
     """Every variable that a document of `kind` names, and the use of its value: `tool NAME` for a Tool's sandbox.env,
-    GRANTED for what an MCP server is granted, `key` for the key and the headers of a model, `client` for the clientId
-    and the clientSecret of an OAuthApp, else the kind of the document whose text it goes into.
+    GRANTED for what an MCP server is granted, `key` for the key and the headers of a model, what a kind of a feature
+    says of its secrets (kinds.py), else the kind of the document whose text it goes into.
     """
     for name, path in _names(node, ()):
         if not VARIABLE_NAME.match(name):
@@ -43,8 +44,8 @@ def variables_of(node: Node, kind: str, resource: str) -> Iterator[tuple[str, st
             yield name, f"tool {resource.partition('/')[2]}"
         elif kind == "Model" and path[:2] in (("spec", "apiKey"), ("spec", "headers")):
             yield name, "key"
-        elif kind == "OAuthApp" and path[:2] in (("spec", "clientSecret"), ("spec", "clientId")):
-            yield name, "client"
+        elif (use := secret_use(kind, path)) is not None:
+            yield name, use
         elif path[-1:] == (_NAMED,) and "config" in path:
             yield name, GRANTED
         else:

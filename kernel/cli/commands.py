@@ -58,7 +58,6 @@ CORE: Final[Mapping[str, str]] = {
     "validate": "Check a bundle and report everything that is wrong with it.",
     "trust": "Show what a bundle can do, and trust it; list or revoke what is trusted.",
     "grant": "Show what tools ask for; accept or revoke the requests of packaged tools.",
-    "auth": "Agree to what extensions may do with OAuth; list or revoke it.",
     "completion": "Print the script that completes gdn's commands in a shell.",
     "schema": "Write the contract as JSON Schema files.",
 }

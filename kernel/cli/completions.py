@@ -61,10 +61,13 @@ def offer(source: Callable[[click.Context], Iterable[tuple[str, str]]], ctx: cli
 
 def agents(ctx: click.Context) -> Iterator[tuple[str, str]]:
     """The agents of the bundle."""
+    return resources(ctx, "Agent")
+
+
+def resources(ctx: click.Context, kind: str) -> Iterator[tuple[str, str]]:
+    """The resources of a kind that the bundle has."""
     for document in _documents(_bundle(ctx)):
-        if _text(document.node, "kind") == "Agent" and is_resource_name(
-            name := _text(document.node, "metadata", "name")
-        ):
+        if _text(document.node, "kind") == kind and is_resource_name(name := _text(document.node, "metadata", "name")):
             yield name, ""
 
 
@@ -73,15 +76,6 @@ def error_codes(ctx: click.Context) -> Iterator[tuple[str, str]]:
     from goondan.schemas.errors import CODES
 
     return ((code, "") for code in CODES)
-
-
-def oauth_apps(ctx: click.Context) -> Iterator[tuple[str, str]]:
-    """The OAuthApps of the bundle."""
-    for document in _documents(_bundle(ctx)):
-        if _text(document.node, "kind") == "OAuthApp" and is_resource_name(
-            name := _text(document.node, "metadata", "name")
-        ):
-            yield name, ""
 
 
 def first_agent(ctx: click.Context) -> Iterator[tuple[str, str]]:

@@ -16,15 +16,18 @@ _Key = TypeVar("_Key", str, str | None)
 Completion = Callable[[click.Context, click.Parameter, str], list[Any]]
 
 
-def completed(source: str) -> Completion:
-    """Offers what the function `source` of goondan.kernel.cli.completions finds, which is imported only for it."""
+def completed(source: str, *more: str) -> Completion:
+    """Offers what the function `source` of goondan.kernel.cli.completions finds, which is imported only for it. `more`:
+    its further arguments.
+    """
 
     def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
         import importlib
 
         # Imported by its name, like the commands: the pure modules that know these options read no files.
         completions: Any = importlib.import_module("goondan.kernel.cli.completions")
-        items: list[Any] = completions.offer(getattr(completions, source), ctx, incomplete)
+        found = getattr(completions, source)
+        items: list[Any] = completions.offer(lambda ctx: found(ctx, *more), ctx, incomplete)
         return items
 
     return complete

@@ -38,7 +38,7 @@ class Difference(Struct, frozen=True, kw_only=True):
     #: The setting for which the whole kernel has to restart. None: there is none.
     whole: str | None = None
     #: A change for which no process has to restart: for example of the entry agent, of the files that jails may not
-    #: write, or of an OAuthApp. The process that holds tokens is told of the last.
+    #: write, or of what features have in the plan. Who is concerned by the last is told.
     quiet: bool = False
 
     @property
@@ -72,7 +72,7 @@ def _goes_on(old: AgentSpec, new: AgentSpec | None) -> bool:
 
 
 def _quiet(plan: KernelPlan) -> tuple[Any, ...]:
-    return plan.swarm, plan.entry_agent, plan.protected, plan.oauth_apps
+    return plan.swarm, plan.entry_agent, plan.protected, plan.parts
 
 
 def _variables(plan: KernelPlan) -> set[str]:

@@ -16,6 +16,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from goondan.kernel.bundle.checked import Checked, CheckedAgent
+from goondan.kernel.bundle.kinds import kinds
 from goondan.kernel.bundle.models import is_http_url
 from goondan.kernel.bundle.servers import CheckedServer, login_rules
 from goondan.kernel.bundle.shape import VARIABLE, Document
@@ -34,7 +35,6 @@ from goondan.kernel.trust.powers import (
     Reach,
     ServerEndpoint,
     Setting,
-    TokenServer,
     Variable,
 )
 from goondan.schemas import hosts
@@ -44,7 +44,7 @@ from goondan.schemas.launch import ExtensionSpec, Limits, ModelSpec, SandboxSpec
 from goondan.schemas.model_providers import BY_NAME
 from goondan.schemas.origins import is_open, origin_of
 from goondan.schemas.policies import AgentPolicy, SwarmPolicy
-from goondan.schemas.resources import ModelBody, OAuthAppBody, ValueSource
+from goondan.schemas.resources import ModelBody, ValueSource
 
 
 def powers_of(
@@ -73,7 +73,12 @@ def powers_of(
         (power for tool, sandbox in asked for power in _network(tool, sandbox)),
         (power for server in checked.servers.values() for power in _server(server)),
         models,
-        (power for document, app in checked.oauth_documents.values() for power in _token_servers(document, app)),
+        (
+            power
+            for kind in kinds().values()
+            for one in checked.declared.get(kind.name, ())
+            for power in kind.powers(one.document, one.body)
+        ),
         (Permission(tool.name, name) for tool, sandbox in asked for name in sandbox.permissions),
         (power for tool, sandbox in asked if not tool.bundled for power in _settings(tool, sandbox)),
         (power for agent in agents for power in _policy(agent, checked)),
@@ -254,15 +259,6 @@ def _reached(
             yield OpenKey(origin, key)
         if not keys and (body.api_key is not None or body.headers):
             yield OpenKey(origin, "")
-
-
-def _token_servers(document: Document, app: OAuthAppBody) -> Iterable[Power]:
-    """Who asks people to sign in, and gets the client's secret."""
-    keys = sorted({name for name, use in variables_of(document.node, "OAuthApp", "") if use == "client"}) or [""]
-    urls = (app.issuer, app.authorization_url, app.token_url, app.device_authorization_url, app.revocation_url)
-    for origin in dict.fromkeys(origin_of(url) or url[:200] for url in urls if url is not None):
-        for key in keys:
-            yield TokenServer(origin, key)
 
 
 def _texts(value: Any) -> Iterator[str]:

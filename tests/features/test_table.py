@@ -8,9 +8,14 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from msgspec.structs import replace
 
 from goondan import features
 from goondan.features import FEATURES, Feature, parts
+from goondan.kernel.broker.assemble import refuse_unclaimed
+from goondan.schemas.codec import to_raw
+from goondan.schemas.errors import GoondanError
+from goondan.schemas.launch import KernelPlan, ToolHostSpec
 
 FOLDER = Path(features.__file__).parent
 #: What a folder of a feature can have (docs/design/features.md).
@@ -67,3 +72,18 @@ def test_a_file_that_is_missing_stops_the_process(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(ImportError, match="no_such_feature"):
         parts("broker")
     assert parts("agent") == []
+
+
+def test_a_plan_with_a_part_for_a_feature_that_is_not_there_is_refused_by_name() -> None:
+    plan = KernelPlan(
+        revision="r",
+        bundle="/b",
+        state_dir="/s",
+        entry_agent="",
+        agents={},
+        toolhost=ToolHostSpec(tools=[], state_dir="/s", revision="r"),
+    )
+    refuse_unclaimed(plan)
+    with pytest.raises(GoondanError, match="the bundle needs the feature counting") as refused:
+        refuse_unclaimed(replace(plan, parts={"counting": to_raw({})}))
+    assert refused.value.info.code == "E_CONFIG_UNSUPPORTED"

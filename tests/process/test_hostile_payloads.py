@@ -34,7 +34,9 @@ def plan(state_dir: str) -> KernelPlan:
         )
         for name, spec in base.agents.items()
     }
-    return structs.replace(base, agents=agents, oauth_apps={"app": OAuthAppSpec(name="app", scopes=["read"])})
+    return structs.replace(
+        base, agents=agents, parts={"oauth": to_raw({"app": OAuthAppSpec(name="app", scopes=["read"])})}
+    )
 
 
 def own_frame(broker: Broker) -> tuple[bare.Raw, Frame]:

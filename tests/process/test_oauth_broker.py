@@ -19,6 +19,7 @@ from urllib.parse import parse_qs
 import msgspec
 import pytest
 
+from goondan.features.oauth.broker import apps_of
 from goondan.kernel.oauth.grants import Grant
 from goondan.kernel.oauth.key_file import read_or_make
 from goondan.kernel.oauth.vault import Vault
@@ -185,7 +186,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         extension = ExtensionSpec(name="e", entry="/e.py", resource={})
         coder = msgspec.structs.replace(made.agents["coder"], extensions=[extension])
         agents = {**made.agents, "coder": coder}
-        return msgspec.structs.replace(made, agents=agents, oauth_apps={"cal": app, "machine": machine})
+        return msgspec.structs.replace(made, agents=agents, parts={"oauth": to_raw({"cal": app, "machine": machine})})
 
     folder = tmp_path_factory.mktemp("keys")
     with bare_broker(make) as broker:
@@ -351,8 +352,8 @@ def test_another_revision_reaches_the_holder_while_it_runs(world: World) -> None
     world.start_holder()
     event = world.turn(agent)
     assert world.refused(agent, scopes=["b"]) == "E_OAUTH_SCOPE"
-    apps = {"cal": msgspec.structs.replace(world.broker.plan.oauth_apps["cal"], scopes=["a", "b"])}
-    revised = msgspec.structs.replace(world.broker.plan, oauth_apps=apps, revision="r2")
+    apps = {"cal": msgspec.structs.replace(apps_of(world.broker.plan)["cal"], scopes=["a", "b"])}
+    revised = msgspec.structs.replace(world.broker.plan, parts={"oauth": to_raw(apps)}, revision="r2")
     message = Revise(0, 1, msgspec.msgpack.encode(revised))
     world.supervisor.send(Frame("runtime.event", id="v", payload=to_raw(message)))
     while b"revised" not in bytes(world.supervisor.receive().payload):

@@ -88,7 +88,7 @@ class Asking:
         self.bench.plan = structs.replace(
             self.bench.plan,
             agents={**self.bench.plan.agents, "coder": coder},
-            oauth_apps={"calendar": APP, "machine": MACHINE},
+            parts={"oauth": to_raw({"calendar": APP, "machine": MACHINE})},
         )
         self.bench.router = self.bench._router()
         self.client = self.bench.client()

@@ -50,7 +50,7 @@ class Attacked:
             for name in ("coder", "reviewer")
         }
         apps = {"app": OAuthAppSpec(name="app", scopes=["read"])}
-        bench.plan = structs.replace(bench.plan, agents={**bench.plan.agents, **agents}, oauth_apps=apps)
+        bench.plan = structs.replace(bench.plan, agents={**bench.plan.agents, **agents}, parts={"oauth": to_raw(apps)})
         bench.router = bench._router()
         bench.now += 100  # the broker is not new any more
         self.operator, self.host = bench.client(), bench.host()

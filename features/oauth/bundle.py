@@ -1,16 +1,18 @@
-"""OAuthApps: what is wrong with a document, and the client that it describes. Pure.
+"""The kind OAuthApp: what is wrong with a document, the client that it describes, and whom people are sent to. Pure.
 
 A variable that is not set is no mistake of the bundle: the app cannot be used then, and whoever asks is told.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from goondan.kernel.bundle.problems import Path, Report
 from goondan.kernel.bundle.shape import Document
 from goondan.kernel.bundle.values import check_value
+from goondan.kernel.bundle.variables import variables_of
+from goondan.kernel.trust.powers import Power, TokenServer
 from goondan.schemas.oauth import OAuthAppSpec, is_redirect, is_scope
 from goondan.schemas.origins import is_open, origin_of
 from goondan.schemas.resources import OAuthAppBody, ValueLike, ValueSource
@@ -31,10 +33,44 @@ _NEEDED: Final = {
 }
 
 
-def check_client_values(document: Document, body: OAuthAppBody, report: Report) -> None:
-    """Report a client's id or secret that is given in a wrong way."""
-    check_value(document, body.client_id, ("spec", "clientId"), report)
-    check_value(document, body.client_secret, ("spec", "clientSecret"), report)
+class OAuthAppKind:
+    """What the core asks of the kind (kernel/bundle/kinds.py)."""
+
+    name: Final = "OAuthApp"
+    part: Final = "oauth"
+    secrets: Final[Mapping[tuple[str, str], str]] = {
+        ("spec", "clientId"): "client",
+        ("spec", "clientSecret"): "client",
+    }
+
+    def check(self, document: Document, body: OAuthAppBody, report: Report, *, whole: bool) -> None:
+        """Report what is wrong with a document."""
+        check_value(document, body.client_id, ("spec", "clientId"), report)
+        check_value(document, body.client_secret, ("spec", "clientSecret"), report)
+        if whole:
+            check_oauth_app(document, body, report)
+
+    def resolve(self, name: str, body: OAuthAppBody, env: Mapping[str, str]) -> OAuthAppSpec:
+        """The client, with its secret."""
+        return resolve_oauth_app(name, body, env)
+
+    def powers(self, document: Document, body: OAuthAppBody) -> Iterable[Power]:
+        """Who asks people to sign in, and gets the client's secret."""
+        named = variables_of(document.node, self.name, "")
+        keys = sorted({name for name, use in named if use == "client"}) or [""]
+        urls = (
+            body.issuer,
+            body.authorization_url,
+            body.token_url,
+            body.device_authorization_url,
+            body.revocation_url,
+        )
+        for origin in dict.fromkeys(origin_of(url) or url[:200] for url in urls if url is not None):
+            for key in keys:
+                yield TokenServer(origin, key)
+
+
+KIND: Final = OAuthAppKind()
 
 
 def check_oauth_app(document: Document, body: OAuthAppBody, report: Report) -> None:

@@ -53,18 +53,18 @@ def test_a_client_with_its_secret(look: Look) -> None:
     spec = (
         f"{URLS}, clientSecret: {{valueFrom: {{env: SECRET}}}}, scopes: [a, b, a], redirectUri: 'http://localhost:9/x'"
     )
-    found = look(app(spec), env={"SECRET": "s3cret-s3cret"}).checked.oauth_apps["cal"]
+    found = look(app(spec), env={"SECRET": "s3cret-s3cret"}).checked.parts["oauth"]["cal"]
     assert (found.client_secret, found.scopes, found.fault) == ("s3cret-s3cret", ["a", "b"], None)
     assert "s3cret" not in repr(found)
     local = look(app("issuer: 'http://127.0.0.1:8080/realm'"))
     assert local.errors == []
-    assert local.checked.oauth_apps["cal"].issuer == "http://127.0.0.1:8080/realm"
+    assert local.checked.parts["oauth"]["cal"].issuer == "http://127.0.0.1:8080/realm"
 
 
 def test_a_variable_that_is_not_set_keeps_the_app_from_working_and_nothing_else(look: Look) -> None:
     seen = look(app(f"{URLS}, clientSecret: {{valueFrom: {{env: SECRET}}}}"), env={})
     assert seen.errors == []
-    assert seen.checked.oauth_apps["cal"].fault == "the environment variable SECRET is not set"
+    assert seen.checked.parts["oauth"]["cal"].fault == "the environment variable SECRET is not set"
 
 
 def test_another_app_is_a_change_for_which_nothing_restarts(look: Look) -> None:

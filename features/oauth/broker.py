@@ -20,7 +20,7 @@ from msgspec import Raw, Struct
 
 from goondan.kernel.broker.bus import MAX_ID, RETRY_AFTER_MS, RETURN_S, Bus
 from goondan.kernel.broker.entities import AGENTS, CONTROL, TOOLS, Connection, Event
-from goondan.kernel.broker.parts import LISTS_BYTES, Op, Part, Take
+from goondan.kernel.broker.parts import LISTS_BYTES, Core, Op, Part, Take
 from goondan.kernel.broker.presence import agent_address
 from goondan.schemas.codec import DECODE_ERRORS, check_depth, from_raw, to_raw
 from goondan.schemas.control import TokensWanted
@@ -37,6 +37,7 @@ from goondan.schemas.oauth import (
     GrantedNews,
     ListOrder,
     LoginOrder,
+    OAuthAppSpec,
     Order,
     RevokeOrder,
     ServerOrder,
@@ -79,11 +80,23 @@ class _Open(Struct):
     until: float
 
 
+def part(core: Core) -> Part:
+    """The part of this feature."""
+    return TokenOrders(core.bus)
+
+
+def apps_of(plan: KernelPlan) -> dict[str, OAuthAppSpec]:
+    """The OAuthApps of a plan, by their names."""
+    apps = plan.parts.get("oauth")
+    return {} if apps is None else from_raw(apps, dict[str, OAuthAppSpec])
+
+
 class TokenOrders(Part):
     """All open orders."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
+        self._apps = apps_of(bus.plan)
         #: The process that holds tokens, if it is connected.
         self._holder: Connection | None = None
         self._open: dict[str, _Open] = {}
@@ -105,7 +118,7 @@ class TokenOrders(Part):
         if instance is None or not self._has_extensions(instance.agent):
             raise fail("E_FORBIDDEN", "only agents with extensions may ask for OAuth tokens")
         wish = from_raw(frame.payload, TokenRequest)
-        app = self._bus.plan.oauth_apps.get(wish.app)
+        app = self._apps.get(wish.app)
         if app is None:
             raise fail("E_OAUTH_APP", f"the bundle has no OAuthApp {wish.app[:100]!r}")
         scopes = _checked_scopes(wish.scopes)
@@ -143,7 +156,7 @@ class TokenOrders(Part):
         if not isinstance(app, str) or not 0 < len(app) <= MAX_ID:
             raise fail("E_FRAME_INVALID", f"{op} names an app")
         if subject is None:
-            known = self._bus.plan.oauth_apps.get(app)
+            known = self._apps.get(app)
             subject = APP_SUBJECT if known is not None and known.flow == "clientCredentials" else LOCAL_SUBJECT
         if not isinstance(subject, str) or not is_subject(subject):
             raise fail("E_FRAME_INVALID", f"the subject of {op} is a text of 1 to 256 characters")
@@ -163,7 +176,7 @@ class TokenOrders(Part):
     def welcome(self, peer: Connection) -> dict[str, Any]:
         """The apps of the plan, for the process that holds tokens."""
         holds = peer.cls == CONTROL and peer.claims.agent == OAUTH
-        return {"spec": to_raw(TokensSpec(self._bus.plan.oauth_apps))} if holds else {}
+        return {"spec": to_raw(TokensSpec(self._apps))} if holds else {}
 
     def here(self, peer: Connection, hello: Hello, now: float) -> None:
         """The process that holds tokens was welcomed: send it all open orders. A supervisor has connected: ask it again
@@ -185,6 +198,7 @@ class TokenOrders(Part):
 
     def revise(self, plan: KernelPlan) -> None:
         """The plan has changed: the process says hello again and gets the apps of the new plan."""
+        self._apps = apps_of(plan)
         if self._holder is not None:
             info = error_payload("E_HELLO_REQUIRED", "there is a new revision")
             self._bus.error(self._holder.cls, self._holder.ident, info, None)

@@ -8,17 +8,14 @@ Source: docs/oauth.md.
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, Final
 
 import click
 
 from goondan.kernel.cli import options
 from goondan.kernel.cli.output import write, write_result
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
-
-    from goondan.kernel.cli.session import Session
+from goondan.kernel.cli.session import Session
 
 #: How long an answer may take (seconds): longer than the broker waits for the process that holds tokens.
 _PATIENCE_S: Final = 70.0
@@ -31,12 +28,12 @@ _subject = click.option(
 
 
 @click.group()
-def command() -> None:
+def auth() -> None:
     """Agree to what extensions may do with OAuth; see and revoke what was agreed to."""
 
 
-@command.command()
-@click.argument("app", shell_complete=options.completed("oauth_apps"))
+@auth.command()
+@click.argument("app", shell_complete=options.completed("resources", "OAuthApp"))
 @_subject
 @click.option("--device", is_flag=True, help="By a code that is typed in a browser anywhere.")
 @click.option("--scope", "scopes", metavar="SCOPE", multiple=True, help="Only this one; repeatable.  [default: all]")
@@ -71,7 +68,7 @@ def login(
     return 0
 
 
-@command.command(name="list")
+@auth.command(name="list")
 @options.bundle
 @options.policy
 @options.trust
@@ -83,8 +80,8 @@ def list_(bundle: str | None, policy: str | None, trust: bool, as_json: bool) ->
     return 0
 
 
-@command.command()
-@click.argument("app", shell_complete=options.completed("oauth_apps"))
+@auth.command()
+@click.argument("app", shell_complete=options.completed("resources", "OAuthApp"))
 @_subject
 @options.bundle
 @options.policy
@@ -173,3 +170,6 @@ def _with_kernel(
         return asyncio.run(go())
     finally:
         kernel.finish()
+
+
+COMMANDS: Final[Mapping[str, click.Command]] = {"auth": auth}
