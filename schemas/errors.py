@@ -153,7 +153,7 @@ CODES: Final[dict[str, str]] = {
 }
 
 #: Codes whose cause is outside of the message that failed by them: sent again unchanged, it may succeed when that is
-#: mended. So a message whose turn ends with one is kept as a dead letter. docs/error-causes.md has all codes.
+#: mended. So a message whose turn ends with one is kept as a dead letter. docs/error-causes.md has them.
 ENVIRONMENT: Final = frozenset(
     """
     E_TOOL_CRASHED E_TOOL_OUTCOME_UNKNOWN E_TOOL_NAME_CONFLICT E_TOKEN_MISSING E_SANDBOX_UNAVAILABLE E_OVERLOADED

@@ -1,7 +1,6 @@
-"""Writes docs/error-causes.md: who is to blame for each error code, environment or message.
+"""Writes docs/error-causes.md: the error codes of which the environment is to blame, and not the message.
 
-The table is `CODES` and `ENVIRONMENT` of schemas/errors.py; scripts/error_text has the words before it. `--check`
-compares instead.
+They are `ENVIRONMENT` of schemas/errors.py; scripts/error_text has the words before them. `--check` compares instead.
 """
 
 from __future__ import annotations
@@ -10,44 +9,29 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from msgspec import Struct
-
 from goondan.schemas.errors import CODES, ENVIRONMENT
 from scripts.pages import write_or_check
 
-DOCS: Final = Path(__file__).parents[1] / "docs"
+HEAD: Final = Path(__file__).parent / "error_text" / "en.txt"
 
 
-class Page(Struct):
-    """The page in one language."""
-
-    #: The file's name.
-    name: str
-    #: The file in scripts/error_text with what stands before the rows.
-    head: str
-    #: The page that explains the codes, and the words for the two kinds.
-    words: tuple[str, str, str]
+class Page:
+    """The page."""
 
     @property
     def path(self) -> Path:
         """Where the page is."""
-        return DOCS / self.name
+        return Path(__file__).parents[1] / "docs" / "error-causes.md"
 
     def text(self) -> str:
         """The page."""
-        explained, environment, message = self.words
-        whose = {code: environment if code in ENVIRONMENT else message for code in CODES}
-        head = (Path(__file__).parent / "error_text" / self.head).read_text(encoding="utf-8")
-        return head + "".join(
-            f"| [{code}]({explained}#{code.lower()}) | {who} |\n" for code, who in sorted(whose.items())
-        )
+        rows = (f"- [{code}](errors.md#{code.lower()})\n" for code in sorted(ENVIRONMENT))
+        return HEAD.read_text(encoding="utf-8") + "".join(rows)
 
     def problems(self) -> list[str]:
         """Codes of the environment that do not exist."""
         return [f"{code} is in ENVIRONMENT and not in CODES" for code in sorted(ENVIRONMENT - CODES.keys())]
 
 
-PAGES: Final = (Page("error-causes.md", "en.txt", ("errors.md", "environment", "message")),)
-
 if __name__ == "__main__":
-    sys.exit(write_or_check(PAGES, "scripts/error_docs.py", sys.argv[1:]))
+    sys.exit(write_or_check([Page()], "scripts/error_docs.py", sys.argv[1:]))
